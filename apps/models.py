@@ -1,0 +1,143 @@
+"""Image classifiers that fit their input: 8 x 8 digits and 28 x 28 garments alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+ImageShape = tuple[int, int, int]
+
+
+def mlp(shape: ImageShape, n_classes: int, hidden: Sequence[int], width: int | None) -> nn.Module:
+    """Fully connected layers of `hidden` units each, with ReLU between."""
+    if width is not None:
+        raise ValueError("--width scales convolutions, but --model mlp has none; use --hidden")
+    channels, height, columns = shape
+    layers: list[nn.Module] = [nn.Flatten()]
+    n_inputs = channels * height * columns
+    for n_units in hidden:
+        layers += [nn.Linear(n_inputs, n_units), nn.ReLU()]
+        n_inputs = n_units
+    return nn.Sequential(*layers, nn.Linear(n_inputs, n_classes))
+
+
+def cnn(shape: ImageShape, n_classes: int, hidden: Sequence[int], width: int | None) -> nn.Module:
+    """Two convolutions of `width` (default 16) and twice as many channels, each pooled, then the classifier."""
+    channels, height, columns = shape
+    w = width or 16
+    features = [
+        *_convolution(channels, w),
+        nn.MaxPool2d(2),
+        *_convolution(w, 2 * w),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+    ]
+    return nn.Sequential(*features, *_classifier(2 * w * (height // 4) * (columns // 4), hidden, n_classes))
+
+
+def alexnet(shape: ImageShape, n_classes: int, hidden: Sequence[int], width: int | None) -> nn.Module:
+    """AlexNet's five convolutions and dropout classifier at small-image scale; `width` (default 64) is the first's."""
+    channels, height, columns = shape
+    w = width or 64
+    features = [
+        *_convolution(channels, w),
+        nn.MaxPool2d(2),
+        *_convolution(w, 3 * w),
+        nn.MaxPool2d(2),
+        *_convolution(3 * w, 6 * w),
+        *_convolution(6 * w, 4 * w),
+        *_convolution(4 * w, 4 * w),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.5),
+    ]
+    return nn.Sequential(*features, *_classifier(4 * w * (height // 8) * (columns // 8), hidden, n_classes))
+
+
+def resnet20(shape: ImageShape, n_classes: int, hidden: Sequence[int], width: int | None) -> nn.Module:
+    """ResNet-20 (He et al., 2016, section 4.2): three stages of three blocks; `width` (default 16) is the first's."""
+    channels = shape[0]
+    w = width or 16
+    blocks: list[nn.Module] = []
+    n_inputs = w
+    for n_outputs, first_stride in ((w, 1), (2 * w, 2), (4 * w, 2)):
+        for stride in (first_stride, 1, 1):
+            blocks.append(_Block(n_inputs, n_outputs, stride))
+            n_inputs = n_outputs
+    stem = [nn.Conv2d(channels, w, 3, padding=1, bias=False), nn.BatchNorm2d(w), nn.ReLU()]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), *_classifier(4 * w, hidden, n_classes)]
+    return nn.Sequential(*stem, *blocks, *head)
+
+
+MODELS: dict[str, Callable[[ImageShape, int, Sequence[int], int | None], nn.Module]] = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "alexnet": alexnet,
+    "resnet20": resnet20,
+}
+
+
+def build(name: str, shape: ImageShape, n_classes: int, hidden: Sequence[int] | None, width: int | None) -> nn.Module:
+    """Build a model for images of `shape`.
+
+    Parameters
+    ----------
+    name
+        A key of ``MODELS``.
+    shape
+        Channels, height and width.
+    n_classes
+        Outputs.
+    hidden
+        Units of the fully connected layers before the last; None: 128 for the MLP, none for the others.
+    width
+        Channels of the first convolution; None: the model's own.
+
+    Raises
+    ------
+    ValueError
+        The option does not apply, or the images are too small for the model's pooling.
+    """
+    smallest = {"cnn": 4, "alexnet": 8}.get(name, 1)
+    if min(shape[1:]) < smallest:
+        raise ValueError(
+            f"images of {shape[1]} x {shape[2]} pixels are too small for --model {name}, which needs {smallest} x "
+            f"{smallest}; use --model mlp"
+        )
+    if hidden is None:
+        hidden = (128,) if name == "mlp" else ()
+    return MODELS[name](shape, n_classes, hidden, width)
+
+
+class _Block(nn.Module):
+    """Two 3 x 3 convolutions around which the input, subsampled and zero-padded if need be, is carried."""
+
+    def __init__(self, n_inputs: int, n_outputs: int, stride: int) -> None:
+        super().__init__()
+        self.stride, self.n_new = stride, n_outputs - n_inputs
+        self.conv1 = nn.Conv2d(n_inputs, n_outputs, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(n_outputs)
+        self.conv2 = nn.Conv2d(n_outputs, n_outputs, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(n_outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        carried = x[:, :, :: self.stride, :: self.stride]
+        if self.n_new:
+            carried = F.pad(carried, (0, 0, 0, 0, 0, self.n_new))
+        inner = torch.relu(self.norm1(self.conv1(x)))
+        return torch.relu(self.norm2(self.conv2(inner)) + carried)
+
+
+def _convolution(n_inputs: int, n_outputs: int) -> list[nn.Module]:
+    return [nn.Conv2d(n_inputs, n_outputs, 3, padding=1), nn.ReLU()]
+
+
+def _classifier(n_features: int, hidden: Sequence[int], n_classes: int) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    for n_units in hidden:
+        layers += [nn.Linear(n_features, n_units), nn.ReLU()]
+        n_features = n_units
+    return [*layers, nn.Linear(n_features, n_classes)]

@@ -1,0 +1,114 @@
+"""Plot runs of ``apps.train`` against each other.
+
+``python -m apps.plot dense.json marsit.json --out runs.png``: test accuracy against epochs, against bytes sent and
+against training seconds, one line per run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.ticker import MaxNLocator
+
+_AXES = (
+    ("epoch", 1.0, "epochs", False),
+    ("bytes_so_far_per_rank", 1e-6, "MB sent per rank", True),
+    ("seconds_so_far", 1.0, "training seconds", False),
+)
+
+
+def read_run(path: Path) -> list[dict[str, Any]]:
+    """The records of one run, one per line of the file.
+
+    Raises
+    ------
+    ValueError
+        The file does not hold a run of ``apps.train``; names file, cause and cure.
+    OSError
+        It cannot be read.
+    """
+    records = []
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        try:
+            records.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number} is not JSON ({error}); write it with apps.train --json") from error
+    if not records or not all(isinstance(record, dict) and "kind" in record for record in records):
+        raise ValueError(f"{path} holds no training run; write it with apps.train --json")
+    return records
+
+
+def label(record: dict[str, Any]) -> str:
+    """A short name of a run: the method and what is not its default."""
+    options = [f"{key}={value}" for key, value in record["algorithm_options"].items() if key != "full_precision_every"]
+    period = record["algorithm_options"].get("full_precision_every")
+    name = record["algorithm"] + (f"-{period}" if period else "")
+    return " ".join([name, *options])
+
+
+def plot(runs: Sequence[tuple[str, list[dict[str, Any]]]], out: Path) -> None:
+    """Draw accuracy against epochs, bytes and seconds.
+
+    Parameters
+    ----------
+    runs
+        Name and records of each run.
+    out
+        Image file to write; its suffix names the format.
+    """
+    figure, axes = plt.subplots(1, len(_AXES), figsize=(13, 4), sharey=True, layout="constrained")
+    for axis, (field, factor, title, logarithmic) in zip(axes, _AXES, strict=True):
+        for number, (name, records) in enumerate(runs):
+            epochs = [record for record in records if record["kind"] == "epoch"]
+            axis.plot(
+                [record[field] * factor for record in epochs],
+                [100 * record["accuracy"] for record in epochs],
+                marker="osv^D"[number % 5],
+                markersize=4,
+                label=name,
+            )
+        axis.set_xlabel(title)
+        axis.grid(alpha=0.3)
+        if logarithmic and all(record[field] > 0 for _, records in runs for record in records if field in record):
+            axis.set_xscale("log")
+    axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[0].set_ylabel("test accuracy, %")
+    axes[-1].legend(loc="lower right")
+    first = runs[0][1][0]
+    figure.suptitle(
+        f"{first['dataset']}, {first['model']}, {first['ranks']} ranks, {first['optimizer']} {first['lr']:g}"
+    )
+    figure.savefig(out, dpi=130)
+    plt.close(figure)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m apps.plot", description="Compare runs of apps.train.")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN.json", help="written by apps.train --json")
+    parser.add_argument("--out", type=Path, default=Path("runs.png"), help="image to write")
+    options = parser.parse_args(argv)
+    try:
+        runs = [read_run(path) for path in options.runs]
+        names = [label(records[0]) for records in runs]
+        if len(set(names)) < len(names):
+            names = [f"{name} ({path.stem})" for name, path in zip(names, options.runs, strict=True)]
+        plot(list(zip(names, runs, strict=True)), options.out)
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"wrote {options.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

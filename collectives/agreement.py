@@ -1,0 +1,160 @@
+"""Before a collective starts, all ranks make sure that they are about to make the same one.
+
+One all-reduce of (h, -h) with MIN tells every rank whether all hashes are equal; only if they are not do the descriptions
+travel, and every rank raises the same error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import NoReturn
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.errors import CollectiveMismatch
+from collectives.traffic import Traffic
+from collectives.waiting import wait
+
+_MASK = (1 << 62) - 1
+NBYTES = 16  # what one check sends
+
+
+def fingerprint(text: str) -> int:
+    """62 bits that stand for a description."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") & _MASK
+
+
+class Agreement:
+    """The check, for one communicator.
+
+    Parameters
+    ----------
+    comm : MPI.Comm
+    timeout_s : float
+    """
+
+    def __init__(self, comm: MPI.Comm, timeout_s: float) -> None:
+        self._comm, self._timeout_s = comm, timeout_s
+        self._calls = 0
+        self._describe: Callable[[], str] | None = None  # of the check under way
+        self._mine, self._least = np.zeros(2, np.int64), np.zeros(2, np.int64)
+        self._request = comm.Allreduce_init(self._mine, self._least, MPI.MIN) if comm.size > 1 else None
+
+    def begin(self, mark: int, describe: Callable[[], str], traffic: Traffic | None = None) -> int:
+        """Start comparing this call, the n-th of this communicator, with what the other ranks call; returns n.
+
+        Parameters
+        ----------
+        mark : int
+            Fingerprint of the call without its number.
+        describe : callable
+            The call in words; asked for only if the ranks differ.
+        traffic : Traffic, optional
+            Counted into.
+        """
+        if self._describe is not None:
+            self.wait()
+        self._calls += 1
+        if self._request is not None:
+            self._mine[0] = (mark + self._calls * 0x9E3779B97F4A7C15) & _MASK
+            self._mine[1] = -self._mine[0]
+            self._describe = describe
+            self._request.Start()
+            if traffic is not None:
+                traffic.bytes_sent += NBYTES
+                traffic.messages += 1
+        return self._calls
+
+    def agreed(self, call: int) -> bool:
+        """Whether the check of call n is over and all ranks agreed.
+
+        Raises
+        ------
+        CollectiveMismatch
+            The same text on every rank, with what each group of ranks called.
+        """
+        if self._describe is None or call != self._calls:
+            return True
+        assert self._request is not None
+        if not self._request.Test():
+            return False
+        describe, self._describe = self._describe, None
+        if self._least[0] != -self._least[1]:
+            self._raise(describe())
+        return True
+
+    def wait(self) -> None:
+        """Wait for the check under way.
+
+        Raises
+        ------
+        CollectiveMismatch, CollectiveTimeout, PeerFailure
+        """
+        describe = self._describe
+        if describe is None or self.agreed(self._calls):
+            return
+        assert self._request is not None
+        wait(self._request, self._timeout_s, lambda: self._waiting(describe()))
+        self.agreed(self._calls)
+
+    def check(self, mark: int, describe: Callable[[], str], traffic: Traffic | None = None) -> None:
+        """`begin` and `wait`."""
+        self.begin(mark, describe, traffic)
+        self.wait()
+
+    def refuse(self, error: Exception, call: str) -> NoReturn:
+        """Make every rank raise because this one cannot make the call; raises `error` itself here.
+
+        Ranks that refuse for the same reason at the same time agree, and each raises its own error.
+        """
+        text = f"{call}: {error}"
+        try:
+            self.check(fingerprint(text), lambda: text)
+        except CollectiveMismatch as mismatch:
+            raise error from mismatch
+        raise error
+
+    def _waiting(self, call: str) -> str:
+        comm = self._comm
+        return (
+            f"rank {comm.rank} of {comm.size}: not all ranks have come to call {self._calls}, {call}; "
+            "look for a rank that stopped or took another branch"
+        )
+
+    def _raise(self, mine: str) -> NoReturn:
+        calls: dict[str, list[int]] = {}
+        for rank, call in enumerate(gather_texts(self._comm, mine, self._timeout_s)):
+            calls.setdefault(call, []).append(rank)
+        listed = "; ".join(f"rank{'s'[: len(ranks) > 1]} {_runs(ranks)}: {call}" for call, ranks in calls.items())
+        if len(calls) == 1:
+            listed += " (the same call, but after a different number of collectives)"
+        raise CollectiveMismatch(
+            f"the ranks differ in collective call {self._calls}: {listed}. "
+            "Make the same calls in the same order with the same shapes, dtypes and options on every rank"
+        )
+
+
+def gather_texts(comm: MPI.Comm, text: str, timeout_s: float) -> list[str]:
+    """Every rank's text, in rank order, on every rank."""
+    mine = np.frombuffer(text.encode(), np.uint8)
+    lengths = np.zeros(comm.size, np.int64)
+    wait(
+        comm.Iallgather(np.array([mine.size], np.int64), lengths), timeout_s, lambda: f"rank {comm.rank}: comparing calls"
+    )
+    everything = np.empty(int(lengths.sum()), np.uint8)
+    wait(comm.Iallgatherv(mine, [everything, lengths]), timeout_s, lambda: f"rank {comm.rank}: comparing calls")
+    ends = np.cumsum(lengths)
+    return [bytes(everything[end - length : end]).decode() for end, length in zip(ends, lengths, strict=True)]
+
+
+def _runs(ranks: list[int]) -> str:
+    """0, 1, 2, 5 as "0-2, 5"."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)

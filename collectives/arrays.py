@@ -1,0 +1,150 @@
+"""Arrays of any library as flat NumPy vectors on the same memory, through DLPack.
+
+NumPy has no bfloat16, so vectors of it are uint16 with the element type named beside.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+INTEGERS = ("int32", "int64")
+_CPU, _PINNED = 1, 3
+_CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """A vector on somebody's memory.
+
+    Attributes
+    ----------
+    values : ndarray, 1-D contiguous
+        uint16 where `dtype` is bfloat16.
+    dtype : str
+        Element type.
+    shape : tuple of int
+        Of the array it came from.
+    owner : object
+        Keeps the memory alive.
+    """
+
+    values: NDArray[Any]
+    dtype: str
+    shape: tuple[int, ...]
+    owner: Any
+
+
+class _Tensor(ctypes.Structure):
+    """DLTensor of the DLPack specification, version 0."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype = ctypes.c_void_p
+_pointer_of.argtypes = (ctypes.py_object, ctypes.c_char_p)
+
+
+def flat(array: Any, allowed: tuple[str, ...] = FLOATS) -> Flat:
+    """View an array as a vector, without copying.
+
+    Parameters
+    ----------
+    array : ndarray, or anything with ``__dlpack__``
+        In CPU memory, contiguous in C order.
+    allowed : tuple of str
+        Element types to accept.
+
+    Raises
+    ------
+    TypeError
+        Not an array, or of another element type, or it requires grad.
+    ValueError
+        Not contiguous, or not in CPU memory.
+    """
+    if isinstance(array, np.ndarray):
+        name = array.dtype.name
+        _check(name, allowed, array.flags.c_contiguous and array.dtype.isnative, f"strides {array.strides} bytes")
+        values = array.reshape(-1)
+        return Flat(values.view(np.uint16) if name == "bfloat16" else values, name, array.shape, array)
+    if not hasattr(array, "__dlpack__"):
+        raise TypeError(f"cannot reduce {type(array).__name__}: pass a NumPy array or a tensor that supports DLPack")
+    if getattr(array, "requires_grad", False):
+        raise TypeError("the tensor requires grad, so reducing it would cut the graph: pass tensor.detach()")
+    device = array.__dlpack_device__()
+    if int(device[0]) not in (_CPU, _PINNED):
+        raise ValueError(f"the tensor is on device {tuple(map(int, device))}, not in CPU memory: pass tensor.cpu()")
+    capsule = array.__dlpack__()
+    tensor = _Tensor.from_address(_pointer_of(capsule, b"dltensor"))
+    name = f"{_CODES.get(tensor.code, 'type')}{tensor.bits}"
+    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+    strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else None
+    _check(name, allowed, strides is None or _contiguous(shape, strides), f"strides {strides}")
+    storage = np.dtype(np.uint16 if name == "bfloat16" else name)
+    n = math.prod(shape)
+    if not n:
+        return Flat(np.empty(0, storage), name, shape, array)
+    memory = (ctypes.c_uint8 * (n * storage.itemsize)).from_address(tensor.data + tensor.byte_offset)
+    return Flat(np.frombuffer(memory, storage), name, shape, (array, capsule))
+
+
+def _check(name: str, allowed: tuple[str, ...], contiguous: bool, layout: str) -> None:
+    if name not in allowed:
+        raise TypeError(f"cannot reduce elements of type {name}: convert to one of {', '.join(allowed)}")
+    if not contiguous:
+        raise ValueError(f"the array is not contiguous ({layout}): pass a contiguous copy")
+
+
+def _contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    expected = 1
+    for length, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if length != 1 and stride != expected:
+            return 0 in shape
+        expected *= length
+    return True
+
+
+def empty_like(array: Any) -> Any:
+    """A new array of the same library, shape and element type."""
+    if isinstance(array, np.ndarray):
+        return np.empty(array.shape, array.dtype)
+    if hasattr(array, "new_empty"):
+        return array.new_empty(array.shape)
+    return array.__array_namespace__().empty_like(array)
+
+
+def widen(values: NDArray[Any], dtype: str, out: NDArray[np.float32]) -> None:
+    """float16 or bfloat16 (as uint16) to float32. `out` is overwritten."""
+    if dtype == "bfloat16":
+        np.left_shift(values, 16, out=out.view(np.uint32), dtype=np.uint32, casting="unsafe")
+    else:
+        np.copyto(out, values, casting="unsafe")
+
+
+def narrow(values: NDArray[np.float32], dtype: str, out: NDArray[Any]) -> None:
+    """float32 to float16 or bfloat16 (as uint16), to nearest, ties to even; NaN stays NaN. `out` is overwritten."""
+    if dtype == "bfloat16":
+        bits = values.view(np.uint32)
+        rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+        np.copyto(out, np.where(np.isnan(values), np.uint32(0x7FC0), rounded), casting="unsafe")
+    else:
+        with np.errstate(over="ignore"):
+            np.copyto(out, values, casting="unsafe")

@@ -1,0 +1,348 @@
+"""Communicator: the user's handle on a group of ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives import exchange
+from collectives.agreement import Agreement, fingerprint
+from collectives.arrays import FLOATS, INTEGERS, Flat, empty_like, flat, narrow, widen
+from collectives.dense import SIXTEEN_BIT, DensePayload
+from collectives.errors import CollectiveError, CollectiveMismatch, CommunicatorClosed
+from collectives.execute import Execution, Payload
+from collectives.halving import HalvingDoubling
+from collectives.plan import Plan, Topology
+from collectives.program import Program, compile_plan
+from collectives.ring import Ring
+from collectives.topologies import topology as topology_of
+from collectives.traffic import Traffic
+from collectives.waiting import wait
+
+VERSION = 1  # of the wire format: ranks must agree on it
+DENSE_PIECE_BYTES = 1 << 20
+DENSE_SLOTS = 3
+SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces
+NETWORK_PIECE_BYTES = 57_344  # between nodes: just under what MPI sends eagerly
+OWN_DENSE_BYTES = 4 << 20  # from here up "auto" takes the ring for dense sums, below it MPI's own all-reduce
+LATENCY_BYTES = 16_384  # packed payloads below this go by the topology with the fewest rounds
+_FIXED_TAGS, _ROLLING_TAGS = range(1, 16_000), range(16_000, 32_000)
+
+T = TypeVar("T")
+Op = Literal["sum", "mean"]
+
+
+class Handle:
+    """A collective under way. Keep it until `wait` returns; it keeps its buffers alive."""
+
+    def __init__(self, advance: Callable[[], bool], finish: Callable[[], Any]) -> None:
+        self._advance, self._finish = advance, finish
+        self._done = False
+        self._result: Any = None
+
+    def test(self) -> bool:
+        """Make progress without waiting; True once the result is there."""
+        if not self._done and self._advance():
+            self._result, self._done = self._finish(), True
+        return self._done
+
+    def wait(self) -> Any:
+        """The result, as `Communicator.allreduce` returns it."""
+        while not self.test():
+            pass
+        return self._result
+
+
+class Communicator:
+    """A group of ranks and how they talk.
+
+    Parameters
+    ----------
+    mpi_comm : MPI.Comm, optional
+        Always duplicated; None: COMM_WORLD. Making a Communicator is collective.
+    topology : str or Topology
+        ``"ring"``, ``"segmented-ring"``, ``"torus"``, ``"tree"``, ``"double-tree"``, ``"halving-doubling"``, ``"star"``, an
+        instance from `collectives`, ``"mpi"`` (dense sums by MPI's own all-reduce, everything else as "auto"), or ``"auto"``:
+        by payload size.
+    timeout : float
+        Seconds without progress before a call raises `CollectiveTimeout`.
+    verify : bool
+        Check before each collective that all ranks make the same call (a few microseconds).
+    piece_bytes : int, optional
+        Longest message; None: by transport. Equal on all ranks.
+
+    Raises
+    ------
+    TopologyError
+        The topology does not fit this number of ranks.
+    """
+
+    def __init__(
+        self,
+        mpi_comm: MPI.Comm | None = None,
+        topology: str | Topology = "auto",
+        timeout: float = 60.0,
+        verify: bool = True,
+        piece_bytes: int | None = None,
+    ) -> None:
+        if not timeout > 0:
+            raise ValueError(f"the timeout must be a positive number of seconds, not {timeout}")
+        if piece_bytes is not None and not 1 <= piece_bytes <= exchange.LARGEST:
+            raise ValueError(f"piece_bytes must lie in 1 .. {exchange.LARGEST}, not {piece_bytes}")
+        parent = MPI.COMM_WORLD if mpi_comm is None else mpi_comm
+        self.topology: str | Topology = topology if topology in ("auto", "mpi") else topology_of(topology)
+        if isinstance(self.topology, Topology):
+            self.topology.plan(parent.rank, parent.size)
+        self.mpi_comm = parent.Dup()
+        self.mpi_comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.rank, self.size, self.timeout = parent.rank, parent.size, timeout
+        node = self.mpi_comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self.one_node = node.size == self.size
+        node.Free()
+        self.piece_bytes = piece_bytes
+        self._verify = verify
+        self._agreement = Agreement(self.mpi_comm, timeout)
+        self._plans: dict[Topology, Plan] = {}
+        self._programs: dict[tuple[Topology, int, int, int], Program] = {}
+        self._fixed_tag, self._rolling_tag = 0, 0
+        self._broken = ""
+        self._abandoned: list[Any] = []  # what MPI may still write to after an error
+
+    def __repr__(self) -> str:
+        return f"<Communicator rank {self.rank} of {self.size}, {self.topology}>"
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._broken = self._broken or "it was left by an exception"
+
+    def close(self) -> None:
+        """Free the MPI communicator (collective). After an error it is left to MPI's own clean-up instead."""
+        if not self._broken:
+            self.mpi_comm.Free()
+            self._broken = "it was closed"
+
+    # Choosing and preparing ------------------------------------------------------------------------------------------
+
+    def select(self, payload_bytes: int) -> Topology:
+        """The topology a payload of this size travels by."""
+        if isinstance(self.topology, Topology):
+            return self.topology
+        return HalvingDoubling() if payload_bytes < LATENCY_BYTES else Ring()
+
+    def packed_piece_bytes(self) -> int:
+        """Longest message of packed payloads: what suits the transport."""
+        return self.piece_bytes or (SHARED_PIECE_BYTES if self.one_node else NETWORK_PIECE_BYTES)
+
+    def program(self, topology: Topology, n: int, alignment: int, piece_elements: int) -> Program:
+        """This rank's part of an all-reduce of `n` elements, compiled once."""
+        key = (topology, n, alignment, piece_elements)
+        found = self._programs.get(key)
+        if found is None:
+            plan = self._plans.get(topology)
+            if plan is None:
+                plan = self._plans[topology] = topology.plan(self.rank, self.size)
+            found = self._programs[key] = compile_plan(plan, n, alignment, piece_elements)
+        return found
+
+    def fixed_tag(self) -> int:
+        """A tag for one long-lived user of this communicator; all ranks ask in the same order."""
+        self._fixed_tag += 1
+        return _FIXED_TAGS[self._fixed_tag % len(_FIXED_TAGS)]
+
+    def _next_tag(self) -> int:
+        self._rolling_tag += 1
+        return _ROLLING_TAGS[self._rolling_tag % len(_ROLLING_TAGS)]
+
+    # What algorithms build on ----------------------------------------------------------------------------------------
+
+    def agree(self, mark: int, describe: Callable[[], str], traffic: Traffic | None = None) -> None:
+        """Raise on every rank unless all make this call. See `Agreement.check`."""
+        self._check_usable()
+        if self._verify:
+            self._guard(partial(self._agreement.check, mark, describe, traffic))
+
+    def refuse(self, error: Exception, call: str) -> None:
+        """Raise `error` here, and CollectiveMismatch on the ranks that made the call."""
+        self._check_usable()
+        if self._verify:
+            self._agreement.refuse(error, f"rank {self.rank} refuses {call}")
+        raise error
+
+    def execute(
+        self,
+        program: Program,
+        payload: Payload,
+        tag: int,
+        traffic: Traffic,
+        encoded: Callable[[], None] | None = None,
+        cache: dict[tuple[int, int], MPI.Prequest] | None = None,
+    ) -> None:
+        """Run a program to its end."""
+        execution = Execution(self.mpi_comm, program, payload, tag, self.timeout, traffic, encoded, cache)
+        self._guard(execution.run, execution)
+
+    def wait(self, request: MPI.Request, describe: Callable[[], str]) -> None:
+        """Poll a request of this communicator's up to the timeout."""
+        self._guard(partial(wait, request, self.timeout, describe), request)
+
+    def _guard(self, call: Callable[[], T], *alive: Any) -> T:
+        try:
+            return call()
+        except CollectiveMismatch:
+            raise  # nothing is in flight
+        except (CollectiveError, KeyboardInterrupt) as error:
+            self._broken = f"an earlier call failed: {error}"
+            self._abandoned.extend(alive)
+            raise
+
+    def _check_usable(self) -> None:
+        if self._broken:
+            raise CommunicatorClosed(
+                f"rank {self.rank} of {self.size}: this communicator cannot be used, {self._broken}; make a new one"
+            )
+
+    # Dense collectives -----------------------------------------------------------------------------------------------
+
+    def allreduce(self, x: Any, op: Op = "sum", out: Any = None) -> Any:
+        """Sum or mean over ranks of equally shaped arrays; equal on every rank, to the bit.
+
+        Parameters
+        ----------
+        x : ndarray, CPU tensor, or anything with DLPack
+            float16, bfloat16, float32, float64; for sums int32 and int64 too. Contiguous. Left alone unless it is `out`.
+        op : "sum" or "mean"
+        out : like x, optional
+            Overwritten with the result.
+
+        Returns
+        -------
+        like x
+
+        Raises
+        ------
+        CollectiveMismatch, CollectiveTimeout, PeerFailure
+        TypeError, ValueError
+            This rank's array cannot be reduced; the others then raise CollectiveMismatch.
+        """
+        source, target, result = self._arrays(x, op, out)
+        traffic = Traffic()
+        self.agree(*self._call(source, op), traffic)
+        self.dense(source.values, source.dtype, op == "mean", target.values, traffic)
+        return result
+
+    def iallreduce(self, x: Any, op: Op = "sum", out: Any = None) -> Handle:
+        """Like `allreduce`, but returns at once. `x` and `out` must be left alone until the handle is done."""
+        source, target, result = self._arrays(x, op, out)
+        self._check_usable()
+        number = self._agreement.begin(*self._call(source, op)) if self._verify else 0
+        tag = self._next_tag()
+        running: list[Execution] = []
+
+        def advance() -> bool:
+            if not running:
+                if self._verify and not self._agreement.agreed(number):
+                    return False
+                running.append(self._dense_run(source.values, source.dtype, op == "mean", target.values, Traffic(), tag))
+            execution = running[0]
+            if execution.turn():
+                execution.patience.moved()
+            elif not execution.done:
+                execution.patience.idle()
+            return execution.done
+
+        return Handle(partial(self._guard, advance, running, source, target), lambda: result)
+
+    def dense(self, values: Any, dtype: str, mean: bool, out: Any, traffic: Traffic) -> None:
+        """Sum or mean of flat vectors that the ranks have agreed on, by whichever way is faster.
+
+        values, out : ndarray[n]; bfloat16 is uint16, named by `dtype`. `out` is overwritten and may be `values`.
+        """
+        if self._uses_mpi(values.nbytes):
+            self._dense_mpi(values, dtype, mean, out, traffic)
+            return
+        execution = self._dense_run(values, dtype, mean, out, traffic, self._next_tag())
+        self._guard(execution.run, execution)
+
+    def _uses_mpi(self, nbytes: int) -> bool:
+        return self.size > 1 and (self.topology == "mpi" or (self.topology == "auto" and nbytes < OWN_DENSE_BYTES))
+
+    def _dense_run(
+        self, values: Any, dtype: str, mean: bool, out: Any, traffic: Traffic, tag: int
+    ) -> Execution:
+        itemsize = 4 if dtype in SIXTEEN_BIT else values.itemsize
+        topology = self.topology if isinstance(self.topology, Topology) else Ring()
+        program = self.program(topology, values.size, 64, (self.piece_bytes or DENSE_PIECE_BYTES) // itemsize)
+        payload = DensePayload(program, values, dtype, mean, DENSE_SLOTS, out)
+        return Execution(self.mpi_comm, program, payload, tag, self.timeout, traffic)
+
+    def _dense_mpi(self, values: Any, dtype: str, mean: bool, out: Any, traffic: Traffic) -> None:
+        sums = out
+        if dtype in SIXTEEN_BIT:
+            sums = np.empty(values.size, np.float32)
+            widen(values, dtype, sums)
+            values = sums
+        in_place = values is sums or np.shares_memory(values, sums)
+        request = self.mpi_comm.Iallreduce(MPI.IN_PLACE if in_place else values, sums)
+        self.wait(request, lambda: f"rank {self.rank} of {self.size}: MPI's all-reduce does not end")
+        if mean:
+            np.divide(sums, self.size, out=sums)
+        if sums is not out:
+            narrow(sums, dtype, out)
+        rounds = math.ceil(math.log2(self.size))
+        traffic.messages += rounds
+        traffic.bytes_sent += sums.nbytes * rounds if sums.nbytes < 10_000 else 2 * sums.nbytes * (self.size - 1) // self.size
+
+    def broadcast(self, x: Any, root: int = 0) -> Any:
+        """Overwrite `x`, of equal shape and dtype everywhere, with rank `root`'s; returns `x`."""
+        call = f"broadcast(root={root})"
+        vector = self._flat(x, call, FLOATS + INTEGERS + ("uint8", "bool8", "bool", "int8", "int16", "uint16"))
+        text = f"{call} of {vector.dtype}{list(vector.shape)}"
+        self.agree(fingerprint(text), lambda: text)
+        if not 0 <= root < self.size:
+            raise ValueError(f"rank {self.rank} of {self.size}: there is no rank {root} to broadcast from")
+        payload = vector.values.view(np.uint8)
+        self._guard(partial(exchange.broadcast, self.mpi_comm, payload, root, self.timeout), payload, vector)
+        return x
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        self.agree(fingerprint("barrier"), lambda: "barrier()")
+        if self.size > 1:
+            self.wait(self.mpi_comm.Ibarrier(), lambda: f"rank {self.rank} of {self.size}: not all ranks reach the barrier")
+
+    def _call(self, source: Flat, op: str) -> tuple[int, Callable[[], str]]:
+        text = f"allreduce({op}) of {source.dtype}{list(source.shape)} by {self.topology}, wire format {VERSION}"
+        return fingerprint(text), lambda: text
+
+    def _flat(self, x: Any, call: str, allowed: tuple[str, ...]) -> Flat:
+        try:
+            return flat(x, allowed)
+        except (TypeError, ValueError) as error:
+            named = type(error)(f"rank {self.rank} of {self.size}, {call}: {error}")
+            self.refuse(named, call)
+            raise
+
+    def _arrays(self, x: Any, op: Op, out: Any) -> tuple[Flat, Flat, Any]:
+        call = f"allreduce({op})"
+        if op not in ("sum", "mean"):
+            self.refuse(ValueError(f"rank {self.rank} of {self.size}: op is {op!r}; choose 'sum' or 'mean'"), call)
+        source = self._flat(x, call, FLOATS + INTEGERS if op == "sum" else FLOATS)
+        result = empty_like(x) if out is None else out
+        target = self._flat(result, f"{call}, out", (source.dtype,))
+        if target.shape != source.shape or not target.values.flags.writeable:
+            problem = f"out has shape {target.shape}, the array {source.shape}, and out must be writeable"
+            self.refuse(ValueError(f"rank {self.rank} of {self.size}, {call}: {problem}"), call)
+        return source, target, result

@@ -1,0 +1,95 @@
+"""Uncompressed sums and means: what travels is the numbers themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from collectives.arrays import narrow, widen
+from collectives.program import Message, Program
+
+TILE = 32768  # elements added, then divided, while in cache
+SIXTEEN_BIT = ("float16", "bfloat16")
+
+
+class DensePayload:
+    """Sum or mean of one vector per rank; the order of additions is the plan's.
+
+    The first hop sends straight from the input, and a sum is written where the result will be. 16-bit vectors are summed
+    in float32 and travel as float32 until the sum is complete, then as 16 bits.
+
+    Parameters
+    ----------
+    program : Program
+    values : ndarray[n]
+        This rank's vector; left alone unless it is `out`.
+    dtype : str
+        Element type; bfloat16 is uint16 to NumPy.
+    mean : bool
+        Divide by the number of ranks.
+    slots : int
+        Messages to be merged that may be under way at once.
+    out : ndarray[n]
+        Overwritten with the result.
+    """
+
+    lasting = False
+
+    def __init__(
+        self, program: Program, values: NDArray[Any], dtype: str, mean: bool, slots: int, out: NDArray[Any]
+    ) -> None:
+        self.slots = slots
+        self._pieces, self._size = program.pieces, program.plan.size
+        self._dtype, self._mean = dtype, mean
+        self._narrow = dtype in SIXTEEN_BIT and self._size > 1
+        self._values, self._out = values, out
+        self._sums: NDArray[Any] = np.empty(values.size, np.float32) if self._narrow else out
+        self._in_place = np.shares_memory(values, out) if values.size else True
+        self._summed = [False] * len(self._pieces)  # whether a piece's state is in the sums (else in the input)
+        self._slots = np.empty((slots, program.longest_piece), self._sums.dtype)
+
+    def encode(self, piece: int) -> None:
+        cut = self._pieces[piece]
+        if self._narrow:
+            widen(self._values[cut.start : cut.stop], self._dtype, self._sums[cut.start : cut.stop])
+            self._summed[piece] = True
+        elif self._size == 1 and not self._in_place:
+            self._out[cut.start : cut.stop] = self._values[cut.start : cut.stop]
+
+    def outgoing(self, piece: int, weight: int) -> Any:
+        state = self._out if weight == self._size else self._sums if self._summed[piece] else self._values
+        return self._bytes(state, self._pieces[piece])
+
+    def incoming(self, piece: int, slot: int, weight: int) -> Any:
+        return self._bytes(self._slots[slot], range(len(self._pieces[piece])))
+
+    def replacing(self, piece: int, weight: int) -> Any:
+        return self._bytes(self._out, self._pieces[piece])
+
+    def prepare(self, message: Message, slot: int) -> None:
+        """Nothing can be done ahead of a sum."""
+
+    def merge(self, message: Message, slot: int) -> None:
+        cut = self._pieces[message.piece]
+        held = self._sums if self._summed[message.piece] else self._values
+        complete = message.weight + message.held_weight == self._size
+        self._summed[message.piece] = True
+        for start in range(cut.start, cut.stop, TILE):
+            tile = slice(start, min(start + TILE, cut.stop))
+            sums = self._sums[tile]
+            np.add(held[tile], self._slots[slot, tile.start - cut.start : tile.stop - cut.start], out=sums)
+            if complete and self._mean:
+                np.divide(sums, self._size, out=sums)
+            if complete and self._narrow:
+                narrow(sums, self._dtype, self._out[tile])
+
+    def finish(self, piece: int) -> None:
+        """The result is already in place."""
+
+    @staticmethod
+    def _bytes(array: NDArray[Any], cut: range) -> Any:
+        part = array[cut.start : cut.stop]
+        return [part, part.nbytes, MPI.BYTE]

@@ -1,0 +1,37 @@
+"""What can go wrong in a collective. Every message names the rank, the cause and the cure."""
+
+from __future__ import annotations
+
+
+class CollectiveError(RuntimeError):
+    """Base of all errors a collective raises."""
+
+
+class CollectiveTimeout(CollectiveError):
+    """Nothing has moved for the communicator's timeout: a rank is stopped, dead, or never made this call."""
+
+
+class CollectiveMismatch(CollectiveError):
+    """The ranks do not make the same call; raised on every rank, listing who differs in what."""
+
+
+class PeerFailure(CollectiveError):
+    """MPI reported that a message could not be sent or received."""
+
+
+class CommunicatorClosed(CollectiveError):
+    """The communicator was closed, or an earlier error left messages in flight."""
+
+
+class NonFiniteGradient(CollectiveError):
+    """Some ranks contributed NaN or infinity; raised on every rank.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        Who contributed them.
+    """
+
+    def __init__(self, message: str, ranks: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.ranks = ranks

@@ -1,0 +1,283 @@
+"""The one loop that runs a plan over MPI, as a data flow of pieces.
+
+A piece is merged when its message and its local encoding are there, and forwarded at once. MPI makes no progress while
+Python computes, so the loop alternates: test the oldest receive of each peer; if nothing has landed, do one piece of work
+that is due anyway, most urgent first (encode, prepare a merge, decode), and test again. Receives are posted ahead, in
+plan order, as far as there are buffers for them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from mpi4py import MPI
+
+from collectives.errors import PeerFailure
+from collectives.program import Message, Program
+from collectives.traffic import Traffic
+from collectives.waiting import Patience
+
+
+class Payload(Protocol):
+    """What travels. Pieces are numbered as in the program; a slot is a place where messages to be merged land.
+
+    Attributes
+    ----------
+    slots : int
+        How many messages to be merged may be under way to this rank at once.
+    lasting : bool
+        The buffers are the same at every call, so that MPI's persistent requests can be used.
+    """
+
+    slots: int
+    lasting: bool
+
+    def encode(self, piece: int) -> None:
+        """Make this rank's own contribution to a piece."""
+
+    def outgoing(self, piece: int, weight: int) -> Any:
+        """Bytes to send: the piece as it is now, speaking for `weight` ranks."""
+
+    def incoming(self, piece: int, slot: int, weight: int) -> Any:
+        """Where a message lands that will be merged."""
+
+    def replacing(self, piece: int, weight: int) -> Any:
+        """Where a message lands that replaces the piece."""
+
+    def prepare(self, message: Message, slot: int) -> None:
+        """Do what part of a merge needs no data yet; called at most once before `merge`."""
+
+    def merge(self, message: Message, slot: int) -> None:
+        """Merge what landed into the piece."""
+
+    def finish(self, piece: int) -> None:
+        """Turn a piece's final state into the result."""
+
+
+class Execution:
+    """One run of a program. `run` blocks until it is done; `turn` does one bit of it.
+
+    Parameters
+    ----------
+    comm : MPI.Comm
+    program : Program
+    payload : Payload
+    tag : int
+        Of all its messages: unique among what is in flight on `comm`.
+    timeout_s : float
+        Seconds without progress before `CollectiveTimeout`.
+    traffic : Traffic
+        Counted into.
+    encoded : callable, optional
+        Called once, when this rank's own contribution is complete.
+    cache : dict
+        Where persistent requests are kept between runs of a program with a lasting payload.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        program: Program,
+        payload: Payload,
+        tag: int,
+        timeout_s: float,
+        traffic: Traffic,
+        encoded: Callable[[], None] | None = None,
+        cache: dict[tuple[int, int], MPI.Prequest] | None = None,
+    ) -> None:
+        self._comm, self._program, self._payload, self._tag = comm, program, payload, tag
+        self._traffic, self._encoded, self._cache = traffic, encoded, cache
+        self.patience = Patience(timeout_s, self._describe)
+        count = len(program.pieces)
+        self._at = [-1] * count  # position in the piece's chain; -1: not encoded
+        self._sends_left = [0] * count  # sends of the piece still in flight
+        self._landed: dict[int, int] = {}  # receive -> slot
+        self._to_encode = deque(program.encode_order)
+        self._to_finish: deque[int] = deque()
+        self._to_prepare: deque[tuple[Message, int]] = deque()
+        self._unmerged: set[int] = set()  # receives posted and not merged yet
+        self._unfinished = count
+        self._next_recv = 0
+        self._slots = [*range(payload.slots)]
+        self._posted: dict[int, deque[tuple[MPI.Request, Message, int]]] = {p: deque() for p in program.peers_in}
+        self._queues: dict[int, deque[Message]] = {}
+        for message in program.sends:
+            self._queues.setdefault(message.peer, deque()).append(message)
+        self._sending: deque[tuple[MPI.Request, int]] = deque()
+        self._last: Message | None = None
+        self._post()
+
+    @property
+    def done(self) -> bool:
+        """All pieces final and turned into the result, all sends taken over by MPI or the peer."""
+        return not self._unfinished and not self._sending
+
+    def run(self) -> None:
+        """Block until done.
+
+        Raises
+        ------
+        CollectiveTimeout, PeerFailure
+        """
+        patience, turn = self.patience, self.turn
+        start = time.perf_counter()
+        while self._unfinished or self._sending:
+            if turn():
+                patience.moved()
+            else:
+                patience.idle()
+        patience.moved()
+        self._traffic.seconds_total += time.perf_counter() - start
+        self._traffic.seconds_waiting += patience.waited_s
+
+    def turn(self) -> bool:
+        """Do the most urgent thing there is; False if there is nothing to do but wait."""
+        try:
+            if self._poll():
+                return True
+        except MPI.Exception as error:
+            raise PeerFailure(f"{self._describe()}: MPI says {error}") from error
+        clock = time.perf_counter
+        if self._to_encode:
+            piece = self._to_encode.popleft()
+            start = clock()
+            self._payload.encode(piece)
+            self._traffic.seconds_encoding += clock() - start
+            self._at[piece] = 0
+            self._advance(piece)
+            if not self._to_encode and self._encoded is not None:
+                self._encoded()
+        elif self._to_prepare:
+            message, slot = self._to_prepare.popleft()
+            if message.index in self._unmerged:
+                start = clock()
+                self._payload.prepare(message, slot)
+                self._traffic.seconds_merging += clock() - start
+        elif self._to_finish:
+            piece = self._to_finish.popleft()
+            start = clock()
+            self._payload.finish(piece)
+            self._traffic.seconds_decoding += clock() - start
+            self._unfinished -= 1
+        else:
+            return False
+        return True
+
+    def _poll(self) -> bool:
+        """Take what has arrived and been sent, and post receives; False if nothing has."""
+        moved = False
+        for queue in self._posted.values():
+            if queue and queue[0][0].Test():
+                _, message, slot = queue.popleft()
+                self._landed[message.index] = slot
+                self._last = message
+                self._advance(message.piece)
+                moved = True
+        while self._sending and self._sending[0][0].Test():
+            self._sends_left[self._sending.popleft()[1]] -= 1
+            moved = True
+        if self._next_recv < len(self._program.recvs):
+            self._post()
+        return moved
+
+    def _post(self) -> None:
+        """Post receives in plan order while there are buffers to receive into."""
+        recvs = self._program.recvs
+        while self._next_recv < len(recvs):
+            message = recvs[self._next_recv]
+            if message.held_weight:
+                if not self._slots:
+                    return
+                slot = self._slots.pop()
+                buffer = self._payload.incoming(message.piece, slot, message.weight)
+                self._to_prepare.append((message, slot))
+                self._unmerged.add(message.index)
+            else:
+                # the piece gives way only when this rank's own part in it is over and sent
+                piece, slot = message.piece, -1
+                at = self._at[piece]
+                if at < 0 or self._program.chains[piece][at] is not message or not self._sent(piece):
+                    return
+                buffer = self._payload.replacing(piece, message.weight)
+            request = self._request((message.index, slot), self._comm.Irecv, self._comm.Recv_init, buffer, message.peer)
+            self._posted[message.peer].append((request, message, slot))
+            self._next_recv += 1
+
+    def _sent(self, piece: int) -> bool:
+        """Whether no send of the piece is in flight; they may end in another order than they began."""
+        if self._sends_left[piece]:
+            for entry in [entry for entry in self._sending if entry[1] == piece]:
+                if entry[0].Test():
+                    self._sending.remove(entry)
+                    self._sends_left[piece] -= 1
+        return not self._sends_left[piece]
+
+    def _request(self, key: tuple[int, int], start: Any, init: Any, buffer: Any, peer: int) -> MPI.Request:
+        cache = self._cache
+        if cache is None:
+            request: MPI.Request = start(buffer, peer, self._tag)
+            return request
+        persistent = cache.get(key)
+        if persistent is None:
+            persistent = cache[key] = init(buffer, peer, self._tag)
+        persistent.Start()
+        return persistent
+
+    def _send(self, message: Message) -> None:
+        buffer = self._payload.outgoing(message.piece, message.weight)
+        key = (message.index, -2)
+        request = self._request(key, self._comm.Isend, self._comm.Send_init, buffer, message.peer)
+        self._sends_left[message.piece] += 1
+        self._sending.append((request, message.piece))
+        self._traffic.bytes_sent += buffer[1]
+        self._traffic.messages += 1
+
+    def _advance(self, piece: int) -> None:
+        """Take a piece, and those that waited for it, as far along their chains as possible."""
+        work = [piece]
+        while work:
+            piece = work.pop()
+            chain, at = self._program.chains[piece], self._at[piece]
+            last = self._program.last_recv[piece]
+            if at < 0:
+                continue
+            before = at
+            while at < len(chain):
+                message = chain[at]
+                if message.is_send:
+                    queue = self._queues[message.peer]
+                    if queue[0] is not message:
+                        break
+                    queue.popleft()
+                    self._send(message)
+                    if queue:
+                        work.append(queue[0].piece)
+                else:
+                    slot = self._landed.pop(message.index, None)
+                    if slot is None:
+                        break
+                    if message.held_weight:
+                        start = time.perf_counter()
+                        self._payload.merge(message, slot)
+                        self._traffic.seconds_merging += time.perf_counter() - start
+                        self._slots.append(slot)
+                        self._unmerged.discard(message.index)
+                at += 1
+            self._at[piece] = at
+            if before <= last < at or (before == 0 and last < 0):
+                self._to_finish.append(piece)
+
+    def _describe(self) -> str:
+        plan = self._program.plan
+        here = f"rank {plan.rank} of {plan.size}"
+        oldest = min((q[0][1] for q in self._posted.values() if q), key=lambda m: m.index, default=None)
+        if oldest is None and self._next_recv < len(self._program.recvs) and not self._sending:
+            oldest = self._program.recvs[self._next_recv]
+        if oldest is None:
+            peers = sorted({m.peer for m in self._program.sends})
+            return f"{here}: ranks {peers} do not take what was sent to them"
+        life = f"the last message to arrive was of step {self._last.step}" if self._last else "no message has arrived yet"
+        return f"{here}, step {oldest.step}: nothing from rank {oldest.peer} for chunk {oldest.chunk} ({life})"

@@ -1,0 +1,60 @@
+"""What a collective cost: bytes and messages handed to MPI, and where the time went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Cost of one call, or of many.
+
+    Attributes
+    ----------
+    calls : int
+        Collectives counted in.
+    bytes_sent, messages : int
+        Handed to MPI by this rank for sending; agreement checks and flags included.
+    seconds_encoding, seconds_merging, seconds_decoding : float
+        In kernels.
+    seconds_waiting : float
+        With nothing to do but wait.
+    seconds_total : float
+        From start to result.
+    """
+
+    calls: int = 0
+    bytes_sent: int = 0
+    messages: int = 0
+    seconds_encoding: float = 0.0
+    seconds_merging: float = 0.0
+    seconds_decoding: float = 0.0
+    seconds_waiting: float = 0.0
+    seconds_total: float = 0.0
+
+    def add(self, other: Traffic) -> None:
+        """Count another call in."""
+        for item in fields(self):
+            setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
+
+    @property
+    def seconds(self) -> float:
+        """Same as ``seconds_total``."""
+        return self.seconds_total
+
+
+@dataclass(slots=True)
+class TrafficLog:
+    """The last call's cost and the sum of all."""
+
+    last: Traffic = field(default_factory=Traffic)
+    total: Traffic = field(default_factory=Traffic)
+
+    def begin(self) -> Traffic:
+        """Start a call; its cost is counted into `last`."""
+        self.last = Traffic(calls=1)
+        return self.last
+
+    def end(self) -> None:
+        """Count the last call into `total`."""
+        self.total.add(self.last)

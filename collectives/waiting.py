@@ -1,0 +1,90 @@
+"""Waiting without blocking: poll, back off, and give up at the deadline with a reason.
+
+No call into MPI here waits: between two polls Python runs, so signal handlers do too, and a dead peer costs the timeout
+instead of for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+
+from mpi4py import MPI
+
+from collectives.errors import CollectiveTimeout, PeerFailure
+
+SPINS = 64  # polls before the core is offered to others
+YIELD_S = 0.05  # how long it is only offered; after that the rank sleeps between polls
+SLEEP_S = 0.0005
+WARN_PART = 0.25  # of the timeout: then a stall is logged
+
+_log = logging.getLogger("collectives")
+
+
+class Patience:
+    """Backs off while nothing moves.
+
+    Parameters
+    ----------
+    timeout_s : float
+        Seconds without progress after which `idle` raises.
+    describe : callable
+        Says who waits for what, as in ``"rank 3 of 8, step 5: nothing from rank 2"``.
+    """
+
+    __slots__ = ("_describe", "_spins", "_timeout_s", "_warned", "since", "waited_s")
+
+    def __init__(self, timeout_s: float, describe: Callable[[], str]) -> None:
+        self._timeout_s, self._describe = timeout_s, describe
+        self._spins, self._warned = 0, False
+        self.since = 0.0  # when nothing began to move; 0: something did
+        self.waited_s = 0.0
+
+    def moved(self) -> None:
+        """Something happened: start over."""
+        if self.since:
+            self.waited_s += time.perf_counter() - self.since
+            self._spins, self.since, self._warned = 0, 0.0, False
+
+    def idle(self) -> None:
+        """Nothing happened in this turn.
+
+        Raises
+        ------
+        CollectiveTimeout
+            Nothing has happened for too long.
+        """
+        self._spins += 1
+        if self._spins == 1:
+            self.since = time.perf_counter()
+        if self._spins < SPINS:
+            return
+        os.sched_yield()
+        if self._spins % 16:
+            return
+        stalled_s = time.perf_counter() - self.since
+        if stalled_s < YIELD_S:
+            return
+        time.sleep(SLEEP_S)
+        if stalled_s > self._timeout_s:
+            raise CollectiveTimeout(f"{self._describe()} after {stalled_s:.3g} s")
+        if not self._warned and stalled_s > WARN_PART * self._timeout_s:
+            self._warned = True
+            _log.warning("%s for %.3g s; giving up after %g s", self._describe(), stalled_s, self._timeout_s)
+
+
+def wait(request: MPI.Request, timeout_s: float, describe: Callable[[], str]) -> None:
+    """Poll one request until it is done.
+
+    Raises
+    ------
+    CollectiveTimeout, PeerFailure
+    """
+    patience = Patience(timeout_s, describe)
+    try:
+        while not request.Test():
+            patience.idle()
+    except MPI.Exception as error:
+        raise PeerFailure(f"{describe()}: MPI says {error}") from error

@@ -1,0 +1,36 @@
+"""One rank's uncaught exception ends the whole job, instead of leaving the others waiting."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import TracebackType
+
+from mpi4py import MPI
+
+
+def install_abort_hook() -> None:
+    """After an uncaught exception: print its traceback with the rank, then MPI_Abort.
+
+    Call it once, early in the program. It wraps the hooks that are installed, for the main thread and others; KeyboardInterrupt
+    and SystemExit with a code of 0 do not abort. A program started with ``python -m mpi4py`` has the same behaviour.
+    """
+    previous, previous_thread = sys.excepthook, threading.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        previous(kind, error, trace)
+        _abort()
+
+    def thread_hook(args: threading.ExceptHookArgs) -> None:
+        previous_thread(args)
+        _abort()
+
+    sys.excepthook, threading.excepthook = hook, thread_hook
+
+
+def _abort() -> None:
+    if not MPI.Is_initialized() or MPI.Is_finalized() or MPI.COMM_WORLD.size == 1:
+        return
+    sys.stdout.flush()
+    print(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}: ending the job", file=sys.stderr, flush=True)
+    MPI.COMM_WORLD.Abort(1)

@@ -1,0 +1,163 @@
+"""What all methods share: the protocol, and the aggregator that checks a vector, agrees with the other ranks and counts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, Protocol
+
+import numpy as np
+from collectives import Communicator, Traffic, TrafficLog
+from collectives.agreement import fingerprint
+from collectives.arrays import FLOATS, Flat, empty_like, flat, widen
+from collectives.communicator import VERSION
+from numpy.typing import DTypeLike, NDArray
+
+Synchronize = Literal["updates", "gradients"]
+
+
+class Aggregator(Protocol):
+    """One vector's residual, step counter and buffers."""
+
+    traffic: TrafficLog
+
+    def aggregate(self, vector: Any, out: Any = None) -> Any:
+        """Mean of the ranks' vectors as the method approximates it: the same on every rank, to the bit."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Arrays and numbers that `load_state_dict` takes up again exactly."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken."""
+        ...
+
+
+class Algorithm(Protocol):
+    """A method's options: a frozen dataclass.
+
+    Attributes
+    ----------
+    synchronize : "updates" or "gradients"
+        What it is best given: the local optimizer's updates, or the gradients.
+    """
+
+    synchronize: ClassVar[Synchronize]
+
+    def start(
+        self,
+        comm: Communicator,
+        n: int,
+        *,
+        dtype: DTypeLike | str = np.float32,
+        vector_id: int = 0,
+        segments: Sequence[int] | None = None,
+    ) -> Aggregator:
+        """State for vectors of one length.
+
+        Parameters
+        ----------
+        comm : Communicator
+        n : int
+            Elements.
+        dtype : dtype or "bfloat16"
+            Of the vectors: float16, bfloat16, float32 or float64.
+        vector_id : int
+            Tells vectors under one seed apart, so that they do not share random numbers.
+        segments : sequence of int, optional
+            Lengths of parts, multiples of 64 but for the last, that get scales of their own; their sum is `n`.
+        """
+        ...
+
+
+class VectorAggregator(ABC):
+    """Base of the aggregators: `aggregate` is here, a method fills in `_reduce`.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+    comm, n, dtype, vector_id
+        As in `Algorithm.start`.
+    """
+
+    def __init__(
+        self, algorithm: Algorithm, comm: Communicator, n: int, dtype: DTypeLike | str, vector_id: int
+    ) -> None:
+        self.algorithm, self.comm, self.n, self.vector_id = algorithm, comm, n, vector_id
+        self.dtype = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+        if self.dtype not in FLOATS:
+            raise TypeError(f"cannot aggregate vectors of type {self.dtype}: choose one of {', '.join(FLOATS)}")
+        if n < 0:
+            raise ValueError(f"a vector has 0 or more elements, not {n}")
+        self.traffic = TrafficLog()
+        self.step = 0
+        self._compute: np.dtype[Any] = np.dtype(np.float64 if self.dtype == "float64" else np.float32)
+        self._wide = np.empty(n, np.float32) if self.dtype in ("float16", "bfloat16") else None
+        self._tag = comm.fixed_tag()
+        self._text = f"aggregate of {self.dtype}[{n}] number {vector_id} by {algorithm} over {comm.topology}, "
+        self._text += f"wire format {VERSION}, tag {self._tag}"
+        self._mark = fingerprint(self._text)
+
+    def aggregate(self, vector: Any, out: Any = None) -> Any:
+        """Approximate the mean of the ranks' vectors.
+
+        Parameters
+        ----------
+        vector : array[n]
+            NumPy or DLPack, contiguous, of the aggregator's dtype. Left alone.
+        out : array[n], optional
+            Overwritten with the result; not the vector itself.
+
+        Returns
+        -------
+        like vector
+
+        Raises
+        ------
+        CollectiveMismatch, CollectiveTimeout, PeerFailure, NonFiniteGradient
+        TypeError, ValueError
+            This rank's vector cannot be aggregated; the others then raise CollectiveMismatch.
+        """
+        result = out
+        try:
+            source = self._flat(vector)
+            result = empty_like(vector) if out is None else out
+            target = self._flat(result)
+            if source.values.size and np.shares_memory(source.values, target.values):
+                raise ValueError("out shares memory with the vector: pass another array")
+        except (TypeError, ValueError) as error:
+            here = f"rank {self.comm.rank} of {self.comm.size}, vector {self.vector_id}: {error}"
+            self.comm.refuse(type(error)(here), "aggregate")
+        traffic = self.traffic.begin()
+        self.comm.agree(self._mark + self.step, self._describe, traffic)
+        values: NDArray[Any] = source.values
+        if self._wide is not None:
+            widen(values, self.dtype, self._wide)
+            values = self._wide
+        self._reduce(values, target.values, traffic)
+        self.step += 1
+        self.traffic.end()
+        return result
+
+    @abstractmethod
+    def _reduce(self, values: NDArray[Any], out: NDArray[Any], traffic: Traffic) -> None:
+        """Write the result of this step to `out` (uint16 for bfloat16); `values` is float32 or float64."""
+
+    def _flat(self, array: Any) -> Flat:
+        vector = flat(array)
+        if vector.dtype != self.dtype:
+            raise TypeError(f"the vector has type {vector.dtype}, the aggregator was started for {self.dtype}")
+        if vector.values.size != self.n:
+            raise ValueError(f"the vector has {vector.values.size} elements, the aggregator was started for {self.n}")
+        return vector
+
+    def _describe(self) -> str:
+        return f"{self._text}, step {self.step}"
+
+    def _check_state(self, state: dict[str, Any], keys: set[str]) -> None:
+        if set(state) != keys or int(state["n"]) != self.n:
+            raise ValueError(
+                f"this state of {state.get('n', '?')} elements with {sorted(state)} is not one of {self.algorithm} "
+                f"for {self.n} elements, which has {sorted(keys)}"
+            )

@@ -1,0 +1,56 @@
+"""Dense: the exact mean, uncompressed. The baseline all methods are measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from collectives import Communicator, Traffic
+from numpy.typing import DTypeLike, NDArray
+
+from mpicomp.algorithms.base import Synchronize, VectorAggregator
+from mpicomp.algorithms.nonfinite import raise_non_finite
+from mpicomp.kernels.sign import all_finite
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Mean over ranks in full precision (parallel SGD, "PSGD")."""
+
+    synchronize: ClassVar[Synchronize] = "gradients"
+
+    def start(
+        self,
+        comm: Communicator,
+        n: int,
+        *,
+        dtype: DTypeLike | str = np.float32,
+        vector_id: int = 0,
+        segments: Sequence[int] | None = None,
+    ) -> DenseAggregator:
+        """See `Algorithm.start`."""
+        return DenseAggregator(self, comm, n, dtype, vector_id)
+
+
+class DenseAggregator(VectorAggregator):
+    """Keeps nothing but the step counter."""
+
+    def _reduce(self, values: NDArray[Any], out: NDArray[Any], traffic: Traffic) -> None:
+        self.comm.dense(values, self.dtype, True, out, traffic)
+        result = out.astype(np.uint32) << 16 if self.dtype == "bfloat16" else out
+        compared = result.view(np.float32) if self.dtype == "bfloat16" else result
+        if compared.dtype == np.float16:
+            compared = compared.astype(np.float32)
+        if not all_finite(compared):
+            raise_non_finite(self.comm, not all_finite(values), f"vector {self.vector_id}, step {self.step}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Step counter."""
+        return {"n": self.n, "step": self.step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken."""
+        self._check_state(state, {"n", "step"})
+        self.step = int(state["step"])

@@ -1,0 +1,353 @@
+"""Marsit: one bit per element on every hop of a multi-hop all-reduce, with compensation and full-precision rounds.
+
+Per step, with u this rank's update, c its residual, s the global step, q = sgn(w):
+
+    w = u + c
+    every K steps:   g = mean(w),                      c = 0
+    else:            g = s * one_bit_allreduce(q),
+                     c = w - g                         residual="paper" (Algorithm 1 of the paper)
+                     c = clip(w - s q, -tau s, tau s)  residual="own", the default
+
+The one-bit all-reduce gives each element the sign of one uniformly random rank.
+
+Departures from the paper: residual "own" (the paper's residual holds the ranks' disagreement, which wanders unboundedly and
+is released in one jump by a full-precision round); s is not a constant but follows the updates' mean magnitude.
+
+Reference: Marsit: Sign Compression for Multi-hop All-reduce (arXiv 2204.06787), Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from collectives import Communicator, Traffic
+from collectives.arrays import narrow
+from mpi4py import MPI
+from numpy.typing import DTypeLike, NDArray
+
+from mpicomp.algorithms import nonfinite
+from mpicomp.algorithms.base import Synchronize, VectorAggregator
+from mpicomp.algorithms.onebit import OneBitPayload
+from mpicomp.algorithms.segments import Run, cut_runs
+from mpicomp.codecs.sign import UNSIGNED, Sign
+from mpicomp.kernels.sign import add_and_clear, all_finite, encode, magnitudes, pack, subtract_result, unpack
+from mpicomp.random import Stream
+
+AVERAGE = 0.9  # of the magnitudes' running mean
+GAMMA = 2.0
+GAMMA_RATE, GAMMA_CLIPPED, GAMMA_RANGE = 0.2, 0.05, (0.25, 16.0)
+STREAMING_ELEMENTS = 4 << 20  # results this long are written past the caches
+OWN_WARNING, PAPER_WARNING, WARN_AFTER, SAMPLE = 0.3, 5.0, 100, 1 << 16
+
+
+@dataclass(frozen=True)
+class Marsit:
+    """Options of Marsit.
+
+    Parameters
+    ----------
+    full_precision_every : int or None
+        K: steps 0, K, 2K, ... are dense; None: never.
+    global_step : float or "auto"
+        s. "auto": gamma times the running mean of |u|, over ranks and elements, per segment.
+    residual : "own" or "paper"
+        What is carried over: what this rank's own sign missed, or the literal rule.
+    clip : float
+        tau of residual "own": its bound in units of s; math.inf does not clip.
+    compensation : bool
+        False: no residual; the stateless one-bit all-reduce.
+    gamma : float or "auto"
+        Of the automatic step. "auto" starts at 2 and follows the fraction of residual elements that are clipped.
+    nonfinite : "raise" or "skip"
+        NaN or infinity on any rank: an error on every rank, after which the residual must be restored or reset; or, for one
+        more pass over the vector, a result of zeros and untouched residuals.
+    seed : int
+        Of the random words; equal on all ranks.
+    """
+
+    full_precision_every: int | None = 100
+    global_step: float | Literal["auto"] = "auto"
+    residual: Literal["own", "paper"] = "own"
+    clip: float = 1.0
+    compensation: bool = True
+    gamma: float | Literal["auto"] = GAMMA
+    nonfinite: Literal["raise", "skip"] = "raise"
+    seed: int = 0
+
+    synchronize: ClassVar[Synchronize] = "updates"
+
+    def __post_init__(self) -> None:
+        every = self.full_precision_every
+        if every is not None and not (isinstance(every, int) and every >= 1):
+            raise ValueError(f"full_precision_every must be None or an integer of at least 1, not {every!r}")
+        for name, value in (("global_step", self.global_step), ("gamma", self.gamma)):
+            if value != "auto" and not (isinstance(value, int | float) and 0 < value < math.inf):
+                raise ValueError(f"{name} must be 'auto' or a positive number, not {value!r}")
+        if not self.clip > 0:
+            raise ValueError(f"clip must be positive, not {self.clip!r}")
+        for name, option, choices in (
+            ("residual", self.residual, ("own", "paper")),
+            ("nonfinite", self.nonfinite, ("raise", "skip")),
+        ):
+            if option not in choices:
+                raise ValueError(f"{name} must be one of {choices}, not {option!r}")
+
+    def start(
+        self,
+        comm: Communicator,
+        n: int,
+        *,
+        dtype: DTypeLike | str = np.float32,
+        vector_id: int = 0,
+        segments: Sequence[int] | None = None,
+    ) -> MarsitAggregator:
+        """See `Algorithm.start`."""
+        return MarsitAggregator(self, comm, n, dtype, vector_id, segments)
+
+
+class MarsitAggregator(VectorAggregator):
+    """Residual, running magnitudes and buffers for one vector.
+
+    Attributes
+    ----------
+    residual : ndarray[n] or None
+        With rule "paper" the last result may still be to be subtracted: `state_dict` gives the settled one.
+    gamma : float
+    skipped : int
+        Steps skipped because a rank had NaN or infinity.
+    """
+
+    def __init__(
+        self,
+        options: Marsit,
+        comm: Communicator,
+        n: int,
+        dtype: DTypeLike | str,
+        vector_id: int,
+        segments: Sequence[int] | None,
+    ) -> None:
+        super().__init__(options, comm, n, dtype, vector_id)
+        self.options = options
+        self._lengths = np.array(segments if segments is not None and n else [n], np.int64)
+        kind = self._compute.type
+        self._constants = kind(0), np.nextafter(kind(0), kind(1))
+        bits = Sign()
+        topology = comm.select(bits.nbytes(n))
+        piece = 8 * comm.packed_piece_bytes()
+        self._program = comm.program(topology, n, bits.alignment, max(bits.alignment, min(piece, n // 4)))
+        self._runs, self._firsts = cut_runs(self._program.pieces, self._lengths, n)
+        self._sums = np.zeros(sum(run.sums.stop - run.sums.start for runs in self._runs for run in runs))
+        self._payload = OneBitPayload(
+            self._program, Stream(options.seed, vector_id, "merge"), comm.rank, self._encode, self._finish
+        )
+        self._requests: dict[tuple[int, int], MPI.Prequest] = {}
+        self._mine = np.zeros(1 + self._lengths.size)  # clipped elements, then the sum of |u| per segment
+        self._all = np.zeros((comm.size, self._mine.size))
+        self._gather = comm.mpi_comm.Allgather_init(self._mine, self._all) if comm.size > 1 else None
+        self.residual = np.zeros(n, self._compute) if options.compensation else None
+        self.gamma = GAMMA if options.gamma == "auto" else options.gamma
+        self.skipped = 0
+        self._magnitudes = np.full(self._lengths.size, np.nan)  # a of each segment; NaN: not seen yet
+        self._pending = np.zeros(self._lengths.size, self._compute)  # s of the result not yet subtracted ("paper")
+        self._spoiled = self._warned = False
+        self._clipped = 0
+        self._values: NDArray[Any] = self._sums
+        self._out: NDArray[Any] = self._sums
+
+    # One step --------------------------------------------------------------------------------------------------------
+
+    def _reduce(self, values: NDArray[Any], out: NDArray[Any], traffic: Traffic) -> None:
+        if self._spoiled:
+            raise RuntimeError(
+                f"rank {self.comm.rank} of {self.comm.size}: an earlier step met NaN or infinity and its residual is spoiled: "
+                "restore it by load_state_dict, or start() anew"
+            )
+        options, every = self.options, self.options.full_precision_every
+        self._values = values
+        if options.nonfinite == "skip" and nonfinite.flags(self.comm, not all_finite(values)):
+            self.skipped += 1
+            out[:] = 0
+        elif every is not None and self.step % every == 0:
+            self._full_precision(out, traffic)
+        else:
+            self._one_bit(out, traffic)
+
+    def _one_bit(self, out: NDArray[Any], traffic: Traffic) -> None:
+        steps = self._steps(traffic)
+        words = UNSIGNED[out.itemsize]
+        self._out = out.view(words)
+        self._positive, self._negative = self._patterns(steps, out.dtype), self._patterns(-steps, out.dtype)
+        self._streaming = self.n >= STREAMING_ELEMENTS and out.ctypes.data % 32 == 0
+        self._steps_now, self._limits = steps, steps * self._compute.type(self.options.clip)
+        self._clipped = 0
+        self._payload.begin(self.step)
+        self.comm.execute(self._program, self._payload, self._tag, traffic, self._encoded, self._requests)
+        self._collect(traffic)
+        if self.options.residual == "paper":
+            self._pending[:] = steps
+        self._warn()
+
+    def _full_precision(self, out: NDArray[Any], traffic: Traffic) -> None:
+        sixteen = self._wide is not None
+        total = self._wide if self._wide is not None else out
+        for runs in self._runs:
+            for run in runs:
+                c = None if self.residual is None else self.residual[run.start : run.stop]
+                previous = self._pending[run.segment] if self._lazy else None
+                bits = self._payload.bits[run.words.start : run.words.stop]
+                u = self._values[run.start : run.stop]
+                add_and_clear(u, c, bits, previous, total[run.start : run.stop], self._sums[run.sums.start : run.sums.stop])
+        self._pending[:] = 0
+        self._clipped = 0
+        self._encoded()
+        self._collect(traffic)
+        self.comm.dense(total, "float32" if sixteen else self.dtype, True, total, traffic)
+        if sixteen:
+            narrow(total, self.dtype, out)
+
+    def _encode(self, piece: int) -> None:
+        zero, tiny = self._constants
+        odd_positive = self.step % 2 == 0
+        bits, values = self._payload.bits, self._values
+        for run in self._runs[piece]:
+            u = values[run.start : run.stop]
+            packed = bits[run.words.start : run.words.stop]
+            sums = self._sums[run.sums.start : run.sums.stop]
+            if self.residual is None and self.options.global_step != "auto":
+                sums[0] = 0.0 if pack(u, packed, odd_positive, zero, tiny) else np.nan
+                continue
+            c = None if self.residual is None else self.residual[run.start : run.stop]
+            step, limit = self._steps_now[run.segment], self._limits[run.segment]
+            previous = self._pending[run.segment] if self._lazy else None
+            self._clipped += encode(u, c, packed, step, limit, previous, odd_positive, zero, tiny, sums)
+
+    def _finish(self, piece: int) -> None:
+        bits, out = self._payload.bits, self._out
+        for run in self._runs[piece]:
+            part = out[run.start : run.stop]
+            packed = bits[run.words.start : run.words.stop]
+            unpack(packed, self._positive[run.segment], self._negative[run.segment], self._streaming, part)
+
+    @property
+    def _lazy(self) -> bool:
+        return self.options.residual == "paper" and self.residual is not None
+
+    def _patterns(self, steps: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+        if self._wide is None:
+            return steps.view(UNSIGNED[dtype.itemsize])
+        patterns = np.empty(steps.size, dtype)
+        narrow(steps, self.dtype, patterns)
+        return patterns.view(np.uint16)
+
+    # What the ranks tell each other beside the bits ------------------------------------------------------------------
+
+    def _encoded(self) -> None:
+        """All of this rank's sums are there: send them while the bits are still travelling."""
+        self._mine[0] = self._clipped
+        if self.n:
+            np.add.reduceat(self._sums, self._firsts, out=self._mine[1:])
+        if self._gather is not None:
+            self._gather.Start()
+        else:
+            self._all[0] = self._mine
+
+    def _collect(self, traffic: Traffic) -> None:
+        """Take in the ranks' sums, in rank order; raise if one of them is not finite."""
+        if self._gather is not None:
+            comm = self.comm
+            if not self._gather.Test():
+                comm.wait(self._gather, lambda: f"rank {comm.rank} of {comm.size}: the ranks' magnitudes do not arrive")
+            traffic.bytes_sent += self._mine.nbytes * (comm.size - 1)
+            traffic.messages += comm.size - 1
+        total = self._all[0].copy()
+        for other in self._all[1:]:
+            total += other
+        if not math.isfinite(total[1:].sum()):
+            self._spoiled = True
+            bad = tuple(int(rank) for rank in np.flatnonzero(~np.isfinite(self._all).all(axis=1)))
+            raise nonfinite.error(self.comm, bad, f"vector {self.vector_id}, step {self.step}")
+        self._follow(total[1:])
+        self.clipped_fraction = float(total[0] / max(1, self.n * self.comm.size))
+        if self.options.gamma == "auto" and self._clips:
+            low, high = GAMMA_RANGE
+            self.gamma = min(high, max(low, self.gamma * math.exp(GAMMA_RATE * (self.clipped_fraction - GAMMA_CLIPPED))))
+
+    @property
+    def _clips(self) -> bool:
+        return self.residual is not None and self.options.residual == "own" and bool(self._pending.size)
+
+    def _follow(self, sums: NDArray[np.float64]) -> None:
+        means = sums / np.maximum(1, self._lengths * self.comm.size)
+        known = np.isfinite(self._magnitudes)
+        self._magnitudes = np.where(known, AVERAGE * self._magnitudes + (1 - AVERAGE) * means, means)
+
+    def _steps(self, traffic: Traffic) -> NDArray[Any]:
+        """s of each segment for this step; the very first one asks for the magnitudes beforehand."""
+        if self.options.global_step != "auto":
+            return np.full(self._lengths.size, self.options.global_step, self._compute)
+        if not np.isfinite(self._magnitudes).all():
+            for run in (run for runs in self._runs for run in runs):
+                magnitudes(self._values[run.start : run.stop], self._sums[run.sums.start : run.sums.stop])
+            self._encoded()
+            self._collect(traffic)
+        return (self.gamma * self._magnitudes).astype(self._compute)
+
+    def _warn(self) -> None:
+        """Once, when the residual is about to lose or to explode."""
+        if self._warned or self.residual is None or self.step < WARN_AFTER:
+            return
+        if self.options.residual == "own":
+            if self.clipped_fraction > OWN_WARNING and self.comm.rank == 0:
+                self._warned = True
+                warnings.warn(
+                    f"{self.clipped_fraction:.0%} of the residual is clipped at step {self.step}: gamma is too small",
+                    RuntimeWarning, stacklevel=5,
+                )  # fmt: skip
+        elif self.step % WARN_AFTER == 0:
+            sample = self.residual[:SAMPLE].copy()
+            subtract_result(sample, self._payload.bits, self._pending[0])
+            swing = float(np.abs(sample).mean() / self._pending[0]) if self._pending[0] else 0.0
+            if swing > PAPER_WARNING:
+                self._warned = True
+                warnings.warn(
+                    f"rank {self.comm.rank}: the residual is {swing:.1f} times the global step at step {self.step}: "
+                    "divergence is ahead; use residual='own'",
+                    RuntimeWarning, stacklevel=5,
+                )  # fmt: skip
+
+    # State -----------------------------------------------------------------------------------------------------------
+
+    def settled_residual(self) -> NDArray[Any] | None:
+        """The residual with nothing pending; a copy."""
+        if self.residual is None:
+            return None
+        settled = self.residual.copy()
+        if self._lazy:
+            for run in (run for runs in self._runs for run in runs):
+                bits = self._payload.bits[run.words.start : run.words.stop]
+                subtract_result(settled[run.start : run.stop], bits, self._pending[run.segment])
+        return settled
+
+    def state_dict(self) -> dict[str, Any]:
+        """Step counter, settled residual, running magnitudes and gamma."""
+        state: dict[str, Any] = {"n": self.n, "step": self.step, "gamma": self.gamma, "magnitudes": self._magnitudes.copy()}
+        settled = self.settled_residual()
+        if settled is not None:
+            state["residual"] = settled
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken, to the bit."""
+        keys = {"n", "step", "gamma", "magnitudes"} | ({"residual"} if self.residual is not None else set())
+        self._check_state(state, keys)
+        self.step, self.gamma = int(state["step"]), float(state["gamma"])
+        self._magnitudes = np.array(state["magnitudes"], np.float64)
+        if self.residual is not None:
+            self.residual[:] = state["residual"]
+        self._pending[:] = 0
+        self._spoiled = False

@@ -1,0 +1,31 @@
+"""Who contributed NaN or infinity, agreed on without comparing floats."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import numpy as np
+from collectives import Communicator, NonFiniteGradient
+
+
+def flags(comm: Communicator, mine: bool) -> tuple[int, ...]:
+    """Ranks that raise their flag."""
+    everyone = np.zeros(comm.size, np.uint8)
+    request = comm.mpi_comm.Iallgather(np.array([mine], np.uint8), everyone)
+    comm.wait(request, lambda: f"rank {comm.rank} of {comm.size}: the ranks' NaN flags do not arrive")
+    return tuple(int(rank) for rank in np.flatnonzero(everyone))
+
+
+def raise_non_finite(comm: Communicator, mine: bool, where: str) -> NoReturn:
+    """Raise on all ranks, naming those that contributed; collective."""
+    raise error(comm, flags(comm, mine), where)
+
+
+def error(comm: Communicator, ranks: tuple[int, ...], where: str) -> NonFiniteGradient:
+    """What every rank raises."""
+    who = f"rank{'s'[: len(ranks) > 1]} {', '.join(map(str, ranks))}" if ranks else "no rank (the sum overflowed)"
+    return NonFiniteGradient(
+        f"rank {comm.rank} of {comm.size}: NaN or infinity in {where}, from {who}; lower the learning rate, clip gradients, "
+        "or pass nonfinite='skip' where the method has it",
+        ranks,
+    )

@@ -1,0 +1,7 @@
+"""Codecs: values to bytes and back, one file a family."""
+
+from mpicomp.codecs.base import Codec, Draw, Mergeable
+from mpicomp.codecs.sign import Sign
+from mpicomp.codecs.stochastic_sign import StochasticSign
+
+__all__ = ["Codec", "Draw", "Mergeable", "Sign", "StochasticSign"]

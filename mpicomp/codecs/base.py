@@ -1,0 +1,82 @@
+"""What a codec is: a way to turn values into bytes and back, without state and without MPI."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpicomp.random import Stream, source
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Where in a random stream a codec draws.
+
+    Attributes
+    ----------
+    stream : Stream
+    step : int
+    rank : int
+    ordinal : int
+        Merges made into these elements before.
+    offset : int
+        Index of the first element in its vector; a multiple of 512.
+    """
+
+    stream: Stream
+    step: int
+    rank: int
+    ordinal: int = 0
+    offset: int = 0
+
+    @property
+    def source(self) -> np.uint64:
+        """Counter word of rank and ordinal."""
+        return source(self.rank, self.ordinal)
+
+
+class Codec(Protocol):
+    """Stateless; implementations are frozen dataclasses.
+
+    Attributes
+    ----------
+    alignment : int
+        Chunk boundaries fall on multiples of this many elements.
+    """
+
+    @property
+    def alignment(self) -> int: ...
+
+    def nbytes(self, n: int, weight: int = 1) -> int:
+        """Exact payload size of `n` elements that speak for `weight` ranks."""
+        ...
+
+    def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
+        """`payload`, of exactly `nbytes(n)`, is overwritten."""
+        ...
+
+    def decode(self, payload: Bytes, values: NDArray[Any], *, weight: int) -> None:
+        """`values` is overwritten. Raises ValueError for a payload of the wrong size."""
+        ...
+
+
+class Mergeable(Codec, Protocol):
+    """A codec whose payloads can be merged without decoding them."""
+
+    def merge(
+        self, held: Bytes, incoming: Bytes, n: int, *, held_weight: int, incoming_weight: int, draw: Draw
+    ) -> None:
+        """`held` is overwritten and then speaks for both."""
+        ...
+
+
+def check_size(codec: Codec, payload: Bytes, n: int, weight: int) -> None:
+    """Raise ValueError unless the payload has the size that `n` elements need."""
+    expected = codec.nbytes(n, weight)
+    if payload.size != expected:
+        raise ValueError(f"{codec}: a payload of {n} elements has {expected} bytes, this one {payload.size}: it is damaged")

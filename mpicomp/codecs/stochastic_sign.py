@@ -1,0 +1,71 @@
+"""One bit per element, unbiased: SSDM's stochastic sign, with the segment's norm beside it.
+
+Bit 1 with probability 1/2 + x_i / (2 N), N = ||x||_2; decodes to +-N, whose mean is x_i.
+
+Wire format: N as little-endian float32, four zero bytes, then bits as in `mpicomp.codecs.sign`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpicomp.codecs.base import Bytes, Draw, check_size
+from mpicomp.codecs.sign import UNSIGNED
+from mpicomp.kernels.sign import BLOCK, unpack
+from mpicomp.kernels.stochastic_sign import stochastic_pack, sum_of_squares
+from mpicomp.random import GROUP
+
+HEADER = 8
+
+
+def norm(values: NDArray[Any]) -> np.float32:
+    """Two-norm, summed in float64 and rounded once; the largest float32 where it would be infinite."""
+    sums = np.empty(-(-values.size // BLOCK), np.float64)
+    sum_of_squares(values, sums)
+    root = np.sqrt(sums.sum())
+    return np.float32(min(root, np.finfo(np.float32).max)) if not np.isnan(root) else np.float32(np.nan)
+
+
+@dataclass(frozen=True, slots=True)
+class StochasticSign:
+    """SSDM's codec for float32 values."""
+
+    @property
+    def alignment(self) -> int:
+        """Elements."""
+        return BLOCK
+
+    def nbytes(self, n: int, weight: int = 1) -> int:
+        """Header and eight bytes per 64 elements."""
+        return HEADER + 8 * -(-n // 64)
+
+    def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
+        """Draw each element's sign.
+
+        Raises
+        ------
+        ValueError
+            A value is not finite.
+        """
+        check_size(self, payload, values.size, 1)
+        scale = norm(values)
+        if not np.isfinite(scale):
+            raise ValueError("the values contain NaN or infinity")
+        payload[:HEADER].view(np.float32)[:] = (scale, 0)
+        first = np.uint64(draw.offset // GROUP)
+        step = np.uint64(draw.step & 0xFFFFFFFF)
+        stochastic_pack(
+            draw.stream.schedule(), first, step, draw.source, values, scale, payload[HEADER:].view(np.uint64)
+        )
+
+    def decode(self, payload: Bytes, values: NDArray[Any], *, weight: int) -> None:
+        """Write +N or -N for each element; a damaged norm that is not finite counts as 0."""
+        check_size(self, payload, values.size, weight)
+        scale = payload[:4].view(np.float32)[0]
+        words = UNSIGNED[values.itemsize]
+        signed = np.array([scale, -scale] if np.isfinite(scale) else [0, 0], values.dtype).view(words)
+        unpack(payload[HEADER:].view(np.uint64), signed[0], signed[1], False, values.view(words))

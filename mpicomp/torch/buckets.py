@@ -1,0 +1,98 @@
+"""Parameters laid out in flat vectors, each small enough to be a unit of communication.
+
+A bucket holds whole tensors of one dtype in the optimizer's order. Every tensor starts at a multiple of 64 elements, so
+that a one-bit codec never packs two tensors into one word and each tensor can have its own scale; the gap behind it
+is padding, kept at zero on the way in and ignored on the way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 64
+"""Elements: one 64-bit word of packed signs."""
+
+
+@dataclass(frozen=True)
+class NamedParameter:
+    """A parameter and what error messages call it."""
+
+    name: str
+    parameter: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Bucket:
+    """Parameters that share one flat vector.
+
+    Attributes
+    ----------
+    index
+        Position among all buckets; distinguishes their random streams.
+    dtype
+        Of the flat vector.
+    members
+        The parameters, in vector order.
+    """
+
+    index: int
+    dtype: torch.dtype
+    members: tuple[NamedParameter, ...]
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Elements each member occupies, padding included: multiples of 64."""
+        return tuple(_padded(member.parameter.numel()) for member in self.members)
+
+    @property
+    def n(self) -> int:
+        """Elements of the flat vector."""
+        return sum(self.lengths)
+
+    def padding(self) -> Tensor:
+        """Indices (int64) of the vector's padding elements."""
+        gaps, offset = [], 0
+        for member, length in zip(self.members, self.lengths, strict=True):
+            gaps.append(torch.arange(offset + member.parameter.numel(), offset + length))
+            offset += length
+        return torch.cat(gaps)
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """Each member's part of `flat` (at least ``n`` elements), in the member's shape; no copy."""
+        views, offset = [], 0
+        for member, length in zip(self.members, self.lengths, strict=True):
+            parameter = member.parameter
+            views.append(flat[offset : offset + parameter.numel()].view(parameter.shape))
+            offset += length
+        return views
+
+
+def make_buckets(parameters: Iterable[NamedParameter], bucket_mb: float) -> tuple[Bucket, ...]:
+    """Group parameters by dtype, in order, into buckets of up to `bucket_mb` MiB.
+
+    A tensor larger than that has a bucket to itself. The grouping depends on the parameters' order, shapes and dtypes
+    alone, so ranks with the same model have the same buckets.
+    """
+    limit_bytes = bucket_mb * 2**20
+    open_groups: dict[torch.dtype, list[NamedParameter]] = {}
+    groups: list[list[NamedParameter]] = []
+    for member in parameters:
+        dtype = member.parameter.dtype
+        group = open_groups.get(dtype)
+        if group is None or _nbytes([*group, member]) > limit_bytes:
+            group = open_groups[dtype] = []
+            groups.append(group)
+        group.append(member)
+    return tuple(Bucket(i, group[0].parameter.dtype, tuple(group)) for i, group in enumerate(groups))
+
+
+def _padded(numel: int) -> int:
+    return -(-numel // ALIGNMENT) * ALIGNMENT
+
+
+def _nbytes(members: Sequence[NamedParameter]) -> int:
+    return sum(_padded(m.parameter.numel()) * m.parameter.element_size() for m in members)

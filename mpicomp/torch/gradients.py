@@ -1,0 +1,66 @@
+"""Rounds in "gradients" mode: the ranks average their gradients, then every rank makes the same optimizer step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from collectives import Communicator
+from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.lanes import Lane
+
+
+class GradientRounds:
+    """Replaces each parameter's gradient by its mean over the ranks.
+
+    A missing gradient counts as zeros and is present afterwards, so that the optimizer does the same on all ranks.
+    """
+
+    def __init__(self, lanes: tuple[Lane, ...], comm: Communicator) -> None:
+        self.lanes = lanes
+        self._comm = comm
+        self.rounds = 0
+
+    @torch.no_grad()
+    def before_step(self) -> None:
+        """Average the gradients, which are there now."""
+        for lane in self.lanes:
+            gradients = [self._gradient(member) for member in lane.bucket.members]
+            torch._foreach_copy_(lane.vector_views, gradients)
+            lane.aggregate()
+            torch._foreach_copy_(gradients, lane.mean_views)
+        self.rounds += 1
+
+    def after_step(self) -> None:
+        """Nothing: the ranks have made the same step."""
+
+    def close(self) -> None:
+        """Nothing: no round is ever left open."""
+
+    def drop_gradients(self, set_to_none: bool) -> None:
+        """Nothing: the optimizer holds the model's own parameters."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counter."""
+        return {"rounds": self.rounds}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.rounds = state["rounds"]
+
+    def _gradient(self, member: NamedParameter) -> Tensor:
+        parameter = member.parameter
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        elif parameter.grad.layout != torch.strided:
+            self._comm.refuse(
+                ValueError(
+                    f"rank {self._comm.rank} of {self._comm.size}: the gradient of {member.name!r} is sparse, "
+                    "which cannot be averaged element by element; build its layer with sparse=False or use "
+                    'synchronize="updates"'
+                ),
+                "averaging gradients",
+            )
+        return parameter.grad

@@ -1,0 +1,79 @@
+"""From a bucket of tensors to its aggregator and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from collectives import Communicator
+from collectives.errors import NonFiniteGradient
+from mpicomp.algorithms import Algorithm
+from mpicomp.torch.buckets import Bucket, NamedParameter, make_buckets
+
+
+def open_lanes(
+    members: Sequence[NamedParameter], algorithm: Algorithm, comm: Communicator, bucket_mb: float
+) -> tuple[Lane, ...]:
+    """One lane per bucket of `members`. Collective: every rank of `comm` calls it with the same members."""
+    buckets = make_buckets(members, bucket_mb)
+    # Lanes are used one after the other, so those of one dtype take turns with one pair of vectors: the peak is two
+    # buckets whatever the size of the model.
+    longest: dict[torch.dtype, int] = {}
+    for bucket in buckets:
+        longest[bucket.dtype] = max(longest.get(bucket.dtype, 0), bucket.n)
+    pairs = {dtype: torch.zeros(2, n, dtype=dtype) for dtype, n in longest.items()}
+    return tuple(Lane(bucket, *pairs[bucket.dtype], algorithm, comm) for bucket in buckets)
+
+
+class Lane:
+    """A bucket's flat input and output vectors and the aggregator between them.
+
+    Attributes
+    ----------
+    bucket
+        The bucket served.
+    parameters
+        Its tensors.
+    vector, mean
+        Flat tensors of ``bucket.n`` elements: the aggregator's input and output, shared with other lanes.
+    vector_views, mean_views
+        The members' parts of them, in the members' shapes.
+    aggregator
+        Owns the bucket's residual and counts its traffic.
+    """
+
+    def __init__(self, bucket: Bucket, vector: Tensor, mean: Tensor, algorithm: Algorithm, comm: Communicator) -> None:
+        self.bucket = bucket
+        self.parameters = [member.parameter for member in bucket.members]
+        self.vector, self.mean = vector[: bucket.n], mean[: bucket.n]
+        self.vector_views, self.mean_views = bucket.views(self.vector), bucket.views(self.mean)
+        self._padding = bucket.padding()
+        self._vector_array, self._mean_array = _as_array(self.vector), _as_array(self.mean)
+        dtype = str(bucket.dtype).removeprefix("torch.")
+        self.aggregator = algorithm.start(comm, bucket.n, dtype=dtype, vector_id=bucket.index, segments=bucket.lengths)
+
+    def aggregate(self) -> None:
+        """Write the ranks' mean of ``vector`` into ``mean``. The padding of ``vector`` is zeroed first.
+
+        Raises
+        ------
+        NonFiniteGradient
+            Names the ranks with NaN or infinity, and the tensors of this rank that hold it.
+        """
+        self.vector.index_fill_(0, self._padding, 0)
+        try:
+            self.aggregator.aggregate(self._vector_array, out=self._mean_array)
+        except NonFiniteGradient as error:
+            pairs = zip(self.bucket.members, self.vector_views, strict=True)
+            names = [repr(member.name) for member, view in pairs if not torch.isfinite(view).all()]
+            if not names:
+                raise
+            raise NonFiniteGradient(f"{error}; on this rank in {', '.join(names)}", error.ranks) from error
+
+
+def _as_array(tensor: Tensor) -> np.ndarray | Tensor:
+    """A NumPy view of the tensor's memory, or the tensor itself for bfloat16, which NumPy lacks."""
+    return tensor if tensor.dtype == torch.bfloat16 else tensor.numpy()

@@ -1,0 +1,29 @@
+# shellcheck shell=bash
+# The environment of every MPI job of this project, in one place: sourced by the batch scripts beside it, by the
+# Makefile and by tests/run_lanes.py. What is set already wins. MPICOMP_VENV names another virtual environment.
+
+_project=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+_venv=${MPICOMP_VENV:-$_project/.venv}
+if [[ -x $_venv/bin/python ]]; then
+    export PATH=$_venv/bin:$PATH
+fi
+unset _project _venv
+
+# One thread a rank: the ranks share the cores, and thread pools of NumPy or torch would fight over them.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+
+# Open MPI refuses to start for root unless told twice; containers and CI know no other user.
+if [[ $(id -u) == 0 ]]; then
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+fi
+
+if [[ -z ${SLURM_JOB_ID:-} ]]; then
+    # On one machine, with perhaps more ranks than cores: ranks may share cores, move between them and give way
+    # while they wait. Naming the transports spares the start-up a second of probing for networks.
+    export PRTE_MCA_rmaps_default_mapping_policy=${PRTE_MCA_rmaps_default_mapping_policy:-:oversubscribe}
+    export PRTE_MCA_hwloc_default_binding_policy=${PRTE_MCA_hwloc_default_binding_policy:-none}
+    export OMPI_MCA_mpi_yield_when_idle=${OMPI_MCA_mpi_yield_when_idle:-1}
+    export OMPI_MCA_pml=${OMPI_MCA_pml:-ob1}
+    export OMPI_MCA_btl=${OMPI_MCA_btl:-self,sm}
+fi
+# In a Slurm allocation MPI chooses: it knows the nodes, their cores and their network better than a script.

@@ -1,0 +1,98 @@
+"""What one rank has to say about one test, and how all ranks come to one answer."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+POLL_S = 0.0005
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One rank's outcome of one test.
+
+    Parameters
+    ----------
+    rank
+        The rank in the job.
+    outcome
+        ``"passed"``, ``"failed"``, ``"skipped"``, or ``"idle"`` for a rank outside the test's sub-communicator.
+    where
+        File and line of the failure: ranks that failed at one place are reported once.
+    summary
+        One line: the exception, or why the test was skipped.
+    details
+        The traceback and the captured output, as pytest prints them.
+    """
+
+    rank: int
+    outcome: str
+    where: str = ""
+    summary: str = ""
+    details: str = ""
+
+
+def allgather(comm: MPI.Intracomm, value: object, waiting: Callable[[float], None]) -> list[Any]:
+    """Gather one picklable value from every rank without ever blocking inside MPI.
+
+    Parameters
+    ----------
+    comm
+        A communicator that nothing else uses.
+    value
+        This rank's value.
+    waiting
+        Called with the seconds waited so far, again and again until all ranks have come; it ends the wait by not
+        returning.
+    """
+    payload = np.frombuffer(pickle.dumps(value), dtype=np.uint8)
+    counts = np.zeros(comm.size, dtype=np.int64)
+    _poll(comm.Iallgather(np.array([payload.size], dtype=np.int64), counts), waiting)
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    gathered = np.empty(offsets[-1], dtype=np.uint8)
+    _poll(comm.Iallgatherv(payload, (gathered, (counts, offsets[:-1]))), waiting)
+    return [pickle.loads(gathered[offsets[r] : offsets[r + 1]].tobytes()) for r in range(comm.size)]
+
+
+def _poll(request: MPI.Request, waiting: Callable[[float], None]) -> None:
+    started = time.monotonic()
+    while not request.Test():
+        waiting(time.monotonic() - started)
+        time.sleep(POLL_S)
+
+
+def judge(verdicts: Sequence[Verdict]) -> str | None:
+    """Return the text of the job's failure, or None where the test passed on every rank that took part.
+
+    A skipped test is a failure too: what a lane cannot run is deselected before (see ``tests/mpi/conftest.py``),
+    so a skip means that a test silently stopped testing.
+    """
+    size = len(verdicts)
+    failed = [v for v in verdicts if v.outcome == "failed"]
+    if failed:
+        first = failed[0]
+        lines = [f"on {len(failed)} of {size} ranks; rank {first.rank} of {size}: {first.summary}"]
+        lines += [f"  rank {v.rank} of {size}: {v.summary}" for v in failed[1:]]
+        places: set[str] = set()
+        for verdict in failed:
+            if verdict.where not in places:
+                places.add(verdict.where)
+                lines += ["", f"--- rank {verdict.rank} of {size} ---", verdict.details]
+        return "\n".join(lines)
+    skipped = [v for v in verdicts if v.outcome == "skipped"]
+    if skipped:
+        ranks = ", ".join(str(v.rank) for v in skipped)
+        return (
+            f"skipped on rank {ranks} of {size} ({skipped[0].summary}): a lane runs all its tests; say with "
+            "@pytest.mark.mpi(min_size=..., max_size=..., library=...) where this one cannot run"
+        )
+    return None

@@ -1,0 +1,111 @@
+"""Multi-rank tests: ``mpirun -n N python -m pytest --with-mpi tests/mpi``, or ``python tests/run_lanes.py``.
+
+A test runs on every rank. It asks for ``mpi_comm``, a fresh communicator of all ranks, or with
+``@pytest.mark.parametrize("mpi_comm", [5, 7], indirect=True)`` of the first 5 and then 7; or it calls
+``subcomm(5)`` itself. ``@pytest.mark.mpi(min_size=..., max_size=..., library="openmpi" | "mpich")`` says in which
+lanes it runs: elsewhere it is not collected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from tests.harness.plugin import RankAgreement
+
+PLUGIN = "rank_agreement"
+MARKER_KEYWORDS = ("min_size", "max_size", "library")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--with-mpi") and not config.pluginmanager.has_plugin(PLUGIN):
+        from tests.harness.plugin import RankAgreement  # initialises MPI
+
+        config.pluginmanager.register(RankAgreement(config), PLUGIN)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    plugin: RankAgreement | None = config.pluginmanager.get_plugin(PLUGIN)
+    wrong = next((problem for item in items if (problem := _marker_problem(item))), None)
+    if wrong is not None and plugin is not None:
+        plugin.refuse(wrong)
+    if wrong is not None:
+        raise pytest.UsageError(wrong)
+    if plugin is None:
+        for item in items:
+            if item.path.is_relative_to(Path(__file__).parent):
+                item.add_marker(pytest.mark.skip(reason="runs under mpirun with --with-mpi: python tests/run_lanes.py"))
+        return
+    left_out = [item for item in items if not _fits(item, plugin.size)]
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
+
+
+def _marker_problem(item: pytest.Item) -> str | None:
+    for mark in item.iter_markers("mpi"):
+        unknown = [*map(repr, mark.args), *(k for k in mark.kwargs if k not in MARKER_KEYWORDS)]
+        if unknown:
+            takes = ", ".join(MARKER_KEYWORDS)
+            return f"{item.nodeid}: @pytest.mark.mpi does not take {unknown[0]}; it takes the keywords {takes}"
+    return None
+
+
+def _fits(item: pytest.Item, size: int) -> bool:
+    from mpi4py import MPI
+
+    library = MPI.get_vendor()[0].replace(" ", "").lower()
+    limits = [mark.kwargs for mark in item.iter_markers("mpi")]
+    callspec = getattr(item, "callspec", None)
+    needed = callspec.params.get("mpi_comm", 1) if callspec else 1
+    return (
+        all(lim.get("min_size", 1) <= size <= lim.get("max_size", size) for lim in limits)
+        and all(lim.get("library", library) == library for lim in limits)
+        and (not isinstance(needed, int) or needed <= size)
+    )
+
+
+@pytest.fixture
+def subcomm(request: pytest.FixtureRequest) -> Callable[[int], MPI.Intracomm]:
+    """``subcomm(m)``, called by every rank: a fresh communicator of the first m ranks; the others are done."""
+    from tests.harness.plugin import run_on
+
+    plugin: RankAgreement = request.config.pluginmanager.get_plugin(PLUGIN)
+    return lambda n_ranks: run_on(plugin.comm, n_ranks, plugin.borrowed.append)
+
+
+@pytest.fixture
+def mpi_comm(request: pytest.FixtureRequest, subcomm: Callable[[int], MPI.Intracomm]) -> MPI.Intracomm:
+    """Return a fresh communicator of all ranks, or of as many as the indirect parameter says."""
+    plugin: RankAgreement = request.config.pluginmanager.get_plugin(PLUGIN)
+    return subcomm(getattr(request, "param", plugin.size))
+
+
+@pytest.fixture
+def agreed() -> Callable[[MPI.Intracomm], AbstractContextManager[None]]:
+    """``with agreed(comm):`` what fails on one rank inside fails on all.
+
+    For properties: Hypothesis shrinks a failing example by running it again, which must happen on every rank.
+    """
+    return _agreed
+
+
+@contextlib.contextmanager
+def _agreed(comm: MPI.Intracomm) -> Iterator[None]:
+    mine: BaseException | None = None
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must hear of it
+        mine = error
+    summaries: list[Any] = comm.allgather(None if mine is None else f"{type(mine).__name__}: {mine}")
+    failed = {rank: summary for rank, summary in enumerate(summaries) if summary is not None}
+    if failed:
+        raise AssertionError(f"failed on {len(failed)} of {comm.size} ranks: {failed}") from mine

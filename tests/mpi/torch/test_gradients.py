@@ -1,0 +1,113 @@
+"""DistributedOptimizer under "gradients"."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from collectives import Communicator
+from collectives.errors import CollectiveMismatch, NonFiniteGradient
+from mpicomp import Dense
+from mpicomp.torch import DistributedOptimizer
+from tests.mpi.torch.training import batch, make_model, on_all_ranks, parameters_of, train, wrap
+
+
+def test_trains_like_one_process_on_all_the_data(comm: Communicator) -> None:
+    model = make_model()
+    train(model, wrap(model, Dense(), comm), comm, range(5))
+
+    alone = make_model()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.05, momentum=0.9)
+    for step in range(5):
+        optimizer.zero_grad()
+        for rank in range(comm.size):
+            inputs, labels = batch(1000 * rank + step)
+            (nn.functional.cross_entropy(alone(inputs), labels) / comm.size).backward()
+        optimizer.step()
+    torch.testing.assert_close(parameters_of(model), parameters_of(alone))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_averages_gradients_of_every_float_type(comm: Communicator, dtype: torch.dtype) -> None:
+    model = nn.Linear(3, 2).to(dtype)
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.0), Dense(), comm, synchronize="gradients"
+    )
+    with torch.no_grad():
+        model.weight.zero_()
+        model.bias.zero_()
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, float(comm.rank))
+    optimizer.step()
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.dtype == dtype
+        torch.testing.assert_close(parameter.grad, torch.full_like(parameter, (comm.size - 1) / 2))
+
+
+def test_a_missing_gradient_counts_as_zeros(comm: Communicator) -> None:
+    used, unused = (nn.Parameter(torch.zeros(5)) for _ in range(2))
+    optimizer = DistributedOptimizer(torch.optim.SGD([used, unused], lr=1.0), Dense(), comm, synchronize="gradients")
+    used.grad = torch.ones(5)
+    if comm.rank == 0:
+        unused.grad = torch.ones(5)
+    optimizer.step()
+    torch.testing.assert_close(used.detach(), torch.full((5,), -1.0))
+    torch.testing.assert_close(unused.detach(), torch.full((5,), -1.0 / comm.size))
+
+
+def test_a_gradient_may_have_any_strides(comm: Communicator) -> None:
+    parameter = nn.Parameter(torch.zeros(3, 4))
+    optimizer = DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), Dense(), comm, synchronize="gradients")
+    gradient = torch.arange(12.0).reshape(4, 3).t()
+    assert not gradient.is_contiguous()
+    parameter.grad = gradient.clone(memory_format=torch.preserve_format)
+    optimizer.step()
+    torch.testing.assert_close(parameter.detach(), -gradient)
+
+
+def test_a_sparse_gradient_is_refused_by_name_and_no_rank_waits(comm: Communicator) -> None:
+    model = nn.Sequential(nn.Embedding(7, 3, sparse=comm.rank == 0))
+    with torch.no_grad():
+        model[0].weight.zero_()
+    optimizer = wrap(model, Dense(), comm)
+    model(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises((ValueError, CollectiveMismatch), match=r"rank 0.*'0\.weight' is sparse"):
+        optimizer.step()
+
+
+def test_a_gradient_that_is_not_finite_names_rank_and_parameter(comm: Communicator) -> None:
+    model = make_model()
+    optimizer = wrap(model, Dense(), comm)
+    inputs, labels = batch(comm.rank)
+    nn.functional.cross_entropy(model(inputs), labels).backward()
+    if comm.rank == comm.size - 1:
+        next(model[2].parameters()).grad[0, 0] = float("nan")
+    with pytest.raises(NonFiniteGradient) as caught:
+        optimizer.step()
+    assert caught.value.ranks == (comm.size - 1,)
+    assert ("'2.weight'" in str(caught.value)) == (comm.rank == comm.size - 1)
+
+
+def test_a_closure_is_evaluated_before_its_gradients_are_averaged(comm: Communicator) -> None:
+    parameter = nn.Parameter(torch.zeros(2))
+    optimizer = DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), Dense(), comm, synchronize="gradients")
+
+    def closure() -> float:
+        parameter.grad = torch.full((2,), float(comm.rank))
+        return 10.0 + comm.rank
+
+    assert optimizer.step(closure) == 10.0 + comm.rank
+    torch.testing.assert_close(parameter.detach(), torch.full((2,), -(comm.size - 1) / 2))
+
+
+def test_an_unfrozen_parameter_is_reported_by_name(comm: Communicator) -> None:
+    model = make_model()
+    model[0].weight.requires_grad_(False)
+    optimizer = wrap(model, Dense(), comm)
+    train(model, optimizer, comm, range(1))
+    assert (on_all_ranks(parameters_of(model), comm)[0] == parameters_of(model)).all()
+    model[0].weight.requires_grad_(True)
+    with pytest.raises(ValueError, match=r"'0\.weight' was frozen"):
+        optimizer.step()

@@ -1,0 +1,60 @@
+"""DistributedOptimizer's state goes through state_dict to the bit."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from collectives import Communicator
+from mpicomp import Dense, Marsit
+from tests.mpi.torch.training import make_model, parameters_of, train, wrap
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize(
+    ("local_steps", "dtype"), [(1, torch.float32), (4, torch.float32), (1, torch.bfloat16), (4, torch.bfloat16)]
+)
+def test_resumed_training_has_the_same_bits(
+    comm: Communicator, optimizer: str, local_steps: int, dtype: torch.dtype
+) -> None:
+    algorithm = Marsit(full_precision_every=7)
+    model = make_model(dtype=dtype)
+    distributed = wrap(model, algorithm, comm, optimizer, local_steps=local_steps)
+    train(model, distributed, comm, range(10))
+    saved = copy.deepcopy((model.state_dict(), distributed.state_dict()))
+    train(model, distributed, comm, range(10, 25))
+
+    resumed = make_model(seed=5, dtype=dtype)
+    distributed = wrap(resumed, algorithm, comm, optimizer, local_steps=local_steps)
+    resumed.load_state_dict(saved[0])
+    distributed.load_state_dict(saved[1])
+    train(resumed, distributed, comm, range(10, 25))
+    assert torch.equal(parameters_of(resumed), parameters_of(model))
+
+
+def test_state_is_a_copy(comm: Communicator) -> None:
+    model = make_model()
+    distributed = wrap(model, Marsit(), comm)
+    train(model, distributed, comm, range(3))
+    saved = distributed.state_dict()["mpicomp"]
+    before = copy.deepcopy(saved)
+    train(model, distributed, comm, range(3, 6))
+    for old, new in zip(before["aggregators"], saved["aggregators"], strict=True):
+        for key, value in old.items():
+            assert (value == new[key]).all() if hasattr(value, "all") else value == new[key]
+
+
+def test_a_plain_optimizers_state_is_refused(comm: Communicator) -> None:
+    model = make_model()
+    distributed = wrap(model, Marsit(), comm)
+    with pytest.raises(ValueError, match=r"plain optimizer's state.*\.optimizer"):
+        distributed.load_state_dict(distributed.optimizer.state_dict())
+
+
+def test_another_modes_state_is_refused(comm: Communicator) -> None:
+    model = make_model()
+    saved = wrap(model, Dense(), comm).state_dict()
+    with pytest.raises(ValueError, match="synchronize='gradients'"):
+        wrap(model, Dense(), comm, synchronize="updates").load_state_dict(saved)

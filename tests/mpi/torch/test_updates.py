@@ -1,0 +1,102 @@
+"""DistributedOptimizer under "updates"."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from collectives import Communicator
+from mpicomp import Dense, Marsit
+from mpicomp.torch import DistributedOptimizer
+from tests.mpi.torch.training import make_model, on_all_ranks, parameters_of, train, wrap
+
+
+def test_is_what_marsit_prefers_and_dense_does_not(comm: Communicator) -> None:
+    assert wrap(make_model(), Marsit(), comm).mode == "updates"
+    assert wrap(make_model(), Dense(), comm).mode == "gradients"
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize("local_steps", [1, 3])
+def test_replicas_stay_equal_to_the_bit(comm: Communicator, optimizer: str, local_steps: int) -> None:
+    model = make_model()
+    distributed = wrap(model, Marsit(full_precision_every=10), comm, optimizer, local_steps=local_steps)
+    train(model, distributed, comm, range(30))
+    assert distributed.rounds == 30 // local_steps
+    assert all(torch.equal(other, parameters_of(model)) for other in on_all_ranks(parameters_of(model), comm))
+
+
+def test_plain_sgd_is_the_same_in_both_modes_when_nothing_is_compressed(comm: Communicator) -> None:
+    models = [make_model(), make_model()]
+    for model, mode in zip(models, ("gradients", "updates"), strict=True):
+        inner = torch.optim.SGD(model.parameters(), lr=0.05)
+        optimizer = DistributedOptimizer(inner, Dense(), comm, synchronize=mode)  # type: ignore[arg-type]
+        train(model, optimizer, comm, range(5))
+    torch.testing.assert_close(parameters_of(models[0]), parameters_of(models[1]))
+
+
+def test_the_common_model_moves_by_the_mean_of_what_the_ranks_moved(comm: Communicator) -> None:
+    model, alone = make_model(), make_model()
+    train(model, wrap(model, Dense(), comm, synchronize="updates", local_steps=4), comm, range(4))
+    train(alone, torch.optim.SGD(alone.parameters(), lr=0.05, momentum=0.9), comm, range(4))
+    local_models = on_all_ranks(parameters_of(alone), comm)
+    torch.testing.assert_close(parameters_of(model), torch.stack(local_models).mean(0))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_replicas_differ_within_a_round_and_synchronize_closes_it(comm: Communicator) -> None:
+    model = make_model()
+    optimizer = wrap(model, Dense(), comm, synchronize="updates", local_steps=10)
+    train(model, optimizer, comm, range(3))
+    assert optimizer.in_round
+    assert not torch.equal(*on_all_ranks(parameters_of(model), comm)[:2])
+    optimizer.synchronize()
+    assert not optimizer.in_round
+    assert torch.equal(*on_all_ranks(parameters_of(model), comm)[:2])
+    assert optimizer.rounds == 1
+    optimizer.synchronize()
+    assert optimizer.rounds == 1
+
+
+def test_a_model_loaded_between_rounds_is_not_taken_for_an_update(comm: Communicator) -> None:
+    model = make_model()
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), Marsit(), comm)
+    train(model, optimizer, comm, range(1))
+    model.load_state_dict(make_model(seed=1).state_dict())
+    train(model, optimizer, comm, range(1, 3))
+    assert torch.equal(parameters_of(model), parameters_of(make_model(seed=1)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_updates_too_small_for_16_bits_accumulate_in_float32_masters(comm: Communicator, dtype: torch.dtype) -> None:
+    parameter = nn.Parameter(torch.ones(70, dtype=dtype))
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD([parameter], lr=1e-4), Dense(), comm, synchronize="updates", local_steps=2
+    )
+    for _ in range(200):
+        optimizer.zero_grad()
+        parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+    assert parameter.dtype == dtype
+    torch.testing.assert_close(parameter.detach().float(), torch.full((70,), 0.98), atol=2e-3, rtol=0)
+
+
+def test_zero_grad_reaches_16_bit_parameters(comm: Communicator) -> None:
+    parameter = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    optimizer = DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), Dense(), comm, synchronize="updates")
+    for set_to_none in (False, True):
+        parameter.grad = torch.ones_like(parameter)
+        optimizer.zero_grad(set_to_none)
+        assert parameter.grad is None if set_to_none else not parameter.grad.any()
+
+
+def test_sparse_gradients_are_the_local_optimizers_business(comm: Communicator) -> None:
+    embedding = nn.Embedding(7, 3, sparse=True)
+    with torch.no_grad():
+        embedding.weight.zero_()
+    inner = torch.optim.SparseAdam(list(embedding.parameters()), lr=0.1)
+    optimizer = DistributedOptimizer(inner, Dense(), comm, synchronize="updates")
+    embedding(torch.tensor([1, 2])).sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(embedding.weight.detach()[1:3], torch.full((2, 3), -0.1))

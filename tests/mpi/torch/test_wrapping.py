@@ -1,0 +1,78 @@
+"""What DistributedOptimizer takes, what it refuses, and that schedulers see the optimizer inside."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from collectives import Communicator
+from mpicomp import Dense, Marsit
+from mpicomp.torch import DistributedOptimizer
+from tests.mpi.torch.training import make_model, train, wrap
+
+
+def test_a_scheduler_drives_the_wrapped_optimizer(comm: Communicator) -> None:
+    model = make_model()
+    optimizer = wrap(model, Dense(), comm)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
+    for step in range(5):
+        train(model, optimizer, comm, range(step, step + 1))
+        scheduler.step()
+    assert math.isclose(optimizer.optimizer.param_groups[0]["lr"], 0.025)
+    optimizer.load_state_dict(optimizer.state_dict())
+    scheduler.step()
+    assert optimizer.optimizer.param_groups[0]["lr"] < 0.025
+
+
+def test_step_hooks_run_once(comm: Communicator) -> None:
+    model = make_model()
+    optimizer = wrap(model, Dense(), comm)
+    calls: list[int] = []
+    optimizer.register_step_post_hook(lambda *_: calls.append(1))
+    train(model, optimizer, comm, range(3))
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"synchronize": "gradients", "local_steps": 2}, r"local_steps=2 needs synchronize=.updates"),
+        ({"local_steps": 0}, "local_steps is 0"),
+        ({"synchronize": "weights"}, "synchronize is 'weights'"),
+    ],
+)
+def test_wrong_options_are_refused(comm: Communicator, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        wrap(make_model(), Marsit(), comm, **options)
+
+
+def test_buckets_need_a_size(comm: Communicator) -> None:
+    with pytest.raises(ValueError, match="bucket_mb is 0"):
+        DistributedOptimizer(torch.optim.SGD(make_model().parameters(), lr=1.0), Dense(), comm, bucket_mb=0)
+
+
+def test_a_parameter_off_the_cpu_is_refused_by_name(comm: Communicator) -> None:
+    model = nn.Linear(2, 2, device="meta")
+    with pytest.raises(ValueError, match=r"'weight' lives on meta"):
+        DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), Dense(), comm, model.named_parameters())
+
+
+def test_a_parameter_that_is_not_real_is_refused_by_position(comm: Communicator) -> None:
+    parameter = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(ValueError, match=r"'group 0, parameter 0' is a .*complex64"):
+        DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), Dense(), comm)
+
+
+def test_an_optimizer_with_nothing_to_train_is_refused(comm: Communicator) -> None:
+    model = make_model().requires_grad_(False)
+    with pytest.raises(ValueError, match="no parameter that requires a gradient"):
+        DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), Dense(), comm)
+
+
+def test_a_parameter_group_comes_before_wrapping(comm: Communicator) -> None:
+    optimizer = wrap(make_model(), Dense(), comm)
+    with pytest.raises(NotImplementedError, match="before wrapping"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})

@@ -1,0 +1,178 @@
+"""Bytes, messages and rounds are the textbook's."""
+
+from __future__ import annotations
+
+from math import ceil, log2
+
+import pytest
+
+from collectives.halving import HalvingDoubling
+from collectives.partition import partition
+from collectives.plan import Plan, Topology
+from collectives.ring import Ring
+from collectives.simulate import all_plans, bytes_per_rank, merges_per_chunk, prove
+from collectives.star import Star
+from collectives.torus import Torus
+from collectives.tree import DoubleTree, Tree
+
+ELEMENT_BYTES = 4
+
+
+def elements_sent(plans: list[Plan], n: int) -> list[int]:
+    """Elements that each rank sends, of a vector of ``n``."""
+    chunks = partition(n, plans[0].n_chunks, 1)
+    sent = [bytes_per_rank(plan, chunks, lambda n, weight: ELEMENT_BYTES * n) for plan in plans]
+    return [nbytes // ELEMENT_BYTES for nbytes in sent]
+
+
+@pytest.mark.parametrize("size", range(1, 34))
+@pytest.mark.parametrize("segments", [1, 4])
+def test_ring(size: int, segments: int) -> None:
+    plans = all_plans(Ring(segments), size)
+    report = prove(plans)
+    assert report.rounds == 2 * (size - 1)
+    assert set(report.messages) == {2 * (size - 1) * segments}
+    assert set(elements_sent(plans, size * segments)) == {2 * (size - 1) * segments}
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(1, 1), (1, 5), (5, 1), (2, 2), (2, 3), (3, 2), (4, 8), (5, 6), (3, 11)])
+def test_torus(rows: int, cols: int) -> None:
+    size = rows * cols
+    plans = all_plans(Torus(rows, cols), size)
+    report = prove(plans)
+    assert report.rounds == 2 * (rows - 1) + 2 * (cols - 1)
+    assert set(report.messages) == {report.rounds}
+    assert set(elements_sent(plans, size)) == {2 * (size - 1)}
+
+
+def test_torus_sends_little_between_rows() -> None:
+    rows, cols = 4, 8
+    plan = Torus(rows, cols).plan(0, rows * cols)
+    between = sum(len(send.chunks) for step in plan.steps for send in step.sends if send.peer % cols == 0)
+    assert between == 2 * (rows - 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "shape"), [(1, (1, 1)), (7, (1, 7)), (8, (2, 4)), (12, (3, 4)), (16, (4, 4)), (30, (5, 6))]
+)
+def test_torus_is_as_square_as_the_size_allows(size: int, shape: tuple[int, int]) -> None:
+    assert Torus().shape(size) == shape
+    assert Torus(rows=shape[0]).shape(size) == shape
+    assert Torus(cols=shape[1]).shape(size) == shape
+
+
+@pytest.mark.parametrize("size", [2, 4, 8, 16, 32])
+def test_halving_doubling_at_powers_of_two(size: int) -> None:
+    plans = all_plans(HalvingDoubling(), size)
+    report = prove(plans)
+    assert report.rounds == 2 * log2(size)
+    assert set(report.messages) == {report.rounds}
+    assert set(elements_sent(plans, size)) == {2 * (size - 1)}
+
+
+@pytest.mark.parametrize("size", [3, 5, 6, 7, 11, 31, 33])
+def test_halving_doubling_elsewhere_folds_the_extra_ranks_in(size: int) -> None:
+    core = 1 << size.bit_length() - 1
+    plans = all_plans(HalvingDoubling(), size)
+    assert prove(plans).rounds == 2 * log2(core) + 2
+    sent = elements_sent(plans, core)
+    pairs = 2 * (size - core)
+    assert sent[1:pairs:2] == [core] * (size - core)
+    assert sent[0:pairs:2] == [2 * (core - 1) + core] * (size - core)
+    assert sent[pairs:] == [2 * (core - 1)] * (size - pairs)
+
+
+def test_halving_sends_the_longest_messages_to_neighbours() -> None:
+    steps = HalvingDoubling().plan(0, 16).steps
+    assert [(send.peer, len(send.chunks)) for step in steps[:4] for send in step.sends] == [
+        (1, 8),
+        (2, 4),
+        (4, 2),
+        (8, 1),
+    ]
+
+
+@pytest.mark.parametrize("size", range(2, 34))
+def test_binomial_tree(size: int) -> None:
+    height = ceil(log2(size))
+    plans = all_plans(Tree(4), size)
+    assert prove(plans).rounds <= 2 * height
+    sent = elements_sent(plans, 4)
+    assert sum(sent) == 2 * (size - 1) * 4
+    assert sent[0] == height * 4
+
+
+def test_binomial_tree_is_as_deep_as_a_power_of_two_makes_it() -> None:
+    assert [prove(all_plans(Tree(), 1 << height)).rounds for height in range(6)] == [0, 2, 4, 6, 8, 10]
+
+
+@pytest.mark.parametrize("size", range(2, 34))
+def test_double_tree_loads_no_rank_with_more_than_two_vectors(size: int) -> None:
+    plans = all_plans(DoubleTree(4), size)
+    assert prove(plans).rounds <= 2 * log2(size)
+    n = plans[0].n_chunks
+    sent = elements_sent(plans, n)
+    received = [sum(len(recv.chunks) for step in plan.steps for recv in step.recvs) for plan in plans]
+    assert max(sent) <= 2 * n
+    assert max(received) <= 2 * n
+    assert sum(sent) == 2 * (size - 1) * n
+
+
+@pytest.mark.parametrize("size", [3, 4, 7, 8, 16, 33])
+def test_double_tree_ranks_are_inner_in_one_tree_at_most(size: int) -> None:
+    for plan in all_plans(DoubleTree(1), size):
+        inner_in = {recv.chunks.start % 2 for step in plan.steps for recv in step.recvs if recv.held_weight}
+        assert len(inner_in) <= 1
+
+
+@pytest.mark.parametrize("topology", [Tree(12), DoubleTree(12)], ids=repr)
+def test_trees_bring_early_chunks_down_while_late_ones_go_up(topology: Topology) -> None:
+    for plan in all_plans(topology, 8):
+        gathers = [i for i, step in enumerate(plan.steps) if any(not recv.held_weight for recv in step.recvs)]
+        reduces = [i for i, step in enumerate(plan.steps) if any(send.weight < 8 for send in step.sends)]
+        if gathers and reduces:
+            assert gathers[0] < reduces[-1]
+
+
+@pytest.mark.parametrize("size", [2, 5, 8])
+def test_star(size: int) -> None:
+    plans = all_plans(Star(root=1, segments=2), size)
+    assert prove(plans).rounds == 2
+    assert elements_sent(plans, 2) == [2 * (size - 1) if rank == 1 else 2 for rank in range(size)]
+
+
+def test_star_merges_in_rank_order() -> None:
+    plan = Star(root=2, segments=1).plan(2, 5)
+    merged = [(recv.peer, recv.held_weight) for step in plan.steps for recv in step.recvs]
+    assert merged == [(0, 1), (1, 2), (3, 3), (4, 4)]
+
+
+def test_star_returns_one_chunk_while_it_receives_the_next() -> None:
+    plan = Star(segments=3).plan(0, 4)
+    in_both_directions = [step for step in plan.steps if step.sends and step.recvs]
+    assert len(in_both_directions) == 2 * 3
+
+
+def test_payloads_that_grow_with_the_weight_are_counted_by_it() -> None:
+    plan = Ring().plan(0, 4)
+    chunks = partition(1000, 4, 1)
+    assert bytes_per_rank(plan, chunks, lambda n, weight: n * weight) == 250 * (1 + 2 + 3 + 4 + 4 + 4)
+
+
+def test_empty_chunks_cost_nothing() -> None:
+    plan = Ring().plan(0, 4)
+    assert bytes_per_rank(plan, partition(0, 4, 64), lambda n, weight: n + 100) == 0
+
+
+def test_merges_per_chunk() -> None:
+    # Rank 0 of a 2 x 2 torus merges its column's two chunks along the row, then its own once more along the column.
+    assert merges_per_chunk(Torus(2, 2).plan(0, 4)) == (2, 1, 0, 0)
+    assert merges_per_chunk(Ring().plan(0, 4)) == (1, 1, 1, 0)
+    assert merges_per_chunk(Star(segments=2).plan(0, 4)) == (3, 3)
+    assert merges_per_chunk(Star(segments=2).plan(1, 4)) == (0, 0)
+
+
+def test_a_plan_of_thousands_of_ranks_is_cheap_to_hold() -> None:
+    assert len(Ring().plan(17, 4096).steps) == 8190
+    assert len(Torus().plan(17, 4096).steps) == 252
+    assert len(HalvingDoubling().plan(17, 4096).steps) == 24

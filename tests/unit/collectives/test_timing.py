@@ -1,0 +1,164 @@
+"""The modelled time is the textbook's where the textbook has one, and shows what pipelining gains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log2
+
+import pytest
+
+from collectives.halving import HalvingDoubling
+from collectives.plan import Plan, Topology
+from collectives.ring import Ring
+from collectives.star import Star
+from collectives.timing import LinkModel, simulate_time
+from collectives.topologies import TOPOLOGIES
+from collectives.torus import Torus
+from collectives.tree import DoubleTree, Tree
+
+LINK = LinkModel(latency_s=1e-4, bandwidth_bytes_s=1e8)
+N = 64 * 12 * 16 * 25
+MERGE_S_PER_BYTE = 4e-9
+
+
+def float32(n: int, weight: int) -> int:
+    return 4 * n
+
+
+def seconds(topology: Topology, size: int, link: LinkModel = LINK, **options: float) -> float:
+    piece_elements = options.get("piece_elements")
+    return simulate_time(
+        topology,
+        size,
+        N,
+        float32,
+        link,
+        None if piece_elements is None else int(piece_elements),
+        options.get("merge_s_per_byte", 0.0),
+    )
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8, 12])
+def test_ring(size: int) -> None:
+    vector_s = 4 * N / LINK.bandwidth_bytes_s
+    assert seconds(Ring(), size) == pytest.approx(2 * (size - 1) * (LINK.latency_s + vector_s / size))
+    merged = seconds(Ring(), size, merge_s_per_byte=MERGE_S_PER_BYTE)
+    assert merged - seconds(Ring(), size) == pytest.approx((size - 1) * MERGE_S_PER_BYTE * 4 * N / size)
+
+
+LATENCY_ALONE = LinkModel(latency_s=1.0, bandwidth_bytes_s=1e30)
+BANDWIDTH_ALONE = LinkModel(latency_s=0.0, bandwidth_bytes_s=4 * N)  # a second for the whole vector
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(2, 2), (3, 4), (4, 4)])
+def test_torus(rows: int, cols: int) -> None:
+    size = rows * cols
+    assert seconds(Torus(rows, cols), size, LATENCY_ALONE) == pytest.approx(2 * (rows - 1) + 2 * (cols - 1))
+    assert seconds(Torus(rows, cols), size, BANDWIDTH_ALONE) == pytest.approx(2 * (size - 1) / size)
+
+
+@pytest.mark.parametrize("size", [2, 4, 8, 16])
+def test_halving_doubling(size: int) -> None:
+    assert seconds(HalvingDoubling(), size, LATENCY_ALONE) == pytest.approx(2 * log2(size))
+    assert seconds(HalvingDoubling(), size, BANDWIDTH_ALONE) == pytest.approx(2 * (size - 1) / size)
+
+
+@pytest.mark.parametrize("size", [2, 4, 8, 16])
+def test_binomial_tree(size: int) -> None:
+    assert seconds(Tree(segments=1), size, LATENCY_ALONE) == pytest.approx(2 * log2(size))
+    assert seconds(Tree(segments=1), size, BANDWIDTH_ALONE) == pytest.approx(2 * log2(size))
+
+
+def test_latency_overhead_and_bandwidth_of_one_message() -> None:
+    link = LinkModel(latency_s=0.5, bandwidth_bytes_s=100.0, overhead_s=0.25)
+    # Two pieces up, one after the other on the link; merged; and down, the first while the second goes up.
+    piece_s = 0.25 + 64 / 100
+    time = simulate_time(Star(segments=1), 2, 128, lambda n, weight: n, link, 64, 0.001)
+    assert time == pytest.approx(2 * piece_s + 0.5 + 0.064 + piece_s + 0.5)
+
+
+def test_pieces_hide_latency_and_merging() -> None:
+    whole = seconds(Ring(), 4, merge_s_per_byte=MERGE_S_PER_BYTE)
+    cut = seconds(Ring(), 4, merge_s_per_byte=MERGE_S_PER_BYTE, piece_elements=N / 64)
+    wire = 2 * 3 / 4 * 4 * N / LINK.bandwidth_bytes_s
+    assert wire <= cut < wire * 1.05
+    assert whole > wire * 1.2
+
+
+@pytest.mark.parametrize("make", [Tree, DoubleTree, Star], ids=["tree", "double-tree", "star"])
+def test_segments_pipeline(make: type[Tree]) -> None:
+    assert seconds(make(segments=32), 12) < 0.75 * seconds(make(segments=1), 12)
+
+
+def test_double_tree_approaches_the_bandwidth_of_a_ring() -> None:
+    assert 2 < seconds(DoubleTree(64), 16, BANDWIDTH_ALONE) < 2.1
+
+
+def test_trees_beat_rings_where_latency_rules() -> None:
+    ring, *trees = (simulate_time(t, 64, 64, float32, LINK) for t in (Ring(), Tree(), DoubleTree(), HalvingDoubling()))
+    assert max(trees) < ring / 3
+
+
+def test_a_torus_spares_the_slow_links_between_groups() -> None:
+    link = LinkModel(1e-5, 1e9, group_size=8, between_latency_s=1e-4, between_bandwidth_bytes_s=1e7)
+    assert seconds(Torus(4, 8), 32, link) < seconds(Ring(), 32, link) / 4
+    # All hops of a ring of one group are fast.
+    assert seconds(Ring(), 8, link) == pytest.approx(seconds(Ring(), 8, LinkModel(1e-5, 1e9)))
+
+
+def test_payloads_may_grow_with_the_weight() -> None:
+    grown = simulate_time(Ring(), 4, 400, lambda n, weight: n * weight, LinkModel(0.0, 1.0), alignment=1)
+    assert grown == pytest.approx(100 * (1 + 2 + 3 + 4 + 4 + 4))
+
+
+@dataclass(frozen=True)
+class PlansOnly:
+    """Hides that a topology's ranks act alike, so that its plans are walked one by one."""
+
+    topology: Topology
+
+    @property
+    def name(self) -> str:
+        return self.topology.name
+
+    def plan(self, rank: int, size: int) -> Plan:
+        return self.topology.plan(rank, size)
+
+
+@pytest.mark.parametrize("topology", [Ring(), Ring(3), Torus()], ids=repr)
+@pytest.mark.parametrize("size", [1, 2, 6, 9])
+@pytest.mark.parametrize("n", [0, 100, 5000])
+def test_all_ranks_at_once_and_one_by_one_take_the_same_time(topology: Topology, size: int, n: int) -> None:
+    link = LinkModel(1e-5, 1e8, 1e-6, group_size=3, between_bandwidth_bytes_s=1e7)
+    together, apart = (simulate_time(t, size, n, float32, link, 64, 1e-9) for t in (topology, PlansOnly(topology)))
+    assert together == pytest.approx(apart, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_nothing_to_do_takes_no_time(name: str) -> None:
+    assert simulate_time(TOPOLOGIES[name](), 1, 1000, float32, LINK) == 0.0
+    assert simulate_time(TOPOLOGIES[name](), 6, 0, float32, LINK) == 0.0
+
+
+def test_thousands_of_ranks() -> None:
+    size, n = 2048, 64 * 2048
+    link = LinkModel(2e-5, 1.25e8)
+    ring = simulate_time(Ring(), size, n, float32, link)
+    assert ring == pytest.approx(2 * (size - 1) * (link.latency_s + 4 * 64 / link.bandwidth_bytes_s))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"latency_s": -1.0},
+        {"bandwidth_bytes_s": 0.0},
+        {"overhead_s": -1.0},
+        {"group_size": 0},
+        {"between_latency_s": -1.0},
+        {"between_bandwidth_bytes_s": 0.0},
+    ],
+    ids=str,
+)
+def test_links_cannot_be_faster_than_time(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="must"):
+        LinkModel(**{"latency_s": 0.0, "bandwidth_bytes_s": 1.0, **wrong})  # type: ignore[arg-type]

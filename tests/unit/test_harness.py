@@ -1,0 +1,137 @@
+"""The lane runner keeps its promises: tried on small suites of its own, each run as a lane under mpirun."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.timeout(120)
+
+
+class Lane(NamedTuple):
+    status: int
+    output: str
+
+
+def run_lane(folder: Path, n_ranks: int, body: str, *arguments: str) -> Lane:
+    """Run `body` as a lane of its own; TimeoutExpired says that the lane did not end by itself."""
+    (folder / "conftest.py").write_text("from tests.mpi.conftest import *\n")
+    source = "import time\nimport pytest\nfrom mpi4py import MPI\n" + textwrap.dedent(body)
+    (folder / "test_lane.py").write_text(source)
+    command = [sys.executable, str(PROJECT / "tests" / "run_lanes.py"), "--ranks", str(n_ranks), str(folder)]
+    done = subprocess.run(
+        [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=100, check=False
+    )
+    return Lane(done.returncode, done.stdout)
+
+
+def test_a_lane_passes_and_only_rank_0_prints(tmp_path: Path) -> None:
+    lane = run_lane(
+        tmp_path,
+        3,
+        """
+        def test_all(mpi_comm):
+            assert mpi_comm.allreduce(1) == 3
+
+        @pytest.mark.parametrize("mpi_comm", [2, 5], indirect=True)
+        def test_part(mpi_comm):
+            assert mpi_comm.allreduce(1) == 2 and MPI.COMM_WORLD.rank < 2
+
+        @pytest.mark.mpi(min_size=4)
+        def test_too_large_for_this_lane(mpi_comm):
+            raise AssertionError
+        """,
+    )
+    assert lane.status == 0, lane.output
+    assert lane.output.count("2 passed, 2 deselected") == 1, lane.output
+
+
+def test_one_rank_failing_fails_all_and_is_named(tmp_path: Path) -> None:
+    lane = run_lane(
+        tmp_path,
+        3,
+        """
+        def test_odd_rank(mpi_comm):
+            print("said by", mpi_comm.rank)
+            assert mpi_comm.rank != 1, "the odd one"
+
+        def test_after_it(mpi_comm):
+            assert mpi_comm.allreduce(1) == 3
+
+        def test_property(mpi_comm, agreed):
+            with pytest.raises(AssertionError, match="failed on 1 of 3 ranks: {2: 'ValueError: two'}"):
+                with agreed(mpi_comm):
+                    if mpi_comm.rank == 2:
+                        raise ValueError("two")
+
+        def test_skip():
+            if MPI.COMM_WORLD.rank == 2:
+                pytest.skip("not today")
+        """,
+    )
+    assert lane.status == 1, lane.output
+    assert "rank 1 of 3: AssertionError: the odd one" in lane.output, lane.output
+    assert "said by 1" in lane.output
+    assert "said by 0" not in lane.output
+    assert "skipped on rank 2 of 3" in lane.output
+    assert "2 failed, 2 passed" in lane.output
+
+
+def test_a_deadlock_ends_in_seconds_with_every_ranks_stack(tmp_path: Path) -> None:
+    lane = run_lane(
+        tmp_path,
+        2,
+        """
+        @pytest.mark.timeout(2)
+        def test_deadlock(mpi_comm):
+            mpi_comm.recv(source=1 - mpi_comm.rank)
+        """,
+    )
+    assert lane.status != 0
+    for rank in range(2):
+        assert f'[rank {rank} of 2]   File "{tmp_path}/test_lane.py", line 7 in test_deadlock' in lane.output, (
+            lane.output
+        )
+
+
+def test_a_rank_that_fails_while_others_wait_for_it_is_the_one_reported(tmp_path: Path) -> None:
+    lane = run_lane(
+        tmp_path,
+        2,
+        """
+        def test_left_alone(mpi_comm):
+            assert mpi_comm.rank == 0, "left early"
+            mpi_comm.barrier()
+        """,
+    )
+    assert lane.status != 0
+    assert "AssertionError: left early" in lane.output, lane.output
+    assert "line 7 in test_left_alone" in lane.output
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("@pytest.mark.mpi(minsize=2)\ndef test_it(): pass", "does not take minsize"),
+        ("@pytest.mark.skip('later')\ndef test_it(): pass", "skipped on rank 0"),
+        ("@pytest.mark.mpi(min_size=3)\ndef test_it(): pass", "1 deselected"),
+        ("import no_such_module\ndef test_it(): pass", "no_such_module"),
+    ],
+    ids=["misspelt marker", "all skipped", "none fits", "import error"],
+)
+def test_a_lane_without_tests_fails(tmp_path: Path, body: str, message: str) -> None:
+    lane = run_lane(tmp_path, 1, body)
+    assert lane.status == 1, lane.output
+    assert message in lane.output, lane.output
+
+
+def test_a_lane_that_hangs_outside_a_test_is_ended(tmp_path: Path) -> None:
+    lane = run_lane(tmp_path, 1, "time.sleep(1000)", "--lane-timeout", "3")
+    assert lane.status == 1
