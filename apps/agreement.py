@@ -6,7 +6,7 @@ phase that can fail locally ends with all ranks knowing, and raising, the same e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -40,7 +40,7 @@ def any_rank(comm: Communicator, flag: bool) -> bool:
     return float(np.asarray(comm.allreduce(np.array([float(flag)]), op="sum"))[0]) > 0
 
 
-def gather(comm: Communicator, values: list[float] | list[int] | np.ndarray) -> np.ndarray:
+def gather(comm: Communicator, values: Sequence[float] | np.ndarray) -> np.ndarray:
     """All ranks' `values` as float64 rows, on every rank.
 
     One row a rank, summed with zeros: unlike MPI's own gather the sum keeps the communicator's deadline.

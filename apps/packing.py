@@ -26,9 +26,9 @@ def pack(state: Any) -> tuple[dict[str, Tensor], str]:
         match value:
             case Tensor() | np.ndarray():
                 key = str(len(tensors))
-                kind = "tensor" if isinstance(value, Tensor) else "array"
-                tensors[key] = (value.detach() if kind == "tensor" else torch.from_numpy(value)).clone().contiguous()
-                return {kind: key}
+                tensor = value.detach() if isinstance(value, Tensor) else torch.from_numpy(value)
+                tensors[key] = tensor.clone(memory_format=torch.contiguous_format)
+                return {"tensor" if isinstance(value, Tensor) else "array": key}
             case np.generic():
                 return encode(value.item())
             case dict():

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -29,6 +30,9 @@ from apps.training import Training
 from collectives import Communicator
 from collectives.errors import CollectiveError, CollectiveMismatch, NonFiniteGradient
 from mpicomp.algorithms import Algorithm
+
+_FAREWELL_S = 10.0
+"""Seconds that a failing job waits for its last rank."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -136,7 +140,10 @@ def _fail(mpi_comm: MPI.Comm, message: str, status: int = 1) -> int:
     """Tell an error that every rank has: one tells it, and none ends, taking the job along, before it has."""
     if mpi_comm.rank == 0:
         print(f"error: {message}", file=sys.stderr, flush=True)
-    mpi_comm.Barrier()
+    arrived = mpi_comm.Ibarrier()
+    deadline = time.monotonic() + _FAREWELL_S
+    while not arrived.Test() and time.monotonic() < deadline:
+        time.sleep(0.01)
     return status
 
 

@@ -98,7 +98,7 @@ class Training:
             started = time.perf_counter()
             loss = F.cross_entropy(model(images[indices]), labels[indices])
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             self._set_learning_rate()
             rounds = optimizer.rounds
             optimizer.step()
@@ -139,7 +139,7 @@ class Training:
         images, labels = split.images[mine], split.labels[mine]
         right, loss = 0, 0.0
         for batch_images, batch_labels in zip(
-            images.split(_EVALUATION_BATCH), labels.split(_EVALUATION_BATCH), strict=True
+            torch.split(images, _EVALUATION_BATCH), torch.split(labels, _EVALUATION_BATCH), strict=True
         ):
             scores = self.model(batch_images)
             right += int((scores.argmax(1) == batch_labels).sum())

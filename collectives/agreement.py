@@ -1,7 +1,7 @@
 """Before a collective starts, all ranks make sure that they are about to make the same one.
 
-One all-reduce of (h, -h) with MIN tells every rank whether all hashes are equal; only if they are not do the descriptions
-travel, and every rank raises the same error.
+One all-reduce of (h, -h) with MIN tells every rank whether all hashes are equal; only if they are not do the
+descriptions travel, and every rank raises the same error.
 """
 
 from __future__ import annotations
@@ -102,7 +102,14 @@ class Agreement:
     def check(self, mark: int, describe: Callable[[], str], traffic: Traffic | None = None) -> None:
         """`begin` and `wait`."""
         self.begin(mark, describe, traffic)
-        self.wait()
+        if self._describe is not None:
+            self.wait()
+
+    def free(self) -> None:
+        """Give MPI's resources back."""
+        if self._request is not None:
+            self._request.Free()
+            self._request = None
 
     def refuse(self, error: Exception, call: str) -> NoReturn:
         """Make every rank raise because this one cannot make the call; raises `error` itself here.
@@ -141,7 +148,9 @@ def gather_texts(comm: MPI.Comm, text: str, timeout_s: float) -> list[str]:
     mine = np.frombuffer(text.encode(), np.uint8)
     lengths = np.zeros(comm.size, np.int64)
     wait(
-        comm.Iallgather(np.array([mine.size], np.int64), lengths), timeout_s, lambda: f"rank {comm.rank}: comparing calls"
+        comm.Iallgather(np.array([mine.size], np.int64), lengths),
+        timeout_s,
+        lambda: f"rank {comm.rank}: comparing calls",
     )
     everything = np.empty(int(lengths.sum()), np.uint8)
     wait(comm.Iallgatherv(mine, [everything, lengths]), timeout_s, lambda: f"rank {comm.rank}: comparing calls")

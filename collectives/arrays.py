@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,7 @@ _CPU, _PINNED = 1, 3
 _CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
 
-@dataclass(frozen=True, slots=True)
-class Flat:
+class Flat(NamedTuple):
     """A vector on somebody's memory.
 
     Attributes
@@ -63,6 +62,12 @@ _pointer_of.restype = ctypes.c_void_p
 _pointer_of.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
+@cache
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """Name of an element type; NumPy takes 10 us to make it up."""
+    return dtype.name if dtype.isnative else f"byte-swapped {dtype.name}"
+
+
 def flat(array: Any, allowed: tuple[str, ...] = FLOATS) -> Flat:
     """View an array as a vector, without copying.
 
@@ -81,9 +86,10 @@ def flat(array: Any, allowed: tuple[str, ...] = FLOATS) -> Flat:
         Not contiguous, or not in CPU memory.
     """
     if isinstance(array, np.ndarray):
-        name = array.dtype.name
-        _check(name, allowed, array.flags.c_contiguous and array.dtype.isnative, f"strides {array.strides} bytes")
-        values = array.reshape(-1)
+        name = dtype_name(array.dtype)
+        if name not in allowed or not array.flags.c_contiguous:
+            _check(name, allowed, array.flags.c_contiguous, f"strides {array.strides} bytes")
+        values = array if array.ndim == 1 else array.reshape(-1)
         return Flat(values.view(np.uint16) if name == "bfloat16" else values, name, array.shape, array)
     if not hasattr(array, "__dlpack__"):
         raise TypeError(f"cannot reduce {type(array).__name__}: pass a NumPy array or a tensor that supports DLPack")

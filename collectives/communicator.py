@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -67,9 +67,9 @@ class Communicator:
     mpi_comm : MPI.Comm, optional
         Always duplicated; None: COMM_WORLD. Making a Communicator is collective.
     topology : str or Topology
-        ``"ring"``, ``"segmented-ring"``, ``"torus"``, ``"tree"``, ``"double-tree"``, ``"halving-doubling"``, ``"star"``, an
-        instance from `collectives`, ``"mpi"`` (dense sums by MPI's own all-reduce, everything else as "auto"), or ``"auto"``:
-        by payload size.
+        ``"ring"``, ``"segmented-ring"``, ``"torus"``, ``"tree"``, ``"double-tree"``, ``"halving-doubling"``,
+        ``"star"``, an instance from `collectives`, ``"mpi"`` (dense sums by MPI's own all-reduce, everything else as
+        "auto"), or ``"auto"``: by payload size.
     timeout : float
         Seconds without progress before a call raises `CollectiveTimeout`.
     verify : bool
@@ -110,6 +110,7 @@ class Communicator:
         self._agreement = Agreement(self.mpi_comm, timeout)
         self._plans: dict[Topology, Plan] = {}
         self._programs: dict[tuple[Topology, int, int, int], Program] = {}
+        self._calls: dict[tuple[str, str, tuple[int, ...]], tuple[int, Callable[[], str]]] = {}
         self._fixed_tag, self._rolling_tag = 0, 0
         self._broken = ""
         self._abandoned: list[Any] = []  # what MPI may still write to after an error
@@ -131,6 +132,7 @@ class Communicator:
     def close(self) -> None:
         """Free the MPI communicator (collective). After an error it is left to MPI's own clean-up instead."""
         if not self._broken:
+            self._agreement.free()
             self.mpi_comm.Free()
             self._broken = "it was closed"
 
@@ -147,7 +149,7 @@ class Communicator:
         return self.piece_bytes or (SHARED_PIECE_BYTES if self.one_node else NETWORK_PIECE_BYTES)
 
     def program(self, topology: Topology, n: int, alignment: int, piece_elements: int) -> Program:
-        """This rank's part of an all-reduce of `n` elements, compiled once."""
+        """One rank's part of an all-reduce of `n` elements, compiled once."""
         key = (topology, n, alignment, piece_elements)
         found = self._programs.get(key)
         if found is None:
@@ -170,11 +172,18 @@ class Communicator:
 
     def agree(self, mark: int, describe: Callable[[], str], traffic: Traffic | None = None) -> None:
         """Raise on every rank unless all make this call. See `Agreement.check`."""
-        self._check_usable()
+        if self._broken:
+            self._check_usable()
         if self._verify:
-            self._guard(partial(self._agreement.check, mark, describe, traffic))
+            try:
+                self._agreement.check(mark, describe, traffic)
+            except CollectiveMismatch:
+                raise  # nothing is in flight
+            except (CollectiveError, KeyboardInterrupt) as error:
+                self._break(error)
+                raise
 
-    def refuse(self, error: Exception, call: str) -> None:
+    def refuse(self, error: Exception, call: str) -> NoReturn:
         """Raise `error` here, and CollectiveMismatch on the ranks that made the call."""
         self._check_usable()
         if self._verify:
@@ -191,12 +200,18 @@ class Communicator:
         cache: dict[tuple[int, int], MPI.Prequest] | None = None,
     ) -> None:
         """Run a program to its end."""
-        execution = Execution(self.mpi_comm, program, payload, tag, self.timeout, traffic, encoded, cache)
-        self._guard(execution.run, execution)
+        self._run(Execution(self.mpi_comm, program, payload, tag, self.timeout, traffic, encoded, cache))
 
     def wait(self, request: MPI.Request, describe: Callable[[], str]) -> None:
         """Poll a request of this communicator's up to the timeout."""
         self._guard(partial(wait, request, self.timeout, describe), request)
+
+    def _run(self, execution: Execution) -> None:
+        try:
+            execution.run()
+        except BaseException as error:
+            self._break(error, execution)
+            raise
 
     def _guard(self, call: Callable[[], T], *alive: Any) -> T:
         try:
@@ -204,9 +219,13 @@ class Communicator:
         except CollectiveMismatch:
             raise  # nothing is in flight
         except (CollectiveError, KeyboardInterrupt) as error:
-            self._broken = f"an earlier call failed: {error}"
-            self._abandoned.extend(alive)
+            self._break(error, *alive)
             raise
+
+    def _break(self, error: BaseException, *alive: Any) -> None:
+        """Messages may still be in flight: refuse further calls, and keep their buffers for ever."""
+        self._broken = f"an earlier call failed: {error!r}"
+        self._abandoned.extend(alive)
 
     def _check_usable(self) -> None:
         if self._broken:
@@ -222,7 +241,8 @@ class Communicator:
         Parameters
         ----------
         x : ndarray, CPU tensor, or anything with DLPack
-            float16, bfloat16, float32, float64; for sums int32 and int64 too. Contiguous. Left alone unless it is `out`.
+            float16, bfloat16, float32, float64; for sums int32 and int64 too. Contiguous. Left alone unless it is
+            `out`.
         op : "sum" or "mean"
         out : like x, optional
             Overwritten with the result.
@@ -255,7 +275,9 @@ class Communicator:
             if not running:
                 if self._verify and not self._agreement.agreed(number):
                     return False
-                running.append(self._dense_run(source.values, source.dtype, op == "mean", target.values, Traffic(), tag))
+                running.append(
+                    self._dense_run(source.values, source.dtype, op == "mean", target.values, Traffic(), tag)
+                )
             execution = running[0]
             if execution.turn():
                 execution.patience.moved()
@@ -268,20 +290,18 @@ class Communicator:
     def dense(self, values: Any, dtype: str, mean: bool, out: Any, traffic: Traffic) -> None:
         """Sum or mean of flat vectors that the ranks have agreed on, by whichever way is faster.
 
-        values, out : ndarray[n]; bfloat16 is uint16, named by `dtype`. `out` is overwritten and may be `values`.
+        values, out : ndarray[n]; bfloat16 is uint16, named by `dtype`. `out` is overwritten and may be `values`. For a 16-bit
+        dtype `values` may also be a float32 copy, which is overwritten.
         """
         if self._uses_mpi(values.nbytes):
             self._dense_mpi(values, dtype, mean, out, traffic)
             return
-        execution = self._dense_run(values, dtype, mean, out, traffic, self._next_tag())
-        self._guard(execution.run, execution)
+        self._run(self._dense_run(values, dtype, mean, out, traffic, self._next_tag()))
 
     def _uses_mpi(self, nbytes: int) -> bool:
         return self.size > 1 and (self.topology == "mpi" or (self.topology == "auto" and nbytes < OWN_DENSE_BYTES))
 
-    def _dense_run(
-        self, values: Any, dtype: str, mean: bool, out: Any, traffic: Traffic, tag: int
-    ) -> Execution:
+    def _dense_run(self, values: Any, dtype: str, mean: bool, out: Any, traffic: Traffic, tag: int) -> Execution:
         itemsize = 4 if dtype in SIXTEEN_BIT else values.itemsize
         topology = self.topology if isinstance(self.topology, Topology) else Ring()
         program = self.program(topology, values.size, 64, (self.piece_bytes or DENSE_PIECE_BYTES) // itemsize)
@@ -291,19 +311,24 @@ class Communicator:
     def _dense_mpi(self, values: Any, dtype: str, mean: bool, out: Any, traffic: Traffic) -> None:
         sums = out
         if dtype in SIXTEEN_BIT:
-            sums = np.empty(values.size, np.float32)
-            widen(values, dtype, sums)
-            values = sums
-        in_place = values is sums or np.shares_memory(values, sums)
+            sums = values
+            if values.dtype != np.float32:
+                sums = np.empty(values.size, np.float32)
+                widen(values, dtype, sums)
+                values = sums
+        in_place = values is sums or np.may_share_memory(values, sums)
         request = self.mpi_comm.Iallreduce(MPI.IN_PLACE if in_place else values, sums)
-        self.wait(request, lambda: f"rank {self.rank} of {self.size}: MPI's all-reduce does not end")
+        if not request.Test():
+            self.wait(request, lambda: f"rank {self.rank} of {self.size}: MPI's all-reduce does not end")
         if mean:
             np.divide(sums, self.size, out=sums)
         if sums is not out:
             narrow(sums, dtype, out)
         rounds = math.ceil(math.log2(self.size))
         traffic.messages += rounds
-        traffic.bytes_sent += sums.nbytes * rounds if sums.nbytes < 10_000 else 2 * sums.nbytes * (self.size - 1) // self.size
+        traffic.bytes_sent += (
+            sums.nbytes * rounds if sums.nbytes < 10_000 else 2 * sums.nbytes * (self.size - 1) // self.size
+        )
 
     def broadcast(self, x: Any, root: int = 0) -> Any:
         """Overwrite `x`, of equal shape and dtype everywhere, with rank `root`'s; returns `x`."""
@@ -321,11 +346,17 @@ class Communicator:
         """Wait until every rank is here."""
         self.agree(fingerprint("barrier"), lambda: "barrier()")
         if self.size > 1:
-            self.wait(self.mpi_comm.Ibarrier(), lambda: f"rank {self.rank} of {self.size}: not all ranks reach the barrier")
+            self.wait(
+                self.mpi_comm.Ibarrier(), lambda: f"rank {self.rank} of {self.size}: not all ranks reach the barrier"
+            )
 
     def _call(self, source: Flat, op: str) -> tuple[int, Callable[[], str]]:
-        text = f"allreduce({op}) of {source.dtype}{list(source.shape)} by {self.topology}, wire format {VERSION}"
-        return fingerprint(text), lambda: text
+        key = (op, source.dtype, source.shape)
+        found = self._calls.get(key)
+        if found is None:
+            text = f"allreduce({op}) of {source.dtype}{list(source.shape)} by {self.topology}, wire format {VERSION}"
+            found = self._calls[key] = fingerprint(text), lambda: text
+        return found
 
     def _flat(self, x: Any, call: str, allowed: tuple[str, ...]) -> Flat:
         try:
@@ -333,7 +364,6 @@ class Communicator:
         except (TypeError, ValueError) as error:
             named = type(error)(f"rank {self.rank} of {self.size}, {call}: {error}")
             self.refuse(named, call)
-            raise
 
     def _arrays(self, x: Any, op: Op, out: Any) -> tuple[Flat, Flat, Any]:
         call = f"allreduce({op})"

@@ -18,14 +18,14 @@ SIXTEEN_BIT = ("float16", "bfloat16")
 class DensePayload:
     """Sum or mean of one vector per rank; the order of additions is the plan's.
 
-    The first hop sends straight from the input, and a sum is written where the result will be. 16-bit vectors are summed
-    in float32 and travel as float32 until the sum is complete, then as 16 bits.
+    The first hop sends straight from the input, and a sum is written where the result will be. 16-bit vectors are
+    summed in float32 and travel as float32 until the sum is complete, then as 16 bits.
 
     Parameters
     ----------
     program : Program
     values : ndarray[n]
-        This rank's vector; left alone unless it is `out`.
+        This rank's vector; left alone unless it is `out`, or already a float32 copy of a 16-bit vector, then overwritten.
     dtype : str
         Element type; bfloat16 is uint16 to NumPy.
     mean : bool
@@ -44,35 +44,47 @@ class DensePayload:
         self.slots = slots
         self._pieces, self._size = program.pieces, program.plan.size
         self._dtype, self._mean = dtype, mean
-        self._narrow = dtype in SIXTEEN_BIT and self._size > 1
         self._values, self._out = values, out
-        self._sums: NDArray[Any] = np.empty(values.size, np.float32) if self._narrow else out
-        self._in_place = np.shares_memory(values, out) if values.size else True
+        self._widened = dtype in SIXTEEN_BIT and values.dtype == np.float32
+        self._narrow = self._widened or (dtype in SIXTEEN_BIT and self._size > 1)
+        self._sums: NDArray[Any] = out
+        if self._narrow:
+            self._sums = values if self._widened else np.empty(values.size, np.float32)
         self._summed = [False] * len(self._pieces)  # whether a piece's state is in the sums (else in the input)
-        self._slots = np.empty((slots, program.longest_piece), self._sums.dtype)
+        self._slots = [np.empty(program.longest_piece, self._sums.dtype) for _ in range(slots)]
 
     def encode(self, piece: int) -> None:
+        """Widen 16-bit elements; everything else is sent from where it is."""
         cut = self._pieces[piece]
+        part = slice(cut.start, cut.stop)
         if self._narrow:
-            widen(self._values[cut.start : cut.stop], self._dtype, self._sums[cut.start : cut.stop])
+            if not self._widened:
+                widen(self._values[part], self._dtype, self._sums[part])
             self._summed[piece] = True
-        elif self._size == 1 and not self._in_place:
-            self._out[cut.start : cut.stop] = self._values[cut.start : cut.stop]
+        if self._size == 1:
+            if self._narrow:
+                narrow(self._sums[part], self._dtype, self._out[part])
+            else:
+                self._out[part] = self._values[part]
 
     def outgoing(self, piece: int, weight: int) -> Any:
+        """See `Payload`: the result once it speaks for all ranks, else the sum so far."""
         state = self._out if weight == self._size else self._sums if self._summed[piece] else self._values
         return self._bytes(state, self._pieces[piece])
 
     def incoming(self, piece: int, slot: int, weight: int) -> Any:
+        """See `Payload`."""
         return self._bytes(self._slots[slot], range(len(self._pieces[piece])))
 
     def replacing(self, piece: int, weight: int) -> Any:
+        """See `Payload`."""
         return self._bytes(self._out, self._pieces[piece])
 
     def prepare(self, message: Message, slot: int) -> None:
         """Nothing can be done ahead of a sum."""
 
     def merge(self, message: Message, slot: int) -> None:
+        """Add; if that completes the sum, divide and round it as well."""
         cut = self._pieces[message.piece]
         held = self._sums if self._summed[message.piece] else self._values
         complete = message.weight + message.held_weight == self._size
@@ -80,7 +92,7 @@ class DensePayload:
         for start in range(cut.start, cut.stop, TILE):
             tile = slice(start, min(start + TILE, cut.stop))
             sums = self._sums[tile]
-            np.add(held[tile], self._slots[slot, tile.start - cut.start : tile.stop - cut.start], out=sums)
+            np.add(held[tile], self._slots[slot][tile.start - cut.start : tile.stop - cut.start], out=sums)
             if complete and self._mean:
                 np.divide(sums, self._size, out=sums)
             if complete and self._narrow:

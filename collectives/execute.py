@@ -1,9 +1,9 @@
 """The one loop that runs a plan over MPI, as a data flow of pieces.
 
 A piece is merged when its message and its local encoding are there, and forwarded at once. MPI makes no progress while
-Python computes, so the loop alternates: test the oldest receive of each peer; if nothing has landed, do one piece of work
-that is due anyway, most urgent first (encode, prepare a merge, decode), and test again. Receives are posted ahead, in
-plan order, as far as there are buffers for them.
+Python computes, so the loop alternates: test the oldest receive of each peer; if nothing has landed, do one piece of
+work that is due anyway, most urgent first (encode, prepare a merge, decode), and test again. Receives are posted ahead,
+in plan order, as far as there are buffers for them.
 """
 
 from __future__ import annotations
@@ -279,5 +279,7 @@ class Execution:
         if oldest is None:
             peers = sorted({m.peer for m in self._program.sends})
             return f"{here}: ranks {peers} do not take what was sent to them"
-        life = f"the last message to arrive was of step {self._last.step}" if self._last else "no message has arrived yet"
+        life = (
+            f"the last message to arrive was of step {self._last.step}" if self._last else "no message has arrived yet"
+        )
         return f"{here}, step {oldest.step}: nothing from rank {oldest.peer} for chunk {oldest.chunk} ({life})"

@@ -95,8 +95,8 @@ def compile_plan(plan: Plan, n: int, alignment: int, piece_elements: int) -> Pro
     """
     cut: list[range] = []
     of_chunk: list[Sequence[int]] = []
-    for chunk in partition(n, plan.n_chunks, alignment):
-        parts = pieces(chunk, piece_elements, alignment)
+    for elements in partition(n, plan.n_chunks, alignment):
+        parts = pieces(elements, piece_elements, alignment)
         of_chunk.append(range(len(cut), len(cut) + len(parts)))
         cut.extend(parts)
     chains: list[list[Message]] = [[] for _ in cut]
@@ -116,7 +116,9 @@ def compile_plan(plan: Plan, n: int, alignment: int, piece_elements: int) -> Pro
                             merges[piece], number, chunk, is_send,
                         )  # fmt: skip
                         if message.held_weight and not is_send and sent[piece]:
-                            raise PlanError(f"rank {plan.rank}, step {number}: chunk {chunk} is merged into after it was sent")
+                            raise PlanError(
+                                f"rank {plan.rank}, step {number}: chunk {chunk} is merged into after it was sent"
+                            )
                         messages.append(message)
                         chains[piece].append(message)
                         first_use[piece] = None

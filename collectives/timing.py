@@ -206,8 +206,7 @@ def simulate_time(
         arrived = _serve(sent - busy + latency, in_free[destinations], busy)
         out_free[sources], in_free[destinations] = sent[:, -1], arrived[:, -1]
         if merges:
-            mergeable = np.maximum(arrived, ready[destinations[:, None], units])
-            arrived = _serve(mergeable, merger_free[destinations], payload * merge_s_per_byte)
+            arrived = _serve(arrived, merger_free[destinations], payload * merge_s_per_byte)
             merger_free[destinations] = arrived[:, -1]
-        ready[destinations[:, None], units] = np.where(payload > 0, arrived, 0.0)
+        ready[destinations[:, None], units] = arrived
     return float(ready.max())

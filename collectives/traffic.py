@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
@@ -34,8 +34,14 @@ class Traffic:
 
     def add(self, other: Traffic) -> None:
         """Count another call in."""
-        for item in fields(self):
-            setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
+        self.calls += other.calls
+        self.bytes_sent += other.bytes_sent
+        self.messages += other.messages
+        self.seconds_encoding += other.seconds_encoding
+        self.seconds_merging += other.seconds_merging
+        self.seconds_decoding += other.seconds_decoding
+        self.seconds_waiting += other.seconds_waiting
+        self.seconds_total += other.seconds_total
 
     @property
     def seconds(self) -> float:

@@ -1,7 +1,7 @@
 """Random streams and probability tables: what the kernels need to draw the words of one merge.
 
-A stream is stateless: word = F(seed, vector id, purpose; step, rank, merge ordinal, element index). The first three make
-the 64-bit key of Philox4x32-7, the others its counter (layout: `mpicomp.kernels.random`).
+A stream is stateless: word = F(seed, vector id, purpose; step, rank, merge ordinal, element index). The first three
+make the 64-bit key of Philox4x32-7, the others its counter (layout: `mpicomp.kernels.random`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def source(rank: int, ordinal: int = 0) -> np.uint64:
         If the rank needs more than 20 bits or the ordinal more than 12.
     """
     if not (0 <= rank < 2**20 and 0 <= ordinal < 2**12):
-        raise ValueError(f"random streams reach to rank 2^20 and merge ordinal 2^12, not rank {rank}, ordinal {ordinal}")
+        raise ValueError(
+            f"random streams reach to rank 2^20 and merge ordinal 2^12, not rank {rank}, ordinal {ordinal}"
+        )
     return np.uint64(rank | ordinal << 20)
 
 
@@ -95,6 +97,7 @@ def bernoulli_table(incoming_weight: int, held_weight: int) -> tuple[NDArray[np.
             large.pop()
         if mass[donor] < full:
             small.append(donor)
-    table = np.array([alias, alias, [t >> 32 for t in threshold], [t >> 32 for t in threshold]], dtype=np.uint8).reshape(-1)
+    high = [t >> 32 for t in threshold]
+    table = np.array([alias, alias, high, high], dtype=np.uint8).reshape(-1)
     rest = np.array([t & _MASK32 for t in threshold] if any(threshold) else [], dtype=np.uint64)
     return table, rest

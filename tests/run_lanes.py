@@ -1,7 +1,7 @@
 """Runs the multi-rank tests in lanes: once under ``mpirun`` for every number of ranks.
 
-``python tests/run_lanes.py [--ranks 1,2,3,4,8] [arguments of pytest]``. A lane that hangs is ended, a lane in which
-no test runs has failed, and all lanes are run whatever came of the earlier ones.
+``python tests/run_lanes.py [--ranks 1,2,3,4,8] [--tests PATH] [arguments of pytest]``. A lane that hangs is ended, a
+lane in which no test runs has failed, and all lanes are run whatever came of the earlier ones.
 """
 
 from __future__ import annotations
@@ -65,8 +65,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the lanes and return 0 only if all of them passed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--ranks", default="1,2,3,4,8", help="numbers of ranks, with commas (default %(default)s)")
+    parser.add_argument("--tests", default=str(PROJECT / "tests" / "mpi"), help="file, folder or test (%(default)s)")
     parser.add_argument("--lane-timeout", type=float, default=600.0, help="seconds a lane may take")
     options, arguments = parser.parse_known_args(argv)
     env = environment()
@@ -74,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for n_ranks in map(int, options.ranks.split(",")):
         print(f"\n=== {n_ranks} ranks ===", flush=True)
         started = time.monotonic()
-        status = run_lane(n_ranks, arguments or [str(PROJECT / "tests" / "mpi")], env, options.lane_timeout)
+        status = run_lane(n_ranks, [options.tests, *arguments], env, options.lane_timeout)
         print(f"=== {n_ranks} ranks: exit {status} after {time.monotonic() - started:.1f} s ===", flush=True)
         if status != 0:
             failed.append(f"{n_ranks} ranks (exit {status})")

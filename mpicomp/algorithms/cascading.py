@@ -2,8 +2,8 @@
 
     a hop receives Q(p), holds h:   sends Q(h + decode(Q(p))),   Q = SSDM's stochastic sign with one norm per chunk
 
-Each Q is unbiased, but its error is sqrt(D) times the signal and is compressed again at the next hop: the amplitude grows like
-D^((M-1)/2) and the signs of the result match those of the mean no better than a coin.
+Each Q is unbiased, but its error is sqrt(D) times the signal and is compressed again at the next hop: the amplitude
+grows like D^((M-1)/2) and the signs of the result match those of the mean no better than a coin.
 
 Reference: Marsit (arXiv 2204.06787), section 3.1 and Table 1.
 """
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from collectives import Communicator, Traffic
-from collectives.arrays import narrow
-from collectives.program import Message, Program
 from mpi4py import MPI
 from numpy.typing import DTypeLike, NDArray
 
+from collectives import Communicator, Traffic
+from collectives.arrays import narrow
+from collectives.program import Message, Program
 from mpicomp.algorithms.base import Synchronize, VectorAggregator
 from mpicomp.algorithms.nonfinite import raise_non_finite
 from mpicomp.codecs.base import Draw
@@ -38,8 +38,8 @@ class CascadingSSDM:
     Parameters
     ----------
     normalise : bool
-        Scale the result to the mean of the ranks' norms and keep its direction: the growth of the amplitude is undone (at the
-        cost of one number per chunk and rank), the noise is not.
+        Scale the result to the mean of the ranks' norms and keep its direction: the growth of the amplitude is undone
+        (at the cost of one number per chunk and rank), the noise is not.
     seed : int
         Equal on all ranks.
     """

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from collectives import Communicator, Traffic
 from numpy.typing import DTypeLike, NDArray
 
+from collectives import Communicator, Traffic
 from mpicomp.algorithms.base import Synchronize, VectorAggregator
 from mpicomp.algorithms.nonfinite import raise_non_finite
 from mpicomp.kernels.sign import all_finite

@@ -10,8 +10,8 @@ Per step, with u this rank's update, c its residual, s the global step, q = sgn(
 
 The one-bit all-reduce gives each element the sign of one uniformly random rank.
 
-Departures from the paper: residual "own" (the paper's residual holds the ranks' disagreement, which wanders unboundedly and
-is released in one jump by a full-precision round); s is not a constant but follows the updates' mean magnitude.
+Departures from the paper: residual "own" (the paper's residual holds the ranks' disagreement, which wanders unboundedly
+and is released in one jump by a full-precision round); s is not a constant but follows the updates' mean magnitude.
 
 Reference: Marsit: Sign Compression for Multi-hop All-reduce (arXiv 2204.06787), Algorithm 1.
 """
@@ -25,22 +25,33 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from collectives import Communicator, Traffic
-from collectives.arrays import narrow
 from mpi4py import MPI
 from numpy.typing import DTypeLike, NDArray
 
+from collectives import Communicator, Traffic
+from collectives.arrays import narrow, widen
 from mpicomp.algorithms import nonfinite
 from mpicomp.algorithms.base import Synchronize, VectorAggregator
 from mpicomp.algorithms.onebit import OneBitPayload
-from mpicomp.algorithms.segments import Run, cut_runs
+from mpicomp.algorithms.segments import cut_runs
 from mpicomp.codecs.sign import UNSIGNED, Sign
-from mpicomp.kernels.sign import add_and_clear, all_finite, encode, magnitudes, pack, subtract_result, unpack
+from mpicomp.kernels.sign import (
+    add_and_clear,
+    all_finite,
+    encode,
+    follow,
+    magnitudes,
+    pack,
+    set_steps,
+    subtract_result,
+    unpack,
+)
 from mpicomp.random import Stream
 
 AVERAGE = 0.9  # of the magnitudes' running mean
-GAMMA = 2.0
-GAMMA_RATE, GAMMA_CLIPPED, GAMMA_RANGE = 0.2, 0.05, (0.25, 16.0)
+GAMMA = 4.0
+GAMMA_RATE, GAMMA_CLIPPED, GAMMA_RANGE = 0.2, 0.015, (0.25, 16.0)
+MEMORY_MATTERS = 1 << 20
 STREAMING_ELEMENTS = 4 << 20  # results this long are written past the caches
 OWN_WARNING, PAPER_WARNING, WARN_AFTER, SAMPLE = 0.3, 5.0, 100, 1 << 16
 
@@ -62,10 +73,10 @@ class Marsit:
     compensation : bool
         False: no residual; the stateless one-bit all-reduce.
     gamma : float or "auto"
-        Of the automatic step. "auto" starts at 2 and follows the fraction of residual elements that are clipped.
+        Of the automatic step. "auto" starts at 4 and follows the fraction of residual elements that are clipped.
     nonfinite : "raise" or "skip"
-        NaN or infinity on any rank: an error on every rank, after which the residual must be restored or reset; or, for one
-        more pass over the vector, a result of zeros and untouched residuals.
+        NaN or infinity on any rank: an error on every rank, after which the residual must be restored or reset; or,
+        for one more pass over the vector, a result of zeros and untouched residuals.
     seed : int
         Of the random words; equal on all ranks.
     """
@@ -120,6 +131,8 @@ class MarsitAggregator(VectorAggregator):
     gamma : float
     skipped : int
         Steps skipped because a rank had NaN or infinity.
+    clipped_fraction : float
+        Of the residual's elements over all ranks, at the last step.
     """
 
     def __init__(
@@ -139,7 +152,9 @@ class MarsitAggregator(VectorAggregator):
         bits = Sign()
         topology = comm.select(bits.nbytes(n))
         piece = 8 * comm.packed_piece_bytes()
-        self._program = comm.program(topology, n, bits.alignment, max(bits.alignment, min(piece, n // 4)))
+        if n >= MEMORY_MATTERS:
+            piece = min(piece, n // 5)  # so that buffers stay below two bits per element
+        self._program = comm.program(topology, n, bits.alignment, piece)
         self._runs, self._firsts = cut_runs(self._program.pieces, self._lengths, n)
         self._sums = np.zeros(sum(run.sums.stop - run.sums.start for runs in self._runs for run in runs))
         self._payload = OneBitPayload(
@@ -150,12 +165,28 @@ class MarsitAggregator(VectorAggregator):
         self._all = np.zeros((comm.size, self._mine.size))
         self._gather = comm.mpi_comm.Allgather_init(self._mine, self._all) if comm.size > 1 else None
         self.residual = np.zeros(n, self._compute) if options.compensation else None
+        self._lazy = options.compensation and options.residual == "paper"
+        self._clips = options.compensation and options.residual == "own"
+        self._stateless = not options.compensation and options.global_step != "auto"
         self.gamma = GAMMA if options.gamma == "auto" else options.gamma
         self.skipped = 0
         self._magnitudes = np.full(self._lengths.size, np.nan)  # a of each segment; NaN: not seen yet
         self._pending = np.zeros(self._lengths.size, self._compute)  # s of the result not yet subtracted ("paper")
         self._spoiled = self._warned = False
         self._clipped = 0
+        count = self._lengths.size
+        self._steps, self._minus_steps, self._limits = (np.zeros(count, self._compute) for _ in range(3))
+        if options.global_step != "auto":
+            unit = np.full(count, options.global_step)
+            set_steps(unit, 1.0, options.clip, self._steps, self._minus_steps, self._limits)
+        self._words = UNSIGNED[self._result_dtype.itemsize]
+        if self._wide is None:
+            self._positive, self._negative = self._steps.view(self._words), self._minus_steps.view(self._words)
+        else:
+            self._positive, self._negative = np.zeros(count, self._words), np.zeros(count, self._words)
+        self._elements = max(1, n * comm.size)
+        self._counts = np.maximum(1.0, self._lengths * comm.size)
+        self.clipped_fraction = 0.0
         self._values: NDArray[Any] = self._sums
         self._out: NDArray[Any] = self._sums
 
@@ -164,8 +195,8 @@ class MarsitAggregator(VectorAggregator):
     def _reduce(self, values: NDArray[Any], out: NDArray[Any], traffic: Traffic) -> None:
         if self._spoiled:
             raise RuntimeError(
-                f"rank {self.comm.rank} of {self.comm.size}: an earlier step met NaN or infinity and its residual is spoiled: "
-                "restore it by load_state_dict, or start() anew"
+                f"rank {self.comm.rank} of {self.comm.size}: an earlier step met NaN or infinity and its residual "
+                "is spoiled: restore it by load_state_dict, or start() anew"
             )
         options, every = self.options, self.options.full_precision_every
         self._values = values
@@ -178,22 +209,18 @@ class MarsitAggregator(VectorAggregator):
             self._one_bit(out, traffic)
 
     def _one_bit(self, out: NDArray[Any], traffic: Traffic) -> None:
-        steps = self._steps(traffic)
-        words = UNSIGNED[out.itemsize]
-        self._out = out.view(words)
-        self._positive, self._negative = self._patterns(steps, out.dtype), self._patterns(-steps, out.dtype)
+        self._set_steps(traffic)
+        self._out = out.view(self._words)
         self._streaming = self.n >= STREAMING_ELEMENTS and out.ctypes.data % 32 == 0
-        self._steps_now, self._limits = steps, steps * self._compute.type(self.options.clip)
         self._clipped = 0
         self._payload.begin(self.step)
         self.comm.execute(self._program, self._payload, self._tag, traffic, self._encoded, self._requests)
         self._collect(traffic)
         if self.options.residual == "paper":
-            self._pending[:] = steps
+            self._pending[:] = self._steps
         self._warn()
 
     def _full_precision(self, out: NDArray[Any], traffic: Traffic) -> None:
-        sixteen = self._wide is not None
         total = self._wide if self._wide is not None else out
         for runs in self._runs:
             for run in runs:
@@ -201,14 +228,14 @@ class MarsitAggregator(VectorAggregator):
                 previous = self._pending[run.segment] if self._lazy else None
                 bits = self._payload.bits[run.words.start : run.words.stop]
                 u = self._values[run.start : run.stop]
-                add_and_clear(u, c, bits, previous, total[run.start : run.stop], self._sums[run.sums.start : run.sums.stop])
+                add_and_clear(
+                    u, c, bits, previous, total[run.start : run.stop], self._sums[run.sums.start : run.sums.stop]
+                )
         self._pending[:] = 0
         self._clipped = 0
         self._encoded()
         self._collect(traffic)
-        self.comm.dense(total, "float32" if sixteen else self.dtype, True, total, traffic)
-        if sixteen:
-            narrow(total, self.dtype, out)
+        self.comm.dense(total, self.dtype, True, out, traffic)
 
     def _encode(self, piece: int) -> None:
         zero, tiny = self._constants
@@ -218,11 +245,11 @@ class MarsitAggregator(VectorAggregator):
             u = values[run.start : run.stop]
             packed = bits[run.words.start : run.words.stop]
             sums = self._sums[run.sums.start : run.sums.stop]
-            if self.residual is None and self.options.global_step != "auto":
-                sums[0] = 0.0 if pack(u, packed, odd_positive, zero, tiny) else np.nan
+            if self._stateless:
+                sums[:] = 0.0 if pack(u, packed, odd_positive, zero, tiny) else np.nan
                 continue
             c = None if self.residual is None else self.residual[run.start : run.stop]
-            step, limit = self._steps_now[run.segment], self._limits[run.segment]
+            step, limit = self._steps[run.segment], self._limits[run.segment]
             previous = self._pending[run.segment] if self._lazy else None
             self._clipped += encode(u, c, packed, step, limit, previous, odd_positive, zero, tiny, sums)
 
@@ -232,17 +259,6 @@ class MarsitAggregator(VectorAggregator):
             part = out[run.start : run.stop]
             packed = bits[run.words.start : run.words.stop]
             unpack(packed, self._positive[run.segment], self._negative[run.segment], self._streaming, part)
-
-    @property
-    def _lazy(self) -> bool:
-        return self.options.residual == "paper" and self.residual is not None
-
-    def _patterns(self, steps: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-        if self._wide is None:
-            return steps.view(UNSIGNED[dtype.itemsize])
-        patterns = np.empty(steps.size, dtype)
-        narrow(steps, self.dtype, patterns)
-        return patterns.view(np.uint16)
 
     # What the ranks tell each other beside the bits ------------------------------------------------------------------
 
@@ -264,42 +280,37 @@ class MarsitAggregator(VectorAggregator):
                 comm.wait(self._gather, lambda: f"rank {comm.rank} of {comm.size}: the ranks' magnitudes do not arrive")
             traffic.bytes_sent += self._mine.nbytes * (comm.size - 1)
             traffic.messages += comm.size - 1
-        total = self._all[0].copy()
-        for other in self._all[1:]:
-            total += other
-        if not math.isfinite(total[1:].sum()):
+        clipped = follow(self._all, self._counts, AVERAGE, self._magnitudes)
+        if math.isnan(clipped):
             self._spoiled = True
             bad = tuple(int(rank) for rank in np.flatnonzero(~np.isfinite(self._all).all(axis=1)))
             raise nonfinite.error(self.comm, bad, f"vector {self.vector_id}, step {self.step}")
-        self._follow(total[1:])
-        self.clipped_fraction = float(total[0] / max(1, self.n * self.comm.size))
+        self.clipped_fraction = clipped / self._elements
         if self.options.gamma == "auto" and self._clips:
             low, high = GAMMA_RANGE
-            self.gamma = min(high, max(low, self.gamma * math.exp(GAMMA_RATE * (self.clipped_fraction - GAMMA_CLIPPED))))
+            self.gamma = min(
+                high, max(low, self.gamma * math.exp(GAMMA_RATE * (self.clipped_fraction - GAMMA_CLIPPED)))
+            )
 
-    @property
-    def _clips(self) -> bool:
-        return self.residual is not None and self.options.residual == "own" and bool(self._pending.size)
-
-    def _follow(self, sums: NDArray[np.float64]) -> None:
-        means = sums / np.maximum(1, self._lengths * self.comm.size)
-        known = np.isfinite(self._magnitudes)
-        self._magnitudes = np.where(known, AVERAGE * self._magnitudes + (1 - AVERAGE) * means, means)
-
-    def _steps(self, traffic: Traffic) -> NDArray[Any]:
+    def _set_steps(self, traffic: Traffic) -> None:
         """s of each segment for this step; the very first one asks for the magnitudes beforehand."""
-        if self.options.global_step != "auto":
-            return np.full(self._lengths.size, self.options.global_step, self._compute)
-        if not np.isfinite(self._magnitudes).all():
-            for run in (run for runs in self._runs for run in runs):
-                magnitudes(self._values[run.start : run.stop], self._sums[run.sums.start : run.sums.stop])
-            self._encoded()
-            self._collect(traffic)
-        return (self.gamma * self._magnitudes).astype(self._compute)
+        if self.options.global_step == "auto":
+            if self._magnitudes[0] != self._magnitudes[0]:  # NaN
+                for run in (run for runs in self._runs for run in runs):
+                    magnitudes(self._values[run.start : run.stop], self._sums[run.sums.start : run.sums.stop])
+                self._encoded()
+                self._collect(traffic)
+            set_steps(self._magnitudes, self.gamma, self.options.clip, self._steps, self._minus_steps, self._limits)
+        if self._wide is not None:
+            narrow(self._steps, self.dtype, self._positive.view(self._result_dtype))
+            narrow(self._minus_steps, self.dtype, self._negative.view(self._result_dtype))
+            # the residual is what the result misses, so it must see s as rounded there
+            widen(self._positive.view(self._result_dtype), self.dtype, self._steps)
 
     def _warn(self) -> None:
         """Once, when the residual is about to lose or to explode."""
-        if self._warned or self.residual is None or self.step < WARN_AFTER:
+        taken = self.step + 1
+        if self._warned or self.residual is None or taken < WARN_AFTER:
             return
         if self.options.residual == "own":
             if self.clipped_fraction > OWN_WARNING and self.comm.rank == 0:
@@ -308,7 +319,7 @@ class MarsitAggregator(VectorAggregator):
                     f"{self.clipped_fraction:.0%} of the residual is clipped at step {self.step}: gamma is too small",
                     RuntimeWarning, stacklevel=5,
                 )  # fmt: skip
-        elif self.step % WARN_AFTER == 0:
+        elif taken % WARN_AFTER == 0:  # the residual is longest just before a full-precision round
             sample = self.residual[:SAMPLE].copy()
             subtract_result(sample, self._payload.bits, self._pending[0])
             swing = float(np.abs(sample).mean() / self._pending[0]) if self._pending[0] else 0.0
@@ -335,7 +346,12 @@ class MarsitAggregator(VectorAggregator):
 
     def state_dict(self) -> dict[str, Any]:
         """Step counter, settled residual, running magnitudes and gamma."""
-        state: dict[str, Any] = {"n": self.n, "step": self.step, "gamma": self.gamma, "magnitudes": self._magnitudes.copy()}
+        state: dict[str, Any] = {
+            "n": self.n,
+            "step": self.step,
+            "gamma": self.gamma,
+            "magnitudes": self._magnitudes.copy(),
+        }
         settled = self.settled_residual()
         if settled is not None:
             state["residual"] = settled

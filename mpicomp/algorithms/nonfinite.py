@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 import numpy as np
+
 from collectives import Communicator, NonFiniteGradient
 
 
@@ -25,7 +26,7 @@ def error(comm: Communicator, ranks: tuple[int, ...], where: str) -> NonFiniteGr
     """What every rank raises."""
     who = f"rank{'s'[: len(ranks) > 1]} {', '.join(map(str, ranks))}" if ranks else "no rank (the sum overflowed)"
     return NonFiniteGradient(
-        f"rank {comm.rank} of {comm.size}: NaN or infinity in {where}, from {who}; lower the learning rate, clip gradients, "
-        "or pass nonfinite='skip' where the method has it",
+        f"rank {comm.rank} of {comm.size}: NaN or infinity in {where}, from {who}; lower the learning rate, "
+        "clip gradients, or pass nonfinite='skip' where the method has it",
         ranks,
     )

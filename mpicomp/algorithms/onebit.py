@@ -6,22 +6,23 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from collectives.program import Message, Program
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from collectives.program import Message, Program
 from mpicomp.codecs.sign import mix_words, scratch
 from mpicomp.kernels.random import merge_words
 from mpicomp.random import GROUP, Stream, source
 
 MOST_SLOTS = 4
+MEMORY_PART = 0.49  # of the vector's elements that may be under way: two bits each, beside the one bit held
 
 
 class OneBitPayload:
     """Packed signs of one vector, and the words that merge them.
 
-    Memory: one bit per element held, and per slot one for what comes in and one for the words drawn ahead; slots are as many
-    as keep all of it below two bits per element.
+    Memory: one bit per element held, and per slot one for what comes in and one for the words drawn ahead; slots are as
+    many as keep all of it below two bits per element.
 
     Parameters
     ----------
@@ -45,14 +46,17 @@ class OneBitPayload:
         longest = program.longest_piece
         self.bits = np.zeros(-(-n // 64), np.uint64)
         self._held = [self.bits[cut.start // 64 : -(-cut.stop // 64)] for cut in self._pieces]
+        self._messages = [[held, held.nbytes, MPI.BYTE] for held in self._held]
         merging = any(message.held_weight for message in program.recvs)
-        self.slots = max(1, min(MOST_SLOTS, n // (2 * longest))) if merging else 0
+        self.slots = max(1, min(MOST_SLOTS, int(MEMORY_PART * n / longest))) if merging else 0
         groups = -(-longest // GROUP)
         self._incoming = np.empty((self.slots, -(-longest // 64)), np.uint64)
         self._words = np.empty((self.slots, 8 * groups), np.uint64)
         self._drawn = [-1] * self.slots  # which receive's words a slot holds
         self._schedule, self._scratch = stream.schedule(), scratch()
-        self._sources = [source(rank, ordinal) for ordinal in range(1 + max((m.ordinal for m in program.recvs), default=0))]
+        self._sources = [
+            source(rank, ordinal) for ordinal in range(1 + max((m.ordinal for m in program.recvs), default=0))
+        ]
 
     @property
     def nbytes(self) -> int:
@@ -65,15 +69,20 @@ class OneBitPayload:
         self._drawn = [-1] * self.slots
 
     def outgoing(self, piece: int, weight: int) -> Any:
-        return self._buffer(self._held[piece])
+        """See `Payload`: the held bits themselves, whatever they weigh."""
+        return self._messages[piece]
 
     def replacing(self, piece: int, weight: int) -> Any:
-        return self._buffer(self._held[piece])
+        """See `Payload`."""
+        return self._messages[piece]
 
     def incoming(self, piece: int, slot: int, weight: int) -> Any:
-        return self._buffer(self._incoming[slot, : self._held[piece].size])
+        """See `Payload`."""
+        words = self._held[piece].size
+        return [self._incoming[slot, :words], 8 * words, MPI.BYTE]
 
     def prepare(self, message: Message, slot: int) -> None:
+        """Draw the words of a merge."""
         cut = self._pieces[message.piece]
         at = (cut.start, self.step, self._sources[message.ordinal])
         words = self._words[slot, : 8 * -(-len(cut) // GROUP)]
@@ -81,11 +90,8 @@ class OneBitPayload:
         self._drawn[slot] = message.index
 
     def merge(self, message: Message, slot: int) -> None:
+        """Take each bit from what landed or leave it, as the words say."""
         if self._drawn[slot] != message.index:
             self.prepare(message, slot)
         held = self._held[message.piece]
         merge_words(self._words[slot], self._incoming[slot], held)
-
-    @staticmethod
-    def _buffer(words: NDArray[np.uint64]) -> Any:
-        return [words, words.nbytes, MPI.BYTE]

@@ -13,7 +13,7 @@ from mpicomp.kernels.sign import BLOCK
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Elements start .. stop that lie in one piece and one segment; their words, and their blocks' places among the sums."""
+    """Elements start .. stop in one piece and one segment; their words, and their blocks' places among the sums."""
 
     start: int
     stop: int
@@ -22,13 +22,11 @@ class Run:
     sums: range
 
 
-def cut_runs(
-    cuts: Sequence[range], lengths: NDArray[np.int64], n: int
-) -> tuple[list[list[Run]], NDArray[np.int64]]:
+def cut_runs(cuts: Sequence[range], lengths: NDArray[np.int64], n: int) -> tuple[list[list[Run]], NDArray[np.int64]]:
     """The runs of each piece, and where each segment's sums begin.
 
-    Blocks of 4096 elements are counted from the start of the vector and end where a segment ends, so sums over them do not
-    depend on how the vector is cut into pieces.
+    Blocks of 4096 elements are counted from the start of the vector and end where a segment ends, so sums over them do
+    not depend on how the vector is cut into pieces.
 
     Raises
     ------
@@ -37,7 +35,8 @@ def cut_runs(
     """
     if lengths.sum() != n or (n and (lengths <= 0).any()) or (lengths[:-1] % 64).any():
         raise ValueError(
-            f"segments must be positive multiples of 64 elements (but for the last) that add up to {n}, not {lengths.tolist()}"
+            f"segments must be positive multiples of 64 elements (but for the last) that add up to {n}, "
+            f"not {lengths.tolist()}"
         )
     ends = np.cumsum(lengths).tolist()
     runs: list[list[Run]] = []

@@ -50,7 +50,9 @@ class Codec(Protocol):
     """
 
     @property
-    def alignment(self) -> int: ...
+    def alignment(self) -> int:
+        """Elements."""
+        ...
 
     def nbytes(self, n: int, weight: int = 1) -> int:
         """Exact payload size of `n` elements that speak for `weight` ranks."""
@@ -79,4 +81,6 @@ def check_size(codec: Codec, payload: Bytes, n: int, weight: int) -> None:
     """Raise ValueError unless the payload has the size that `n` elements need."""
     expected = codec.nbytes(n, weight)
     if payload.size != expected:
-        raise ValueError(f"{codec}: a payload of {n} elements has {expected} bytes, this one {payload.size}: it is damaged")
+        raise ValueError(
+            f"{codec}: a payload of {n} elements has {expected} bytes, this one {payload.size}: it is damaged"
+        )

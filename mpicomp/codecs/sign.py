@@ -1,8 +1,8 @@
 """One bit per element: the sign, and Marsit's unbiased merge of signs.
 
-Wire format: element i is bit i mod 64 of the little-endian 64-bit word i div 64; 1 is positive; the last word is padded with
-zeros. Merging an aggregate of `a` ranks into one of `b` takes each bit from the incoming one with probability a / (a + b), by
-random words that depend on neither: the result is the sign of a uniformly random rank.
+Wire format: element i is bit i mod 64 of the little-endian 64-bit word i div 64; 1 is positive; the last word is padded
+with zeros. Merging an aggregate of `a` ranks into one of `b` takes each bit from the incoming one with probability
+a / (a + b), by random words that depend on neither: the result is the sign of a uniformly random rank.
 
 Reference: Marsit (arXiv 2204.06787), section 3.2.
 """
@@ -20,7 +20,7 @@ from mpicomp.kernels.random import draw_words, merge_words
 from mpicomp.kernels.sign import BLOCK, pack, unpack
 from mpicomp.random import GROUP, TILE, bernoulli_table
 
-UNSIGNED = {2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
+UNSIGNED: dict[int, np.dtype[Any]] = {2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
 _SCRATCH = 24 * TILE
 
 
@@ -38,8 +38,8 @@ def mix_words(
 ) -> None:
     """Random words of which a bit is 1 with probability incoming / (incoming + held).
 
-    schedule : uint64[56], the stream's. draw_at : first element (a multiple of 512), step, source. weights : incoming, held.
-    work : `scratch()`. out : uint64, a multiple of 8 long, overwritten.
+    schedule : uint64[56], the stream's. draw_at : first element (a multiple of 512), step, source. weights : incoming,
+    held. work : `scratch()`. out : uint64, a multiple of 8 long, overwritten.
     """
     table, rest = bernoulli_table(*weights)
     draw_words(schedule, np.uint64(draw_at[0] // GROUP), draw_at[1], draw_at[2], table, rest, work, out)

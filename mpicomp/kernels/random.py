@@ -7,11 +7,12 @@ Layout. A *group* is 512 elements, 8 words of 64 bits. Draw `d` of group `g` is 
 block l has the counter (4 g + l mod 2^32, d + 2^8 (4 g + l div 2^32), step, rank + 2^20 merge ordinal), and its output
 x0 .. x3 gives word l of the group as x0 + 2^32 x1 and word 4 + l as x2 + 2^32 x3.
 
-Bits of probability p come four at a time by Walker's alias method (Walker, Electronics Letters 10(8), 1974): each half byte of
-draw 0 is a cell; the byte in the same place of draw 1 (low half bytes) or 2 (high ones) is compared with the cell's threshold:
-below it the cell itself is the outcome, above it the cell's alias. On equality, one case in 256, output x0 of the block with the
-counter (h mod 2^32, 3 + 2^8 (h div 2^32), step, source), h the half byte's number in the whole vector, is compared with
-the threshold's next 32 bits. That takes 3.03 random words per 64 elements; comparing bit planes takes 7.4 to 10.
+Bits of probability p come four at a time by Walker's alias method (Walker, Electronics Letters 10(8), 1974): each half
+byte of draw 0 is a cell; the byte in the same place of draw 1 (low half bytes) or 2 (high ones) is compared with the
+cell's threshold: below it the cell itself is the outcome, above it the cell's alias. On equality, one case in 256,
+output x0 of the block with the counter (h mod 2^32, 3 + 2^8 (h div 2^32), step, source), h the half byte's number in
+the whole vector, is compared with the threshold's next 32 bits. That takes 3.03 random words per 64 elements; comparing
+bit planes takes 7.4 to 10.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def _choose(cells, draws, aliases, thresholds):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True)
 def _settle(schedule, first_group, step, source, table, rest, ties, tied_sets, out):  # type: ignore[no-untyped-def]
-    """Decide the tied half bytes by 32 more bits each. Sets with ties are listed first, without a branch to mispredict."""
+    """Decide the tied half bytes by 32 more bits each. Sets with ties are listed first: no branch to mispredict."""
     found = 0
     for set_of_32 in range(out.size // 2):
         tied_sets[found] = set_of_32

@@ -41,7 +41,7 @@ def _threshold(zero, tiny, odd_positive, residual):  # type: ignore[no-untyped-d
 
 @njit(nogil=True, inline="always")
 def _encode_word(u, residual, bits, j, threshold, step, limit, previous, magnitude):  # type: ignore[no-untyped-def]
-    """One word: its sign bits stored, residual updated; returns the magnitudes added so far and the word's clipped lanes."""
+    """One word: its sign bits stored, residual updated; returns the magnitudes added so far and the clipped lanes."""
     word, clipped, before = uint64(0), uint64(0), uint64(0)
     if previous is not None:
         before = bits[j]
@@ -72,7 +72,9 @@ def _count(word):  # type: ignore[no-untyped-def]
     """Set bits of a word."""
     word = word - ((word >> uint64(1)) & uint64(0x5555555555555555))
     word = (word & uint64(0x3333333333333333)) + ((word >> uint64(2)) & uint64(0x3333333333333333))
-    return int64((((word + (word >> uint64(4))) & uint64(0x0F0F0F0F0F0F0F0F)) * uint64(0x0101010101010101)) >> uint64(56))
+    return int64(
+        (((word + (word >> uint64(4))) & uint64(0x0F0F0F0F0F0F0F0F)) * uint64(0x0101010101010101)) >> uint64(56)
+    )
 
 
 @njit(nogil=True, inline="always")
@@ -236,8 +238,8 @@ def all_finite(x):  # type: ignore[no-untyped-def]
 def add_and_clear(u, residual, bits, previous, out, sums):  # type: ignore[no-untyped-def]
     """A full-precision round's input: out = u + residual, residual = 0, and sums of |u| per block of 4096.
 
-    residual : like u, or None. bits, previous : as in `encode`; `previous` None: nothing is pending. out : like u, overwritten.
-    sums : float64[ceil(n / 4096)], overwritten.
+    residual : like u, or None. bits, previous : as in `encode`; `previous` None: nothing is pending. out : like u,
+    overwritten. sums : float64[ceil(n / 4096)], overwritten.
     """
     zero = splat(u.dtype.type(0))
     for b in range(sums.size):
@@ -289,3 +291,44 @@ def magnitudes(u, sums):  # type: ignore[no-untyped-def]
         for i in range(full, end):
             rest += abs(float64(u[i]))
         sums[b] = fold(total) + rest
+
+
+@njit(nogil=True, cache=True)
+def follow(gathered, counts, average, magnitudes):  # type: ignore[no-untyped-def]
+    """Take in what the ranks gathered: the running magnitudes, and how many elements they clipped.
+
+    gathered : float64[ranks, 1 + segments], clipped elements and sums of |u|; summed in rank order.
+    counts : float64[segments], elements over all ranks. average : weight of the past. magnitudes : float64[segments], overwritten; NaN: no past.
+
+    Returns
+    -------
+    float
+        Clipped elements; NaN if a sum is not finite, and then `magnitudes` is left alone.
+    """
+    clipped, everything = float64(0), float64(0)
+    for rank in range(gathered.shape[0]):
+        clipped += gathered[rank, 0]
+        for segment in range(magnitudes.size):
+            everything += gathered[rank, 1 + segment]
+    if not np.isfinite(everything):
+        return np.nan
+    for segment in range(magnitudes.size):
+        total = float64(0)
+        for rank in range(gathered.shape[0]):
+            total += gathered[rank, 1 + segment]
+        mean = total / counts[segment]
+        past = magnitudes[segment]
+        magnitudes[segment] = average * past + (1 - average) * mean if past == past else mean
+    return clipped
+
+
+@njit(nogil=True, cache=True)
+def set_steps(magnitudes, gamma, clip, positive, negative, limits):  # type: ignore[no-untyped-def]
+    """The step s = gamma a of each segment, -s, and the residual's limit clip * s.
+
+    magnitudes : float64[segments]; positive, negative, limits : float32[segments] or float64[segments], overwritten.
+    """
+    for segment in range(magnitudes.size):
+        step = positive.dtype.type(gamma * magnitudes[segment])
+        positive[segment], negative[segment] = step, -step
+        limits[segment] = step * positive.dtype.type(clip)

@@ -4,8 +4,8 @@ LLVM's auto-vectoriser turns neither "16 comparisons into 16 bits" nor a counter
 into good code, so the kernels say what they want. A ``Vec`` lives in registers; LLVM legalises any width for
 any CPU, so nothing here names an instruction set.
 
-Lanes: floats and masks have ``LANES`` = 16; random words and packed signs are ``WORDS`` = 4 words of 64 bits, or the same
-as ``BYTES`` = 32 bytes.
+Lanes: floats and masks have ``LANES`` = 16; random words and packed signs are ``WORDS`` = 4 words of 64 bits, or the
+same as ``BYTES`` = 32 bytes.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class Vec(types.Type):
 
     @property
     def llvm(self) -> ir.VectorType:
+        """The type it has in registers."""
         widths = {types.float32: ir.FloatType(), types.float64: ir.DoubleType(), types.boolean: ir.IntType(1)}
         return ir.VectorType(widths.get(self.dtype) or ir.IntType(self.dtype.bitwidth), self.lanes)
 
@@ -225,9 +226,7 @@ def absolute(typingctx: Any, vector: Any) -> Any:
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         name = f"llvm.fabs.v{vector.lanes}f{vector.dtype.bitwidth}"
-        function = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(vector.llvm, [vector.llvm]), name
-        )
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector.llvm, [vector.llvm]), name)
         return builder.call(function, args)
 
     return vector(vector), codegen
@@ -255,9 +254,7 @@ def fold(typingctx: Any, vector: Any) -> Any:
             i32 = ir.IntType(32)
             low = ir.Constant(ir.VectorType(i32, lanes), list(range(lanes)))
             high = ir.Constant(ir.VectorType(i32, lanes), list(range(lanes, 2 * lanes)))
-            value = builder.fadd(
-                builder.shuffle_vector(value, value, low), builder.shuffle_vector(value, value, high)
-            )
+            value = builder.fadd(builder.shuffle_vector(value, value, low), builder.shuffle_vector(value, value, high))
         return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
 
     return vector.dtype(vector), codegen

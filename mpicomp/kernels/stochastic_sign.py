@@ -14,7 +14,10 @@ TWO_31 = np.float64(2147483648.0)
 
 @njit(nogil=True, cache=True)
 def sum_of_squares(x, sums):  # type: ignore[no-untyped-def]
-    """Per block of 4096 elements, in float64. x : float32[n] or float64[n]; sums : float64[ceil(n / 4096)], overwritten."""
+    """Per block of 4096 elements, in float64.
+
+    x : float32[n] or float64[n]. sums : float64[ceil(n / 4096)], overwritten.
+    """
     for b in range(sums.size):
         end = min(x.size, (b + 1) * BLOCK)
         total = widen(splat(float32(0)))
@@ -34,8 +37,8 @@ def sum_of_squares(x, sums):  # type: ignore[no-untyped-def]
 def stochastic_pack(schedule, first_group, step, source, x, norm, bits):  # type: ignore[no-untyped-def]
     """bit i = 1 with probability 1/2 + x[i] / (2 norm), to 2^-32.
 
-    Element e of a group takes 32-bit word e mod 16 of draw e div 16. norm : 0 gives fair coins. bits : uint64[ceil(n / 64)],
-    overwritten.
+    Element e of a group takes 32-bit word e mod 16 of draw e div 16. norm : 0 gives fair coins.
+    bits : uint64[ceil(n / 64)], overwritten.
     """
     keys = load_keys(schedule)
     scale = TWO_31 / float64(norm) if norm > 0 else float64(0)

@@ -18,6 +18,9 @@ class GradientRounds:
     A missing gradient counts as zeros and is present afterwards, so that the optimizer does the same on all ranks.
     """
 
+    open = False
+    """No round is ever left open: gradients are averaged within the step."""
+
     def __init__(self, lanes: tuple[Lane, ...], comm: Communicator) -> None:
         self.lanes = lanes
         self._comm = comm
@@ -37,7 +40,7 @@ class GradientRounds:
         """Nothing: the ranks have made the same step."""
 
     def close(self) -> None:
-        """Nothing: no round is ever left open."""
+        """Nothing is open."""
 
     def drop_gradients(self, set_to_none: bool) -> None:
         """Nothing: the optimizer holds the model's own parameters."""

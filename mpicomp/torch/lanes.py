@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from collectives import Communicator
@@ -25,7 +26,7 @@ def open_lanes(
     for bucket in buckets:
         longest[bucket.dtype] = max(longest.get(bucket.dtype, 0), bucket.n)
     pairs = {dtype: torch.zeros(2, n, dtype=dtype) for dtype, n in longest.items()}
-    return tuple(Lane(bucket, *pairs[bucket.dtype], algorithm, comm) for bucket in buckets)
+    return tuple(Lane(bucket, pairs[bucket.dtype], algorithm, comm) for bucket in buckets)
 
 
 class Lane:
@@ -45,10 +46,10 @@ class Lane:
         Owns the bucket's residual and counts its traffic.
     """
 
-    def __init__(self, bucket: Bucket, vector: Tensor, mean: Tensor, algorithm: Algorithm, comm: Communicator) -> None:
+    def __init__(self, bucket: Bucket, pair: Tensor, algorithm: Algorithm, comm: Communicator) -> None:
         self.bucket = bucket
         self.parameters = [member.parameter for member in bucket.members]
-        self.vector, self.mean = vector[: bucket.n], mean[: bucket.n]
+        self.vector, self.mean = pair[0, : bucket.n], pair[1, : bucket.n]
         self.vector_views, self.mean_views = bucket.views(self.vector), bucket.views(self.mean)
         self._padding = bucket.padding()
         self._vector_array, self._mean_array = _as_array(self.vector), _as_array(self.mean)
@@ -74,6 +75,6 @@ class Lane:
             raise NonFiniteGradient(f"{error}; on this rank in {', '.join(names)}", error.ranks) from error
 
 
-def _as_array(tensor: Tensor) -> np.ndarray | Tensor:
+def _as_array(tensor: Tensor) -> NDArray[Any] | Tensor:
     """A NumPy view of the tensor's memory, or the tensor itself for bfloat16, which NumPy lacks."""
     return tensor if tensor.dtype == torch.bfloat16 else tensor.numpy()

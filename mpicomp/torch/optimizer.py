@@ -127,7 +127,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @property
     def in_round(self) -> bool:
         """Whether the ranks' models differ now, because local steps were made since the last synchronization."""
-        return self.mode == "updates" and self._rounds.steps > 0
+        return self._rounds.open
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -262,7 +262,8 @@ def _trainable(
     optimizer: torch.optim.Optimizer, names: dict[Tensor, str]
 ) -> tuple[list[NamedParameter], list[NamedParameter]]:
     """The optimizer's parameters that can be trained, and those that are frozen, in its order."""
-    trainable, frozen = [], []
+    trainable: list[NamedParameter] = []
+    frozen: list[NamedParameter] = []
     for g, group in enumerate(optimizer.param_groups):
         for i, parameter in enumerate(group["params"]):
             name = names.get(parameter, f"group {g}, parameter {i}")

@@ -37,8 +37,9 @@ def broadcast_parameters(
     CollectiveMismatch
         The ranks' tensors differ in name, shape or dtype.
     """
-    is_module = isinstance(module_or_state_dict, torch.nn.Module)
-    named = module_or_state_dict.state_dict() if is_module else module_or_state_dict
+    named: Mapping[str, Tensor] = (
+        module_or_state_dict.state_dict() if isinstance(module_or_state_dict, torch.nn.Module) else module_or_state_dict
+    )
     for name, tensor in named.items():
         if not torch.is_tensor(tensor):
             raise TypeError(f"broadcast_parameters: {name!r} is a {type(tensor).__name__}, not a tensor; leave it out")
@@ -72,7 +73,7 @@ def average_buffers(module: torch.nn.Module, comm: Communicator) -> None:
     dtype = torch.float64 if any(buffer.dtype == torch.float64 for buffer in buffers) else torch.float32
     flat = torch.cat([buffer.reshape(-1).to(dtype) for buffer in buffers])
     mean = torch.from_numpy(np.asarray(comm.allreduce(flat.numpy(), op="mean")))
-    parts = mean.split([buffer.numel() for buffer in buffers])
+    parts = torch.split(mean, [buffer.numel() for buffer in buffers])
     for buffer, part in zip(buffers, parts, strict=True):
         buffer.copy_(part.view(buffer.shape))
 
@@ -93,7 +94,7 @@ def require_same_values(tensors: Iterable[Tensor], comm: Communicator) -> None:
     """Raise CollectiveMismatch on every rank unless all hold the same bits."""
     crc = 0
     for tensor in tensors:
-        crc = zlib.crc32(_bytes_of(tensor).numpy(), crc)
+        crc = zlib.crc32(memoryview(_bytes_of(tensor).numpy()), crc)
     comm.agree(crc, lambda: f"parameters of checksum {crc:x}, which broadcast_parameters(model, comm) makes equal")
 
 
@@ -124,7 +125,7 @@ def _broadcast_batch(batch: Sequence[Tensor], comm: Communicator, root: int) -> 
         return
     flat = torch.cat([_bytes_of(tensor) for tensor in batch])
     received = torch.from_numpy(np.asarray(comm.broadcast(flat.numpy(), root=root)))
-    parts = received.split([tensor.numel() * tensor.element_size() for tensor in batch])
+    parts = torch.split(received, [tensor.numel() * tensor.element_size() for tensor in batch])
     for tensor, part in zip(batch, parts, strict=True):
         # clone: a part may start at any byte, and a view of wider elements needs an aligned start
         tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))

@@ -35,6 +35,11 @@ class UpdateRounds:
         self._common = [torch.zeros(lane.bucket.n, dtype=lane.bucket.dtype) for lane in lanes]
         self._common_views = [lane.bucket.views(flat) for lane, flat in zip(lanes, self._common, strict=True)]
 
+    @property
+    def open(self) -> bool:
+        """Whether local steps were made since the last round was closed."""
+        return self.steps > 0
+
     @torch.no_grad()
     def before_step(self) -> None:
         """Note the common model if this step opens a round; hand the gradients, which are there now, to the masters."""

@@ -25,7 +25,7 @@ def run_lane(folder: Path, n_ranks: int, body: str, *arguments: str) -> Lane:
     (folder / "conftest.py").write_text("from tests.mpi.conftest import *\n")
     source = "import time\nimport pytest\nfrom mpi4py import MPI\n" + textwrap.dedent(body)
     (folder / "test_lane.py").write_text(source)
-    command = [sys.executable, str(PROJECT / "tests" / "run_lanes.py"), "--ranks", str(n_ranks), str(folder)]
+    command = [sys.executable, str(PROJECT / "tests" / "run_lanes.py"), "--ranks", str(n_ranks), "--tests", str(folder)]
     done = subprocess.run(
         [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=100, check=False
     )

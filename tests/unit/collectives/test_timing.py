@@ -10,6 +10,7 @@ import pytest
 from collectives.halving import HalvingDoubling
 from collectives.plan import Plan, Topology
 from collectives.ring import Ring
+from collectives.simulate import all_plans, prove
 from collectives.star import Star
 from collectives.timing import LinkModel, simulate_time
 from collectives.topologies import TOPOLOGIES
@@ -63,10 +64,31 @@ def test_halving_doubling(size: int) -> None:
     assert seconds(HalvingDoubling(), size, BANDWIDTH_ALONE) == pytest.approx(2 * (size - 1) / size)
 
 
-@pytest.mark.parametrize("size", [2, 4, 8, 16])
-def test_binomial_tree(size: int) -> None:
-    assert seconds(Tree(segments=1), size, LATENCY_ALONE) == pytest.approx(2 * log2(size))
-    assert seconds(Tree(segments=1), size, BANDWIDTH_ALONE) == pytest.approx(2 * log2(size))
+@pytest.mark.parametrize("topology", [Ring(), Torus(), Tree(1), DoubleTree(1), HalvingDoubling(), Star(0, 1)], ids=repr)
+@pytest.mark.parametrize("size", [2, 3, 4, 7, 8, 12])
+def test_where_only_latency_counts_time_is_rounds(topology: Topology, size: int) -> None:
+    assert seconds(topology, size, LATENCY_ALONE) == pytest.approx(prove(all_plans(topology, size)).rounds)
+
+
+def test_where_only_bandwidth_counts_a_binomial_tree_is_bound_by_its_root() -> None:
+    assert seconds(Tree(segments=1), 16, BANDWIDTH_ALONE) == pytest.approx(2 * 4)
+
+
+def test_double_tree_by_hand() -> None:
+    # The first tree's chunk: 0 and then 2 to 1, 1 to 3, 3 back to 1, 1 to 0 and then to 2; the second tree likewise.
+    time = simulate_time(DoubleTree(1), 4, 128, lambda n, weight: n, LinkModel(latency_s=0.05, bandwidth_bytes_s=64))
+    assert time == pytest.approx(6 * 1.0 + 4 * 0.05)
+
+
+def test_merges_of_a_rank_wait_for_each_other() -> None:
+    at_once = LinkModel(latency_s=0.0, bandwidth_bytes_s=1e30)
+    assert seconds(Star(segments=4), 4, at_once, merge_s_per_byte=1 / (4 * N)) == pytest.approx(3)
+
+
+def test_empty_chunks_take_no_time() -> None:
+    # 64 elements are one chunk, which passes log2(size) ranks each way; the other chunks have nothing to send.
+    time = simulate_time(HalvingDoubling(), 8, 64, float32, LinkModel(1.0, 4 * 64, overhead_s=0.5))
+    assert time == pytest.approx(2 * 3 * (1.0 + 0.5 + 1.0))
 
 
 def test_latency_overhead_and_bandwidth_of_one_message() -> None:
@@ -136,8 +158,11 @@ def test_all_ranks_at_once_and_one_by_one_take_the_same_time(topology: Topology,
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_nothing_to_do_takes_no_time(name: str) -> None:
-    assert simulate_time(TOPOLOGIES[name](), 1, 1000, float32, LINK) == 0.0
-    assert simulate_time(TOPOLOGIES[name](), 6, 0, float32, LINK) == 0.0
+    def with_header(n: int, weight: int) -> int:
+        return 16 + 4 * n
+
+    assert simulate_time(TOPOLOGIES[name](), 1, 1000, with_header, LINK) == 0.0
+    assert simulate_time(TOPOLOGIES[name](), 6, 0, with_header, LINK) == 0.0
 
 
 def test_thousands_of_ranks() -> None:

@@ -1,0 +1,140 @@
+"""Dense all-reduce: the right sum, in the plan's order, however it is cut and whenever it arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from collectives import Communicator, Star, Traffic, communicator
+from collectives.topologies import TOPOLOGIES
+from tests.mpi.collectives.conftest import TIMEOUT_S
+from tests.mpi.collectives.lanes import topologies
+from tests.mpi.collectives.one_process import dense
+
+LENGTHS = (0, 1, 5, 1000, 100_003)
+BFLOAT16 = torch.bfloat16
+
+
+@pytest.fixture(params=[*TOPOLOGIES, "auto", "mpi"])
+def comm(request: pytest.FixtureRequest, mpi_comm: MPI.Intracomm) -> Iterator[Communicator]:
+    with Communicator(mpi_comm, request.param, TIMEOUT_S) as made:
+        yield made
+
+
+def vectors(size: int, n: int, dtype: Any = np.float32, seed: int = 0) -> NDArray[Any]:
+    """One row a rank; the same on every rank. Sums round, but never overflow."""
+    drawn = np.random.default_rng(seed).standard_normal((size, n))
+    return (1000 * drawn).astype(dtype) if np.issubdtype(dtype, np.integer) else drawn.astype(dtype)
+
+
+def same_everywhere(comm: Communicator, result: NDArray[Any]) -> bool:
+    """Whether all ranks have the same bytes."""
+    return len(set(comm.mpi_comm.allgather(result.tobytes()))) == 1
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_floats_are_added_in_the_plans_order_on_every_rank(comm: Communicator, dtype: Any, op: Any) -> None:
+    for n in LENGTHS:
+        every = vectors(comm.size, n, dtype)
+        mine = every[comm.rank].copy()
+        result = comm.allreduce(mine, op)
+        assert result.dtype == dtype
+        assert (mine == every[comm.rank]).all(), "the input was changed"
+        assert same_everywhere(comm, result)
+        if isinstance(comm.topology, str):
+            exact = every.astype(np.float64).sum(axis=0) / (comm.size if op == "mean" else 1)
+            rounding = 2 * comm.size * np.finfo(dtype).eps
+            np.testing.assert_allclose(result, exact, rtol=rounding, atol=rounding * np.abs(every).max(initial=0))
+        else:
+            assert (result == dense(comm.topology, every, op)).all()
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_integers_are_summed_exactly(comm: Communicator, dtype: Any) -> None:
+    for n in LENGTHS:
+        every = vectors(comm.size, n, dtype)
+        assert (comm.allreduce(every[comm.rank]) == every.sum(axis=0)).all()
+
+
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_bfloat16_is_summed_in_float32_and_rounded_once(comm: Communicator, op: Any) -> None:
+    for n in LENGTHS:
+        every = torch.from_numpy(vectors(comm.size, n)).to(BFLOAT16)
+        result = comm.allreduce(every[comm.rank], op)
+        assert result.dtype == BFLOAT16
+        wide = every.float().numpy()
+        if isinstance(comm.topology, str):
+            expected = torch.from_numpy(wide.sum(axis=0)) / (comm.size if op == "mean" else 1)
+            torch.testing.assert_close(result.float(), expected, rtol=2**-7, atol=1e-5)
+        else:
+            expected = torch.from_numpy(dense(comm.topology, wide, op)).to(BFLOAT16)
+            assert torch.equal(result, expected)
+        # the same numbers as NumPy holds them: two bytes each that it has no name for
+        raw = np.empty(n, np.uint16)
+        comm.dense(every[comm.rank].view(torch.uint16).numpy(), "bfloat16", op == "mean", raw, Traffic())
+        assert (raw == result.view(torch.uint16).numpy()).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int64])
+def test_the_result_goes_where_it_is_asked_for(comm: Communicator, dtype: Any) -> None:
+    for n in LENGTHS:
+        every = vectors(comm.size, n, dtype)
+        expected = comm.allreduce(every[comm.rank])
+        elsewhere, in_place = np.full(n, 7, dtype), every[comm.rank].copy()
+        assert comm.allreduce(every[comm.rank], out=elsewhere) is elsewhere
+        assert comm.allreduce(in_place, out=in_place) is in_place
+        assert (elsewhere == expected).all()
+        assert (in_place == expected).all()
+
+
+def test_any_shape_and_library_comes_back_as_it_went_in(comm: Communicator) -> None:
+    ones = np.ones((3, 1, 4))
+    assert comm.allreduce(ones).shape == (3, 1, 4)
+    assert comm.allreduce(np.ones(())).shape == ()
+    tensor = comm.allreduce(torch.ones(2, 3, dtype=torch.float16))
+    assert torch.equal(tensor, torch.full((2, 3), float(comm.size), dtype=torch.float16))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_neither_pieces_nor_slots_nor_arrival_order_change_a_sum(
+    mpi_comm: MPI.Intracomm, dtype: Any, jitter: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n = 5003
+    every = vectors(mpi_comm.size, n, dtype)
+    for topology in topologies(mpi_comm.size):
+        expected = dense(topology, every)
+        for piece_bytes, slots in ((64, 1), (512, 3), (4096, 40), (None, 1)):
+            monkeypatch.setattr(communicator, "DENSE_SLOTS", slots)
+            with Communicator(mpi_comm, topology, TIMEOUT_S, piece_bytes=piece_bytes) as comm:
+                assert (comm.allreduce(every[comm.rank]) == expected).all(), (topology, piece_bytes, slots)
+    jitter(mpi_comm.rank)
+    for topology in topologies(mpi_comm.size):
+        with Communicator(mpi_comm, topology, TIMEOUT_S, piece_bytes=2048) as comm:
+            assert (comm.allreduce(every[comm.rank]) == dense(topology, every)).all(), topology
+
+
+def test_where_one_rank_sums_many_it_does_so_in_rank_order(mpi_comm: MPI.Intracomm) -> None:
+    every = vectors(mpi_comm.size, 1000)
+    expected = every[0].copy()
+    for row in every[1:]:
+        expected += row
+    with Communicator(mpi_comm, Star(), TIMEOUT_S) as comm:
+        assert (comm.allreduce(every[comm.rank]) == expected).all()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_ring_sends_what_the_textbook_says(mpi_comm: MPI.Intracomm) -> None:
+    size, n = mpi_comm.size, 64 * 840
+    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
+        for dtype, nbytes in (("float32", 2 * 4), ("float64", 2 * 8), ("float16", 4 + 2)):
+            traffic = Traffic()
+            zeros = np.zeros(n, dtype)
+            comm.dense(zeros, dtype, False, zeros, traffic)
+            assert traffic.bytes_sent == nbytes * n * (size - 1) // size
