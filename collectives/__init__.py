@@ -1,6 +1,6 @@
 """Collectives on non-blocking MPI: schedules as data, one executor for all of them, payloads as opaque bytes."""
 
-from collectives.communicator import Communicator, Handle
+from collectives.communicator import Communicator
 from collectives.errors import (
     CollectiveError,
     CollectiveMismatch,
@@ -10,6 +10,7 @@ from collectives.errors import (
     PeerFailure,
 )
 from collectives.halving import HalvingDoubling
+from collectives.handle import Handle
 from collectives.plan import Plan, PlanError, Step, Topology, TopologyError, Transfer
 from collectives.ring import Ring
 from collectives.star import Star

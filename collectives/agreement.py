@@ -42,8 +42,8 @@ class Agreement:
         self._mine, self._least = np.zeros(2, np.int64), np.zeros(2, np.int64)
         self._request = comm.Allreduce_init(self._mine, self._least, MPI.MIN) if comm.size > 1 else None
 
-    def begin(self, mark: int, describe: Callable[[], str], traffic: Traffic | None = None) -> int:
-        """Start comparing this call, the n-th of this communicator, with what the other ranks call; returns n.
+    def begin(self, mark: int, describe: Callable[[], str], traffic: Traffic | None = None) -> None:
+        """Start comparing this call with what the other ranks call, once the check before it is over.
 
         Parameters
         ----------
@@ -54,8 +54,6 @@ class Agreement:
         traffic : Traffic, optional
             Counted into.
         """
-        if self._describe is not None:
-            self.wait()
         self._calls += 1
         if self._request is not None:
             self._mine[0] = (mark + self._calls * 0x9E3779B97F4A7C15) & _MASK
@@ -65,17 +63,21 @@ class Agreement:
             if traffic is not None:
                 traffic.bytes_sent += NBYTES
                 traffic.messages += 1
-        return self._calls
 
-    def agreed(self, call: int) -> bool:
-        """Whether the check of call n is over and all ranks agreed.
+    @property
+    def pending(self) -> bool:
+        """Whether a check is under way."""
+        return self._describe is not None
+
+    def agreed(self) -> bool:
+        """Whether the check under way is over and all ranks agreed.
 
         Raises
         ------
         CollectiveMismatch
             The same text on every rank, with what each group of ranks called.
         """
-        if self._describe is None or call != self._calls:
+        if self._describe is None:
             return True
         assert self._request is not None
         if not self._request.Test():
@@ -93,11 +95,11 @@ class Agreement:
         CollectiveMismatch, CollectiveTimeout, PeerFailure
         """
         describe = self._describe
-        if describe is None or self.agreed(self._calls):
+        if describe is None or self.agreed():
             return
         assert self._request is not None
-        wait(self._request, self._timeout_s, lambda: self._waiting(describe()))
-        self.agreed(self._calls)
+        wait(self._request, self._timeout_s, lambda: self.waiting(describe()))
+        self.agreed()
 
     def check(self, mark: int, describe: Callable[[], str], traffic: Traffic | None = None) -> None:
         """`begin` and `wait`."""
@@ -111,19 +113,8 @@ class Agreement:
             self._request.Free()
             self._request = None
 
-    def refuse(self, error: Exception, call: str) -> NoReturn:
-        """Make every rank raise because this one cannot make the call; raises `error` itself here.
-
-        Ranks that refuse for the same reason at the same time agree, and each raises its own error.
-        """
-        text = f"{call}: {error}"
-        try:
-            self.check(fingerprint(text), lambda: text)
-        except CollectiveMismatch as mismatch:
-            raise error from mismatch
-        raise error
-
-    def _waiting(self, call: str) -> str:
+    def waiting(self, call: str) -> str:
+        """Who waits for what."""
         comm = self._comm
         return (
             f"rank {comm.rank} of {comm.size}: not all ranks have come to call {self._calls}, {call}; "

@@ -101,6 +101,8 @@ def flat(array: Any, allowed: tuple[str, ...] = FLOATS) -> Flat:
     capsule = array.__dlpack__()
     tensor = _Tensor.from_address(_pointer_of(capsule, b"dltensor"))
     name = f"{_CODES.get(tensor.code, 'type')}{tensor.bits}"
+    if name == "bool8":
+        name = "bool"  # as NumPy says
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else None
     _check(name, allowed, strides is None or _contiguous(shape, strides), f"strides {strides}")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from types import TracebackType
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 from mpi4py import MPI
@@ -15,15 +14,16 @@ from collectives import exchange
 from collectives.agreement import Agreement, fingerprint
 from collectives.arrays import FLOATS, INTEGERS, Flat, empty_like, flat, narrow, widen
 from collectives.dense import SIXTEEN_BIT, DensePayload
-from collectives.errors import CollectiveError, CollectiveMismatch, CommunicatorClosed
+from collectives.errors import CollectiveMismatch, CommunicatorClosed
 from collectives.execute import Execution, Payload
 from collectives.halving import HalvingDoubling
+from collectives.handle import Handle
 from collectives.plan import Plan, Topology
 from collectives.program import Program, compile_plan
 from collectives.ring import Ring
 from collectives.topologies import topology as topology_of
 from collectives.traffic import Traffic
-from collectives.waiting import wait
+from collectives.waiting import Patience, wait
 
 VERSION = 1  # of the wire format: ranks must agree on it
 DENSE_PIECE_BYTES = 1 << 20
@@ -34,29 +34,7 @@ OWN_DENSE_BYTES = 4 << 20  # from here up "auto" takes the ring for dense sums, 
 LATENCY_BYTES = 16_384  # packed payloads below this go by the topology with the fewest rounds
 _FIXED_TAGS, _ROLLING_TAGS = range(1, 16_000), range(16_000, 32_000)
 
-T = TypeVar("T")
 Op = Literal["sum", "mean"]
-
-
-class Handle:
-    """A collective under way. Keep it until `wait` returns; it keeps its buffers alive."""
-
-    def __init__(self, advance: Callable[[], bool], finish: Callable[[], Any]) -> None:
-        self._advance, self._finish = advance, finish
-        self._done = False
-        self._result: Any = None
-
-    def test(self) -> bool:
-        """Make progress without waiting; True once the result is there."""
-        if not self._done and self._advance():
-            self._result, self._done = self._finish(), True
-        return self._done
-
-    def wait(self) -> Any:
-        """The result, as `Communicator.allreduce` returns it."""
-        while not self.test():
-            pass
-        return self._result
 
 
 class Communicator:
@@ -112,6 +90,7 @@ class Communicator:
         self._programs: dict[tuple[Topology, int, int, int], Program] = {}
         self._calls: dict[tuple[str, str, tuple[int, ...]], tuple[int, Callable[[], str]]] = {}
         self._fixed_tag, self._rolling_tag = 0, 0
+        self._in_flight: list[Handle] = []
         self._broken = ""
         self._abandoned: list[Any] = []  # what MPI may still write to after an error
 
@@ -132,6 +111,7 @@ class Communicator:
     def close(self) -> None:
         """Free the MPI communicator (collective). After an error it is left to MPI's own clean-up instead."""
         if not self._broken:
+            self._settle()
             self._agreement.free()
             self.mpi_comm.Free()
             self._broken = "it was closed"
@@ -172,22 +152,27 @@ class Communicator:
 
     def agree(self, mark: int, describe: Callable[[], str], traffic: Traffic | None = None) -> None:
         """Raise on every rank unless all make this call. See `Agreement.check`."""
-        if self._broken:
-            self._check_usable()
+        if self._broken or self._in_flight:
+            self._settle()
         if self._verify:
             try:
                 self._agreement.check(mark, describe, traffic)
             except CollectiveMismatch:
                 raise  # nothing is in flight
-            except (CollectiveError, KeyboardInterrupt) as error:
+            except BaseException as error:
                 self._break(error)
                 raise
 
     def refuse(self, error: Exception, call: str) -> NoReturn:
-        """Raise `error` here, and CollectiveMismatch on the ranks that made the call."""
-        self._check_usable()
-        if self._verify:
-            self._agreement.refuse(error, f"rank {self.rank} refuses {call}")
+        """Raise `error` here, and CollectiveMismatch on the ranks that made the call.
+
+        Ranks that refuse for the same reason at the same time agree, and each raises its own error.
+        """
+        text = f"rank {self.rank} refuses {call}: {error}"
+        try:
+            self.agree(fingerprint(text), lambda: text)
+        except CollectiveMismatch as mismatch:
+            raise error from mismatch
         raise error
 
     def execute(
@@ -204,7 +189,11 @@ class Communicator:
 
     def wait(self, request: MPI.Request, describe: Callable[[], str]) -> None:
         """Poll a request of this communicator's up to the timeout."""
-        self._guard(partial(wait, request, self.timeout, describe), request)
+        try:
+            wait(request, self.timeout, describe)
+        except BaseException as error:
+            self._break(error, request)
+            raise
 
     def _run(self, execution: Execution) -> None:
         try:
@@ -213,14 +202,20 @@ class Communicator:
             self._break(error, execution)
             raise
 
-    def _guard(self, call: Callable[[], T], *alive: Any) -> T:
+    def _progress(self) -> None:
+        """Do one bit of everything in flight: other ranks may wait for another handle than this one does."""
+        self._check_usable()
         try:
-            return call()
-        except CollectiveMismatch:
-            raise  # nothing is in flight
-        except (CollectiveError, KeyboardInterrupt) as error:
-            self._break(error, *alive)
+            self._in_flight = [handle for handle in self._in_flight if not handle.advance()]
+        except BaseException as error:
+            self._break(error, *self._in_flight)
             raise
+
+    def _settle(self) -> None:
+        """Finish what is in flight: a rank that waits in a blocking call cannot help others with their handles."""
+        self._check_usable()
+        while self._in_flight:
+            self._progress()
 
     def _break(self, error: BaseException, *alive: Any) -> None:
         """Messages may still be in flight: refuse further calls, and keep their buffers for ever."""
@@ -267,31 +262,26 @@ class Communicator:
         """Like `allreduce`, but returns at once. `x` and `out` must be left alone until the handle is done."""
         source, target, result = self._arrays(x, op, out)
         self._check_usable()
-        number = self._agreement.begin(*self._call(source, op)) if self._verify else 0
+        mark, describe = self._call(source, op, "iallreduce")
+        if self._verify:
+            while self._agreement.pending:
+                self._progress()
+            self._agreement.begin(mark, describe)
         tag = self._next_tag()
-        running: list[Execution] = []
 
-        def advance() -> bool:
-            if not running:
-                if self._verify and not self._agreement.agreed(number):
-                    return False
-                running.append(
-                    self._dense_run(source.values, source.dtype, op == "mean", target.values, Traffic(), tag)
-                )
-            execution = running[0]
-            if execution.turn():
-                execution.patience.moved()
-            elif not execution.done:
-                execution.patience.idle()
-            return execution.done
+        def start() -> Execution:
+            return self._dense_run(source.values, source.dtype, op == "mean", target.values, Traffic(), tag)
 
-        return Handle(partial(self._guard, advance, running, source, target), lambda: result)
+        patience = Patience(self.timeout, lambda: self._agreement.waiting(describe()))
+        handle = Handle(self._agreement.agreed, start, self._progress, patience, result)
+        self._in_flight.append(handle)
+        return handle
 
     def dense(self, values: Any, dtype: str, mean: bool, out: Any, traffic: Traffic) -> None:
         """Sum or mean of flat vectors that the ranks have agreed on, by whichever way is faster.
 
-        values, out : ndarray[n]; bfloat16 is uint16, named by `dtype`. `out` is overwritten and may be `values`. For a 16-bit
-        dtype `values` may also be a float32 copy, which is overwritten.
+        values, out : ndarray[n]; bfloat16 is uint16, named by `dtype`. `out` is overwritten and may be `values`. For a
+        16-bit dtype `values` may also be a float32 copy, which is overwritten.
         """
         if self._uses_mpi(values.nbytes):
             self._dense_mpi(values, dtype, mean, out, traffic)
@@ -333,13 +323,17 @@ class Communicator:
     def broadcast(self, x: Any, root: int = 0) -> Any:
         """Overwrite `x`, of equal shape and dtype everywhere, with rank `root`'s; returns `x`."""
         call = f"broadcast(root={root})"
-        vector = self._flat(x, call, FLOATS + INTEGERS + ("uint8", "bool8", "bool", "int8", "int16", "uint16"))
+        vector = self._flat(x, call, FLOATS + INTEGERS + ("uint8", "bool", "int8", "int16", "uint16"))
         text = f"{call} of {vector.dtype}{list(vector.shape)}"
         self.agree(fingerprint(text), lambda: text)
         if not 0 <= root < self.size:
             raise ValueError(f"rank {self.rank} of {self.size}: there is no rank {root} to broadcast from")
         payload = vector.values.view(np.uint8)
-        self._guard(partial(exchange.broadcast, self.mpi_comm, payload, root, self.timeout), payload, vector)
+        try:
+            exchange.broadcast(self.mpi_comm, payload, root, self.timeout)
+        except BaseException as error:
+            self._break(error, payload, vector)
+            raise
         return x
 
     def barrier(self) -> None:
@@ -350,11 +344,11 @@ class Communicator:
                 self.mpi_comm.Ibarrier(), lambda: f"rank {self.rank} of {self.size}: not all ranks reach the barrier"
             )
 
-    def _call(self, source: Flat, op: str) -> tuple[int, Callable[[], str]]:
-        key = (op, source.dtype, source.shape)
+    def _call(self, source: Flat, op: str, name: str = "allreduce") -> tuple[int, Callable[[], str]]:
+        key = (f"{name}({op})", source.dtype, source.shape)
         found = self._calls.get(key)
         if found is None:
-            text = f"allreduce({op}) of {source.dtype}{list(source.shape)} by {self.topology}, wire format {VERSION}"
+            text = f"{name}({op}) of {source.dtype}{list(source.shape)} by {self.topology}, wire format {VERSION}"
             found = self._calls[key] = fingerprint(text), lambda: text
         return found
 

@@ -25,7 +25,7 @@ class DensePayload:
     ----------
     program : Program
     values : ndarray[n]
-        This rank's vector; left alone unless it is `out`, or already a float32 copy of a 16-bit vector, then overwritten.
+        This rank's vector; left alone unless it is `out` or a float32 copy of a 16-bit vector.
     dtype : str
         Element type; bfloat16 is uint16 to NumPy.
     mean : bool

@@ -67,7 +67,8 @@ class Algorithm(Protocol):
         vector_id : int
             Tells vectors under one seed apart, so that they do not share random numbers.
         segments : sequence of int, optional
-            Lengths of parts, multiples of 64 but for the last, that get scales of their own; their sum is `n`.
+            Lengths of parts, such as tensors, that get scales of their own. Each begins at a multiple of 64 elements:
+            behind the one before, padded with zeros, which do not count.
         """
         ...
 

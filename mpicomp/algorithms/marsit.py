@@ -33,7 +33,7 @@ from collectives.arrays import narrow, widen
 from mpicomp.algorithms import nonfinite
 from mpicomp.algorithms.base import Synchronize, VectorAggregator
 from mpicomp.algorithms.onebit import OneBitPayload
-from mpicomp.algorithms.segments import cut_runs
+from mpicomp.algorithms.segments import cut_runs, padded_lengths
 from mpicomp.codecs.sign import UNSIGNED, Sign
 from mpicomp.kernels.sign import (
     add_and_clear,
@@ -146,7 +146,7 @@ class MarsitAggregator(VectorAggregator):
     ) -> None:
         super().__init__(options, comm, n, dtype, vector_id)
         self.options = options
-        self._lengths = np.array(segments if segments is not None and n else [n], np.int64)
+        self._lengths, padded = padded_lengths(segments, n)
         kind = self._compute.type
         self._constants = kind(0), np.nextafter(kind(0), kind(1))
         bits = Sign()
@@ -155,7 +155,7 @@ class MarsitAggregator(VectorAggregator):
         if n >= MEMORY_MATTERS:
             piece = min(piece, n // 5)  # so that buffers stay below two bits per element
         self._program = comm.program(topology, n, bits.alignment, piece)
-        self._runs, self._firsts = cut_runs(self._program.pieces, self._lengths, n)
+        self._runs, self._firsts = cut_runs(self._program.pieces, padded)
         self._sums = np.zeros(sum(run.sums.stop - run.sums.start for runs in self._runs for run in runs))
         self._payload = OneBitPayload(
             self._program, Stream(options.seed, vector_id, "merge"), comm.rank, self._encode, self._finish

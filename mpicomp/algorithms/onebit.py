@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
-from numpy.typing import NDArray
 
 from collectives.program import Message, Program
 from mpicomp.codecs.sign import mix_words, scratch

@@ -22,22 +22,30 @@ class Run:
     sums: range
 
 
-def cut_runs(cuts: Sequence[range], lengths: NDArray[np.int64], n: int) -> tuple[list[list[Run]], NDArray[np.int64]]:
-    """The runs of each piece, and where each segment's sums begin.
-
-    Blocks of 4096 elements are counted from the start of the vector and end where a segment ends, so sums over them do
-    not depend on how the vector is cut into pieces.
+def padded_lengths(segments: Sequence[int] | None, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Elements of each segment, and what it takes up: a multiple of 64; the last may end with the vector.
 
     Raises
     ------
     ValueError
-        A segment but the last is not a positive multiple of 64 elements, or they do not add up to `n`.
+        A segment is empty, or they do not fill `n` elements.
     """
-    if lengths.sum() != n or (n and (lengths <= 0).any()) or (lengths[:-1] % 64).any():
+    real = np.array(segments if segments is not None and n else [n], np.int64)
+    padded = -(-real // 64) * 64
+    padded[-1] = min(padded[-1], max(real[-1], n - padded[:-1].sum()))
+    if padded.sum() != n or (n and (real <= 0).any()):
         raise ValueError(
-            f"segments must be positive multiples of 64 elements (but for the last) that add up to {n}, "
-            f"not {lengths.tolist()}"
+            f"segments of {real.tolist()} elements, padded to multiples of 64, fill {padded.sum()} elements, not {n}"
         )
+    return real, padded
+
+
+def cut_runs(cuts: Sequence[range], lengths: NDArray[np.int64]) -> tuple[list[list[Run]], NDArray[np.int64]]:
+    """The runs of each piece, and where each segment's sums begin.
+
+    Blocks of 4096 elements are counted from the start of the vector and end where a segment ends, so sums over them do
+    not depend on how the vector is cut into pieces.
+    """
     ends = np.cumsum(lengths).tolist()
     runs: list[list[Run]] = []
     firsts = [0] * len(ends)

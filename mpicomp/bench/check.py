@@ -2,7 +2,7 @@
 
 - All: the same bits on every rank.
 - Dense sums and means, and full-precision rounds: within rounding of a sum in float64.
-- Marsit's one-bit rounds: one magnitude everywhere, the global step; elements whose sign all ranks vote for keep it; and
+- Marsit's one-bit rounds: one magnitude everywhere, the global step; elements on whose sign all ranks agree keep it;
   over all elements as many are positive as the vote shares k/M say, within six standard deviations.
 """
 

@@ -23,11 +23,11 @@ HEADER = 8
 
 
 def norm(values: NDArray[Any]) -> np.float32:
-    """Two-norm, summed in float64 and rounded once; the largest float32 where it would be infinite."""
+    """Two-norm, summed in float64 and rounded once; the largest float32 where that of finite values would overflow."""
     sums = np.empty(-(-values.size // BLOCK), np.float64)
     sum_of_squares(values, sums)
     root = np.sqrt(sums.sum())
-    return np.float32(min(root, np.finfo(np.float32).max)) if not np.isnan(root) else np.float32(np.nan)
+    return np.float32(min(root, np.finfo(np.float32).max) if np.isfinite(root) else root)
 
 
 @dataclass(frozen=True, slots=True)

@@ -298,7 +298,8 @@ def follow(gathered, counts, average, magnitudes):  # type: ignore[no-untyped-de
     """Take in what the ranks gathered: the running magnitudes, and how many elements they clipped.
 
     gathered : float64[ranks, 1 + segments], clipped elements and sums of |u|; summed in rank order.
-    counts : float64[segments], elements over all ranks. average : weight of the past. magnitudes : float64[segments], overwritten; NaN: no past.
+    counts : float64[segments], elements over all ranks. average : weight of the past.
+    magnitudes : float64[segments], overwritten; NaN: no past.
 
     Returns
     -------

@@ -54,7 +54,8 @@ class Lane:
         self._padding = bucket.padding()
         self._vector_array, self._mean_array = _as_array(self.vector), _as_array(self.mean)
         dtype = str(bucket.dtype).removeprefix("torch.")
-        self.aggregator = algorithm.start(comm, bucket.n, dtype=dtype, vector_id=bucket.index, segments=bucket.lengths)
+        tensors = tuple(member.parameter.numel() for member in bucket.members if member.parameter.numel())
+        self.aggregator = algorithm.start(comm, bucket.n, dtype=dtype, vector_id=bucket.index, segments=tensors)
 
     def aggregate(self) -> None:
         """Write the ranks' mean of ``vector`` into ``mean``. The padding of ``vector`` is zeroed first.

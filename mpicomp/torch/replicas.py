@@ -94,7 +94,7 @@ def require_same_values(tensors: Iterable[Tensor], comm: Communicator) -> None:
     """Raise CollectiveMismatch on every rank unless all hold the same bits."""
     crc = 0
     for tensor in tensors:
-        crc = zlib.crc32(memoryview(_bytes_of(tensor).numpy()), crc)
+        crc = zlib.crc32(_bytes_of(tensor).numpy().data, crc)
     comm.agree(crc, lambda: f"parameters of checksum {crc:x}, which broadcast_parameters(model, comm) makes equal")
 
 

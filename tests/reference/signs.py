@@ -33,7 +33,7 @@ def signs(w: Vector, odd_positive: bool | None) -> NDArray[np.bool_]:
 
 
 def block_sums(terms: NDArray[np.float64], stride: int) -> NDArray[np.float64]:
-    """Sum of each block of 4096: 16 lanes in index order, folded in halves, then what is behind the last whole `stride`."""
+    """Sum of each block of 4096: 16 lanes in index order, folded in halves, then what whole `stride`s leave over."""
     sums = []
     for start in range(0, terms.size, BLOCK):
         block = terms[start : start + BLOCK]

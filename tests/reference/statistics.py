@@ -39,8 +39,8 @@ def assert_binomial(count: Any, trials: int, probability: float, what: str = "co
 def assert_chi_square(observed: NDArray[Any], expected: NDArray[Any], what: str) -> None:
     """Fail unless cell counts fit their expectations, neither too badly nor too well.
 
-    The bounds hold for chi-square: P(X - k >= 2 sqrt(k t) + 2 t) and P(k - X >= 2 sqrt(k t)) are at most exp(-t) with k degrees
-    of freedom (Laurent and Massart, Annals of Statistics 28, 2000, lemma 1).
+    The bounds are those of the chi-square distribution: P(X - k >= 2 sqrt(k t) + 2 t) and P(k - X >= 2 sqrt(k t)) are
+    at most exp(-t) with k degrees of freedom (Laurent and Massart, Annals of Statistics 28, 2000, lemma 1).
     """
     freedom = observed.size - 1
     statistic = float((((observed - expected) ** 2) / expected).sum())

@@ -1,0 +1,130 @@
+"""What every codec promises, as tests: a codec's own test file subclasses `CodecContract` and names the codec."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mpicomp.codecs import Codec, Draw
+from mpicomp.random import Stream
+
+LENGTHS = (0, 1, 7, 8, 9, 63, 64, 65, 1000, 4095, 4096, 4097)
+GUARD = 0xA5
+
+
+def draw_at(step: int = 3, rank: int = 1, ordinal: int = 0, offset: int = 0, *, seed: int = 11) -> Draw:
+    """A place in a stream of the tests' own."""
+    return Draw(Stream(seed, 0, "test"), step, rank, ordinal, offset)
+
+
+def gaussian(n: int, dtype: Any = np.float32, seed: int = 0) -> NDArray[Any]:
+    """`n` normally distributed values, none of them zero."""
+    return np.random.default_rng((seed, n)).standard_normal(n).astype(dtype)
+
+
+def encoded(codec: Codec, values: NDArray[Any], draw: Draw | None = None) -> NDArray[np.uint8]:
+    """The payload of one rank's values."""
+    payload = np.full(codec.nbytes(values.size), GUARD, np.uint8)
+    codec.encode(values, payload, draw=draw or draw_at())
+    return payload
+
+
+class CodecContract(ABC):
+    """Subclass as ``TestX`` with `codec` and `check_round_trip`.
+
+    Attributes
+    ----------
+    codec : Codec
+    dtypes : tuple
+        Of the values it takes.
+    """
+
+    codec: ClassVar[Codec]
+    dtypes: ClassVar[tuple[type, ...]] = (np.float32,)
+
+    @abstractmethod
+    def check_round_trip(self, values: NDArray[Any], decoded: NDArray[Any]) -> None:
+        """Assert that `decoded` is one of the results that encoding `values` may have."""
+
+    def decoded(self, payload: NDArray[np.uint8], n: int, dtype: Any = np.float32) -> NDArray[Any]:
+        values = np.full(n, 77, dtype)
+        self.codec.decode(payload, values, weight=1)
+        return values
+
+    @pytest.mark.parametrize("n", LENGTHS)
+    def test_round_trip_at_every_length(self, n: int) -> None:
+        for dtype in self.dtypes:
+            values = gaussian(n, dtype)
+            before = values.copy()
+            decoded = self.decoded(encoded(self.codec, values), n, dtype)
+            np.testing.assert_array_equal(values, before)
+            self.check_round_trip(values, decoded)
+
+    @pytest.mark.parametrize("n", LENGTHS)
+    def test_payload_is_written_whole_and_nothing_else(self, n: int) -> None:
+        size = self.codec.nbytes(n)
+        payloads = []
+        for filler in (GUARD, 0):
+            memory = np.full(size + 16, filler, np.uint8)
+            self.codec.encode(gaussian(n), memory[8 : 8 + size], draw=draw_at())
+            assert (memory[:8] == filler).all()
+            assert (memory[8 + size :] == filler).all()
+            payloads.append(memory[8 : 8 + size])
+        np.testing.assert_array_equal(*payloads)
+
+    def test_zeros_and_extremes_decode_to_finite_values(self) -> None:
+        for value in (0.0, -0.0, 1e-45, -1e-45, 3e38, -3e38):
+            values = np.full(100, value, np.float32)
+            assert np.isfinite(self.decoded(encoded(self.codec, values), 100)).all()
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+    def test_values_that_are_not_finite_are_refused(self, bad: float) -> None:
+        for position in (0, 70, 99):
+            values = gaussian(100)
+            values[position] = bad
+            with pytest.raises(ValueError, match="NaN or infinity"):
+                encoded(self.codec, values)
+
+    @pytest.mark.parametrize("n", LENGTHS)
+    def test_payload_of_a_wrong_size_is_refused(self, n: int) -> None:
+        payload = encoded(self.codec, gaussian(n))
+        longer = np.concatenate([payload, np.zeros(8, np.uint8)])
+        for wrong in (*(payload[:-cut] for cut in (1, 4, 8, payload.size) if payload.size >= cut > 0), longer):
+            with pytest.raises(ValueError, match="damaged"):
+                self.decoded(wrong, n)
+            with pytest.raises(ValueError, match="damaged"):
+                self.codec.encode(gaussian(n), wrong, draw=draw_at())
+
+    def test_flipped_bits_give_an_error_or_finite_values(self) -> None:
+        n = 130
+        payload = encoded(self.codec, gaussian(n))
+        for bit in range(8 * payload.size):
+            damaged = payload.copy()
+            damaged[bit // 8] ^= 1 << bit % 8
+            self._decodes_or_refuses(damaged, n)
+
+    def test_any_bytes_give_an_error_or_finite_values(self) -> None:
+        n = 130
+        rng = np.random.default_rng(5)
+        for _ in range(200):
+            self._decodes_or_refuses(rng.integers(0, 256, self.codec.nbytes(n), np.uint8), n)
+
+    def _decodes_or_refuses(self, payload: NDArray[np.uint8], n: int) -> None:
+        try:
+            decoded = self.decoded(payload, n)
+        except ValueError:
+            return
+        assert np.isfinite(decoded).all()
+
+    def test_chunks_encode_as_their_part_of_the_whole_would_be_drawn(self) -> None:
+        """Same stream, same elements: the same payload, wherever the chunk lies in memory."""
+        values = gaussian(2 * self.codec.alignment + 100)
+        chunk = slice(self.codec.alignment, 2 * self.codec.alignment)
+        at = draw_at(offset=chunk.start)
+        np.testing.assert_array_equal(
+            encoded(self.codec, values[chunk], at), encoded(self.codec, values[chunk].copy(), at)
+        )

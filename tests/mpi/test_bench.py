@@ -1,0 +1,179 @@
+"""`mpicomp bench` under mpirun: one report, one status, and checks that notice what is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import Communicator
+from mpicomp.algorithms.base import VectorAggregator
+from mpicomp.bench.measure import measure
+from mpicomp.cli import main
+
+WORLD = MPI.COMM_WORLD
+QUICK = ("--repeats", "2", "--warmup", "0")
+PROMISED = {
+    "algorithm", "topology", "ranks", "count", "seconds", "p99_seconds", "bytes_sent_per_rank", "messages_per_rank",
+    "bits_per_element", "baseline", "baseline_seconds", "speedup", "dtype", "options", "mpi_library", "hosts",
+    "encoding_seconds", "merging_seconds", "decoding_seconds", "waiting_seconds",
+}  # fmt: skip
+
+
+def bench(tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Run the command; the exit status, and rank 0's last line of JSON."""
+    status = main(["bench", *QUICK, *arguments, "--json", str(tmp_path / "bench.json")])
+    text = (tmp_path / "bench.json").read_text() if WORLD.rank == 0 else ""
+    return status, json.loads(WORLD.bcast(text).splitlines()[-1])
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(
+    ("arguments", "bits"),
+    [
+        (("--algorithm", "marsit", "--option", "full_precision_every=None"), 1.0),
+        (("--algorithm", "marsit", "--option", "full_precision_every=1"), 32.0),
+        (("--algorithm", "dense"), 32.0),
+        (("--algorithm", "allreduce"), 32.0),
+        (("--algorithm", "cascading-ssdm", "--baseline", "dense"), 1.0),
+    ],
+)
+def test_every_method_is_found_correct_and_its_bits_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], bits: float
+) -> None:
+    status, line = bench(tmp_path, "--count", "4e5", "--topology", "ring", *arguments)
+    printed = capsys.readouterr().out
+    assert status == 0, line["check"]
+    assert set(line) >= PROMISED
+    assert line["bits_per_element"] == pytest.approx(bits, rel=0.02)
+    assert line["speedup"] == pytest.approx(line["baseline_seconds"] / line["seconds"])
+    assert bool(printed) == (WORLD.rank == 0)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("options", [(), ("residual=paper",), ("compensation=False",), ("gamma=auto", "clip=0.25")])
+def test_marsit_keeps_its_promises_in_every_form(tmp_path: Path, dtype: str, options: tuple[str, ...]) -> None:
+    chosen = [part for option in (*options, "full_precision_every=3") for part in ("--option", option)]
+    status, line = bench(tmp_path, "--count", "1e4", "--dtype", dtype, *chosen)
+    assert status == 0, line["check"]
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, damage: Callable[[Any, np.ndarray], None]) -> None:
+    """Let every aggregator damage its results."""
+    honest = VectorAggregator.aggregate
+
+    def aggregate(self: VectorAggregator, vector: Any, out: Any = None) -> Any:
+        result = honest(self, vector, out)
+        damage(self, result)
+        return result
+
+    monkeypatch.setattr(VectorAggregator, "aggregate", aggregate)
+
+
+def one_rank_differs(_: Any, result: np.ndarray) -> None:
+    if WORLD.rank == WORLD.size - 1:
+        result[7] = -result[7]
+
+
+def flip_the_signs(_: Any, result: np.ndarray) -> None:
+    result *= -1
+
+
+def double(_: Any, result: np.ndarray) -> None:
+    result *= 2
+
+
+def one_magnitude_differs(_: Any, result: np.ndarray) -> None:
+    result[5000] *= 1.5
+
+
+def prefer_positive(_: Any, result: np.ndarray) -> None:
+    """Wins every vote that is not unanimous: no single element gives it away."""
+    votes = np.sign(np.random.default_rng((0, WORLD.rank)).standard_normal(result.size, np.float32))
+    total = np.empty_like(votes)
+    WORLD.Allreduce(votes, total)
+    result[np.abs(total) < WORLD.size] = np.abs(result[0])
+
+
+def a_residual_is_left(aggregator: Any, _: np.ndarray) -> None:
+    aggregator.residual[3] += 1
+
+
+ONE_BIT = ("--option", "full_precision_every=None")
+STATELESS = (*ONE_BIT, "--option", "compensation=False")
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(
+    ("arguments", "damage", "verdict"),
+    [
+        (("--algorithm", "dense"), double, "the exact result is"),
+        (("--algorithm", "cascading-ssdm"), one_rank_differs, "another result than rank 0"),
+        (ONE_BIT, one_rank_differs, "another result than rank 0"),
+        (ONE_BIT, flip_the_signs, "another sign than all ranks voted for"),
+        (ONE_BIT, double, "the global step is"),
+        (ONE_BIT, one_magnitude_differs, "do not all have the magnitude"),
+        (STATELESS, prefer_positive, "the votes lead to expect"),
+        (("--option", "full_precision_every=1"), a_residual_is_left, "left a residual"),
+        (("--option", "full_precision_every=1"), double, "the exact result is"),
+    ],
+)
+def test_a_wrong_result_is_noticed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    damage: Callable[[Any, np.ndarray], None],
+    verdict: str,
+) -> None:
+    spoil(monkeypatch, damage)
+    status, line = bench(tmp_path, "--count", "1e4", *arguments)
+    assert status == 1
+    assert verdict in line["check"]
+
+
+@pytest.mark.mpi(min_size=2)
+def test_unchecked_results_are_not_called_right(tmp_path: Path) -> None:
+    status, line = bench(tmp_path, "--count", "100", "--no-check", "--baseline", "none")
+    assert status == 0
+    assert line["check"] is line["speedup"] is None
+
+
+@pytest.mark.mpi(min_size=2)
+def test_bad_arguments_end_every_rank_and_are_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--count", "100", "--json", "/nowhere/bench.json"]) == 2
+    assert main(["bench", "--count", "none"]) == 2
+    assert capsys.readouterr().err.count("error:") == (2 if WORLD.rank == 0 else 0)
+
+
+class Slow:
+    """Takes longer on the last rank."""
+
+    sums = True
+
+    def __init__(self, rank: int, slowest: int) -> None:
+        self.seconds = 0.05 if rank == slowest else 0.0
+
+    def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
+        stop = MPI.Wtime() + self.seconds
+        while MPI.Wtime() < stop:
+            pass
+
+    def total(self) -> Any:
+        from collectives import Traffic
+
+        return Traffic()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_the_slowest_rank_counts(mpi_comm: MPI.Intracomm) -> None:
+    x = np.zeros(1)
+    with Communicator(mpi_comm) as comm:
+        measured = measure(comm, Slow(comm.rank, comm.size - 1), None, x, x, repeats=2, warmup=3)
+    assert measured.seconds.shape == (2,)
+    assert (measured.seconds >= 0.05).all()
