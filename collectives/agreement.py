@@ -95,7 +95,7 @@ class Agreement:
         CollectiveMismatch, CollectiveTimeout, PeerFailure
         """
         describe = self._describe
-        if describe is None or self.agreed():
+        if describe is None:
             return
         assert self._request is not None
         wait(self._request, self._timeout_s, lambda: self.waiting(describe()))

@@ -31,7 +31,7 @@ DENSE_SLOTS = 3
 SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces
 NETWORK_PIECE_BYTES = 57_344  # between nodes: just under what MPI sends eagerly
 OWN_DENSE_BYTES = 4 << 20  # from here up "auto" takes the ring for dense sums, below it MPI's own all-reduce
-LATENCY_BYTES = 16_384  # packed payloads below this go by the topology with the fewest rounds
+LATENCY_BYTES = 16_384  # packed payloads below this go in the fewest rounds
 _FIXED_TAGS, _ROLLING_TAGS = range(1, 16_000), range(16_000, 32_000)
 
 Op = Literal["sum", "mean"]
@@ -123,6 +123,11 @@ class Communicator:
         if isinstance(self.topology, Topology):
             return self.topology
         return HalvingDoubling() if payload_bytes < LATENCY_BYTES else Ring()
+
+    def gathers(self, payload_bytes: int) -> bool:
+        """Whether packed payloads of this size get round fastest in one all-gather, merged by every rank for itself."""
+        few = payload_bytes * (self.size - 1) <= LATENCY_BYTES
+        return self.size == 1 or (few and not isinstance(self.topology, Topology))
 
     def packed_piece_bytes(self) -> int:
         """Longest message of packed payloads: what suits the transport."""
@@ -299,17 +304,18 @@ class Communicator:
         return Execution(self.mpi_comm, program, payload, tag, self.timeout, traffic)
 
     def _dense_mpi(self, values: Any, dtype: str, mean: bool, out: Any, traffic: Traffic) -> None:
-        sums = out
+        # MPI reduces in place on all ranks or on none, so that must not hang on what this rank's `out` is
+        source, sums = values, out
         if dtype in SIXTEEN_BIT:
             sums = values
             if values.dtype != np.float32:
                 sums = np.empty(values.size, np.float32)
                 widen(values, dtype, sums)
-                values = sums
-        in_place = values is sums or np.may_share_memory(values, sums)
-        request = self.mpi_comm.Iallreduce(MPI.IN_PLACE if in_place else values, sums)
-        if not request.Test():
-            self.wait(request, lambda: f"rank {self.rank} of {self.size}: MPI's all-reduce does not end")
+            source = MPI.IN_PLACE
+        elif np.may_share_memory(values, out):
+            source = values.copy()
+        request = self.mpi_comm.Iallreduce(source, sums)
+        self.wait(request, lambda: f"rank {self.rank} of {self.size}: MPI's all-reduce does not end")
         if mean:
             np.divide(sums, self.size, out=sums)
         if sums is not out:

@@ -82,8 +82,11 @@ def wait(request: MPI.Request, timeout_s: float, describe: Callable[[], str]) ->
     ------
     CollectiveTimeout, PeerFailure
     """
-    patience = Patience(timeout_s, describe)
     try:
+        for _ in range(SPINS):
+            if request.Test():
+                return
+        patience = Patience(timeout_s, describe)
         while not request.Test():
             patience.idle()
     except MPI.Exception as error:

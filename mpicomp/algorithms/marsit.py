@@ -20,23 +20,24 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from mpi4py import MPI
 from numpy.typing import DTypeLike, NDArray
 
 from collectives import Communicator, Traffic
 from collectives.arrays import narrow, widen
 from mpicomp.algorithms import nonfinite
 from mpicomp.algorithms.base import Synchronize, VectorAggregator
-from mpicomp.algorithms.onebit import OneBitPayload
-from mpicomp.algorithms.segments import cut_runs, padded_lengths
-from mpicomp.codecs.sign import UNSIGNED, Sign
+from mpicomp.algorithms.onebit import one_bit_exchange
+from mpicomp.algorithms.segments import Run, cut_runs, padded_lengths
+from mpicomp.codecs.sign import UNSIGNED
 from mpicomp.kernels.sign import (
     add_and_clear,
+    add_up,
     all_finite,
     encode,
     follow,
@@ -51,7 +52,6 @@ from mpicomp.random import Stream
 AVERAGE = 0.9  # of the magnitudes' running mean
 GAMMA = 4.0
 GAMMA_RATE, GAMMA_CLIPPED, GAMMA_RANGE = 0.2, 0.015, (0.25, 16.0)
-MEMORY_MATTERS = 1 << 20
 STREAMING_ELEMENTS = 4 << 20  # results this long are written past the caches
 OWN_WARNING, PAPER_WARNING, WARN_AFTER, SAMPLE = 0.3, 5.0, 100, 1 << 16
 
@@ -121,6 +121,19 @@ class Marsit:
         return MarsitAggregator(self, comm, n, dtype, vector_id, segments)
 
 
+class Part:
+    """A run of elements that share a scale, and where its bits, sums and residual are."""
+
+    __slots__ = ("bits", "elements", "residual", "segment", "sums")
+
+    def __init__(
+        self, run: Run, bits: NDArray[np.uint64], sums: NDArray[np.float64], residual: NDArray[Any] | None
+    ) -> None:
+        self.elements, self.segment = run.elements, run.segment
+        self.bits, self.sums = bits[run.words], sums[run.sums]
+        self.residual = None if residual is None else residual[run.elements]
+
+
 class MarsitAggregator(VectorAggregator):
     """Residual, running magnitudes and buffers for one vector.
 
@@ -149,22 +162,21 @@ class MarsitAggregator(VectorAggregator):
         self._lengths, padded = padded_lengths(segments, n)
         kind = self._compute.type
         self._constants = kind(0), np.nextafter(kind(0), kind(1))
-        bits = Sign()
-        topology = comm.select(bits.nbytes(n))
-        piece = 8 * comm.packed_piece_bytes()
-        if n >= MEMORY_MATTERS:
-            piece = min(piece, n // 5)  # so that buffers stay below two bits per element
-        self._program = comm.program(topology, n, bits.alignment, piece)
-        self._runs, self._firsts = cut_runs(self._program.pieces, padded)
-        self._sums = np.zeros(sum(run.sums.stop - run.sums.start for runs in self._runs for run in runs))
-        self._payload = OneBitPayload(
-            self._program, Stream(options.seed, vector_id, "merge"), comm.rank, self._encode, self._finish
+        self._exchange = one_bit_exchange(
+            comm,
+            n,
+            Stream(options.seed, vector_id, "merge"),
+            self._tag,
+            1 + self._lengths.size,  # clipped elements, then the sum of |u| per segment
+            self._encode,
+            self._finish,
         )
-        self._requests: dict[tuple[int, int], MPI.Prequest] = {}
-        self._mine = np.zeros(1 + self._lengths.size)  # clipped elements, then the sum of |u| per segment
-        self._all = np.zeros((comm.size, self._mine.size))
-        self._gather = comm.mpi_comm.Allgather_init(self._mine, self._all) if comm.size > 1 else None
+        self._bits = self._exchange.bits
+        runs, self._firsts = cut_runs(self._exchange.pieces, padded)
+        sums = np.zeros(runs[-1][-1].sums.stop if n else 0)
         self.residual = np.zeros(n, self._compute) if options.compensation else None
+        self._sums = sums  # of |u|, block by block
+        self._parts = [[Part(run, self._bits, sums, self.residual) for run in of_piece] for of_piece in runs]
         self._lazy = options.compensation and options.residual == "paper"
         self._clips = options.compensation and options.residual == "own"
         self._stateless = not options.compensation and options.global_step != "auto"
@@ -213,91 +225,73 @@ class MarsitAggregator(VectorAggregator):
         self._out = out.view(self._words)
         self._streaming = self.n >= STREAMING_ELEMENTS and out.ctypes.data % 32 == 0
         self._clipped = 0
-        self._payload.begin(self.step)
-        self.comm.execute(self._program, self._payload, self._tag, traffic, self._encoded, self._requests)
+        self._exchange.run(self.step, traffic, self._encoded)
         self._collect(traffic)
         if self.options.residual == "paper":
             self._pending[:] = self._steps
+        if self.options.gamma == "auto" and self._clips:
+            low, high = GAMMA_RANGE
+            change = math.exp(GAMMA_RATE * (self.clipped_fraction - GAMMA_CLIPPED))
+            self.gamma = min(high, max(low, self.gamma * change))
         self._warn()
 
     def _full_precision(self, out: NDArray[Any], traffic: Traffic) -> None:
         total = self._wide if self._wide is not None else out
-        for runs in self._runs:
-            for run in runs:
-                c = None if self.residual is None else self.residual[run.start : run.stop]
-                previous = self._pending[run.segment] if self._lazy else None
-                bits = self._payload.bits[run.words.start : run.words.stop]
-                u = self._values[run.start : run.stop]
-                add_and_clear(
-                    u, c, bits, previous, total[run.start : run.stop], self._sums[run.sums.start : run.sums.stop]
-                )
+        for part in self._every_part():
+            previous = self._pending[part.segment] if self._lazy else None
+            u, sum_ = self._values[part.elements], total[part.elements]
+            add_and_clear(u, part.residual, part.bits, previous, sum_, part.sums)
         self._pending[:] = 0
         self._clipped = 0
         self._encoded()
         self._collect(traffic)
         self.comm.dense(total, self.dtype, True, out, traffic)
 
+    def _every_part(self) -> Iterator[Part]:
+        return chain.from_iterable(self._parts)
+
     def _encode(self, piece: int) -> None:
         zero, tiny = self._constants
         odd_positive = self.step % 2 == 0
-        bits, values = self._payload.bits, self._values
-        for run in self._runs[piece]:
-            u = values[run.start : run.stop]
-            packed = bits[run.words.start : run.words.stop]
-            sums = self._sums[run.sums.start : run.sums.stop]
+        for part in self._parts[piece]:
+            u, bits, sums, segment = self._values[part.elements], part.bits, part.sums, part.segment
             if self._stateless:
-                sums[:] = 0.0 if pack(u, packed, odd_positive, zero, tiny) else np.nan
+                sums[:] = 0.0 if pack(u, bits, odd_positive, zero, tiny) else np.nan
                 continue
-            c = None if self.residual is None else self.residual[run.start : run.stop]
-            step, limit = self._steps[run.segment], self._limits[run.segment]
-            previous = self._pending[run.segment] if self._lazy else None
-            self._clipped += encode(u, c, packed, step, limit, previous, odd_positive, zero, tiny, sums)
+            step, limit = self._steps[segment], self._limits[segment]
+            previous = self._pending[segment] if self._lazy else None
+            self._clipped += encode(u, part.residual, bits, step, limit, previous, odd_positive, zero, tiny, sums)
 
     def _finish(self, piece: int) -> None:
-        bits, out = self._payload.bits, self._out
-        for run in self._runs[piece]:
-            part = out[run.start : run.stop]
-            packed = bits[run.words.start : run.words.stop]
-            unpack(packed, self._positive[run.segment], self._negative[run.segment], self._streaming, part)
+        for part in self._parts[piece]:
+            positive, negative = self._positive[part.segment], self._negative[part.segment]
+            unpack(part.bits, positive, negative, self._streaming, self._out[part.elements])
 
     # What the ranks tell each other beside the bits ------------------------------------------------------------------
 
     def _encoded(self) -> None:
         """All of this rank's sums are there: send them while the bits are still travelling."""
-        self._mine[0] = self._clipped
-        if self.n:
-            np.add.reduceat(self._sums, self._firsts, out=self._mine[1:])
-        if self._gather is not None:
-            self._gather.Start()
-        else:
-            self._all[0] = self._mine
+        reports = self._exchange.reports
+        add_up(self._sums, self._firsts, self._clipped, reports.mine)
+        reports.start()
 
     def _collect(self, traffic: Traffic) -> None:
         """Take in the ranks' sums, in rank order; raise if one of them is not finite."""
-        if self._gather is not None:
-            comm = self.comm
-            if not self._gather.Test():
-                comm.wait(self._gather, lambda: f"rank {comm.rank} of {comm.size}: the ranks' magnitudes do not arrive")
-            traffic.bytes_sent += self._mine.nbytes * (comm.size - 1)
-            traffic.messages += comm.size - 1
-        clipped = follow(self._all, self._counts, AVERAGE, self._magnitudes)
+        reports = self._exchange.reports
+        reports.collect(traffic)
+        clipped = follow(reports.everyones, self._counts, AVERAGE, self._magnitudes)
         if math.isnan(clipped):
             self._spoiled = True
-            bad = tuple(int(rank) for rank in np.flatnonzero(~np.isfinite(self._all).all(axis=1)))
+            bad = tuple(int(rank) for rank in np.flatnonzero(~np.isfinite(reports.everyones).all(axis=1)))
             raise nonfinite.error(self.comm, bad, f"vector {self.vector_id}, step {self.step}")
         self.clipped_fraction = clipped / self._elements
-        if self.options.gamma == "auto" and self._clips:
-            low, high = GAMMA_RANGE
-            self.gamma = min(
-                high, max(low, self.gamma * math.exp(GAMMA_RATE * (self.clipped_fraction - GAMMA_CLIPPED)))
-            )
 
     def _set_steps(self, traffic: Traffic) -> None:
         """s of each segment for this step; the very first one asks for the magnitudes beforehand."""
         if self.options.global_step == "auto":
             if self._magnitudes[0] != self._magnitudes[0]:  # NaN
-                for run in (run for runs in self._runs for run in runs):
-                    magnitudes(self._values[run.start : run.stop], self._sums[run.sums.start : run.sums.stop])
+                for part in self._every_part():
+                    magnitudes(self._values[part.elements], part.sums)
                 self._encoded()
                 self._collect(traffic)
             set_steps(self._magnitudes, self.gamma, self.options.clip, self._steps, self._minus_steps, self._limits)
@@ -306,6 +300,9 @@ class MarsitAggregator(VectorAggregator):
             narrow(self._minus_steps, self.dtype, self._negative.view(self._result_dtype))
             # the residual is what the result misses, so it must see s as rounded there
             widen(self._positive.view(self._result_dtype), self.dtype, self._steps)
+            np.multiply(self._steps, np.float32(self.options.clip), out=self._limits)
+        if not np.isfinite(self._steps).all():
+            raise nonfinite.error(self.comm, (), f"the global step of vector {self.vector_id}, step {self.step}")
 
     def _warn(self) -> None:
         """Once, when the residual is about to lose or to explode."""
@@ -321,7 +318,7 @@ class MarsitAggregator(VectorAggregator):
                 )  # fmt: skip
         elif taken % WARN_AFTER == 0:  # the residual is longest just before a full-precision round
             sample = self.residual[:SAMPLE].copy()
-            subtract_result(sample, self._payload.bits, self._pending[0])
+            subtract_result(sample, self._bits, self._pending[0])
             swing = float(np.abs(sample).mean() / self._pending[0]) if self._pending[0] else 0.0
             if swing > PAPER_WARNING:
                 self._warned = True
@@ -339,9 +336,8 @@ class MarsitAggregator(VectorAggregator):
             return None
         settled = self.residual.copy()
         if self._lazy:
-            for run in (run for runs in self._runs for run in runs):
-                bits = self._payload.bits[run.words.start : run.words.stop]
-                subtract_result(settled[run.start : run.stop], bits, self._pending[run.segment])
+            for part in self._every_part():
+                subtract_result(settled[part.elements], part.bits, self._pending[part.segment])
         return settled
 
     def state_dict(self) -> dict[str, Any]:
@@ -361,9 +357,16 @@ class MarsitAggregator(VectorAggregator):
         """Go on where `state` was taken, to the bit."""
         keys = {"n", "step", "gamma", "magnitudes"} | ({"residual"} if self.residual is not None else set())
         self._check_state(state, keys)
-        self.step, self.gamma = int(state["step"]), float(state["gamma"])
-        self._magnitudes = np.array(state["magnitudes"], np.float64)
+        running = np.array(state["magnitudes"], np.float64)
+        if running.shape != self._magnitudes.shape:
+            raise ValueError(
+                f"this state has magnitudes of {running.size} segments, the aggregator has {self._magnitudes.size}: "
+                "start it with the same segments"
+            )
         if self.residual is not None:
+            if np.shape(state["residual"]) != self.residual.shape:
+                raise ValueError(f"this state's residual has shape {np.shape(state['residual'])}, not ({self.n},)")
             self.residual[:] = state["residual"]
+        self.step, self.gamma, self._magnitudes = int(state["step"]), float(state["gamma"]), running
         self._pending[:] = 0
         self._spoiled = False

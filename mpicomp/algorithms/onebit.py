@@ -1,20 +1,185 @@
-"""One bit per element on every hop: the payload that Marsit sends through the executor."""
+"""One bit per element on every hop: how Marsit's packed signs, and what else the ranks report, get round.
+
+`Travelling` sends them along a topology's plan; `Gathered`, for small vectors, in one all-gather. Either way each
+element of the result is the sign of one uniformly random rank.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from mpi4py import MPI
+from numpy.typing import NDArray
 
+from collectives import Communicator, Traffic
 from collectives.program import Message, Program
-from mpicomp.codecs.sign import mix_words, scratch
+from mpicomp.codecs.sign import Sign, mix_words, scratch
 from mpicomp.kernels.random import merge_words
 from mpicomp.random import GROUP, Stream, source
 
 MOST_SLOTS = 4
 MEMORY_PART = 0.49  # of the vector's elements that may be under way: two bits each, beside the one bit held
+MEMORY_MATTERS = 1 << 20
+
+Encode = Callable[[int], None]
+
+
+class Reports:
+    """What every rank tells every other beside the bits: a few numbers, in one all-gather.
+
+    Parameters
+    ----------
+    comm : Communicator
+    count : int
+        Numbers.
+    words : int
+        64-bit words that travel behind the numbers.
+
+    Attributes
+    ----------
+    mine : float64[count]
+        Filled in before `start`.
+    everyones : float64[ranks, count]
+        There after `collect`.
+    tail : uint64[words]
+        What travels behind this rank's numbers; after `collect`, `tails` has everyone's.
+    """
+
+    def __init__(self, comm: Communicator, count: int, words: int = 0) -> None:
+        self._comm, self._pending = comm, False
+        self._row = np.zeros(count + words, np.uint64)
+        self._rows = np.zeros((comm.size, count + words), np.uint64)
+        self.mine, self.tail = self._row[:count].view(np.float64), self._row[count:]
+        self._numbers, self.tails = self._rows[:, :count].view(np.float64), self._rows[:, count:]
+        self.everyones = np.zeros((comm.size, count))
+        self._request = comm.mpi_comm.Allgather_init(self._row, self._rows) if comm.size > 1 else None
+
+    def start(self) -> None:
+        """Send this rank's numbers, and do not wait."""
+        if self._request is not None:
+            self._request.Start()
+            self._pending = True
+        else:
+            self.everyones[0] = self.mine
+
+    def collect(self, traffic: Traffic) -> None:
+        """Wait for everyone's numbers, if any are on their way."""
+        if self._request is None or not self._pending:
+            return
+        comm = self._comm
+        comm.wait(self._request, lambda: f"rank {comm.rank} of {comm.size}: the other ranks' reports do not arrive")
+        self._pending = False
+        self.everyones[:] = self._numbers
+        traffic.bytes_sent += self._row.nbytes * (comm.size - 1)
+        traffic.messages += comm.size - 1
+
+
+class OneBitExchange(Protocol):
+    """Makes the ranks' packed signs into the merged ones.
+
+    Attributes
+    ----------
+    pieces : sequence of range
+        Elements of each piece.
+    bits : uint64[ceil(n / 64)]
+        This rank's signs, then the merged ones.
+    reports : Reports
+    """
+
+    pieces: Any
+    bits: NDArray[np.uint64]
+    reports: Reports
+
+    def run(self, step: int, traffic: Traffic, encoded: Callable[[], None]) -> None:
+        """Call encode for every piece, `encoded` once they all are, and finish for every piece that is merged."""
+
+
+def one_bit_exchange(
+    comm: Communicator, n: int, stream: Stream, tag: int, reports: int, encode: Encode, finish: Encode
+) -> OneBitExchange:
+    """The way that suits a vector of `n` elements.
+
+    stream : of the merges. tag : of the messages. reports : numbers that each rank tells the others at each step.
+    encode, finish : turn this rank's piece into bits; turn the final bits of a piece into the result.
+    """
+    way = Gathered if comm.gathers(Sign().nbytes(n)) else Travelling
+    return way(comm, n, stream, tag, reports, encode, finish)
+
+
+class Gathered:
+    """One all-gather brings every rank's bits to every rank, and each merges them in rank order with the same words.
+
+    It takes half the rounds of any other way, and all numbers travel with the bits. Parameters as in
+    `one_bit_exchange`.
+    """
+
+    def __init__(
+        self, comm: Communicator, n: int, stream: Stream, tag: int, reports: int, encode: Encode, finish: Encode
+    ) -> None:
+        self.pieces = [range(n)] if n else []
+        self.reports = Reports(comm, reports, -(-n // 64))
+        self.bits = self.reports.tail
+        self._encode, self._finish = encode, finish
+        self._words = np.empty((comm.size - 1, 8 * -(-n // GROUP)), np.uint64)
+        self._schedule, self._scratch = stream.schedule(), scratch()
+        self._sources = [source(rank) for rank in range(comm.size)]
+
+    def run(self, step: int, traffic: Traffic, encoded: Callable[[], None]) -> None:
+        """See `OneBitExchange`."""
+        clock = time.perf_counter
+        start = clock()
+        for piece in range(len(self.pieces)):
+            self._encode(piece)
+        encoded()
+        sent = clock()
+        at = np.uint64(step & 0xFFFFFFFF)
+        for held, words in enumerate(self._words, 1):
+            mix_words(self._schedule, (0, at, self._sources[held]), (1, held), self._scratch, words)
+        drawn = clock()
+        self.reports.collect(traffic)
+        arrived = clock()
+        if self._words.size:
+            self.bits[:] = self.reports.tails[0]
+            for words, incoming in zip(self._words, self.reports.tails[1:], strict=True):
+                merge_words(words, incoming, self.bits)
+        merged = clock()
+        for piece in range(len(self.pieces)):
+            self._finish(piece)
+        end = clock()
+        traffic.seconds_encoding += sent - start
+        traffic.seconds_waiting += arrived - drawn
+        traffic.seconds_merging += merged - arrived + drawn - sent
+        traffic.seconds_decoding += end - merged
+        traffic.seconds_total += end - start
+
+
+class Travelling:
+    """The bits go along the plan of the communicator's topology, merged on the way.
+
+    Parameters as in `one_bit_exchange`.
+    """
+
+    def __init__(
+        self, comm: Communicator, n: int, stream: Stream, tag: int, reports: int, encode: Encode, finish: Encode
+    ) -> None:
+        codec = Sign()
+        piece = 8 * comm.packed_piece_bytes()
+        if n >= MEMORY_MATTERS:
+            piece = min(piece, n // 5)  # so that buffers stay below two bits per element
+        self._comm, self._tag = comm, tag
+        self._program = comm.program(comm.select(codec.nbytes(n)), n, codec.alignment, piece)
+        self.payload = OneBitPayload(self._program, stream, comm.rank, encode, finish)
+        self.pieces, self.bits = self._program.pieces, self.payload.bits
+        self.reports = Reports(comm, reports)
+        self._requests: dict[tuple[int, int], MPI.Prequest] = {}
+
+    def run(self, step: int, traffic: Traffic, encoded: Callable[[], None]) -> None:
+        """See `OneBitExchange`."""
+        self.payload.begin(step)
+        self._comm.execute(self._program, self.payload, self._tag, traffic, encoded, self._requests)
 
 
 class OneBitPayload:
@@ -35,9 +200,7 @@ class OneBitPayload:
 
     lasting = True
 
-    def __init__(
-        self, program: Program, stream: Stream, rank: int, encode: Callable[[int], None], finish: Callable[[int], None]
-    ) -> None:
+    def __init__(self, program: Program, stream: Stream, rank: int, encode: Encode, finish: Encode) -> None:
         self.encode, self.finish = encode, finish
         self.step = np.uint64(0)
         self._pieces = program.pieces

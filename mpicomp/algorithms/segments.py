@@ -13,13 +13,12 @@ from mpicomp.kernels.sign import BLOCK
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Elements start .. stop in one piece and one segment; their words, and their blocks' places among the sums."""
+    """A stretch of elements in one piece and one segment; its words, and its blocks' places among the sums."""
 
-    start: int
-    stop: int
+    elements: slice
     segment: int
-    words: range
-    sums: range
+    words: slice
+    sums: slice
 
 
 def padded_lengths(segments: Sequence[int] | None, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -32,7 +31,7 @@ def padded_lengths(segments: Sequence[int] | None, n: int) -> tuple[NDArray[np.i
     """
     real = np.array(segments if segments is not None and n else [n], np.int64)
     padded = -(-real // 64) * 64
-    padded[-1] = min(padded[-1], max(real[-1], n - padded[:-1].sum()))
+    padded[-1:] = np.minimum(padded[-1:], np.maximum(real[-1:], n - padded[:-1].sum()))
     if padded.sum() != n or (n and (real <= 0).any()):
         raise ValueError(
             f"segments of {real.tolist()} elements, padded to multiples of 64, fill {padded.sum()} elements, not {n}"
@@ -61,8 +60,8 @@ def cut_runs(cuts: Sequence[range], lengths: NDArray[np.int64]) -> tuple[list[li
             if start % BLOCK:
                 stop = min(stop, start - start % BLOCK + BLOCK)
             count = -(-(stop - start) // BLOCK)
-            words = range(start // 64, -(-stop // 64))
-            of_piece.append(Run(start, stop, segment, words, range(block, block + count)))
+            words = slice(start // 64, -(-stop // 64))
+            of_piece.append(Run(slice(start, stop), segment, words, slice(block, block + count)))
             block += count
             start = stop
         runs.append(of_piece)

@@ -11,7 +11,7 @@ import argparse
 import json
 import platform
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 import mpicomp
 from collectives import CollectiveError, Communicator
 from collectives.agreement import gather_texts
+from collectives.waiting import wait
 from mpicomp.bench import report
 from mpicomp.bench.check import TILE, checked_call
 from mpicomp.bench.measure import measure
@@ -31,6 +32,7 @@ from mpicomp.bench.subjects import Aggregated, Allreduce, Subject, aligned_empty
 __all__ = ["add_arguments", "run"]
 
 USAGE_ERROR = 2
+FAREWELL_S = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,9 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--check", action=argparse.BooleanOptionalAction, default=True, help="check results before and after timing"
     )
     parser.add_argument("--seed", default="0", help="of the vectors (default %(default)s)")
-    parser.add_argument(
-        "--timeout", type=float, default=60.0, help="seconds a silent rank is awaited (default %(default)s)"
-    )
+    parser.add_argument("--timeout", default="60", help="seconds a silent rank is awaited (default %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write one JSON line per vector length")
 
 
@@ -69,10 +69,13 @@ def run(args: argparse.Namespace) -> int:
     world = MPI.COMM_WORLD
     try:
         request = Request.parse(args)
-        comm = Communicator(world, args.topology, args.timeout)
     except ValueError as error:
         # all ranks have the same arguments and therefore the same error: one tells it, and none ends the job before
         return _refuse(world, str(error))
+    try:
+        comm = Communicator(world, args.topology, request.timeout_s)
+    except ValueError as error:
+        return _refuse(world, f"--topology {args.topology}: {error}")
     try:
         with comm, ExitStack() as stack:
             file, problem = _open(comm, args.json)
@@ -96,7 +99,12 @@ def _run(request: Request, comm: Communicator, file: TextIO | None) -> int:
         if vectors is None:
             return _refuse(comm.mpi_comm, problem)
         _fill(vectors[0], request.seed, comm.rank)
-        line = _line(request, comm, *vectors, common)
+        try:
+            subject = _subject(request, comm, vectors[0])
+        except (TypeError, ValueError) as error:  # of the options, which all ranks share
+            given = ", ".join(f"{key}={value}" for key, value in request.options.items())
+            return _refuse(comm.mpi_comm, f"--algorithm {request.name} cannot start with --option {given}: {error}")
+        line = _line(request, comm, subject, *vectors, common)
         status |= line["check"] not in (None, "ok")
         every = getattr(request.algorithm, "full_precision_every", None)
         _say(comm, "\n".join([report.row(line), *report.notes(line, every)]))
@@ -106,15 +114,21 @@ def _run(request: Request, comm: Communicator, file: TextIO | None) -> int:
     return status
 
 
+def _subject(request: Request, comm: Communicator, x: NDArray[Any]) -> Subject:
+    if request.algorithm is None:
+        return Allreduce(comm, x)
+    return Aggregated(request.algorithm, comm, x.size, request.dtype)
+
+
 def _line(
-    request: Request, comm: Communicator, x: NDArray[Any], out: NDArray[Any], common: dict[str, Any]
+    request: Request,
+    comm: Communicator,
+    subject: Subject,
+    x: NDArray[Any],
+    out: NDArray[Any],
+    common: dict[str, Any],
 ) -> dict[str, Any]:
     """Check and time one vector length; collective."""
-    subject: Subject
-    if request.algorithm is None:
-        subject = Allreduce(comm, x)
-    else:
-        subject = Aggregated(request.algorithm, comm, x.size, request.dtype)
     problems: list[str] = []
 
     def call() -> None:
@@ -195,5 +209,6 @@ def _refuse(mpi_comm: MPI.Comm, problem: str) -> int:
     """Tell an error that every rank has: rank 0 tells it, and no rank ends, taking the job along, before it has."""
     if mpi_comm.rank == 0:
         print(f"mpicomp bench: error: {problem}", file=sys.stderr, flush=True)
-    mpi_comm.Barrier()
+    with suppress(CollectiveError):
+        wait(mpi_comm.Ibarrier(), FAREWELL_S, lambda: "the other ranks have ended")
     return USAGE_ERROR

@@ -41,6 +41,7 @@ class Request:
     warmup: int
     check: bool
     seed: int
+    timeout_s: float
 
     @classmethod
     def parse(cls, args: argparse.Namespace) -> Request:
@@ -67,6 +68,7 @@ class Request:
             _integer("--warmup", args.warmup, 0),
             args.check,
             _integer("--seed", args.seed, 0),
+            _seconds("--timeout", args.timeout),
         )
 
 
@@ -79,10 +81,8 @@ def _algorithm(name: str, options: dict[str, Any]) -> Algorithm | None:
         raise ValueError(f"--algorithm {name}: choose one of {', '.join((*ALGORITHMS, ALLREDUCE))}")
     try:
         return mpicomp.algorithm(name, **options)
-    except TypeError as error:
-        raise ValueError(f"--algorithm {name} takes no such option: {error}") from error
-    except ValueError as error:
-        raise ValueError(f"--algorithm {name}: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"--algorithm {name} cannot be made with these options: {error}") from error
 
 
 def counts(text: str) -> tuple[int, ...]:
@@ -132,7 +132,7 @@ def _number(text: str, whole: str) -> float:
 
 
 def assignment(text: str) -> tuple[str, Any]:
-    """``"key=value"`` as key and value; what is no Python literal is a string.
+    """``"key=value"`` as key and value; what is no number, ``True``, ``False`` or ``None`` is a string.
 
     Raises
     ------
@@ -143,10 +143,14 @@ def assignment(text: str) -> tuple[str, Any]:
     key = key.replace("-", "_")
     if not equals or not key.isidentifier():
         raise ValueError(f"--option {text}: write it as key=value, such as full_precision_every=None")
-    try:
-        return key, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return key, value
+    for read in (ast.literal_eval, float):
+        try:
+            found = read(value)
+        except (ValueError, SyntaxError):
+            continue
+        if found is None or isinstance(found, bool | int | float):
+            return key, found
+    return key, value
 
 
 def _integer(option: str, text: str, least: int) -> int:
@@ -156,4 +160,14 @@ def _integer(option: str, text: str, least: int) -> int:
         value = least - 1
     if value < least:
         raise ValueError(f"{option} {text}: give a whole number of at least {least}")
+    return value
+
+
+def _seconds(option: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value > 0:
+        raise ValueError(f"{option} {text}: give a positive number of seconds")
     return value

@@ -294,6 +294,21 @@ def magnitudes(u, sums):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
+def add_up(sums, firsts, clipped, report):  # type: ignore[no-untyped-def]
+    """What a rank reports: the number of elements clipped, then the sum of |u| of each segment.
+
+    sums : float64[blocks]. firsts : int64[segments], each segment's first block.
+    report : float64[1 + segments], overwritten.
+    """
+    report[0] = clipped
+    for segment in range(firsts.size):
+        total = float64(0)
+        for block in range(firsts[segment], firsts[segment + 1] if segment + 1 < firsts.size else sums.size):
+            total += sums[block]
+        report[1 + segment] = total
+
+
+@njit(nogil=True, cache=True)
 def follow(gathered, counts, average, magnitudes):  # type: ignore[no-untyped-def]
     """Take in what the ranks gathered: the running magnitudes, and how many elements they clipped.
 
