@@ -12,6 +12,9 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +70,7 @@ def save(
     final = folder / f"step-{step:08d}"
     partial = folder / f".{final.name}.partial"
     exists = False
-    with together(comm):
+    with together(comm), _writing(folder):
         exists = final.is_dir()
         if comm.rank == 0 and not exists:
             shutil.rmtree(partial, ignore_errors=True)
@@ -76,13 +79,13 @@ def save(
         return final
     digests = np.zeros((2, _DIGEST_WORDS), dtype="<u4")
     try:
-        with together(comm):
+        with together(comm), _writing(folder):
             tensors, text = pack(state)
             digests[0] = _write(partial / _rank_file(comm.rank), to_safetensors(tensors, {"state": text}))
             if comm.rank == 0:
                 digests[1] = _write(partial / _MODEL, to_safetensors(model))
         table = gather(comm, digests.reshape(-1)).astype("<u4").reshape(comm.size, 2, _DIGEST_WORDS)
-        with together(comm):
+        with together(comm), _writing(folder):
             if comm.rank == 0:
                 files = {_rank_file(rank): table[rank, 0].tobytes().hex() for rank in range(comm.size)}
                 files[_MODEL] = table[0, 1].tobytes().hex()
@@ -131,6 +134,20 @@ def load(folder: Path, comm: Communicator) -> Checkpoint | None:
     return found
 
 
+def require_writable(folder: Path, comm: Communicator) -> None:
+    """Make the folder if need be, so that a run learns before its first epoch that it cannot be saved; collective.
+
+    Raises
+    ------
+    JobError
+        On every rank, if any cannot write into it.
+    """
+    with together(comm), _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+
+
 def exist(folder: Path) -> bool:
     """Whether `folder` holds a checkpoint."""
     return bool(_checkpoints(folder))
@@ -144,6 +161,18 @@ def _rank_file(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
 
 
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Name file, cause and cure in whatever the file system refuses."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            f"cannot write {error.filename or folder} ({error.strerror}); make room there or name another --checkpoint "
+            "folder, earlier checkpoints are whole"
+        ) from error
+
+
 def _write(path: Path, content: bytes) -> np.ndarray:
     """Write and flush a file; returns its SHA-256 as eight uint32."""
     try:
@@ -152,10 +181,8 @@ def _write(path: Path, content: bytes) -> np.ndarray:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise OSError(
-            f"cannot write {path} ({error.strerror}); make room there or name another --checkpoint folder, "
-            "earlier checkpoints are whole"
-        ) from error
+        error.filename = str(path)  # a full disk is told without
+        raise
     return np.frombuffer(hashlib.sha256(content).digest(), dtype="<u4")
 
 

@@ -6,6 +6,8 @@ import json
 import math
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -51,9 +53,10 @@ class Report:
             disable=not (active and self._console.is_terminal),
         )
         if self._path is not None:
-            kept = _epoch_lines(self._path, completed_epochs)
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.write_text("".join(kept))
+            with _writing(self._path):
+                kept = _epoch_lines(self._path, completed_epochs)
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._path.write_text("".join(kept))
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -112,8 +115,16 @@ class Report:
         if self._path is not None:
             # JSON knows no NaN or infinity, which a failing run may have as its loss.
             record = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-            with self._path.open("a") as file:
+            with _writing(self._path), self._path.open("a") as file:
                 file.write(json.dumps(record) + "\n")
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"cannot write {path} ({error.strerror}); make room there or name another --json file") from error
 
 
 def _epoch_lines(path: Path, completed_epochs: int) -> list[str]:

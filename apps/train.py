@@ -13,7 +13,8 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from io import StringIO
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from mpi4py import MPI
 
 import mpicomp
 from apps.agreement import JobError, together
+from apps.checkpoint import require_writable
 from apps.data import load
 from apps.options import parse
 from apps.preemption import StopRequest
@@ -37,8 +39,11 @@ _FAREWELL_S = 10.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; collective over all ranks of the job. Returns the exit status."""
-    options = parse(argv)
     mpicomp.install_abort_hook()
+    try:
+        options = _parse(argv)
+    except SystemExit as stop:
+        return _fail(MPI.COMM_WORLD, None, status=int(stop.code or 0))
     # More threads than one per rank would fight over the cores, and change the order of sums.
     torch.set_num_threads(1)
     try:
@@ -78,6 +83,7 @@ def train(options: argparse.Namespace, comm: Communicator) -> None:
             raise JobError(str(error)) from error
         saver, resumed = None, None
         if options.checkpoint is not None:
+            require_writable(options.checkpoint, comm)
             if options.resume:
                 resumed = resume(options, comm, training)
             else:
@@ -129,6 +135,15 @@ def _header(options: argparse.Namespace, comm: Communicator, training: Training)
     }
 
 
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options; what argparse has to say is the same on all ranks, so that one of them says it."""
+    with ExitStack() as stack:
+        if MPI.COMM_WORLD.rank != 0:
+            for redirect in (redirect_stdout, redirect_stderr):
+                stack.enter_context(redirect(StringIO()))
+        return parse(argv)
+
+
 def _algorithm(options: argparse.Namespace) -> Algorithm:
     try:
         return mpicomp.algorithm(options.algorithm, **options.algorithm_options)
@@ -136,9 +151,9 @@ def _algorithm(options: argparse.Namespace) -> Algorithm:
         raise ValueError(f"--algorithm {options.algorithm} takes no such option: {error}") from error
 
 
-def _fail(mpi_comm: MPI.Comm, message: str, status: int = 1) -> int:
+def _fail(mpi_comm: MPI.Comm, message: str | None, status: int = 1) -> int:
     """Tell an error that every rank has: one tells it, and none ends, taking the job along, before it has."""
-    if mpi_comm.rank == 0:
+    if mpi_comm.rank == 0 and message is not None:
         print(f"error: {message}", file=sys.stderr, flush=True)
     arrived = mpi_comm.Ibarrier()
     deadline = time.monotonic() + _FAREWELL_S

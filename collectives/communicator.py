@@ -272,9 +272,10 @@ class Communicator:
             while self._agreement.pending:
                 self._progress()
             self._agreement.begin(mark, describe)
-        tag = self._next_tag()
 
         def start() -> Execution:
+            # a call that the ranks do not agree on takes no tag, be it made by another method elsewhere
+            tag = self._next_tag()
             return self._dense_run(source.values, source.dtype, op == "mean", target.values, Traffic(), tag)
 
         patience = Patience(self.timeout, lambda: self._agreement.waiting(describe()))

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
+from weakref import WeakMethod
 
 from mpi4py import MPI
 
@@ -90,7 +91,9 @@ class Execution:
     ) -> None:
         self._comm, self._program, self._payload, self._tag = comm, program, payload, tag
         self._traffic, self._encoded, self._cache = traffic, encoded, cache
-        self.patience = Patience(timeout_s, self._describe)
+        # a strong reference would be a cycle: payload and vectors would stay until the garbage collector comes round
+        describe = WeakMethod(self._describe)
+        self.patience = Patience(timeout_s, lambda: (describe() or str)())
         count = len(program.pieces)
         self._at = [-1] * count  # position in the piece's chain; -1: not encoded
         self._sends_left = [0] * count  # sends of the piece still in flight

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -30,6 +31,8 @@ TOPOLOGIES: Mapping[str, Callable[[], Topology]] = MappingProxyType(
 def topology(name_or_instance: str | Topology) -> Topology:
     """Return the topology of that name with its default options, or the instance itself.
 
+    ``"torus:2x4"`` is a torus of 2 rows and 4 columns.
+
     Raises
     ------
     ValueError
@@ -37,7 +40,11 @@ def topology(name_or_instance: str | Topology) -> Topology:
     """
     if not isinstance(name_or_instance, str):
         return name_or_instance
+    shape = re.fullmatch(r"torus:(\d+)x(\d+)", name_or_instance)
+    if shape:
+        return Torus(int(shape[1]), int(shape[2]))
     try:
         return TOPOLOGIES[name_or_instance]()
     except KeyError:
-        raise ValueError(f"there is no topology {name_or_instance!r}: choose one of {', '.join(TOPOLOGIES)}") from None
+        names = ", ".join(TOPOLOGIES)
+        raise ValueError(f"there is no topology {name_or_instance!r}: choose one of {names}, torus:ROWSxCOLS") from None

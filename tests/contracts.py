@@ -120,11 +120,12 @@ class CodecContract(ABC):
             return
         assert np.isfinite(decoded).all()
 
-    def test_chunks_encode_as_their_part_of_the_whole_would_be_drawn(self) -> None:
-        """Same stream, same elements: the same payload, wherever the chunk lies in memory."""
-        values = gaussian(2 * self.codec.alignment + 100)
-        chunk = slice(self.codec.alignment, 2 * self.codec.alignment)
-        at = draw_at(offset=chunk.start)
-        np.testing.assert_array_equal(
-            encoded(self.codec, values[chunk], at), encoded(self.codec, values[chunk].copy(), at)
-        )
+    @pytest.mark.parametrize("n", LENGTHS)
+    def test_payload_does_not_depend_on_where_the_values_lie(self, n: int) -> None:
+        for dtype in self.dtypes:
+            values = gaussian(n, dtype)
+            want = encoded(self.codec, values)
+            for offset in (1, 2, 3):
+                moved = np.empty(n + offset, dtype)[offset:]
+                moved[:] = values
+                np.testing.assert_array_equal(encoded(self.codec, moved), want)

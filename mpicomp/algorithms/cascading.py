@@ -145,7 +145,8 @@ class CascadingAggregator(VectorAggregator):
         super().__init__(options, comm, n, dtype, vector_id)
         self.options = options
         topology = comm.select(_CODEC.nbytes(n))
-        self._program = comm.program(topology, n, _CODEC.alignment, max(n, 1))
+        # pieces that no chunk exceeds: one norm for each chunk
+        self._program = comm.program(topology, n, _CODEC.alignment, n + _CODEC.alignment)
         self._payload = _Payload(self._program, comm.rank, Stream(options.seed, vector_id, "stochastic sign"))
 
     def _reduce(self, values: NDArray[Any], out: NDArray[Any], traffic: Traffic) -> None:
@@ -160,7 +161,7 @@ class CascadingAggregator(VectorAggregator):
         if not np.isfinite(gathered).all():
             raise_non_finite(self.comm, not np.isfinite(own_norm), f"vector {self.vector_id}, step {self.step}")
         self.comm.execute(self._program, payload, self._tag, traffic)
-        result = payload.sums
+        result = payload.values = payload.sums  # the caller's vector is his to free
         np.divide(result, size, out=result)
         if self.options.normalise:
             length = float(norm(result))

@@ -189,8 +189,8 @@ class MarsitAggregator(VectorAggregator):
         count = self._lengths.size
         self._steps, self._minus_steps, self._limits = (np.zeros(count, self._compute) for _ in range(3))
         if options.global_step != "auto":
-            unit = np.full(count, options.global_step)
-            set_steps(unit, 1.0, options.clip, self._steps, self._minus_steps, self._limits)
+            if not self._scale(np.full(count, float(options.global_step)), 1.0):
+                raise ValueError(f"global_step={options.global_step} is beyond what {self._compute} holds")
         self._words = UNSIGNED[self._result_dtype.itemsize]
         if self._wide is None:
             self._positive, self._negative = self._steps.view(self._words), self._minus_steps.view(self._words)
@@ -219,6 +219,7 @@ class MarsitAggregator(VectorAggregator):
             self._full_precision(out, traffic)
         else:
             self._one_bit(out, traffic)
+        self._values = self._out = self._sums  # the caller's vectors are his to free
 
     def _one_bit(self, out: NDArray[Any], traffic: Traffic) -> None:
         self._set_steps(traffic)
@@ -288,21 +289,26 @@ class MarsitAggregator(VectorAggregator):
 
     def _set_steps(self, traffic: Traffic) -> None:
         """s of each segment for this step; the very first one asks for the magnitudes beforehand."""
+        finite = True
         if self.options.global_step == "auto":
             if self._magnitudes[0] != self._magnitudes[0]:  # NaN
                 for part in self._every_part():
                     magnitudes(self._values[part.elements], part.sums)
                 self._encoded()
                 self._collect(traffic)
-            set_steps(self._magnitudes, self.gamma, self.options.clip, self._steps, self._minus_steps, self._limits)
+            finite = self._scale(self._magnitudes, self.gamma)
         if self._wide is not None:
             narrow(self._steps, self.dtype, self._positive.view(self._result_dtype))
             narrow(self._minus_steps, self.dtype, self._negative.view(self._result_dtype))
-            # the residual is what the result misses, so it must see s as rounded there
+            # the residual is what the result misses, so it must see s, and limits, as rounded there
             widen(self._positive.view(self._result_dtype), self.dtype, self._steps)
-            np.multiply(self._steps, np.float32(self.options.clip), out=self._limits)
-        if not np.isfinite(self._steps).all():
+            finite = self._scale(self._steps.astype(np.float64), 1.0)
+        if not finite:
             raise nonfinite.error(self.comm, (), f"the global step of vector {self.vector_id}, step {self.step}")
+
+    def _scale(self, magnitudes: NDArray[np.float64], gamma: float) -> bool:
+        finite = set_steps(magnitudes, gamma, self.options.clip, self._steps, self._minus_steps, self._limits)
+        return bool(finite)
 
     def _warn(self) -> None:
         """Once, when the residual is about to lose or to explode."""

@@ -55,15 +55,18 @@ class Reports:
         self.mine, self.tail = self._row[:count].view(np.float64), self._row[count:]
         self._numbers, self.tails = self._rows[:, :count].view(np.float64), self._rows[:, count:]
         self.everyones = np.zeros((comm.size, count))
-        self._request = comm.mpi_comm.Allgather_init(self._row, self._rows) if comm.size > 1 else None
+        self._request: MPI.Prequest | None = None
 
     def start(self) -> None:
         """Send this rank's numbers, and do not wait."""
-        if self._request is not None:
-            self._request.Start()
-            self._pending = True
-        else:
+        if self._comm.size == 1:
             self.everyones[0] = self.mine
+            return
+        if self._request is None:
+            # Collective: only now are all ranks known to have started the same method.
+            self._request = self._comm.mpi_comm.Allgather_init(self._row, self._rows)
+        self._request.Start()
+        self._pending = True
 
     def collect(self, traffic: Traffic) -> None:
         """Wait for everyone's numbers, if any are on their way."""

@@ -343,8 +343,16 @@ def set_steps(magnitudes, gamma, clip, positive, negative, limits):  # type: ign
     """The step s = gamma a of each segment, -s, and the residual's limit clip * s.
 
     magnitudes : float64[segments]; positive, negative, limits : float32[segments] or float64[segments], overwritten.
+
+    Returns
+    -------
+    bool
+        Whether all steps are finite.
     """
+    finite = True
     for segment in range(magnitudes.size):
         step = positive.dtype.type(gamma * magnitudes[segment])
         positive[segment], negative[segment] = step, -step
         limits[segment] = step * positive.dtype.type(clip)
+        finite = finite and np.isfinite(step)
+    return finite

@@ -144,11 +144,11 @@ def test_unchecked_results_are_not_called_right(tmp_path: Path) -> None:
     assert line["check"] is line["speedup"] is None
 
 
-@pytest.mark.mpi(min_size=2)
 def test_bad_arguments_end_every_rank_and_are_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--count", "100", "--json", "/nowhere/bench.json"]) == 2
     assert main(["bench", "--count", "none"]) == 2
-    assert capsys.readouterr().err.count("error:") == (2 if WORLD.rank == 0 else 0)
+    assert main(["bench", "--count", "9", "--option", "seed=half"]) == 2
+    assert capsys.readouterr().err.count("error:") == (3 if WORLD.rank == 0 else 0)
 
 
 class Slow:

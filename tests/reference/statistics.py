@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 ERROR = 1e-9  # of one bound; seeds are fixed, so a bound that holds once holds for ever
 
 
+@cache
 def binomial_bounds(trials: int, probability: float, error: float = ERROR) -> tuple[int, int]:
     """The least and greatest count that a binomial variable leaves with at most `error` / 2 on either side.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -37,10 +38,12 @@ def test_a_count_that_makes_no_sense_is_named(text: str) -> None:
         counts(text)
 
 
-def test_option_values_are_python_literals_or_strings() -> None:
+def test_option_values_are_numbers_truth_values_none_or_strings() -> None:
     assert assignment("full-precision-every=None") == ("full_precision_every", None)
     assert assignment("residual=paper") == ("residual", "paper")
     assert assignment("clip=0.5") == ("clip", 0.5)
+    assert assignment("clip=inf") == ("clip", math.inf)
+    assert assignment("seed={1}") == ("seed", "{1}")
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
@@ -98,6 +101,8 @@ def test_one_process_needs_no_launcher(tmp_path: Path, capsys: pytest.CaptureFix
         ["--repeats", "0"],
         ["--warmup", "x"],
         ["--timeout", "-1"],
+        ["--timeout", "soon"],
+        ["--option", "seed=half"],
         ["--json", "/nowhere/bench.json"],
         ["--count", "1e17"],
     ],

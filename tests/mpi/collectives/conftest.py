@@ -26,7 +26,7 @@ def jitter(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         turn, chance = Execution.turn, random.Random(seed)
 
         def late(self: Execution) -> bool:
-            if chance.random() < 0.2:
+            if chance.random() < 0.05:
                 time.sleep(chance.random() * 1e-3)
             return turn(self)
 

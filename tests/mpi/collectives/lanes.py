@@ -1,10 +1,14 @@
-"""How many ranks a test runs on, and the topologies it runs over."""
+"""How many ranks a test runs on, the topologies it runs over, and whether the ranks agree."""
 
 from __future__ import annotations
 
-import pytest
+import hashlib
+from typing import Any
 
-from collectives import Torus
+import pytest
+from numpy.typing import NDArray
+
+from collectives import Communicator, Torus
 from collectives.plan import Topology
 from collectives.topologies import TOPOLOGIES
 
@@ -30,3 +34,15 @@ def topologies(size: int) -> list[Topology]:
     """Every topology that fits, with its defaults; tori in all shapes of two rows or columns and more."""
     tori: list[Topology] = [Torus(rows, size // rows) for rows in range(2, size // 2 + 1) if size % rows == 0]
     return [make() for make in TOPOLOGIES.values()] + [torus for torus in tori if torus != Torus()]
+
+
+def same_everywhere(comm: Communicator, result: NDArray[Any]) -> bool:
+    """Whether all ranks have the same bytes."""
+    return len(set(comm.mpi_comm.allgather(hashlib.sha256(result).digest()))) == 1
+
+
+def same_text_on(comm: Communicator, error: BaseException, ranks: range) -> str:
+    """What the error says, which must be the same on these ranks."""
+    texts = comm.mpi_comm.allgather(str(error))
+    assert len({texts[rank] for rank in ranks}) == 1, texts
+    return texts[ranks[0]]

@@ -4,74 +4,161 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from apps.launch import mpi_environment, mpirun_command
+from tests.unit.faults.jobs import JOB_S, PROJECT, Job, Jobs
 
-PROJECT = Path(__file__).resolve().parents[3]
 RANKS = 2
-# Two ranks that import torch and compile nothing take seconds, on a busy machine a minute.
-JOB_S = 120.0
 
-pytestmark = pytest.mark.timeout(3 * JOB_S)
+pytestmark = pytest.mark.timeout(4 * JOB_S)
 
 
-def start(*argv: str) -> subprocess.Popen[str]:
-    command = [*mpirun_command(RANKS), sys.executable, "-m", "apps.train", "--hidden", "16", *argv]
-    environment = mpi_environment() | {"PYTHONPATH": str(PROJECT)}
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=PROJECT
+def train(jobs: Jobs, *argv: str) -> Job:
+    return jobs.start(RANKS, ["-m", "apps.train", "--hidden", "16", *argv])
+
+
+def idx_folder(folder: Path, n_found: int) -> Path:
+    """A dataset whose training images are announced as 64 and end after `n_found`."""
+    folder.mkdir()
+    for prefix in ("train", "t10k"):
+        for name, shape in (("images-idx3", (64, 8, 8)), ("labels-idx1", (64,))):
+            header = bytes((0, 0, 8, len(shape))) + np.array(shape, ">u4").tobytes()
+            content = bytes(n_found * 64 if (prefix, name) == ("train", "images-idx3") else int(np.prod(shape)))
+            (folder / f"{prefix}-{name}-ubyte").write_bytes(header + content)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "message"),
+    [
+        (("--epochs", "0"), 2, "argument --epochs: 0 is not at least 1"),
+        (("--topology", "torus:2x3"), 1, "--topology torus:2x3: 2 ranks do not fill a torus of 2 x 3 .* fit: 1 x 2"),
+        (("--dataset", "idx", "--data", "{folder}/no"), 1, "rank 0 of 2: there is no folder .*; correct --data DIR"),
+        (("--dataset", "idx", "--data", "{folder}/cut"), 1, "rank 0 of 2: .*/train-images.* is damaged: fetch it"),
+        (("--lr", "1e30"), 3, r"training diverged: rank 0 of 2: NaN or infinity .*from ranks 0, 1; lower the learning"),
+        (("--checkpoint", "{folder}/cut/t10k-labels-idx1-ubyte"), 1, "rank 0 of 2: cannot write .*--checkpoint folder"),
+    ],
+    ids=["usage", "torus", "missing", "truncated", "not finite", "no checkpoint folder"],
+)
+def test_an_error_of_all_ranks_is_told_once(
+    jobs: Jobs, tmp_path: Path, argv: tuple[str, ...], status: int, message: str
+) -> None:
+    idx_folder(tmp_path / "cut", n_found=63)
+    ended, output = train(jobs, *(argument.format(folder=tmp_path) for argument in argv)).finish()
+    assert ended == status, output
+    assert "Traceback" not in output
+    (error,) = (line for line in output.splitlines() if "error: " in line)
+    assert re.search(message, error), error
+
+
+def kinds(record: Path) -> list[str]:
+    return [json.loads(line)["kind"] for line in record.read_text().splitlines()]
+
+
+def epochs_done(job: Job, record: Path, n: int) -> None:
+    """Wait until the job has trained `n` epochs."""
+    job.wait_for(lambda: record.exists() and len(record.read_text().splitlines()) >= n, f"trained {n} epochs")
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGUSR1, 0), (signal.SIGTERM, 1)])
+def test_a_signal_to_mpirun_saves_the_run_and_resume_goes_on(
+    jobs: Jobs, tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    record, checkpoints = tmp_path / "run.json", tmp_path / "checkpoints"
+    argv = ("--checkpoint", str(checkpoints), "--json", str(record), "--checkpoint-every", "1000")
+    job = train(jobs, *argv, "--epochs", "1000")
+    epochs_done(job, record, 1)
+    job.process.send_signal(number)
+    ended, output = job.finish()
+    assert ended == status, output
+    assert status != 0 or "stopped by a signal after step" in output
+    assert "\x1b" not in output, "escape sequences have no place in a log file"
+    (saved,) = checkpoints.iterdir()
+    done = len(kinds(record))
+    ended, output = train(jobs, *argv, "--epochs", str(done + 1), "--resume").finish()
+    assert ended == 0, output
+    assert f"resumed from {saved}" in output
+    assert kinds(record) == ["epoch"] * (done + 1) + ["result"]
+
+
+def test_a_killed_rank_ends_the_run_and_its_checkpoints_stay_whole(jobs: Jobs, tmp_path: Path) -> None:
+    record, checkpoints = tmp_path / "run.json", tmp_path / "checkpoints"
+    argv = ("--checkpoint", str(checkpoints), "--json", str(record), "--checkpoint-every", "1steps")
+    job = train(jobs, *argv, "--epochs", "1000")
+    epochs_done(job, record, 1)
+    os.kill(job.ranks()[-1], signal.SIGKILL)
+    ended, output = job.finish()
+    assert ended != 0
+    assert "signal 9" in output, output
+    done = len(kinds(record))
+    ended, output = train(jobs, *argv, "--epochs", str(done + 1), "--resume").finish()
+    assert ended == 0, output
+    assert "resumed from" in output
+
+
+def truncate(checkpoint: Path) -> None:
+    path = checkpoint / "rank-00001.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+# Files of this process may grow no further: a disk that is full for checkpoints, but not for MPI.
+FULL_DISK = """
+import resource
+from apps.train import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000))
+sys.exit(main(ARGV))
+"""
+
+
+def test_a_full_disk_and_a_truncated_checkpoint_are_told_once_and_cost_no_more_than_one_checkpoint(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    argv = ["--hidden", "16", "--checkpoint", str(checkpoints), "--resume"]
+    status, output = train(jobs, *argv, "--epochs", "2").finish()
+    assert status == 0, output
+    older, newest = sorted(checkpoints.iterdir())
+
+    status, output = jobs.run(RANKS, FULL_DISK, ARGV=[*argv, "--epochs", "3"]).finish()
+    assert status == 1
+    assert output.count("error: ") == 1
+    assert "Traceback" not in output
+    assert f"error: rank 0 of {RANKS}: cannot write {checkpoints}/.step-" in output, output
+    assert "(File too large); make room there" in output
+    assert sorted(checkpoints.iterdir()) == [older, newest]
+
+    truncate(newest)
+    status, output = train(jobs, *argv, "--epochs", "3").finish()
+    assert status == 1
+    assert output.count("error: ") == 1
+    assert "Traceback" not in output
+    message = f"error: rank 1 of {RANKS}: {newest}/rank-00001.safetensors is truncated or altered"
+    assert message in output, output
+    assert f"remove the folder {newest} to resume from {older.name}" in output
+
+
+def test_the_comparison_trains_four_ways_and_shows_them(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "apps.compare", "--ranks", "2", "--out", str(tmp_path / "runs")]
+    done = subprocess.run(
+        [*command, "--epochs", "1", "--hidden", "16"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=3 * JOB_S,
+        cwd=PROJECT,
     )
-
-
-def finish(job: subprocess.Popen[str]) -> tuple[int, str, str]:
-    try:
-        out, err = job.communicate(timeout=JOB_S)
-    except subprocess.TimeoutExpired:
-        job.terminate()
-        raise
-    return job.returncode, out, err
-
-
-def test_an_error_of_all_ranks_is_told_once(tmp_path: Path) -> None:
-    status, _, err = finish(start("--dataset", "idx", "--data", str(tmp_path / "missing")))
-    assert status == 1
-    assert err.count("error: ") == 1
-    assert f"error: rank 0 of {RANKS}: there is no folder {tmp_path / 'missing'}; correct --data DIR" in err
-    assert "Traceback" not in err
-
-
-def test_a_topology_that_does_not_exist_is_told_once() -> None:
-    status, _, err = finish(start("--topology", "mesh"))
-    assert status == 1
-    assert err.count("error: --topology mesh") == 1
-    assert "Traceback" not in err
-
-
-def test_usr1_to_mpirun_saves_and_ends_with_status_0_and_resume_goes_on(tmp_path: Path) -> None:
-    record = tmp_path / "run.json"
-    argv = ("--epochs", "400", "--checkpoint", str(tmp_path / "checkpoints"), "--json", str(record))
-    job = start(*argv, "--checkpoint-every", "400")
-    deadline = time.monotonic() + JOB_S
-    while not (record.exists() and record.stat().st_size) and time.monotonic() < deadline and job.poll() is None:
-        time.sleep(0.1)
-    job.send_signal(signal.SIGUSR1)
-    status, out, err = finish(job)
-    assert status == 0, err
-    assert "stopped by a signal after step" in out
-    assert "\x1b" not in out, "escape sequences have no place in a log file"
-    (saved,) = (tmp_path / "checkpoints").iterdir()
-    done = len(record.read_text().splitlines())
-    status, out, err = finish(start(*argv[2:], "--epochs", str(done + 1), "--resume"))
-    assert status == 0, err
-    assert f"resumed from {saved}" in out
-    assert [json.loads(line)["kind"] for line in record.read_text().splitlines()] == ["epoch"] * (done + 1) + ["result"]
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs" / "compare.png").stat().st_size > 10_000
+    table = done.stdout[done.stdout.index("test accuracy and what it cost") :]
+    for method in ("dense", "Marsit, K = 100", "Marsit, K = none", "cascading SSDM"):
+        assert method in table
 
 
 def test_trains_without_mpirun(tmp_path: Path) -> None:

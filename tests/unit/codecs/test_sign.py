@@ -59,6 +59,15 @@ class TestSign(CodecContract):
         np.testing.assert_array_equal(even, np.where(np.arange(130) % 2, 1, -1))
         np.testing.assert_array_equal(odd, -even)
 
+    def test_chunks_encode_as_their_part_of_the_whole(self) -> None:
+        values = gaussian(3 * self.codec.alignment + 70)
+        values[::3] = 0
+        whole = encoded(self.codec, values, draw_at(1))
+        for start in (0, self.codec.alignment, 3 * self.codec.alignment):
+            np.testing.assert_array_equal(
+                encoded(self.codec, values[start:], draw_at(1, offset=start)), whole[start // 8 :]
+            )
+
     def test_payloads_of_wrong_size_do_not_merge(self) -> None:
         for held, incoming in ((YES[:-8], NO), (YES, NO[:-8]), (YES[:-1], NO)):
             with pytest.raises(ValueError, match="damaged"):

@@ -1,0 +1,48 @@
+"""README and docs as tests read them: code blocks, tables, inline code, links."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent
+DOCUMENTS = (PROJECT / "README.md", PROJECT / "CHANGELOG.md", *sorted((PROJECT / "docs").glob("*.md")))
+
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(document: Path, language: str) -> list[str]:
+    """The fenced code blocks of one language, in order."""
+    return [code for found, code in _BLOCK.findall(document.read_text()) if found == language]
+
+
+def commands(document: Path) -> list[str]:
+    """The lines of the shell blocks."""
+    return [line for block in blocks(document, "sh") for line in block.splitlines() if line]
+
+
+def prose(document: Path) -> str:
+    """The text without fenced code blocks."""
+    return _BLOCK.sub("", document.read_text())
+
+
+def rows(document: Path) -> list[list[str]]:
+    """The cells of all table rows."""
+    lines = [line for line in prose(document).splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def inline_code(text: str) -> list[str]:
+    """What stands between backquotes."""
+    return re.findall(r"`([^`\n]+)`", text)
+
+
+def anchors(document: Path) -> set[str]:
+    """The anchors of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", prose(document), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def links(document: Path) -> list[str]:
+    """Targets of the links."""
+    return re.findall(r"\]\(([^)\s]+)\)", prose(document))

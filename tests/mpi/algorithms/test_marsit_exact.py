@@ -1,0 +1,149 @@
+"""Marsit over every topology equals its one-process simulation to the bit, however it is cut, whenever it arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from collectives import Communicator, Ring
+from collectives.plan import Topology
+from mpicomp import Marsit
+from mpicomp.algorithms import onebit
+from tests.mpi.algorithms.one_process import OneProcess
+from tests.mpi.collectives.conftest import TIMEOUT_S
+from tests.mpi.collectives.lanes import same_everywhere, topologies
+
+N = 9 * 4096 + 11
+STEPS = 5
+ONE_BLOCK = 512  # bytes of the shortest piece
+
+OPTIONS = {
+    "own": Marsit(full_precision_every=3),
+    "own, gamma follows": Marsit(full_precision_every=None, gamma="auto", clip=0.5, seed=7),
+    "paper": Marsit(full_precision_every=3, residual="paper", seed=-1),
+    "paper, never dense": Marsit(full_precision_every=None, residual="paper", global_step=0.3),
+    "stateless": Marsit(full_precision_every=None, global_step=0.5, compensation=False),
+}
+
+
+@cache
+def updates(size: int, step: int, n: int = N, dtype: Any = np.float32) -> NDArray[Any]:
+    """One row a rank: some signal, much noise, and zeros."""
+    rng = np.random.default_rng([size, step])
+    rows = (rng.standard_normal((size, n)) + rng.standard_normal(n) / 2).astype(dtype)
+    rows[:, ::97] = 0
+    rows.flags.writeable = False
+    return rows
+
+
+def assert_equal_to_one_process(
+    mpi_comm: MPI.Intracomm,
+    topology: Topology | None,
+    options: Marsit,
+    n: int = N,
+    dtype: Any = np.float32,
+    segments: tuple[int, ...] = (),
+) -> None:
+    expected = OneProcess(options, topology, mpi_comm.size, n, dtype, segments)
+    with Communicator(mpi_comm, topology or "auto", TIMEOUT_S, piece_bytes=ONE_BLOCK) as comm:
+        aggregator = options.start(comm, n, dtype=dtype, segments=segments or None)
+        for step in range(STEPS):
+            every = updates(comm.size, step, n, dtype)
+            result = aggregator.aggregate(every[comm.rank])
+            assert result.dtype == dtype
+            assert same_everywhere(comm, result)
+            residuals = mpi_comm.gather(aggregator.state_dict().get("residual", np.zeros(n)))
+            problem = ""
+            if residuals is not None:  # one rank works it out, all hear of it
+                if not (result == expected.step(every)).all():
+                    problem = f"{topology}, {options}, step {step}: another result"
+                elif not (np.array(residuals) == expected.residuals).all():
+                    problem = f"{topology}, {options}, step {step}: other residuals"
+            problem = mpi_comm.bcast(problem)
+            assert not problem, problem
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_results_and_residuals_are_those_of_one_process(mpi_comm: MPI.Intracomm, kind: str) -> None:
+    for topology in topologies(mpi_comm.size):
+        assert_equal_to_one_process(mpi_comm, topology, OPTIONS[kind])
+
+
+@pytest.mark.parametrize("kind", ["own, gamma follows", "paper, never dense", "stateless"])
+@pytest.mark.parametrize("n", [1, 5003])
+def test_small_vectors_take_the_short_way_to_the_same_end(mpi_comm: MPI.Intracomm, kind: str, n: int) -> None:
+    assert_equal_to_one_process(mpi_comm, None, OPTIONS[kind], n)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+@pytest.mark.parametrize("kind", ["own", "paper"])
+def test_other_floats_keep_residuals_of_their_results(mpi_comm: MPI.Intracomm, kind: str, dtype: Any) -> None:
+    assert_equal_to_one_process(mpi_comm, Ring(), OPTIONS[kind], dtype=dtype)
+
+
+@pytest.mark.parametrize("kind", ["own", "paper"])
+def test_segments_have_steps_of_their_own(mpi_comm: MPI.Intracomm, kind: str) -> None:
+    assert_equal_to_one_process(mpi_comm, Ring(), OPTIONS[kind], segments=(64, 4096 + 128, N - 64 - 4096 - 128))
+
+
+def results(mpi_comm: MPI.Intracomm, topology: Topology, kind: str, piece_bytes: int | None) -> list[bytes]:
+    with Communicator(mpi_comm, topology, TIMEOUT_S, piece_bytes=piece_bytes) as comm:
+        aggregator = OPTIONS[kind].start(comm, N)
+        found = [aggregator.aggregate(updates(comm.size, step)[comm.rank]).tobytes() for step in range(4)]
+        return [*found, aggregator.state_dict()["residual"].tobytes()]
+
+
+@pytest.mark.parametrize("kind", ["own", "paper"])
+def test_neither_pieces_nor_slots_nor_arrival_order_change_a_bit(
+    mpi_comm: MPI.Intracomm, kind: str, jitter: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = {topology: results(mpi_comm, topology, kind, None) for topology in topologies(mpi_comm.size)}
+    for piece_bytes, slots in ((2 * ONE_BLOCK + 7, 9), (ONE_BLOCK, 1)):
+        monkeypatch.setattr(onebit, "MOST_SLOTS", slots)
+        for topology, first in expected.items():
+            assert results(mpi_comm, topology, kind, piece_bytes) == first, (topology, piece_bytes, slots)
+        jitter(mpi_comm.rank)  # from the second round on
+
+
+@pytest.mark.parametrize("topology", ["auto", "ring", "torus", "double-tree", "halving-doubling"])
+def test_replicas_are_the_same_to_the_bit_after_200_steps(mpi_comm: MPI.Intracomm, topology: str) -> None:
+    n = 9000
+    with Communicator(mpi_comm, topology, TIMEOUT_S) as comm:
+        aggregator = Marsit(full_precision_every=50).start(comm, n)
+        rng = np.random.default_rng(comm.rank)
+        target, model = np.linspace(-1, 1, n, dtype=np.float32), np.zeros(n, np.float32)
+        for _ in range(200):
+            noise = rng.standard_normal(n, np.float32) / 4
+            model -= aggregator.aggregate(np.float32(0.02) * (model - target + noise))
+        assert same_everywhere(comm, model)
+        assert np.abs(model - target).mean() < 0.2, "and it has learnt what it was shown"
+
+
+@pytest.mark.parametrize("kind", ["own", "paper"])
+@pytest.mark.parametrize("taken", [1, 3, 4])
+def test_a_run_goes_on_to_the_bit_from_its_state(mpi_comm: MPI.Intracomm, kind: str, taken: int) -> None:
+    for topology in ("ring", "auto"):
+        with Communicator(mpi_comm, topology, TIMEOUT_S) as comm:
+            aggregator, state = OPTIONS[kind].start(comm, 5003), {}
+            straight = []
+            for step in range(7):
+                if step == taken:
+                    state = aggregator.state_dict()
+                straight.append(aggregator.aggregate(updates(comm.size, step, 5003)[comm.rank]))
+            # one that has a past of its own, at other steps and with another residual
+            resumed = OPTIONS[kind].start(comm, 5003)
+            resumed.aggregate(updates(comm.size, 99, 5003)[comm.rank])
+            resumed.aggregate(updates(comm.size, 98, 5003)[comm.rank])
+            resumed.load_state_dict(state)
+            for step in range(taken, 7):
+                again = resumed.aggregate(updates(comm.size, step, 5003)[comm.rank])
+                assert (again == straight[step]).all(), (topology, step)
+            after, expected = resumed.state_dict(), aggregator.state_dict()
+            assert (after["residual"] == expected["residual"]).all()
+            assert after["gamma"] == expected["gamma"]

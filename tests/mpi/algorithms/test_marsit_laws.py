@@ -1,0 +1,174 @@
+"""What Marsit conserves, what it sends, and what it does with NaN."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from collectives import Communicator, NonFiniteGradient
+from mpicomp import CascadingSSDM, Dense, Marsit
+from tests.mpi.collectives.conftest import TIMEOUT_S
+from tests.reference.statistics import ERROR
+
+N = 5003
+STEPS = 13
+
+
+def update(rank: int, step: int, n: int = N) -> NDArray[np.float32]:
+    """Ranks that agree a little: what they disagree in must not get lost either."""
+    common = np.random.default_rng(step).standard_normal(n, np.float32)
+    return common / 2 + np.random.default_rng([rank, step]).standard_normal(n, np.float32)
+
+
+def mean(comm: Communicator, x: NDArray[Any]) -> NDArray[np.float64]:
+    """In double precision."""
+    total = np.zeros(x.size)
+    comm.mpi_comm.Allreduce(x.astype(np.float64), total)
+    return total / comm.size
+
+
+@pytest.mark.parametrize("topology", ["auto", "ring", "torus"])
+@pytest.mark.parametrize("every", [1, 3, None])
+def test_paper_results_and_mean_residual_add_up_to_the_mean_updates(
+    mpi_comm: MPI.Intracomm, topology: str, every: int | None
+) -> None:
+    with Communicator(mpi_comm, topology, TIMEOUT_S) as comm:
+        aggregator = Marsit(full_precision_every=every, residual="paper").start(comm, N)
+        results, updates, largest = np.zeros(N), np.zeros(N), 0.0
+        for step in range(STEPS):
+            u = update(comm.rank, step)
+            g = aggregator.aggregate(u)
+            c = aggregator.state_dict()["residual"]
+            results += g
+            updates += mean(comm, u)
+            largest = max(largest, mpi_comm.allreduce(float((np.abs(c) + np.abs(g)).max()), MPI.MAX))
+            np.testing.assert_allclose(results + mean(comm, c), updates, rtol=0, atol=STEPS * 2**-23 * largest)
+        if every == 1:
+            assert not c.any()
+
+
+@pytest.mark.parametrize("topology", ["auto", "ring", "torus"])
+@pytest.mark.parametrize("clip", [0.25, math.inf])
+def test_own_votes_residual_and_what_was_clipped_add_up_to_the_updates(
+    mpi_comm: MPI.Intracomm, topology: str, clip: float
+) -> None:
+    with Communicator(mpi_comm, topology, TIMEOUT_S) as comm:
+        aggregator = Marsit(full_precision_every=None, clip=clip).start(comm, N)
+        c, lost, cut = np.zeros(N, np.float32), np.zeros(N), 0
+        votes, updates, strayed, variance = np.zeros(N), np.zeros(N), np.zeros(N), np.zeros(N)
+        for step in range(STEPS):
+            u = update(comm.rank, step)
+            g = aggregator.aggregate(u)
+            s, q = np.abs(g[0]), np.where(u + c >= 0, 1, -1).astype(np.float32)
+            unclipped = u + c - s * q
+            c = aggregator.state_dict()["residual"]
+            assert np.abs(c).max() <= clip * s
+            inside = np.abs(c) < clip * s
+            assert (c == unclipped)[inside].all()
+            assert (c == np.copysign(clip * s, unclipped))[~inside].all()
+            lost += unclipped.astype(np.float64) - c
+            cut += int((unclipped != c).sum())
+            votes += s * q
+            updates += u
+            np.testing.assert_allclose(c + votes + lost, updates, rtol=0, atol=STEPS * 2**-20 * float(s))
+            share = mean(comm, q)
+            strayed += g - s * share
+            variance += float(s) ** 2 * (1 - share**2)  # 4 p (1 - p) with p = (1 + share) / 2
+        assert (cut > 0) == (clip < math.inf)
+    # The result is the votes' mean and a martingale of known variance.
+    spread = strayed**2
+    t = -math.log(ERROR)
+    assert abs(spread.sum() - variance.sum()) <= math.sqrt(2 * t * (3 * variance**2).sum()) + 1e-6
+
+
+@pytest.mark.mpi(min_size=2, max_size=4)
+@pytest.mark.parametrize(("every", "steps"), [(None, 2), (3, 4), (5, 5)])
+@pytest.mark.parametrize("topology", ["ring", "torus"])
+def test_bits_per_element_are_what_the_method_promises(
+    mpi_comm: MPI.Intracomm, topology: str, every: int | None, steps: int
+) -> None:
+    n, size = 1_000_003, mpi_comm.size
+    with Communicator(mpi_comm, topology, TIMEOUT_S) as comm:
+        aggregator = Marsit(full_precision_every=every, global_step=0.1).start(comm, n)
+        u, out = update(comm.rank, 0, n), np.empty(n, np.float32)
+        for _ in range(steps):
+            aggregator.aggregate(u, out)
+    dense_rounds = 0 if every is None else math.ceil(steps / every)
+    sent = mpi_comm.allreduce(8 * aggregator.traffic.total.bytes_sent) / size
+    per_phase = sent / (2 * n * (size - 1) / size) / steps
+    assert per_phase == pytest.approx((steps + 31 * dense_rounds) / steps, rel=0.01)
+    assert aggregator.traffic.total.calls == steps
+
+
+METHODS = {
+    "dense": Dense(),
+    "own": Marsit(full_precision_every=None),
+    "paper": Marsit(full_precision_every=None, residual="paper"),
+    "full-precision round": Marsit(full_precision_every=1),
+    "stateless": Marsit(full_precision_every=None, global_step=1.0, compensation=False),
+    "cascading": CascadingSSDM(),
+}
+
+
+@pytest.mark.parametrize("topology", ["auto", "ring"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("kind", METHODS)
+def test_a_number_that_is_none_is_told_everywhere_with_its_rank(
+    mpi_comm: MPI.Intracomm, topology: str, kind: str, bad: float
+) -> None:
+    with Communicator(mpi_comm, topology, TIMEOUT_S) as comm:
+        culprits = sorted({comm.size // 2, comm.size - 1})
+        aggregator = METHODS[kind].start(comm, N)
+        aggregator.aggregate(update(comm.rank, 0))
+        u = update(comm.rank, 1)
+        if comm.rank in culprits:
+            u[N - 1 - comm.rank] = bad
+        named = "rank" + "s" * (len(culprits) > 1) + " " + ", ".join(map(str, culprits))
+        with pytest.raises(NonFiniteGradient, match=f"NaN or infinity in vector 0, step 1, from {named};") as caught:
+            aggregator.aggregate(u)
+        assert caught.value.ranks == tuple(culprits)
+        assert comm.allreduce(np.ones(1))[0] == comm.size, "the communicator stays usable"
+
+
+def test_a_spoiled_residual_is_refused_until_it_is_restored(mpi_comm: MPI.Intracomm) -> None:
+    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
+        aggregator, twin = (Marsit(full_precision_every=3).start(comm, N) for _ in range(2))
+        for step in range(2):
+            aggregator.aggregate(update(comm.rank, step))
+            twin.aggregate(update(comm.rank, step))
+        state = aggregator.state_dict()
+        with pytest.raises(NonFiniteGradient):
+            aggregator.aggregate(np.full(N, np.nan if comm.rank == 0 else 1, np.float32))
+        with pytest.raises(RuntimeError, match="restore it by load_state_dict"):
+            aggregator.aggregate(update(comm.rank, 2))
+        aggregator.load_state_dict(state)
+        for step in range(2, 5):
+            assert (aggregator.aggregate(update(comm.rank, step)) == twin.aggregate(update(comm.rank, step))).all()
+
+
+@pytest.mark.parametrize("residual", ["own", "paper"])
+@pytest.mark.parametrize("every", [None, 2])
+@pytest.mark.parametrize("topology", ["auto", "ring"])
+def test_skipping_leaves_residuals_alone_on_every_rank(
+    mpi_comm: MPI.Intracomm, topology: str, residual: Any, every: int | None
+) -> None:
+    with Communicator(mpi_comm, topology, TIMEOUT_S) as comm:
+        options = Marsit(full_precision_every=every, residual=residual, nonfinite="skip")
+        aggregator = options.start(comm, N)
+        for step in range(4):
+            aggregator.aggregate(update(comm.rank, step))
+            before = aggregator.state_dict()
+            u = update(comm.rank, step)
+            if comm.rank == comm.size - 1:
+                u[7] = np.nan
+            assert not aggregator.aggregate(u).any()
+            after = aggregator.state_dict()
+            assert aggregator.skipped == step + 1
+            assert (after["residual"] == before["residual"]).all()
+            assert (after["magnitudes"] == before["magnitudes"]).all()
+            assert after["step"] == before["step"] + 1

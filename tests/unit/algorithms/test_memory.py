@@ -1,0 +1,106 @@
+"""Memory beside vector, result and residual: two bits per element, and nothing that grows from call to call."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from typing import Any
+from weakref import ref
+
+import numpy as np
+import pytest
+
+from collectives import Plan, Topology
+from collectives.communicator import DENSE_PIECE_BYTES, DENSE_SLOTS
+from collectives.program import compile_plan
+from collectives.topologies import topology
+from mpicomp import Communicator, Marsit
+from mpicomp.algorithms import ALGORITHMS, Aggregator, algorithm
+from mpicomp.algorithms.onebit import MEMORY_MATTERS, OneBitPayload
+from mpicomp.random import Stream
+
+N = 8_000_000
+CONSTANT = 1 << 18
+ONE_BIT = {
+    "own": Marsit(None),
+    "paper": Marsit(None, residual="paper"),
+    "no residual": Marsit(None, compensation=False),
+    "skip": Marsit(None, nonfinite="skip"),
+}
+
+
+@pytest.fixture(params=["gathered", "travelling"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, comm: Communicator) -> Communicator:
+    """By either way that the bits can go."""
+    monkeypatch.setattr(Communicator, "gathers", lambda self, payload_bytes: request.param == "gathered")
+    return comm
+
+
+def check_memory(options: Marsit, comm: Communicator, dense: int) -> None:
+    """`dense`: bytes that a full-precision round may need besides."""
+    vector, out = np.ones(N, np.float32), np.empty(N, np.float32)
+
+    def steps(aggregator: Aggregator, n: int, count: int) -> tuple[int, int]:
+        """Bytes held after that many steps, and the most there were."""
+        tracemalloc.reset_peak()
+        for _ in range(count):
+            aggregator.aggregate(vector[:n], out[:n])
+        return tracemalloc.get_traced_memory()
+
+    steps(options.start(comm, 100), 100, 2)  # compiling a kernel takes memory too
+    tracemalloc.start()
+    try:
+        aggregator = options.start(comm, N)
+        residual = 0 if aggregator.residual is None else aggregator.residual.nbytes
+        started, most = tracemalloc.get_traced_memory()
+        assert most - residual <= N // 4 + CONSTANT
+        held, most = steps(aggregator, N, 1)
+        assert most <= started + CONSTANT + dense
+        after, most = steps(aggregator, N, 3)
+        assert after <= held + CONSTANT
+        assert most <= held + CONSTANT + dense
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("options", ONE_BIT.values(), ids=ONE_BIT)
+def test_one_bit_steps_need_two_bits_per_element_at_most(options: Marsit, way: Communicator) -> None:
+    check_memory(options, way, 0)
+
+
+@pytest.mark.parametrize("rule", ["own", "paper"])
+def test_full_precision_rounds_need_the_dense_pieces_besides(rule: Any, way: Communicator) -> None:
+    check_memory(Marsit(2, residual=rule), way, DENSE_SLOTS * DENSE_PIECE_BYTES)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_vectors_are_let_go_without_the_garbage_collector(name: str, comm: Communicator) -> None:
+    """Gradients of many steps would pile up until it comes round."""
+    aggregator = algorithm(name).start(comm, 5000)
+    gc.disable()
+    try:
+        for _ in range(2):  # Marsit: a full-precision round and a one-bit one
+            vector = np.ones(5000, np.float32)
+            result = aggregator.aggregate(vector)
+            kept = [ref(vector), ref(result)]
+            del vector, result
+            assert [one() for one in kept] == [None, None]
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("name", ["ring", "segmented-ring", "torus", "tree", "double-tree", "star", "halving-doubling"])
+@pytest.mark.parametrize("size", [2, 3, 4, 8, 16])
+def test_buffers_of_every_topology_stay_below_two_bits_per_element(name: str, size: int) -> None:
+    n = MEMORY_MATTERS
+
+    def nothing(piece: int) -> None:
+        """Nothing is run."""
+
+    for rank in {0, 1, size - 1}:
+        chosen: Topology = topology(name)
+        plan: Plan = chosen.plan(rank, size)
+        for piece in (4096, 57_344 * 8, n // 5):
+            program: Any = compile_plan(plan, n, 4096, piece)
+            payload = OneBitPayload(program, Stream(0, 0, "merge"), rank, nothing, nothing)
+            assert payload.nbytes <= n // 4 + (1 << 14)

@@ -1,0 +1,96 @@
+"""Segments and pieces together cut a vector once, and sums do not feel the pieces."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collectives.partition import pieces
+from mpicomp.algorithms.segments import cut_runs, padded_lengths
+
+BLOCK = 4096
+# around multiples of words and of blocks
+LENGTHS = st.lists(
+    st.one_of(st.integers(1, 200), st.integers(4000, 4200), st.integers(1, 20_000)), min_size=1, max_size=6
+)
+
+
+def padded(segments: list[int], ragged: bool) -> tuple[int, list[int]]:
+    """Elements in all and per segment; ragged: the vector ends with its last segment."""
+    lengths = [-(-length // 64) * 64 for length in segments]
+    if ragged:
+        lengths[-1] = segments[-1]
+    return sum(lengths), lengths
+
+
+@given(segments=LENGTHS, ragged=st.booleans())
+def test_each_segment_is_padded_to_words_and_the_last_may_end_with_the_vector(
+    segments: list[int], ragged: bool
+) -> None:
+    n, lengths = padded(segments, ragged)
+    real, filled = padded_lengths(segments, n)
+    assert real.tolist() == segments
+    assert filled.tolist() == lengths
+
+
+def test_without_segments_the_vector_is_one() -> None:
+    for n in (0, 1, 64, 100):
+        assert [part.tolist() for part in padded_lengths(None, n)] == [[n], [n]]
+    assert [part.tolist() for part in padded_lengths([], 0)] == [[0], [0]]
+
+
+@pytest.mark.parametrize(
+    ("segments", "n"),
+    [([64], 128), ([65, 1], 66), ([65, 1], 128), ([65, 1], 193), ([64, 0], 64), ([-64, 128], 64), ([], 5), ([100], 99)],
+)
+def test_segments_that_do_not_fill_the_vector_are_refused(segments: list[int], n: int) -> None:
+    with pytest.raises(ValueError, match=f"fill -?[0-9]+ elements, not {n}"):
+        padded_lengths(segments, n)
+
+
+@given(segments=LENGTHS, ragged=st.booleans(), blocks=st.integers(1, 4))
+def test_runs_cut_the_vector_at_pieces_segments_and_blocks(segments: list[int], ragged: bool, blocks: int) -> None:
+    n, _ = padded(segments, ragged)
+    _, lengths = padded_lengths(segments, n)
+    cuts = pieces(range(n), blocks * BLOCK, BLOCK)
+    runs, firsts = cut_runs(cuts, lengths)
+    ends = np.cumsum(lengths)
+    element, block = 0, 0
+    seen: list[int] = []
+    for cut, of_piece in zip(cuts, runs, strict=True):
+        for run in of_piece:
+            start, stop = run.elements.start, run.elements.stop
+            assert (start, run.sums.start) == (element, block)
+            assert cut.start <= start < stop <= cut.stop
+            assert ends[run.segment] - lengths[run.segment] <= start < stop <= ends[run.segment]
+            assert start % BLOCK == 0 or stop <= start - start % BLOCK + BLOCK
+            assert (run.words.start, run.words.stop) == (start // 64, -(-stop // 64))
+            assert start % 64 == 0
+            if run.segment not in seen:
+                assert firsts[run.segment] == block
+                seen.append(run.segment)
+            element, block = stop, run.sums.stop
+            assert run.sums.stop - run.sums.start == -(-(stop - start) // BLOCK)
+        assert element == cut.stop
+    assert seen == list(range(len(segments)))
+
+
+@given(segments=LENGTHS, ragged=st.booleans())
+def test_blocks_of_sums_do_not_depend_on_the_pieces(segments: list[int], ragged: bool) -> None:
+    n, _ = padded(segments, ragged)
+    _, lengths = padded_lengths(segments, n)
+
+    def blocks(cuts: tuple[range, ...]) -> list[int]:
+        runs, _ = cut_runs(cuts, lengths)
+        return [
+            start
+            for of_piece in runs
+            for run in of_piece
+            for start in range(run.elements.start, run.elements.stop, BLOCK)
+        ]
+
+    whole = blocks((range(n),))
+    for size in (1, 2, 3):
+        assert blocks(pieces(range(n), size * BLOCK, BLOCK)) == whole

@@ -1,0 +1,181 @@
+"""What every method does with a vector: which it takes, what it gives back, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mpicomp import Communicator
+from mpicomp.algorithms import ALGORITHMS, Aggregator, CascadingSSDM, Dense, Marsit
+
+N = 4096 + 77
+METHODS = {
+    "dense": Dense(),
+    "cascading": CascadingSSDM(),
+    "cascading normalised": CascadingSSDM(normalise=True),
+    "marsit": Marsit(full_precision_every=2),
+    "marsit paper": Marsit(full_precision_every=None, residual="paper"),
+    "marsit stateless": Marsit(full_precision_every=None, compensation=False, global_step=1.0),
+}
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+
+
+def vector(n: int = N, dtype: str = "float32", seed: int = 0) -> Any:
+    """Normal values, as NumPy where it has the type and else as torch."""
+    values = np.random.default_rng(seed).standard_normal(n)
+    return torch.tensor(values, dtype=torch.bfloat16) if dtype == "bfloat16" else values.astype(dtype)
+
+
+def start(method: Any, comm: Communicator, n: int = N, dtype: str = "float32") -> Aggregator:
+    aggregator: Aggregator = method.start(comm, n, dtype=dtype)
+    return aggregator
+
+
+def test_all_methods_are_tested_here() -> None:
+    assert {type(method) for method in METHODS.values()} == set(ALGORITHMS.values())
+
+
+@every_method
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_float_type_comes_back_finite_and_the_vector_is_left_alone(
+    method: Any, dtype: str, comm: Communicator
+) -> None:
+    aggregator = start(method, comm, dtype=dtype)
+    for step in range(4):
+        given = vector(dtype=dtype, seed=step)
+        before = given + 0
+        result = aggregator.aggregate(given)
+        assert type(result) is type(given)
+        assert (result.dtype, result.shape) == (given.dtype, given.shape)
+        assert torch.isfinite(torch.as_tensor(result)).all()
+        assert (given == before).all()
+
+
+@every_method
+def test_tensors_and_arrays_give_the_same_bits(method: Any, comm: Communicator) -> None:
+    of_arrays, of_tensors = start(method, comm), start(method, comm)
+    for step in range(3):
+        given = vector(seed=step)
+        result = of_tensors.aggregate(torch.from_numpy(given.copy()))
+        np.testing.assert_array_equal(of_arrays.aggregate(given), result.numpy())
+
+
+@every_method
+def test_a_result_goes_where_it_is_wanted(method: Any, comm: Communicator) -> None:
+    wanted, returned = start(method, comm), start(method, comm)
+    memory = np.zeros(N + 3, np.float32)
+    for step in range(3):
+        for out in (np.empty(N, np.float32), memory[3:], memory[:N]):
+            given = vector(seed=step)
+            assert wanted.aggregate(given, out) is out
+            np.testing.assert_array_equal(out, returned.aggregate(given))
+
+
+@every_method
+def test_shapes_are_kept(method: Any, comm: Communicator) -> None:
+    shaped, flat = start(method, comm, 60), start(method, comm, 60)
+    for step in range(2):
+        given = vector(60, seed=step)
+        result = shaped.aggregate(given.reshape(3, 4, 5))
+        assert result.shape == (3, 4, 5)
+        np.testing.assert_array_equal(result.reshape(-1), flat.aggregate(given))
+
+
+@pytest.mark.parametrize("name", ["dense", "marsit"])
+def test_read_only_vectors_are_taken(name: str, comm: Communicator) -> None:
+    aggregator, expected = start(METHODS[name], comm), start(METHODS[name], comm)
+    for step in range(3):
+        given = vector(seed=step)
+        want = expected.aggregate(given)
+        given.flags.writeable = False
+        np.testing.assert_array_equal(aggregator.aggregate(given), want)
+
+
+@every_method
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_empty_vectors_stay_empty(method: Any, dtype: str, comm: Communicator) -> None:
+    aggregator = start(method, comm, 0, dtype)
+    for _ in range(3):
+        assert aggregator.aggregate(vector(0, dtype)).shape == (0,)
+    assert aggregator.state_dict()["step"] == 3
+
+
+@every_method
+@pytest.mark.parametrize("n", [1, 63, 64, 65])
+def test_vectors_may_be_short(method: Any, n: int, comm: Communicator) -> None:
+    aggregator = start(method, comm, n)
+    for step in range(3):
+        assert np.isfinite(aggregator.aggregate(vector(n, seed=step))).all()
+
+
+@every_method
+def test_one_rank_sends_nothing_and_calls_are_counted(method: Any, comm: Communicator) -> None:
+    aggregator = start(method, comm)
+    for _ in range(3):
+        aggregator.aggregate(vector())
+    assert (aggregator.traffic.last.calls, aggregator.traffic.total.calls) == (1, 3)
+    assert (aggregator.traffic.total.bytes_sent, aggregator.traffic.total.messages) == (0, 0)
+
+
+@pytest.mark.parametrize("topology", ["ring", "segmented-ring", "torus", "tree", "double-tree", "star"])
+def test_topologies_of_one_rank_give_the_same(topology: str, comm: Communicator) -> None:
+    with Communicator(comm.mpi_comm, topology) as other:
+        for method in METHODS.values():
+            if isinstance(method, CascadingSSDM):
+                continue  # it has a norm for each chunk of the topology
+            ours, theirs = start(method, comm), start(method, other)
+            for step in range(3):
+                given = vector(seed=step)
+                np.testing.assert_array_equal(ours.aggregate(given), theirs.aggregate(given))
+
+
+BAD_VECTORS = {
+    "integers": (np.zeros(N, np.int64), TypeError, "elements of type int64: convert"),
+    "another float type": (np.zeros(N), TypeError, "has type float64, the aggregator was started for float32"),
+    "byte-swapped": (np.zeros(N, ">f4"), TypeError, "byte-swapped float32"),
+    "a list": ([0.0] * N, TypeError, "cannot reduce list: pass a NumPy array"),
+    "a tensor that requires grad": (torch.zeros(N, requires_grad=True), TypeError, r"pass tensor\.detach\(\)"),
+    "every other element": (np.zeros(2 * N, np.float32)[::2], ValueError, "not contiguous .*: pass a contiguous copy"),
+    "a transposed tensor": (torch.zeros(2, N).t()[: N // 2], ValueError, "not contiguous"),
+    "one element less": (np.zeros(N - 1, np.float32), ValueError, f"has {N - 1} elements, .* for {N}"),
+    "one element more": (torch.zeros(N + 1), ValueError, f"has {N + 1} elements, .* for {N}"),
+}
+
+
+@every_method
+@pytest.mark.parametrize("bad", BAD_VECTORS)
+def test_a_vector_that_cannot_be_aggregated_is_refused(method: Any, bad: str, comm: Communicator) -> None:
+    given, error, message = BAD_VECTORS[bad]
+    aggregator = start(method, comm)
+    with pytest.raises(error, match=f"rank 0 of 1, vector 0: .*{message}"):
+        aggregator.aggregate(given)
+    if bad != "a list":
+        with pytest.raises(error, match=f"rank 0 of 1, vector 0: .*{message}"):
+            aggregator.aggregate(np.zeros(N, np.float32), given)
+
+
+@every_method
+def test_out_may_not_share_memory_or_be_read_only(method: Any, comm: Communicator) -> None:
+    aggregator, memory = start(method, comm), np.zeros(N + 1, np.float32)
+    for out in (memory[:N], memory[1:]):
+        with pytest.raises(ValueError, match="out shares memory with the vector: pass another array"):
+            aggregator.aggregate(memory[:N], out)
+    constant = np.zeros(N, np.float32)
+    constant.flags.writeable = False
+    with pytest.raises(ValueError, match="out is read-only"):
+        aggregator.aggregate(memory[:N], constant)
+
+
+@every_method
+def test_after_a_refusal_the_aggregator_goes_on_as_if_nothing_had_been(method: Any, comm: Communicator) -> None:
+    tried, untried = start(method, comm), start(method, comm)
+    for step in range(3):
+        with pytest.raises(ValueError, match="elements"):
+            tried.aggregate(np.zeros(3, np.float32))
+        given = vector(seed=step)
+        np.testing.assert_array_equal(tried.aggregate(given), untried.aggregate(given))
+    assert tried.traffic.total.calls == 3

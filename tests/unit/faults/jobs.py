@@ -1,0 +1,182 @@
+"""MPI jobs as a user starts them, for tests that harm them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from tests.run_lanes import environment
+
+PROJECT = Path(__file__).resolve().parents[3]
+# What a test waits for at most: far more than anything here takes on a busy machine, far less than NEVER_S, so that a
+# job which ends has noticed the fault and not merely run out of patience.
+JOB_S = 120.0
+POLL_S = 0.02
+
+PRELUDE = """
+import os, signal, sys, time
+from pathlib import Path
+import numpy as np
+import mpicomp
+NEVER_S = 1000.0
+FOLDER = Path(sys.argv[1])
+def tell(name, text=""):
+    (FOLDER / f".{name}").write_text(str(text))
+    (FOLDER / f".{name}").rename(FOLDER / name)
+"""
+
+
+class Job:
+    """An ``mpirun`` and its ranks.
+
+    Parameters
+    ----------
+    command
+        The process to watch.
+    folder
+        Where the ranks' ``tell(name, text)`` leaves files, and the output goes.
+    env
+        Environment of the process.
+    """
+
+    def __init__(self, command: Sequence[str], folder: Path, env: dict[str, str]) -> None:
+        self.folder = folder
+        self._output = folder / "output"
+        with self._output.open("wb") as output:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=PROJECT,
+                env=env,
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        """What all ranks and the launcher have printed so far."""
+        return self._output.read_text(errors="replace")
+
+    def wait_for(self, happened: Callable[[], bool], what: str) -> None:
+        """Poll until `happened`; fail with the output if it does not."""
+        deadline = time.monotonic() + JOB_S
+        while not happened():
+            assert time.monotonic() < deadline, f"after {JOB_S:g} s the job has not {what}:\n{self.output}"
+            time.sleep(POLL_S)
+
+    def told(self, name: str) -> str:
+        """Wait for a rank's ``tell(name, text)`` and return the text."""
+        path = self.folder / name
+        self.wait_for(lambda: path.exists() or self.process.poll() is not None, f"told {name}")
+        assert path.exists(), f"the job ended before it told {name}:\n{self.output}"
+        return path.read_text()
+
+    def pid(self, rank: int) -> int:
+        """Process of a rank that has called ``tell(f"pid-{rank}", os.getpid())``."""
+        return int(self.told(f"pid-{rank}"))
+
+    def ranks(self) -> list[int]:
+        """Processes of the ranks that run now: Python's whose parent is the launcher."""
+        launcher = str(self.process.pid)
+        found = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                if stat.read_text().rpartition(")")[2].split()[1] == launcher:
+                    found.append(int(stat.parent.name))
+        return sorted(found)
+
+    def await_end(self, pid: int) -> None:
+        """Wait until a process has ended; where nobody collects orphans it stays as a zombie."""
+        stat = Path(f"/proc/{pid}/stat")
+
+        def ended() -> bool:
+            try:
+                return stat.read_text().rpartition(")")[2].split()[0] == "Z"
+            except (FileNotFoundError, ProcessLookupError):
+                return True
+
+        self.wait_for(ended, f"ended its process {pid}")
+
+    def finish(self) -> tuple[int, str]:
+        """Wait for the end: exit status and output."""
+        self.wait_for(lambda: self.process.poll() is not None, "ended")
+        return self.process.returncode, self.output
+
+    def end(self) -> None:
+        """End what is left of the job, ranks that are stopped included."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(10)
+        for path in self.folder.glob("pid-*"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(path.read_text()), signal.SIGKILL)
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+@cache
+def _environment() -> dict[str, str]:
+    return environment() | {"PYTHONPATH": str(PROJECT), "PYTHONUNBUFFERED": "1"}
+
+
+class Jobs:
+    """Starts jobs, and ends them with the test."""
+
+    def __init__(self, folder: Path, segments: str) -> None:
+        self._folder, self._segments = folder, segments
+        self._started: list[Job] = []
+
+    def run(self, n_ranks: int, program: str, env: Mapping[str, str] = MappingProxyType({}), **constants: Any) -> Job:
+        """Start `program` on all ranks, after what PRELUDE imports and defines and the given constants."""
+        script = self._folder / "program.py"
+        assigned = "".join(f"{name} = {value!r}\n" for name, value in constants.items())
+        script.write_text(PRELUDE + assigned + textwrap.dedent(program))
+        return self.start(n_ranks, [str(script), str(self._folder)], env)
+
+    def start(self, n_ranks: int, arguments: Sequence[str], env: Mapping[str, str] = MappingProxyType({})) -> Job:
+        """Start Python with `arguments` on all ranks."""
+        # A job that is ended by force cleans nothing up: it must not fill the machine's shared memory.
+        private = {"OMPI_MCA_btl_sm_backing_directory": self._segments}
+        command = ["mpirun", "-n", str(n_ranks), sys.executable, *arguments]
+        self._started.append(Job(command, self._folder, _environment() | private | dict(env)))
+        return self._started[-1]
+
+    def end(self) -> None:
+        """End what is still running."""
+        for job in self._started:
+            job.end()
+
+
+@contextlib.contextmanager
+def open_jobs(folder: Path) -> Iterator[Jobs]:
+    """Yield a `Jobs` that works in `folder`; what is still running at the end is ended."""
+    shared_memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared_memory if shared_memory.is_dir() else None) as segments:
+        jobs = Jobs(folder, segments)
+        try:
+            yield jobs
+        finally:
+            jobs.end()
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Iterator[Jobs]:
+    """Jobs of one test."""
+    with open_jobs(tmp_path) as started:
+        yield started

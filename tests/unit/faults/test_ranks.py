@@ -1,0 +1,151 @@
+"""A rank that stops, dies, fails or is interrupted: the job ends, and says what happened where."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+
+import pytest
+
+from tests.unit.faults.jobs import JOB_S, Jobs
+
+pytestmark = pytest.mark.timeout(2 * JOB_S)
+
+# Three ranks on a ring, one of which stops itself before its third sum. Whoever gives up says so before one of them
+# ends the job for all.
+STOPPED = """
+mpicomp.install_abort_hook()
+comm = mpicomp.Communicator(topology="ring", timeout=1.5, verify=VERIFY)
+tell(f"pid-{comm.rank}", os.getpid())
+x = np.ones(1000, np.float32)
+for call in range(1, 5):
+    if call == 3 and comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    try:
+        comm.allreduce(x)
+    except mpicomp.CollectiveTimeout as error:
+        tell(f"error-{comm.rank}", error)
+        while not all((FOLDER / f"error-{rank}").exists() for rank in (0, 2)):
+            time.sleep(0.01)
+        raise
+"""
+
+
+def test_a_stopped_rank_is_noticed_by_all_others_and_the_job_ends(jobs: Jobs) -> None:
+    job = jobs.run(3, STOPPED, VERIFY=True)
+    stopped = job.pid(1)
+    status, output = job.finish()
+    assert status != 0
+    for rank in (0, 2):
+        assert re.match(
+            rf"rank {rank} of 3: not all ranks have come to call 3, allreduce\(sum\) of float32\[1000\].*; "
+            r"look for a rank that stopped or took another branch after [\d.]+ s",
+            job.told(f"error-{rank}"),
+        )
+    assert re.search(r"rank [02] of 3: ending the job", output), output
+    job.await_end(stopped)  # the launcher ends it with the others
+
+
+def test_in_the_middle_of_a_collective_peer_step_and_chunk_are_named(jobs: Jobs) -> None:
+    job = jobs.run(3, STOPPED, VERIFY=False)
+    status, _ = job.finish()
+    assert status != 0
+    expected = r"rank {} of 3, step \d: nothing from rank {} for chunk \d \(.*\) after [\d.]+ s"
+    assert re.match(expected.format(2, 1), job.told("error-2"))
+    assert re.match(expected.format(0, 2), job.told("error-0"))
+
+
+def test_a_killed_rank_ends_the_job(jobs: Jobs) -> None:
+    job = jobs.run(
+        2,
+        """
+        comm = mpicomp.Communicator(timeout=NEVER_S)
+        aggregator = mpicomp.Marsit().start(comm, 1000)
+        tell(f"pid-{comm.rank}", os.getpid())
+        while True:
+            aggregator.aggregate(np.ones(1000, np.float32))
+        """,
+    )
+    os.kill(job.pid(1), signal.SIGKILL)
+    status, output = job.finish()
+    assert status != 0
+    assert "signal 9" in output, output
+
+
+def test_an_exception_on_one_rank_ends_the_job_and_names_the_rank(jobs: Jobs) -> None:
+    job = jobs.run(
+        3,
+        """
+        mpicomp.install_abort_hook()
+        comm = mpicomp.Communicator(timeout=NEVER_S)
+        if comm.rank == 1:
+            raise RuntimeError("the disk is on fire")
+        comm.barrier()
+        """,
+    )
+    status, output = job.finish()
+    assert status != 0
+    assert output.count("Traceback") == 1
+    assert "RuntimeError: the disk is on fire\nrank 1 of 3: ending the job" in output, output
+
+
+def test_an_exception_in_a_thread_ends_the_job_too(jobs: Jobs) -> None:
+    job = jobs.run(
+        2,
+        """
+        import threading
+        mpicomp.install_abort_hook()
+        comm = mpicomp.Communicator(timeout=NEVER_S)
+        if comm.rank == 1:
+            threading.Thread(target=lambda: 1 / 0).start()
+        while True:
+            comm.barrier()
+        """,
+    )
+    status, output = job.finish()
+    assert status != 0
+    assert "ZeroDivisionError: division by zero\nrank 1 of 2: ending the job" in output, output
+
+
+# Rank 0 waits for rank 1, which comes when the test says so.
+WAITING = """
+mpicomp.install_abort_hook()
+comm = mpicomp.Communicator(topology="ring", timeout=NEVER_S, verify=VERIFY)
+signal.signal(signal.SIGUSR1, lambda number, frame: tell(f"handled-{comm.rank}"))
+tell(f"pid-{comm.rank}", os.getpid())
+while comm.rank == 1 and not (FOLDER / "go").exists():
+    time.sleep(0.01)
+tell(f"sum-{comm.rank}", comm.allreduce(np.ones(1000, np.float32))[0])
+"""
+
+
+def test_ctrl_c_ends_a_job_whose_ranks_wait(jobs: Jobs) -> None:
+    job = jobs.run(2, WAITING, VERIFY=True)
+    pids = [job.pid(rank) for rank in range(2)]
+    job.process.send_signal(signal.SIGINT)
+    status, _ = job.finish()
+    assert status != 0
+    for pid in pids:
+        job.await_end(pid)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_signal_handlers_run_while_a_rank_waits_and_it_goes_on(jobs: Jobs, verify: bool) -> None:
+    job = jobs.run(2, WAITING, VERIFY=verify)
+    os.kill(job.pid(0), signal.SIGUSR1)
+    job.told("handled-0")
+    (job.folder / "go").touch()
+    status, output = job.finish()
+    assert status == 0, output
+    assert [job.told(f"sum-{rank}") for rank in range(2)] == ["2.0", "2.0"]
+
+
+def test_an_interrupt_of_one_rank_that_waits_ends_the_job(jobs: Jobs) -> None:
+    job = jobs.run(2, WAITING, VERIFY=True)
+    job.pid(1)
+    os.kill(job.pid(0), signal.SIGINT)
+    status, output = job.finish()
+    assert status != 0
+    assert "KeyboardInterrupt" in output
+    assert "rank 0 of 2: ending the job" in output, output

@@ -1,0 +1,206 @@
+"""The fused encoding passes: the reference's bits, residuals and sums, whatever the length, type and cut."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mpicomp.kernels.sign import add_and_clear, encode, magnitudes, subtract_result
+from tests.reference import signs as reference
+
+LENGTHS = (0, 1, 7, 8, 9, 63, 64, 65, 1000, 4095, 4096, 4097, 3 * 4096 + 65, 100_003)
+DTYPES = (np.float32, np.float64)
+MODES = ("plain", "own", "paper")
+STEP, LIMIT, PREVIOUS = 0.75, 0.5, 0.3
+# a word of each half of the blocks, of the odd block, of the short one, and the end
+POSITIONS = (*range(64), 4095, 4096, 8191, 8192, 12287, 12288, 12350, 12352, 12356)
+LONG = 3 * 4096 + 64 + 5
+
+
+class Input(NamedTuple):
+    """A vector, its residual and a last result's bits."""
+
+    u: NDArray[Any]
+    residual: NDArray[Any]
+    bits: NDArray[np.uint64]
+
+
+def inputs(n: int, dtype: Any, offset: int = 0) -> Input:
+    """Normal values from `offset` elements off any alignment on; w is 0 in some places, with both signs of zero."""
+    rng = np.random.default_rng(n)
+    u, residual = (np.empty(n + offset, dtype)[offset:] for _ in range(2))
+    u[:], residual[:] = rng.standard_normal((2, n))
+    u[::5], u[1::5], residual[::5], residual[1::5] = 0.0, -0.0, 0.0, -0.0
+    return Input(u, residual, rng.integers(0, 2**64, -(-n // 64), np.uint64))
+
+
+def run(mode: str, given: Input, odd_positive: bool = True) -> reference.Encoded:
+    """`encode` on copies that lie as the given arrays do."""
+    u, kind = given.u, given.u.dtype.type
+    residual = None
+    if mode != "plain":
+        residual = np.empty(u.size + 3, u.dtype)[3:]
+        residual[:] = given.residual
+    bits, sums = given.bits.copy(), np.full(-(-u.size // 4096), np.nan)
+    step, limit, zero, tiny = kind(STEP), kind(LIMIT), kind(0), np.nextafter(kind(0), kind(1))
+    previous = kind(PREVIOUS) if mode == "paper" else None
+    clipped = encode(u, residual, bits, step, limit, previous, odd_positive, zero, tiny, sums)
+    return reference.Encoded(bits, residual, clipped, sums)
+
+
+def expected(mode: str, given: Input, odd_positive: bool = True) -> reference.Encoded:
+    kind = given.u.dtype.type
+    if mode == "plain":
+        return reference.encode_plain(given.u, odd_positive)
+    if mode == "own":
+        return reference.encode_own(given.u, given.residual, kind(STEP), kind(LIMIT))
+    return reference.encode_paper(given.u, given.residual, given.bits, kind(PREVIOUS))
+
+
+def assert_same(got: reference.Encoded, want: reference.Encoded) -> None:
+    np.testing.assert_array_equal(got.bits, want.bits)
+    np.testing.assert_array_equal(got.sums, want.sums)
+    assert got.clipped == want.clipped
+    if want.residual is None:
+        assert got.residual is None
+    else:
+        np.testing.assert_array_equal(got.residual, want.residual)
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", MODES)
+def test_encode_equals_the_reference(mode: str, dtype: Any, n: int) -> None:
+    for offset in (0, 1, 3):
+        given = inputs(n, dtype, offset)
+        before = given.u.copy()
+        assert_same(run(mode, given), expected(mode, given))
+        np.testing.assert_array_equal(given.u, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("odd_positive", [False, True])
+def test_without_a_residual_zeros_of_either_sign_alternate(dtype: Any, odd_positive: bool) -> None:
+    n = 64 * 3 + 9
+    zeros = np.zeros(n, dtype)
+    zeros[::3] = -0.0
+    got = run("plain", Input(zeros, zeros, np.zeros(4, np.uint64)), odd_positive)
+    np.testing.assert_array_equal(reference.unpack_bits(got.bits, n), (np.arange(n) % 2 == 1) == odd_positive)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_smallest_numbers_are_not_taken_for_zeros(dtype: Any) -> None:
+    n = 64 + 9
+    tiny = np.full(n, np.nextafter(dtype(0), dtype(1)))
+    for odd_positive in (False, True):
+        none = np.zeros(2, np.uint64)
+        assert reference.unpack_bits(run("plain", Input(tiny, tiny, none), odd_positive).bits, n).all()
+        assert not run("plain", Input(-tiny, tiny, none), odd_positive).bits.any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_with_a_residual_zeros_count_as_positive(dtype: Any) -> None:
+    n = 64 + 9
+    for zero in (0.0, -0.0):
+        given = Input(np.full(n, zero, dtype), np.full(n, zero, dtype), np.zeros(2, np.uint64))
+        assert reference.unpack_bits(run("own", given).bits, n).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_pieces_of_whole_blocks_encode_as_the_vector_does(mode: str) -> None:
+    n = 5 * 4096 + 100
+    given = inputs(n, np.float32)
+    whole = run(mode, given)
+    for cuts in ((0, 4096, n), (0, 3 * 4096, 5 * 4096, n), (0, 4096, 2 * 4096, 3 * 4096, 4 * 4096, 5 * 4096, n)):
+        parts = [
+            run(mode, Input(given.u[a:b], given.residual[a:b], given.bits[a // 64 : -(-b // 64)]))
+            for a, b in pairwise(cuts)
+        ]
+        residual = None if mode == "plain" else np.concatenate([part.residual for part in parts])
+        joined = [np.concatenate([getattr(part, name) for part in parts]) for name in ("bits", "sums")]
+        assert_same(reference.Encoded(joined[0], residual, sum(part.clipped for part in parts), joined[1]), whole)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rule_paper_taken_lazily_equals_the_eager_rule_over_many_steps(dtype: Any) -> None:
+    """Subtracting the last result in the next pass gives the bits that subtracting it at once does."""
+    n = 4096 + 77
+    rng = np.random.default_rng(8)
+    eager, kind = np.zeros(n, dtype), dtype
+    lazy, bits, sums = eager.copy(), np.zeros(-(-n // 64), np.uint64), np.empty(2)
+    previous = kind(0)
+    zero, tiny = kind(0), np.nextafter(kind(0), kind(1))
+    for _ in range(30):
+        u, step = rng.standard_normal(n).astype(dtype), kind(rng.uniform(0.1, 2))
+        encode(u, lazy, bits, step, kind(0), previous, False, zero, tiny, sums)
+        w = u + eager
+        np.testing.assert_array_equal(bits, reference.pack_bits(reference.signs(w, None)))
+        bits[:] = rng.integers(0, 2**64, bits.size, np.uint64)  # what the ranks came to
+        eager = w - np.where(reference.unpack_bits(bits, n), step, -step)
+        previous = step
+    subtract_result(lazy, bits, previous)
+    np.testing.assert_array_equal(lazy, eager)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("mode", MODES)
+def test_sums_show_what_is_not_finite(mode: str, bad: float) -> None:
+    for position in POSITIONS:
+        given = inputs(LONG, np.float32)
+        given.u[position] = bad
+        assert np.flatnonzero(~np.isfinite(run(mode, given).sums)).tolist() == [position // 4096]
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_magnitudes_are_those_of_encode(dtype: Any, n: int) -> None:
+    u = inputs(n, dtype, 1).u
+    sums = np.full(-(-n // 4096), np.nan)
+    magnitudes(u, sums)
+    np.testing.assert_array_equal(sums, reference.magnitudes(u))
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", MODES)
+def test_full_precision_input_is_the_compensated_vector(mode: str, dtype: Any, n: int) -> None:
+    given = inputs(n, dtype, 3)
+    kind, residual = dtype, given.residual.copy()
+    out, sums = np.full(n, np.nan, dtype), np.full(-(-n // 4096), np.nan)
+    c, previous = None if mode == "plain" else residual, kind(PREVIOUS) if mode == "paper" else None
+    add_and_clear(given.u, c, given.bits, previous, out, sums)
+    added = {
+        "plain": dtype(0),
+        "own": given.residual,
+        "paper": reference.settle(given.residual, given.bits, kind(PREVIOUS)),
+    }
+    np.testing.assert_array_equal(out, given.u + added[mode])
+    np.testing.assert_array_equal(residual, given.residual if mode == "plain" else np.zeros(n))
+    np.testing.assert_array_equal(sums, reference.magnitudes(given.u))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_full_precision_input_may_be_the_vector_itself(mode: str) -> None:
+    given = inputs(LONG, np.float32)
+    results = []
+    for in_place in (False, True):
+        u, residual, sums = given.u.copy(), given.residual.copy(), np.empty(4)
+        out = u if in_place else np.empty_like(u)
+        c, previous = None if mode == "plain" else residual, np.float32(PREVIOUS) if mode == "paper" else None
+        add_and_clear(u, c, given.bits, previous, out, sums)
+        results.append((out, sums))
+    for apart, together in zip(*results, strict=True):
+        np.testing.assert_array_equal(apart, together)
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_settling_subtracts_the_last_result(dtype: Any, n: int) -> None:
+    given = inputs(n, dtype, 1)
+    want = reference.settle(given.residual, given.bits, dtype(PREVIOUS))
+    subtract_result(given.residual, given.bits, dtype(PREVIOUS))
+    np.testing.assert_array_equal(given.residual, want)

@@ -1,0 +1,224 @@
+"""README and docs say nothing that is not there: links, options, defaults, names, error messages."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import collectives
+import mpicomp
+from apps import options as train_options
+from collectives import communicator
+from mpicomp import bench, cli
+from mpicomp.bench.request import Request
+from tests.documents import DOCUMENTS, PROJECT, anchors, commands, inline_code, links, prose, rows
+
+README, DOCS = PROJECT / "README.md", PROJECT / "docs"
+TRAINING, CHOOSING, ERRORS = DOCS / "training.md", DOCS / "choosing.md", DOCS / "errors.md"
+
+# How a command names a program, and the file that declares its options.
+PROGRAMS = {
+    "mpicomp bench": "mpicomp/bench/__init__.py",
+    "mpicomp doctor": "mpicomp/doctor/__init__.py",
+    "python -m apps.train": "apps/options.py",
+    "python -m apps.compare": "apps/compare.py",
+    "python -m apps.plot": "apps/plot.py",
+    "python -m benchmarks.run_all": "benchmarks/run_all.py",
+    "python -m benchmarks.learning": "benchmarks/learning.py",
+    "python tests/run_lanes.py": "tests/run_lanes.py",
+    "slurm/train.sbatch": "apps/options.py",
+    "slurm/bench.sbatch": "mpicomp/bench/__init__.py",
+}
+# Options of mpirun, pip, scancel and the like.
+FOREIGN = {"--bind-to", "--oversubscribe", "--allow-run-as-root", "--mca", "--batch", "--signal"}
+
+documents = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+
+
+def declared(program: str) -> set[str]:
+    found = set(re.findall(r'"(--[a-z-]+)"', (PROJECT / PROGRAMS[program]).read_text()))
+    if program == "python -m apps.compare":
+        found |= declared("python -m apps.train")
+    return found | ({"--no-check"} if "--check" in found else set())
+
+
+def calls(document: Path) -> Iterator[tuple[str, list[str]]]:
+    """Program and arguments of every command that starts one of ours."""
+    for line in commands(document):
+        for program in PROGRAMS:
+            before, found, arguments = line.partition(program)
+            if found and (not before or before.endswith(" ")):
+                yield program, shlex.split(arguments)
+
+
+@documents
+def test_relative_links_lead_somewhere(document: Path) -> None:
+    for link in links(document):
+        if link.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = document.parent / name if name else document
+        assert target.exists(), f"{document.name}: {link}"
+        assert not anchor or anchor in anchors(target), f"{document.name}: {link}"
+
+
+@documents
+def test_commands_use_options_that_exist(document: Path) -> None:
+    for program, arguments in calls(document):
+        ours = {argument for argument in arguments if argument.startswith("--")}
+        assert ours <= declared(program), f"{document.name}: {program} {shlex.join(arguments)}"
+
+
+@documents
+def test_commands_can_be_parsed(document: Path) -> None:
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    for program, arguments in calls(document):
+        if PROGRAMS[program] == "apps/options.py":
+            train_options.parse(arguments)
+        elif PROGRAMS[program] == PROGRAMS["mpicomp bench"]:
+            Request.parse(parser.parse_args(arguments))
+
+
+@documents
+def test_targets_of_make_and_files_exist(document: Path) -> None:
+    text = document.read_text()
+    for target in re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE):
+        assert re.search(rf"^{target}:", (PROJECT / "Makefile").read_text(), re.MULTILINE), target
+    for name in re.findall(r"\b(?:slurm|tests|collectives|mpicomp|apps)/[\w/]+\.(?:py|sh|sbatch)\b", text):
+        assert (PROJECT / name).exists(), name
+
+
+@documents
+def test_options_in_the_text_exist(document: Path) -> None:
+    known = FOREIGN.union(*map(declared, PROGRAMS))
+    named = {option for code in inline_code(prose(document)) for option in re.findall(r"(?<!\S)--[a-z-]+", code)}
+    assert named <= known
+
+
+@pytest.mark.parametrize(
+    ("program", "document"),
+    [
+        ("mpicomp bench", CHOOSING),
+        ("mpicomp doctor", DOCS / "quickstart.md"),
+        ("python -m apps.train", TRAINING),
+        ("python -m apps.compare", TRAINING),
+        ("python -m apps.plot", TRAINING),
+    ],
+)
+def test_every_option_is_described(program: str, document: Path) -> None:
+    text = document.read_text()
+    assert not [option for option in declared(program) if not re.search(rf"{option}(?![a-z-])", text)]
+
+
+def test_defaults_of_the_command_lines_are_as_described() -> None:
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    for document, program, defaults in (
+        (CHOOSING, "mpicomp bench", parser.parse_args([])),
+        (TRAINING, "python -m apps.train", train_options.parse([])),
+    ):
+        cells = {row[0].strip("`"): row[1].strip("`") for row in rows(document) if row[1].startswith("`")}
+        described = {option: cells[option] for option in cells.keys() & declared(program)}
+        assert len(described) > 5
+        for option, value in described.items():
+            assert str(getattr(defaults, option[2:].replace("-", "_"))) == value, option
+
+
+@pytest.mark.parametrize("name", mpicomp.ALGORITHMS)
+def test_a_page_of_its_own_describes_each_method_with_its_options_and_defaults(name: str) -> None:
+    page = DOCS / f"{name}.md"
+    described = [row[:2] for row in rows(page)]
+    for field in dataclasses.fields(mpicomp.ALGORITHMS[name]):  # type: ignore[arg-type]
+        assert [f"`{field.name}`", f"`{field.default!r}`"] in described, field.name
+
+
+@pytest.mark.parametrize("document", [README, CHOOSING], ids=lambda path: path.name)
+def test_all_methods_are_in_the_tables(document: Path) -> None:
+    cells = [row[0] for row in rows(document)]
+    for name in mpicomp.ALGORITHMS:
+        assert any(cell.startswith(f"[`{name}`](") for cell in cells), name
+
+
+def test_all_topologies_are_named() -> None:
+    cells = [row[0] for row in rows(CHOOSING)]
+    for name in (*collectives.TOPOLOGIES, "auto", "mpi"):
+        assert f"`{name}`" in cells
+        assert f"`{name}`" in README.read_text()
+
+
+def test_all_commands_are_in_the_readme() -> None:
+    for name in cli.COMMANDS:
+        assert f"mpicomp {name}" in README.read_text()
+
+
+def test_thresholds_are_those_of_the_code() -> None:
+    text = CHOOSING.read_text()
+    assert f"MPI's own all-reduce below {communicator.OWN_DENSE_BYTES >> 20} MiB" in text
+    assert f"while the payload is below {communicator.LATENCY_BYTES >> 10} KiB" in text
+
+
+def literals() -> list[str]:
+    """All texts in the sources, with a blank where a value is filled in."""
+    found = []
+    for package in ("collectives", "mpicomp", "apps"):
+        for path in (PROJECT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.JoinedStr):
+                    parts = [part.value if isinstance(part, ast.Constant) else " " for part in node.values]
+                    found.append("".join(map(str, parts)))
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found.append(node.value)
+    return found
+
+
+def test_error_messages_are_those_of_the_code() -> None:
+    texts = literals()
+    ours = ERRORS.read_text().partition("## Of launchers")[0]
+    tables = "\n".join(line.split("|")[1] for line in ours.splitlines() if line.startswith("|"))
+    messages = inline_code(tables)
+    assert len(messages) > 30
+    for message in messages:
+        if message.isidentifier():
+            assert hasattr(collectives, message), message
+        else:
+            pattern = re.compile(".*".join(re.escape(part.strip()) for part in message.split("...")), re.DOTALL)
+            assert any(pattern.search(text) for text in texts), message
+
+
+def test_every_error_of_collectives_is_described() -> None:
+    text = ERRORS.read_text()
+    for name in collectives.__all__:
+        kind = getattr(collectives, name)
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            assert f"`{name}`" in text
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("document", "command"),
+    [
+        (CHOOSING, ("mpicomp.cli", "bench", "--count", "100", "--repeats", "1")),
+        (TRAINING, ("apps.train", "--epochs", "1", "--hidden", "4")),
+    ],
+    ids=["bench", "train"],
+)
+def test_every_field_of_the_json_lines_is_described(document: Path, command: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    done = subprocess.run(
+        [sys.executable, "-m", *command, "--json", str(path)],
+        cwd=PROJECT, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    fields = {field for line in path.read_text().splitlines() for field in json.loads(line)}
+    assert fields <= set(inline_code(prose(document)))
