@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -67,7 +68,7 @@ _DEFAULTS = ("--dataset", "digits", "--epochs", "20", "--topology", "ring")
 
 
 def _table(results: Sequence[tuple[str, list[dict[str, Any]]]]) -> Table:
-    table = Table(title="test accuracy and what it cost to communicate")
+    table = Table(title="test accuracy and what it cost to communicate", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("method", "accuracy", "bits/element", "MB/rank", "communicating", "training"):
         table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
     for title, records in results:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from apps.data import DATASETS
 from apps.models import MODELS
 from apps.schedule import DECAYS
+from mpicomp.cli import assignment
 
 DEFAULT_LR = {"sgd": 0.1, "momentum": 0.03, "adam": 0.001}
 
@@ -45,12 +45,21 @@ def identity(options: argparse.Namespace) -> dict[str, Any]:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in own.items()}
 
 
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults, but for those that the text names or that read as nothing."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, False) or isinstance(action.default, list | tuple):
+            return action.help
+        return super()._get_help_string(action)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m apps.train",
         description="Train an image classifier on all ranks of an MPI job that communicates by a method of mpicomp.",
         epilog="mpirun -n 4 python -m apps.train --algorithm marsit --topology ring --epochs 5 --json run.json",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=_Help,
     )
     data = parser.add_argument_group("data and model")
     data.add_argument("--dataset", choices=DATASETS, default="digits", help="digits is embedded; idx needs --data")
@@ -73,7 +82,10 @@ def _parser() -> argparse.ArgumentParser:
     communication = parser.add_argument_group("communication")
     communication.add_argument("--algorithm", default="marsit", help="method by its command-line name")
     communication.add_argument(
-        "--full-precision-every", type=_period, metavar="K", help="full-precision round every K; none: never"
+        "--full-precision-every",
+        type=_period,
+        metavar="K",
+        help="full-precision round every K; none: never; default: the method's own",
     )
     communication.add_argument("--residual", choices=("own", "paper"), help="Marsit's residual rule")
     communication.add_argument(
@@ -90,7 +102,11 @@ def _parser() -> argparse.ArgumentParser:
     output.add_argument("--json", type=Path, metavar="FILE", help="write one JSON line per epoch and one at the end")
     output.add_argument("--checkpoint", type=Path, metavar="DIR", help="folder that all ranks see")
     output.add_argument(
-        "--checkpoint-every", type=_interval, default=(1, "epochs"), metavar="N", help="epochs; or steps: 500steps"
+        "--checkpoint-every",
+        type=_interval,
+        default=(1, "epochs"),
+        metavar="N",
+        help="epochs (1, if not given); or steps: 500steps",
     )
     output.add_argument("--resume", action="store_true", help="continue from the newest checkpoint, if there is one")
     return parser
@@ -126,10 +142,7 @@ def _interval(text: str) -> tuple[int, str]:
 
 
 def _assignment(text: str) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
-    if not equals or not key.isidentifier():
-        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
     try:
-        return key, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return key, value
+        return assignment(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

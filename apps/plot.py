@@ -16,14 +16,18 @@ from typing import Any
 import matplotlib as mpl
 
 mpl.use("Agg")
+import numpy as np
 from matplotlib import pyplot as plt
-from matplotlib.ticker import MaxNLocator
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 _AXES = (
     ("epoch", 1.0, "epochs", False),
     ("bytes_so_far_per_rank", 1e-6, "MB sent per rank", True),
     ("seconds_so_far", 1.0, "training seconds", False),
 )
+_TICKS = (0, 20, 50, 70, 80, 90, 95, 98, 99, 100)
+_MOST_MARKED_EPOCHS = 40
 
 
 def read_run(path: Path) -> list[dict[str, Any]]:
@@ -72,23 +76,40 @@ def plot(runs: Sequence[tuple[str, list[dict[str, Any]]]], out: Path) -> None:
             axis.plot(
                 [record[field] * factor for record in epochs],
                 [100 * record["accuracy"] for record in epochs],
-                marker="osv^D"[number % 5],
-                markersize=4,
+                marker="osv^D"[number % 5] if len(epochs) <= _MOST_MARKED_EPOCHS else None,
+                markersize=3.5,
+                linewidth=1.2,
                 label=name,
             )
         axis.set_xlabel(title)
         axis.grid(alpha=0.3)
         if logarithmic and all(record[field] > 0 for _, records in runs for record in records if field in record):
             axis.set_xscale("log")
+            axis.xaxis.set_major_formatter("{x:g}")
+    _stretch(axes[0])
     axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0].set_ylabel("test accuracy, %")
-    axes[-1].legend(loc="lower right")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(runs), frameon=False)
     first = runs[0][1][0]
     figure.suptitle(
         f"{first['dataset']}, {first['model']}, {first['ranks']} ranks, {first['optimizer']} {first['lr']:g}"
     )
     figure.savefig(out, dpi=130)
     plt.close(figure)
+
+
+def _stretch(axis: Axes) -> None:
+    """Scale accuracy by the logarithm of the error: tenths of a per cent near 100 show, as does a run that fails."""
+    axis.set_yscale(
+        "function",
+        functions=(
+            lambda percent: -np.log(np.maximum(100.5 - percent, 0.01)),
+            lambda stretched: 100.5 - np.exp(-stretched),
+        ),
+    )
+    axis.yaxis.set_major_locator(FixedLocator(_TICKS))
+    axis.yaxis.set_minor_locator(NullLocator())
+    axis.yaxis.set_major_formatter("{x:g}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal, NoReturn
@@ -115,6 +116,12 @@ class Communicator:
             self._agreement.free()
             self.mpi_comm.Free()
             self._broken = "it was closed"
+
+    @property
+    def route(self) -> str:
+        """How messages go, in words: what ranks must agree on."""
+        pieces = f" in pieces of {self.piece_bytes} bytes" if self.piece_bytes else ""
+        return f"{self.topology}{pieces}"
 
     # Choosing and preparing ------------------------------------------------------------------------------------------
 
@@ -290,7 +297,9 @@ class Communicator:
         16-bit dtype `values` may also be a float32 copy, which is overwritten.
         """
         if self._uses_mpi(values.nbytes):
+            start = time.perf_counter()
             self._dense_mpi(values, dtype, mean, out, traffic)
+            traffic.seconds_total += time.perf_counter() - start
             return
         self._run(self._dense_run(values, dtype, mean, out, traffic, self._next_tag()))
 
@@ -355,7 +364,7 @@ class Communicator:
         key = (f"{name}({op})", source.dtype, source.shape)
         found = self._calls.get(key)
         if found is None:
-            text = f"{name}({op}) of {source.dtype}{list(source.shape)} by {self.topology}, wire format {VERSION}"
+            text = f"{name}({op}) of {source.dtype}{list(source.shape)} by {self.route}, wire format {VERSION}"
             found = self._calls[key] = fingerprint(text), lambda: text
         return found
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 # Each module has add_arguments(parser) and run(args) -> exit status.
 COMMANDS = {
@@ -40,6 +42,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     status: int = args.run(args)
     return status
+
+
+def assignment(text: str) -> tuple[str, Any]:
+    """One option of a method: ``"clip=inf"`` gives ``("clip", inf)``; words stay text, dashes in keys may be used.
+
+    Raises
+    ------
+    ValueError
+        There is no key.
+    """
+    key, equals, value = text.partition("=")
+    key = key.replace("-", "_")
+    if not equals or not key.isidentifier():
+        raise ValueError(f"--option {text}: write it as key=value, such as full_precision_every=None")
+    for read in (ast.literal_eval, float):
+        try:
+            found = read(value)
+        except (ValueError, SyntaxError):
+            continue
+        if found is None or isinstance(found, bool | int | float):
+            return key, found
+    return key, value
 
 
 if __name__ == "__main__":

@@ -79,12 +79,18 @@ class VectorAggregator(ABC):
     Parameters
     ----------
     algorithm : Algorithm
-    comm, n, dtype, vector_id
+    comm, n, dtype, vector_id, segments
         As in `Algorithm.start`.
     """
 
     def __init__(
-        self, algorithm: Algorithm, comm: Communicator, n: int, dtype: DTypeLike | str, vector_id: int
+        self,
+        algorithm: Algorithm,
+        comm: Communicator,
+        n: int,
+        dtype: DTypeLike | str,
+        vector_id: int,
+        segments: Sequence[int] | None = None,
     ) -> None:
         self.algorithm, self.comm, self.n, self.vector_id = algorithm, comm, n, vector_id
         self.dtype = dtype if isinstance(dtype, str) else np.dtype(dtype).name
@@ -99,7 +105,8 @@ class VectorAggregator(ABC):
         self._result_dtype: np.dtype[Any] = np.dtype(np.uint16 if self.dtype == "bfloat16" else self.dtype)
         self._wide = np.empty(n, np.float32) if self.dtype in ("float16", "bfloat16") else None
         self._tag = comm.fixed_tag()
-        self._text = f"aggregate of {self.dtype}[{n}] number {vector_id} by {algorithm} over {comm.topology}, "
+        parts = "" if segments is None else f" in {len(segments)} segments {_listed(segments)}"
+        self._text = f"aggregate of {self.dtype}[{n}]{parts} number {vector_id} by {algorithm} over {comm.route}, "
         self._text += f"wire format {VERSION}, tag {self._tag}"
         self._mark = fingerprint(self._text)
 
@@ -173,3 +180,10 @@ class VectorAggregator(ABC):
                 f"this state of {state.get('n', '?')} elements with {sorted(state)} is not one of {self.algorithm} "
                 f"for {self.n} elements, which has {sorted(keys)}"
             )
+
+
+def _listed(segments: Sequence[int]) -> str:
+    """The lengths, or what stands for them where they would fill a page."""
+    if len(segments) <= 8:
+        return str(list(segments))
+    return f"[{segments[0]}, {segments[1]}, ... #{fingerprint(str(list(segments))):x}]"

@@ -157,7 +157,7 @@ class MarsitAggregator(VectorAggregator):
         vector_id: int,
         segments: Sequence[int] | None,
     ) -> None:
-        super().__init__(options, comm, n, dtype, vector_id)
+        super().__init__(options, comm, n, dtype, vector_id, segments)
         self.options = options
         self._lengths, padded = padded_lengths(segments, n)
         kind = self._compute.type
@@ -188,9 +188,8 @@ class MarsitAggregator(VectorAggregator):
         self._clipped = 0
         count = self._lengths.size
         self._steps, self._minus_steps, self._limits = (np.zeros(count, self._compute) for _ in range(3))
-        if options.global_step != "auto":
-            if not self._scale(np.full(count, float(options.global_step)), 1.0):
-                raise ValueError(f"global_step={options.global_step} is beyond what {self._compute} holds")
+        if options.global_step != "auto" and not self._scale(np.full(count, float(options.global_step)), 1.0):
+            raise ValueError(f"global_step={options.global_step} is beyond what {self._compute} holds")
         self._words = UNSIGNED[self._result_dtype.itemsize]
         if self._wide is None:
             self._positive, self._negative = self._steps.view(self._words), self._minus_steps.view(self._words)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import mpicomp
 from mpicomp.algorithms import ALGORITHMS, Algorithm
+from mpicomp.cli import assignment
 
 ALLREDUCE = "allreduce"  # not a method: Communicator.allreduce itself, a dense sum
 BASELINES = ("mpi", "dense", "none")
@@ -129,28 +129,6 @@ def _number(text: str, whole: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"--count {whole}: {text!r} is not a number; write 1000, 25e6, 1e3,1e6 or 1e3:1e6:10")
     return value
-
-
-def assignment(text: str) -> tuple[str, Any]:
-    """``"key=value"`` as key and value; what is no number, ``True``, ``False`` or ``None`` is a string.
-
-    Raises
-    ------
-    ValueError
-        There is no key.
-    """
-    key, equals, value = text.partition("=")
-    key = key.replace("-", "_")
-    if not equals or not key.isidentifier():
-        raise ValueError(f"--option {text}: write it as key=value, such as full_precision_every=None")
-    for read in (ast.literal_eval, float):
-        try:
-            found = read(value)
-        except (ValueError, SyntaxError):
-            continue
-        if found is None or isinstance(found, bool | int | float):
-            return key, found
-    return key, value
 
 
 def _integer(option: str, text: str, least: int) -> int:

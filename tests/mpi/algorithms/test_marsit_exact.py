@@ -11,7 +11,7 @@ import pytest
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from collectives import Communicator, Ring
+from collectives import Communicator, Ring, Torus
 from collectives.plan import Topology
 from mpicomp import Marsit
 from mpicomp.algorithms import onebit
@@ -20,7 +20,7 @@ from tests.mpi.collectives.conftest import TIMEOUT_S
 from tests.mpi.collectives.lanes import same_everywhere, topologies
 
 N = 9 * 4096 + 11
-STEPS = 5
+STEPS = 4
 ONE_BLOCK = 512  # bytes of the shortest piece
 
 OPTIONS = {
@@ -69,10 +69,15 @@ def assert_equal_to_one_process(
             assert not problem, problem
 
 
-@pytest.mark.parametrize("kind", OPTIONS)
+@pytest.mark.parametrize("kind", ["own", "paper"])
 def test_results_and_residuals_are_those_of_one_process(mpi_comm: MPI.Intracomm, kind: str) -> None:
     for topology in topologies(mpi_comm.size):
         assert_equal_to_one_process(mpi_comm, topology, OPTIONS[kind])
+
+
+@pytest.mark.parametrize("kind", ["own, gamma follows", "paper, never dense", "stateless"])
+def test_all_options_are_those_of_one_process(mpi_comm: MPI.Intracomm, kind: str) -> None:
+    assert_equal_to_one_process(mpi_comm, Torus(), OPTIONS[kind])
 
 
 @pytest.mark.parametrize("kind", ["own, gamma follows", "paper, never dense", "stateless"])
@@ -95,7 +100,7 @@ def test_segments_have_steps_of_their_own(mpi_comm: MPI.Intracomm, kind: str) ->
 def results(mpi_comm: MPI.Intracomm, topology: Topology, kind: str, piece_bytes: int | None) -> list[bytes]:
     with Communicator(mpi_comm, topology, TIMEOUT_S, piece_bytes=piece_bytes) as comm:
         aggregator = OPTIONS[kind].start(comm, N)
-        found = [aggregator.aggregate(updates(comm.size, step)[comm.rank]).tobytes() for step in range(4)]
+        found = [aggregator.aggregate(updates(comm.size, step)[comm.rank]).tobytes() for step in range(3)]
         return [*found, aggregator.state_dict()["residual"].tobytes()]
 
 
@@ -104,14 +109,13 @@ def test_neither_pieces_nor_slots_nor_arrival_order_change_a_bit(
     mpi_comm: MPI.Intracomm, kind: str, jitter: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = {topology: results(mpi_comm, topology, kind, None) for topology in topologies(mpi_comm.size)}
-    for piece_bytes, slots in ((2 * ONE_BLOCK + 7, 9), (ONE_BLOCK, 1)):
-        monkeypatch.setattr(onebit, "MOST_SLOTS", slots)
-        for topology, first in expected.items():
-            assert results(mpi_comm, topology, kind, piece_bytes) == first, (topology, piece_bytes, slots)
-        jitter(mpi_comm.rank)  # from the second round on
+    monkeypatch.setattr(onebit, "MOST_SLOTS", 1)
+    jitter(mpi_comm.rank)
+    for topology, first in expected.items():
+        assert results(mpi_comm, topology, kind, ONE_BLOCK) == first, topology
 
 
-@pytest.mark.parametrize("topology", ["auto", "ring", "torus", "double-tree", "halving-doubling"])
+@pytest.mark.parametrize("topology", ["auto", "ring"])
 def test_replicas_are_the_same_to_the_bit_after_200_steps(mpi_comm: MPI.Intracomm, topology: str) -> None:
     n = 9000
     with Communicator(mpi_comm, topology, TIMEOUT_S) as comm:

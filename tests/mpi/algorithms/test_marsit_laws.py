@@ -32,7 +32,7 @@ def mean(comm: Communicator, x: NDArray[Any]) -> NDArray[np.float64]:
     return total / comm.size
 
 
-@pytest.mark.parametrize("topology", ["auto", "ring", "torus"])
+@pytest.mark.parametrize("topology", ["auto", "ring"])
 @pytest.mark.parametrize("every", [1, 3, None])
 def test_paper_results_and_mean_residual_add_up_to_the_mean_updates(
     mpi_comm: MPI.Intracomm, topology: str, every: int | None
@@ -52,7 +52,7 @@ def test_paper_results_and_mean_residual_add_up_to_the_mean_updates(
             assert not c.any()
 
 
-@pytest.mark.parametrize("topology", ["auto", "ring", "torus"])
+@pytest.mark.parametrize("topology", ["auto", "ring"])
 @pytest.mark.parametrize("clip", [0.25, math.inf])
 def test_own_votes_residual_and_what_was_clipped_add_up_to_the_updates(
     mpi_comm: MPI.Intracomm, topology: str, clip: float
@@ -116,23 +116,24 @@ METHODS = {
 
 
 @pytest.mark.parametrize("topology", ["auto", "ring"])
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("kind", METHODS)
 def test_a_number_that_is_none_is_told_everywhere_with_its_rank(
-    mpi_comm: MPI.Intracomm, topology: str, kind: str, bad: float
+    mpi_comm: MPI.Intracomm, topology: str, kind: str
 ) -> None:
     with Communicator(mpi_comm, topology, TIMEOUT_S) as comm:
         culprits = sorted({comm.size // 2, comm.size - 1})
-        aggregator = METHODS[kind].start(comm, N)
-        aggregator.aggregate(update(comm.rank, 0))
-        u = update(comm.rank, 1)
-        if comm.rank in culprits:
-            u[N - 1 - comm.rank] = bad
         named = "rank" + "s" * (len(culprits) > 1) + " " + ", ".join(map(str, culprits))
-        with pytest.raises(NonFiniteGradient, match=f"NaN or infinity in vector 0, step 1, from {named};") as caught:
-            aggregator.aggregate(u)
-        assert caught.value.ranks == tuple(culprits)
-        assert comm.allreduce(np.ones(1))[0] == comm.size, "the communicator stays usable"
+        for vector_id, bad in enumerate((math.nan, math.inf, -math.inf)):
+            aggregator = METHODS[kind].start(comm, N, vector_id=vector_id)
+            aggregator.aggregate(update(comm.rank, 0))
+            u = update(comm.rank, 1)
+            if comm.rank in culprits:
+                u[N - 1 - comm.rank] = bad
+            where = f"vector {vector_id}, step 1, from {named};"
+            with pytest.raises(NonFiniteGradient, match=f"NaN or infinity in {where}") as caught:
+                aggregator.aggregate(u)
+            assert caught.value.ranks == tuple(culprits)
+            assert comm.allreduce(np.ones(1))[0] == comm.size, "the communicator stays usable"
 
 
 def test_a_spoiled_residual_is_refused_until_it_is_restored(mpi_comm: MPI.Intracomm) -> None:
