@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from numbers import Integral, Real
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -75,7 +76,7 @@ class Marsit:
     gamma : float or "auto"
         Of the automatic step. "auto" starts at 4 and follows the fraction of residual elements that are clipped.
     nonfinite : "raise" or "skip"
-        NaN or infinity on any rank: an error on every rank, after which the residual must be restored or reset; or,
+        NaN or infinity on any rank: an error on every rank, after which a residual must be restored or reset; or,
         for one more pass over the vector, a result of zeros and untouched residuals.
     seed : int
         Of the random words; equal on all ranks.
@@ -94,13 +95,15 @@ class Marsit:
 
     def __post_init__(self) -> None:
         every = self.full_precision_every
-        if every is not None and not (isinstance(every, int) and every >= 1):
+        if every is not None and not (isinstance(every, Integral) and every >= 1):
             raise ValueError(f"full_precision_every must be None or an integer of at least 1, not {every!r}")
         for name, value in (("global_step", self.global_step), ("gamma", self.gamma)):
-            if value != "auto" and not (isinstance(value, int | float) and 0 < value < math.inf):
+            if value != "auto" and not (isinstance(value, Real) and 0 < value < math.inf):
                 raise ValueError(f"{name} must be 'auto' or a positive number, not {value!r}")
-        if not self.clip > 0:
+        if not (isinstance(self.clip, Real) and self.clip > 0):
             raise ValueError(f"clip must be positive, not {self.clip!r}")
+        if not isinstance(self.seed, Integral):
+            raise ValueError(f"seed must be an integer, not {self.seed!r}")
         for name, option, choices in (
             ("residual", self.residual, ("own", "paper")),
             ("nonfinite", self.nonfinite, ("raise", "skip")),
@@ -281,7 +284,7 @@ class MarsitAggregator(VectorAggregator):
         reports.collect(traffic)
         clipped = follow(reports.everyones, self._counts, AVERAGE, self._magnitudes)
         if math.isnan(clipped):
-            self._spoiled = True
+            self._spoiled = self.residual is not None
             bad = tuple(int(rank) for rank in np.flatnonzero(~np.isfinite(reports.everyones).all(axis=1)))
             raise nonfinite.error(self.comm, bad, f"vector {self.vector_id}, step {self.step}")
         self.clipped_fraction = clipped / self._elements

@@ -50,7 +50,17 @@ def test_raises_and_names_rank_vector_and_step(options: Marsit, bad: float, dtyp
             assert caught.value.ranks == (0,)
 
 
-@every_marsit
+@pytest.mark.parametrize("name", ["no residual", "stateless"])
+def test_without_a_residual_it_goes_on_after_raising(name: str, comm: Communicator) -> None:
+    tried = MARSITS[name].start(comm, N)
+    u = updates(1)[0]
+    first = tried.aggregate(u)
+    with pytest.raises(NonFiniteGradient):
+        tried.aggregate(spoiled(u, np.nan))
+    np.testing.assert_array_equal(tried.aggregate(u), first)
+
+
+@pytest.mark.parametrize("options", [one for one in MARSITS.values() if one.compensation], ids=str)
 def test_after_raising_it_refuses_until_it_is_restored(options: Marsit, comm: Communicator) -> None:
     tried, untried = options.start(comm, N), options.start(comm, N)
     given = updates(6)
