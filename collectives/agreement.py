@@ -13,7 +13,8 @@ from typing import NoReturn
 import numpy as np
 from mpi4py import MPI
 
-from collectives.errors import CollectiveMismatch
+from collectives.errors import CollectiveMismatch, CollectiveTimeout
+from collectives.roll_call import RollCall
 from collectives.traffic import Traffic
 from collectives.waiting import wait
 
@@ -37,6 +38,7 @@ class Agreement:
 
     def __init__(self, comm: MPI.Comm, timeout_s: float) -> None:
         self._comm, self._timeout_s = comm, timeout_s
+        self._roll_call = RollCall(comm, timeout_s)
         self._calls = 0
         self._describe: Callable[[], str] | None = None  # of the check under way
         self._mine, self._least = np.zeros(2, np.int64), np.zeros(2, np.int64)
@@ -98,7 +100,12 @@ class Agreement:
         if describe is None:
             return
         assert self._request is not None
-        wait(self._request, self._timeout_s, lambda: self.waiting(describe()))
+        roll_call = self._roll_call
+        try:
+            wait(self._request, self._timeout_s, lambda: self.waiting(describe()), roll_call.begun)
+        except CollectiveTimeout as error:
+            missing = roll_call.silent()
+            raise CollectiveTimeout(f"{error}; no answer from {_named(missing)}") from None
         self.agreed()
 
     def check(self, mark: int, describe: Callable[[], str], traffic: Traffic | None = None) -> None:
@@ -117,15 +124,15 @@ class Agreement:
         """Who waits for what."""
         comm = self._comm
         return (
-            f"rank {comm.rank} of {comm.size}: not all ranks have come to call {self._calls}, {call}; "
-            "look for a rank that stopped or took another branch"
+            f"rank {comm.rank} of {comm.size}: not all ranks have come to call {self._calls}, {call} "
+            "(look for one that stopped or took another branch)"
         )
 
     def _raise(self, mine: str) -> NoReturn:
         calls: dict[str, list[int]] = {}
         for rank, call in enumerate(gather_texts(self._comm, mine, self._timeout_s)):
             calls.setdefault(call, []).append(rank)
-        listed = "; ".join(f"rank{'s'[: len(ranks) > 1]} {_runs(ranks)}: {call}" for call, ranks in calls.items())
+        listed = "; ".join(f"{_named(ranks)}: {call}" for call, ranks in calls.items())
         if len(calls) == 1:
             listed += " (the same call, but after a different number of collectives)"
         raise CollectiveMismatch(
@@ -149,12 +156,13 @@ def gather_texts(comm: MPI.Comm, text: str, timeout_s: float) -> list[str]:
     return [bytes(everything[end - length : end]).decode() for end, length in zip(ends, lengths, strict=True)]
 
 
-def _runs(ranks: list[int]) -> str:
-    """0, 1, 2, 5 as "0-2, 5"."""
+def _named(ranks: list[int]) -> str:
+    """0, 1, 2, 5 as "ranks 0-2, 5"."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
+    listed = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
+    return f"rank{'s'[: len(ranks) > 1]} {listed}"

@@ -32,12 +32,16 @@ class Patience:
         Seconds without progress after which `idle` raises.
     describe : callable
         Says who waits for what, as in ``"rank 3 of 8, step 5: nothing from rank 2"``.
+    hopeless : callable, optional
+        Asked between two sleeps: whether to raise before the timeout.
     """
 
-    __slots__ = ("_describe", "_spins", "_timeout_s", "_warned", "since", "waited_s")
+    __slots__ = ("_describe", "_hopeless", "_spins", "_timeout_s", "_warned", "since", "waited_s")
 
-    def __init__(self, timeout_s: float, describe: Callable[[], str]) -> None:
-        self._timeout_s, self._describe = timeout_s, describe
+    def __init__(
+        self, timeout_s: float, describe: Callable[[], str], hopeless: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._timeout_s, self._describe, self._hopeless = timeout_s, describe, hopeless
         self._spins, self._warned = 0, False
         self.since = 0.0  # when nothing began to move; 0: something did
         self.waited_s = 0.0
@@ -68,15 +72,17 @@ class Patience:
         if stalled_s < YIELD_S:
             return
         time.sleep(SLEEP_S)
-        if stalled_s > self._timeout_s:
+        if stalled_s > self._timeout_s or self._hopeless():
             raise CollectiveTimeout(f"{self._describe()} after {stalled_s:.3g} s")
         if not self._warned and stalled_s > WARN_PART * self._timeout_s:
             self._warned = True
             _log.warning("%s for %.3g s; giving up after %g s", self._describe(), stalled_s, self._timeout_s)
 
 
-def wait(request: MPI.Request, timeout_s: float, describe: Callable[[], str]) -> None:
-    """Poll one request until it is done.
+def wait(
+    request: MPI.Request, timeout_s: float, describe: Callable[[], str], hopeless: Callable[[], bool] = lambda: False
+) -> None:
+    """Poll one request until it is done. The parameters are those of `Patience`.
 
     Raises
     ------
@@ -86,7 +92,7 @@ def wait(request: MPI.Request, timeout_s: float, describe: Callable[[], str]) ->
         for _ in range(SPINS):
             if request.Test():
                 return
-        patience = Patience(timeout_s, describe)
+        patience = Patience(timeout_s, describe, hopeless)
         while not request.Test():
             patience.idle()
     except MPI.Exception as error:
