@@ -30,9 +30,9 @@ def together(comm: Communicator) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:
         message = f"rank {comm.rank} of {comm.size}: {error}"
-    messages = [text for text in gather_texts(comm.mpi_comm, message, comm.timeout) if text]
-    if messages:
-        raise JobError(messages[0])
+    if any_rank(comm, bool(message)):
+        messages = gather_texts(comm.mpi_comm, message, comm.timeout)
+        raise JobError(next(text for text in messages if text))
 
 
 def any_rank(comm: Communicator, flag: bool) -> bool:

@@ -35,6 +35,8 @@ from mpicomp.algorithms import Algorithm
 
 _FAREWELL_S = 10.0
 """Seconds that a failing job waits for its last rank."""
+_STAGGER_S = 0.2
+"""Seconds between two ranks that tell an error of their own."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except (JobError, CollectiveMismatch) as error:
             return _fail(comm.mpi_comm, str(error))
         except CollectiveError as error:
+            # Ranks left behind by another give up at about the same time: the first to say so ends the others.
+            time.sleep(min(_STAGGER_S * comm.rank, _FAREWELL_S))
             print(f"error: {error}", file=sys.stderr, flush=True)
             comm.mpi_comm.Abort(1)
     return 0

@@ -105,7 +105,8 @@ class Agreement:
             wait(self._request, self._timeout_s, lambda: self.waiting(describe()), roll_call.begun)
         except CollectiveTimeout as error:
             missing = roll_call.silent()
-            raise CollectiveTimeout(f"{error}; no answer from {_named(missing)}") from None
+            answers = f"no answer from {_named(missing)}" if missing else "all ranks answer"
+            raise CollectiveTimeout(f"{error}; {answers}") from None
         self.agreed()
 
     def check(self, mark: int, describe: Callable[[], str], traffic: Traffic | None = None) -> None:
@@ -143,15 +144,15 @@ class Agreement:
 
 def gather_texts(comm: MPI.Comm, text: str, timeout_s: float) -> list[str]:
     """Every rank's text, in rank order, on every rank."""
+
+    def waiting() -> str:
+        return f"rank {comm.rank} of {comm.size}: not all ranks say what went wrong (look for one that stopped)"
+
     mine = np.frombuffer(text.encode(), np.uint8)
     lengths = np.zeros(comm.size, np.int64)
-    wait(
-        comm.Iallgather(np.array([mine.size], np.int64), lengths),
-        timeout_s,
-        lambda: f"rank {comm.rank}: comparing calls",
-    )
+    wait(comm.Iallgather(np.array([mine.size], np.int64), lengths), timeout_s, waiting)
     everything = np.empty(int(lengths.sum()), np.uint8)
-    wait(comm.Iallgatherv(mine, [everything, lengths]), timeout_s, lambda: f"rank {comm.rank}: comparing calls")
+    wait(comm.Iallgatherv(mine, [everything, lengths]), timeout_s, waiting)
     ends = np.cumsum(lengths)
     return [bytes(everything[end - length : end]).decode() for end, length in zip(ends, lengths, strict=True)]
 

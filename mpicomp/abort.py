@@ -12,9 +12,9 @@ from mpi4py import MPI
 def install_abort_hook() -> None:
     """After an uncaught exception: print its traceback with the rank, then MPI_Abort.
 
-    Call it once, early in the program. It wraps the hooks that are installed, for the main thread and others;
-    KeyboardInterrupt and SystemExit with a code of 0 do not abort. A program started with ``python -m mpi4py`` has the
-    same behaviour.
+    Call it once, early in the program. It wraps the hooks that are installed, for the main thread and others.
+    KeyboardInterrupt aborts too, SystemExit never: a program that ends by ``sys.exit`` does so on all ranks. A program
+    started with ``python -m mpi4py`` has a similar behaviour.
     """
     previous, previous_thread = sys.excepthook, threading.excepthook
 

@@ -6,11 +6,12 @@ Vectors are read in two halves at once: one stream of reads does not fill the me
 from __future__ import annotations
 
 import numpy as np
-from numba import float64, int64, njit, uint64
+from numba import float64, int32, njit, uint64
 
 from mpicomp.kernels.simd import (
     LANES,
     absolute,
+    count,
     fence,
     fold,
     load,
@@ -26,7 +27,6 @@ from mpicomp.kernels.simd import (
 BLOCK = 4096  # elements whose magnitudes are summed before they meet the others: fixed, so that sums repeat
 BLOCK_WORDS = BLOCK // 64
 ODD_LANES = np.uint64(0xAAAAAAAAAAAAAAAA)
-ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 @njit(nogil=True, inline="always")
@@ -40,9 +40,11 @@ def _threshold(zero, tiny, odd_positive, residual):  # type: ignore[no-untyped-d
 
 
 @njit(nogil=True, inline="always")
-def _encode_word(u, residual, bits, j, threshold, step, limit, previous, magnitude):  # type: ignore[no-untyped-def]
-    """One word: its sign bits stored, residual updated; returns the magnitudes added so far and the clipped lanes."""
-    word, clipped, before = uint64(0), uint64(0), uint64(0)
+def _encode_word(  # type: ignore[no-untyped-def]
+    u, residual, bits, j, threshold, step, limit, previous, magnitude, kept
+):
+    """One word: its sign bits stored, residual updated; returns the magnitudes, and lanes not clipped, so far."""
+    word, before = uint64(0), uint64(0)
     if previous is not None:
         before = bits[j]
     for k in range(4):
@@ -59,22 +61,14 @@ def _encode_word(u, residual, bits, j, threshold, step, limit, previous, magnitu
         if residual is not None:
             if previous is None:
                 x = x - select(positive, splat(step), splat(-step))
-                above, below = x > splat(limit), x < splat(-limit)
-                clipped |= to_bits(above | below) << shift
-                x = select(above, splat(limit), select(below, splat(-limit), x))
+                # one comparison and one choice at a time: these are the processor's minimum and maximum
+                bounded = select(x > splat(limit), splat(limit), x)
+                bounded = select(bounded < splat(-limit), splat(-limit), bounded)
+                kept = count(kept, bounded == x)
+                x = bounded
             store(residual, i, x)
     bits[j] = word
-    return magnitude, clipped
-
-
-@njit(nogil=True, inline="always")
-def _count(word):  # type: ignore[no-untyped-def]
-    """Set bits of a word."""
-    word = word - ((word >> uint64(1)) & uint64(0x5555555555555555))
-    word = (word & uint64(0x3333333333333333)) + ((word >> uint64(2)) & uint64(0x3333333333333333))
-    return int64(
-        (((word + (word >> uint64(4))) & uint64(0x0F0F0F0F0F0F0F0F)) * uint64(0x0101010101010101)) >> uint64(56)
-    )
+    return magnitude, kept
 
 
 @njit(nogil=True, inline="always")
@@ -136,22 +130,23 @@ def encode(u, residual, bits, step, limit, previous, odd_positive, zero, tiny, s
     nothing = widen(splat(zero))
     words = u.size // 64
     half = words // BLOCK_WORDS // 2
-    clipped = 0
+    clips = residual is not None and previous is None
+    clipped = 64 * words if clips else 0
+    none = splat(int32(0))
     for b in range(half):
-        first, second = nothing, nothing
+        first, second, kept = nothing, nothing, none
         for j in range(BLOCK_WORDS * b, BLOCK_WORDS * (b + 1)):
-            first, over = _encode_word(u, residual, bits, j, threshold, step, limit, previous, first)
             far = j + BLOCK_WORDS * half
-            second, over_far = _encode_word(u, residual, bits, far, threshold, step, limit, previous, second)
-            if residual is not None and previous is None:
-                clipped += _count(over) + _count(over_far)
+            first, kept = _encode_word(u, residual, bits, j, threshold, step, limit, previous, first, kept)
+            second, kept = _encode_word(u, residual, bits, far, threshold, step, limit, previous, second, kept)
         sums[b], sums[b + half] = fold(first), fold(second)
+        clipped -= fold(kept)
     for b in range(2 * half, sums.size):
-        total = nothing
+        total, kept = nothing, none
         for j in range(BLOCK_WORDS * b, min(BLOCK_WORDS * (b + 1), words)):
-            total, over = _encode_word(u, residual, bits, j, threshold, step, limit, previous, total)
-            clipped += _count(over)
+            total, kept = _encode_word(u, residual, bits, j, threshold, step, limit, previous, total, kept)
         sums[b] = fold(total)
+        clipped -= fold(kept)
     if words < bits.size:
         magnitude, over_tail = _encode_tail(u, residual, bits, 64 * words, tiny, odd_positive, step, limit, previous)
         sums[sums.size - 1] = magnitude + (sums[sums.size - 1] if words % BLOCK_WORDS else float64(0))

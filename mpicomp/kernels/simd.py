@@ -210,6 +210,16 @@ def to_bits(typingctx: Any, mask: Any) -> Any:
 
 
 @intrinsic
+def count(typingctx: Any, counts: Any, mask: Any) -> Any:
+    """Integers plus 1 in the lanes where the mask is set."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.sub(args[0], builder.sext(args[1], counts.llvm))
+
+    return counts(counts, mask), codegen
+
+
+@intrinsic
 def to_mask(typingctx: Any, word: Any, shift: Any) -> Any:
     """Bits shift .. shift + 15 of a uint64 as a mask."""
 
@@ -249,12 +259,13 @@ def fold(typingctx: Any, vector: Any) -> Any:
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         value, lanes = args[0], vector.lanes
+        add = builder.fadd if isinstance(vector.dtype, types.Float) else builder.add
         while lanes > 1:
             lanes //= 2
             i32 = ir.IntType(32)
             low = ir.Constant(ir.VectorType(i32, lanes), list(range(lanes)))
             high = ir.Constant(ir.VectorType(i32, lanes), list(range(lanes, 2 * lanes)))
-            value = builder.fadd(builder.shuffle_vector(value, value, low), builder.shuffle_vector(value, value, high))
+            value = add(builder.shuffle_vector(value, value, low), builder.shuffle_vector(value, value, high))
         return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
 
     return vector.dtype(vector), codegen

@@ -12,18 +12,21 @@ from collectives import Communicator, Torus
 from collectives.plan import Topology
 from collectives.topologies import TOPOLOGIES
 
-# Sizes that powers of two hide, tried as parts of a lane of at least this many ranks.
+# Sizes whose plans powers of two hide, tried as parts of a lane of at least this many ranks.
 PARTS = (5, 7)
 PARTS_FROM = 8
+# A module that sets this to True has its tests run on these parts too.
+EVERY_SIZE = "EVERY_SIZE"
 
 
 def parametrize_sizes(metafunc: pytest.Metafunc) -> None:
-    """Run every test that asks for `mpi_comm` on the whole lane, and in the widest lane on 5 and 7 ranks too."""
+    """Run every test that asks for `mpi_comm` on the whole lane, and where sizes matter on 5 and 7 ranks too."""
     if "mpi_comm" not in metafunc.fixturenames or any(m.args[0] == "mpi_comm" for m in _parametrized(metafunc)):
         return
     plugin = metafunc.config.pluginmanager.get_plugin("rank_agreement")
     size = 1 if plugin is None else plugin.size
-    metafunc.parametrize("mpi_comm", [size, *(PARTS if size >= PARTS_FROM else ())], indirect=True)
+    parts = PARTS if size >= PARTS_FROM and getattr(metafunc.module, EVERY_SIZE, False) else ()
+    metafunc.parametrize("mpi_comm", [size, *parts], indirect=True)
 
 
 def _parametrized(metafunc: pytest.Metafunc) -> list[pytest.Mark]:

@@ -12,12 +12,13 @@ import torch
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from collectives import Communicator, Star, Traffic, communicator
+from collectives import Communicator, DoubleTree, Ring, Star, Traffic, communicator
 from collectives.topologies import TOPOLOGIES
 from tests.mpi.collectives.conftest import TIMEOUT_S
 from tests.mpi.collectives.lanes import same_everywhere, topologies
 from tests.mpi.collectives.one_process import dense
 
+EVERY_SIZE = True
 LONG = 100_003
 BFLOAT16 = torch.bfloat16
 
@@ -42,8 +43,8 @@ def vectors(size: int, n: int, dtype: Any = np.float32) -> NDArray[Any]:
 
 @pytest.mark.parametrize("op", ["sum", "mean"])
 def test_floats_are_added_in_the_plans_order_on_every_rank(comm: Communicator, op: Any) -> None:
-    cases = [(n, np.float32) for n in (0, 1, 5, 1000, LONG)] + [(1000, np.float16), (1000, np.float64)]
-    for n, dtype in cases:
+    lengths = (0, 1, 5, 1000, LONG) if op == "sum" else (1000,)
+    for n, dtype in [(n, np.float32) for n in lengths] + [(1000, np.float16), (1000, np.float64)]:
         every = vectors(comm.size, n, dtype)
         mine = every[comm.rank].copy()
         result = comm.allreduce(mine, op)
@@ -64,9 +65,9 @@ def test_integers_are_summed_exactly(comm: Communicator) -> None:
         assert (comm.allreduce(every[comm.rank]) == every.sum(axis=0)).all(), (n, dtype)
 
 
-@pytest.mark.parametrize("op", ["sum", "mean"])
-def test_bfloat16_is_summed_in_float32_and_rounded_once(comm: Communicator, op: Any) -> None:
-    for n in (1, 1000):
+def test_bfloat16_is_summed_in_float32_and_rounded_once(comm: Communicator) -> None:
+    cases: list[tuple[int, Any]] = [(1, "sum"), (1000, "sum"), (1000, "mean")]
+    for n, op in cases:
         every = torch.from_numpy(vectors(comm.size, n)).to(BFLOAT16)
         result = comm.allreduce(every[comm.rank], op)
         assert result.dtype == BFLOAT16
@@ -115,14 +116,15 @@ def test_neither_pieces_nor_slots_nor_arrival_order_change_a_sum(
 ) -> None:
     n = 2503
     every = vectors(mpi_comm.size, n, dtype)
-    for topology in topologies(mpi_comm.size):
+    tried = topologies(mpi_comm.size) if dtype == np.float32 else [Ring(), DoubleTree()]
+    for topology in tried:
         expected = dense(topology, every)
-        for piece_bytes, slots in ((64, 1), (512, 3), (4096, 40), (None, 1)):
+        for piece_bytes, slots in ((64, 1), (512, 3), (None, 40)):
             monkeypatch.setattr(communicator, "DENSE_SLOTS", slots)
             with Communicator(mpi_comm, topology, TIMEOUT_S, piece_bytes=piece_bytes) as comm:
                 assert (comm.allreduce(every[comm.rank]) == expected).all(), (topology, piece_bytes, slots)
     jitter(mpi_comm.rank)
-    for topology in topologies(mpi_comm.size):
+    for topology in tried:
         with Communicator(mpi_comm, topology, TIMEOUT_S, piece_bytes=2048) as comm:
             assert (comm.allreduce(every[comm.rank]) == dense(topology, every)).all(), topology
 

@@ -88,6 +88,19 @@ def test_a_signal_to_mpirun_saves_the_run_and_resume_goes_on(
     assert kinds(record) == ["epoch"] * (done + 1) + ["result"]
 
 
+def test_a_stopped_rank_ends_the_run_and_is_named_once(jobs: Jobs, tmp_path: Path) -> None:
+    record = tmp_path / "run.json"
+    job = jobs.start(3, ["-m", "apps.train", "--epochs", "1000", "--timeout", "2", "--json", str(record)])
+    epochs_done(job, record, 1)
+    stopped = job.ranks()[1]
+    os.kill(stopped, signal.SIGSTOP)
+    ended, output = job.finish()
+    assert ended != 0
+    (error,) = (line for line in output.splitlines() if "error: " in line)
+    assert re.search(r"error: rank 0 of 3[:,] .*(no answer from rank 1|nothing from rank)", error), error
+    job.await_end(stopped)
+
+
 def test_a_killed_rank_ends_the_run_and_its_checkpoints_stay_whole(jobs: Jobs, tmp_path: Path) -> None:
     record, checkpoints = tmp_path / "run.json", tmp_path / "checkpoints"
     argv = ("--checkpoint", str(checkpoints), "--json", str(record), "--checkpoint-every", "1steps")
