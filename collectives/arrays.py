@@ -98,7 +98,10 @@ def flat(array: Any, allowed: tuple[str, ...] = FLOATS) -> Flat:
     device = array.__dlpack_device__()
     if int(device[0]) not in (_CPU, _PINNED):
         raise ValueError(f"the tensor is on device {tuple(map(int, device))}, not in CPU memory: pass tensor.cpu()")
-    capsule = array.__dlpack__()
+    try:
+        capsule = array.__dlpack__()
+    except (BufferError, RuntimeError) as error:  # sparse, conjugated, ...
+        raise ValueError(f"the tensor is not plain memory ({error}): pass a dense contiguous copy") from error
     tensor = _Tensor.from_address(_pointer_of(capsule, b"dltensor"))
     name = f"{_CODES.get(tensor.code, 'type')}{tensor.bits}"
     if name == "bool8":

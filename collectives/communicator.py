@@ -15,10 +15,11 @@ from collectives import exchange
 from collectives.agreement import Agreement, fingerprint
 from collectives.arrays import FLOATS, INTEGERS, Flat, empty_like, flat, narrow, widen
 from collectives.dense import SIXTEEN_BIT, DensePayload
-from collectives.errors import CollectiveMismatch, CommunicatorClosed
+from collectives.errors import CollectiveMismatch, CommunicatorClosed, PeerFailure
 from collectives.execute import Execution, Payload
 from collectives.halving import HalvingDoubling
 from collectives.handle import Handle
+from collectives.immortal import immortalize
 from collectives.plan import Plan, Topology
 from collectives.program import Program, compile_plan
 from collectives.ring import Ring
@@ -93,7 +94,6 @@ class Communicator:
         self._fixed_tag, self._rolling_tag = 0, 0
         self._in_flight: list[Handle] = []
         self._broken = ""
-        self._abandoned: list[Any] = []  # what MPI may still write to after an error
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size}, {self.topology}>"
@@ -172,7 +172,7 @@ class Communicator:
             except CollectiveMismatch:
                 raise  # nothing is in flight
             except BaseException as error:
-                self._break(error)
+                self.abandon(error)
                 raise
 
     def refuse(self, error: Exception, call: str) -> NoReturn:
@@ -204,14 +204,14 @@ class Communicator:
         try:
             wait(request, self.timeout, describe)
         except BaseException as error:
-            self._break(error, request)
+            self.abandon(error)
             raise
 
     def _run(self, execution: Execution) -> None:
         try:
             execution.run()
         except BaseException as error:
-            self._break(error, execution)
+            self.abandon(error, execution)
             raise
 
     def _progress(self) -> None:
@@ -220,7 +220,7 @@ class Communicator:
         try:
             self._in_flight = [handle for handle in self._in_flight if not handle.advance()]
         except BaseException as error:
-            self._break(error, *self._in_flight)
+            self.abandon(error)
             raise
 
     def _settle(self) -> None:
@@ -229,10 +229,18 @@ class Communicator:
         while self._in_flight:
             self._progress()
 
-    def _break(self, error: BaseException, *alive: Any) -> None:
-        """Messages may still be in flight: refuse further calls, and keep their buffers for ever."""
-        self._broken = f"an earlier call failed: {error!r}"
-        self._abandoned.extend(alive)
+    def abandon(self, error: BaseException, *alive: object) -> None:
+        """Refuse further calls, as messages may still be in flight, and keep `alive`, their buffers' owners, for ever.
+
+        Raises
+        ------
+        PeerFailure
+            `error` is MPI's own; any other is the caller's to raise again.
+        """
+        self._broken = self._broken or f"an earlier call failed: {error!r}"
+        immortalize(self, *alive)
+        if isinstance(error, MPI.Exception):
+            raise PeerFailure(f"rank {self.rank} of {self.size}: MPI says {error}") from error
 
     def _check_usable(self) -> None:
         if self._broken:
@@ -298,7 +306,11 @@ class Communicator:
         """
         if self._uses_mpi(values.nbytes):
             start = time.perf_counter()
-            self._dense_mpi(values, dtype, mean, out, traffic)
+            try:
+                self._dense_mpi(values, dtype, mean, out, traffic)
+            except BaseException as error:
+                self.abandon(error, values, out)
+                raise
             traffic.seconds_total += time.perf_counter() - start
             return
         self._run(self._dense_run(values, dtype, mean, out, traffic, self._next_tag()))
@@ -309,13 +321,14 @@ class Communicator:
     def _dense_run(self, values: Any, dtype: str, mean: bool, out: Any, traffic: Traffic, tag: int) -> Execution:
         itemsize = 4 if dtype in SIXTEEN_BIT else values.itemsize
         topology = self.topology if isinstance(self.topology, Topology) else Ring()
-        program = self.program(topology, values.size, 64, (self.piece_bytes or DENSE_PIECE_BYTES) // itemsize)
+        program = self.program(topology, values.size, 64, max(1, (self.piece_bytes or DENSE_PIECE_BYTES) // itemsize))
         payload = DensePayload(program, values, dtype, mean, DENSE_SLOTS, out)
         return Execution(self.mpi_comm, program, payload, tag, self.timeout, traffic)
 
     def _dense_mpi(self, values: Any, dtype: str, mean: bool, out: Any, traffic: Traffic) -> None:
         # MPI reduces in place on all ranks or on none, so that must not hang on what this rank's `out` is
-        source, sums = values, out
+        source: Any = values
+        sums = out
         if dtype in SIXTEEN_BIT:
             sums = values
             if values.dtype != np.float32:
@@ -324,7 +337,10 @@ class Communicator:
             source = MPI.IN_PLACE
         elif np.may_share_memory(values, out):
             source = values.copy()
-        request = self.mpi_comm.Iallreduce(source, sums)
+        # with its type named, since mpi4py derives none for memory that is not aligned
+        kind = MPI.Datatype.fromcode(sums.dtype.char)
+        message = source if source is MPI.IN_PLACE else [source, sums.size, kind]
+        request = self.mpi_comm.Iallreduce(message, [sums, sums.size, kind])
         self.wait(request, lambda: f"rank {self.rank} of {self.size}: MPI's all-reduce does not end")
         if mean:
             np.divide(sums, self.size, out=sums)
@@ -340,6 +356,9 @@ class Communicator:
         """Overwrite `x`, of equal shape and dtype everywhere, with rank `root`'s; returns `x`."""
         call = f"broadcast(root={root})"
         vector = self._flat(x, call, FLOATS + INTEGERS + ("uint8", "bool", "int8", "int16", "uint16"))
+        if not vector.values.flags.writeable:
+            problem = f"rank {self.rank} of {self.size}, {call}: the array is read-only; pass one that can be written"
+            self.refuse(ValueError(problem), call)
         text = f"{call} of {vector.dtype}{list(vector.shape)}"
         self.agree(fingerprint(text), lambda: text)
         if not 0 <= root < self.size:
@@ -348,7 +367,7 @@ class Communicator:
         try:
             exchange.broadcast(self.mpi_comm, payload, root, self.timeout)
         except BaseException as error:
-            self._break(error, payload, vector)
+            self.abandon(error, payload, vector)
             raise
         return x
 
@@ -384,5 +403,9 @@ class Communicator:
         target = self._flat(result, f"{call}, out", (source.dtype,))
         if target.shape != source.shape or not target.values.flags.writeable:
             problem = f"out has shape {target.shape}, the array {source.shape}, and out must be writeable"
+            self.refuse(ValueError(f"rank {self.rank} of {self.size}, {call}: {problem}"), call)
+        apart = not np.may_share_memory(source.values, target.values)
+        if not apart and source.values.ctypes.data != target.values.ctypes.data:
+            problem = "out overlaps the array; pass the array itself or one that shares no memory with it"
             self.refuse(ValueError(f"rank {self.rank} of {self.size}, {call}: {problem}"), call)
         return source, target, result

@@ -111,7 +111,6 @@ class Execution:
             self._queues.setdefault(message.peer, deque()).append(message)
         self._sending: deque[tuple[MPI.Request, int]] = deque()
         self._last: Message | None = None
-        self._post()
 
     @property
     def done(self) -> bool:
@@ -139,10 +138,12 @@ class Execution:
     def turn(self) -> bool:
         """Do the most urgent thing there is; False if there is nothing to do but wait."""
         try:
-            if self._poll():
-                return True
+            return self._poll() or self._work()
         except MPI.Exception as error:
             raise PeerFailure(f"{self._describe()}: MPI says {error}") from error
+
+    def _work(self) -> bool:
+        """Do the most urgent piece of work; False if there is none."""
         clock = time.perf_counter
         if self._to_encode:
             piece = self._to_encode.popleft()

@@ -14,10 +14,12 @@ from collections.abc import Callable
 from mpi4py import MPI
 
 from collectives.errors import CollectiveTimeout, PeerFailure
+from collectives.immortal import immortalize
 
 SPINS = 64  # polls before the core is offered to others
 YIELD_S = 0.05  # how long it is only offered; after that the rank sleeps between polls
 SLEEP_S = 0.0005
+LONGEST_LOOK_S = 0.5  # between two looks; longer ones were spent elsewhere
 WARN_PART = 0.25  # of the timeout: then a stall is logged
 
 _log = logging.getLogger("collectives")
@@ -36,13 +38,24 @@ class Patience:
         Asked between two sleeps: whether to raise before the timeout.
     """
 
-    __slots__ = ("_describe", "_hopeless", "_spins", "_timeout_s", "_warned", "since", "waited_s")
+    __slots__ = (
+        "_describe",
+        "_hopeless",
+        "_looked",
+        "_spins",
+        "_stalled_s",
+        "_timeout_s",
+        "_warned",
+        "since",
+        "waited_s",
+    )
 
     def __init__(
         self, timeout_s: float, describe: Callable[[], str], hopeless: Callable[[], bool] = lambda: False
     ) -> None:
         self._timeout_s, self._describe, self._hopeless = timeout_s, describe, hopeless
         self._spins, self._warned = 0, False
+        self._looked = self._stalled_s = 0.0
         self.since = 0.0  # when nothing began to move; 0: something did
         self.waited_s = 0.0
 
@@ -62,13 +75,18 @@ class Patience:
         """
         self._spins += 1
         if self._spins == 1:
-            self.since = time.perf_counter()
+            self.since = self._looked = time.perf_counter()
+            self._stalled_s = 0.0
         if self._spins < SPINS:
             return
         os.sched_yield()
         if self._spins % 16:
             return
-        stalled_s = time.perf_counter() - self.since
+        now = time.perf_counter()
+        # only time spent looking counts: not what the caller computes meanwhile, nor a job that is suspended
+        self._stalled_s += min(now - self._looked, LONGEST_LOOK_S)
+        self._looked = now
+        stalled_s = self._stalled_s
         if stalled_s < YIELD_S:
             return
         time.sleep(SLEEP_S)
@@ -95,5 +113,8 @@ def wait(
         patience = Patience(timeout_s, describe, hopeless)
         while not request.Test():
             patience.idle()
-    except MPI.Exception as error:
-        raise PeerFailure(f"{describe()}: MPI says {error}") from error
+    except BaseException as error:
+        immortalize(request)  # and with it its buffers
+        if isinstance(error, MPI.Exception):
+            raise PeerFailure(f"{describe()}: MPI says {error}") from error
+        raise

@@ -24,7 +24,8 @@ def install_abort_hook() -> None:
 
     def thread_hook(args: threading.ExceptHookArgs) -> None:
         previous_thread(args)
-        _abort()
+        if args.exc_type is not SystemExit:
+            _abort()
 
     sys.excepthook, threading.excepthook = hook, thread_hook
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from collectives import Communicator, Traffic, TrafficLog
+from collectives import Communicator, NonFiniteGradient, Traffic, TrafficLog
 from collectives.agreement import fingerprint
 from collectives.arrays import FLOATS, empty_like, flat, widen
 from collectives.communicator import VERSION
@@ -129,8 +129,11 @@ class VectorAggregator(ABC):
         CollectiveMismatch, CollectiveTimeout, PeerFailure, NonFiniteGradient
         TypeError, ValueError
             This rank's vector cannot be aggregated; the others then raise CollectiveMismatch.
+        RuntimeError
+            An earlier error spoiled the residual, on all ranks.
         """
         try:
+            self._check_ready()
             values = self._view(vector)
             result = empty_like(vector) if out is None else out
             target = self._view(result)
@@ -138,7 +141,7 @@ class VectorAggregator(ABC):
                 raise ValueError("out is read-only: pass an array that can be written")
             if np.may_share_memory(values, target):
                 raise ValueError("out shares memory with the vector: pass another array")
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             here = f"rank {self.comm.rank} of {self.comm.size}, vector {self.vector_id}: {error}"
             self.comm.refuse(type(error)(here), "aggregate")
         traffic = self.traffic.begin()
@@ -146,10 +149,19 @@ class VectorAggregator(ABC):
         if self._wide is not None:
             widen(values, self.dtype, self._wide)
             values = self._wide
-        self._reduce(values, target, traffic)
+        try:
+            self._reduce(values, target, traffic)
+        except NonFiniteGradient:
+            raise  # on all ranks, with nothing in flight
+        except BaseException as error:
+            self.comm.abandon(error, self)
+            raise
         self.step += 1
         self.traffic.end()
         return result
+
+    def _check_ready(self) -> None:  # noqa: B027 - most methods are always ready
+        """Raise RuntimeError if an earlier error must be mended first."""
 
     @abstractmethod
     def _reduce(self, values: NDArray[Any], out: NDArray[Any], traffic: Traffic) -> None:
@@ -170,6 +182,11 @@ class VectorAggregator(ABC):
         if vector.values.size != self.n:
             raise ValueError(f"the vector has {vector.values.size} elements, the aggregator was started for {self.n}")
         return vector.values
+
+    def _restored(self, what: str) -> None:
+        """From now on the ranks also agree on what they have restored."""
+        self._text = f"{self._text.partition(', restored')[0]}, restored with {what}"
+        self._mark = fingerprint(self._text)
 
     def _describe(self) -> str:
         return f"{self._text}, step {self.step}"

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from collectives import Communicator, Traffic
 from mpicomp.algorithms.base import Synchronize, VectorAggregator
-from mpicomp.algorithms.nonfinite import raise_non_finite
+from mpicomp.algorithms.nonfinite import all_finite_result, raise_non_finite
 from mpicomp.kernels.sign import all_finite
 
 
@@ -38,13 +38,12 @@ class DenseAggregator(VectorAggregator):
     """Keeps nothing but the step counter."""
 
     def _reduce(self, values: NDArray[Any], out: NDArray[Any], traffic: Traffic) -> None:
+        # a widened copy is looked at now, as the sums will take its place
+        widened_bad = None if self._wide is None else not all_finite(values)
         self.comm.dense(values, self.dtype, True, out, traffic)
-        result = out.astype(np.uint32) << 16 if self.dtype == "bfloat16" else out
-        compared = result.view(np.float32) if self.dtype == "bfloat16" else result
-        if compared.dtype == np.float16:
-            compared = compared.astype(np.float32)
-        if not all_finite(compared):
-            raise_non_finite(self.comm, not all_finite(values), f"vector {self.vector_id}, step {self.step}")
+        if not all_finite_result(out, self.dtype):
+            bad = not all_finite(values) if widened_bad is None else widened_bad
+            raise_non_finite(self.comm, bad, f"vector {self.vector_id}, step {self.step}")
 
     def state_dict(self) -> dict[str, Any]:
         """Step counter."""

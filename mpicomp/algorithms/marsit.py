@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from collectives import Communicator, Traffic
+from collectives.agreement import fingerprint
 from collectives.arrays import narrow, widen
 from mpicomp.algorithms import nonfinite
 from mpicomp.algorithms.base import Synchronize, VectorAggregator
@@ -104,6 +105,8 @@ class Marsit:
             raise ValueError(f"clip must be positive, not {self.clip!r}")
         if not isinstance(self.seed, Integral):
             raise ValueError(f"seed must be an integer, not {self.seed!r}")
+        if not isinstance(self.compensation, bool):
+            raise ValueError(f"compensation must be True or False, not {self.compensation!r}")
         for name, option, choices in (
             ("residual", self.residual, ("own", "paper")),
             ("nonfinite", self.nonfinite, ("raise", "skip")),
@@ -206,12 +209,14 @@ class MarsitAggregator(VectorAggregator):
 
     # One step --------------------------------------------------------------------------------------------------------
 
-    def _reduce(self, values: NDArray[Any], out: NDArray[Any], traffic: Traffic) -> None:
+    def _check_ready(self) -> None:
         if self._spoiled:
             raise RuntimeError(
-                f"rank {self.comm.rank} of {self.comm.size}: an earlier step met NaN or infinity and its residual "
-                "is spoiled: restore it by load_state_dict, or start() anew"
+                "an earlier step met NaN or infinity and its residual is spoiled: restore it by load_state_dict, "
+                "or start() anew"
             )
+
+    def _reduce(self, values: NDArray[Any], out: NDArray[Any], traffic: Traffic) -> None:
         options, every = self.options, self.options.full_precision_every
         self._values = values
         if options.nonfinite == "skip" and nonfinite.flags(self.comm, not all_finite(values)):
@@ -249,6 +254,9 @@ class MarsitAggregator(VectorAggregator):
         self._encoded()
         self._collect(traffic)
         self.comm.dense(total, self.dtype, True, out, traffic)
+        if not nonfinite.all_finite_result(out, self.dtype):
+            self._spoiled = self.residual is not None
+            raise nonfinite.error(self.comm, (), f"vector {self.vector_id}, step {self.step}")
 
     def _every_part(self) -> Iterator[Part]:
         return chain.from_iterable(self._parts)
@@ -325,7 +333,7 @@ class MarsitAggregator(VectorAggregator):
                     RuntimeWarning, stacklevel=5,
                 )  # fmt: skip
         elif taken % WARN_AFTER == 0:  # the residual is longest just before a full-precision round
-            sample = self.residual[:SAMPLE].copy()
+            sample = self.residual[: min(SAMPLE, self._lengths[0])].copy()
             subtract_result(sample, self._bits, self._pending[0])
             swing = float(np.abs(sample).mean() / self._pending[0]) if self._pending[0] else 0.0
             if swing > PAPER_WARNING:
@@ -349,7 +357,14 @@ class MarsitAggregator(VectorAggregator):
         return settled
 
     def state_dict(self) -> dict[str, Any]:
-        """Step counter, settled residual, running magnitudes and gamma."""
+        """Step counter, settled residual, running magnitudes and gamma.
+
+        Raises
+        ------
+        RuntimeError
+            NaN or infinity spoiled the residual: there is nothing to go on from.
+        """
+        self._check_ready()
         state: dict[str, Any] = {
             "n": self.n,
             "step": self.step,
@@ -362,7 +377,13 @@ class MarsitAggregator(VectorAggregator):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken, to the bit."""
+        """Go on where `state` was taken, to the bit; all ranks load what was taken at one step.
+
+        Raises
+        ------
+        ValueError
+            The state is another algorithm's, of another length or other segments, or not finite.
+        """
         keys = {"n", "step", "gamma", "magnitudes"} | ({"residual"} if self.residual is not None else set())
         self._check_state(state, keys)
         running = np.array(state["magnitudes"], np.float64)
@@ -374,7 +395,13 @@ class MarsitAggregator(VectorAggregator):
         if self.residual is not None:
             if np.shape(state["residual"]) != self.residual.shape:
                 raise ValueError(f"this state's residual has shape {np.shape(state['residual'])}, not ({self.n},)")
+            if not np.isfinite(state["residual"]).all():
+                raise ValueError("this state's residual holds NaN or infinity: take an earlier one")
             self.residual[:] = state["residual"]
-        self.step, self.gamma, self._magnitudes = int(state["step"]), float(state["gamma"]), running
+        self.step, self._magnitudes = int(state["step"]), running
+        if self.options.gamma == "auto":
+            self.gamma = float(state["gamma"])
+        # the ranks' steps must stay the same to the bit, so they compare what they go on with
+        self._restored(f"gamma {self.gamma!r} and magnitudes {fingerprint(running.tobytes().hex()):x}")
         self._pending[:] = 0
         self._spoiled = False

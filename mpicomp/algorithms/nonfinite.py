@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from collectives import Communicator, NonFiniteGradient
+from collectives.arrays import widen
+from collectives.dense import SIXTEEN_BIT
+from mpicomp.kernels.sign import all_finite
 
 
 def flags(comm: Communicator, mine: bool) -> tuple[int, ...]:
@@ -20,6 +24,15 @@ def flags(comm: Communicator, mine: bool) -> tuple[int, ...]:
 def raise_non_finite(comm: Communicator, mine: bool, where: str) -> NoReturn:
     """Raise on all ranks, naming those that contributed; collective."""
     raise error(comm, flags(comm, mine), where)
+
+
+def all_finite_result(out: NDArray[Any], dtype: str) -> bool:
+    """Whether a result, uint16 for bfloat16, holds neither NaN nor infinity: the same answer on all ranks."""
+    if dtype in SIXTEEN_BIT:
+        wide = np.empty(out.size, np.float32)
+        widen(out, dtype, wide)
+        out = wide
+    return bool(all_finite(out))
 
 
 def error(comm: Communicator, ranks: tuple[int, ...], where: str) -> NonFiniteGradient:

@@ -71,7 +71,9 @@ def test_after_raising_it_refuses_until_it_is_restored(options: Marsit, comm: Co
     with pytest.raises(NonFiniteGradient):
         tried.aggregate(spoiled(given[3], np.nan))
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"rank 0 of 1: .* restore it by load_state_dict, or start\(\) anew"):
+        with pytest.raises(
+            RuntimeError, match=r"rank 0 of 1, vector 0: .* restore it by load_state_dict, or start\(\) anew"
+        ):
             tried.aggregate(given[3])
     tried.load_state_dict(state)
     for u in given[3:]:

@@ -121,11 +121,16 @@ def truncate(checkpoint: Path) -> None:
     path.write_bytes(path.read_bytes()[:-10])
 
 
-# Files of this process may grow no further: a disk that is full for checkpoints, but not for MPI.
+# From the first checkpoint on, files of this process may grow no further: a disk that is full, but not yet for MPI.
 FULL_DISK = """
 import resource
+from apps import checkpoint
 from apps.train import main
-resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000))
+save = checkpoint.save
+def save_on_a_full_disk(*args):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000))
+    return save(*args)
+checkpoint.save = save_on_a_full_disk
 sys.exit(main(ARGV))
 """
 
@@ -141,8 +146,8 @@ def test_a_full_disk_and_a_truncated_checkpoint_are_told_once_and_cost_no_more_t
 
     status, output = jobs.run(RANKS, FULL_DISK, ARGV=[*argv, "--epochs", "3"]).finish()
     assert status == 1
+    assert "Traceback" not in output, output
     assert output.count("error: ") == 1
-    assert "Traceback" not in output
     assert f"error: rank 0 of {RANKS}: cannot write {checkpoints}/.step-" in output, output
     assert "(File too large); make room there" in output
     assert sorted(checkpoints.iterdir()) == [older, newest]

@@ -1,0 +1,45 @@
+"""When a rank gives up: only time in which it looked for the others counts."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from collectives import CollectiveTimeout
+from collectives.waiting import Patience
+
+
+def wait_for_ever(patience: Patience) -> None:
+    while True:
+        patience.idle()
+
+
+def test_gives_up_after_the_timeout_with_the_reason() -> None:
+    patience = Patience(0.2, lambda: "rank 1 of 2 waits")
+    started = time.monotonic()
+    with pytest.raises(CollectiveTimeout, match="rank 1 of 2 waits after 0"):
+        wait_for_ever(patience)
+    assert time.monotonic() - started >= 0.2
+
+
+def test_time_spent_elsewhere_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the caller computes between two looks, or a job that is stopped and continued."""
+    now = 100.0
+    monkeypatch.setattr("collectives.waiting.time.perf_counter", lambda: now)
+    patience = Patience(2.0, lambda: "rank 1 of 2 waits")
+    for _ in range(200):
+        patience.idle()
+    now += 3600
+    for _ in range(32):
+        patience.idle()
+
+
+def test_something_that_moves_starts_the_clock_anew() -> None:
+    patience = Patience(0.3, lambda: "rank 1 of 2 waits")
+    ends = time.monotonic() + 0.6
+    while time.monotonic() < ends:
+        for _ in range(40):
+            patience.idle()
+        patience.moved()
+    assert patience.waited_s > 0.3
