@@ -14,6 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.errors import CollectiveMismatch, CollectiveTimeout
+from collectives.repeated import Repeated
 from collectives.roll_call import RollCall
 from collectives.traffic import Traffic
 from collectives.waiting import wait
@@ -42,7 +43,10 @@ class Agreement:
         self._calls = 0
         self._describe: Callable[[], str] | None = None  # of the check under way
         self._mine, self._least = np.zeros(2, np.int64), np.zeros(2, np.int64)
-        self._request = comm.Allreduce_init(self._mine, self._least, MPI.MIN) if comm.size > 1 else None
+        self._comparison: Repeated | None = None
+        if comm.size > 1:
+            ends = self._mine, self._least, MPI.MIN
+            self._comparison = Repeated(lambda: comm.Allreduce_init(*ends), lambda: comm.Iallreduce(*ends))
 
     def begin(self, mark: int, describe: Callable[[], str], traffic: Traffic | None = None) -> None:
         """Start comparing this call with what the other ranks call, once the check before it is over.
@@ -57,11 +61,11 @@ class Agreement:
             Counted into.
         """
         self._calls += 1
-        if self._request is not None:
+        if self._comparison is not None:
             self._mine[0] = (mark + self._calls * 0x9E3779B97F4A7C15) & _MASK
             self._mine[1] = -self._mine[0]
             self._describe = describe
-            self._request.Start()
+            self._comparison.start()
             if traffic is not None:
                 traffic.bytes_sent += NBYTES
                 traffic.messages += 1
@@ -81,8 +85,8 @@ class Agreement:
         """
         if self._describe is None:
             return True
-        assert self._request is not None
-        if not self._request.Test():
+        assert self._comparison is not None
+        if not self._comparison.request.Test():
             return False
         describe, self._describe = self._describe, None
         if self._least[0] != -self._least[1]:
@@ -99,10 +103,10 @@ class Agreement:
         describe = self._describe
         if describe is None:
             return
-        assert self._request is not None
+        assert self._comparison is not None
         roll_call = self._roll_call
         try:
-            wait(self._request, self._timeout_s, lambda: self.waiting(describe()), roll_call.begun)
+            wait(self._comparison.request, self._timeout_s, lambda: self.waiting(describe()), roll_call.begun)
         except CollectiveTimeout as error:
             missing = roll_call.silent()
             answers = f"no answer from {_named(missing)}" if missing else "all ranks answer"
@@ -117,9 +121,9 @@ class Agreement:
 
     def free(self) -> None:
         """Give MPI's resources back."""
-        if self._request is not None:
-            self._request.Free()
-            self._request = None
+        if self._comparison is not None:
+            self._comparison.free()
+            self._comparison = None
 
     def waiting(self, call: str) -> str:
         """Who waits for what."""

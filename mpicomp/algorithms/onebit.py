@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from collectives import Communicator, Traffic
 from collectives.program import Message, Program
+from collectives.repeated import Repeated
 from mpicomp.codecs.sign import Sign, mix_words, scratch
 from mpicomp.kernels.random import merge_words
 from mpicomp.random import GROUP, Stream, source
@@ -55,25 +56,27 @@ class Reports:
         self.mine, self.tail = self._row[:count].view(np.float64), self._row[count:]
         self._numbers, self.tails = self._rows[:, :count].view(np.float64), self._rows[:, count:]
         self.everyones = np.zeros((comm.size, count))
-        self._request: MPI.Prequest | None = None
+        self._gather: Repeated | None = None
 
     def start(self) -> None:
         """Send this rank's numbers, and do not wait."""
         if self._comm.size == 1:
             self.everyones[0] = self.mine
             return
-        if self._request is None:
+        if self._gather is None:
             # Collective: only now are all ranks known to have started the same method.
-            self._request = self._comm.mpi_comm.Allgather_init(self._row, self._rows)
-        self._request.Start()
+            mpi_comm, ends = self._comm.mpi_comm, (self._row, self._rows)
+            self._gather = Repeated(lambda: mpi_comm.Allgather_init(*ends), lambda: mpi_comm.Iallgather(*ends))
+        self._gather.start()
         self._pending = True
 
     def collect(self, traffic: Traffic) -> None:
         """Wait for everyone's numbers, if any are on their way."""
-        if self._request is None or not self._pending:
+        if self._gather is None or not self._pending:
             return
         comm = self._comm
-        comm.wait(self._request, lambda: f"rank {comm.rank} of {comm.size}: the other ranks' reports do not arrive")
+        request = self._gather.request
+        comm.wait(request, lambda: f"rank {comm.rank} of {comm.size}: the other ranks' reports do not arrive")
         self._pending = False
         self.everyones[:] = self._numbers
         traffic.bytes_sent += self._row.nbytes * (comm.size - 1)

@@ -1,0 +1,59 @@
+"""Libraries without persistent collectives: everything works through non-blocking ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import CollectiveMismatch, Communicator
+from mpicomp import Marsit
+from tests.mpi.collectives.conftest import TIMEOUT_S
+
+
+def refuse(*args: Any) -> Any:
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize("topology", ["auto", "ring"])
+def test_marsit_gives_the_same_without_persistent_collectives(
+    mpi_comm: MPI.Intracomm, topology: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    u = np.random.default_rng(mpi_comm.rank).standard_normal((6, 5000)).astype(np.float32)
+
+    def run() -> Any:
+        with Communicator(mpi_comm, topology, TIMEOUT_S) as comm:
+            aggregator = Marsit(full_precision_every=4).start(comm, 5000)
+            return np.array([aggregator.aggregate(row) for row in u])
+
+    expected = run()
+    monkeypatch.setattr("collectives.repeated.Repeated.__init__", _without_persistence)
+    np.testing.assert_array_equal(run(), expected)
+
+
+def _without_persistence(self: Any, persistent: Any, once: Any) -> None:
+    self._once, self._persistent, self.request = once, None, MPI.REQUEST_NULL
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_library_that_has_none_is_noticed(mpi_comm: MPI.Intracomm) -> None:
+    from collectives.repeated import Repeated
+
+    mine, least = np.array([float(mpi_comm.rank)]), np.zeros(1)
+    repeated = Repeated(refuse, lambda: mpi_comm.Iallreduce(mine, least, MPI.MAX))
+    for _ in range(2):
+        repeated.start()
+        repeated.request.Wait()
+        assert least[0] == mpi_comm.size - 1
+    repeated.free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_calls_are_still_compared(mpi_comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("collectives.repeated.Repeated.__init__", _without_persistence)
+    with Communicator(mpi_comm, timeout=TIMEOUT_S) as comm:
+        with pytest.raises(CollectiveMismatch):
+            comm.allreduce(np.ones(3 + comm.rank))
+        assert comm.allreduce(np.ones(3))[0] == comm.size
