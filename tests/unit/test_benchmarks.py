@@ -109,8 +109,9 @@ def test_only_runs_that_did_not_end_are_started(tmp_path: Path, monkeypatch: pyt
     started: list[Path] = []
 
     def train(n_ranks: int, arguments: list[str], *_: object, **__: object) -> tuple[int, str]:
-        started.append(Path(arguments[arguments.index("--json") + 1]))
-        started[-1].write_text(result)
+        for options in json.loads(Path(arguments[-1]).read_text()):
+            started.append(Path(options[options.index("--json") + 1]))
+            started[-1].write_text(result)
         return 0, ""
 
     monkeypatch.setattr(runs, "run", train)
