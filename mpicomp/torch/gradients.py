@@ -16,34 +16,53 @@ class GradientRounds:
     """Replaces each parameter's gradient by its mean over the ranks.
 
     A missing gradient counts as zeros and is present afterwards, so that the optimizer does the same on all ranks.
+
+    Attributes
+    ----------
+    rounds
+        Averagings so far.
     """
 
     open = False
-    """No round is ever left open: gradients are averaged within the step."""
+    """No round is ever left open: the ranks' models are always equal."""
 
     def __init__(self, lanes: tuple[Lane, ...], comm: Communicator) -> None:
         self.lanes = lanes
         self._comm = comm
         self.rounds = 0
+        self._averaged = False
+
+    def begin_step(self) -> None:
+        """Nothing: the model is the common one."""
+
+    def before_evaluation(self) -> None:
+        """Forget what `synchronize` averaged: a closure is about to make new gradients."""
+        self._averaged = False
+
+    def take_gradients(self) -> None:
+        """Average the gradients, which are there now, unless `synchronize` has."""
+        self.synchronize()
+        self._averaged = False
+
+    def end_step(self) -> None:
+        """Nothing: the ranks have made the same step."""
 
     @torch.no_grad()
-    def before_step(self) -> None:
-        """Average the gradients, which are there now."""
+    def synchronize(self) -> None:
+        """Average the gradients now, for the step to come; once is enough."""
+        if self._averaged:
+            return
         for lane in self.lanes:
             gradients = [self._gradient(member) for member in lane.bucket.members]
             torch._foreach_copy_(lane.vector_views, gradients)
             lane.aggregate()
             torch._foreach_copy_(gradients, lane.mean_views)
         self.rounds += 1
-
-    def after_step(self) -> None:
-        """Nothing: the ranks have made the same step."""
-
-    def close(self) -> None:
-        """Nothing is open."""
+        self._averaged = True
 
     def drop_gradients(self, set_to_none: bool) -> None:
-        """Nothing: the optimizer holds the model's own parameters."""
+        """Forget that they were averaged; the optimizer, which holds the model's own parameters, clears them."""
+        self._averaged = False
 
     def state_dict(self) -> dict[str, Any]:
         """The counter."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -74,6 +75,19 @@ class Lane:
             if not names:
                 raise
             raise NonFiniteGradient(f"{error}; on this rank in {', '.join(names)}", error.ranks) from error
+
+    def state_dict(self) -> dict[str, Any]:
+        """The aggregator's state with arrays as tensors, as ``torch.load`` reads them under ``weights_only=True``."""
+        state = self.aggregator.state_dict()
+        return {
+            key: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for key, value in state.items()
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state`, of tensors or of arrays, was taken."""
+        self.aggregator.load_state_dict(
+            {key: value.numpy() if torch.is_tensor(value) else value for key, value in state.items()}
+        )
 
 
 def _as_array(tensor: Tensor) -> NDArray[Any] | Tensor:

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from collectives import Communicator
 from mpicomp.algorithms import Algorithm
-from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.gradients import GradientRounds
 from mpicomp.torch.lanes import open_lanes
 from mpicomp.torch.masters import Masters
-from mpicomp.torch.replicas import require_cpu, require_same_layout, require_same_values
+from mpicomp.torch.members import Members
+from mpicomp.torch.replicas import require_same_layout, require_same_values
 from mpicomp.torch.updates import UpdateRounds
 
 _STATE_KEY = "mpicomp"
@@ -69,15 +69,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
     Raises
     ------
     ValueError
-        A parameter is not a floating-point CPU tensor, nothing is to be trained, or an argument is out of range.
+        A parameter is not a floating-point CPU tensor, nothing is to be trained, or an argument is out of range; the
+        other ranks then raise CollectiveMismatch.
     CollectiveMismatch
         The ranks' parameters differ in name, shape or dtype; at the first step, in value.
 
     Notes
     -----
     Under "gradients" a missing gradient counts as zeros and is present afterwards, on all ranks alike. Under "updates"
-    16-bit parameters are moved as float32 masters. A closure is called as the wrapped optimizer calls it; for one that
-    decides by the loss, such as LBFGS, it must return the same loss on every rank.
+    16-bit parameters are moved as float32 masters.
+
+    A closure is called as the wrapped optimizer calls it. Under "gradients" each call averages, so for one that decides
+    by the loss, such as LBFGS, it must return the same loss on every rank.
+
+    With an algorithm of ``nonfinite="skip"`` under "updates", no rank makes a step for which one of them has NaN or
+    infinity in its gradients (a closure's first ones): all gradients are then set to None, and the step does not count.
+
+    Two optimizers on one communicator need algorithms with different seeds: both number their buckets from 0, and
+    would draw the same random numbers.
     """
 
     def __init__(
@@ -90,25 +99,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         local_steps: int = 1,
         bucket_mb: float = 25,
     ) -> None:
-        mode = algorithm.synchronize if synchronize is None else synchronize
-        if mode not in ("gradients", "updates"):
-            raise ValueError(f'synchronize is {synchronize!r}; choose "gradients", "updates" or None')
-        if local_steps < 1:
-            raise ValueError(f"local_steps is {local_steps}; at least one step lies between two synchronizations")
-        if local_steps > 1 and mode == "gradients":
-            raise ValueError(
-                f'local_steps={local_steps} needs synchronize="updates"; under "gradients" accumulate by calling '
-                "backward() several times before one step()"
-            )
-        if bucket_mb <= 0:
-            raise ValueError(f"bucket_mb is {bucket_mb}; a bucket needs a positive size")
-        names = {parameter: name for name, parameter in named_parameters or ()}
-        members, self._frozen = _trainable(optimizer, names)
         self.optimizer = optimizer
-        self.mode = mode
+        self.mode = mode = algorithm.synchronize if synchronize is None else synchronize
         self.comm = Communicator() if comm is None else comm
+        try:
+            _check_options(mode, local_steps, bucket_mb)
+            self._members = Members(optimizer, {parameter: name for name, parameter in named_parameters or ()})
+        except ValueError as error:
+            here = f"rank {self.comm.rank} of {self.comm.size}: {error}"
+            self.comm.refuse(ValueError(here), "wrapping an optimizer")
+        members = self._members.trained
         require_same_layout({member.name: member.parameter for member in members}, self.comm)
-        self._model_parameters = [member.parameter for member in members]
         self._checked_values = False
         self._rounds: GradientRounds | UpdateRounds
         if mode == "gradients":
@@ -116,7 +117,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         else:
             masters = Masters(optimizer)
             lanes = open_lanes(masters.substitute(members), algorithm, self.comm, bucket_mb)
-            self._rounds = UpdateRounds(lanes, masters, local_steps)
+            skip_nonfinite = getattr(algorithm, "nonfinite", None) == "skip"
+            self._rounds = UpdateRounds(lanes, self.comm, masters, local_steps, skip_nonfinite)
         self.aggregators = tuple(lane.aggregator for lane in self._rounds.lanes)
 
     @property
@@ -178,43 +180,54 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises
         ------
         ValueError
-            A gradient is sparse, or a frozen parameter was unfrozen; names the parameter.
+            A gradient is sparse, or a parameter was frozen or unfrozen since wrapping; names the parameter.
         NonFiniteGradient
-            A rank has NaN or infinity; names the ranks, and this rank's parameters.
+            A rank has NaN or infinity; names the ranks, and this rank's parameters. The ranks' models are equal.
+        CollectiveMismatch
+            The ranks do not make the same call. If this was to close a round, it is over and the model the common one.
         CollectiveError
-            The ranks disagree or one of them does not answer.
+            A rank does not answer.
         """
         self._check_before_step()
+        self._rounds.begin_step()
         if closure is None:
-            self._rounds.before_step()
+            self._rounds.take_gradients()
             loss = self.optimizer.step()
         else:
 
             def evaluate() -> float:
+                self._rounds.before_evaluation()
                 value = closure()
-                self._rounds.before_step()
+                self._rounds.take_gradients()
                 return value
 
             loss = self.optimizer.step(evaluate)
-        self._rounds.after_step()
+        self._rounds.end_step()
         return loss
 
     def synchronize(self) -> None:
-        """Close the round now, even if fewer than `local_steps` steps were made; nothing to do if none were.
+        """Do now what the mode averages.
 
-        With ``local_steps > 1`` the ranks' models differ between rounds: call this before evaluating or saving.
+        Under "updates": close the round, even if fewer than `local_steps` steps were made; nothing to do if none were.
+        With ``local_steps > 1`` the ranks' models differ within rounds: call this before evaluating or saving.
+
+        Under "gradients": average the gradients, for instance to clip the norm of their mean. The following `step` then
+        takes them as they are, unless :meth:`zero_grad` or a closure comes before.
         """
-        self._rounds.close()
+        if self.mode == "gradients":
+            self._check_before_step()
+        self._rounds.synchronize()
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state plus this rank's residuals and counters, under the key "mpicomp".
 
-        Every rank has its own. Within a round (``local_steps > 1``) it holds the common model too.
+        Every rank has its own, of tensors and numbers. Within a round (``local_steps > 1``) it holds the common model
+        too.
         """
         own = {
             "mode": self.mode,
             "rounds": self._rounds.state_dict(),
-            "aggregators": [aggregator.state_dict() for aggregator in self.aggregators],
+            "aggregators": [lane.state_dict() for lane in self._rounds.lanes],
         }
         return {**self.optimizer.state_dict(), _STATE_KEY: own}
 
@@ -237,44 +250,28 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f"has {self.mode!r} and {len(self.aggregators)}; build it with the same options"
             )
         self.optimizer.load_state_dict({key: value for key, value in state_dict.items() if key != _STATE_KEY})
-        for aggregator, state in zip(self.aggregators, own["aggregators"], strict=True):
-            aggregator.load_state_dict(state)
+        for lane, state in zip(self._rounds.lanes, own["aggregators"], strict=True):
+            lane.load_state_dict(state)
         self._rounds.load_state_dict(own["rounds"])
         # Between two rounds the ranks' models rightly differ.
         self._checked_values = self.in_round
 
     def _check_before_step(self) -> None:
-        for member in self._frozen:
-            if member.parameter.requires_grad:
-                self.comm.refuse(
-                    ValueError(
-                        f"rank {self.comm.rank} of {self.comm.size}: parameter {member.name!r} was frozen when the "
-                        "optimizer was wrapped, so nothing synchronizes it; unfreeze it before wrapping"
-                    ),
-                    "an optimizer step",
-                )
+        self._members.require_unchanged(self.comm)
         if not self._checked_values:
-            require_same_values(self._model_parameters, self.comm)
+            require_same_values((member.parameter for member in self._members.trained), self.comm)
             self._checked_values = True
 
 
-def _trainable(
-    optimizer: torch.optim.Optimizer, names: dict[Tensor, str]
-) -> tuple[list[NamedParameter], list[NamedParameter]]:
-    """The optimizer's parameters that can be trained, and those that are frozen, in its order."""
-    trainable: list[NamedParameter] = []
-    frozen: list[NamedParameter] = []
-    for g, group in enumerate(optimizer.param_groups):
-        for i, parameter in enumerate(group["params"]):
-            name = names.get(parameter, f"group {g}, parameter {i}")
-            require_cpu(name, parameter)
-            if not parameter.is_floating_point() or parameter.layout != torch.strided:
-                raise ValueError(
-                    f"parameter {name!r} is a {parameter.layout} tensor of {parameter.dtype}; leave it out of the "
-                    "optimizer, since only dense float16, bfloat16, float32 and float64 can be synchronized"
-                )
-            if parameter.numel():
-                (trainable if parameter.requires_grad else frozen).append(NamedParameter(name, parameter))
-    if not trainable:
-        raise ValueError("the optimizer holds no parameter that requires a gradient; nothing is left to synchronize")
-    return trainable, frozen
+def _check_options(mode: str, local_steps: int, bucket_mb: float) -> None:
+    if mode not in ("gradients", "updates"):
+        raise ValueError(f'synchronize is {mode!r}; choose "gradients", "updates" or None')
+    if local_steps < 1:
+        raise ValueError(f"local_steps is {local_steps}; at least one step lies between two synchronizations")
+    if local_steps > 1 and mode == "gradients":
+        raise ValueError(
+            f'local_steps={local_steps} needs synchronize="updates"; under "gradients" accumulate by calling '
+            "backward() several times before one step()"
+        )
+    if bucket_mb <= 0:
+        raise ValueError(f"bucket_mb is {bucket_mb}; a bucket needs a positive size")

@@ -32,18 +32,14 @@ def broadcast_parameters(
 
     Raises
     ------
-    TypeError
-        An entry is not a tensor.
+    TypeError, ValueError
+        An entry of this rank's is not a tensor, or not one in host memory; the others then raise CollectiveMismatch.
     CollectiveMismatch
         The ranks' tensors differ in name, shape or dtype.
     """
     named: Mapping[str, Tensor] = (
         module_or_state_dict.state_dict() if isinstance(module_or_state_dict, torch.nn.Module) else module_or_state_dict
     )
-    for name, tensor in named.items():
-        if not torch.is_tensor(tensor):
-            raise TypeError(f"broadcast_parameters: {name!r} is a {type(tensor).__name__}, not a tensor; leave it out")
-        require_cpu(name, tensor)
     if comm is None:
         with Communicator() as own:
             _broadcast(named, own, root)
@@ -108,6 +104,14 @@ def require_cpu(name: str, tensor: Tensor) -> None:
 
 @torch.no_grad()
 def _broadcast(named: Mapping[str, Tensor], comm: Communicator, root: int) -> None:
+    try:
+        for name, tensor in named.items():
+            if not torch.is_tensor(tensor):
+                raise TypeError(f"{name!r} is a {type(tensor).__name__}, not a tensor; leave it out")
+            require_cpu(name, tensor)
+    except (TypeError, ValueError) as error:
+        here = f"rank {comm.rank} of {comm.size}, broadcast_parameters: {error}"
+        comm.refuse(type(error)(here), "broadcast_parameters")
     require_same_layout(named, comm)
     batch: list[Tensor] = []
     nbytes = 0

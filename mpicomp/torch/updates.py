@@ -3,20 +3,37 @@
 A round starts from the common model x, makes H optimizer steps to x_local and ends with x <- x - aggregate(x - x_local)
 and x_local <- x. The common model is one flat copy; it is noted anew at the start of each round, at the price of one
 pass over memory, so that a model loaded between rounds is not mistaken for an update.
+
+A round that fails ends as well, with the common model on every rank: it has moved by the means of the lanes before the
+one that failed, which all ranks have.
 """
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from collectives import Communicator
+from collectives.agreement import fingerprint
+from mpicomp.algorithms import nonfinite
 from mpicomp.torch.lanes import Lane
 from mpicomp.torch.masters import Masters
 
 
 class UpdateRounds:
     """Counts the steps of a round and closes it after `local_steps`.
+
+    Parameters
+    ----------
+    lanes, comm, masters
+        What is averaged, between whom, and the float32 copies among it.
+    local_steps
+        H.
+    skip_nonfinite
+        Whether no rank makes a step if the gradients of one of them hold NaN or infinity: momentum would keep them.
 
     Attributes
     ----------
@@ -26,12 +43,17 @@ class UpdateRounds:
         Optimizer steps made in the open round; 0 if none is open.
     """
 
-    def __init__(self, lanes: tuple[Lane, ...], masters: Masters, local_steps: int) -> None:
+    def __init__(
+        self, lanes: tuple[Lane, ...], comm: Communicator, masters: Masters, local_steps: int, skip_nonfinite: bool
+    ) -> None:
         self.lanes = lanes
         self.rounds = 0
         self.steps = 0
+        self._comm = comm
         self._masters = masters
         self._local_steps = local_steps
+        self._skip_nonfinite = skip_nonfinite
+        self._checked = self._skipping = self._warned = False
         self._common = [torch.zeros(lane.bucket.n, dtype=lane.bucket.dtype) for lane in lanes]
         self._common_views = [lane.bucket.views(flat) for lane, flat in zip(lanes, self._common, strict=True)]
 
@@ -41,36 +63,58 @@ class UpdateRounds:
         return self.steps > 0
 
     @torch.no_grad()
-    def before_step(self) -> None:
-        """Note the common model if this step opens a round; hand the gradients, which are there now, to the masters."""
+    def begin_step(self) -> None:
+        """Note the common model if this step opens a round."""
+        self._checked = self._skipping = False
         if self.steps == 0:
             self._masters.refresh()
             for lane, views in zip(self.lanes, self._common_views, strict=True):
                 torch._foreach_copy_(views, lane.parameters)
-        self._masters.take_gradients()
 
-    def after_step(self) -> None:
-        """Count the step and close the round if it was the last."""
+    def before_evaluation(self) -> None:
+        """Show a closure where the optimizer has moved the masters since it was last called."""
+        self._masters.publish()
+
+    def take_gradients(self) -> None:
+        """Hand the gradients, which are there now, to the masters; drop them all if the step is to be skipped."""
+        self._masters.take_gradients()
+        # Once a step: a closure may be called more often on one rank than on another.
+        if self._skip_nonfinite and not self._checked:
+            self._checked = True
+            self._skipping = self._any_nonfinite()
+            if self._skipping:
+                self.drop_gradients(set_to_none=True)
+                for lane in self.lanes:
+                    for parameter in lane.parameters:
+                        parameter.grad = None  # which optimizers pass over
+
+    def end_step(self) -> None:
+        """Count the step, unless it was skipped, and close the round if it was the last."""
+        if self._skipping:
+            return
         self.steps += 1
-        if self.steps == self._local_steps:
-            self.close()
+        if self.steps >= self._local_steps:  # more, where a state saved with longer rounds was loaded
+            self.synchronize()
         else:
             self._masters.publish()
 
     @torch.no_grad()
-    def close(self) -> None:
+    def synchronize(self) -> None:
         """Average what the ranks moved since the round was opened; nothing to do if none is open."""
         if self.steps == 0:
             return
-        for lane, common, common_views in zip(self.lanes, self._common, self._common_views, strict=True):
-            torch._foreach_copy_(lane.vector_views, lane.parameters)
-            torch.sub(common, lane.vector, out=lane.vector)
-            lane.aggregate()
-            common.sub_(lane.mean)
-            torch._foreach_copy_(lane.parameters, common_views)
-        self._masters.publish()
-        self.steps = 0
-        self.rounds += 1
+        try:
+            for lane, common in zip(self.lanes, self._common, strict=True):
+                torch._foreach_copy_(lane.vector_views, lane.parameters)
+                torch.sub(common, lane.vector, out=lane.vector)
+                lane.aggregate()
+                common.sub_(lane.mean)
+            self.rounds += 1
+        finally:
+            for lane, common_views in zip(self.lanes, self._common_views, strict=True):
+                torch._foreach_copy_(lane.parameters, common_views)
+            self._masters.publish()
+            self.steps = 0
 
     def drop_gradients(self, set_to_none: bool) -> None:
         """Clear the gradients that the optimizer cannot see, because it holds masters in their place."""
@@ -94,3 +138,23 @@ class UpdateRounds:
             master.copy_(saved)
         for flat, saved in zip(self._common, state["common"], strict=False):
             flat.copy_(saved)
+
+    def _any_nonfinite(self) -> bool:
+        """Whether a rank's gradients hold NaN or infinity; the same answer on all, and a warning at the first."""
+        comm, text = self._comm, "the check of gradients before an optimizer step"
+        comm.agree(fingerprint(text), lambda: text)
+        gradients = [parameter.grad for lane in self.lanes for parameter in lane.parameters]
+        ranks = nonfinite.flags(comm, not all(gradient is None or _all_finite(gradient) for gradient in gradients))
+        if ranks and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"rank {comm.rank} of {comm.size}: this step and others like it are skipped, as the gradients of "
+                f"{len(ranks)} rank(s), the first of them rank {ranks[0]}, hold NaN or infinity",
+                RuntimeWarning, stacklevel=4,
+            )  # fmt: skip
+        return bool(ranks)
+
+
+def _all_finite(gradient: Tensor) -> bool:
+    values = gradient._values() if gradient.is_sparse else gradient
+    return bool(torch.isfinite(values).all())

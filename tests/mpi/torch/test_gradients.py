@@ -111,3 +111,58 @@ def test_an_unfrozen_parameter_is_reported_by_name(comm: Communicator) -> None:
     model[0].weight.requires_grad_(True)
     with pytest.raises(ValueError, match=r"'0\.weight' was frozen"):
         optimizer.step()
+
+
+def test_a_parameter_frozen_after_wrapping_is_reported_by_name(comm: Communicator) -> None:
+    model = make_model()
+    optimizer = wrap(model, Dense(), comm)
+    train(model, optimizer, comm, range(2))
+    before = parameters_of(model)
+    model[0].weight.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"'0\.weight' was frozen after"):
+        train(model, optimizer, comm, range(2, 3))
+    assert torch.equal(parameters_of(model), before)
+
+
+def test_synchronize_averages_so_that_the_mean_can_be_clipped(comm: Communicator) -> None:
+    model = make_model()
+    optimizer = wrap(model, Dense(), comm)
+    inputs, labels = batch(comm.rank)
+    nn.functional.cross_entropy(model(inputs), labels).backward()
+    optimizer.synchronize()
+    optimizer.synchronize()  # no more to do
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm=0.01)
+    optimizer.step()
+    assert optimizer.rounds == 1
+
+    alone = make_model()
+    plain = torch.optim.SGD(alone.parameters(), lr=0.05, momentum=0.9)
+    for rank in range(comm.size):
+        inputs, labels = batch(rank)
+        (nn.functional.cross_entropy(alone(inputs), labels) / comm.size).backward()
+    torch.testing.assert_close(norm, nn.utils.clip_grad_norm_(alone.parameters(), max_norm=0.01))
+    plain.step()
+    torch.testing.assert_close(parameters_of(model), parameters_of(alone))
+
+
+@pytest.mark.parametrize("forget", ["step", "zero_grad", "closure"])
+def test_synchronize_stands_for_the_averaging_of_the_next_step_only(comm: Communicator, forget: str) -> None:
+    parameter = nn.Parameter(torch.zeros(2))
+    optimizer = DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), Dense(), comm, synchronize="gradients")
+    parameter.grad = torch.zeros(2)
+    optimizer.synchronize()
+    if forget == "step":
+        optimizer.step()
+    elif forget == "zero_grad":
+        optimizer.zero_grad()
+
+    def closure() -> float:
+        parameter.grad = torch.full((2,), float(comm.rank))
+        return 0.0
+
+    if forget == "closure":
+        optimizer.step(closure)
+    else:
+        closure()
+        optimizer.step()
+    torch.testing.assert_close(parameter.detach(), torch.full((2,), -(comm.size - 1) / 2))

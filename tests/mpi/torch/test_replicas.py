@@ -45,6 +45,20 @@ def test_broadcast_refuses_what_is_not_a_tensor_by_name(comm: Communicator) -> N
         broadcast_parameters({"epoch": 3}, comm)  # type: ignore[dict-item]
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [(3, "'a' is a int"), (torch.zeros(2, device="meta"), "'a' lives on meta")],
+    ids=["type", "device"],
+)
+def test_what_one_rank_cannot_broadcast_is_told_on_every_rank(comm: Communicator, entry: object, message: str) -> None:
+    mine = entry if comm.rank == 1 else torch.zeros(2)
+    expected = (TypeError, ValueError) if comm.rank == 1 else CollectiveMismatch
+    with pytest.raises(expected, match=rf"rank 1 of {comm.size}, broadcast_parameters: .*{message}"):
+        broadcast_parameters({"a": mine}, comm)  # type: ignore[dict-item]
+    comm.barrier()
+
+
 def test_average_buffers_averages_floats_and_leaves_counts(comm: Communicator) -> None:
     norm = nn.BatchNorm1d(4)
     norm.running_mean.fill_(comm.rank)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import io
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from collectives import Communicator
 from mpicomp import Dense, Marsit
-from tests.mpi.torch.training import make_model, parameters_of, train, wrap
+from tests.mpi.torch.training import make_model, on_all_ranks, parameters_of, train, wrap
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
@@ -32,6 +35,52 @@ def test_resumed_training_has_the_same_bits(
     distributed.load_state_dict(saved[1])
     train(resumed, distributed, comm, range(10, 25))
     assert torch.equal(parameters_of(resumed), parameters_of(model))
+
+
+def through_torch_load(state: dict[str, Any]) -> dict[str, Any]:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    loaded: dict[str, Any] = torch.load(file, weights_only=True)
+    return loaded
+
+
+def with_arrays(state: dict[str, Any]) -> dict[str, Any]:
+    """The state with the aggregators' own arrays, as it was kept formerly."""
+    state = copy.deepcopy(state)
+    for aggregator in state["mpicomp"]["aggregators"]:
+        aggregator.update({key: value.numpy() for key, value in aggregator.items() if torch.is_tensor(value)})
+    return state
+
+
+@pytest.mark.parametrize("kept", [through_torch_load, with_arrays])
+def test_state_comes_back_from_a_file_of_tensors_and_from_arrays(
+    comm: Communicator, kept: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    model = make_model()
+    distributed = wrap(model, Marsit(full_precision_every=7), comm, "adam")
+    train(model, distributed, comm, range(5))
+    parameters, state = copy.deepcopy(model.state_dict()), kept(distributed.state_dict())
+    train(model, distributed, comm, range(5, 10))
+
+    resumed = make_model(seed=5)
+    distributed = wrap(resumed, Marsit(full_precision_every=7), comm, "adam")
+    resumed.load_state_dict(parameters)
+    distributed.load_state_dict(state)
+    train(resumed, distributed, comm, range(5, 10))
+    assert torch.equal(parameters_of(resumed), parameters_of(model))
+
+
+def test_a_state_from_longer_rounds_closes_its_round_at_the_next_step(comm: Communicator) -> None:
+    model = make_model()
+    distributed = wrap(model, Dense(), comm, synchronize="updates", local_steps=5)
+    train(model, distributed, comm, range(4))
+    saved = copy.deepcopy(distributed.state_dict())
+    distributed = wrap(model, Dense(), comm, synchronize="updates", local_steps=2)
+    distributed.load_state_dict(saved)
+    train(model, distributed, comm, range(4, 5))
+    assert not distributed.in_round
+    assert all(torch.equal(other, parameters_of(model)) for other in on_all_ranks(parameters_of(model), comm))
 
 
 def test_state_is_a_copy(comm: Communicator) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from collectives import Communicator
+from collectives.errors import CollectiveMismatch
 from mpicomp import Dense, Marsit
 from mpicomp.torch import DistributedOptimizer
 from tests.mpi.torch.training import make_model, train, wrap
@@ -76,3 +77,12 @@ def test_a_parameter_group_comes_before_wrapping(comm: Communicator) -> None:
     optimizer = wrap(make_model(), Dense(), comm)
     with pytest.raises(NotImplementedError, match="before wrapping"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+
+
+@pytest.mark.mpi(min_size=2)
+def test_what_one_rank_cannot_wrap_is_told_on_every_rank(comm: Communicator) -> None:
+    model = nn.Linear(2, 2, device="meta" if comm.rank == 1 else "cpu")
+    expected = ValueError if comm.rank == 1 else CollectiveMismatch
+    with pytest.raises(expected, match=rf"rank 1 of {comm.size}: parameter 'weight' lives on meta"):
+        wrap(model, Dense(), comm)
+    comm.barrier()

@@ -1,0 +1,126 @@
+"""What is left behind by a round that fails, and by gradients that are not finite, under "updates"."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from collectives import Communicator
+from collectives.errors import CollectiveMismatch, NonFiniteGradient
+from mpicomp import Dense, Marsit
+from mpicomp.torch import DistributedOptimizer
+from tests.mpi.torch.training import batch, make_model, on_all_ranks, parameters_of, train, wrap
+
+
+def bad_step(model: nn.Module, optimizer: torch.optim.Optimizer, comm: Communicator) -> None:
+    """A step for which the last rank's gradient holds a NaN."""
+    inputs, labels = batch(comm.rank, next(model.parameters()).dtype)
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(inputs), labels).backward()
+    if comm.rank == comm.size - 1:
+        next(model.parameters()).grad.view(-1)[0] = float("nan")  # type: ignore[union-attr]
+    optimizer.step()
+
+
+def assert_equal_on_all_ranks(model: nn.Module, comm: Communicator) -> None:
+    mine = parameters_of(model)
+    assert mine.isfinite().all()
+    assert all(torch.equal(other, mine) for other in on_all_ranks(mine, comm))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("local_steps", [1, 3])
+@pytest.mark.parametrize("algorithm", [Dense(), Marsit()], ids=["dense", "marsit"])
+def test_ranks_are_equal_after_a_nan_and_go_on_with_a_restored_optimizer(
+    comm: Communicator, algorithm: object, local_steps: int, dtype: torch.dtype
+) -> None:
+    model = make_model(dtype=dtype)
+    optimizer = wrap(model, algorithm, comm, synchronize="updates", local_steps=local_steps)
+    train(model, optimizer, comm, range(2 * local_steps))
+    saved = copy.deepcopy(optimizer.state_dict())
+    train(model, optimizer, comm, range(local_steps - 1))
+    with pytest.raises(NonFiniteGradient):
+        bad_step(model, optimizer, comm)
+    assert not optimizer.in_round
+    assert_equal_on_all_ranks(model, comm)
+    optimizer.load_state_dict(saved)
+    before = parameters_of(model)
+    train(model, optimizer, comm, range(4 * local_steps))
+    assert optimizer.rounds == 2 + 4
+    assert_equal_on_all_ranks(model, comm)
+    assert not torch.equal(parameters_of(model), before)
+
+
+def test_a_failed_round_leaves_the_last_common_model(comm: Communicator) -> None:
+    model = make_model()
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = DistributedOptimizer(inner, Dense(), comm, synchronize="updates")
+    train(model, optimizer, comm, range(2))
+    before = parameters_of(model)
+    with pytest.raises(NonFiniteGradient):
+        bad_step(model, optimizer, comm)
+    assert torch.equal(parameters_of(model), before)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_go_on_alike_after_a_mismatch(comm: Communicator) -> None:
+    model = make_model()
+    optimizer = wrap(model, Marsit(), comm)
+    train(model, optimizer, comm, range(2))
+    branch = comm.barrier if comm.rank == 1 else partial(train, model, optimizer, comm, range(2, 3))
+    with pytest.raises(CollectiveMismatch):
+        branch()
+    assert_equal_on_all_ranks(model, comm)
+    train(model, optimizer, comm, range(3, 8))
+    assert optimizer.rounds == 7
+    assert_equal_on_all_ranks(model, comm)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("local_steps", [1, 3])
+@pytest.mark.parametrize("inner", ["momentum", "adam"])
+def test_a_skipped_step_leaves_no_trace(comm: Communicator, inner: str, local_steps: int, dtype: torch.dtype) -> None:
+    models = [make_model(dtype=dtype), make_model(dtype=dtype)]
+    for model, disturbed in zip(models, (False, True), strict=True):
+        optimizer = wrap(model, Marsit(nonfinite="skip"), comm, inner, local_steps=local_steps)
+        train(model, optimizer, comm, range(4))
+        if disturbed:
+            with pytest.warns(RuntimeWarning, match=rf"skipped.*the first of them rank {comm.size - 1}"):
+                bad_step(model, optimizer, comm)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                bad_step(model, optimizer, comm)
+            assert all(parameter.grad is None for parameter in model.parameters())
+        train(model, optimizer, comm, range(4, 12))
+        assert optimizer.rounds == 12 // local_steps
+        assert all(aggregator.skipped == 0 for aggregator in optimizer.aggregators)  # type: ignore[attr-defined]
+    assert torch.equal(*map(parameters_of, models))
+
+
+def test_a_closure_and_a_sparse_gradient_can_be_skipped_too(comm: Communicator) -> None:
+    embedding = nn.Embedding(7, 3, sparse=True)
+    with torch.no_grad():
+        embedding.weight.zero_()
+    inner = torch.optim.SparseAdam(list(embedding.parameters()), lr=0.1)
+    optimizer = DistributedOptimizer(inner, Marsit(nonfinite="skip"), comm)
+    scale = float("inf") if comm.rank == 0 else 1.0
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = embedding(torch.tensor([1, 2])).sum() * scale
+        loss.backward()
+        return 5.0
+
+    with pytest.warns(RuntimeWarning, match="skipped"):
+        assert optimizer.step(closure) == 5.0
+    assert optimizer.rounds == 0
+    assert not embedding.weight.any()
+    scale = 1.0
+    optimizer.step(closure)
+    assert optimizer.rounds == 1
+    assert embedding.weight.any()
