@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -34,9 +34,11 @@ SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces
 NETWORK_PIECE_BYTES = 57_344  # between nodes: just under what MPI sends eagerly
 OWN_DENSE_BYTES = 4 << 20  # from here up "auto" takes the ring for dense sums, below it MPI's own all-reduce
 LATENCY_BYTES = 16_384  # packed payloads below this go in the fewest rounds
+MOST_REMEMBERED = 512  # programs, and calls, of different lengths
 _FIXED_TAGS, _ROLLING_TAGS = range(1, 16_000), range(16_000, 32_000)
 
 Op = Literal["sum", "mean"]
+_Value = TypeVar("_Value")
 
 
 class Communicator:
@@ -148,7 +150,7 @@ class Communicator:
             plan = self._plans.get(topology)
             if plan is None:
                 plan = self._plans[topology] = topology.plan(self.rank, self.size)
-            found = self._programs[key] = compile_plan(plan, n, alignment, piece_elements)
+            found = _remember(self._programs, key, compile_plan(plan, n, alignment, piece_elements))
         return found
 
     def fixed_tag(self) -> int:
@@ -384,7 +386,7 @@ class Communicator:
         found = self._calls.get(key)
         if found is None:
             text = f"{name}({op}) of {source.dtype}{list(source.shape)} by {self.route}, wire format {VERSION}"
-            found = self._calls[key] = fingerprint(text), lambda: text
+            found = _remember(self._calls, key, (fingerprint(text), lambda: text))
         return found
 
     def _flat(self, x: Any, call: str, allowed: tuple[str, ...]) -> Flat:
@@ -409,3 +411,11 @@ class Communicator:
             problem = "out overlaps the array; pass the array itself or one that shares no memory with it"
             self.refuse(ValueError(f"rank {self.rank} of {self.size}, {call}: {problem}"), call)
         return source, target, result
+
+
+def _remember(known: dict[Any, _Value], key: Any, value: _Value) -> _Value:
+    """Keep a value, and forget the oldest one of too many."""
+    if len(known) >= MOST_REMEMBERED:
+        del known[next(iter(known))]
+    known[key] = value
+    return value

@@ -201,7 +201,7 @@ class MarsitAggregator(VectorAggregator):
             self._positive, self._negative = self._steps.view(self._words), self._minus_steps.view(self._words)
         else:
             self._positive, self._negative = np.zeros(count, self._words), np.zeros(count, self._words)
-        self._elements = max(1, n * comm.size)
+        self._elements = max(1, int(self._lengths.sum()) * comm.size)
         self._counts = np.maximum(1.0, self._lengths * comm.size)
         self.clipped_fraction = 0.0
         self._values: NDArray[Any] = self._sums
@@ -219,7 +219,7 @@ class MarsitAggregator(VectorAggregator):
     def _reduce(self, values: NDArray[Any], out: NDArray[Any], traffic: Traffic) -> None:
         options, every = self.options, self.options.full_precision_every
         self._values = values
-        if options.nonfinite == "skip" and nonfinite.flags(self.comm, not all_finite(values)):
+        if options.nonfinite == "skip" and nonfinite.flags(self.comm, not all_finite(values), traffic):
             self.skipped += 1
             out[:] = 0
         elif every is not None and self.step % every == 0:

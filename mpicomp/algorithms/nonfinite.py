@@ -7,17 +7,20 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives import Communicator, NonFiniteGradient
+from collectives import Communicator, NonFiniteGradient, Traffic
 from collectives.arrays import widen
 from collectives.dense import SIXTEEN_BIT
 from mpicomp.kernels.sign import all_finite
 
 
-def flags(comm: Communicator, mine: bool) -> tuple[int, ...]:
-    """Ranks that raise their flag."""
+def flags(comm: Communicator, mine: bool, traffic: Traffic | None = None) -> tuple[int, ...]:
+    """Ranks that raise their flag; counted into `traffic`."""
     everyone = np.zeros(comm.size, np.uint8)
     request = comm.mpi_comm.Iallgather(np.array([mine], np.uint8), everyone)
     comm.wait(request, lambda: f"rank {comm.rank} of {comm.size}: the ranks' NaN flags do not arrive")
+    if traffic is not None:
+        traffic.bytes_sent += comm.size - 1
+        traffic.messages += comm.size - 1
     return tuple(int(rank) for rank in np.flatnonzero(everyone))
 
 

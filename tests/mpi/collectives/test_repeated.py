@@ -57,3 +57,13 @@ def test_calls_are_still_compared(mpi_comm: MPI.Intracomm, monkeypatch: pytest.M
         with pytest.raises(CollectiveMismatch):
             comm.allreduce(np.ones(3 + comm.rank))
         assert comm.allreduce(np.ones(3))[0] == comm.size
+
+
+def test_vectors_of_ever_new_lengths_take_no_more_memory(
+    mpi_comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("collectives.communicator.MOST_REMEMBERED", 4)
+    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
+        for n in range(20):
+            assert (comm.allreduce(np.ones(n)) == comm.size).all()
+        assert len(comm._programs) == len(comm._calls) == 4
