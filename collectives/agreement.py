@@ -13,9 +13,9 @@ from typing import NoReturn
 import numpy as np
 from mpi4py import MPI
 
-from collectives.errors import CollectiveMismatch, CollectiveTimeout
+from collectives.errors import CollectiveMismatch
 from collectives.repeated import Repeated
-from collectives.roll_call import RollCall
+from collectives.roll_call import RollCall, named
 from collectives.traffic import Traffic
 from collectives.waiting import wait
 
@@ -39,7 +39,7 @@ class Agreement:
 
     def __init__(self, comm: MPI.Comm, timeout_s: float) -> None:
         self._comm, self._timeout_s = comm, timeout_s
-        self._roll_call = RollCall(comm, timeout_s)
+        self.roll_call = RollCall(comm, timeout_s)
         self._calls = 0
         self._describe: Callable[[], str] | None = None  # of the check under way
         self._mine, self._least = np.zeros(2, np.int64), np.zeros(2, np.int64)
@@ -104,13 +104,7 @@ class Agreement:
         if describe is None:
             return
         assert self._comparison is not None
-        roll_call = self._roll_call
-        try:
-            wait(self._comparison.request, self._timeout_s, lambda: self.waiting(describe()), roll_call.begun)
-        except CollectiveTimeout as error:
-            missing = roll_call.silent()
-            answers = f"no answer from {_named(missing)}" if missing else "all ranks answer"
-            raise CollectiveTimeout(f"{error}; {answers}") from None
+        self.roll_call.wait(self._comparison.request, lambda: self.waiting(describe()))
         self.agreed()
 
     def check(self, mark: int, describe: Callable[[], str], traffic: Traffic | None = None) -> None:
@@ -137,7 +131,7 @@ class Agreement:
         calls: dict[str, list[int]] = {}
         for rank, call in enumerate(gather_texts(self._comm, mine, self._timeout_s)):
             calls.setdefault(call, []).append(rank)
-        listed = "; ".join(f"{_named(ranks)}: {call}" for call, ranks in calls.items())
+        listed = "; ".join(f"{named(ranks)}: {call}" for call, ranks in calls.items())
         if len(calls) == 1:
             listed += " (the same call, but after a different number of collectives)"
         raise CollectiveMismatch(
@@ -159,15 +153,3 @@ def gather_texts(comm: MPI.Comm, text: str, timeout_s: float) -> list[str]:
     wait(comm.Iallgatherv(mine, [everything, lengths]), timeout_s, waiting)
     ends = np.cumsum(lengths)
     return [bytes(everything[end - length : end]).decode() for end, length in zip(ends, lengths, strict=True)]
-
-
-def _named(ranks: list[int]) -> str:
-    """0, 1, 2, 5 as "ranks 0-2, 5"."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    listed = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
-    return f"rank{'s'[: len(ranks) > 1]} {listed}"

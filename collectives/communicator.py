@@ -15,7 +15,7 @@ from collectives import exchange
 from collectives.agreement import Agreement, fingerprint
 from collectives.arrays import FLOATS, INTEGERS, Flat, empty_like, flat, narrow, widen
 from collectives.dense import SIXTEEN_BIT, DensePayload
-from collectives.errors import CollectiveMismatch, CommunicatorClosed, PeerFailure
+from collectives.errors import CollectiveMismatch, CollectiveTimeout, CommunicatorClosed, PeerFailure
 from collectives.execute import Execution, Payload
 from collectives.halving import HalvingDoubling
 from collectives.handle import Handle
@@ -25,7 +25,7 @@ from collectives.program import Program, compile_plan
 from collectives.ring import Ring
 from collectives.topologies import topology as topology_of
 from collectives.traffic import Traffic
-from collectives.waiting import Patience, wait
+from collectives.waiting import Patience
 
 VERSION = 1  # of the wire format: ranks must agree on it
 DENSE_PIECE_BYTES = 1 << 20
@@ -204,7 +204,7 @@ class Communicator:
     def wait(self, request: MPI.Request, describe: Callable[[], str]) -> None:
         """Poll a request of this communicator's up to the timeout."""
         try:
-            wait(request, self.timeout, describe)
+            self._agreement.roll_call.wait(request, describe)
         except BaseException as error:
             self.abandon(error)
             raise
@@ -241,6 +241,8 @@ class Communicator:
         """
         self._broken = self._broken or f"an earlier call failed: {error!r}"
         immortalize(self, *alive)
+        if isinstance(error, CollectiveTimeout):
+            self._agreement.roll_call.answer()
         if isinstance(error, MPI.Exception):
             raise PeerFailure(f"rank {self.rank} of {self.size}: MPI says {error}") from error
 

@@ -97,7 +97,7 @@ def test_a_stopped_rank_ends_the_run_and_is_named_once(jobs: Jobs, tmp_path: Pat
     ended, output = job.finish()
     assert ended != 0
     (error,) = (line for line in output.splitlines() if "error: " in line)
-    assert re.search(r"error: rank 0 of 3[:,] .*(no answer from rank 1|nothing from rank)", error), error
+    assert re.search(r"error: rank \d of 3[:,] .*(no answer from rank 1|nothing from rank)", error), error
     job.await_end(stopped)
 
 
