@@ -111,6 +111,7 @@ def test_a_long_sequence_of_collectives_stays_in_step(
                 assert comm.broadcast(np.array([comm.rank + k]), root)[0] == root + k
 
 
+@pytest.mark.mpi(min_size=2)
 def test_tags_stay_below_the_bound_and_come_round_again(comm: Communicator) -> None:
     bound = min(32_767, MPI.COMM_WORLD.Get_attr(MPI.TAG_UB))
     tags = [comm._next_tag() for _ in range(16_000 - 5)]

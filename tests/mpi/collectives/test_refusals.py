@@ -67,6 +67,7 @@ def test_pieces_of_different_lengths_are_a_mismatch(mpi_comm: MPI.Intracomm) -> 
         comm.allreduce(np.ones(300))
 
 
+@pytest.mark.mpi(min_size=2)
 def test_an_interrupted_call_closes_the_communicator(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*args: Any) -> None:
         raise KeyboardInterrupt

@@ -59,6 +59,7 @@ def test_calls_are_still_compared(mpi_comm: MPI.Intracomm, monkeypatch: pytest.M
         assert comm.allreduce(np.ones(3))[0] == comm.size
 
 
+@pytest.mark.mpi(min_size=2)
 def test_vectors_of_ever_new_lengths_take_no_more_memory(
     mpi_comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
