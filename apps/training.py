@@ -64,6 +64,7 @@ class Training:
             tuple(epoch * steps_per_epoch for epoch in options.decay_epochs),
             options.decay_factor,
         )
+        _warm_up(algorithm, comm)
         self.epoch = self.step = 0
         self.best_accuracy = 0.0
         self.meter = Meter()
@@ -225,3 +226,11 @@ def _optimizer(options: argparse.Namespace, model: nn.Module) -> torch.optim.Opt
         return torch.optim.Adam(model.parameters(), lr=options.lr, weight_decay=options.weight_decay)
     momentum = options.momentum if options.optimizer == "momentum" else 0.0
     return torch.optim.SGD(model.parameters(), lr=options.lr, momentum=momentum, weight_decay=options.weight_decay)
+
+
+def _warm_up(algorithm: Algorithm, comm: Communicator) -> None:
+    """Have the kernels compiled, on a machine where they never ran, before anything is timed."""
+    n = 8192 * comm.size  # so that every rank merges something
+    aggregator = algorithm.start(comm, n)
+    for _ in range(2):  # with full-precision rounds and without
+        aggregator.aggregate(np.ones(n, np.float32))
