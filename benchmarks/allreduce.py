@@ -14,8 +14,8 @@ from benchmarks.facts import machine_facts
 from benchmarks.record import Record, both, footer, parser, publish, scaled, table
 from benchmarks.timing import alternate, summary
 from collectives import Communicator, Traffic
+from collectives.arrays import aligned_empty
 from mpicomp.bench.measure import gather
-from mpicomp.bench.subjects import aligned_empty
 
 MS = 1e-3
 MPI_ALONE = "MPI_Allreduce"
@@ -42,7 +42,7 @@ TARGETS = {
 def measure(n: int, repeats: int) -> Record | None:
     """Time everything on vectors of `n` elements; collective; rank 0 has the record."""
     with Communicator(topology="ring") as comm, Communicator() as automatic:
-        x, out = aligned_empty(n, np.float32), aligned_empty(n, np.float32)
+        x, out = aligned_empty(n, np.float32, 64), aligned_empty(n, np.float32, 64)
         np.random.default_rng((0, comm.rank)).standard_normal(n, np.float32, out=x)
         aggregators = {name: options.start(comm, n) for name, options in ONE_BIT.items()}
         sides = {

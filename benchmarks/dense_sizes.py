@@ -14,7 +14,7 @@ from benchmarks.facts import machine_facts
 from benchmarks.record import Record, both, footer, parser, publish, scaled, table
 from benchmarks.timing import alternate, summary
 from collectives import Communicator
-from mpicomp.bench.subjects import aligned_empty
+from collectives.arrays import aligned_empty
 
 US = 1e-6
 KIB, MIB = 1 << 10, 1 << 20
@@ -35,7 +35,7 @@ def measure(sizes: Sequence[int], most_repeats: int) -> Record | None:
     with Communicator(topology="ring") as comm, Communicator() as automatic:
         for nbytes in sizes:
             n = nbytes // 4
-            x, out = aligned_empty(n, np.float32), aligned_empty(n, np.float32)
+            x, out = aligned_empty(n, np.float32, 64), aligned_empty(n, np.float32, 64)
             np.random.default_rng((0, comm.rank)).standard_normal(n, np.float32, out=x)
             sides = {
                 "mpi": partial(comm.mpi_comm.Allreduce, x, out),

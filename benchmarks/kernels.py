@@ -12,8 +12,8 @@ from numba import njit
 from benchmarks.facts import machine_facts
 from benchmarks.record import Record, footer, parser, publish, scaled, table
 from benchmarks.timing import Sides, alternate, summary
+from collectives.arrays import aligned_empty
 from collectives.communicator import SHARED_PIECE_BYTES
-from mpicomp.bench.subjects import aligned_empty
 from mpicomp.codecs.sign import mix_words, scratch
 from mpicomp.kernels.random import merge_words
 from mpicomp.kernels.sign import BLOCK, encode, pack, unpack
@@ -59,7 +59,7 @@ def stream_only(out, value):  # type: ignore[no-untyped-def]
 def sides(n: int) -> Sides:
     """What is timed, on vectors of `n` elements."""
     random = np.random.default_rng(0)
-    x, out = aligned_empty(n, np.float32), aligned_empty(n, np.float32)
+    x, out = aligned_empty(n, np.float32, 64), aligned_empty(n, np.float32, 64)
     random.standard_normal(n, np.float32, out=x)
     residual, positions = np.zeros(n, np.float32), out.view(np.uint32)
     bits = random.integers(0, 2**64, -(-n // 64), np.uint64)

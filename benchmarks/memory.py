@@ -19,9 +19,9 @@ import mpicomp
 from benchmarks.facts import forget_peak, machine_facts, peak_resident_bytes, release_free_memory, resident_bytes
 from benchmarks.record import Record, footer, parser, publish, table
 from collectives import Communicator
+from collectives.arrays import aligned_empty
 from mpicomp.algorithms import Algorithm
 from mpicomp.bench.measure import gather
-from mpicomp.bench.subjects import aligned_empty
 
 METHODS: dict[str, Algorithm] = {
     "one-bit alone": mpicomp.Marsit(None, compensation=False, global_step=1.0),
@@ -37,7 +37,7 @@ WARM_UP_ELEMENTS = 1 << 20
 def measure(n: int) -> Record | None:
     """Look at every method on vectors of `n` elements; collective; rank 0 has the record."""
     with Communicator(topology="ring") as comm:
-        x, out = aligned_empty(n, np.float32), aligned_empty(n, np.float32)
+        x, out = aligned_empty(n, np.float32, 64), aligned_empty(n, np.float32, 64)
         np.random.default_rng((0, comm.rank)).standard_normal(n, np.float32, out=x)
         out.fill(0)
         rows: list[dict[str, Any]] = []

@@ -14,7 +14,7 @@ from benchmarks.facts import machine_facts
 from benchmarks.record import Record, both, footer, parser, publish, scaled, table
 from benchmarks.timing import Sides, alternate, summary
 from collectives import Communicator
-from mpicomp.bench.subjects import aligned_empty
+from collectives.arrays import aligned_empty
 from mpicomp.codecs.sign import mix_words, scratch
 from mpicomp.kernels.random import merge_words
 from mpicomp.kernels.sign import BLOCK, encode, pack, unpack
@@ -58,7 +58,7 @@ def measure(counts: Sequence[int], repeats: int) -> Record | None:
     rows: list[dict[str, Any]] = []
     with Communicator() as comm:
         for n in counts:
-            x, out = aligned_empty(n, np.float32), aligned_empty(n, np.float32)
+            x, out = aligned_empty(n, np.float32, 64), aligned_empty(n, np.float32, 64)
             np.random.default_rng((0, comm.rank)).standard_normal(n, np.float32, out=x)
             bare = mpicomp.Marsit(None, compensation=False, global_step=1.0).start(comm, n)
             own = mpicomp.Marsit(None).start(comm, n)

@@ -1,6 +1,6 @@
 """Before a collective starts, all ranks make sure that they are about to make the same one.
 
-One all-reduce of (h, -h) with MIN tells every rank whether all hashes are equal; only if they are not do the
+They compare hashes of it in one exchange, which may sum a small vector as well; only if the hashes differ do the
 descriptions travel, and every rank raises the same error.
 """
 
@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from mpi4py import MPI
+from numpy.typing import NDArray
 
+from collectives.doubling import DIFFERENT, Doubling
 from collectives.errors import CollectiveMismatch
-from collectives.repeated import Repeated
 from collectives.roll_call import RollCall, named
 from collectives.traffic import Traffic
-from collectives.waiting import wait
+from collectives.waiting import SPINS, wait
 
 _MASK = (1 << 62) - 1
-NBYTES = 16  # what one check sends
 
 
 def fingerprint(text: str) -> int:
@@ -35,20 +35,25 @@ class Agreement:
     ----------
     comm : MPI.Comm
     timeout_s : float
+    most_bytes : int
+        Longest vector that may be summed on the way.
     """
 
-    def __init__(self, comm: MPI.Comm, timeout_s: float) -> None:
+    def __init__(self, comm: MPI.Comm, timeout_s: float, most_bytes: int = 0) -> None:
         self._comm, self._timeout_s = comm, timeout_s
         self.roll_call = RollCall(comm, timeout_s)
         self._calls = 0
         self._describe: Callable[[], str] | None = None  # of the check under way
-        self._mine, self._least = np.zeros(2, np.int64), np.zeros(2, np.int64)
-        self._comparison: Repeated | None = None
-        if comm.size > 1:
-            ends = self._mine, self._least, MPI.MIN
-            self._comparison = Repeated(lambda: comm.Allreduce_init(*ends), lambda: comm.Iallreduce(*ends))
+        self._comparison = Doubling(comm, most_bytes) if comm.size > 1 else None
 
-    def begin(self, mark: int, describe: Callable[[], str], traffic: Traffic | None = None) -> None:
+    def begin(
+        self,
+        mark: int,
+        describe: Callable[[], str],
+        traffic: Traffic | None = None,
+        values: NDArray[Any] | None = None,
+        sums: NDArray[Any] | None = None,
+    ) -> None:
         """Start comparing this call with what the other ranks call, once the check before it is over.
 
         Parameters
@@ -59,16 +64,14 @@ class Agreement:
             The call in words; asked for only if the ranks differ.
         traffic : Traffic, optional
             Counted into.
+        values, sums : ndarray, optional
+            What is summed on the way, and where the result goes; see `Doubling.start`.
         """
         self._calls += 1
         if self._comparison is not None:
-            self._mine[0] = (mark + self._calls * 0x9E3779B97F4A7C15) & _MASK
-            self._mine[1] = -self._mine[0]
             self._describe = describe
-            self._comparison.start()
-            if traffic is not None:
-                traffic.bytes_sent += NBYTES
-                traffic.messages += 1
+            mixed = (mark + self._calls * 0x9E3779B97F4A7C15) & _MASK
+            self._comparison.start(mixed, values, sums, traffic)
 
     @property
     def pending(self) -> bool:
@@ -86,10 +89,10 @@ class Agreement:
         if self._describe is None:
             return True
         assert self._comparison is not None
-        if not self._comparison.request.Test():
+        if not self._comparison.Test():
             return False
         describe, self._describe = self._describe, None
-        if self._least[0] != -self._least[1]:
+        if self._comparison.mark == DIFFERENT:
             self._raise(describe())
         return True
 
@@ -104,14 +107,26 @@ class Agreement:
         if describe is None:
             return
         assert self._comparison is not None
-        self.roll_call.wait(self._comparison.request, lambda: self.waiting(describe()))
+        self.roll_call.wait(self._comparison, lambda: self.waiting(describe()))
         self.agreed()
 
-    def check(self, mark: int, describe: Callable[[], str], traffic: Traffic | None = None) -> None:
-        """`begin` and `wait`."""
-        self.begin(mark, describe, traffic)
-        if self._describe is not None:
-            self.wait()
+    def check(
+        self,
+        mark: int,
+        describe: Callable[[], str],
+        traffic: Traffic | None = None,
+        values: NDArray[Any] | None = None,
+        sums: NDArray[Any] | None = None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
+        """`begin`, what can be done `meanwhile`, and `wait`."""
+        self.begin(mark, describe, traffic, values, sums)
+        if meanwhile is not None:
+            meanwhile()
+        for _ in range(SPINS):
+            if self.agreed():
+                return
+        self.wait()
 
     def free(self) -> None:
         """Give MPI's resources back."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int32", "int64")
+PAGE = 4096
 _CPU, _PINNED = 1, 3
 _CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
@@ -133,6 +134,19 @@ def _contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return True
 
 
+def aligned_empty(n: int, dtype: Any, alignment: int = PAGE) -> NDArray[Any]:
+    """A vector that begins at a multiple of `alignment` bytes; by default a page, as buffers of messages should.
+
+    memcpy, in MPI and in the kernel, is many times slower on some processors where the target's offset in its page is
+    1 to 31 bytes more than the source's (seen on AMD Zen 3). No such luck can befall a target that begins a page, since
+    vectors, and pieces of them, begin at multiples of 16 bytes at least.
+    """
+    nbytes = n * np.dtype(dtype).itemsize
+    room = np.empty(nbytes + alignment, np.uint8)
+    start = -room.ctypes.data % alignment
+    return room[start : start + nbytes].view(dtype)
+
+
 def empty_like(array: Any) -> Any:
     """A new array of the same library, shape and element type."""
     if isinstance(array, np.ndarray):
@@ -140,6 +154,12 @@ def empty_like(array: Any) -> Any:
     if hasattr(array, "new_empty"):
         return array.new_empty(array.shape)
     return array.__array_namespace__().empty_like(array)
+
+
+@np.errstate(all="ignore")
+def add(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
+    """a + b; what overflows is infinite, and nobody is warned on one rank alone. `out` is overwritten."""
+    np.add(a, b, out)
 
 
 def widen(values: NDArray[Any], dtype: str, out: NDArray[np.float32]) -> None:

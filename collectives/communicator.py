@@ -4,38 +4,46 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypeVar
 
 import numpy as np
 from mpi4py import MPI
+from numpy.typing import NDArray
 
 from collectives import exchange
 from collectives.agreement import Agreement, fingerprint
-from collectives.arrays import FLOATS, INTEGERS, Flat, empty_like, flat, narrow, widen
-from collectives.dense import SIXTEEN_BIT, DensePayload
+from collectives.arrays import FLOATS, INTEGERS, Flat, aligned_empty, empty_like, flat, narrow, widen
+from collectives.dense import SIXTEEN_BIT, DensePayload, travelling_itemsize
+from collectives.doubling import most_bytes
 from collectives.errors import CollectiveMismatch, CollectiveTimeout, CommunicatorClosed, PeerFailure
-from collectives.execute import Execution, Payload
+from collectives.exchange import Bytes
+from collectives.execute import Execution
 from collectives.halving import HalvingDoubling
 from collectives.handle import Handle
 from collectives.immortal import immortalize
+from collectives.payload import Cache, Payload
 from collectives.plan import Plan, Topology
 from collectives.program import Program, compile_plan
 from collectives.ring import Ring
 from collectives.topologies import topology as topology_of
 from collectives.traffic import Traffic
 from collectives.waiting import Patience
+from collectives.walk import Walk, walks
 
 VERSION = 1  # of the wire format: ranks must agree on it
 DENSE_PIECE_BYTES = 1 << 20
 DENSE_SLOTS = 3
 SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces
 NETWORK_PIECE_BYTES = 57_344  # between nodes: just under what MPI sends eagerly
-OWN_DENSE_BYTES = 4 << 20  # from here up "auto" takes the ring for dense sums, below it MPI's own all-reduce
+# From here up "auto" takes the ring for dense sums, below MPI's own all-reduce: bytes a rank, and bytes altogether.
+RING_BYTES_A_RANK, RING_BYTES = 512 << 10, 4 << 20
 LATENCY_BYTES = 16_384  # packed payloads below this go in the fewest rounds
 MOST_REMEMBERED = 512  # programs, and calls, of different lengths
 _FIXED_TAGS, _ROLLING_TAGS = range(1, 16_000), range(16_000, 32_000)
+
+_WITHIN_A_CALL = 0, lambda: "a dense sum within a call that the ranks agreed on"
 
 Op = Literal["sum", "mean"]
 _Value = TypeVar("_Value")
@@ -59,6 +67,11 @@ class Communicator:
     piece_bytes : int, optional
         Longest message; None: by transport. Equal on all ranks.
 
+    Attributes
+    ----------
+    traffic : Traffic
+        What all calls of `allreduce` cost so far.
+
     Raises
     ------
     TopologyError
@@ -79,7 +92,7 @@ class Communicator:
             raise ValueError(f"piece_bytes must lie in 1 .. {exchange.LARGEST}, not {piece_bytes}")
         parent = MPI.COMM_WORLD if mpi_comm is None else mpi_comm
         self.topology: str | Topology = topology if topology in ("auto", "mpi") else topology_of(topology)
-        if isinstance(self.topology, Topology):
+        if not isinstance(self.topology, str):
             self.topology.plan(parent.rank, parent.size)
         self.mpi_comm = parent.Dup()
         self.mpi_comm.Set_errhandler(MPI.ERRORS_RETURN)
@@ -88,13 +101,16 @@ class Communicator:
         self.one_node = node.size == self.size
         node.Free()
         self.piece_bytes = piece_bytes
+        self.traffic = Traffic()
         self._verify = verify
-        self._agreement = Agreement(self.mpi_comm, timeout)
+        self._swapped_bytes = most_bytes(self.size, self.one_node)
+        self._agreement = Agreement(self.mpi_comm, timeout, self._swapped_bytes)
         self._plans: dict[Topology, Plan] = {}
         self._programs: dict[tuple[Topology, int, int, int], Program] = {}
         self._calls: dict[tuple[str, str, tuple[int, ...]], tuple[int, Callable[[], str]]] = {}
         self._fixed_tag, self._rolling_tag = 0, 0
         self._in_flight: list[Handle] = []
+        self._landing: list[Bytes] = []
         self._broken = ""
 
     def __repr__(self) -> str:
@@ -129,14 +145,14 @@ class Communicator:
 
     def select(self, payload_bytes: int) -> Topology:
         """The topology a payload of this size travels by."""
-        if isinstance(self.topology, Topology):
+        if not isinstance(self.topology, str):
             return self.topology
         return HalvingDoubling() if payload_bytes < LATENCY_BYTES else Ring()
 
     def gathers(self, payload_bytes: int) -> bool:
         """Whether packed payloads of this size get round fastest in one all-gather, merged by every rank for itself."""
         few = payload_bytes * (self.size - 1) <= LATENCY_BYTES
-        return self.size == 1 or (few and not isinstance(self.topology, Topology))
+        return self.size == 1 or (few and isinstance(self.topology, str))
 
     def packed_piece_bytes(self) -> int:
         """Longest message of packed payloads: what suits the transport."""
@@ -164,13 +180,24 @@ class Communicator:
 
     # What algorithms build on ----------------------------------------------------------------------------------------
 
-    def agree(self, mark: int, describe: Callable[[], str], traffic: Traffic | None = None) -> None:
-        """Raise on every rank unless all make this call. See `Agreement.check`."""
+    def agree(
+        self,
+        mark: int,
+        describe: Callable[[], str],
+        traffic: Traffic | None = None,
+        values: NDArray[Any] | None = None,
+        sums: NDArray[Any] | None = None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
+        """Raise on every rank unless all make this call; a small vector may be summed on the way.
+
+        See `Agreement.check`. Without a check nothing is done `meanwhile` either.
+        """
         if self._broken or self._in_flight:
             self._settle()
-        if self._verify:
+        if self._verify or values is not None:
             try:
-                self._agreement.check(mark, describe, traffic)
+                self._agreement.check(mark, describe, traffic, values, sums, meanwhile)
             except CollectiveMismatch:
                 raise  # nothing is in flight
             except BaseException as error:
@@ -196,10 +223,16 @@ class Communicator:
         tag: int,
         traffic: Traffic,
         encoded: Callable[[], None] | None = None,
-        cache: dict[tuple[int, int], MPI.Prequest] | None = None,
+        cache: Cache | None = None,
     ) -> None:
         """Run a program to its end."""
-        self._run(Execution(self.mpi_comm, program, payload, tag, self.timeout, traffic, encoded, cache))
+        kind = Walk if walks(program, payload) else Execution
+        execution = kind(self.mpi_comm, program, payload, tag, self.timeout, traffic, encoded, cache)
+        try:
+            execution.run()
+        except BaseException as error:
+            self.abandon(error, execution)
+            raise
 
     def wait(self, request: MPI.Request, describe: Callable[[], str]) -> None:
         """Poll a request of this communicator's up to the timeout."""
@@ -207,13 +240,6 @@ class Communicator:
             self._agreement.roll_call.wait(request, describe)
         except BaseException as error:
             self.abandon(error)
-            raise
-
-    def _run(self, execution: Execution) -> None:
-        try:
-            execution.run()
-        except BaseException as error:
-            self.abandon(error, execution)
             raise
 
     def _progress(self) -> None:
@@ -277,9 +303,9 @@ class Communicator:
             This rank's array cannot be reduced; the others then raise CollectiveMismatch.
         """
         source, target, result = self._arrays(x, op, out)
-        traffic = Traffic()
-        self.agree(*self._call(source, op), traffic)
-        self.dense(source.values, source.dtype, op == "mean", target.values, traffic)
+        call = self._call(source, op)
+        self.dense(source.values, source.dtype, op == "mean", target.values, self.traffic, call)
+        self.traffic.calls += 1
         return result
 
     def iallreduce(self, x: Any, op: Op = "sum", out: Any = None) -> Handle:
@@ -294,68 +320,114 @@ class Communicator:
 
         def start() -> Execution:
             # a call that the ranks do not agree on takes no tag, be it made by another method elsewhere
-            tag = self._next_tag()
-            return self._dense_run(source.values, source.dtype, op == "mean", target.values, Traffic(), tag)
+            vectors = source.values, source.dtype, op == "mean", target.values
+            made = self._dense_payload(*vectors, _fresh_places)
+            return Execution(self.mpi_comm, *made, self._next_tag(), self.timeout, Traffic())
 
         patience = Patience(self.timeout, lambda: self._agreement.waiting(describe()))
         handle = Handle(self._agreement.agreed, start, self._progress, patience, result)
         self._in_flight.append(handle)
         return handle
 
-    def dense(self, values: Any, dtype: str, mean: bool, out: Any, traffic: Traffic) -> None:
-        """Sum or mean of flat vectors that the ranks have agreed on, by whichever way is faster.
+    def dense(
+        self,
+        values: NDArray[Any],
+        dtype: str,
+        mean: bool,
+        out: NDArray[Any],
+        traffic: Traffic,
+        call: tuple[int, Callable[[], str]] | None = None,
+        spare: Sequence[NDArray[Any]] = (),
+    ) -> None:
+        """Sum or mean of flat vectors, by whichever way is fastest.
 
-        values, out : ndarray[n]; bfloat16 is uint16, named by `dtype`. `out` is overwritten and may be `values`. For a
-        16-bit dtype `values` may also be a float32 copy, which is overwritten.
+        Parameters
+        ----------
+        values : ndarray[n]
+            bfloat16 is uint16. Of a 16-bit dtype also a float32 copy, which is overwritten.
+        dtype : str
+            Element type: NumPy does not know bfloat16.
+        mean : bool
+            Divide by the number of ranks.
+        out : ndarray[n]
+            Overwritten with the result; may be `values`.
+        traffic : Traffic
+            Counted into.
+        call : (int, callable), optional
+            What `agree` is to compare; None: the ranks have agreed.
+        spare : sequence of ndarray
+            Memory that messages may land in; overwritten.
         """
+        nbytes = values.size * travelling_itemsize(values, dtype)
+        swaps = self.size > 1 and self.topology == "auto" and nbytes <= self._swapped_bytes
+        if call is not None and not swaps:
+            self.agree(*call, traffic)
         if self.size == 1:
             if values.dtype == out.dtype:
                 out[:] = values
             else:
                 narrow(values, dtype, out)
-            return
-        if self._uses_mpi(values.nbytes):
+        elif swaps or self._uses_mpi(nbytes):
             start = time.perf_counter()
-            try:
-                self._dense_mpi(values, dtype, mean, out, traffic)
-            except BaseException as error:
-                self.abandon(error, values, out)
-                raise
+            source, sums = values, out
+            if dtype in SIXTEEN_BIT:
+                source = sums = values if values.dtype == np.float32 else np.empty(values.size, np.float32)
+                if sums is not values:
+                    widen(values, dtype, sums)
+            if swaps:
+                self.agree(*(call or _WITHIN_A_CALL), traffic, source, sums)
+            else:
+                # MPI reduces in place on all ranks or on none, so that must not hang on what this rank's `out` is
+                if np.may_share_memory(source, sums) and dtype not in SIXTEEN_BIT:
+                    source = source.copy()
+                self._sum_by_mpi(source, sums, traffic)
+            if mean:
+                np.divide(sums, self.size, out=sums)
+            if sums is not out:
+                narrow(sums, dtype, out)
             traffic.seconds_total += time.perf_counter() - start
-            return
-        self._run(self._dense_run(values, dtype, mean, out, traffic, self._next_tag()))
+        else:
+            program, payload = self._dense_payload(values, dtype, mean, out, lambda nbytes: self._places(nbytes, spare))
+            self.execute(program, payload, self._next_tag(), traffic)
 
     def _uses_mpi(self, nbytes: int) -> bool:
-        return self.size > 1 and (self.topology == "mpi" or (self.topology == "auto" and nbytes < OWN_DENSE_BYTES))
+        own = min(RING_BYTES, RING_BYTES_A_RANK * self.size)
+        return self.topology == "mpi" or (self.topology == "auto" and nbytes < own)
 
-    def _dense_run(self, values: Any, dtype: str, mean: bool, out: Any, traffic: Traffic, tag: int) -> Execution:
-        itemsize = 4 if dtype in SIXTEEN_BIT else values.itemsize
-        topology = self.topology if isinstance(self.topology, Topology) else Ring()
+    def _dense_payload(
+        self,
+        values: NDArray[Any],
+        dtype: str,
+        mean: bool,
+        out: NDArray[Any],
+        places: Callable[[int], Sequence[Bytes]],
+    ) -> tuple[Program, DensePayload]:
+        """What sums along the plan; `places` gives messages of so many bytes where to land."""
+        topology = Ring() if isinstance(self.topology, str) else self.topology
+        itemsize = travelling_itemsize(values, dtype)
         program = self.program(topology, values.size, 64, max(1, (self.piece_bytes or DENSE_PIECE_BYTES) // itemsize))
-        payload = DensePayload(program, values, dtype, mean, DENSE_SLOTS, out)
-        return Execution(self.mpi_comm, program, payload, tag, self.timeout, traffic)
+        return program, DensePayload(program, values, dtype, mean, places(program.longest_piece * itemsize), out)
 
-    def _dense_mpi(self, values: Any, dtype: str, mean: bool, out: Any, traffic: Traffic) -> None:
-        # MPI reduces in place on all ranks or on none, so that must not hang on what this rank's `out` is
-        source: Any = values
-        sums = out
-        if dtype in SIXTEEN_BIT:
-            sums = values
-            if values.dtype != np.float32:
-                sums = np.empty(values.size, np.float32)
-                widen(values, dtype, sums)
-            source = MPI.IN_PLACE
-        elif np.may_share_memory(values, out):
-            source = values.copy()
+    def _places(self, nbytes: int, spare: Sequence[NDArray[Any]]) -> list[Bytes]:
+        """Where messages of a dense sum land: in what is lent, else in what is kept here from one call to the next."""
+        places = [array.reshape(-1).view(np.uint8) for array in spare if array.nbytes >= nbytes][:DENSE_SLOTS]
+        missing = DENSE_SLOTS - len(places)
+        if any(place.nbytes < nbytes for place in self._landing):
+            self._landing = []
+        while len(self._landing) < missing:
+            self._landing.append(aligned_empty(nbytes, np.uint8))
+        return places + self._landing[:missing]
+
+    def _sum_by_mpi(self, source: NDArray[Any], sums: NDArray[Any], traffic: Traffic) -> None:
         # with its type named, since mpi4py derives none for memory that is not aligned
         kind = MPI.Datatype.fromcode(sums.dtype.char)
-        message = source if source is MPI.IN_PLACE else [source, sums.size, kind]
-        request = self.mpi_comm.Iallreduce(message, [sums, sums.size, kind])
-        self.wait(request, lambda: f"rank {self.rank} of {self.size}: MPI's all-reduce does not end")
-        if mean:
-            np.divide(sums, self.size, out=sums)
-        if sums is not out:
-            narrow(sums, dtype, out)
+        message: Any = MPI.IN_PLACE if source is sums else [source, sums.size, kind]
+        try:
+            request = self.mpi_comm.Iallreduce(message, [sums, sums.size, kind])
+            self.wait(request, lambda: f"rank {self.rank} of {self.size}: MPI's all-reduce does not end")
+        except BaseException as error:
+            self.abandon(error, source, sums)
+            raise
         rounds = math.ceil(math.log2(self.size))
         traffic.messages += rounds
         traffic.bytes_sent += (
@@ -419,6 +491,10 @@ class Communicator:
             problem = "out overlaps the array; pass the array itself or one that shares no memory with it"
             self.refuse(ValueError(f"rank {self.rank} of {self.size}, {call}: {problem}"), call)
         return source, target, result
+
+
+def _fresh_places(nbytes: int) -> list[Bytes]:
+    return [aligned_empty(nbytes, np.uint8) for _ in range(DENSE_SLOTS)]
 
 
 def _remember(known: dict[Any, _Value], key: Any, value: _Value) -> _Value:

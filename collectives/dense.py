@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from collectives.arrays import narrow, widen
+from collectives.arrays import add, narrow, widen
 from collectives.program import Message, Program
 
 TILE = 32768  # elements added, then divided, while in cache
 SIXTEEN_BIT = ("float16", "bfloat16")
+
+
+def travelling_itemsize(values: NDArray[Any], dtype: str) -> int:
+    """Bytes that an element takes in a message whose sum is not complete."""
+    return 4 if dtype in SIXTEEN_BIT else values.itemsize
 
 
 class DensePayload:
@@ -30,18 +36,24 @@ class DensePayload:
         Element type; bfloat16 is uint16 to NumPy.
     mean : bool
         Divide by the number of ranks.
-    slots : int
-        Messages to be merged that may be under way at once.
+    landing : sequence of uint8[bytes of the longest piece, or more]
+        A place for each message to be merged that may be under way at once.
     out : ndarray[n]
         Overwritten with the result.
     """
 
-    lasting = False
+    brief = True
 
     def __init__(
-        self, program: Program, values: NDArray[Any], dtype: str, mean: bool, slots: int, out: NDArray[Any]
+        self,
+        program: Program,
+        values: NDArray[Any],
+        dtype: str,
+        mean: bool,
+        landing: Sequence[NDArray[np.uint8]],
+        out: NDArray[Any],
     ) -> None:
-        self.slots = slots
+        self.slots = len(landing)
         self._pieces, self._size = program.pieces, program.plan.size
         self._dtype, self._mean = dtype, mean
         self._values, self._out = values, out
@@ -51,7 +63,9 @@ class DensePayload:
         if self._narrow:
             self._sums = values if self._widened else np.empty(values.size, np.float32)
         self._summed = [False] * len(self._pieces)  # whether a piece's state is in the sums (else in the input)
-        self._slots = [np.empty(program.longest_piece, self._sums.dtype) for _ in range(slots)]
+        self._landing = [
+            place[: program.longest_piece * self._sums.itemsize].view(self._sums.dtype) for place in landing
+        ]
 
     def encode(self, piece: int) -> None:
         """Widen 16-bit elements; everything else is sent from where it is."""
@@ -74,7 +88,7 @@ class DensePayload:
 
     def incoming(self, piece: int, slot: int, weight: int) -> Any:
         """See `Payload`."""
-        return self._bytes(self._slots[slot], range(len(self._pieces[piece])))
+        return self._bytes(self._landing[slot], range(len(self._pieces[piece])))
 
     def replacing(self, piece: int, weight: int) -> Any:
         """See `Payload`."""
@@ -87,12 +101,13 @@ class DensePayload:
         """Add; if that completes the sum, divide and round it as well."""
         cut = self._pieces[message.piece]
         held = self._sums if self._summed[message.piece] else self._values
+        landed = self._landing[slot]
         complete = message.weight + message.held_weight == self._size
         self._summed[message.piece] = True
         for start in range(cut.start, cut.stop, TILE):
             tile = slice(start, min(start + TILE, cut.stop))
             sums = self._sums[tile]
-            np.add(held[tile], self._slots[slot][tile.start - cut.start : tile.stop - cut.start], out=sums)
+            add(held[tile], landed[tile.start - cut.start : tile.stop - cut.start], sums)
             if complete and self._mean:
                 np.divide(sums, self._size, out=sums)
             if complete and self._narrow:

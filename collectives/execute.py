@@ -11,51 +11,15 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
 from weakref import WeakMethod
 
 from mpi4py import MPI
 
 from collectives.errors import PeerFailure
+from collectives.payload import Cache, Payload, Requests, not_received, not_sent
 from collectives.program import Message, Program
 from collectives.traffic import Traffic
 from collectives.waiting import Patience
-
-
-class Payload(Protocol):
-    """What travels. Pieces are numbered as in the program; a slot is a place where messages to be merged land.
-
-    Attributes
-    ----------
-    slots : int
-        How many messages to be merged may be under way to this rank at once.
-    lasting : bool
-        The buffers are the same at every call, so that MPI's persistent requests can be used.
-    """
-
-    slots: int
-    lasting: bool
-
-    def encode(self, piece: int) -> None:
-        """Make this rank's own contribution to a piece."""
-
-    def outgoing(self, piece: int, weight: int) -> Any:
-        """Bytes to send: the piece as it is now, speaking for `weight` ranks."""
-
-    def incoming(self, piece: int, slot: int, weight: int) -> Any:
-        """Where a message lands that will be merged."""
-
-    def replacing(self, piece: int, weight: int) -> Any:
-        """Where a message lands that replaces the piece."""
-
-    def prepare(self, message: Message, slot: int) -> None:
-        """Do what part of a merge needs no data yet; called at most once before `merge`."""
-
-    def merge(self, message: Message, slot: int) -> None:
-        """Merge what landed into the piece."""
-
-    def finish(self, piece: int) -> None:
-        """Turn a piece's final state into the result."""
 
 
 class Execution:
@@ -74,8 +38,8 @@ class Execution:
         Counted into.
     encoded : callable, optional
         Called once, when this rank's own contribution is complete.
-    cache : dict
-        Where persistent requests are kept between runs of a program with a lasting payload.
+    cache : dict, optional
+        Where persistent requests are kept between runs of a program on the same buffers.
     """
 
     def __init__(
@@ -87,10 +51,10 @@ class Execution:
         timeout_s: float,
         traffic: Traffic,
         encoded: Callable[[], None] | None = None,
-        cache: dict[tuple[int, int], MPI.Prequest] | None = None,
+        cache: Cache | None = None,
     ) -> None:
-        self._comm, self._program, self._payload, self._tag = comm, program, payload, tag
-        self._traffic, self._encoded, self._cache = traffic, encoded, cache
+        self._program, self._payload, self._requests = program, payload, Requests(comm, tag, cache)
+        self._traffic, self._encoded = traffic, encoded
         # a strong reference would be a cycle: payload and vectors would stay until the garbage collector comes round
         describe = WeakMethod(self._describe)
         self.patience = Patience(timeout_s, lambda: (describe() or str)())
@@ -206,7 +170,7 @@ class Execution:
                 if at < 0 or self._program.chains[piece][at] is not message or not self._sent(piece):
                     return
                 buffer = self._payload.replacing(piece, message.weight)
-            request = self._request((message.index, slot), self._comm.Irecv, self._comm.Recv_init, buffer, message.peer)
+            request = self._requests.receive((message.index, slot), buffer, message.peer)
             self._posted[message.peer].append((request, message, slot))
             self._next_recv += 1
 
@@ -219,21 +183,9 @@ class Execution:
                     self._sends_left[piece] -= 1
         return not self._sends_left[piece]
 
-    def _request(self, key: tuple[int, int], start: Any, init: Any, buffer: Any, peer: int) -> MPI.Request:
-        cache = self._cache
-        if cache is None:
-            request: MPI.Request = start(buffer, peer, self._tag)
-            return request
-        persistent = cache.get(key)
-        if persistent is None:
-            persistent = cache[key] = init(buffer, peer, self._tag)
-        persistent.Start()
-        return persistent
-
     def _send(self, message: Message) -> None:
         buffer = self._payload.outgoing(message.piece, message.weight)
-        key = (message.index, -2)
-        request = self._request(key, self._comm.Isend, self._comm.Send_init, buffer, message.peer)
+        request = self._requests.send(message.index, buffer, message.peer)
         self._sends_left[message.piece] += 1
         self._sending.append((request, message.piece))
         self._traffic.bytes_sent += buffer[1]
@@ -281,9 +233,5 @@ class Execution:
         if oldest is None and self._next_recv < len(self._program.recvs) and not self._sending:
             oldest = self._program.recvs[self._next_recv]
         if oldest is None:
-            peers = sorted({m.peer for m in self._program.sends})
-            return f"{here}: ranks {peers} do not take what was sent to them"
-        life = (
-            f"the last message to arrive was of step {self._last.step}" if self._last else "no message has arrived yet"
-        )
-        return f"{here}, step {oldest.step}: nothing from rank {oldest.peer} for chunk {oldest.chunk} ({life})"
+            return not_sent(here, sorted({m.peer for m in self._program.sends}))
+        return not_received(here, oldest, self._last)

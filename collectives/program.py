@@ -63,6 +63,10 @@ class Program:
         Ranks that this one receives from.
     last_recv : tuple of int
         Per piece, where in its chain the last receive is, after which it is final; -1: none.
+    steps : tuple of (tuple of Message, tuple of Message)
+        Sends and receives of each step of the plan.
+    most_landing : int
+        Messages to be merged that one step receives, at most.
     """
 
     plan: Plan
@@ -73,6 +77,8 @@ class Program:
     encode_order: tuple[int, ...]
     peers_in: tuple[int, ...]
     last_recv: tuple[int, ...]
+    steps: tuple[tuple[tuple[Message, ...], tuple[Message, ...]], ...]
+    most_landing: int
 
     @property
     def longest_piece(self) -> int:
@@ -104,7 +110,9 @@ def compile_plan(plan: Plan, n: int, alignment: int, piece_elements: int) -> Pro
     sends: list[Message] = []
     recvs: list[Message] = []
     first_use: dict[int, None] = {}
+    steps = []
     for number, step in enumerate(plan.steps):
+        before = len(sends), len(recvs)
         # a send carries the chunk as the step found it, so a step's sends come first
         for transfers, messages in ((step.sends, sends), (step.recvs, recvs)):
             is_send = messages is sends
@@ -124,6 +132,7 @@ def compile_plan(plan: Plan, n: int, alignment: int, piece_elements: int) -> Pro
                         first_use[piece] = None
                         sent[piece] += is_send
                         merges[piece] += not is_send and transfer.held_weight > 0
+        steps.append((tuple(sends[before[0] :]), tuple(recvs[before[1] :])))
     return Program(
         plan,
         tuple(cut),
@@ -133,4 +142,6 @@ def compile_plan(plan: Plan, n: int, alignment: int, piece_elements: int) -> Pro
         tuple(first_use) + tuple(piece for piece in range(len(cut)) if piece not in first_use),
         tuple(dict.fromkeys(message.peer for message in recvs)),
         tuple(max((i for i, m in enumerate(chain) if not m.is_send), default=-1) for chain in chains),
+        tuple(steps),
+        max((sum(m.held_weight > 0 for m in received) for _, received in steps), default=0),
     )

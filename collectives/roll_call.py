@@ -13,7 +13,7 @@ from contextlib import suppress
 from mpi4py import MPI
 
 from collectives.errors import CollectiveTimeout
-from collectives.waiting import SLEEP_S, wait
+from collectives.waiting import SLEEP_S, Testable, wait
 
 TAG = 0  # used for nothing else
 ANSWER_S = 1.0  # how long answers are awaited
@@ -34,7 +34,7 @@ class RollCall:
         self._comm, self._timeout_s, self._patience_s = comm, timeout_s, min(ANSWER_S, ANSWER_PART * timeout_s)
         self._calls: list[MPI.Request] = []  # never waited for: a stopped rank takes nothing
 
-    def wait(self, request: MPI.Request, describe: Callable[[], str]) -> None:
+    def wait(self, request: Testable, describe: Callable[[], str]) -> None:
         """Wait for what all ranks take part in; see `waiting.wait`.
 
         Raises

@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from mpi4py import MPI
 
@@ -97,8 +98,16 @@ class Patience:
             _log.warning("%s for %.3g s; giving up after %g s", self._describe(), stalled_s, self._timeout_s)
 
 
+class Testable(Protocol):
+    """What can be polled: MPI's requests, and exchanges of our own."""
+
+    def Test(self) -> bool:  # noqa: N802 - MPI's name
+        """Make progress without waiting; True once it is over."""
+        ...
+
+
 def wait(
-    request: MPI.Request, timeout_s: float, describe: Callable[[], str], hopeless: Callable[[], bool] = lambda: False
+    request: Testable, timeout_s: float, describe: Callable[[], str], hopeless: Callable[[], bool] = lambda: False
 ) -> None:
     """Poll one request until it is done. The parameters are those of `Patience`.
 

@@ -145,7 +145,7 @@ class VectorAggregator(ABC):
             here = f"rank {self.comm.rank} of {self.comm.size}, vector {self.vector_id}: {error}"
             self.comm.refuse(type(error)(here), "aggregate")
         traffic = self.traffic.begin()
-        self.comm.agree(self._mark + self.step, self._describe, traffic)
+        self.comm.agree(self._mark + self.step, self._describe, traffic, meanwhile=self._prepare)
         if self._wide is not None:
             widen(values, self.dtype, self._wide)
             values = self._wide
@@ -162,6 +162,9 @@ class VectorAggregator(ABC):
 
     def _check_ready(self) -> None:  # noqa: B027 - most methods are always ready
         """Raise RuntimeError if an earlier error must be mended first."""
+
+    def _prepare(self) -> None:  # noqa: B027 - most methods have nothing to prepare
+        """Do what this step needs and what changes nothing, while the ranks agree on the call; may be left out."""
 
     @abstractmethod
     def _reduce(self, values: NDArray[Any], out: NDArray[Any], traffic: Traffic) -> None:

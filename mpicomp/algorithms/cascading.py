@@ -65,7 +65,7 @@ class CascadingSSDM:
 class _Payload:
     """Partial sums in float32; compressed just before they are sent."""
 
-    lasting = False
+    brief = False
     slots = 1
 
     def __init__(self, program: Program, rank: int, stream: Stream) -> None:

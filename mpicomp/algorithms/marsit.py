@@ -216,13 +216,21 @@ class MarsitAggregator(VectorAggregator):
                 "or start() anew"
             )
 
+    def _prepare(self) -> None:
+        if not self._in_full_precision():
+            self._exchange.prepare(self.step)
+
+    def _in_full_precision(self) -> bool:
+        every = self.options.full_precision_every
+        return every is not None and self.step % every == 0
+
     def _reduce(self, values: NDArray[Any], out: NDArray[Any], traffic: Traffic) -> None:
-        options, every = self.options, self.options.full_precision_every
+        options = self.options
         self._values = values
         if options.nonfinite == "skip" and nonfinite.flags(self.comm, not all_finite(values), traffic):
             self.skipped += 1
             out[:] = 0
-        elif every is not None and self.step % every == 0:
+        elif self._in_full_precision():
             self._full_precision(out, traffic)
         else:
             self._one_bit(out, traffic)
@@ -253,7 +261,7 @@ class MarsitAggregator(VectorAggregator):
         self._clipped = 0
         self._encoded()
         self._collect(traffic)
-        self.comm.dense(total, self.dtype, True, out, traffic)
+        self.comm.dense(total, self.dtype, True, out, traffic, spare=self._exchange.spare)
         if not nonfinite.all_finite_result(out, self.dtype):
             self._spoiled = self.residual is not None
             raise nonfinite.error(self.comm, (), f"vector {self.vector_id}, step {self.step}")

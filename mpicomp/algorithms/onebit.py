@@ -15,6 +15,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from collectives import Communicator, Traffic
+from collectives.arrays import PAGE, aligned_empty
 from collectives.program import Message, Program
 from collectives.repeated import Repeated
 from mpicomp.codecs.sign import Sign, mix_words, scratch
@@ -24,6 +25,8 @@ from mpicomp.random import GROUP, Stream, source
 MOST_SLOTS = 4
 MEMORY_PART = 0.49  # of the vector's elements that may be under way: two bits each, beside the one bit held
 MEMORY_MATTERS = 1 << 20
+WORDS_A_PAGE = PAGE // 8
+BRIEF_ELEMENTS = 1 << 18  # up to here encoding takes less than keeping account of pieces
 
 Encode = Callable[[int], None]
 
@@ -51,8 +54,10 @@ class Reports:
 
     def __init__(self, comm: Communicator, count: int, words: int = 0) -> None:
         self._comm, self._pending = comm, False
-        self._row = np.zeros(count + words, np.uint64)
-        self._rows = np.zeros((comm.size, count + words), np.uint64)
+        self._row = aligned_empty(count + words, np.uint64)
+        self._rows = aligned_empty(comm.size * self._row.size, np.uint64).reshape(comm.size, -1)
+        self._row[:] = 0
+        self._rows[:] = 0
         self.mine, self.tail = self._row[:count].view(np.float64), self._row[count:]
         self._numbers, self.tails = self._rows[:, :count].view(np.float64), self._rows[:, count:]
         self.everyones = np.zeros((comm.size, count))
@@ -93,11 +98,17 @@ class OneBitExchange(Protocol):
     bits : uint64[ceil(n / 64)]
         This rank's signs, then the merged ones.
     reports : Reports
+    spare : sequence of ndarray
+        Memory that others may use between two runs, the bits' too.
     """
 
     pieces: Any
     bits: NDArray[np.uint64]
     reports: Reports
+    spare: list[NDArray[np.uint64]]
+
+    def prepare(self, step: int) -> None:
+        """Do ahead what a step needs no vector for; may be left out."""
 
     def run(self, step: int, traffic: Traffic, encoded: Callable[[], None]) -> None:
         """Call encode for every piece, `encoded` once they all are, and finish for every piece that is merged."""
@@ -126,12 +137,22 @@ class Gathered:
         self, comm: Communicator, n: int, stream: Stream, tag: int, reports: int, encode: Encode, finish: Encode
     ) -> None:
         self.pieces = [range(n)] if n else []
+        self.spare: list[NDArray[np.uint64]] = []
         self.reports = Reports(comm, reports, -(-n // 64))
         self.bits = self.reports.tail
         self._encode, self._finish = encode, finish
         self._words = np.empty((comm.size - 1, 8 * -(-n // GROUP)), np.uint64)
         self._schedule, self._scratch = stream.schedule(), scratch()
         self._sources = [source(rank) for rank in range(comm.size)]
+        self._drawn = -1  # for which step there are words
+
+    def prepare(self, step: int) -> None:
+        """See `OneBitExchange`: draw the words of all merges."""
+        if self._drawn != step:
+            at = np.uint64(step & 0xFFFFFFFF)
+            for held, words in enumerate(self._words, 1):
+                mix_words(self._schedule, (0, at, self._sources[held]), (1, held), self._scratch, words)
+            self._drawn = step
 
     def run(self, step: int, traffic: Traffic, encoded: Callable[[], None]) -> None:
         """See `OneBitExchange`."""
@@ -141,9 +162,7 @@ class Gathered:
             self._encode(piece)
         encoded()
         sent = clock()
-        at = np.uint64(step & 0xFFFFFFFF)
-        for held, words in enumerate(self._words, 1):
-            mix_words(self._schedule, (0, at, self._sources[held]), (1, held), self._scratch, words)
+        self.prepare(step)
         drawn = clock()
         self.reports.collect(traffic)
         arrived = clock()
@@ -178,9 +197,12 @@ class Travelling:
         self._comm, self._tag = comm, tag
         self._program = comm.program(comm.select(codec.nbytes(n)), n, codec.alignment, piece)
         self.payload = OneBitPayload(self._program, stream, comm.rank, encode, finish)
-        self.pieces, self.bits = self._program.pieces, self.payload.bits
+        self.pieces, self.bits, self.spare = self._program.pieces, self.payload.bits, self.payload.spare
         self.reports = Reports(comm, reports)
         self._requests: dict[tuple[int, int], MPI.Prequest] = {}
+
+    def prepare(self, step: int) -> None:
+        """See `OneBitExchange`: words are drawn piece by piece, when there is nothing else to do."""
 
     def run(self, step: int, traffic: Traffic, encoded: Callable[[], None]) -> None:
         """See `OneBitExchange`."""
@@ -204,27 +226,33 @@ class OneBitPayload:
         Turn this rank's piece into bits; turn the final bits of a piece into the result.
     """
 
-    lasting = True
-
     def __init__(self, program: Program, stream: Stream, rank: int, encode: Encode, finish: Encode) -> None:
         self.encode, self.finish = encode, finish
         self.step = np.uint64(0)
         self._pieces = program.pieces
         n = self._pieces[-1].stop if self._pieces else 0
+        self.brief = n <= BRIEF_ELEMENTS
         longest = program.longest_piece
-        self.bits = np.zeros(-(-n // 64), np.uint64)
+        self.bits = aligned_empty(-(-n // 64), np.uint64)
+        self.bits[:] = 0
         self._held = [self.bits[cut.start // 64 : -(-cut.stop // 64)] for cut in self._pieces]
         self._messages = [[held, held.nbytes, MPI.BYTE] for held in self._held]
         merging = any(message.held_weight for message in program.recvs)
         self.slots = max(1, min(MOST_SLOTS, int(MEMORY_PART * n / longest))) if merging else 0
         groups = -(-longest // GROUP)
-        self._incoming = np.empty((self.slots, -(-longest // 64)), np.uint64)
+        row = -(-longest // (64 * WORDS_A_PAGE)) * WORDS_A_PAGE
+        self._incoming = aligned_empty(self.slots * row, np.uint64).reshape(self.slots, row)
         self._words = np.empty((self.slots, 8 * groups), np.uint64)
         self._drawn = [-1] * self.slots  # which receive's words a slot holds
         self._schedule, self._scratch = stream.schedule(), scratch()
         self._sources = [
             source(rank, ordinal) for ordinal in range(1 + max((m.ordinal for m in program.recvs), default=0))
         ]
+
+    @property
+    def spare(self) -> list[NDArray[np.uint64]]:
+        """Memory that others may use between two runs."""
+        return [self._incoming, self._words, self.bits]
 
     @property
     def nbytes(self) -> int:

@@ -22,12 +22,13 @@ from numpy.typing import NDArray
 import mpicomp
 from collectives import CollectiveError, Communicator
 from collectives.agreement import gather_texts
+from collectives.arrays import aligned_empty
 from collectives.waiting import wait
 from mpicomp.bench import report
 from mpicomp.bench.check import TILE, checked_call
 from mpicomp.bench.measure import measure
 from mpicomp.bench.request import ALLREDUCE, BASELINES, DTYPES, Request
-from mpicomp.bench.subjects import Aggregated, Allreduce, Subject, aligned_empty, baseline
+from mpicomp.bench.subjects import Aggregated, Allreduce, Subject, baseline
 
 __all__ = ["add_arguments", "run"]
 
@@ -155,7 +156,7 @@ def _vectors(comm: Communicator, count: int, dtype: str) -> tuple[tuple[NDArray[
     """Two vectors; or, on every rank, why there is no room for them; collective."""
     vectors, problem = None, ""
     try:
-        vectors = aligned_empty(count, dtype), aligned_empty(count, dtype)
+        vectors = aligned_empty(count, dtype, 64), aligned_empty(count, dtype, 64)
     except (MemoryError, ValueError) as error:
         problem = (
             f"rank {comm.rank} of {comm.size}: --count {count}: {error}; take fewer elements, or fewer ranks per node"

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collectives import Communicator, Traffic
-from collectives.agreement import NBYTES
 from mpicomp.algorithms import Aggregator, Algorithm, Dense
-
-ALIGNMENT = 64
 
 
 class Subject(Protocol):
@@ -53,24 +50,21 @@ class Aggregated:
 
 
 class Allreduce:
-    """`Communicator.allreduce`, the dense sum as a user calls it. It keeps no account: one more call counts for all."""
+    """`Communicator.allreduce`, the dense sum as a user calls it."""
 
     sums = True
 
     def __init__(self, comm: Communicator, x: NDArray[Any]) -> None:
         """See `Subject`."""
-        self._comm, self._calls = comm, 0
-        self._cost = Traffic(calls=1, bytes_sent=NBYTES, messages=1) if comm.size > 1 else Traffic(calls=1)
-        comm.dense(x, x.dtype.name, False, aligned_empty(x.size, x.dtype), self._cost)
+        self._comm = comm
 
     def __call__(self, x: NDArray[Any], out: NDArray[Any]) -> None:
         """Reduce."""
-        self._calls += 1
         self._comm.allreduce(x, "sum", out)
 
     def total(self) -> Traffic:
         """Cost so far."""
-        return Traffic(**{item.name: self._calls * getattr(self._cost, item.name) for item in fields(Traffic)})
+        return replace(self._comm.traffic)
 
 
 class MpiAllreduce:
@@ -98,11 +92,3 @@ def baseline(name: str, comm: Communicator, x: NDArray[Any]) -> Subject | None:
     if name == "mpi":
         return MpiAllreduce(comm, x)
     return Aggregated(Dense(), comm, x.size, x.dtype.name) if name == "dense" else None
-
-
-def aligned_empty(n: int, dtype: Any) -> NDArray[Any]:
-    """A vector that starts at a multiple of 64 bytes, as torch's do: kernels may then store past the caches."""
-    nbytes = n * np.dtype(dtype).itemsize
-    room = np.empty(nbytes + ALIGNMENT, np.uint8)
-    start = -room.ctypes.data % ALIGNMENT
-    return room[start : start + nbytes].view(dtype)

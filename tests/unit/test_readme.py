@@ -18,7 +18,7 @@ import pytest
 import collectives
 import mpicomp
 from apps import options as train_options
-from collectives import communicator
+from collectives import communicator, doubling
 from mpicomp import bench, cli
 from mpicomp.bench.request import Request
 from tests.documents import DOCUMENTS, PROJECT, anchors, commands, inline_code, links, prose, rows
@@ -164,7 +164,10 @@ def test_all_commands_are_in_the_readme() -> None:
 
 def test_thresholds_are_those_of_the_code() -> None:
     text = CHOOSING.read_text()
-    assert f"MPI's own all-reduce below {communicator.OWN_DENSE_BYTES >> 20} MiB" in text
+    a_rank, altogether = communicator.RING_BYTES_A_RANK >> 10, communicator.RING_BYTES >> 20
+    assert f"from {a_rank} KiB per rank, or {altogether} MiB altogether, the ring" in text
+    within, between = doubling.MOST_BYTES_IN_A_NODE >> 10, doubling.MOST_BYTES_BETWEEN_NODES >> 10
+    assert f"no more than {within} KiB over all rounds ({between} KiB between nodes)" in text
     assert f"while the payload is below {communicator.LATENCY_BYTES >> 10} KiB" in text
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from collectives.doubling import Doubling
 from collectives.execute import Execution
+from collectives.walk import Walk
 from tests.mpi.collectives.lanes import parametrize_sizes
 
 TIMEOUT_S = 20.0
@@ -23,13 +26,18 @@ def jitter(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """``jitter(seed)``: from now on this rank sleeps now and then, so that messages arrive in another order."""
 
     def start(seed: int) -> None:
-        turn, chance = Execution.turn, random.Random(seed)
+        chance = random.Random(seed)
 
-        def late(self: Execution) -> bool:
-            if chance.random() < 0.05:
-                time.sleep(chance.random() * 1e-3)
-            return turn(self)
+        def delayed(method: Callable[..., Any], part: float) -> Callable[..., Any]:
+            def late(*args: Any) -> Any:
+                if chance.random() < part:
+                    time.sleep(chance.random() * 1e-3)
+                return method(*args)
 
-        monkeypatch.setattr(Execution, "turn", late)
+            return late
+
+        monkeypatch.setattr(Execution, "turn", delayed(Execution.turn, 0.05))
+        monkeypatch.setattr(Walk, "_step", delayed(Walk._step, 0.5))
+        monkeypatch.setattr(Doubling, "_take", delayed(Doubling._take, 0.5))
 
     return start

@@ -125,7 +125,19 @@ def test_neither_pieces_nor_slots_nor_arrival_order_change_a_sum(
                 assert (comm.allreduce(every[comm.rank]) == expected).all(), (topology, piece_bytes, slots)
     jitter(mpi_comm.rank)
     for topology in tried:
-        with Communicator(mpi_comm, topology, TIMEOUT_S, piece_bytes=2048) as comm:
+        for piece_bytes in (2048, None):
+            with Communicator(mpi_comm, topology, TIMEOUT_S, piece_bytes=piece_bytes) as comm:
+                assert (comm.allreduce(every[comm.rank]) == dense(topology, every)).all(), topology
+
+
+def test_ranks_that_walk_a_plan_and_ranks_that_execute_it_understand_each_other(
+    mpi_comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = vectors(mpi_comm.size, 2503)
+    if mpi_comm.rank % 2:
+        monkeypatch.setattr(communicator, "walks", lambda program, payload: False)
+    for topology in topologies(mpi_comm.size):
+        with Communicator(mpi_comm, topology, TIMEOUT_S) as comm:
             assert (comm.allreduce(every[comm.rank]) == dense(topology, every)).all(), topology
 
 

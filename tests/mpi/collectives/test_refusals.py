@@ -72,8 +72,7 @@ def test_an_interrupted_call_closes_the_communicator(comm: Communicator, monkeyp
     def interrupt(*args: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("collectives.dense.DensePayload.encode", interrupt)
-    monkeypatch.setattr("collectives.roll_call.wait", interrupt)
+    monkeypatch.setattr("collectives.doubling.Doubling.start", interrupt)
     with pytest.raises(KeyboardInterrupt):
         comm.allreduce(np.ones(4))
     with pytest.raises(CommunicatorClosed, match=f"rank {comm.rank} of {comm.size}: .* KeyboardInterrupt"):
