@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from collectives import Communicator
+from collectives.agreement import fingerprint
 from mpicomp.algorithms import Algorithm
 from mpicomp.torch.gradients import GradientRounds
 from mpicomp.torch.lanes import open_lanes
@@ -72,7 +73,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         A parameter is not a floating-point CPU tensor, nothing is to be trained, or an argument is out of range; the
         other ranks then raise CollectiveMismatch.
     CollectiveMismatch
-        The ranks' parameters differ in name, shape or dtype; at the first step, in value.
+        The ranks' options differ, or their parameters in name, shape or dtype; at the first step, in value.
 
     Notes
     -----
@@ -108,6 +109,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         except ValueError as error:
             here = f"rank {self.comm.rank} of {self.comm.size}: {error}"
             self.comm.refuse(ValueError(here), "wrapping an optimizer")
+        options = f"DistributedOptimizer(synchronize={mode!r}, local_steps={local_steps}, bucket_mb={bucket_mb:g})"
+        self.comm.agree(fingerprint(options), lambda: options)
         members = self._members.trained
         require_same_layout({member.name: member.parameter for member in members}, self.comm)
         self._checked_values = False

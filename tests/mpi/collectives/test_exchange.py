@@ -30,11 +30,18 @@ def payload(source: int, nbytes: int, destination: int = 0) -> NDArray[np.uint8]
 SIZES = {
     "growing": lambda source, destination: 1000 * source + destination,
     "one empty": lambda source, destination: 0 if source == 0 or destination == 1 else 77,
-    "only one": lambda source, destination: 300_000 if source == 0 else 0,
+    "only one": lambda source, destination: 30_000 if source == 0 else 0,
     "all empty": lambda source, destination: 0,
 }
 
 
+@pytest.fixture(params=[exchange.LARGEST, 1000], ids=["one-round", "rounds"])
+def largest(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes that one call of MPI may move."""
+    monkeypatch.setattr(exchange, "LARGEST", request.param)
+
+
+@pytest.mark.usefixtures("largest")
 @pytest.mark.parametrize("kind", SIZES)
 def test_all_gather_brings_every_payload_to_every_rank(comm: Communicator, kind: str) -> None:
     sizes, traffic = SIZES[kind], Traffic()
@@ -47,6 +54,7 @@ def test_all_gather_brings_every_payload_to_every_rank(comm: Communicator, kind:
     assert traffic.bytes_sent == (comm.size - 1) * (8 + mine.size)
 
 
+@pytest.mark.usefixtures("largest")
 @pytest.mark.parametrize("kind", SIZES)
 def test_all_to_all_brings_each_payload_to_its_rank(comm: Communicator, kind: str) -> None:
     sizes, me = SIZES[kind], comm.rank

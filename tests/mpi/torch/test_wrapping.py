@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -48,6 +49,16 @@ def test_step_hooks_run_once(comm: Communicator) -> None:
 def test_wrong_options_are_refused(comm: Communicator, options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         wrap(make_model(), Marsit(), comm, **options)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("options", [{"local_steps": 3}, {"synchronize": "gradients"}, {"bucket_mb": 7}])
+def test_options_that_differ_are_a_mismatch(comm: Communicator, options: dict[str, Any]) -> None:
+    name, value = next(iter(options.items()))
+    odd = options if comm.rank == comm.size - 1 else {}
+    with pytest.raises(CollectiveMismatch, match=f"{name}={value!r}") as caught:
+        DistributedOptimizer(torch.optim.SGD(make_model().parameters(), lr=1.0), Marsit(), comm, **odd)
+    assert "DistributedOptimizer(synchronize='updates', local_steps=1, bucket_mb=25)" in str(caught.value)
 
 
 def test_buckets_need_a_size(comm: Communicator) -> None:
