@@ -26,19 +26,16 @@ class Flat(NamedTuple):
     Attributes
     ----------
     values : ndarray, 1-D contiguous
-        uint16 where `dtype` is bfloat16.
+        uint16 where `dtype` is bfloat16. Keeps the memory alive.
     dtype : str
         Element type.
     shape : tuple of int
         Of the array it came from.
-    owner : object
-        Keeps the memory alive.
     """
 
     values: NDArray[Any]
     dtype: str
     shape: tuple[int, ...]
-    owner: Any
 
 
 class _Tensor(ctypes.Structure):
@@ -91,7 +88,7 @@ def flat(array: Any, allowed: tuple[str, ...] = FLOATS) -> Flat:
         if name not in allowed or not array.flags.c_contiguous:
             _check(name, allowed, array.flags.c_contiguous, f"strides {array.strides} bytes")
         values = array if array.ndim == 1 else array.reshape(-1)
-        return Flat(values.view(np.uint16) if name == "bfloat16" else values, name, array.shape, array)
+        return Flat(values.view(np.uint16) if name == "bfloat16" else values, name, array.shape)
     if not hasattr(array, "__dlpack__"):
         raise TypeError(f"cannot reduce {type(array).__name__}: pass a NumPy array or a tensor that supports DLPack")
     if getattr(array, "requires_grad", False):
@@ -113,9 +110,10 @@ def flat(array: Any, allowed: tuple[str, ...] = FLOATS) -> Flat:
     storage = np.dtype(np.uint16 if name == "bfloat16" else name)
     n = math.prod(shape)
     if not n:
-        return Flat(np.empty(0, storage), name, shape, array)
+        return Flat(np.empty(0, storage), name, shape)
     memory = (ctypes.c_uint8 * (n * storage.itemsize)).from_address(tensor.data + tensor.byte_offset)
-    return Flat(np.frombuffer(memory, storage), name, shape, (array, capsule))
+    memory.owner = array, capsule  # whoever keeps the vector keeps its memory
+    return Flat(np.frombuffer(memory, storage), name, shape)
 
 
 def _check(name: str, allowed: tuple[str, ...], contiguous: bool, layout: str) -> None:

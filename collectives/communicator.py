@@ -126,12 +126,19 @@ class Communicator:
             self.close()
         else:
             self._broken = self._broken or "it was left by an exception"
+            immortalize(self)
+
+    def __del__(self) -> None:
+        # a call under way that nobody waits for any more: MPI goes on writing to its buffers
+        if getattr(self, "_in_flight", None) or ("_agreement" in self.__dict__ and self._agreement.pending):
+            immortalize(self)
 
     def close(self) -> None:
         """Free the MPI communicator (collective). After an error it is left to MPI's own clean-up instead."""
         if not self._broken:
             self._settle()
             self._agreement.free()
+            self._landing.clear()
             self.mpi_comm.Free()
             self._broken = "it was closed"
 
@@ -316,7 +323,11 @@ class Communicator:
         if self._verify:
             while self._agreement.pending:
                 self._progress()
-            self._agreement.begin(mark, describe)
+            try:
+                self._agreement.begin(mark, describe)
+            except BaseException as error:
+                self.abandon(error)
+                raise
 
         def start() -> Execution:
             # a call that the ranks do not agree on takes no tag, be it made by another method elsewhere
@@ -362,33 +373,51 @@ class Communicator:
         swaps = self.size > 1 and self.topology == "auto" and nbytes <= self._swapped_bytes
         if call is not None and not swaps:
             self.agree(*call, traffic)
-        if self.size == 1:
-            if values.dtype == out.dtype:
-                out[:] = values
+        try:
+            if self.size == 1:
+                if values.dtype == out.dtype:
+                    out[:] = values
+                else:
+                    narrow(values, dtype, out)
+            elif swaps or self._uses_mpi(nbytes):
+                self._sum_at_once(values, dtype, mean, out, traffic, (call or _WITHIN_A_CALL) if swaps else None)
             else:
-                narrow(values, dtype, out)
-        elif swaps or self._uses_mpi(nbytes):
-            start = time.perf_counter()
-            source, sums = values, out
-            if dtype in SIXTEEN_BIT:
-                source = sums = values if values.dtype == np.float32 else np.empty(values.size, np.float32)
-                if sums is not values:
-                    widen(values, dtype, sums)
-            if swaps:
-                self.agree(*(call or _WITHIN_A_CALL), traffic, source, sums)
-            else:
-                # MPI reduces in place on all ranks or on none, so that must not hang on what this rank's `out` is
-                if np.may_share_memory(source, sums) and dtype not in SIXTEEN_BIT:
-                    source = source.copy()
-                self._sum_by_mpi(source, sums, traffic)
-            if mean:
-                np.divide(sums, self.size, out=sums)
-            if sums is not out:
-                narrow(sums, dtype, out)
-            traffic.seconds_total += time.perf_counter() - start
+                made = self._dense_payload(values, dtype, mean, out, lambda nbytes: self._places(nbytes, spare))
+                self.execute(*made, self._next_tag(), traffic)
+        except CollectiveMismatch:
+            raise  # nothing is in flight
+        except BaseException as error:
+            self.abandon(error, values, out)  # the other ranks may be in the middle of it
+            raise
+
+    def _sum_at_once(
+        self,
+        values: NDArray[Any],
+        dtype: str,
+        mean: bool,
+        out: NDArray[Any],
+        traffic: Traffic,
+        call: tuple[int, Callable[[], str]] | None,
+    ) -> None:
+        """Sum whole vectors: together with the check of a `call`, or by MPI's own all-reduce."""
+        start = time.perf_counter()
+        source, sums = values, out
+        if dtype in SIXTEEN_BIT:
+            source = sums = values if values.dtype == np.float32 else np.empty(values.size, np.float32)
+            if sums is not values:
+                widen(values, dtype, sums)
+        if call is not None:
+            self.agree(*call, traffic, source, sums)
         else:
-            program, payload = self._dense_payload(values, dtype, mean, out, lambda nbytes: self._places(nbytes, spare))
-            self.execute(program, payload, self._next_tag(), traffic)
+            # MPI reduces in place on all ranks or on none, so that must not hang on what this rank's `out` is
+            if np.may_share_memory(source, sums) and dtype not in SIXTEEN_BIT:
+                source = source.copy()
+            self._sum_by_mpi(source, sums, traffic)
+        if mean:
+            np.divide(sums, self.size, out=sums)
+        if sums is not out:
+            narrow(sums, dtype, out)
+        traffic.seconds_total += time.perf_counter() - start
 
     def _uses_mpi(self, nbytes: int) -> bool:
         own = min(RING_BYTES, RING_BYTES_A_RANK * self.size)
@@ -412,6 +441,8 @@ class Communicator:
         """Where messages of a dense sum land: in what is lent, else in what is kept here from one call to the next."""
         places = [array.reshape(-1).view(np.uint8) for array in spare if array.nbytes >= nbytes][:DENSE_SLOTS]
         missing = DENSE_SLOTS - len(places)
+        if nbytes > DENSE_PIECE_BYTES:
+            return places + _fresh_places(nbytes)[:missing]
         if any(place.nbytes < nbytes for place in self._landing):
             self._landing = []
         while len(self._landing) < missing:
@@ -422,12 +453,8 @@ class Communicator:
         # with its type named, since mpi4py derives none for memory that is not aligned
         kind = MPI.Datatype.fromcode(sums.dtype.char)
         message: Any = MPI.IN_PLACE if source is sums else [source, sums.size, kind]
-        try:
-            request = self.mpi_comm.Iallreduce(message, [sums, sums.size, kind])
-            self.wait(request, lambda: f"rank {self.rank} of {self.size}: MPI's all-reduce does not end")
-        except BaseException as error:
-            self.abandon(error, source, sums)
-            raise
+        request = self.mpi_comm.Iallreduce(message, [sums, sums.size, kind])
+        self.wait(request, lambda: f"rank {self.rank} of {self.size}: MPI's all-reduce does not end")
         rounds = math.ceil(math.log2(self.size))
         traffic.messages += rounds
         traffic.bytes_sent += (

@@ -71,7 +71,7 @@ def rounds_of(rank: int, size: int) -> list[Round]:
 def most_bytes(size: int, one_node: bool) -> int:
     """Longest vector, in bytes, that `size` ranks sum this way; equal on all of them."""
     everything = MOST_BYTES_IN_A_NODE if one_node else MOST_BYTES_BETWEEN_NODES
-    return everything // max(1, size.bit_length() - 1) & -64
+    return everything // max(1, (size - 1).bit_length()) & -64
 
 
 class _Messages(NamedTuple):
@@ -207,6 +207,8 @@ class Doubling:
             return
         # the caller's are left alone until all marks are seen
         sums: Any = messages.leaving[after] if after < len(self._rounds) else self._sums
+        if held.size == 1 and sums is self._sums:
+            sums = np.empty_like(held)  # NumPy adds one element the other way round where the result replaces the first
         if here.peer_first:
             add(landed, held, sums)
         else:

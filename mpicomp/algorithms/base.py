@@ -146,10 +146,10 @@ class VectorAggregator(ABC):
             self.comm.refuse(type(error)(here), "aggregate")
         traffic = self.traffic.begin()
         self.comm.agree(self._mark + self.step, self._describe, traffic, meanwhile=self._prepare)
-        if self._wide is not None:
-            widen(values, self.dtype, self._wide)
-            values = self._wide
         try:
+            if self._wide is not None:
+                widen(values, self.dtype, self._wide)
+                values = self._wide
             self._reduce(values, target, traffic)
         except NonFiniteGradient:
             raise  # on all ranks, with nothing in flight

@@ -130,6 +130,16 @@ def test_neither_pieces_nor_slots_nor_arrival_order_change_a_sum(
                 assert (comm.allreduce(every[comm.rank]) == dense(topology, every)).all(), topology
 
 
+@pytest.mark.mpi(min_size=2)
+def test_long_pieces_do_not_stay_in_memory(mpi_comm: MPI.Intracomm) -> None:
+    longest = 4 * communicator.DENSE_PIECE_BYTES
+    with Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=longest) as comm:
+        for nbytes in (100_000, 4 * longest):
+            comm.allreduce(np.ones(nbytes // 4, np.float32))
+        assert sum(place.nbytes for place in comm._landing) <= communicator.DENSE_SLOTS * communicator.DENSE_PIECE_BYTES
+    assert not comm._landing
+
+
 def test_ranks_that_walk_a_plan_and_ranks_that_execute_it_understand_each_other(
     mpi_comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,10 +38,12 @@ def test_the_longest_vector_and_one_more_element_are_summed(comm: Communicator) 
 
 
 def test_even_nan_comes_out_with_the_same_bits_everywhere(comm: Communicator) -> None:
-    bits = np.full(100, 0x7FC00000 + comm.rank, np.uint32)
-    result = comm.allreduce(bits.view(np.float32))
-    assert np.isnan(result).all()
-    assert same_everywhere(comm, result.view(np.uint32))
+    for n in (1, 2, 100):
+        for in_place in (False, True):
+            x = np.full(n, 0x7FC00000 + comm.rank, np.uint32).view(np.float32)
+            result = comm.allreduce(x, out=x if in_place else None)
+            assert np.isnan(result).all()
+            assert same_everywhere(comm, result.view(np.uint32)), (n, in_place)
 
 
 def test_overflow_is_infinite_and_warns_nobody(comm: Communicator) -> None:

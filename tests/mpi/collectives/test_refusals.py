@@ -11,6 +11,7 @@ import torch
 from mpi4py import MPI
 
 from collectives import CollectiveMismatch, Communicator, CommunicatorClosed
+from collectives.doubling import Doubling
 from tests.mpi.collectives.conftest import TIMEOUT_S
 
 
@@ -65,6 +66,45 @@ def test_pieces_of_different_lengths_are_a_mismatch(mpi_comm: MPI.Intracomm) -> 
     comm = Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=4096 + 64 * mpi_comm.rank)
     with comm, pytest.raises(CollectiveMismatch, match="in pieces of 4096 bytes"):
         comm.allreduce(np.ones(300))
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("call", ["allreduce", "iallreduce"])
+def test_an_interrupted_check_closes_the_communicator(
+    comm: Communicator, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = Doubling.start
+
+    def interrupted(*args: Any) -> None:
+        start(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Doubling, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            getattr(comm, call)(np.ones(4))
+    for again in (comm.allreduce, comm.iallreduce):
+        with pytest.raises(CommunicatorClosed, match="KeyboardInterrupt"):
+            again(np.ones(4))
+
+
+@pytest.mark.parametrize(
+    ("topology", "where"), [("mpi", "communicator.widen"), ("ring", "dense.widen"), ("auto", "communicator.widen")]
+)
+def test_a_rank_that_fails_amid_a_sum_goes_no_further(
+    mpi_comm: MPI.Intracomm, topology: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*args: Any) -> None:
+        raise MemoryError("no room")
+
+    comm = Communicator(mpi_comm, topology, TIMEOUT_S, verify=False)
+    if comm.size > 1:
+        with monkeypatch.context() as patched:
+            patched.setattr(f"collectives.{where}", no_room)
+            with pytest.raises(MemoryError):
+                comm.allreduce(np.ones(100, np.float16))
+        with pytest.raises(CommunicatorClosed, match="no room"):
+            comm.allreduce(np.ones(100, np.float16))
 
 
 @pytest.mark.mpi(min_size=2)

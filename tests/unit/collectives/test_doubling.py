@@ -61,5 +61,8 @@ def test_who_is_too_many_hands_over_and_waits() -> None:
 
 def test_many_ranks_sum_less_this_way() -> None:
     assert most_bytes(2, True) == MOST_BYTES_IN_A_NODE
-    assert most_bytes(3, True) == most_bytes(2, True) == 2 * most_bytes(4, True)
+    assert most_bytes(3, True) == most_bytes(4, True) == most_bytes(2, True) // 2
+    for size in SIZES[1:]:
+        sent = max(sum(one.sends for one in rounds_of(rank, size)) for rank in range(size))
+        assert sent * most_bytes(size, True) <= MOST_BYTES_IN_A_NODE
     assert most_bytes(1000, False) % 64 == 0

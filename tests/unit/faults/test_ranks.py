@@ -92,6 +92,36 @@ def test_an_exception_on_one_rank_ends_the_job_and_names_the_rank(jobs: Jobs) ->
     assert "RuntimeError: the disk is on fire\nrank 1 of 3: ending the job" in output, output
 
 
+@pytest.mark.parametrize(
+    "keeping", ["with mpicomp.Communicator(timeout=1.5) as comm:", "if comm := mpicomp.Communicator(timeout=1.5):"]
+)
+def test_a_call_left_under_way_by_an_exception_does_no_harm_to_memory(jobs: Jobs, keeping: str) -> None:
+    job = jobs.run(
+        2,
+        f"""
+        import gc
+        def train():
+            {keeping}
+                rank = comm.rank
+                comm.allreduce(np.ones(4))
+                if rank == 0:
+                    handle = comm.iallreduce(np.ones(30000))
+                    raise OSError("a file is missing")
+                time.sleep(0.5)
+                comm.allreduce(np.ones(30000))
+        try:
+            train()
+        except (OSError, mpicomp.CollectiveTimeout) as error:
+            print(type(error).__name__, flush=True)
+        gc.collect()
+        """,
+    )
+    _, output = job.finish()
+    assert "OSError" in output
+    assert "CollectiveTimeout" in output, output
+    assert "signal" not in output.lower(), output
+
+
 def test_an_exception_in_a_thread_ends_the_job_too(jobs: Jobs) -> None:
     job = jobs.run(
         2,
