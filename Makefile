@@ -3,6 +3,7 @@
 # make lint    ruff and mypy
 # make bench   the all-reduce against MPI's own on 2 ranks; BENCH="--count 1e6 ..." for others
 # make test-mpich   the multi-rank tests once more, on the other MPI library
+# make test-system  tests on emulated hosts; as root, with Debian's package iproute2
 # make clean   forgets the environments and all caches
 #
 # Works as root and as any user, and from any directory with -C. PYTHON names the interpreter to build on.
@@ -19,7 +20,7 @@ RANKS ?= 1,2,3,4,8
 READY := .venv/.ready
 READY_MPICH := .venv-mpich/.ready
 
-.PHONY: help setup train test test-unit test-mpi test-mpich lint bench clean
+.PHONY: help setup train test test-unit test-mpi test-mpich test-system lint bench clean
 MAKEFLAGS += --no-print-directory
 
 help:
@@ -51,6 +52,9 @@ test-mpi: $(READY)
 
 test-mpich: $(READY_MPICH)
 	.venv-mpich/bin/python tests/run_lanes.py --ranks 2,4
+
+test-system: $(READY)
+	source slurm/env.sh && timeout -k 10 1200 python -m pytest tests/system
 
 lint: $(READY)
 	.venv/bin/ruff check .

@@ -33,6 +33,7 @@ PROGRAMS = {
     "python -m apps.train": "apps/options.py",
     "python -m apps.compare": "apps/compare.py",
     "python -m apps.plot": "apps/plot.py",
+    "python -m apps.cluster": "apps/cluster/__main__.py",
     "python -m benchmarks.run_all": "benchmarks/run_all.py",
     "python -m benchmarks.learning": "benchmarks/learning.py",
     "python tests/run_lanes.py": "tests/run_lanes.py",
@@ -58,7 +59,7 @@ def calls(document: Path) -> Iterator[tuple[str, list[str]]]:
         for program in PROGRAMS:
             before, found, arguments = line.partition(program)
             if found and (not before or before.endswith(" ")):
-                yield program, shlex.split(arguments)
+                yield program, shlex.split(arguments.partition(" -- ")[0])
 
 
 @documents
@@ -114,6 +115,7 @@ def test_options_in_the_text_exist(document: Path) -> None:
         ("python -m apps.train", TRAINING),
         ("python -m apps.compare", TRAINING),
         ("python -m apps.plot", TRAINING),
+        ("python -m apps.cluster", DOCS / "cluster.md"),
     ],
 )
 def test_every_option_is_described(program: str, document: Path) -> None:
