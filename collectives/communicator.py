@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypeVar
@@ -14,11 +12,8 @@ from numpy.typing import NDArray
 
 from collectives import exchange
 from collectives.agreement import Agreement, fingerprint
-from collectives.arrays import FLOATS, INTEGERS, Flat, aligned_empty, empty_like, flat, narrow, widen
-from collectives.dense import SIXTEEN_BIT, DensePayload, travelling_itemsize
-from collectives.doubling import most_bytes
+from collectives.arrays import FLOATS, INTEGERS, Flat, empty_like, flat
 from collectives.errors import CollectiveMismatch, CollectiveTimeout, CommunicatorClosed, PeerFailure
-from collectives.exchange import Bytes
 from collectives.execute import Execution
 from collectives.halving import HalvingDoubling
 from collectives.handle import Handle
@@ -27,23 +22,18 @@ from collectives.payload import Cache, Payload
 from collectives.plan import Plan, Topology
 from collectives.program import Program, compile_plan
 from collectives.ring import Ring
+from collectives.sums import DenseSums, along_the_plan, fresh_places
 from collectives.topologies import topology as topology_of
 from collectives.traffic import Traffic
 from collectives.waiting import Patience
 from collectives.walk import Walk, walks
 
 VERSION = 1  # of the wire format: ranks must agree on it
-DENSE_PIECE_BYTES = 1 << 20
-DENSE_SLOTS = 3
 SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces
 NETWORK_PIECE_BYTES = 57_344  # between nodes: just under what MPI sends eagerly
-# From here up "auto" takes the ring for dense sums, below MPI's own all-reduce: bytes a rank, and bytes altogether.
-RING_BYTES_A_RANK, RING_BYTES = 512 << 10, 4 << 20
 LATENCY_BYTES = 16_384  # packed payloads below this go in the fewest rounds
 MOST_REMEMBERED = 512  # programs, and calls, of different lengths
 _FIXED_TAGS, _ROLLING_TAGS = range(1, 16_000), range(16_000, 32_000)
-
-_WITHIN_A_CALL = 0, lambda: "a dense sum within a call that the ranks agreed on"
 
 Op = Literal["sum", "mean"]
 _Value = TypeVar("_Value")
@@ -103,14 +93,13 @@ class Communicator:
         self.piece_bytes = piece_bytes
         self.traffic = Traffic()
         self._verify = verify
-        self._swapped_bytes = most_bytes(self.size, self.one_node)
-        self._agreement = Agreement(self.mpi_comm, timeout, self._swapped_bytes)
+        self._sums = DenseSums(self.size, self.one_node)
+        self._agreement = Agreement(self.mpi_comm, timeout, self._sums.swapped_bytes)
         self._plans: dict[Topology, Plan] = {}
         self._programs: dict[tuple[Topology, int, int, int], Program] = {}
         self._calls: dict[tuple[str, str, tuple[int, ...]], tuple[int, Callable[[], str]]] = {}
         self._fixed_tag, self._rolling_tag = 0, 0
         self._in_flight: list[Handle] = []
-        self._landing: list[Bytes] = []
         self._broken = ""
 
     def __repr__(self) -> str:
@@ -138,7 +127,7 @@ class Communicator:
         if not self._broken:
             self._settle()
             self._agreement.free()
-            self._landing.clear()
+            self._sums.free()
             self.mpi_comm.Free()
             self._broken = "it was closed"
 
@@ -181,7 +170,8 @@ class Communicator:
         self._fixed_tag += 1
         return _FIXED_TAGS[self._fixed_tag % len(_FIXED_TAGS)]
 
-    def _next_tag(self) -> int:
+    def next_tag(self) -> int:
+        """A tag for one call."""
         self._rolling_tag += 1
         return _ROLLING_TAGS[self._rolling_tag % len(_ROLLING_TAGS)]
 
@@ -332,8 +322,8 @@ class Communicator:
         def start() -> Execution:
             # a call that the ranks do not agree on takes no tag, be it made by another method elsewhere
             vectors = source.values, source.dtype, op == "mean", target.values
-            made = self._dense_payload(*vectors, _fresh_places)
-            return Execution(self.mpi_comm, *made, self._next_tag(), self.timeout, Traffic())
+            made = along_the_plan(self, *vectors, fresh_places)
+            return Execution(self.mpi_comm, *made, self.next_tag(), self.timeout, Traffic())
 
         patience = Patience(self.timeout, lambda: self._agreement.waiting(describe()))
         handle = Handle(self._agreement.agreed, start, self._progress, patience, result)
@@ -369,97 +359,7 @@ class Communicator:
         spare : sequence of ndarray
             Memory that messages may land in; overwritten.
         """
-        nbytes = values.size * travelling_itemsize(values, dtype)
-        swaps = self.size > 1 and self.topology == "auto" and nbytes <= self._swapped_bytes
-        if call is not None and not swaps:
-            self.agree(*call, traffic)
-        try:
-            if self.size == 1:
-                if values.dtype == out.dtype:
-                    out[:] = values
-                else:
-                    narrow(values, dtype, out)
-            elif swaps or self._uses_mpi(nbytes):
-                self._sum_at_once(values, dtype, mean, out, traffic, (call or _WITHIN_A_CALL) if swaps else None)
-            else:
-                made = self._dense_payload(values, dtype, mean, out, lambda nbytes: self._places(nbytes, spare))
-                self.execute(*made, self._next_tag(), traffic)
-        except CollectiveMismatch:
-            raise  # nothing is in flight
-        except BaseException as error:
-            self.abandon(error, values, out)  # the other ranks may be in the middle of it
-            raise
-
-    def _sum_at_once(
-        self,
-        values: NDArray[Any],
-        dtype: str,
-        mean: bool,
-        out: NDArray[Any],
-        traffic: Traffic,
-        call: tuple[int, Callable[[], str]] | None,
-    ) -> None:
-        """Sum whole vectors: together with the check of a `call`, or by MPI's own all-reduce."""
-        start = time.perf_counter()
-        source, sums = values, out
-        if dtype in SIXTEEN_BIT:
-            source = sums = values if values.dtype == np.float32 else np.empty(values.size, np.float32)
-            if sums is not values:
-                widen(values, dtype, sums)
-        if call is not None:
-            self.agree(*call, traffic, source, sums)
-        else:
-            # MPI reduces in place on all ranks or on none, so that must not hang on what this rank's `out` is
-            if np.may_share_memory(source, sums) and dtype not in SIXTEEN_BIT:
-                source = source.copy()
-            self._sum_by_mpi(source, sums, traffic)
-        if mean:
-            np.divide(sums, self.size, out=sums)
-        if sums is not out:
-            narrow(sums, dtype, out)
-        traffic.seconds_total += time.perf_counter() - start
-
-    def _uses_mpi(self, nbytes: int) -> bool:
-        own = min(RING_BYTES, RING_BYTES_A_RANK * self.size)
-        return self.topology == "mpi" or (self.topology == "auto" and nbytes < own)
-
-    def _dense_payload(
-        self,
-        values: NDArray[Any],
-        dtype: str,
-        mean: bool,
-        out: NDArray[Any],
-        places: Callable[[int], Sequence[Bytes]],
-    ) -> tuple[Program, DensePayload]:
-        """What sums along the plan; `places` gives messages of so many bytes where to land."""
-        topology = Ring() if isinstance(self.topology, str) else self.topology
-        itemsize = travelling_itemsize(values, dtype)
-        program = self.program(topology, values.size, 64, max(1, (self.piece_bytes or DENSE_PIECE_BYTES) // itemsize))
-        return program, DensePayload(program, values, dtype, mean, places(program.longest_piece * itemsize), out)
-
-    def _places(self, nbytes: int, spare: Sequence[NDArray[Any]]) -> list[Bytes]:
-        """Where messages of a dense sum land: in what is lent, else in what is kept here from one call to the next."""
-        places = [array.reshape(-1).view(np.uint8) for array in spare if array.nbytes >= nbytes][:DENSE_SLOTS]
-        missing = DENSE_SLOTS - len(places)
-        if nbytes > DENSE_PIECE_BYTES:
-            return places + _fresh_places(nbytes)[:missing]
-        if any(place.nbytes < nbytes for place in self._landing):
-            self._landing = []
-        while len(self._landing) < missing:
-            self._landing.append(aligned_empty(nbytes, np.uint8))
-        return places + self._landing[:missing]
-
-    def _sum_by_mpi(self, source: NDArray[Any], sums: NDArray[Any], traffic: Traffic) -> None:
-        # with its type named, since mpi4py derives none for memory that is not aligned
-        kind = MPI.Datatype.fromcode(sums.dtype.char)
-        message: Any = MPI.IN_PLACE if source is sums else [source, sums.size, kind]
-        request = self.mpi_comm.Iallreduce(message, [sums, sums.size, kind])
-        self.wait(request, lambda: f"rank {self.rank} of {self.size}: MPI's all-reduce does not end")
-        rounds = math.ceil(math.log2(self.size))
-        traffic.messages += rounds
-        traffic.bytes_sent += (
-            sums.nbytes * rounds if sums.nbytes < 10_000 else 2 * sums.nbytes * (self.size - 1) // self.size
-        )
+        self._sums.sum(self, values, dtype, mean, out, traffic, call, spare)
 
     def broadcast(self, x: Any, root: int = 0) -> Any:
         """Overwrite `x`, of equal shape and dtype everywhere, with rank `root`'s; returns `x`."""
@@ -518,10 +418,6 @@ class Communicator:
             problem = "out overlaps the array; pass the array itself or one that shares no memory with it"
             self.refuse(ValueError(f"rank {self.rank} of {self.size}, {call}: {problem}"), call)
         return source, target, result
-
-
-def _fresh_places(nbytes: int) -> list[Bytes]:
-    return [aligned_empty(nbytes, np.uint8) for _ in range(DENSE_SLOTS)]
 
 
 def _remember(known: dict[Any, _Value], key: Any, value: _Value) -> _Value:

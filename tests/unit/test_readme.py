@@ -18,7 +18,7 @@ import pytest
 import collectives
 import mpicomp
 from apps import options as train_options
-from collectives import communicator, doubling
+from collectives import communicator, doubling, sums
 from mpicomp import bench, cli
 from mpicomp.bench.request import Request
 from tests.documents import DOCUMENTS, PROJECT, anchors, commands, inline_code, links, prose, rows
@@ -166,7 +166,7 @@ def test_all_commands_are_in_the_readme() -> None:
 
 def test_thresholds_are_those_of_the_code() -> None:
     text = CHOOSING.read_text()
-    a_rank, altogether = communicator.RING_BYTES_A_RANK >> 10, communicator.RING_BYTES >> 20
+    a_rank, altogether = sums.RING_BYTES_A_RANK >> 10, sums.RING_BYTES >> 20
     assert f"from {a_rank} KiB per rank, or {altogether} MiB altogether, the ring" in text
     within, between = doubling.MOST_BYTES_IN_A_NODE >> 10, doubling.MOST_BYTES_BETWEEN_NODES >> 10
     assert f"no more than {within} KiB over all rounds ({between} KiB between nodes)" in text

@@ -12,7 +12,7 @@ import torch
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from collectives import Communicator, DoubleTree, Ring, Star, Traffic, communicator
+from collectives import Communicator, DoubleTree, Ring, Star, Traffic, communicator, sums
 from collectives.topologies import TOPOLOGIES
 from tests.mpi.collectives.conftest import TIMEOUT_S
 from tests.mpi.collectives.lanes import same_everywhere, topologies
@@ -120,7 +120,7 @@ def test_neither_pieces_nor_slots_nor_arrival_order_change_a_sum(
     for topology in tried:
         expected = dense(topology, every)
         for piece_bytes, slots in ((64, 1), (512, 3), (None, 40)):
-            monkeypatch.setattr(communicator, "DENSE_SLOTS", slots)
+            monkeypatch.setattr(sums, "SLOTS", slots)
             with Communicator(mpi_comm, topology, TIMEOUT_S, piece_bytes=piece_bytes) as comm:
                 assert (comm.allreduce(every[comm.rank]) == expected).all(), (topology, piece_bytes, slots)
     jitter(mpi_comm.rank)
@@ -132,12 +132,12 @@ def test_neither_pieces_nor_slots_nor_arrival_order_change_a_sum(
 
 @pytest.mark.mpi(min_size=2)
 def test_long_pieces_do_not_stay_in_memory(mpi_comm: MPI.Intracomm) -> None:
-    longest = 4 * communicator.DENSE_PIECE_BYTES
+    longest = 4 * sums.PIECE_BYTES
     with Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=longest) as comm:
         for nbytes in (100_000, 4 * longest):
             comm.allreduce(np.ones(nbytes // 4, np.float32))
-        assert sum(place.nbytes for place in comm._landing) <= communicator.DENSE_SLOTS * communicator.DENSE_PIECE_BYTES
-    assert not comm._landing
+        assert sum(place.nbytes for place in comm._sums.kept) <= sums.SLOTS * sums.PIECE_BYTES
+    assert not comm._sums.kept
 
 
 def test_ranks_that_walk_a_plan_and_ranks_that_execute_it_understand_each_other(

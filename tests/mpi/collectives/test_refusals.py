@@ -89,7 +89,7 @@ def test_an_interrupted_check_closes_the_communicator(
 
 
 @pytest.mark.parametrize(
-    ("topology", "where"), [("mpi", "communicator.widen"), ("ring", "dense.widen"), ("auto", "communicator.widen")]
+    ("topology", "where"), [("mpi", "sums.widen"), ("ring", "dense.widen"), ("auto", "sums.widen")]
 )
 def test_a_rank_that_fails_amid_a_sum_goes_no_further(
     mpi_comm: MPI.Intracomm, topology: str, where: str, monkeypatch: pytest.MonkeyPatch

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from collectives import Plan, Topology
-from collectives.communicator import DENSE_PIECE_BYTES, DENSE_SLOTS
 from collectives.program import compile_plan
+from collectives.sums import PIECE_BYTES, SLOTS
 from collectives.topologies import topology
 from mpicomp import Communicator, Marsit
 from mpicomp.algorithms import ALGORITHMS, Aggregator, algorithm
@@ -70,7 +70,7 @@ def test_one_bit_steps_need_two_bits_per_element_at_most(options: Marsit, way: C
 
 @pytest.mark.parametrize("rule", ["own", "paper"])
 def test_full_precision_rounds_need_the_dense_pieces_besides(rule: Any, way: Communicator) -> None:
-    check_memory(Marsit(2, residual=rule), way, DENSE_SLOTS * DENSE_PIECE_BYTES)
+    check_memory(Marsit(2, residual=rule), way, SLOTS * PIECE_BYTES)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
