@@ -18,7 +18,20 @@ from collectives.arrays import aligned_empty
 
 US = 1e-6
 KIB, MIB = 1 << 10, 1 << 20
-SIZES = (4 * KIB, 16 * KIB, 64 * KIB, 128 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 100_000_000, 400_000_000)
+SIZES = (
+    4 * KIB,
+    16 * KIB,
+    64 * KIB,
+    128 * KIB,
+    256 * KIB,
+    512 * KIB,
+    MIB,
+    4 * MIB,
+    16 * MIB,
+    64 * MIB,
+    100_000_000,
+    400_000_000,
+)
 SECONDS_A_SIZE = 12.0  # about as long as each size is measured
 FROM_HERE_RATIO = 256 * KIB  # below, the target is a difference
 RING_FROM = 4 * MIB
