@@ -73,7 +73,7 @@ class Execution:
         self._queues: dict[int, deque[Message]] = {}
         for message in program.sends:
             self._queues.setdefault(message.peer, deque()).append(message)
-        self._sending: deque[tuple[MPI.Request, int]] = deque()
+        self._sending: deque[tuple[MPI.Request, Message]] = deque()
         self._last: Message | None = None
 
     @property
@@ -145,7 +145,7 @@ class Execution:
                 self._advance(message.piece)
                 moved = True
         while self._sending and self._sending[0][0].Test():
-            self._sends_left[self._sending.popleft()[1]] -= 1
+            self._sends_left[self._sending.popleft()[1].piece] -= 1
             moved = True
         if self._next_recv < len(self._program.recvs):
             self._post()
@@ -177,7 +177,7 @@ class Execution:
     def _sent(self, piece: int) -> bool:
         """Whether no send of the piece is in flight; they may end in another order than they began."""
         if self._sends_left[piece]:
-            for entry in [entry for entry in self._sending if entry[1] == piece]:
+            for entry in [entry for entry in self._sending if entry[1].piece == piece]:
                 if entry[0].Test():
                     self._sending.remove(entry)
                     self._sends_left[piece] -= 1
@@ -187,7 +187,7 @@ class Execution:
         buffer = self._payload.outgoing(message.piece, message.weight)
         request = self._requests.send(message.index, buffer, message.peer)
         self._sends_left[message.piece] += 1
-        self._sending.append((request, message.piece))
+        self._sending.append((request, message))
         self._traffic.bytes_sent += buffer[1]
         self._traffic.messages += 1
 
@@ -232,6 +232,6 @@ class Execution:
         oldest = min((q[0][1] for q in self._posted.values() if q), key=lambda m: m.index, default=None)
         if oldest is None and self._next_recv < len(self._program.recvs) and not self._sending:
             oldest = self._program.recvs[self._next_recv]
-        if oldest is None:
-            return not_sent(here, sorted({m.peer for m in self._program.sends}))
-        return not_received(here, oldest, self._last)
+        if oldest is not None:
+            return not_received(here, oldest, self._last)
+        return not_sent(here, self._sending[0][1]) if self._sending else here

@@ -53,9 +53,9 @@ def not_received(here: str, awaited: Message, last: Message | None) -> str:
     return f"{here}, step {awaited.step}: nothing from rank {awaited.peer} for chunk {awaited.chunk} ({life})"
 
 
-def not_sent(here: str, peers: list[int]) -> str:
+def not_sent(here: str, message: Message) -> str:
     """Whom a rank cannot get rid of its messages to."""
-    return f"{here}: ranks {peers} do not take what was sent to them"
+    return f"{here}, step {message.step}: rank {message.peer} does not take chunk {message.chunk}"
 
 
 class Requests:

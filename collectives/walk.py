@@ -98,4 +98,4 @@ class Walk:
     def _describe(self, message: Message) -> str:
         plan = self._program.plan
         here = f"rank {plan.rank} of {plan.size}"
-        return not_sent(here, [message.peer]) if message.is_send else not_received(here, message, self._last)
+        return not_sent(here, message) if message.is_send else not_received(here, message, self._last)

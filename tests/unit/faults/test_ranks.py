@@ -53,9 +53,11 @@ def test_in_the_middle_of_a_collective_peer_step_and_chunk_are_named(jobs: Jobs)
     job = jobs.run(3, STOPPED, VERIFY=False)
     status, _ = job.finish()
     assert status != 0
-    expected = r"rank {} of 3, step \d: nothing from rank {} for chunk \d \(.*\) after [\d.]+ s"
-    assert re.match(expected.format(2, 1), job.told("error-2"))
-    assert re.match(expected.format(0, 2), job.told("error-0"))
+    missing = r"rank {} of 3, step \d: nothing from rank {} for chunk \d \(.*\) after [\d.]+ s"
+    assert re.match(missing.format(2, 1), job.told("error-2"))
+    # MPI may keep what it cannot deliver, or not: rank 0 then waits for what rank 2 would send on
+    untaken = r"rank 0 of 3, step \d: rank 1 does not take chunk \d after [\d.]+ s"
+    assert re.match(f"{untaken}|{missing.format(0, 2)}", job.told("error-0"))
 
 
 def test_a_killed_rank_ends_the_job(jobs: Jobs) -> None:
