@@ -2,10 +2,14 @@
 
 A message of b bytes occupies its sender's outgoing link, and a latency later its receiver's incoming link, for
 overhead + b / bandwidth; the network holds what waits for a busy receiver. (This is LogGP with o counted on the links.)
-Each rank has one link out and one in, which serve messages in plan order, and merges what has arrived one message after
-the other. Nothing else waits: a piece is forwarded as soon as it is merged, whatever its chunk's other pieces do.
+Between groups it also occupies the sending group's uplink and the receiving group's, in the order in which messages
+come there. Each rank has one link out and one in, which serve messages in plan order. It encodes pieces in the order in
+which the plan needs them, merges what has arrived one message after the other, and decodes what is final. Nothing else
+waits: a piece is forwarded as soon as it is merged, whatever its chunk's other pieces do.
 
-An executor that lets a ready message overtake one to another peer that is not ready yet can be a little faster.
+Encoding, merging and decoding have a queue each, as if they did not disturb each other; but no rank is done before its
+one processor has done all its work. An executor that lets a ready message overtake one to another peer that is not
+ready yet can be a little faster.
 
 Reference: A. Alexandrov et al., "LogGP: incorporating long messages into the LogP model", J. Parallel Distrib. Comput.
 44 (1997).
@@ -14,72 +18,19 @@ Reference: A. Alexandrov et al., "LogGP: incorporating long messages into the Lo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from collectives.network import Ints, LinkModel, Seconds, Work
 from collectives.partition import partition, pieces
 from collectives.plan import Topology
 from collectives.ring import Lockstep
 from collectives.simulate import Delivery, all_plans, deliveries
 
-Ints = NDArray[np.int64]
-Seconds = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class LinkModel:
-    """Every rank's link, at one speed or, between groups of ranks, at another.
-
-    Parameters
-    ----------
-    latency_s : float
-        From a byte's leaving to its arriving; messages in flight overlap.
-    bandwidth_bytes_s : float
-        Of each rank's link, in each direction.
-    overhead_s : float
-        Per message, while which the link carries nothing else.
-    group_size : int or None
-        Ranks 0 to group_size - 1 form the first group, and so on; None puts all ranks in one.
-    between_latency_s, between_bandwidth_bytes_s : float or None
-        For messages between groups; None: as within. A group's ranks do not share this bandwidth: where they share
-        one uplink, give each its part.
-
-    Raises
-    ------
-    ValueError
-        A time is negative, or a bandwidth or the group size not positive.
-    """
-
-    latency_s: float
-    bandwidth_bytes_s: float
-    overhead_s: float = 0.0
-    group_size: int | None = None
-    between_latency_s: float | None = None
-    between_bandwidth_bytes_s: float | None = None
-
-    def __post_init__(self) -> None:
-        times = (self.latency_s, self.overhead_s, self.between_latency_s or 0.0)
-        speeds = (self.bandwidth_bytes_s, self.between_bandwidth_bytes_s, self.group_size)
-        if min(times) < 0 or any(speed is not None and speed <= 0 for speed in speeds):
-            raise ValueError(f"times must not be negative, bandwidths and group size must be positive: {self}")
-
-    def latencies(self, sources: Ints, destinations: Ints) -> Seconds:
-        """Latency of each message."""
-        return self._by_distance(sources, destinations, self.latency_s, self.between_latency_s)
-
-    def seconds_per_byte(self, sources: Ints, destinations: Ints) -> Seconds:
-        """Time each message occupies its links for, per byte."""
-        between = None if self.between_bandwidth_bytes_s is None else 1 / self.between_bandwidth_bytes_s
-        return self._by_distance(sources, destinations, 1 / self.bandwidth_bytes_s, between)
-
-    def _by_distance(self, sources: Ints, destinations: Ints, within: float, between: float | None) -> Seconds:
-        if self.group_size is None or between is None:
-            return np.full(sources.shape, within)
-        return np.where(sources // self.group_size == destinations // self.group_size, within, between)
+NO_WORK = Work()
 
 
 class _Batch(NamedTuple):
@@ -139,6 +90,88 @@ def _serve(ready: Seconds, free: Seconds, busy: Seconds) -> Seconds:
     return finished
 
 
+class _Clocks:
+    """When each rank's links and queues are free, and from when on each rank has each unit (a piece) as it is now."""
+
+    def __init__(self, size: int, lengths: Ints, link: LinkModel, work: Work) -> None:
+        self._lengths, self._link, self._work = lengths, link, work
+        self.ready = np.zeros((size, lengths.size))
+        self._out, self._in, self._encoder, self._merger, self._cpu = np.zeros((5, size))
+        n_groups = int(link.group(np.array([size - 1]))[0]) + 1 if size else 1
+        self._up, self._down = np.zeros((2, n_groups))
+        self._unencoded = np.ones((size, lengths.size), bool) if work.encode_s else None
+
+    def _encode(self, ranks: Ints, units: Ints) -> None:
+        """Let each rank encode those of its units (a row each) that it has not encoded yet."""
+        if self._unencoded is not None:
+            rows = ranks[:, None]
+            new = self._unencoded[rows, units]
+            if new.any():
+                busy = new * self._lengths[units] * self._work.encode_s
+                done = self._encoder[ranks][:, None] + busy.cumsum(axis=1)
+                self.ready[rows, units] = np.where(new, done, self.ready[rows, units])
+                self._encoder[ranks], self._unencoded[rows, units] = done[:, -1], False
+
+    def deliver(self, sources: Ints, destinations: Ints, units: Ints, payload: Ints, merges: bool) -> None:
+        """Send each source's units (a row each) to its destination; no rank is in it twice on one side."""
+        link, work = self._link, self._work
+        self._encode(sources, units)
+        filled = payload > 0
+        busy = payload / link.bandwidth_bytes_s + link.overhead_s * filled
+        done = _serve(self.ready[sources[:, None], units], self._out[sources], busy)
+        self._out[sources] = done[:, -1]
+        here, there = link.group(sources), link.group(destinations)
+        far = here != there
+        if link.uplink_bytes_s is not None and far.any():
+            shared = payload[far] / link.uplink_bytes_s
+            passed = self._pass(done[far], busy[far], shared, here[far], self._up)
+            done[far] = self._pass(passed, shared, shared, there[far], self._down)
+        done = done + link.latencies(sources, destinations)[:, None]
+        done = np.maximum(done, _serve(done - busy, self._in[destinations], busy))
+        self._in[destinations] = done[:, -1]
+        messages = filled.sum(axis=1) * work.message_s
+        self._cpu[sources] += messages
+        self._cpu[destinations] += messages
+        if merges:
+            self._encode(destinations, units)
+            merging = filled * self._lengths[units] * work.merge_s
+            started = np.maximum(done, self.ready[destinations[:, None], units])
+            done = _serve(started, self._merger[destinations], merging)
+            self._merger[destinations] = done[:, -1]
+            self._cpu[destinations] += merging.sum(axis=1)
+        self.ready[destinations[:, None], units] = done
+
+    def _pass(self, done: Seconds, before: Seconds, busy: Seconds, groups: Ints, free: Seconds) -> Seconds:
+        """When messages leave links that groups share, served in the order in which they come there.
+
+        A message that has left the server before it at `done` was `before` long on it, so it came earlier by that.
+        """
+        left = done.copy()
+        comes = done - np.minimum(before, busy)
+        for group in np.unique(groups):
+            rows = groups == group
+            order = np.argsort(comes[rows], axis=None, kind="stable")
+            queue = comes[rows].ravel()[order][None]
+            served = _serve(queue, free[group : group + 1], busy[rows].ravel()[order][None])[0]
+            free[group] = served[-1]
+            unsorted = np.empty_like(served)
+            unsorted[order] = served
+            left[rows] = np.maximum(unsorted.reshape(comes[rows].shape), done[rows])
+        return left
+
+    def finish(self) -> float:
+        """When the last rank has decoded everything."""
+        work, n = self._work, int(self._lengths.sum())
+        self._encode(np.arange(len(self.ready)), np.tile(np.arange(self._lengths.size), (len(self.ready), 1)))
+        last = self.ready
+        if work.decode_s:
+            order = np.argsort(self.ready, axis=1, kind="stable")
+            ready = np.take_along_axis(self.ready, order, axis=1)
+            last = _serve(ready, np.zeros(len(ready)), self._lengths[order] * work.decode_s)
+        busy = self._cpu + n * (work.encode_s + work.decode_s)
+        return float(max(last.max(), busy.max()))
+
+
 def simulate_time(
     topology: Topology,
     size: int,
@@ -146,7 +179,7 @@ def simulate_time(
     nbytes: Callable[[int, int], int],
     link: LinkModel,
     piece_elements: int | None = None,
-    merge_s_per_byte: float = 0.0,
+    work: Work = NO_WORK,
     *,
     alignment: int = 64,
 ) -> float:
@@ -166,8 +199,8 @@ def simulate_time(
         The network.
     piece_elements : int or None
         Chunks are cut into pieces of at most this length, each a message of its own; None: one message a chunk.
-    merge_s_per_byte : float
-        Time to merge a byte of payload.
+    work : Work
+        What a rank computes.
     alignment : int
         Elements; chunks and pieces start at multiples of it.
 
@@ -191,22 +224,11 @@ def simulate_time(
     def payloads(weight: int) -> Ints:
         return np.array([nbytes(int(length), weight) if length else 0 for length in kinds], dtype=np.int64)
 
-    out_free, in_free, merger_free = np.zeros((3, size))
-    ready = np.zeros((size, n_chunks * n_units))
+    clocks = _Clocks(size, lengths.ravel(), link, work)
     for sources, destinations, first_chunks, weights, length, merges in _batches(topology, size, 2**20 // n_units):
         units = first_chunks[:, None] * n_units + np.arange(length * n_units)
         table = np.stack([payloads(weight) for weight in weights.tolist()])
         payload = table[np.arange(len(weights))[:, None], kind_of_unit[units]]
         full = payload.any(axis=1)
-        if not full.all():
-            sources, destinations, units, payload = sources[full], destinations[full], units[full], payload[full]
-        latency = link.latencies(sources, destinations)[:, None]
-        busy = payload * link.seconds_per_byte(sources, destinations)[:, None] + link.overhead_s * (payload > 0)
-        sent = _serve(ready[sources[:, None], units], out_free[sources], busy)
-        arrived = _serve(sent - busy + latency, in_free[destinations], busy)
-        out_free[sources], in_free[destinations] = sent[:, -1], arrived[:, -1]
-        if merges:
-            arrived = _serve(arrived, merger_free[destinations], payload * merge_s_per_byte)
-            merger_free[destinations] = arrived[:, -1]
-        ready[destinations[:, None], units] = arrived
-    return float(ready.max())
+        clocks.deliver(sources[full], destinations[full], units[full], payload[full], merges)
+    return clocks.finish()

@@ -12,14 +12,16 @@ from collectives.plan import Plan, Topology
 from collectives.ring import Ring
 from collectives.simulate import all_plans, prove
 from collectives.star import Star
-from collectives.timing import LinkModel, simulate_time
+from collectives.network import LinkModel, Work
+from collectives.timing import simulate_time
 from collectives.topologies import TOPOLOGIES
 from collectives.torus import Torus
 from collectives.tree import DoubleTree, Tree
 
 LINK = LinkModel(latency_s=1e-4, bandwidth_bytes_s=1e8)
 N = 64 * 12 * 16 * 25
-MERGE_S_PER_BYTE = 4e-9
+WORK = Work(2e-9, 1e-9, 3e-9, 1e-6)
+MERGE_S = 16e-9  # per element
 
 
 def float32(n: int, weight: int) -> int:
@@ -35,7 +37,7 @@ def seconds(topology: Topology, size: int, link: LinkModel = LINK, **options: fl
         float32,
         link,
         None if piece_elements is None else int(piece_elements),
-        options.get("merge_s_per_byte", 0.0),
+        Work(options.get("encode_s", 0.0), options.get("merge_s", 0.0), options.get("decode_s", 0.0)),
     )
 
 
@@ -43,8 +45,8 @@ def seconds(topology: Topology, size: int, link: LinkModel = LINK, **options: fl
 def test_ring(size: int) -> None:
     vector_s = 4 * N / LINK.bandwidth_bytes_s
     assert seconds(Ring(), size) == pytest.approx(2 * (size - 1) * (LINK.latency_s + vector_s / size))
-    merged = seconds(Ring(), size, merge_s_per_byte=MERGE_S_PER_BYTE)
-    assert merged - seconds(Ring(), size) == pytest.approx((size - 1) * MERGE_S_PER_BYTE * 4 * N / size)
+    merged = seconds(Ring(), size, merge_s=MERGE_S)
+    assert merged - seconds(Ring(), size) == pytest.approx((size - 1) * MERGE_S * N / size)
 
 
 LATENCY_ALONE = LinkModel(latency_s=1.0, bandwidth_bytes_s=1e30)
@@ -82,7 +84,7 @@ def test_double_tree_by_hand() -> None:
 
 def test_merges_of_a_rank_wait_for_each_other() -> None:
     at_once = LinkModel(latency_s=0.0, bandwidth_bytes_s=1e30)
-    assert seconds(Star(segments=4), 4, at_once, merge_s_per_byte=1 / (4 * N)) == pytest.approx(3)
+    assert seconds(Star(segments=4), 4, at_once, merge_s=1 / N) == pytest.approx(3)
 
 
 def test_empty_chunks_take_no_time() -> None:
@@ -95,13 +97,38 @@ def test_latency_overhead_and_bandwidth_of_one_message() -> None:
     link = LinkModel(latency_s=0.5, bandwidth_bytes_s=100.0, overhead_s=0.25)
     # Two pieces up, one after the other on the link; merged; and down, the first while the second goes up.
     piece_s = 0.25 + 64 / 100
-    time = simulate_time(Star(segments=1), 2, 128, lambda n, weight: n, link, 64, 0.001)
+    time = simulate_time(Star(segments=1), 2, 128, lambda n, weight: n, link, 64, Work(merge_s=0.001))
     assert time == pytest.approx(2 * piece_s + 0.5 + 0.064 + piece_s + 0.5)
 
 
+def test_encoding_comes_before_and_decoding_after() -> None:
+    link = LinkModel(latency_s=0.5, bandwidth_bytes_s=100.0)
+    work = Work(encode_s=0.002, merge_s=0.001, decode_s=0.0005)
+    # Rank 1 encodes a piece and sends two, 0.64 s each; rank 0 merges the second and sends it back; both decode it.
+    time = simulate_time(Star(segments=1), 2, 128, lambda n, weight: n, link, 64, work)
+    assert time == pytest.approx(0.128 + 2 * 0.64 + 0.5 + 0.064 + 0.64 + 0.5 + 0.032)
+
+
+def test_no_rank_is_done_before_its_processor() -> None:
+    at_once = LinkModel(latency_s=0.0, bandwidth_bytes_s=1e30)
+    one_second = 1 / N
+    work = {"encode_s": one_second, "merge_s": one_second, "decode_s": one_second}
+    # encoding and decoding all of it, merging all but the chunk that a rank begins with
+    assert seconds(Ring(), 4, at_once, piece_elements=64, **work) == pytest.approx(2.75, rel=0.01)
+    messages = simulate_time(Star(segments=1), 3, 128, float32, at_once, 64, Work(message_s=1.0))
+    assert messages == pytest.approx(8)  # two pieces to and from each of two ranks
+
+
+def test_messages_take_turns_on_a_shared_uplink() -> None:
+    link = LinkModel(0.0, 100.0, group_size=2, uplink_bytes_s=100.0)
+    # Halves within the groups, 1.28 s; then both ranks of a group send a quarter, 0.64 s each, to the other group.
+    time = simulate_time(HalvingDoubling(), 4, 256, lambda n, weight: n, link)
+    assert time == pytest.approx(2 * (1.28 + 2 * 0.64))
+
+
 def test_pieces_hide_latency_and_merging() -> None:
-    whole = seconds(Ring(), 4, merge_s_per_byte=MERGE_S_PER_BYTE)
-    cut = seconds(Ring(), 4, merge_s_per_byte=MERGE_S_PER_BYTE, piece_elements=N / 64)
+    whole = seconds(Ring(), 4, merge_s=MERGE_S)
+    cut = seconds(Ring(), 4, merge_s=MERGE_S, piece_elements=N / 64)
     wire = 2 * 3 / 4 * 4 * N / LINK.bandwidth_bytes_s
     assert wire <= cut < wire * 1.05
     assert whole > wire * 1.2
@@ -122,10 +149,13 @@ def test_trees_beat_rings_where_latency_rules() -> None:
 
 
 def test_a_torus_spares_the_slow_links_between_groups() -> None:
-    link = LinkModel(1e-5, 1e9, group_size=8, between_latency_s=1e-4, between_bandwidth_bytes_s=1e7)
-    assert seconds(Torus(4, 8), 32, link) < seconds(Ring(), 32, link) / 4
+    link = LinkModel(1e-9, 1e12, group_size=8, between_latency_s=1e-9, uplink_bytes_s=4 * N)
+    # A ring's steps each take a chunk across; a torus takes across what is left after reducing within the groups,
+    # but eight columns share the uplink.
+    assert seconds(Ring(), 32, link) == pytest.approx(62 / 32, rel=1e-3)
+    assert seconds(Torus(4, 8), 32, link) == pytest.approx(8 * 6 / 32, rel=1e-3)
     # All hops of a ring of one group are fast.
-    assert seconds(Ring(), 8, link) == pytest.approx(seconds(Ring(), 8, LinkModel(1e-5, 1e9)))
+    assert seconds(Ring(), 8, link) == pytest.approx(seconds(Ring(), 8, LinkModel(1e-9, 1e12)))
 
 
 def test_payloads_may_grow_with_the_weight() -> None:
@@ -151,8 +181,8 @@ class PlansOnly:
 @pytest.mark.parametrize("size", [1, 2, 6, 9])
 @pytest.mark.parametrize("n", [0, 100, 5000])
 def test_all_ranks_at_once_and_one_by_one_take_the_same_time(topology: Topology, size: int, n: int) -> None:
-    link = LinkModel(1e-5, 1e8, 1e-6, group_size=3, between_bandwidth_bytes_s=1e7)
-    together, apart = (simulate_time(t, size, n, float32, link, 64, 1e-9) for t in (topology, PlansOnly(topology)))
+    link = LinkModel(1e-5, 1e8, 1e-6, group_size=3, uplink_bytes_s=1e7)
+    together, apart = (simulate_time(t, size, n, float32, link, 64, WORK) for t in (topology, PlansOnly(topology)))
     assert together == pytest.approx(apart, rel=1e-12)
 
 
@@ -180,7 +210,7 @@ def test_thousands_of_ranks() -> None:
         {"overhead_s": -1.0},
         {"group_size": 0},
         {"between_latency_s": -1.0},
-        {"between_bandwidth_bytes_s": 0.0},
+        {"uplink_bytes_s": 0.0},
     ],
     ids=str,
 )
