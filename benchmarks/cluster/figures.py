@@ -1,0 +1,78 @@
+"""Numbers made of records: best, speed-up, bound, break-even."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from apps.cluster.rates import Rate
+from benchmarks.cluster.ways import DENSE_RING, MPI_DEFAULT, MPICH_DEFAULT, ONE_BIT_RING, TUNED
+from benchmarks.record import Record
+
+MPI_WAYS = (MPI_DEFAULT, *(f"MPI {name}" for name in TUNED.values()))
+
+
+def seconds(record: Record, way: str) -> float | None:
+    """Median of a way; None where it was not measured."""
+    timed = record["ways"].get(way)
+    return None if timed is None else float(timed["median_s"])
+
+
+def best_mpi(record: Record) -> tuple[str, float] | None:
+    """Open MPI's fastest way in this cell, its default included: name and median."""
+    measured = [(name, s) for name in MPI_WAYS if (s := seconds(record, name)) is not None]
+    return min(measured, key=lambda pair: pair[1], default=None)
+
+
+def speedup(record: Record, way: str, over: str) -> float | None:
+    """How many times faster `way` is than `over`; "best MPI" is a way here."""
+    best = best_mpi(record)
+    ours = seconds(record, way)
+    theirs = (best[1] if best else None) if over == "best MPI" else seconds(record, over)
+    return None if ours is None or theirs is None else theirs / ours
+
+
+def over_mpich(record: Record) -> float | None:
+    """How many times faster the one-bit ring is than MPICH's all-reduce, both in jobs with MPICH."""
+    return speedup(record, f"{ONE_BIT_RING} (MPICH job)", MPICH_DEFAULT)
+
+
+def payload_rate(record: Record) -> float:
+    """Bits per second of the slowest link, as measured before the job."""
+    return float(min(link["bits_per_s"] for link in record["links"]))
+
+
+def nominal_rate(record: Record) -> float | None:
+    """Bits per second asked for on the slowest link; None: not limited."""
+    asked = [Rate.parse(record["settings"][name]).bits_per_s for name in ("rate", "between")]
+    return min((rate for rate in asked if rate is not None), default=None)
+
+
+def bound_s(record: Record, bits_per_s: float) -> float:
+    """Seconds that the busiest link of an all-reduce needs at least: 2 (M - 1) / M of the vector."""
+    nodes = record["settings"]["nodes"]
+    return float(2 * (nodes - 1) / nodes * 8 * record["settings"]["bytes"] / bits_per_s)
+
+
+def over_bound(record: Record, bits_per_s: float | None) -> float | None:
+    """The dense ring's time in units of the bound."""
+    ring = seconds(record, DENSE_RING)
+    return None if ring is None or bits_per_s is None else ring / bound_s(record, bits_per_s)
+
+
+def crossing(points: Sequence[tuple[float, float]]) -> float | None:
+    """Where y passes 1 last, interpolated between logarithms; None: it does not within the points.
+
+    Parameters
+    ----------
+    points : sequence of (x, y)
+        All positive.
+    """
+    found = None
+    ordered = sorted(points)
+    for (x0, y0), (x1, y1) in pairwise(ordered):
+        a, b = math.log(y0), math.log(y1)
+        if a * b <= 0 and a != b:
+            found = math.exp(math.log(x0) + (math.log(x1) - math.log(x0)) * a / (a - b))
+    return found

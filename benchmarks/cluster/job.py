@@ -1,0 +1,72 @@
+"""What runs on the ranks: ``python -m benchmarks.cluster.job REQUEST``, a JSON file that `drive` writes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import mpicomp
+from benchmarks.cluster.grid import Cell, Net
+from benchmarks.cluster.overlap import measure_overlap
+from benchmarks.cluster.rounds import measure
+from benchmarks.cluster.sides import Resources
+from benchmarks.cluster.vectors import fill
+from benchmarks.cluster.ways import SLOW_S, Way, of_library
+from benchmarks.facts import machine_facts
+from benchmarks.record import Record
+from collectives import Communicator
+from collectives.arrays import aligned_empty
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure what the request says; rank 0 writes a record for each cell as soon as it has it."""
+    mpicomp.install_abort_hook()
+    arguments = sys.argv[1:] if argv is None else argv
+    request = json.loads(Path(arguments[0]).read_text())
+    net = Net(**request["net"])
+    if request["library"] == "overlap":
+        with Communicator(topology="ring") as comm:
+            record = measure_overlap(comm, request["n"], request["repeats"])
+            record["facts"]["load"] = request["load"]
+            _publish(comm, {**record, "links": request["links"], "settings": request["net"]}, request["path"])
+        return 0
+    known = {way.name: way for way in of_library(request["library"], net.nodes)}
+    wanted = {name for asked in request["cells"] for name in asked["ways"]}
+    resources = Resources([way for name, way in known.items() if name in wanted], request["address"])
+    for asked in request["cells"]:
+        cell = Cell(net, asked["bytes"])
+        ways = [known[name] for name in asked["ways"]]
+        record = measure_cell(resources, cell, ways, request["budget_s"], request["least"])
+        record["facts"]["load"] = request["load"]
+        extra = {"library": request["library"], "links": request["links"]}
+        _publish(resources.comm, {**record, **extra}, asked["path"])
+    resources.close()
+    return 0
+
+
+def measure_cell(resources: Resources, cell: Cell, ways: Sequence[Way], budget_s: float, least: int) -> Record:
+    """Time all ways on vectors of one size; collective."""
+    comm = resources.comm
+    x, out = aligned_empty(cell.n, np.float32), aligned_empty(cell.n, np.float32)
+    fill(x, comm.rank)
+    out[:] = 0
+    sides = {way.name: resources.side(way, x, out) for way in ways}
+    slow = {way.name for way in ways if way.predicted_s(cell) > SLOW_S}
+    timed = measure(sides, comm, budget_s, least, slow)
+    return {"part": "cluster", "settings": cell.settings, "facts": machine_facts(), "ways": timed}
+
+
+def _publish(comm: Communicator, record: dict[str, Any], path: str) -> None:
+    if comm.rank == 0:
+        partial = Path(path).with_suffix(".partial")
+        partial.write_text(json.dumps(record, indent=1) + "\n")
+        partial.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,264 @@
+"""Plots of the records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+
+from benchmarks.cluster.figures import best_mpi, crossing, payload_rate, seconds, speedup
+from benchmarks.cluster.grid import size_text
+from benchmarks.cluster.tables import FULL, SHOWN_BYTES, links
+from benchmarks.cluster.ways import DENSE_RING, GLOO, MARSIT_RING, MPI_DEFAULT, MPICH_DEFAULT, ONE_BIT, ONE_BIT_RING
+from benchmarks.record import Record, scaled
+
+MBIT = 1e6
+LINES = (ONE_BIT_RING, MARSIT_RING, DENSE_RING, MPI_DEFAULT, "best MPI", GLOO, MPICH_DEFAULT)
+STYLES = {
+    ONE_BIT_RING: ("C0", "o", "-"),
+    MARSIT_RING: ("C9", "s", "-"),
+    DENSE_RING: ("C2", "v", "-"),
+    MPI_DEFAULT: ("C3", "^", "--"),
+    "best MPI": ("C1", "D", "-"),
+    GLOO: ("C4", "P", ":"),
+    MPICH_DEFAULT: ("C5", "X", ":"),
+}
+STAGES = (
+    ("encode", "seconds_encoding", "C0"),
+    ("merge", "seconds_merging", "C2"),
+    ("decode", "seconds_decoding", "C1"),
+    ("exposed wait", "seconds_waiting", "0.8"),
+)
+BOX = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8}
+BARS = (*(f"one-bit {name}" for name in ONE_BIT), MARSIT_RING, "Marsit torus", DENSE_RING)
+
+
+def draw(records: Sequence[Record], overlaps: Sequence[Record], folder: Path) -> list[Path]:
+    """Draw what there are records for.
+
+    Returns
+    -------
+    list of Path
+        Files written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    full = [record for record in records if record["settings"]["nodes"] == FULL and _one_level(record)]
+    drawn = {
+        "cluster-time": time_by_size(full),
+        "cluster-speedup": speedup_by_rate(full),
+        "cluster-stages": stages(full),
+        "cluster-overlap": overlap_by_rate([record for record in overlaps if record["settings"]["nodes"] == 2]),
+    }
+    written = []
+    for name, figure in drawn.items():
+        if figure is not None:
+            figure.savefig(folder / f"{name}.png", dpi=130)
+            plt.close(figure)
+            written.append(folder / f"{name}.png")
+    return written
+
+
+def time_by_size(records: Sequence[Record]) -> Figure | None:
+    """Time against size, a panel for each rate."""
+    rates = _rates(records)
+    if not rates:
+        return None
+    figure, axes = plt.subplots(
+        1, len(rates), figsize=(1.5 + 3.4 * len(rates), 4.4), sharey=True, squeeze=False, layout="constrained"
+    )
+    lines: dict[str, Any] = {}
+    for axis, (rate, cells) in zip(axes[0], rates.items(), strict=True):
+        for way in LINES:
+            points = [(r["settings"]["bytes"], s * 1e3) for r in cells if (s := _seconds(r, way)) is not None]
+            if points:
+                color, marker, dashes = STYLES[way]
+                drawn = axis.plot(
+                    *zip(*points, strict=True),
+                    color=color,
+                    marker=marker,
+                    linestyle=dashes,
+                    markersize=4,
+                    linewidth=1.2,
+                )
+                lines.setdefault(way, drawn[0])
+        axis.set_title(_rate_title(rate, cells), fontsize=10)
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+        axis.set_xlabel("float32 vector")
+        _label_sizes(axis, [record["settings"]["bytes"] for record in records])
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.grid(alpha=0.3)
+    axes[0][0].set_ylabel("time of an all-reduce, ms")
+    labels = ["best of Open MPI" if way == "best MPI" else way for way in lines]
+    figure.legend(list(lines.values()), labels, loc="outside lower center", ncols=len(lines), frameon=False)
+    figure.suptitle(f"{FULL} emulated nodes: median of the slowest rank")
+    return figure
+
+
+def speedup_by_rate(records: Sequence[Record]) -> Figure | None:
+    """Speed-up over the best MPI against the measured rate, a line for each size; where it passes 1 is marked."""
+    by_size: dict[int, list[Record]] = {}
+    for record in sorted(records, key=payload_rate):
+        by_size.setdefault(record["settings"]["bytes"], []).append(record)
+    if not any(len(cells) > 1 for cells in by_size.values()):
+        return None
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.4), sharey=True, layout="constrained")
+    colors = plt.get_cmap("viridis")
+    handles: dict[str, Any] = {}
+    for axis, way in zip(axes, (ONE_BIT_RING, MARSIT_RING), strict=True):
+        marked = []
+        for number, (nbytes, cells) in enumerate(sorted(by_size.items())):
+            points = [(payload_rate(r) / MBIT, ratio) for r in cells if (ratio := speedup(r, way, "best MPI"))]
+            if not points:
+                continue
+            color = colors(number / max(1, len(by_size) - 1) * 0.9)
+            (line,) = axis.plot(*zip(*points, strict=True), color=color, marker="o", markersize=4, linewidth=1.2)
+            handles.setdefault(size_text(nbytes), line)
+            even = crossing(points)
+            if even is not None:
+                axis.plot([even], [1], marker="*", color=color, markersize=13, markeredgecolor="black", zorder=5)
+                marked.append(f"{size_text(nbytes)}: {_rate_text(even)}")
+        axis.axhline(1, color="black", linewidth=0.8)
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+        axis.set_title(way)
+        axis.set_xlabel("payload that a link carries, Mbit/s")
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.yaxis.set_minor_formatter(NullFormatter())
+        axis.grid(alpha=0.3)
+        text = "break-even (stars)\n" + "\n".join(marked) if marked else "no break-even in this range"
+        axis.text(0.98, 0.97, text, transform=axis.transAxes, ha="right", va="top", fontsize=8, bbox=BOX)
+    axes[0].set_ylabel("times faster than the best of Open MPI")
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=len(handles), frameon=False)
+    figure.suptitle(f"{FULL} emulated nodes; the point furthest right has unshaped links")
+    return figure
+
+
+def stages(records: Sequence[Record]) -> Figure | None:
+    """Where a call's time goes, as parts of it; the time itself stands beside each bar."""
+    shown = [record for record in records if record["settings"]["bytes"] == max(SHOWN_BYTES)]
+    shown.sort(key=payload_rate)
+    if not shown:
+        return None
+    figure, axes = plt.subplots(
+        1, len(shown), figsize=(2.2 + 3.4 * len(shown), 4.4), sharey=True, squeeze=False, layout="constrained"
+    )
+    names = [name for name in BARS if any(name in record["ways"] for record in shown)]
+    for axis, record in zip(axes[0], shown, strict=True):
+        for place, name in enumerate(names):
+            timed = record["ways"].get(name)
+            if timed is None or not timed["cost"]:
+                axis.text(2, place, "not measured", va="center", fontsize=7, color="0.5")
+                continue
+            left = 0.0
+            whole = timed["elapsed_s"]
+            for _, field, color in STAGES:
+                width = 100 * timed["cost"][field] / whole
+                axis.barh(place, width, left=left, color=color, height=0.7)
+                left += width
+            axis.barh(place, max(0.0, 100 - left), left=left, color="white", edgecolor="0.6", hatch="////", height=0.7)
+            axis.text(103, place, f"{scaled(whole, 1e-3)} ms", va="center", fontsize=8)
+        axis.set_xlim(0, 135)
+        axis.set_xticks(range(0, 101, 25))
+        axis.set_title(_rate_title(links(record["settings"]), [record]), fontsize=10)
+        axis.set_xlabel("per cent of the call")
+    axes[0][0].set_yticks(range(len(names)), names)
+    axes[0][0].invert_yaxis()
+    patches = [mpl.patches.Patch(color=color, label=label) for label, _, color in STAGES]
+    patches.append(
+        mpl.patches.Patch(facecolor="white", edgecolor="0.6", hatch="////", label="MPI, Python, others' turn")
+    )
+    figure.legend(handles=patches, loc="outside lower center", ncols=5 if len(shown) > 1 else 3, frameon=False)
+    figure.suptitle(f"{FULL} emulated nodes, {size_text(max(SHOWN_BYTES))}: mean over calls and ranks")
+    return figure
+
+
+def overlap_by_rate(records: Sequence[Record]) -> Figure | None:
+    """Wire, compute and both against the rate, and the overlap."""
+    if len(records) < 2:
+        return None
+    records = sorted(records, key=payload_rate)
+    rates = [payload_rate(record) / MBIT for record in records]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    for name, label, color, marker in (
+        ("wire", "wire alone", "C0", "o"),
+        ("compute", "compute alone", "C1", "s"),
+        ("together", "together: the real call", "black", "D"),
+    ):
+        left.plot(
+            rates,
+            [1e3 * record[f"{name}_s"] for record in records],
+            color=color,
+            marker=marker,
+            markersize=4,
+            label=label,
+        )
+    both = [1e3 * (record["wire_s"] + record["compute_s"]) for record in records]
+    left.plot(rates, both, color="0.6", linestyle="--", label="one after the other")
+    most = [1e3 * max(record["wire_s"], record["compute_s"]) for record in records]
+    left.plot(rates, most, color="0.6", linestyle=":", label="all of the shorter hidden")
+    left.set_ylabel("ms")
+    left.set_ylim(bottom=0)
+    figure.legend(loc="outside lower center", ncols=5, frameon=False)
+    right.plot(rates, [100 * record["overlap"] for record in records], color="black", marker="D", markersize=4)
+    right.axhline(0, color="0.6", linewidth=0.8)
+    right.axhline(100, color="0.6", linewidth=0.8, linestyle=":")
+    right.set_ylabel("part of the shorter that is hidden, %")
+    balanced = crossing([(rate, r["wire_s"] / r["compute_s"]) for rate, r in zip(rates, records, strict=True)])
+    for axis in (left, right):
+        axis.set_xscale("log")
+        axis.set_xlabel("payload that a link carries, Mbit/s")
+        axis.set_xticks(rates, [f"{rate:.0f}" for rate in rates])
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.tick_params(axis="x", labelrotation=45)
+        axis.grid(alpha=0.3)
+        if balanced is not None:
+            axis.axvline(balanced, color="C3", linewidth=0.8)
+    if balanced is not None:
+        right.set_title(f"wire alone = compute alone at {_rate_text(balanced)}", fontsize=10, color="C3")
+    n = records[0]["n"]
+    figure.suptitle(f"one-bit ring, 2 emulated nodes, {size_text(4 * n)}")
+    return figure
+
+
+def _seconds(record: Record, way: str) -> float | None:
+    if way == "best MPI":
+        found = best_mpi(record)
+        return None if found is None else found[1]
+    return seconds(record, way)
+
+
+def _one_level(record: Record) -> bool:
+    return bool(record["settings"]["between"] == "none")
+
+
+def _rates(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Cells of each rate, slow links first, sizes ascending."""
+    found: dict[str, list[Record]] = {}
+    for record in sorted(records, key=lambda one: (payload_rate(one), one["settings"]["bytes"])):
+        found.setdefault(links(record["settings"]), []).append(record)
+    return {rate: sorted(cells, key=lambda one: int(one["settings"]["bytes"])) for rate, cells in found.items()}
+
+
+def _rate_title(rate: str, cells: Sequence[Record]) -> str:
+    measured = _rate_text(min(map(payload_rate, cells)) / MBIT)
+    return f"{'unshaped' if rate == 'none' else rate}: {measured} of payload"
+
+
+def _rate_text(mbit: float) -> str:
+    return f"{mbit / 1000:.3g} Gbit/s" if mbit >= 1000 else f"{mbit:.0f} Mbit/s"
+
+
+def _label_sizes(axis: Axes, sizes: Sequence[int]) -> None:
+    ticks = sorted(set(sizes))
+    axis.set_xticks(ticks, [size_text(nbytes) for nbytes in ticks], rotation=45)
+    axis.xaxis.set_minor_locator(NullLocator())

@@ -1,0 +1,74 @@
+"""Records of cells: parts of several jobs put together, written, read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.record import Record
+
+IN_MPICH = " (MPICH job)"
+
+
+def merge(parts: Sequence[Record], left_out: dict[str, str]) -> Record:
+    """One record of a cell from those of its jobs, which have settings in common.
+
+    Ways of jobs with MPICH get its name, but for MPI's own all-reduce, which has it already.
+    """
+    ways: dict[str, list[dict[str, Any]]] = {}
+    for part in parts:
+        mpich = part["library"] == "mpich"
+        for name, timed in part["ways"].items():
+            ways.setdefault(name + IN_MPICH if mpich and name != "MPICH" else name, []).append(timed)
+    first = parts[0]
+    return {
+        "part": "cluster",
+        "settings": first["settings"],
+        "facts": first["facts"] | {"mpi": " and ".join(dict.fromkeys(_library(part) for part in parts))},
+        "links": first["links"],
+        "ways": {name: _together(jobs) for name, jobs in ways.items()},
+        "left_out": left_out,
+    }
+
+
+def _library(part: Record) -> str:
+    """The first line of what an MPI says of itself: MPICH says a page."""
+    return " ".join(part["facts"]["mpi"].splitlines()[0].replace("Version:", "").split())
+
+
+def _together(jobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Several jobs' timings of one way: times one after the other, the rest as means over calls."""
+    weights = [len(job["times_s"]) for job in jobs]
+    times = [seconds for job in jobs for seconds in job["times_s"]]
+
+    def mean(values: Sequence[float]) -> float:
+        return float(np.average(values, weights=weights))
+
+    costs = [job["cost"] for job in jobs]
+    return {
+        "median_s": float(np.median(times)),
+        "min_s": min(times),
+        "p99_s": float(np.percentile(times, 99)),
+        **{name: mean([job[name] for job in jobs]) for name in ("elapsed_s", "cpu_s", "wire_bytes", "wire_bytes_most")},
+        "cost": {name: mean([cost[name] for cost in costs]) for name in costs[0]} if all(costs) else None,
+        "times_s": times,
+        "calls_per_job": weights,
+    }
+
+
+def write(record: Record, path: Path) -> None:
+    """Whole or not at all: a record that is there is one that need not be measured again."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(record, indent=1) + "\n")
+    partial.replace(path)
+
+
+def read(folder: Path, part: str) -> list[Record]:
+    """All records of a part ("cluster" or "overlap") in a folder."""
+    records = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    return [record for record in records if record["part"] == part]

@@ -1,0 +1,138 @@
+"""Timing ways in turn, each as often as there is time for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.cluster.sides import Side
+from collectives import Communicator, Traffic
+from mpicomp.bench.measure import gather, line_up
+
+MOST_REPEATS = 50
+COSTS = tuple(field.name for field in fields(Traffic) if field.name != "calls")
+
+
+def called(repeat: int, repeats: int, rounds: int) -> bool:
+    """Whether a way that is called `repeats` times in `rounds` rounds has its turn: evenly spread."""
+    return (repeat + 1) * repeats // rounds > repeat * repeats // rounds
+
+
+def repeats_for(seconds: float, share_s: float, least: int) -> int:
+    """How often a way is called that takes so long and may take `share_s` altogether."""
+    return max(least, min(MOST_REPEATS, int(share_s / max(seconds, 1e-9))))
+
+
+def wire_bytes() -> int:
+    """What this host has sent so far, headers and all."""
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == "eth0":
+            return int(numbers.split()[8])
+    return 0
+
+
+def measure(
+    sides: Mapping[str, Side], comm: Communicator, budget_s: float, least: int, timed_at_once: set[str]
+) -> dict[str, dict[str, Any]]:
+    """Call every side once and check it, then time them in rounds; each round begins with the next one. Collective.
+
+    Parameters
+    ----------
+    sides : dict of Side
+        On all ranks the same, in the same order.
+    comm : Communicator
+        Its ranks line up before each call.
+    budget_s : float
+        Of all calls, shared evenly.
+    least : int
+        Calls of each that are timed at least.
+    timed_at_once : set of str
+        Sides so slow that the first call counts too. Of the others a second one tells how often there is time for them.
+
+    Returns
+    -------
+    dict of dict
+        Per side: ``times_s`` of each call, the slowest rank's; ``cpu_s``, ``elapsed_s`` and what `Traffic` counts, per
+        call, mean over ranks, and ``bytes_sent_most`` by a rank; ``wire_bytes`` of the first call, mean over ranks by
+        the kernel's count, and ``wire_bytes_most``.
+    """
+    names = list(sides)
+    first, before = _first_calls(sides, comm, timed_at_once)
+    slowest = gather(comm, first["estimate"]).max(axis=0)
+    share_s = budget_s / max(1, len(names))
+    repeats = [
+        repeats_for(seconds, share_s, least) - (name in timed_at_once)
+        for name, seconds in zip(names, slowest, strict=True)
+    ]
+    rounds = max(repeats, default=0)
+    seconds, cpu = np.full((len(names), rounds + 1), np.nan), np.full((len(names), rounds + 1), np.nan)
+    for i, name in enumerate(names):
+        if name in timed_at_once:
+            seconds[i, rounds], cpu[i, rounds] = first["seconds"][i], first["cpu"][i]
+    for number in range(rounds):
+        for place in range(len(names)):
+            i = (number + place) % len(names)
+            if called(number, repeats[i], rounds):
+                seconds[i, number], cpu[i, number] = _timed(sides[names[i]], comm)
+    everyones, everyones_cpu = gather(comm, seconds), gather(comm, cpu)
+    sent = gather(comm, first["wire"])
+    found = {}
+    for i, name in enumerate(names):
+        there = ~np.isnan(seconds[i])
+        found[name] = {
+            "times_s": everyones[:, i, there].max(axis=0).tolist(),
+            "elapsed_s": float(everyones[:, i, there].mean()),
+            "cpu_s": float(everyones_cpu[:, i, there].mean()),
+            "wire_bytes": float(sent[:, i].mean()),
+            "wire_bytes_most": float(sent[:, i].max()),
+            "cost": _cost(comm, sides[name].traffic, before[name], int(there.sum())),
+        }
+    return found
+
+
+def _first_calls(
+    sides: Mapping[str, Side], comm: Communicator, timed_at_once: set[str]
+) -> tuple[dict[str, Any], dict[str, list[float]]]:
+    """Warm every side up and check its result; what our traffic stood at when timing began."""
+    first = {what: np.zeros(len(sides)) for what in ("seconds", "cpu", "wire", "estimate")}
+    before = {}
+    for i, (name, side) in enumerate(sides.items()):
+        untimed = _costs(side.traffic)
+        comm.barrier()
+        sent = wire_bytes()
+        first["seconds"][i], first["cpu"][i] = _timed(side, comm)
+        comm.barrier()
+        first["wire"][i] = wire_bytes() - sent
+        side.check()
+        at_once = name in timed_at_once
+        first["estimate"][i] = first["seconds"][i] if at_once else _timed(side, comm)[0]
+        before[name] = untimed if at_once else _costs(side.traffic)
+    return first, before
+
+
+def _timed(side: Side, comm: Communicator) -> tuple[float, float]:
+    """Elapsed and processor seconds of a call on this rank."""
+    line_up(comm)
+    cpu, start = time.process_time(), time.perf_counter()
+    side.call()
+    elapsed = time.perf_counter() - start
+    return elapsed, time.process_time() - cpu
+
+
+def _costs(traffic: Traffic | None) -> list[float]:
+    return [] if traffic is None else [float(getattr(traffic, name)) for name in COSTS]
+
+
+def _cost(comm: Communicator, traffic: Traffic | None, before: list[float], calls: int) -> dict[str, float] | None:
+    if traffic is None:
+        return None
+    mine = (np.array(_costs(traffic)) - np.array(before)) / calls
+    everyones = gather(comm, mine)
+    most = float(everyones[:, COSTS.index("bytes_sent")].max())
+    return dict(zip(COSTS, everyones.mean(axis=0).tolist(), strict=True)) | {"bytes_sent_most": most}
