@@ -15,7 +15,7 @@ from mpicomp.cli import assignment
 
 DEFAULT_LR = {"sgd": 0.1, "momentum": 0.03, "adam": 0.001}
 
-_FREE = frozenset({"epochs", "checkpoint", "checkpoint_every", "resume", "json", "timeout", "data"})
+_FREE = frozenset({"epochs", "checkpoint", "checkpoint_every", "resume", "json", "timeout", "data", "trace"})
 """Options a resumed run may change: they do not enter the arithmetic."""
 
 
@@ -100,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     communication.add_argument("--timeout", type=_positive_float, default=60.0, help="seconds a silent rank is awaited")
     output = parser.add_argument_group("output")
     output.add_argument("--json", type=Path, metavar="FILE", help="write one JSON line per epoch and one at the end")
+    output.add_argument("--trace", type=Path, metavar="DIR", help="write a trace of each rank's calls")
     output.add_argument("--checkpoint", type=Path, metavar="DIR", help="folder that all ranks see")
     output.add_argument(
         "--checkpoint-every",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -24,6 +25,7 @@ from collectives.program import Program, compile_plan
 from collectives.ring import Ring
 from collectives.sums import DenseSums, along_the_plan, fresh_places
 from collectives.topologies import topology as topology_of
+from collectives.trace.recorder import Trace
 from collectives.traffic import Traffic
 from collectives.waiting import Patience
 from collectives.walk import Walk, walks
@@ -56,17 +58,25 @@ class Communicator:
         Check before each collective that all ranks make the same call (a few microseconds).
     piece_bytes : int, optional
         Longest message; None: by transport. Equal on all ranks.
+    trace : str or Path, optional
+        Folder for a file per rank which tells what each call spent its time on; see docs/traces.md. On all ranks or
+        on none.
 
     Attributes
     ----------
     traffic : Traffic
         What all calls of `allreduce` cost so far.
+    trace : Trace or None
 
     Raises
     ------
+    OSError
+        A rank cannot write its trace; on every rank.
     TopologyError
         The topology does not fit this number of ranks.
     """
+
+    _handle: ClassVar[type[Handle]] = Handle
 
     def __init__(
         self,
@@ -75,6 +85,7 @@ class Communicator:
         timeout: float = 60.0,
         verify: bool = True,
         piece_bytes: int | None = None,
+        trace: str | Path | None = None,
     ) -> None:
         if not timeout > 0:
             raise ValueError(f"the timeout must be a positive number of seconds, not {timeout}")
@@ -101,6 +112,11 @@ class Communicator:
         self._fixed_tag, self._rolling_tag = 0, 0
         self._in_flight: list[Handle] = []
         self._broken = ""
+        self.trace: Trace | None = None
+        if trace is not None:
+            from collectives.trace.calls import open_trace  # which builds on this module
+
+            open_trace(self, trace)
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size}, {self.topology}>"
@@ -224,15 +240,15 @@ class Communicator:
     ) -> None:
         """Run a program to its end."""
         kind = Walk if walks(program, payload) else Execution
-        execution = kind(self.mpi_comm, program, payload, tag, self.timeout, traffic, encoded, cache)
+        execution = kind(self.mpi_comm, program, payload, tag, self.timeout, traffic, encoded, cache, self.trace)
         try:
             execution.run()
         except BaseException as error:
             self.abandon(error, execution)
             raise
 
-    def wait(self, request: MPI.Request, describe: Callable[[], str]) -> None:
-        """Poll a request of this communicator's up to the timeout."""
+    def wait(self, request: MPI.Request, describe: Callable[[], str], name: str = "wait") -> None:
+        """Poll a request of this communicator's up to the timeout; `name` is what traces call it."""
         try:
             self._agreement.roll_call.wait(request, describe)
         except BaseException as error:
@@ -323,10 +339,10 @@ class Communicator:
             # a call that the ranks do not agree on takes no tag, be it made by another method elsewhere
             vectors = source.values, source.dtype, op == "mean", target.values
             made = along_the_plan(self, *vectors, fresh_places)
-            return Execution(self.mpi_comm, *made, self.next_tag(), self.timeout, Traffic())
+            return Execution(self.mpi_comm, *made, self.next_tag(), self.timeout, Traffic(), trace=self.trace)
 
         patience = Patience(self.timeout, lambda: self._agreement.waiting(describe()))
-        handle = Handle(self._agreement.agreed, start, self._progress, patience, result)
+        handle = self._handle(self._agreement.agreed, start, self._progress, patience, result)
         self._in_flight.append(handle)
         return handle
 
@@ -385,7 +401,9 @@ class Communicator:
         self.agree(fingerprint("barrier"), lambda: "barrier()")
         if self.size > 1:
             self.wait(
-                self.mpi_comm.Ibarrier(), lambda: f"rank {self.rank} of {self.size}: not all ranks reach the barrier"
+                self.mpi_comm.Ibarrier(),
+                lambda: f"rank {self.rank} of {self.size}: not all ranks reach the barrier",
+                "barrier",
             )
 
     def _call(self, source: Flat, op: str, name: str = "allreduce") -> tuple[int, Callable[[], str]]:

@@ -18,6 +18,8 @@ from mpi4py import MPI
 from collectives.errors import PeerFailure
 from collectives.payload import Cache, Payload, Requests, not_received, not_sent
 from collectives.program import Message, Program
+from collectives.trace.follow import TracedPatience, followed
+from collectives.trace.recorder import Trace
 from collectives.traffic import Traffic
 from collectives.waiting import Patience
 
@@ -40,6 +42,8 @@ class Execution:
         Called once, when this rank's own contribution is complete.
     cache : dict, optional
         Where persistent requests are kept between runs of a program on the same buffers.
+    trace : Trace, optional
+        Where to record what happens.
     """
 
     def __init__(
@@ -52,8 +56,12 @@ class Execution:
         traffic: Traffic,
         encoded: Callable[[], None] | None = None,
         cache: Cache | None = None,
+        trace: Trace | None = None,
     ) -> None:
         self._program, self._payload, self._requests = program, payload, Requests(comm, tag, cache)
+        self._trace = trace
+        if trace is not None:
+            self._payload, self._requests = followed(trace, program, payload, self._requests)
         self._traffic, self._encoded = traffic, encoded
         # a strong reference would be a cycle: payload and vectors would stay until the garbage collector comes round
         describe = WeakMethod(self._describe)
@@ -88,7 +96,10 @@ class Execution:
         ------
         CollectiveTimeout, PeerFailure
         """
-        patience, turn = self.patience, self.turn
+        patience: Patience | TracedPatience = self.patience
+        if self._trace is not None:
+            patience = TracedPatience(self._trace, self.patience)
+        turn = self.turn
         start = time.perf_counter()
         while self._unfinished or self._sending:
             if turn():

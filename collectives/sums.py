@@ -167,7 +167,7 @@ def _mpi_allreduce(comm: Communicator, source: NDArray[Any], sums: NDArray[Any],
     kind = MPI.Datatype.fromcode(sums.dtype.char)
     message: Any = MPI.IN_PLACE if source is sums else [source, sums.size, kind]
     request = comm.mpi_comm.Iallreduce(message, [sums, sums.size, kind])
-    comm.wait(request, lambda: f"rank {comm.rank} of {comm.size}: MPI's all-reduce does not end")
+    comm.wait(request, lambda: f"rank {comm.rank} of {comm.size}: MPI's all-reduce does not end", "MPI's all-reduce")
     rounds = math.ceil(math.log2(comm.size))
     traffic.messages += rounds
     traffic.bytes_sent += (

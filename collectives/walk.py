@@ -13,6 +13,8 @@ from mpi4py import MPI
 
 from collectives.payload import Cache, Payload, Requests, not_received, not_sent
 from collectives.program import Message, Program
+from collectives.trace.follow import AwaitedRequest, followed
+from collectives.trace.recorder import Trace
 from collectives.traffic import Traffic
 from collectives.waiting import wait
 
@@ -35,9 +37,12 @@ class Walk:
         traffic: Traffic,
         encoded: Callable[[], None] | None = None,
         cache: Cache | None = None,
+        trace: Trace | None = None,
     ) -> None:
         self._program, self._payload, self._timeout_s, self._traffic = program, payload, timeout_s, traffic
         self._encoded, self._requests = encoded, Requests(comm, tag, cache)
+        if trace is not None:
+            self._payload, self._requests = followed(trace, program, payload, self._requests, AwaitedRequest)
         self._last: Message | None = None
 
     def run(self) -> None:

@@ -8,9 +8,11 @@ from types import TracebackType
 
 from mpi4py import MPI
 
+from collectives import trace as traces
+
 
 def install_abort_hook() -> None:
-    """After an uncaught exception: print its traceback with the rank, then MPI_Abort.
+    """After an uncaught exception: print its traceback with the rank, write traces if there are any, then MPI_Abort.
 
     Call it once, early in the program. It wraps the hooks that are installed, for the main thread and others.
     KeyboardInterrupt aborts too, SystemExit never: a program that ends by ``sys.exit`` does so on all ranks. A program
@@ -34,5 +36,6 @@ def _abort() -> None:
     if not MPI.Is_initialized() or MPI.Is_finalized() or MPI.COMM_WORLD.size == 1:
         return
     sys.stdout.flush()
+    traces.flush()
     print(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}: ending the job", file=sys.stderr, flush=True)
     MPI.COMM_WORLD.Abort(1)

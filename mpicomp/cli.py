@@ -13,6 +13,7 @@ from typing import Any
 COMMANDS = {
     "doctor": ("mpicomp.doctor", "find out whether a job can run here, and what would slow it down"),
     "bench": ("mpicomp.bench", "time an all-reduce against MPI's own"),
+    "trace": ("mpicomp.trace", "join the ranks' traces into one, and tell what their time was spent on"),
 }
 
 

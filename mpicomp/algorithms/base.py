@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -109,6 +109,14 @@ class VectorAggregator(ABC):
         self._text = f"aggregate of {self.dtype}[{n}]{parts} number {vector_id} by {algorithm} over {comm.route}, "
         self._text += f"wire format {VERSION}, tag {self._tag}"
         self._mark = fingerprint(self._text)
+        if comm.trace is not None:
+            about: dict[str, Callable[[], Any]] = {
+                "method": lambda: type(algorithm).__name__,
+                "vector": lambda: vector_id,
+                "step": lambda: self.step,
+                "elements": lambda: n,
+            }
+            self.aggregate = comm.trace.around("call", "aggregate", self.aggregate, **about)  # type: ignore[method-assign]
 
     def aggregate(self, vector: Any, out: Any = None) -> Any:
         """Approximate the mean of the ranks' vectors.

@@ -81,7 +81,9 @@ class Reports:
             return
         comm = self._comm
         request = self._gather.request
-        comm.wait(request, lambda: f"rank {comm.rank} of {comm.size}: the other ranks' reports do not arrive")
+        comm.wait(
+            request, lambda: f"rank {comm.rank} of {comm.size}: the other ranks' reports do not arrive", "reports"
+        )
         self._pending = False
         self.everyones[:] = self._numbers
         traffic.bytes_sent += self._row.nbytes * (comm.size - 1)
@@ -136,6 +138,7 @@ class Gathered:
     def __init__(
         self, comm: Communicator, n: int, stream: Stream, tag: int, reports: int, encode: Encode, finish: Encode
     ) -> None:
+        self._trace = comm.trace
         self.pieces = [range(n)] if n else []
         self.spare: list[NDArray[np.uint64]] = []
         self.reports = Reports(comm, reports, -(-n // 64))
@@ -179,6 +182,9 @@ class Gathered:
         traffic.seconds_merging += merged - arrived + drawn - sent
         traffic.seconds_decoding += end - merged
         traffic.seconds_total += end - start
+        if self._trace is not None:
+            spans = {"encode": (start, sent), "prepare": (sent, drawn), "merge": (arrived, merged)}
+            self._trace.phases(**spans, decode=(merged, end))
 
 
 class Travelling:

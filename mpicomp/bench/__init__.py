@@ -62,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", default="0", help="of the vectors (default %(default)s)")
     parser.add_argument("--timeout", default="60", help="seconds a silent rank is awaited (default %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write one JSON line per vector length")
+    parser.add_argument("--trace", metavar="DIR", help="write a trace of each rank's calls, for mpicomp trace")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -74,9 +75,11 @@ def run(args: argparse.Namespace) -> int:
         # all ranks have the same arguments and therefore the same error: one tells it, and none ends the job before
         return _refuse(world, str(error))
     try:
-        comm = Communicator(world, args.topology, request.timeout_s)
+        comm = Communicator(world, args.topology, request.timeout_s, trace=args.trace)
     except ValueError as error:
         return _refuse(world, f"--topology {args.topology}: {error}")
+    except OSError as error:
+        return _refuse(world, f"--trace {args.trace}: {error}")
     try:
         with comm, ExitStack() as stack:
             file, problem = _open(comm, args.json)

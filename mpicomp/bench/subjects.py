@@ -74,13 +74,17 @@ class MpiAllreduce:
 
     def __init__(self, comm: Communicator, x: NDArray[Any]) -> None:
         """See `Subject`."""
-        self._mpi_comm = comm.mpi_comm
+        self._mpi_comm, self._trace = comm.mpi_comm, comm.trace
         self._wide = (x.astype(np.float32), np.empty(x.size, np.float32)) if x.dtype == np.float16 else None
 
     def __call__(self, x: NDArray[Any], out: NDArray[Any]) -> None:
         """Reduce."""
         source, target = (x, out) if self._wide is None else self._wide
-        self._mpi_comm.Allreduce(source, target)
+        if self._trace is None:
+            self._mpi_comm.Allreduce(source, target)
+        else:
+            with self._trace.span("call", "MPI_Allreduce", bytes=source.nbytes):
+                self._mpi_comm.Allreduce(source, target)
 
     def total(self) -> Traffic:
         """Cost so far."""

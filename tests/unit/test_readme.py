@@ -30,11 +30,13 @@ TRAINING, CHOOSING, ERRORS = DOCS / "training.md", DOCS / "choosing.md", DOCS / 
 PROGRAMS = {
     "mpicomp bench": "mpicomp/bench/__init__.py",
     "mpicomp doctor": "mpicomp/doctor/__init__.py",
+    "mpicomp trace": "mpicomp/trace.py",
     "python -m apps.train": "apps/options.py",
     "python -m apps.compare": "apps/compare.py",
     "python -m apps.plot": "apps/plot.py",
     "python -m apps.cluster": "apps/cluster/__main__.py",
     "python -m benchmarks.run_all": "benchmarks/run_all.py",
+    "python -m benchmarks.cluster": "benchmarks/cluster/__main__.py",
     "python -m benchmarks.learning": "benchmarks/learning.py",
     "python tests/run_lanes.py": "tests/run_lanes.py",
     "slurm/train.sbatch": "apps/options.py",
@@ -112,10 +114,12 @@ def test_options_in_the_text_exist(document: Path) -> None:
     [
         ("mpicomp bench", CHOOSING),
         ("mpicomp doctor", DOCS / "quickstart.md"),
+        ("mpicomp trace", DOCS / "traces.md"),
         ("python -m apps.train", TRAINING),
         ("python -m apps.compare", TRAINING),
         ("python -m apps.plot", TRAINING),
         ("python -m apps.cluster", DOCS / "cluster.md"),
+        ("python -m benchmarks.cluster", DOCS / "cluster.md"),
     ],
 )
 def test_every_option_is_described(program: str, document: Path) -> None:

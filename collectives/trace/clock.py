@@ -1,0 +1,80 @@
+"""How far rank 0's clock is ahead of another rank's: ping-pongs, of which the quickest counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.waiting import wait
+
+TAG = 32_001  # used for nothing else
+ROUNDS = 48
+
+
+class Reading(NamedTuple):
+    """One comparison of clocks, in seconds.
+
+    Attributes
+    ----------
+    at : float
+        By this rank's clock.
+    offset : float
+        What to add to this rank's clock for rank 0's.
+    round_trip : float
+        Of the quickest ping-pong: the offset is off by no more than its half.
+    """
+
+    at: float
+    offset: float
+    round_trip: float
+
+
+def compare(comm: MPI.Comm, clock: Callable[[], float], timeout_s: float) -> Reading:
+    """Compare every rank's clock with rank 0's, one rank after the other; collective.
+
+    Parameters
+    ----------
+    comm : MPI.Comm
+    clock : callable
+        Seconds by this rank's clock.
+    timeout_s : float
+
+    Raises
+    ------
+    CollectiveTimeout, PeerFailure
+    """
+    here = f"rank {comm.rank} of {comm.size}"
+    ping, pong = np.zeros(1), np.zeros(1)
+    if comm.rank == 0:
+        for peer in range(1, comm.size):
+            for _ in range(ROUNDS):
+                receive = comm.Irecv(ping, peer, TAG)
+                wait(receive, timeout_s, lambda peer=peer: f"{here}: rank {peer} does not compare clocks")  # type: ignore[misc]
+                pong[0] = clock()
+                send = comm.Isend(pong, peer, TAG)
+                wait(send, timeout_s, lambda peer=peer: f"{here}: rank {peer} does not compare clocks")  # type: ignore[misc]
+        return Reading(clock(), 0.0, 0.0)
+    best = Reading(0.0, 0.0, np.inf)
+    for _ in range(ROUNDS):
+        receive = comm.Irecv(pong, 0, TAG)
+        before = clock()
+        send = comm.Isend(ping, 0, TAG)
+        wait(receive, timeout_s, lambda: f"{here}: rank 0 does not compare clocks")
+        after = clock()
+        wait(send, timeout_s, lambda: f"{here}: rank 0 does not compare clocks")
+        if after - before < best.round_trip:
+            middle = (before + after) / 2
+            best = Reading(middle, float(pong[0]) - middle, after - before)
+    return best
+
+
+def offset_at(readings: list[Reading], at: float) -> float:
+    """The offset at any time of this rank's clock: linear between two readings, constant outside."""
+    first, last = readings[0], readings[-1]
+    if at <= first.at or last.at <= first.at:
+        return first.offset
+    part = min(1.0, (at - first.at) / (last.at - first.at))
+    return first.offset + part * (last.offset - first.offset)

@@ -1,0 +1,193 @@
+"""The newest events of one rank, and the file that they are written to."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import platform
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+from collectives.trace.clock import Reading, offset_at
+
+MOST_EVENTS = 1 << 17  # about 30 MB of memory; older ones give way to newer ones
+START, END = 2, 3  # where an event has its times
+
+# (kind, name, start, end, args, call, bytes): times by this rank's clock, a list where the end comes later
+Event = Any
+
+_open: dict[Path, Trace] = {}
+
+
+class Trace:
+    """What happens when on one rank, kept in memory until it is written.
+
+    Every event is one of a kind: "call", "check", "wait", "encode", "prepare", "merge" and "decode" are spans of the
+    rank's own time, which lie within each other or apart; "send" and "receive" are messages, which overlap.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the file goes, which is begun at once.
+    rank, size : int
+    clock : callable
+        Seconds.
+
+    Attributes
+    ----------
+    add : callable
+        Takes an event.
+    calls : int
+        Programs run so far; the same on all ranks at the same message.
+    labels : dict
+        Of programs, by identity; see `collectives.trace.follow`.
+    readings : list of Reading
+        How far rank 0's clock is ahead.
+    origin : float
+        Rank 0's clock where the trace begins.
+    run : float
+        What tells the traces of one run from another's: when it began, in seconds since 1970, by rank 0.
+
+    Raises
+    ------
+    OSError
+        The file cannot be written.
+    ValueError
+        Another communicator of this process writes there.
+    """
+
+    def __init__(self, folder: Path, rank: int, size: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.rank, self.size, self.clock = rank, size, clock
+        self.path = (folder / f"rank-{rank}.json").absolute()
+        if self.path in _open:
+            raise ValueError("another communicator writes its trace there")
+        self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
+        self.add = self._events.append
+        self.calls = 0
+        self.labels: dict[int, Any] = {}
+        self.readings = [Reading(0.0, 0.0, 0.0)]
+        self.origin, self.run = clock(), 0.0
+        folder.mkdir(parents=True, exist_ok=True)
+        self._write()
+        _open[self.path] = self
+
+    def begin(self, kind: str, name: str = "", **args: Any) -> Event:
+        """Start a span, which the file shows even if it never ends."""
+        event = [kind, name, self.clock(), None, args, 0, 0]
+        self.add(event)
+        return event
+
+    @contextmanager
+    def span(self, kind: str, name: str = "", **args: Any) -> Iterator[None]:
+        """Record a block."""
+        event = self.begin(kind, name, **args)
+        try:
+            yield
+        finally:
+            event[END] = self.clock()
+
+    def phases(self, **spans: tuple[float, float]) -> None:
+        """Record spans that are over, by kind, of a vector that is one piece."""
+        for kind, (start, end) in spans.items():
+            self.add((kind, "", start, end, {"piece": 0}, 0, 0))
+
+    def around(self, kind: str, name: str, function: Callable[..., Any], **args: Callable[[], Any]) -> Any:
+        """A function whose calls are recorded, with what `args` say at each."""
+
+        def recorded(*positional: Any, **named: Any) -> Any:
+            with self.span(kind, name, **{key: ask() for key, ask in args.items()}):
+                return function(*positional, **named)
+
+        return recorded
+
+    def aligned(self, at: float) -> float:
+        """Seconds since the trace began, by rank 0's clock."""
+        return at + offset_at(self.readings, at) - self.origin
+
+    def write(self) -> None:
+        """Write the file, once; nothing is recorded afterwards."""
+        if _open.pop(self.path, None) is self:
+            self._write()
+            self._events.clear()
+            self.labels.clear()
+
+    def discard(self) -> None:
+        """Remove the file; nothing is to be recorded."""
+        del _open[self.path]
+        self.path.unlink(missing_ok=True)
+
+    def _write(self) -> None:
+        part = self.path.with_suffix(".part")
+        try:
+            with part.open("w") as file:
+                self._dump(file)
+            part.replace(self.path)  # at no time is there half a file
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+
+    def _dump(self, file: TextIO) -> None:
+        events = list(self._events)
+        about = {
+            "rank": self.rank,
+            "ranks": self.size,
+            "run": self.run,
+            "host": platform.node(),
+            "complete": len(events) < MOST_EVENTS,
+            "clock": [reading._asdict() for reading in self.readings],
+        }
+        file.write(f'{{"displayTimeUnit": "ns", "otherData": {_json(about)},\n"traceEvents": [\n')
+        file.write(",\n".join(map(_json, self._names())))
+        now = self.clock()
+        for number, event in enumerate(events):
+            for line in self._lines(event, number, now):
+                file.write(",\n" + _json(line))
+        file.write("\n]}\n")
+
+    def _names(self) -> Iterator[dict[str, Any]]:
+        names = {"process_name": f"rank {self.rank} on {platform.node()}", "thread_name": "calls"}
+        for key, name in names.items():
+            yield {"ph": "M", "name": key, "pid": self.rank, "tid": 0, "args": {"name": name}}
+        yield {"ph": "M", "name": "process_sort_index", "pid": self.rank, "tid": 0, "args": {"sort_index": self.rank}}
+
+    def _lines(self, event: Event, number: int, now: float) -> Iterator[dict[str, Any]]:
+        """What stands for an event in the file."""
+        kind, name, start, end, args, call, nbytes = event
+        begun = _nanoseconds(self.aligned(start))
+        ended = _nanoseconds(self.aligned(now if end is None else end))
+        more = {"call": call, **args} if call else args
+        if end is None:
+            more = {**more, "finished": False}
+        where = {"cat": kind, "pid": self.rank, "tid": 0}
+        if kind not in ("send", "receive"):
+            # in whole nanoseconds, so that spans within each other stay so
+            times = {"ts": begun / 1e3, "dur": (ended - begun) / 1e3}
+            yield {"ph": "X", "name": name or kind, **where, **times, "args": more}
+            return
+        # Messages overlap, which only asynchronous events may; those of one name share a track.
+        name = f"{'to' if kind == 'send' else 'from'} rank {args['peer']}"
+        where |= {"name": name, "id": hex((self.rank << 32) + number)}
+        yield {"ph": "b", **where, "ts": begun / 1e3, "args": {**more, "bytes": nbytes}}
+        yield {"ph": "e", **where, "ts": ended / 1e3}
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def _json(what: dict[str, Any]) -> str:
+    return json.dumps(what, default=str)  # what callers hand over may be anything
+
+
+def flush() -> None:
+    """Write all traces of this process that are not written yet; for when it is about to end."""
+    for trace in list(_open.values()):
+        with suppress(OSError):
+            trace.write()
+
+
+atexit.register(flush)

@@ -1,0 +1,392 @@
+"""Traces: complete, aligned, without influence on results, and there after an error too."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import CollectiveTimeout, Communicator
+from collectives.trace import Trace
+from collectives.trace.clock import compare, offset_at
+from collectives.trace.recorder import flush
+from mpicomp import CascadingSSDM, Marsit
+from mpicomp.trace import Message, RankTrace, read, table
+from tests.mpi.collectives.conftest import TIMEOUT_S
+
+EVERY_SIZE = True
+N = 40_000
+COMPUTING = {"encode": "seconds_encoding", "decode": "seconds_decoding", "merge": "seconds_merging"}
+
+
+@pytest.fixture
+def folder(mpi_comm: MPI.Intracomm, tmp_path: Path) -> Path:
+    """One folder for all ranks."""
+    path: Path = mpi_comm.bcast(tmp_path)
+    return path
+
+
+def vector(rank: int, n: int = N) -> np.ndarray:
+    return np.random.default_rng(rank).standard_normal(n).astype(np.float32)
+
+
+def everyones(comm: MPI.Intracomm, folder: Path) -> list[dict[str, Any]]:
+    """All ranks' files, once they are all written."""
+    comm.Barrier()
+    traces, notes = read(folder)
+    assert not notes
+    assert [trace["otherData"]["rank"] for trace in traces] == list(range(comm.size))
+    comm.Barrier()
+    return traces
+
+
+def spans(trace: dict[str, Any], *kinds: str) -> list[dict[str, Any]]:
+    return [event for event in trace["traceEvents"] if event["ph"] == "X" and (not kinds or event["cat"] in kinds)]
+
+
+def require_nested(trace: dict[str, Any]) -> None:
+    """Spans lie within each other or apart."""
+    outer: list[float] = []
+    for start, minus in sorted((round(1e3 * s["ts"]), -round(1e3 * s["dur"])) for s in spans(trace)):
+        while outer and outer[-1] <= start:
+            outer.pop()
+        assert not outer or start - minus <= outer[-1]
+        outer.append(start - minus)
+
+
+def require_aligned(traces: list[dict[str, Any]]) -> set[Message]:
+    """Every message is sent by one rank and received by another, and not before; returns the messages."""
+    ranks = [RankTrace.of(trace) for trace in traces]
+    sent = {message: times for rank in ranks for message, times in rank.sent.items()}
+    received = {message: times for rank in ranks for message, times in rank.received.items()}
+    assert sent.keys() == received.keys()
+    readings = [reading for trace in traces for reading in trace["otherData"]["clock"]]
+    tolerance = 1e6 * max(reading["round_trip"] for reading in readings)  # half of it for each of two ranks
+    for message, (start, _) in sent.items():
+        assert received[message][1] > start - tolerance, message
+    return set(sent)
+
+
+def shape(traces: list[dict[str, Any]]) -> set[tuple[int, int, int, int]]:
+    """Rank, program, piece and bytes of all messages sent."""
+    return {
+        (event["pid"], event["args"]["call"], event["args"]["piece"], event["args"]["bytes"])
+        for trace in traces
+        for event in trace["traceEvents"]
+        if event["ph"] == "b" and event["cat"] == "send"
+    }
+
+
+@pytest.mark.parametrize("topology", ["ring", "tree", "halving-doubling", "torus"])
+@pytest.mark.parametrize("piece_bytes", [None, 512], ids=["walked", "executed"])
+def test_every_piece_and_every_message_is_there(
+    mpi_comm: MPI.Intracomm, folder: Path, topology: str, piece_bytes: int | None
+) -> None:
+    with Communicator(mpi_comm, topology, TIMEOUT_S, piece_bytes=piece_bytes, trace=folder) as comm:
+        method = Marsit(full_precision_every=None) if comm.size > 1 else CascadingSSDM()  # along a plan in any case
+        aggregator: Any = method.start(comm, N)
+        for _ in range(3):
+            aggregator.aggregate(vector(comm.rank))
+        programs = [aggregator._exchange._program if comm.size > 1 else aggregator._program] * 3
+    traces = everyones(mpi_comm, folder)
+    assert not [event for trace in traces for event in trace["traceEvents"] if "finished" in event.get("args", {})]
+    for call, program in enumerate(programs, 1):
+        for kind in ("encode", "decode"):
+            found = [s["args"]["piece"] for s in spans(traces[mpi_comm.rank], kind) if s["args"]["call"] == call]
+            assert sorted(found) == list(range(len(program.pieces)))
+        merged = [s["args"] for s in spans(traces[mpi_comm.rank], "merge") if s["args"]["call"] == call]
+        of_plan = [(m.piece, m.chunk, m.step, m.peer) for m in program.recvs if m.held_weight]
+        assert sorted((m["piece"], m["chunk"], m["step"], m["peer"]) for m in merged) == sorted(of_plan)
+    messages = require_aligned(traces)
+    assert len([m for m in messages if m[1] == mpi_comm.rank]) == sum(len(program.sends) for program in programs)
+    mine = sum(nbytes for rank, _, _, nbytes in shape(traces) if rank == mpi_comm.rank)
+    assert (mine > 0) == (mpi_comm.size > 1)
+    for trace in traces:
+        require_nested(trace)
+        assert len([s for s in spans(trace, "call") if s["name"] == "aggregate"]) == 3
+        assert [s["args"]["step"] for s in spans(trace, "call")] == [0, 1, 2]
+        if mpi_comm.size > 1:
+            assert len(spans(trace, "check")) == 3
+            assert len([s for s in spans(trace, "wait") if s["name"] == "reports"]) >= 3
+    assert len(table([RankTrace.of(trace) for trace in traces]).splitlines()) == 1 + mpi_comm.size
+
+
+def test_calls_of_every_kind_nest(mpi_comm: MPI.Intracomm, folder: Path) -> None:
+    with Communicator(mpi_comm, "auto", TIMEOUT_S, trace=str(folder)) as comm:
+        gathered = Marsit(full_precision_every=3).start(comm, 1000)
+        cascading = CascadingSSDM().start(comm, N)
+        for _ in range(4):
+            gathered.aggregate(vector(comm.rank, 1000))
+        cascading.aggregate(vector(comm.rank))
+        handles = [comm.iallreduce(np.ones(3000)), comm.iallreduce(np.ones(500_000))]
+        comm.allreduce(np.ones(10))
+        handles += [comm.iallreduce(np.ones(3000)), comm.iallreduce(np.ones(500_000))]
+        for handle in handles[:: 1 if comm.rank % 2 else -1]:
+            assert (handle.wait() == comm.size).all()
+        comm.allreduce(np.ones(200_000))
+        comm.broadcast(np.ones(10), comm.size - 1)
+        comm.barrier()
+    traces = everyones(mpi_comm, folder)
+    require_aligned(traces)
+    for trace in traces:
+        require_nested(trace)
+        names = [s["name"] for s in spans(trace, "call")]
+        calls = {"aggregate": 5, "iallreduce": 4, "allreduce": 2, "broadcast": 1, "barrier": 1}
+        assert {name: names.count(name) for name in names} == calls
+        inner = {s["name"] for s in spans(trace)} - set(names)
+        assert {"encode", "prepare", "decode", "agreement"} <= inner
+        for kind in ("encode", "decode"):  # of the two calls that one all-gather serves
+            assert [s["args"] for s in spans(trace, kind) if "call" not in s["args"]] == [{"piece": 0}] * 2
+        if mpi_comm.size > 1:
+            assert {"merge", "wait for iallreduce", "finish iallreduces", "agreement and sum"} <= inner
+            # of 1.6 MB "auto" leaves the sum to MPI up to three ranks
+            assert "MPI's all-reduce" in inner or mpi_comm.size < 4
+
+
+@pytest.mark.parametrize("topology", ["auto", "ring", "double-tree"])
+@pytest.mark.parametrize("n", [1000, N])
+def test_results_are_the_same_with_a_trace_and_without(
+    mpi_comm: MPI.Intracomm, folder: Path, topology: str, n: int
+) -> None:
+    def results(trace: Path | None) -> list[np.ndarray]:
+        with Communicator(mpi_comm, topology, TIMEOUT_S, piece_bytes=256, trace=trace) as comm:
+            marsit, ssdm = Marsit(full_precision_every=3).start(comm, n), CascadingSSDM().start(comm, n)
+            x = vector(comm.rank, n)
+            found = [method.aggregate(x * (1 + step)) for method in (marsit, ssdm) for step in range(5)]
+            return [*found, comm.allreduce(x), comm.iallreduce(x, "mean").wait()]
+
+    for plain, traced in zip(results(None), results(folder), strict=True):
+        np.testing.assert_array_equal(plain, traced)
+
+
+@pytest.mark.parametrize(
+    ("topology", "n", "piece_bytes"),
+    [("ring", N, None), ("ring", N, 512), ("auto", 1000, None)],
+    ids=["walked", "executed", "gathered"],
+)
+def test_sums_are_those_of_traffic(
+    mpi_comm: MPI.Intracomm, folder: Path, topology: str, n: int, piece_bytes: int | None
+) -> None:
+    calls = 5
+    with Communicator(mpi_comm, topology, TIMEOUT_S, piece_bytes=piece_bytes, trace=folder) as comm:
+        aggregator = Marsit(full_precision_every=None).start(comm, n)
+        aggregator.aggregate(vector(comm.rank, n))  # compiles
+        slow_down(aggregator._exchange)
+        names = (*COMPUTING.values(), "seconds_waiting")
+        before = [getattr(aggregator.traffic.total, name) for name in names]
+        for _ in range(calls):
+            aggregator.aggregate(vector(comm.rank, n))
+        after = [getattr(aggregator.traffic.total, name) for name in names]
+        travelled = hasattr(aggregator._exchange, "payload")
+    trace = json.loads((folder / f"rank-{mpi_comm.rank}.json").read_text())
+    mine = RankTrace.of(trace, calls)
+    told = dict(zip((*COMPUTING, "wait"), np.subtract(after, before).tolist(), strict=True))
+    found = {kind: mine.seconds[kind] for kind in told}
+    checks = [(s["ts"], s["ts"] + s["dur"]) for s in spans(trace, "check")]
+    # words drawn while the ranks agree are no part of a run; nor is waiting for reports that travel beside a plan
+    prepared = [s for s in spans(trace, "prepare") if not any(start <= s["ts"] <= end for start, end in checks)]
+    found["merge"] += sum(s["dur"] * 1e-6 for s in prepared if s["args"].get("call") != 1)
+    if travelled:
+        reports = [s["dur"] * 1e-6 for s in spans(trace, "wait") if s["name"] == "reports"]
+        found["wait"] -= sum(reports[-calls:])
+    assert min(told["encode"], told["decode"]) >= calls * SLOW_S
+    assert told["merge"] >= calls * SLOW_S or not travelled
+    for kind, seconds in told.items():
+        assert found[kind] == pytest.approx(seconds, rel=0.05, abs=2e-3), kind
+
+
+SLOW_S = 0.003
+
+
+def slow_down(exchange: Any) -> None:
+    """Let whatever an exchange does take long enough to be told from what surrounds it."""
+
+    def slow(method: Callable[..., None]) -> Callable[..., None]:
+        def slower(*args: Any) -> None:
+            time.sleep(SLOW_S)
+            method(*args)
+
+        return slower
+
+    if hasattr(exchange, "payload"):
+        for name in ("encode", "merge", "finish"):
+            setattr(exchange.payload, name, slow(getattr(exchange.payload, name)))
+    else:
+        exchange._encode, exchange._finish = slow(exchange._encode), slow(exchange._finish)
+
+
+def test_a_file_is_valid_from_the_start(mpi_comm: MPI.Intracomm, folder: Path) -> None:
+    with Communicator(mpi_comm, "ring", TIMEOUT_S, trace=folder) as comm:
+        about = json.loads((folder / f"rank-{comm.rank}.json").read_text())["otherData"]
+        assert (about["rank"], about["ranks"]) == (comm.rank, comm.size)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_folder_that_one_rank_cannot_write_is_an_error_on_all(mpi_comm: MPI.Intracomm, folder: Path) -> None:
+    last = mpi_comm.size - 1
+    if mpi_comm.rank == last:
+        (folder / f"rank-{last}.json").mkdir()
+    mpi_comm.Barrier()
+    with pytest.raises(OSError, match=rf"^rank {last} of {last + 1}, trace='.*': Is a directory; name a folder"):
+        Communicator(mpi_comm, "ring", TIMEOUT_S, trace=folder)
+    mpi_comm.Barrier()
+    assert [path.name for path in folder.iterdir()] == [f"rank-{last}.json"]
+
+
+def test_a_folder_is_for_one_communicator(mpi_comm: MPI.Intracomm, folder: Path) -> None:
+    first = Communicator(mpi_comm, "ring", TIMEOUT_S, trace=folder)
+    with pytest.raises(OSError, match=rf"rank 0 of {mpi_comm.size}, trace=.*: another communicator writes its"):
+        Communicator(mpi_comm, "ring", TIMEOUT_S, trace=folder)
+    first.close()
+    assert len(everyones(mpi_comm, folder)) == mpi_comm.size
+    with Communicator(mpi_comm, "ring", TIMEOUT_S, trace=folder) as comm:  # now it may be used anew
+        comm.barrier()
+    assert len(everyones(mpi_comm, folder)) == mpi_comm.size
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("piece_bytes", [None, 512], ids=["walked", "executed"])
+def test_a_call_that_does_not_end_can_be_looked_at(
+    mpi_comm: MPI.Intracomm, folder: Path, piece_bytes: int | None
+) -> None:
+    """The last rank stays away from the second sum, of which no check is made."""
+    comm = Communicator(mpi_comm, "ring", 1.0, verify=False, piece_bytes=piece_bytes, trace=folder)
+    comm.allreduce(np.ones(100))
+    if comm.rank < comm.size - 1:
+        with pytest.raises(CollectiveTimeout):
+            comm.allreduce(np.ones(100))
+    else:
+        time.sleep(2.5)  # while the others give up
+        flush()  # what atexit would do
+    trace = everyones(mpi_comm, folder)[comm.rank]
+    require_nested(trace)
+    unfinished = [event for event in trace["traceEvents"] if event.get("args", {}).get("finished") is False]
+    if comm.rank < comm.size - 1:
+        assert {"call", "wait"} < {event["cat"] for event in unfinished}
+        (stuck,) = [event for event in unfinished if event["cat"] == "wait"]
+        assert stuck["dur"] > 0.5e6
+        # nothing comes from the left; what goes to the right may be stuck as well
+        messages = {(event["cat"], event["args"]["peer"]) for event in unfinished if event["ph"] == "b"}
+        assert messages <= {("receive", (comm.rank - 1) % comm.size), ("send", (comm.rank + 1) % comm.size)}
+    else:
+        assert not unfinished
+    assert len(trace["otherData"]["clock"]) == 1
+
+
+def test_an_exception_leaves_a_trace(mpi_comm: MPI.Intracomm, folder: Path) -> None:
+    def fail() -> None:
+        with Communicator(mpi_comm, "ring", TIMEOUT_S, trace=folder) as comm:
+            comm.allreduce(np.ones(1000))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    for trace in everyones(mpi_comm, folder):
+        assert [s["name"] for s in spans(trace, "call")] == ["allreduce"]
+
+
+@pytest.mark.mpi(min_size=2)
+def test_memory_is_bounded_and_the_newest_events_stay(
+    mpi_comm: MPI.Intracomm, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("collectives.trace.recorder.MOST_EVENTS", 50)
+    with Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=512, trace=folder) as comm:
+        aggregator = Marsit(full_precision_every=None).start(comm, N)
+        for _ in range(10):
+            aggregator.aggregate(vector(comm.rank))
+    for trace in everyones(mpi_comm, folder):
+        assert not trace["otherData"]["complete"]
+        messages = [event for event in trace["traceEvents"] if event["ph"] == "b"]
+        assert len(spans(trace)) + len(messages) == 50
+        assert {event["args"]["call"] for event in spans(trace, "decode")} == {10}
+        require_nested(trace)
+        RankTrace.of(trace)
+
+
+def test_without_a_trace_nothing_is_recorded(mpi_comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*args: Any, **named: Any) -> Any:
+        raise AssertionError("recorded without being asked to")
+
+    for name in ("begin", "span", "around", "phases", "__init__"):
+        monkeypatch.setattr(Trace, name, never)
+    monkeypatch.setattr("collectives.execute.followed", never)
+    monkeypatch.setattr("collectives.walk.followed", never)
+    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
+        assert type(comm) is Communicator
+        Marsit().start(comm, 1000).aggregate(vector(comm.rank, 1000))
+        comm.iallreduce(np.ones(100)).wait()
+
+
+class Clock:
+    """A clock that is ahead of the machine's, and runs faster or slower."""
+
+    def __init__(self, offset: float, drift: float) -> None:
+        self._offset, self._drift, self._start = offset, drift, time.perf_counter()
+
+    def __call__(self) -> float:
+        return self.shown_at(time.perf_counter())
+
+    def shown_at(self, true: float) -> float:
+        return true + self._offset + self._drift * (true - self._start)
+
+
+@pytest.fixture
+def clock(mpi_comm: MPI.Intracomm) -> Clock:
+    return Clock(100.0 * mpi_comm.rank, 1e-3 * (mpi_comm.rank - 1))
+
+
+def test_the_handshake_finds_offset_and_drift(mpi_comm: MPI.Intracomm, clock: Clock) -> None:
+    readings = [compare(mpi_comm, clock, TIMEOUT_S)]
+    middle = time.perf_counter()
+    time.sleep(0.5)
+    readings.append(compare(mpi_comm, clock, TIMEOUT_S))
+    everyones_start = mpi_comm.allgather(clock._start)
+    of_rank_0 = Clock(0.0, -1e-3)
+    of_rank_0._start = everyones_start[0]
+    error = max(reading.round_trip for reading in readings) / 2
+    assert mpi_comm.rank == 0 or 0 < error < 0.1
+    for true in (middle, middle + 0.25, middle + 0.5):
+        shown = clock.shown_at(true)
+        assert shown + offset_at(readings, shown) == pytest.approx(of_rank_0.shown_at(true), abs=error + 2e-6)
+    # the drift is seen: the first reading alone is off by more
+    if mpi_comm.rank > 0:
+        change = readings[1].offset - readings[0].offset
+        slope = -1e-3 * mpi_comm.rank / (1 + 1e-3 * (mpi_comm.rank - 1))  # by this rank's clock
+        assert change == pytest.approx(slope * (readings[1].at - readings[0].at), abs=2 * error)
+
+
+def test_messages_are_aligned_whatever_the_clocks_show(
+    mpi_comm: MPI.Intracomm, folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: Callable[..., None] = Trace.__init__
+    monkeypatch.setattr(Trace, "__init__", lambda self, folder, rank, size: made(self, folder, rank, size, clock))
+    with Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=512, trace=folder) as comm:
+        for _ in range(10):
+            comm.allreduce(np.ones(2000))
+            time.sleep(0.02)
+    traces = everyones(mpi_comm, folder)
+    messages = require_aligned(traces)
+    assert bool(messages) == (mpi_comm.size > 1)
+    for trace in traces:
+        require_nested(trace)
+        assert 0 < max(s["ts"] for s in spans(trace)) < 30e6
+
+
+@pytest.mark.mpi(min_size=2)
+def test_persistent_requests_are_recorded_at_every_start(mpi_comm: MPI.Intracomm, folder: Path) -> None:
+    calls = 6
+    with Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=512, trace=folder) as comm:
+        aggregator = Marsit(full_precision_every=None).start(comm, N)
+        for _ in range(calls):
+            aggregator.aggregate(vector(comm.rank))
+        assert aggregator._exchange._requests
+        program = aggregator._exchange._program
+    messages = require_aligned(everyones(mpi_comm, folder))
+    mine = [call for call, sender, _, _ in messages if sender == mpi_comm.rank]
+    assert sorted(mine) == sorted(call for call in range(1, calls + 1) for _ in program.sends)
