@@ -11,6 +11,7 @@ from collectives.errors import (
 )
 from collectives.halving import HalvingDoubling
 from collectives.handle import Handle
+from collectives.network import LinkModel
 from collectives.plan import Plan, PlanError, Step, Topology, TopologyError, Transfer
 from collectives.ring import Ring
 from collectives.star import Star
@@ -29,6 +30,7 @@ __all__ = [
     "DoubleTree",
     "HalvingDoubling",
     "Handle",
+    "LinkModel",
     "NonFiniteGradient",
     "PeerFailure",
     "Plan",

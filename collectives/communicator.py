@@ -11,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from collectives import exchange
+from collectives import choosing, exchange
 from collectives.agreement import Agreement, fingerprint
 from collectives.arrays import FLOATS, INTEGERS, Flat, empty_like, flat
 from collectives.errors import CollectiveMismatch, CollectiveTimeout, CommunicatorClosed, PeerFailure
@@ -19,6 +19,7 @@ from collectives.execute import Execution
 from collectives.halving import HalvingDoubling
 from collectives.handle import Handle
 from collectives.immortal import immortalize
+from collectives.network import LinkModel
 from collectives.payload import Cache, Payload
 from collectives.plan import Plan, Topology
 from collectives.program import Program, compile_plan
@@ -58,6 +59,9 @@ class Communicator:
         Check before each collective that all ranks make the same call (a few microseconds).
     piece_bytes : int, optional
         Longest message; None: by transport. Equal on all ranks.
+    network : LinkModel, str or Path, optional
+        What the ranks' network is like, or the file that ``mpicomp advise --save`` wrote: "auto" then takes the
+        topology that the model of time finds fastest. The same on all ranks.
     trace : str or Path, optional
         Folder for a file per rank which tells what each call spent its time on; see docs/traces.md. On all ranks or
         on none.
@@ -74,6 +78,8 @@ class Communicator:
         A rank cannot write its trace; on every rank.
     TopologyError
         The topology does not fit this number of ranks.
+    ValueError
+        The network cannot be read, or ranks know different ones; on every rank.
     """
 
     _handle: ClassVar[type[Handle]] = Handle
@@ -85,6 +91,7 @@ class Communicator:
         timeout: float = 60.0,
         verify: bool = True,
         piece_bytes: int | None = None,
+        network: LinkModel | str | Path | None = None,
         trace: str | Path | None = None,
     ) -> None:
         if not timeout > 0:
@@ -102,6 +109,12 @@ class Communicator:
         self.one_node = node.size == self.size
         node.Free()
         self.piece_bytes = piece_bytes
+        self.network = None if network is None else choosing.agreed(self.mpi_comm, network, timeout)
+        self._fastest = (
+            None
+            if self.network is None or self.size == 1
+            else choosing.fastest(self.size, self.network, self.packed_piece_bytes())
+        )
         self.traffic = Traffic()
         self._verify = verify
         self._sums = DenseSums(self.size, self.one_node)
@@ -151,7 +164,8 @@ class Communicator:
     def route(self) -> str:
         """How messages go, in words: what ranks must agree on."""
         pieces = f" in pieces of {self.piece_bytes} bytes" if self.piece_bytes else ""
-        return f"{self.topology}{pieces}"
+        network = f" on {self.network}" if self.network is not None else ""
+        return f"{self.topology}{pieces}{network}"
 
     # Choosing and preparing ------------------------------------------------------------------------------------------
 
@@ -159,6 +173,8 @@ class Communicator:
         """The topology a payload of this size travels by."""
         if not isinstance(self.topology, str):
             return self.topology
+        if self._fastest is not None:
+            return self._fastest(payload_bytes)
         return HalvingDoubling() if payload_bytes < LATENCY_BYTES else Ring()
 
     def gathers(self, payload_bytes: int) -> bool:

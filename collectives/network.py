@@ -51,7 +51,7 @@ class LinkModel:
     def __post_init__(self) -> None:
         times = (self.latency_s, self.overhead_s, self.between_latency_s or 0.0)
         speeds = (self.bandwidth_bytes_s, self.uplink_bytes_s, self.group_size)
-        numbers = [number for number in (*times, *speeds) if number is not None]
+        numbers = [self.bandwidth_bytes_s, *(number for number in (*times, *speeds) if number is not None)]
         if (
             any(isinstance(number, bool) or not isinstance(number, int | float) for number in numbers)
             or any(math.isnan(number) for number in numbers)

@@ -121,8 +121,9 @@ def along_the_plan(
     places: Callable[[int], Sequence[Bytes]],
 ) -> tuple[Program, DensePayload]:
     """What sums along a topology's plan; `places` gives messages of so many bytes where to land."""
-    topology = Ring() if isinstance(comm.topology, str) else comm.topology
     itemsize = travelling_itemsize(values, dtype)
+    known = comm.network is not None or not isinstance(comm.topology, str)
+    topology = comm.select(values.size * itemsize) if known else Ring()
     program = comm.program(topology, values.size, 64, max(1, (comm.piece_bytes or PIECE_BYTES) // itemsize))
     return program, DensePayload(program, values, dtype, mean, places(program.longest_piece * itemsize), out)
 

@@ -19,10 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collectives.network import Ints, LinkModel, Seconds, Work
 from collectives.partition import partition, pieces
@@ -82,7 +81,7 @@ def _packed(batch: list[Delivery]) -> _Batch:
     return _Batch(sources, destinations, first_chunks, weights, len(batch[0].chunks), batch[0].held_weight > 0)
 
 
-def _serve(ready: Seconds, free: Seconds, busy: Seconds) -> Seconds:
+def _serve(ready: Seconds, free: Seconds, busy: Any) -> Seconds:
     """When each row's queue, served in order by a server that is free at ``free``, is done with each entry."""
     done = busy.cumsum(axis=1)
     started: Seconds = np.maximum.accumulate(ready - (done - busy), axis=1)
@@ -167,7 +166,8 @@ class _Clocks:
         if work.decode_s:
             order = np.argsort(self.ready, axis=1, kind="stable")
             ready = np.take_along_axis(self.ready, order, axis=1)
-            last = _serve(ready, np.zeros(len(ready)), self._lengths[order] * work.decode_s)
+            decoding = self._lengths[order] * work.decode_s
+            last = _serve(ready, np.zeros(len(ready)), decoding)
         busy = self._cpu + n * (work.encode_s + work.decode_s)
         return float(max(last.max(), busy.max()))
 

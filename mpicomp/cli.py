@@ -13,6 +13,7 @@ from typing import Any
 COMMANDS = {
     "doctor": ("mpicomp.doctor", "find out whether a job can run here, and what would slow it down"),
     "bench": ("mpicomp.bench", "time an all-reduce against MPI's own"),
+    "advise": ("mpicomp.advise", "predict what each method would make of a training step on this network"),
     "trace": ("mpicomp.trace", "join the ranks' traces into one, and tell what their time was spent on"),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -15,6 +16,25 @@ from collectives.arrays import FLOATS, empty_like, flat, widen
 from collectives.communicator import VERSION
 
 Synchronize = Literal["updates", "gradients"]
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What a method sends for a vector.
+
+    Attributes
+    ----------
+    nbytes : callable
+        ``nbytes(n_elements, weight)``: the payload of a message of that many elements that speaks for that many ranks.
+    piece_elements : int
+        Longest message.
+    alignment : int
+        Elements; messages begin at multiples of it.
+    """
+
+    nbytes: Callable[[int, int], int]
+    piece_elements: int
+    alignment: int = 64
 
 
 class Aggregator(Protocol):
@@ -70,6 +90,10 @@ class Algorithm(Protocol):
             Lengths of parts, such as tensors, that get scales of their own. Each begins at a multiple of 64 elements:
             behind the one before, padded with zeros, which do not count.
         """
+        ...
+
+    def wire(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> Wire:
+        """What travels between `ranks` for vectors of `n`; packed payloads go in pieces of `piece_bytes` at most."""
         ...
 
 

@@ -21,7 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 from collectives import Communicator, Traffic
 from collectives.arrays import narrow
 from collectives.program import Message, Program
-from mpicomp.algorithms.base import Synchronize, VectorAggregator
+from mpicomp.algorithms.base import Synchronize, VectorAggregator, Wire
 from mpicomp.algorithms.nonfinite import raise_non_finite
 from mpicomp.codecs.base import Draw
 from mpicomp.codecs.stochastic_sign import StochasticSign, norm
@@ -60,6 +60,10 @@ class CascadingSSDM:
     ) -> CascadingAggregator:
         """See `Algorithm.start`."""
         return CascadingAggregator(self, comm, n, dtype, vector_id)
+
+    def wire(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> Wire:
+        """See `Algorithm.wire`: one message a chunk, with one norm."""
+        return Wire(_CODEC.nbytes, n + _CODEC.alignment, _CODEC.alignment)
 
 
 class _Payload:
@@ -145,8 +149,8 @@ class CascadingAggregator(VectorAggregator):
         super().__init__(options, comm, n, dtype, vector_id)
         self.options = options
         topology = comm.select(_CODEC.nbytes(n))
-        # pieces that no chunk exceeds: one norm for each chunk
-        self._program = comm.program(topology, n, _CODEC.alignment, n + _CODEC.alignment)
+        shape = options.wire(n, self.dtype, comm.size, 0)
+        self._program = comm.program(topology, n, shape.alignment, shape.piece_elements)
         self._payload = _Payload(self._program, comm.rank, Stream(options.seed, vector_id, "stochastic sign"))
 
     def _reduce(self, values: NDArray[Any], out: NDArray[Any], traffic: Traffic) -> None:

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from collectives import Communicator, Traffic
-from mpicomp.algorithms.base import Synchronize, VectorAggregator
+from collectives.dense import SIXTEEN_BIT
+from collectives.sums import PIECE_BYTES
+from mpicomp.algorithms.base import Synchronize, VectorAggregator, Wire
 from mpicomp.algorithms.nonfinite import all_finite_result, raise_non_finite
 from mpicomp.kernels.sign import all_finite
 
@@ -32,6 +34,14 @@ class Dense:
     ) -> DenseAggregator:
         """See `Algorithm.start`."""
         return DenseAggregator(self, comm, n, dtype, vector_id)
+
+    def wire(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> Wire:
+        """See `Algorithm.wire`: 16-bit elements travel as float32 until their sum is complete."""
+        summing = 8 if dtype == "float64" else 4
+        complete = 2 if dtype in SIXTEEN_BIT else summing
+        return Wire(
+            lambda elements, weight: elements * (complete if weight == ranks else summing), PIECE_BYTES // summing
+        )
 
 
 class DenseAggregator(VectorAggregator):

@@ -33,8 +33,8 @@ from collectives import Communicator, Traffic
 from collectives.agreement import fingerprint
 from collectives.arrays import narrow, widen
 from mpicomp.algorithms import nonfinite
-from mpicomp.algorithms.base import Synchronize, VectorAggregator
-from mpicomp.algorithms.onebit import one_bit_exchange
+from mpicomp.algorithms.base import Synchronize, VectorAggregator, Wire
+from mpicomp.algorithms.onebit import one_bit_exchange, wire
 from mpicomp.algorithms.segments import Run, cut_runs, padded_lengths
 from mpicomp.codecs.sign import UNSIGNED
 from mpicomp.kernels.sign import (
@@ -125,6 +125,10 @@ class Marsit:
     ) -> MarsitAggregator:
         """See `Algorithm.start`."""
         return MarsitAggregator(self, comm, n, dtype, vector_id, segments)
+
+    def wire(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> Wire:
+        """See `Algorithm.wire`: between full-precision rounds."""
+        return wire(n, piece_bytes)
 
 
 class Part:

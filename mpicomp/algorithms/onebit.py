@@ -18,6 +18,7 @@ from collectives import Communicator, Traffic
 from collectives.arrays import PAGE, aligned_empty
 from collectives.program import Message, Program
 from collectives.repeated import Repeated
+from mpicomp.algorithms.base import Wire
 from mpicomp.codecs.sign import Sign, mix_words, scratch
 from mpicomp.kernels.random import merge_words
 from mpicomp.random import GROUP, Stream, source
@@ -128,6 +129,15 @@ def one_bit_exchange(
     return way(comm, n, stream, tag, reports, encode, finish)
 
 
+def wire(n: int, piece_bytes: int) -> Wire:
+    """See `Algorithm.wire`."""
+    codec = Sign()
+    piece = 8 * piece_bytes
+    if n >= MEMORY_MATTERS:
+        piece = min(piece, n // 5)  # so that buffers stay below two bits per element
+    return Wire(codec.nbytes, piece, codec.alignment)
+
+
 class Gathered:
     """One all-gather brings every rank's bits to every rank, and each merges them in rank order with the same words.
 
@@ -196,12 +206,9 @@ class Travelling:
     def __init__(
         self, comm: Communicator, n: int, stream: Stream, tag: int, reports: int, encode: Encode, finish: Encode
     ) -> None:
-        codec = Sign()
-        piece = 8 * comm.packed_piece_bytes()
-        if n >= MEMORY_MATTERS:
-            piece = min(piece, n // 5)  # so that buffers stay below two bits per element
+        codec, shape = Sign(), wire(n, comm.packed_piece_bytes())
         self._comm, self._tag = comm, tag
-        self._program = comm.program(comm.select(codec.nbytes(n)), n, codec.alignment, piece)
+        self._program = comm.program(comm.select(codec.nbytes(n)), n, shape.alignment, shape.piece_elements)
         self.payload = OneBitPayload(self._program, stream, comm.rank, encode, finish)
         self.pieces, self.bits, self.spare = self._program.pieces, self.payload.bits, self.payload.spare
         self.reports = Reports(comm, reports)

@@ -11,8 +11,7 @@ import argparse
 import json
 import platform
 import sys
-from contextlib import ExitStack, suppress
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any, TextIO
 
 import numpy as np
@@ -23,17 +22,16 @@ import mpicomp
 from collectives import CollectiveError, Communicator
 from collectives.agreement import gather_texts
 from collectives.arrays import aligned_empty
-from collectives.waiting import wait
 from mpicomp.bench import report
 from mpicomp.bench.check import TILE, checked_call
 from mpicomp.bench.measure import measure
 from mpicomp.bench.request import ALLREDUCE, BASELINES, DTYPES, Request
 from mpicomp.bench.subjects import Aggregated, Allreduce, Subject, baseline
+from mpicomp.joint import open_file, refuse, say
 
 __all__ = ["add_arguments", "run"]
 
-USAGE_ERROR = 2
-FAREWELL_S = 10.0
+COMMAND = "mpicomp bench"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,18 +71,18 @@ def run(args: argparse.Namespace) -> int:
         request = Request.parse(args)
     except ValueError as error:
         # all ranks have the same arguments and therefore the same error: one tells it, and none ends the job before
-        return _refuse(world, str(error))
+        return refuse(world, COMMAND, str(error))
     try:
         comm = Communicator(world, args.topology, request.timeout_s, trace=args.trace)
     except ValueError as error:
-        return _refuse(world, f"--topology {args.topology}: {error}")
+        return refuse(world, COMMAND, f"--topology {args.topology}: {error}")
     except OSError as error:
-        return _refuse(world, f"--trace {args.trace}: {error}")
+        return refuse(world, COMMAND, f"--trace {args.trace}: {error}")
     try:
         with comm, ExitStack() as stack:
-            file, problem = _open(comm, args.json)
+            file, problem = open_file(comm, "--json", args.json)
             if problem:
-                return _refuse(comm.mpi_comm, problem)
+                return refuse(comm.mpi_comm, COMMAND, problem)
             if file is not None:
                 stack.enter_context(file)
             return _run(request, comm, file)
@@ -96,22 +94,23 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(request: Request, comm: Communicator, file: TextIO | None) -> int:
     common = _common(request, comm)
-    _say(comm, report.heading(common))
+    say(comm, report.heading(common))
     status = 0
     for count in request.counts:
         vectors, problem = _vectors(comm, count, request.dtype)
         if vectors is None:
-            return _refuse(comm.mpi_comm, problem)
+            return refuse(comm.mpi_comm, COMMAND, problem)
         _fill(vectors[0], request.seed, comm.rank)
         try:
             subject = _subject(request, comm, vectors[0])
         except (TypeError, ValueError) as error:  # of the options, which all ranks share
             given = ", ".join(f"{key}={value}" for key, value in request.options.items())
-            return _refuse(comm.mpi_comm, f"--algorithm {request.name} cannot start with --option {given}: {error}")
+            problem = f"--algorithm {request.name} cannot start with --option {given}: {error}"
+            return refuse(comm.mpi_comm, COMMAND, problem)
         line = _line(request, comm, subject, *vectors, common)
         status |= line["check"] not in (None, "ok")
         every = getattr(request.algorithm, "full_precision_every", None)
-        _say(comm, "\n".join([report.row(line), *report.notes(line, every)]))
+        say(comm, "\n".join([report.row(line), *report.notes(line, every)]))
         if file is not None:
             file.write(json.dumps(line) + "\n")
             file.flush()
@@ -191,28 +190,3 @@ def _common(request: Request, comm: Communicator) -> dict[str, Any]:
         "hosts": sorted(set(gather_texts(comm.mpi_comm, platform.node(), comm.timeout))),
         "mpicomp_version": mpicomp.__version__,
     }
-
-
-def _open(comm: Communicator, path: str | None) -> tuple[TextIO | None, str]:
-    """The file, on rank 0; or, on every rank, why it cannot be written; collective."""
-    file, problem = None, ""
-    if path is not None and comm.rank == 0:
-        try:
-            file = Path(path).open("w")  # noqa: SIM115 - the caller closes it
-        except OSError as error:
-            problem = f"--json {path}: {error.strerror}; name a file that rank 0 can write"
-    return file, gather_texts(comm.mpi_comm, problem, comm.timeout)[0]
-
-
-def _say(comm: Communicator, text: str) -> None:
-    if comm.rank == 0:
-        print(text, flush=True)
-
-
-def _refuse(mpi_comm: MPI.Comm, problem: str) -> int:
-    """Tell an error that every rank has: rank 0 tells it, and no rank ends, taking the job along, before it has."""
-    if mpi_comm.rank == 0:
-        print(f"mpicomp bench: error: {problem}", file=sys.stderr, flush=True)
-    with suppress(CollectiveError):
-        wait(mpi_comm.Ibarrier(), FAREWELL_S, lambda: "the other ranks have ended")
-    return USAGE_ERROR

@@ -30,6 +30,7 @@ TRAINING, CHOOSING, ERRORS = DOCS / "training.md", DOCS / "choosing.md", DOCS / 
 PROGRAMS = {
     "mpicomp bench": "mpicomp/bench/__init__.py",
     "mpicomp doctor": "mpicomp/doctor/__init__.py",
+    "mpicomp advise": "mpicomp/advise/__init__.py",
     "mpicomp trace": "mpicomp/trace.py",
     "python -m apps.train": "apps/options.py",
     "python -m apps.compare": "apps/compare.py",

@@ -8,11 +8,11 @@ from math import log2
 import pytest
 
 from collectives.halving import HalvingDoubling
+from collectives.network import LinkModel, Work
 from collectives.plan import Plan, Topology
 from collectives.ring import Ring
 from collectives.simulate import all_plans, prove
 from collectives.star import Star
-from collectives.network import LinkModel, Work
 from collectives.timing import simulate_time
 from collectives.topologies import TOPOLOGIES
 from collectives.torus import Torus

@@ -1,0 +1,76 @@
+"""Which topology a payload travels by on a network that is known: the one that the model says is fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+from mpi4py import MPI
+
+from collectives.agreement import gather_texts
+from collectives.halving import HalvingDoubling
+from collectives.network import LinkModel
+from collectives.plan import Topology
+from collectives.ring import Ring
+from collectives.timing import simulate_time
+from collectives.torus import Torus
+from collectives.tree import DoubleTree
+
+ALIGNMENT = 8  # bytes: chunks begin at words
+
+
+def fastest(size: int, network: LinkModel, piece_bytes: int) -> Callable[[int], Topology]:
+    """What gives the fastest topology for a payload of so many bytes; sizes are rounded up to powers of two.
+
+    Only the network counts, not what ranks compute, which is much the same for all of them.
+    """
+
+    @cache
+    def of_power(power: int) -> Topology:
+        best, best_s = None, float("inf")
+        for topology in sorted(_candidates(size, network), key=lambda one: len(one.plan(0, size).steps)):
+            at_least_s = len(topology.plan(0, size).steps) * network.latency_s
+            if best is None or at_least_s < best_s:
+                seconds = simulate_time(
+                    topology, size, 1 << power, lambda n, weight: n, network, piece_bytes, alignment=ALIGNMENT
+                )
+                if best is None or seconds < best_s:
+                    best, best_s = topology, seconds
+        assert best is not None
+        return best
+
+    return lambda nbytes: of_power(max(0, nbytes - 1).bit_length())
+
+
+def _candidates(size: int, network: LinkModel) -> Iterator[Topology]:
+    yield from (Ring(), HalvingDoubling(), DoubleTree())
+    shapes = {Torus().shape(size)}
+    if network.group_size is not None and size % network.group_size == 0:
+        shapes.add((size // network.group_size, network.group_size))
+    yield from (Torus(*shape) for shape in sorted(shapes) if min(shape) > 1)
+
+
+def agreed(comm: MPI.Comm, network: LinkModel | str | Path, timeout_s: float) -> LinkModel:
+    """Rank 0's network on every rank, read from a file where it is named; collective.
+
+    Raises
+    ------
+    ValueError
+        Rank 0 cannot read it, or a rank has another one; on every rank.
+    """
+    text = problem = ""
+    try:
+        text = repr(network if isinstance(network, LinkModel) else LinkModel.load(network))
+    except (OSError, ValueError) as error:
+        problem = f"rank {comm.rank} of {comm.size}: network={str(network)!r} cannot be used: {error}"
+    problems = [found for found in gather_texts(comm, problem, timeout_s) if found]
+    if problems:
+        raise ValueError(problems[0])
+    texts = gather_texts(comm, text, timeout_s)
+    if len(set(texts)) > 1:
+        other = next(rank for rank, found in enumerate(texts) if found != texts[0])
+        raise ValueError(
+            f"ranks 0 and {other} know different networks, {texts[0]} and {texts[other]}: give all ranks the same file"
+        )
+    return network if isinstance(network, LinkModel) else LinkModel.load(network)

@@ -1,0 +1,108 @@
+"""What ``mpicomp advise`` is asked, read from its arguments."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import math
+from dataclasses import dataclass
+
+from collectives.network import LinkModel
+from mpicomp.bench.request import DTYPES, counts
+
+
+@dataclass(frozen=True)
+class Request:
+    """Parsed arguments.
+
+    Attributes
+    ----------
+    count : int
+        Elements.
+    dtype : str
+    compute_s : float
+        Of a step.
+    network : LinkModel or None
+        None: to be measured.
+    ranks : int or None
+        None: this job's.
+    timeout_s : float
+    """
+
+    count: int
+    dtype: str
+    compute_s: float
+    network: LinkModel | None
+    ranks: int | None
+    timeout_s: float
+
+    @classmethod
+    def parse(cls, args: argparse.Namespace) -> Request:
+        """Read the values of the options.
+
+        Raises
+        ------
+        ValueError
+            A value is not one that its option takes; names option, value and what it takes.
+        """
+        if (args.count is None) == (args.model is None):
+            raise ValueError("say how long the gradient is: either --count 25e6 or --model module:name")
+        if args.dtype not in DTYPES:
+            raise ValueError(f"--dtype {args.dtype}: choose one of {', '.join(DTYPES)}")
+        compute_ms = _number("--compute-ms", args.compute_ms, 0.0)
+        timeout_s = _number("--timeout", args.timeout, 1e-3)
+        ranks = None
+        if args.ranks is not None:
+            ranks = int(_number("--ranks", args.ranks, 2))
+        count = parameters(args.model) if args.count is None else _one(args.count)
+        return cls(count, args.dtype, compute_ms / 1e3, _network(args.network), ranks, timeout_s)
+
+
+def _one(text: str) -> int:
+    found = counts(text)
+    if len(found) != 1:
+        raise ValueError(f"--count {text}: give one number of elements, such as 25e6")
+    return found[0]
+
+
+def _number(option: str, text: str, least: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not least <= value < math.inf:
+        raise ValueError(f"{option} {text}: give a number of at least {least:g}")
+    return value
+
+
+def _network(path: str | None) -> LinkModel | None:
+    if path is None:
+        return None
+    try:
+        return LinkModel.load(path)
+    except OSError as error:
+        raise ValueError(f"--network {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"--network {error}") from error
+
+
+def parameters(text: str) -> int:
+    """Trainable parameters of the model that ``"module:name"`` makes when it is called without arguments.
+
+    Raises
+    ------
+    ValueError
+        There is no such module or name, calling it fails, or it makes no model with parameters.
+    """
+    module, colon, name = text.partition(":")
+    cure = "write it as package.module:callable, importable from here, such as torchvision.models:resnet50"
+    if not colon:
+        raise ValueError(f"--model {text}: {cure}")
+    try:
+        model = getattr(importlib.import_module(module), name)()
+        count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    except Exception as error:
+        raise ValueError(f"--model {text}: {type(error).__name__}: {error}; {cure}") from error
+    if not count:
+        raise ValueError(f"--model {text} has no trainable parameters")
+    return int(count)

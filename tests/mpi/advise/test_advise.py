@@ -1,0 +1,110 @@
+"""Ranks find out what their network is like, and all of them go by it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpicomp
+from collectives import Communicator, Ring
+from collectives.choosing import fastest
+from collectives.network import LinkModel
+from collectives.probe import measure_network
+from mpicomp.cli import main
+
+WORLD = MPI.COMM_WORLD
+TWO_LEVEL = LinkModel(1e-5, 1e9, group_size=2, between_latency_s=1e-4, uplink_bytes_s=1e7)
+
+
+def test_every_rank_finds_the_same_network() -> None:
+    with Communicator() as comm:
+        found = measure_network(comm)
+    assert len(set(WORLD.allgather(found))) == 1
+    assert 0 <= found.latency_s < 0.1
+    assert found.bandwidth_bytes_s > 1e6
+
+
+@pytest.mark.parametrize("n", [1, 1000, 100_000, 2_000_000])
+def test_auto_goes_by_the_network_and_sums_right(n: int) -> None:
+    x = np.arange(n, dtype=np.float32) % 7 + WORLD.rank
+    expected = WORLD.size * (np.arange(n, dtype=np.float32) % 7) + sum(range(WORLD.size))
+    with Communicator(network=TWO_LEVEL) as comm:
+        assert np.array_equal(comm.allreduce(x), expected)
+        assert np.array_equal(comm.iallreduce(x).wait(), expected)
+        out = (
+            mpicomp.Marsit(None, compensation=False, global_step=1.0)
+            .start(comm, n)
+            .aggregate(np.full(n, -2.0, np.float32))
+        )
+    assert (out == -1).all()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_auto_takes_what_the_model_finds_fastest() -> None:
+    with Communicator(network=TWO_LEVEL) as comm:
+        choose = fastest(comm.size, TWO_LEVEL, comm.packed_piece_bytes())
+        chosen = [comm.select(nbytes) for nbytes in (100, 10_000_000)]
+        assert chosen == [choose(100), choose(10_000_000)]
+    with Communicator(topology="ring", network=TWO_LEVEL) as comm:
+        assert comm.select(100) == Ring()
+
+
+def test_a_network_comes_from_a_file(tmp_path: Path) -> None:
+    TWO_LEVEL.save(tmp_path / "network.json")
+    with Communicator(network=tmp_path / "network.json") as comm:
+        assert comm.network == TWO_LEVEL
+
+
+def test_a_file_that_one_rank_cannot_read_is_every_ranks_error(tmp_path: Path) -> None:
+    TWO_LEVEL.save(tmp_path / "network.json")
+    path = tmp_path / ("network.json" if WORLD.rank < WORLD.size - 1 else "nothing.json")
+    with pytest.raises(ValueError, match=f"rank {WORLD.size - 1} of {WORLD.size}: network=.*nothing.json.*cannot be"):
+        Communicator(network=path)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_that_know_different_networks_are_told() -> None:
+    network = LinkModel(1e-5, 1e9) if WORLD.rank else LinkModel(1e-5, 2e9)
+    with pytest.raises(ValueError, match="ranks 0 and 1 know different networks"):
+        Communicator(network=network)
+
+
+@pytest.mark.mpi(min_size=2, max_size=4)
+def test_the_command_measures_predicts_and_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = "--json", str(tmp_path / "advice.json"), "--save", str(tmp_path / "network.json")
+    assert main(["advise", "--count", "1e5", "--compute-ms", "5", *files]) == 0
+    printed = capsys.readouterr().out
+    assert bool(printed) == (WORLD.rank == 0)
+    if WORLD.rank == 0:
+        record = json.loads((tmp_path / "advice.json").read_text())
+        assert record["ranks"] == WORLD.size
+        assert LinkModel.load(tmp_path / "network.json").bandwidth_bytes_s == record["network"]["bandwidth_bytes_s"]
+        assert {row["method"] for row in record["rows"]} == {"dense", "marsit-100", "marsit"}
+        assert all(0 < row["seconds"] < 60 for row in record["rows"])
+        assert printed.rstrip().endswith(".")
+
+
+@pytest.mark.mpi(max_size=4)
+def test_a_saved_network_is_not_measured_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    TWO_LEVEL.save(tmp_path / "network.json")
+    assert main(["advise", "--count", "1e5", "--ranks", "16", "--network", str(tmp_path / "network.json")]) == 0
+    if WORLD.rank == 0:
+        printed = capsys.readouterr().out
+        assert "# 16 ranks" in printed
+        assert "groups of 2 ranks share 80 Mbit/s" in printed
+
+
+@pytest.mark.mpi(max_size=1)
+def test_one_rank_alone_is_told_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", "--count", "1e5"]) == 2
+    assert "one rank has no network: start more of them with mpirun" in capsys.readouterr().err
+
+
+def test_wrong_arguments_are_one_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise"]) == 2
+    errors = capsys.readouterr().err
+    assert ("mpicomp advise: error: say how long the gradient is" in errors) == (WORLD.rank == 0)

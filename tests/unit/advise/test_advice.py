@@ -1,0 +1,133 @@
+"""What `mpicomp advise` makes of networks and speeds, and of arguments that cannot be used."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import Any
+
+import pytest
+
+from collectives import Ring
+from collectives.network import LinkModel, Work
+from mpicomp.advise import METHODS, add_arguments, predictions, report
+from mpicomp.advise.predict import Job, Way, break_even, fastest_dense, topologies
+from mpicomp.advise.request import Request
+from mpicomp.advise.speeds import Speed
+from mpicomp.algorithms import Dense, Marsit
+
+SPEED = Speed(Work(4e-10, 1e-10, 3e-10, 5e-6), 1e-4)
+DENSE_SPEED = Speed(Work(0.0, 5e-10, 0.0, 5e-6), 5e-5)
+N = 1_000_000
+
+
+def request(*arguments: str) -> Request:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return Request.parse(parser.parse_args(arguments))
+
+
+def advised(bandwidth: float, *arguments: str) -> dict[str, Any]:
+    job = Job(4, N, "float32", LinkModel(5e-5, bandwidth), 57_344)
+    speeds = {name: DENSE_SPEED if name == "dense" else SPEED for name in METHODS}
+    return predictions(request("--count", str(N), *arguments), job, speeds, None) | {"hosts": 4}
+
+
+def test_slow_links_are_worth_compressing_for_and_fast_ones_are_not() -> None:
+    slow, fast = advised(1e7), advised(1e11)
+    assert report.advice(slow).startswith("Compress with marsit over ")
+    assert "it pays on links up to " in report.advice(slow)
+    assert report.advice(fast).startswith("Do not compress: ")
+    assert "It would pay on links below " in report.advice(fast)
+
+
+def test_what_a_step_computes_makes_compressing_matter_less() -> None:
+    assert report.advice(advised(1e7, "--compute-ms", "1e6")).startswith("Do not compress: ")
+
+
+def test_mpi_is_a_dense_sum_too() -> None:
+    record = advised(1e7)
+    assert report.advice(record | {"mpi_s": 1e-4}).startswith("Do not compress: a step takes 100 us without")
+
+
+def test_the_report_has_a_line_for_every_method_and_topology() -> None:
+    record = advised(1e7)
+    lines = report.text(record).splitlines()
+    expected = [(method, name) for method in METHODS for name, _ in topologies(4, LinkModel(0.0, 1.0))]
+    assert [tuple(line.split()[:2]) for line in lines[3:-2]] == expected
+    assert "80 Mbit/s" in lines[1]
+    assert report.text(record | {"mpi_s": 0.25}).splitlines()[2].endswith("250 ms; below is predicted")
+
+
+def test_at_break_even_both_take_as_long() -> None:
+    job = Job(4, N, "float32", LinkModel(5e-5, 1e8), 57_344)
+    dense = fastest_dense(job, DENSE_SPEED)
+    way = Way("marsit", Marsit(None), Ring(), SPEED, DENSE_SPEED)
+    even = break_even(way, dense, job)
+    assert even is not None
+    there = job.scaled(even / 1e8)
+    assert way.seconds(there) == pytest.approx(dense(there), rel=0.02)
+
+
+def test_what_computes_too_long_never_pays_and_what_is_free_always_does() -> None:
+    job = Job(4, N, "float32", LinkModel(0.0, 1e8), 57_344)
+    dense = fastest_dense(job, DENSE_SPEED)
+    hopeless = Speed(Work(encode_s=1e3), 0.0)
+    assert break_even(Way("marsit", Marsit(None), Ring(), hopeless, DENSE_SPEED), dense, job) is None
+    free = Speed(Work(), 0.0)
+    assert break_even(Way("marsit", Marsit(None), Ring(), free, DENSE_SPEED), dense, job) == math.inf
+
+
+def test_full_precision_rounds_count_for_their_part() -> None:
+    job = Job(4, N, "float32", LinkModel(5e-5, 1e7), 57_344)
+    bit = Way("m", Marsit(None), Ring(), SPEED, DENSE_SPEED).seconds(job)
+    dense = Way("d", Dense(), Ring(), DENSE_SPEED, DENSE_SPEED).seconds(job)
+    mixed = Way("m", Marsit(10), Ring(), SPEED, DENSE_SPEED).seconds(job)
+    assert mixed == pytest.approx(0.9 * bit + 0.1 * dense)
+
+
+def test_a_torus_follows_the_groups() -> None:
+    names = [name for name, _ in topologies(12, LinkModel(0.0, 1.0, group_size=6))]
+    assert "torus:2x6" in names
+    assert "torus:3x4" in names
+    assert not any("torus" in name for name, _ in topologies(5, LinkModel(0.0, 1.0)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ((), "either --count 25e6 or --model"),
+        (("--count", "5", "--model", "a:b"), "either --count"),
+        (("--count", "1e3,1e4"), "--count 1e3,1e4: give one number"),
+        (("--count", "many"), "--count many"),
+        (("--count", "5", "--dtype", "int8"), "--dtype int8: choose one of"),
+        (("--count", "5", "--compute-ms", "-1"), "--compute-ms -1: give a number of at least 0"),
+        (("--count", "5", "--ranks", "1"), "--ranks 1: give a number of at least 2"),
+        (("--count", "5", "--timeout", "0"), "--timeout 0"),
+        (("--count", "5", "--network", "/nowhere/network.json"), "--network /nowhere/network.json: No such file"),
+        (("--model", "torch"), "write it as package.module:callable"),
+        (("--model", "torch.nn:Nothing"), "--model torch.nn:Nothing: AttributeError"),
+        (("--model", "torch.nn:ReLU"), "has no trainable parameters"),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_told(arguments: tuple[str, ...], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem.replace(".", r"\.")):
+        request(*arguments)
+
+
+def test_a_model_says_how_long_its_gradient_is() -> None:
+    found = request("--model", "tests.unit.advise.test_advice:linear")
+    assert found.count == 7 * 3 + 3
+
+
+def linear() -> Any:
+    import torch
+
+    return torch.nn.Linear(7, 3)
+
+
+@pytest.mark.parametrize(
+    ("bytes_s", "text"), [(125e6, "1 Gbit/s"), (1.25e6, "10 Mbit/s"), (125, "1 kbit/s"), (1.25e9, "10 Gbit/s")]
+)
+def test_rates_as_network_people_say_them(bytes_s: float, text: str) -> None:
+    assert report.rate(bytes_s) == text
