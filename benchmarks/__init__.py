@@ -10,4 +10,5 @@ Each part is a module that can be run alone, with ``--quick`` in a small form:
 - ``mpirun -n 2 python -m benchmarks.memory``: peak memory of an aggregate
 - ``mpirun -n 8 python -m benchmarks.cascading``: what cascading compression leaves of signs and amplitude
 - ``python -m benchmarks.learning``: accuracy against the dense all-reduce
+- ``sudo python -m benchmarks.cluster``: all-reduces on an emulated cluster; no part of ``run_all``, as it needs root
 """

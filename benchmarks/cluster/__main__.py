@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import time
@@ -16,12 +17,18 @@ from benchmarks.cluster.drive import Limits, has_mpich, measure_cells, tell
 from benchmarks.cluster.grid import RATES, SIZES, TWO_LEVEL, Cell, by_net, default_plan, product
 from benchmarks.cluster.plots import draw
 from benchmarks.cluster.records import read
-from benchmarks.cluster.tables import tables
+from benchmarks.cluster.tables import NOTHING, tables
 from benchmarks.jobs import PROJECT
 from benchmarks.record import replace_block
 
 FOLDER = PROJECT / "runs" / "benchmarks" / "cluster"
 DOCUMENT, FIGURES = PROJECT / "docs" / "performance.md", PROJECT / "docs" / "figures"
+CAPTIONS = {
+    "cluster-time": "Time against size",
+    "cluster-speedup": "Speed-up against rate",
+    "cluster-stages": "Where the time goes",
+    "cluster-overlap": "Wire, computing and both",
+}
 PARTS = ("grid", "overlap", "tables")
 
 
@@ -88,14 +95,24 @@ def write(folder: Path, options: argparse.Namespace) -> None:
     """Tables and plots of all records there are."""
     records, overlaps = read(folder, "cluster"), read(folder / "overlap", "overlap")
     document = options.docs or (None if options.json_dir else DOCUMENT)
-    figures = options.figures or (folder if options.json_dir else FIGURES)
-    for path in draw(records, overlaps, figures):
+    folder_of_figures = options.figures or (folder if options.json_dir else FIGURES)
+    drawn = draw(records, overlaps, folder_of_figures)
+    for path in drawn:
         tell(f"wrote {path}")
-    for name, body in tables(records, overlaps).items():
+    bodies = tables(records, overlaps)
+    if document is not None:
+        bodies["cluster-figures"] = figures(drawn, document.parent)
+    for name, body in bodies.items():
         if document is None:
             print(f"\n## {name}\n\n{body}", flush=True)
         else:
             document.write_text(replace_block(document.read_text(), name, body))
+
+
+def figures(paths: Sequence[Path], base: Path) -> str:
+    """Markdown that shows plots in a document that lies in `base`."""
+    shown = [f"![{CAPTIONS[path.stem]}]({Path(os.path.relpath(path, base)).as_posix()})" for path in paths]
+    return "\n\n".join(shown) or NOTHING
 
 
 def _end(number: int, frame: FrameType | None) -> None:

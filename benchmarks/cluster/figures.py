@@ -10,6 +10,8 @@ from apps.cluster.rates import Rate
 from benchmarks.cluster.ways import DENSE_RING, MPI_DEFAULT, MPICH_DEFAULT, ONE_BIT_RING, TUNED
 from benchmarks.record import Record
 
+NOTEWORTHY = 0.1
+"""From what part on the bucket of a link is told of."""
 MPI_WAYS = (MPI_DEFAULT, *(f"MPI {name}" for name in TUNED.values()))
 
 
@@ -47,6 +49,19 @@ def nominal_rate(record: Record) -> float | None:
     """Bits per second asked for on the slowest link; None: not limited."""
     asked = [Rate.parse(record["settings"][name]).bits_per_s for name in ("rate", "between")]
     return min((rate for rate in asked if rate is not None), default=None)
+
+
+def spared(record: Record) -> float:
+    """What part of the one-bit ring's time would come on top if the slowest link held no bucket of tokens.
+
+    A link lets through what its bucket holds at once; a real one does not. This flatters whoever sends little.
+    """
+    timed, bits_per_s = record["ways"].get(ONE_BIT_RING), nominal_rate(record)
+    if timed is None or timed["cost"] is None or bits_per_s is None:
+        return 0.0
+    arguments = Rate(bits_per_s).token_bucket
+    burst = int(arguments[arguments.index("burst") + 1])
+    return float(8 * min(burst, timed["cost"]["bytes_sent"]) / bits_per_s / timed["median_s"])
 
 
 def bound_s(record: Record, bits_per_s: float) -> float:

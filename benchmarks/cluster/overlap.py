@@ -69,7 +69,7 @@ class Kernels:
         stream, codec = Stream(0, 0, "merge"), Sign()
         # the cut is the real one; cutting again into its longest piece gives the same
         cut = one_bit_exchange(comm, x.size, stream, comm.fixed_tag(), 0, self.encode, self.finish).pieces
-        longest = max(map(len, cut))
+        longest = -(-max(map(len, cut)) // codec.alignment) * codec.alignment
         self.program: Program = comm.program(comm.select(codec.nbytes(x.size)), x.size, codec.alignment, longest)
         if list(self.program.pieces) != list(cut):
             raise RuntimeError(f"rank {comm.rank}: the program has other pieces than the method; adapt this benchmark")

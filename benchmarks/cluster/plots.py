@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
-from benchmarks.cluster.figures import best_mpi, crossing, payload_rate, seconds, speedup
+from benchmarks.cluster.figures import NOTEWORTHY, best_mpi, crossing, payload_rate, seconds, spared, speedup
 from benchmarks.cluster.grid import size_text
 from benchmarks.cluster.tables import FULL, SHOWN_BYTES, links
 from benchmarks.cluster.ways import DENSE_RING, GLOO, MARSIT_RING, MPI_DEFAULT, MPICH_DEFAULT, ONE_BIT, ONE_BIT_RING
@@ -121,6 +121,13 @@ def speedup_by_rate(records: Sequence[Record]) -> Figure | None:
                 continue
             color = colors(number / max(1, len(by_size) - 1) * 0.9)
             (line,) = axis.plot(*zip(*points, strict=True), color=color, marker="o", markersize=4, linewidth=1.2)
+            flattered = [
+                (payload_rate(r) / MBIT, ratio)
+                for r in cells
+                if (ratio := speedup(r, way, "best MPI")) and spared(r) > NOTEWORTHY
+            ]
+            for x, y in flattered:
+                axis.plot(x, y, marker="o", color=color, markerfacecolor="white", markersize=5)
             handles.setdefault(size_text(nbytes), line)
             even = crossing(points)
             if even is not None:
@@ -139,7 +146,10 @@ def speedup_by_rate(records: Sequence[Record]) -> Figure | None:
         axis.text(0.98, 0.97, text, transform=axis.transAxes, ha="right", va="top", fontsize=8, bbox=BOX)
     axes[0].set_ylabel("times faster than the best of Open MPI")
     figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=len(handles), frameon=False)
-    figure.suptitle(f"{FULL} emulated nodes; the point furthest right has unshaped links")
+    figure.suptitle(
+        f"{FULL} emulated nodes. Furthest right: unshaped links. Hollow: flattered by the links' token buckets",
+        fontsize=11,
+    )
     return figure
 
 

@@ -14,7 +14,7 @@ from benchmarks.cluster.sides import Side
 from collectives import Communicator, Traffic
 from mpicomp.bench.measure import gather, line_up
 
-MOST_REPEATS = 50
+MOST_REPEATS = 200
 COSTS = tuple(field.name for field in fields(Traffic) if field.name != "calls")
 
 

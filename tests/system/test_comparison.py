@@ -1,0 +1,63 @@
+"""The comparison bench on hosts in namespaces: every way gives the right result, MPI's algorithm is switched."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apps.cluster.network import NAMESPACES, PREFIX
+from benchmarks.cluster.drive import measure_overlap
+from benchmarks.cluster.grid import Net
+from benchmarks.cluster.ways import of_library
+
+PROJECT = Path(__file__).resolve().parents[2]
+NBYTES = 400_000
+
+
+def compare(folder: Path, *options: str) -> tuple[dict[str, Any], str]:
+    """The record of one small cell, and what was printed."""
+    arguments = ["--sizes", "400kB", "--budget-s", "3", "--no-mpich", "--only", "grid,tables", *options]
+    with subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.cluster", "--json-dir", str(folder), *arguments],
+        cwd=PROJECT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as process:  # fmt: skip
+        output, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, output
+    assert not list(NAMESPACES.glob(f"{PREFIX}{process.pid}-*"))
+    (record,) = folder.glob("*.json")
+    return json.loads(record.read_text()), output
+
+
+@pytest.mark.timeout(120)
+def test_all_ways_are_right_and_timed_and_a_cell_is_measured_once(tmp_path: Path) -> None:
+    record, output = compare(tmp_path, "--nodes", "3", "--rates", "100mbit")
+    assert set(record["ways"]) == {way.name for way in of_library("openmpi", 3)}
+    assert not record["left_out"]
+    sent = {name: timed["wire_bytes_most"] / NBYTES for name, timed in record["ways"].items()}
+    for name, timed in record["ways"].items():
+        assert len(timed["times_s"]) >= 3
+        assert 0 < timed["min_s"] <= timed["median_s"] <= timed["p99_s"]
+        assert (sent[name] < 0.2) == name.startswith(("one-bit", "Marsit")), name
+    assert "| 3 | 100mbit | 400kB" in output
+    # MPI's algorithm is switched within the job: each sends what is its own among three
+    for name in ("MPI ring", "MPI segmented ring", "dense ring", "Gloo"):
+        assert sent[name] == pytest.approx(4 / 3, rel=0.1), name
+    assert sent["MPI recursive doubling"] == pytest.approx(2, rel=0.1)  # the third rank's part goes through another
+    again, output = compare(tmp_path, "--nodes", "3", "--rates", "100mbit")
+    assert again == record
+    assert "100mbit: 400kB" not in output
+
+
+@pytest.mark.timeout(120)
+def test_overlap_is_measured(tmp_path: Path) -> None:
+    n = 4_000_000
+    record = measure_overlap(Net(2, "100mbit"), n, 5, tmp_path / "record.json")
+    assert record["wire_s"] > 8 * (n / 8 - 64_000) / 100e6  # n / 8 bytes, less what the token bucket holds
+    assert record["compute_s"] > 0
+    assert record["together_s"] < 2 * (record["wire_s"] + record["compute_s"])
+    assert record["bytes_sent"] == pytest.approx(n / 8, rel=0.01)

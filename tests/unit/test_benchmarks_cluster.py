@@ -1,0 +1,303 @@
+"""The comparison on the emulated cluster: what is planned, what is made of records, and what right results are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from benchmarks.cluster import __main__ as program
+from benchmarks.cluster import rounds, vectors
+from benchmarks.cluster.drive import phases
+from benchmarks.cluster.figures import best_mpi, bound_s, crossing, over_bound, over_mpich, spared, speedup
+from benchmarks.cluster.grid import Cell, Net, by_net, default_plan, parse_size, product, size_text
+from benchmarks.cluster.overlap import overlap
+from benchmarks.cluster.plots import draw
+from benchmarks.cluster.records import merge, read, write
+from benchmarks.cluster.rounds import called, measure, repeats_for
+from benchmarks.cluster.sides import Side
+from benchmarks.cluster.sweep import balance
+from benchmarks.cluster.tables import NOTHING, tables
+from benchmarks.cluster.ways import LEAST_REPEATS, choose, memory_bytes, of_library
+from benchmarks.facts import machine_facts
+from benchmarks.record import replace_block
+from collectives import Communicator, Traffic
+
+COST = dict.fromkeys(rounds.COSTS, 0.001) | {"bytes_sent_most": 2e6}
+
+
+def timed(*times: float, cost: dict[str, float] | None = None) -> dict[str, Any]:
+    each = float(np.mean(times))
+    sent = {"wire_bytes": 1e6, "wire_bytes_most": 2e6}
+    return {"times_s": list(times), "elapsed_s": each, "cpu_s": each / 2, "cost": cost, **sent}
+
+
+def part(library: str, ways: dict[str, Any], nbytes: int = 1_000_000, rate: str = "1gbit") -> dict[str, Any]:
+    settings = Cell(Net(4, rate), nbytes).settings
+    bits_per_s = 20e9 if rate == "none" else 0.95 * float(rate.removesuffix("mbit").removesuffix("gbit"))
+    bits_per_s *= 1e9 if rate.endswith("gbit") else 1e6 if rate.endswith("mbit") else 1
+    links = [{"what": "node0 to node1", "asked": rate, "bits_per_s": bits_per_s}]
+    return {
+        "part": "cluster",
+        "library": library,
+        "settings": settings,
+        "facts": machine_facts() | {"mpi": "MPICH Version: 5\nmore" if library == "mpich" else "Open MPI 5"},
+        "links": links,
+        "ways": ways,
+    }
+
+
+def cell(nbytes: int = 1_000_000, rate: str = "1gbit", one_bit_s: float = 1.0) -> dict[str, Any]:
+    ways = {
+        "one-bit ring": timed(one_bit_s, cost=COST),
+        "Marsit ring": timed(2.0, cost=COST),
+        "dense ring": timed(6.0, cost=COST),
+        "MPI default": timed(8.0),
+        "MPI ring": timed(5.0),
+        "MPI Rabenseifner": timed(4.0),
+        "Gloo": timed(7.0),
+    }
+    on_mpich = {"one-bit ring": timed(2.0, cost=COST), "MPICH": timed(9.0)}
+    return merge(
+        [part("openmpi", ways, nbytes, rate), part("mpich", on_mpich, nbytes, rate)], {"dense auto": "no time"}
+    )
+
+
+def test_sizes_and_clusters_are_read_as_written() -> None:
+    assert [parse_size(text) for text in ("4kB", "1.5MB")] == [4000, 1_500_000]
+    assert [size_text(nbytes) for nbytes in (4000, 1_500_000)] == ["4kB", "1.5MB"]
+    two_level = Net.parse(8, "1gbit/100mbit")
+    assert (two_level.layout.groups, two_level.bits_per_s, two_level.name) == (2, 100e6, "8x1gbit-100mbit")
+    assert Net.parse(4, "none").bits_per_s is None
+
+
+@pytest.mark.parametrize("size", ["4", "fast", "0kB", "0.001kB", "5GB"])
+def test_what_is_no_size_is_refused(size: str) -> None:
+    with pytest.raises(ValueError, match="is no size"):
+        parse_size(size)
+
+
+def test_the_default_plan_has_four_nodes_in_full_and_no_cell_twice() -> None:
+    plan = default_plan()
+    assert len(set(plan)) == len({one.name for one in plan}) == len(plan)
+    assert sum(one.net.nodes == 4 for one in plan) == 24
+    assert {one.net.nodes for one in plan} == {2, 4, 8}
+    assert "8x1gbit-100mbit" in {net.name for net in by_net(plan)}
+
+
+def test_options_make_a_grid_of_their_own() -> None:
+    options = program._parser().parse_args(["--nodes", "2,8", "--sizes", "1MB"])
+    assert [one.name for one in program.plan(options)][:2] == ["2x100mbit-1MB", "2x1gbit-1MB"]
+    assert len(program.plan(options)) == 8
+
+
+def test_topologies_that_fit_are_compared() -> None:
+    names = {nodes: {way.name for way in of_library("openmpi", nodes)} for nodes in (2, 3, 4, 8)}
+    assert "one-bit torus" not in names[2] | names[3]
+    assert "one-bit torus" in names[4] & names[8]
+    assert "one-bit star" in names[4] - names[8]
+    assert {"MPI default", "MPI recursive doubling", "MPI ring", "MPI segmented ring", "MPI Rabenseifner"} < names[2]
+    assert {way.name for way in of_library("mpich", 4)} == {"one-bit ring", "dense ring", "MPICH"}
+
+
+def test_what_takes_too_long_is_left_out_and_the_rest_gives_way_to_what_matters() -> None:
+    ways, (slow, middle, quick) = of_library("openmpi", 4), product((4,), ("100mbit",), ("400MB", "16MB", "4kB"))
+    kept, left_out = choose(ways, slow, budget_s=30, longest_s=15)
+    assert {way.kind for way in kept} == {"one-bit", "marsit"}
+    assert left_out["Gloo"] == "would take 48 s a call"
+    kept, left_out = choose(ways, middle, budget_s=20, longest_s=15)
+    assert {"dense ring", "MPI default", "MPI ring", "Gloo"} < {way.name for way in kept}
+    assert left_out["MPI recursive doubling"] == "no time: 2.6 s a call"
+    assert choose(ways, quick, budget_s=20, longest_s=15) == (ways, {})
+
+
+def test_slower_links_more_nodes_and_longer_vectors_are_expected_to_take_longer() -> None:
+    for way in of_library("openmpi", 8):
+        times = [way.predicted_s(one) for one in product((8,), ("1gbit", "100mbit"), ("1MB", "100MB"))]
+        assert times[0] < times[1] < times[3]
+        assert times[0] < times[2] < times[3]
+        assert way.load(2) <= way.load(8)
+
+
+def test_memory_covers_residuals_of_all_ranks() -> None:
+    (one,) = product((8,), ("none",), ("400MB",))
+    ways = of_library("openmpi", 8)
+    assert memory_bytes(ways, one) > 8 * 5 * 400e6  # input, output, MPI's own, two residuals
+
+
+def test_jobs_of_both_libraries_take_turns_and_call_often_enough() -> None:
+    sequence = phases(mpich=True)
+    assert [phase.library for phase in sequence] == ["openmpi", "mpich", "openmpi", "mpich"]
+    assert sum(phase.least for phase in sequence if phase.library == "openmpi") == LEAST_REPEATS
+    assert [(phase.library, phase.least) for phase in phases(mpich=False)] == [("openmpi", LEAST_REPEATS)]
+
+
+def test_a_way_with_few_calls_has_them_spread_over_the_rounds() -> None:
+    assert [number for number in range(10) if called(number, 3, 10)] == [3, 6, 9]
+    assert [number for number in range(4) if called(number, 4, 4)] == [0, 1, 2, 3]
+    assert repeats_for(0.5, share_s=5, least=3) == 10
+    assert repeats_for(60, share_s=5, least=3) == 3
+    assert repeats_for(1e-9, share_s=5, least=3) == rounds.MOST_REPEATS
+
+
+def test_every_side_is_checked_once_and_what_is_slow_is_timed_from_its_first_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(rounds.time, "perf_counter", lambda: now[0])
+    calls: list[str] = []
+    traffic = Traffic()
+
+    def side(name: str, first_s: float, seconds: float) -> Side:
+        def call() -> None:
+            now[0] += seconds if name in calls else first_s
+            calls.append(name)
+            traffic.bytes_sent += 5 if name == "quick" else 0
+
+        return Side(call, lambda: calls.append(f"check {name}"), traffic if name == "quick" else None)
+
+    with Communicator(MPI.COMM_SELF) as comm:
+        sides = {"quick": side("quick", 9, 1), "slow": side("slow", 50, 50)}
+        found = measure(sides, comm, budget_s=12, least=3, timed_at_once={"slow"})
+    assert calls[:5] == ["quick", "check quick", "quick", "slow", "check slow"]
+    assert found["quick"]["times_s"] == [1.0] * 6
+    assert found["slow"]["times_s"] == [50.0] * 3
+    assert found["quick"]["cost"]["bytes_sent"] == 5
+    assert found["slow"]["cost"] is None
+
+
+@pytest.mark.parametrize("spoil", [0, 1_000_002, 1_500_000])
+def test_wrong_sums_and_wrong_signs_are_told(spoil: int) -> None:
+    x = np.empty(1_500_001, np.float32)
+    vectors.fill(x, rank=0)
+    check = vectors.Check(MPI.COMM_SELF)
+    signs = np.sign(x)
+    check.dense("ours", x)
+    check.one_bit("ours", signs)
+    x[spoil] += 1e-3
+    signs[spoil] *= -1
+    with pytest.raises(vectors.WrongResult, match=r"ours: on ranks \[0\] of 1"):
+        check.dense("ours", x)
+    with pytest.raises(vectors.WrongResult, match="one and the same merge of signs"):
+        check.one_bit("ours", signs)
+
+
+def test_parts_of_a_cell_are_put_together_call_by_call() -> None:
+    first = part("openmpi", {"dense ring": timed(1.0, 2.0, cost={"bytes_sent": 10.0}), "Gloo": timed(1.0)})
+    second = part("openmpi", {"dense ring": timed(6.0, cost={"bytes_sent": 40.0})})
+    on_mpich = part("mpich", {"dense ring": timed(4.0, cost={"bytes_sent": 10.0}), "MPICH": timed(5.0)})
+    merged = merge([first, on_mpich, second], {})
+    assert list(merged["ways"]) == ["dense ring", "Gloo", "dense ring (MPICH job)", "MPICH"]
+    ring = merged["ways"]["dense ring"]
+    assert (ring["times_s"], ring["median_s"], ring["min_s"]) == ([1.0, 2.0, 6.0], 2.0, 1.0)
+    assert (ring["elapsed_s"], ring["cost"]["bytes_sent"]) == (3.0, 20.0)
+    assert merged["ways"]["Gloo"]["cost"] is None
+    assert merged["facts"]["mpi"] == "Open MPI 5 and MPICH 5"
+
+
+def test_records_are_read_as_written(tmp_path: Path) -> None:
+    record = cell()
+    write(record, tmp_path / "some" / "a.json")
+    assert read(tmp_path / "some", "cluster") == [json.loads(json.dumps(record))]
+    assert read(tmp_path / "some", "overlap") == []
+
+
+def test_speed_ups_name_their_baseline() -> None:
+    record = cell()
+    assert best_mpi(record) == ("MPI Rabenseifner", 4.0)
+    assert speedup(record, "one-bit ring", "best MPI") == 4.0
+    assert speedup(record, "one-bit ring", "dense ring") == 6.0
+    assert speedup(record, "one-bit ring", "dense auto") is None
+    assert over_mpich(record) == 4.5
+
+
+def test_the_bound_is_what_the_busiest_link_carries() -> None:
+    record = cell(100_000_000)
+    assert bound_s(record, 1e9) == pytest.approx(1.2)
+    assert over_bound(record, 1e9) == pytest.approx(5.0)
+    assert over_bound(record, None) is None
+
+
+def test_what_a_token_bucket_spares_is_told() -> None:
+    short = cell(one_bit_s=0.01)  # 1 ms of a Gbit/s is in the bucket, and less than that was sent
+    short["ways"]["one-bit ring"]["cost"]["bytes_sent"] = 47_000.0
+    assert spared(short) == pytest.approx(8 * 47_000 / 1e9 / 0.01)
+    short["ways"]["one-bit ring"]["cost"]["bytes_sent"] = 1e9
+    assert spared(short) == pytest.approx(0.1)
+    short["ways"]["one-bit ring"]["median_s"] = 0.005
+    assert "1MB †" in tables([short], [])["cluster-sizes"]
+    assert spared(cell(rate="none")) == 0
+
+
+def test_the_break_even_point_lies_between_the_logarithms() -> None:
+    assert crossing([(100.0, 10.0), (10_000.0, 0.1)]) == pytest.approx(1000)
+    assert crossing([(10_000.0, 0.1), (100.0, 10.0)]) == pytest.approx(1000)
+    assert crossing([(1.0, 4.0), (10.0, 0.5), (100.0, 2.0), (1000.0, 0.5)]) == pytest.approx(100 * 10**0.5)
+    assert crossing([(1.0, 4.0), (10.0, 2.0)]) is None
+    assert crossing([]) is None
+
+
+def test_the_balanced_rate_is_one_that_can_be_asked_for() -> None:
+    assert balance([(0.956e9, 2.0), (3.824e9, 0.5)]) == 2000
+    assert balance([(1e9, 2.0)]) is None
+
+
+def test_overlap_is_the_hidden_part_of_the_shorter() -> None:
+    assert overlap(4.0, 1.0, 4.0) == 1
+    assert overlap(1.0, 4.0, 5.0) == 0
+    assert overlap(2.0, 2.0, 3.0) == 0.5
+    assert overlap(2.0, 2.0, 5.0) == -0.5
+
+
+def overlap_record(nodes: int, mbit: int) -> dict[str, Any]:
+    times = {"wire_s": 30.0 / mbit, "compute_s": 0.02, "together_s": 0.04}
+    links = [{"what": "", "asked": "", "bits_per_s": mbit * 0.95e6}]
+    settings = {"nodes": nodes, "rate": f"{mbit}mbit", "between": "none"}
+    head = {"part": "overlap", "n": 1_000_000, "facts": machine_facts(), "links": links, "settings": settings}
+    return {**head, **times, "overlap": 0.5, "exposed_s": 0.001}
+
+
+def grid_of_records() -> list[dict[str, Any]]:
+    found = [
+        cell(nbytes, rate, one_bit_s)
+        for rate, one_bit_s in (("100mbit", 0.5), ("1gbit", 2.0), ("none", 8.0))
+        for nbytes in (4_000, 16_000_000, 100_000_000)
+    ]
+    other = cell()
+    other["settings"] = Cell(Net(8, "1gbit", "100mbit"), 16_000_000).settings
+    return [*found, other]
+
+
+def test_tables_name_the_best_algorithm_and_what_was_left_out() -> None:
+    made = tables(grid_of_records(), [overlap_record(2, 1000), overlap_record(4, 1000)])
+    row = next(line for line in made["cluster-sizes"].splitlines() if line.startswith("| 100MB | 500"))
+    cells = [text.strip() for text in row.strip("|").split("|")]
+    assert cells[5:7] == ["4000 (4000) Rabenseifner", "7000 (7000)"]
+    assert cells[-3:] == ["8.00", "12.0", "2.00"]
+    assert "| 8 | 1gbit/100mbit | 16MB |" in made["cluster-nodes"]
+    assert "| 4 | 1gbit | 100MB | dense auto | no time |" in made["cluster-left-out"]
+    assert "| 4.50 |" in made["cluster-mpich"]
+    assert "| 4 | 1000mbit | 950 Mbit/s | 30.0 | 20.0 | 40.0 | 50% | 1.00 |" in made["cluster-overlap"]
+    assert "6000 (6000) | 1200 | 5.00 | 1263 | 4.75 |" in made["cluster-bound"]
+
+
+def test_the_document_has_a_place_for_every_table() -> None:
+    text = program.DOCUMENT.read_text()
+    places = tables([], []) | {"cluster-figures": NOTHING}
+    assert set(places.values()) == {NOTHING}
+    for name in places:
+        assert replace_block(text, name, "other") != text
+
+
+def test_plots_are_written_for_what_was_measured(tmp_path: Path) -> None:
+    assert draw([], [], tmp_path) == []
+    overlaps = [overlap_record(2, mbit) for mbit in (500, 1000, 2000)]
+    written = draw(grid_of_records(), overlaps, tmp_path / "figures")
+    assert [path.stem for path in written] == ["cluster-time", "cluster-speedup", "cluster-stages", "cluster-overlap"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
+    assert program.figures(written[:1], tmp_path) == "![Time against size](figures/cluster-time.png)"
+    assert program.figures([], tmp_path) == NOTHING
