@@ -77,7 +77,7 @@ def over_bound(record: Record, bits_per_s: float | None) -> float | None:
 
 
 def crossing(points: Sequence[tuple[float, float]]) -> float | None:
-    """Where y passes 1 last, interpolated between logarithms; None: it does not within the points.
+    """Where y falls below 1 last, interpolated between logarithms; None: it does not within the points.
 
     Parameters
     ----------
@@ -88,6 +88,6 @@ def crossing(points: Sequence[tuple[float, float]]) -> float | None:
     ordered = sorted(points)
     for (x0, y0), (x1, y1) in pairwise(ordered):
         a, b = math.log(y0), math.log(y1)
-        if a * b <= 0 and a != b:
+        if a >= 0 > b:
             found = math.exp(math.log(x0) + (math.log(x1) - math.log(x0)) * a / (a - b))
     return found

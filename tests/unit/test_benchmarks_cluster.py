@@ -73,6 +73,7 @@ def test_sizes_and_clusters_are_read_as_written() -> None:
     two_level = Net.parse(8, "1gbit/100mbit")
     assert (two_level.layout.groups, two_level.bits_per_s, two_level.name) == (2, 100e6, "8x1gbit-100mbit")
     assert Net.parse(4, "none").bits_per_s is None
+    assert Net.parse(4, "1gbit").layout.groups == 1
 
 
 @pytest.mark.parametrize("size", ["4", "fast", "0kB", "0.001kB", "5GB"])
@@ -166,6 +167,7 @@ def test_every_side_is_checked_once_and_what_is_slow_is_timed_from_its_first_cal
     assert calls[:5] == ["quick", "check quick", "quick", "slow", "check slow"]
     assert found["quick"]["times_s"] == [1.0] * 6
     assert found["slow"]["times_s"] == [50.0] * 3
+    assert calls.count("slow") == 3
     assert found["quick"]["cost"]["bytes_sent"] == 5
     assert found["slow"]["cost"] is None
 
@@ -238,6 +240,7 @@ def test_the_break_even_point_lies_between_the_logarithms() -> None:
     assert crossing([(10_000.0, 0.1), (100.0, 10.0)]) == pytest.approx(1000)
     assert crossing([(1.0, 4.0), (10.0, 0.5), (100.0, 2.0), (1000.0, 0.5)]) == pytest.approx(100 * 10**0.5)
     assert crossing([(1.0, 4.0), (10.0, 2.0)]) is None
+    assert crossing([(1.0, 0.5), (10.0, 2.0)]) is None
     assert crossing([]) is None
 
 
