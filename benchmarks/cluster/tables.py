@@ -145,7 +145,8 @@ def _bound(records: Sequence[Record]) -> str:
     def bound(record: Record, rate: float | None) -> str:
         return ABSENT if rate is None else scaled(bound_s(record, rate), MS)
 
-    rows = [record for record in records if record["settings"]["bytes"] >= BOUND_FROM and DENSE_RING in record["ways"]]
+    level = [record for record in records if record["settings"]["between"] == "none"]
+    rows = [record for record in level if record["settings"]["bytes"] >= BOUND_FROM and DENSE_RING in record["ways"]]
     columns = (
         "nodes", "links", "size", "payload measured", "dense ring, ms", "bound at nominal rate, ms", "ring over it",
         "bound at measured rate, ms", "ring over it",

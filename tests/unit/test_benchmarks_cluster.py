@@ -285,6 +285,7 @@ def test_tables_name_the_best_algorithm_and_what_was_left_out() -> None:
     assert "| 4 | 1gbit | 100MB | dense auto | no time |" in made["cluster-left-out"]
     assert "| 4.50 |" in made["cluster-mpich"]
     assert "| 4 | 1000mbit | 950 Mbit/s | 30.0 | 20.0 | 40.0 | 50% | 1.00 |" in made["cluster-overlap"]
+    assert "1gbit/100mbit" not in made["cluster-bound"]
     assert "6000 (6000) | 1200 | 5.00 | 1263 | 4.75 |" in made["cluster-bound"]
 
 
