@@ -3,7 +3,7 @@
 # make lint    ruff and mypy
 # make bench   the all-reduce against MPI's own on 2 ranks; BENCH="--count 1e6 ..." for others
 # make test-mpich   the multi-rank tests once more, on the other MPI library
-# make test-system  tests on emulated hosts; as root, with Debian's package iproute2
+# make test-system  tests on emulated hosts and under Slurm; as root, with the Debian packages that .ci/run names
 # make clean   forgets the environments and all caches
 #
 # Works as root and as any user, and from any directory with -C. PYTHON names the interpreter to build on.

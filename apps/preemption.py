@@ -15,7 +15,11 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopRequest:
-    """While entered, SIGTERM and SIGUSR1 set `requested` instead of ending the process. Main thread only."""
+    """While entered, SIGTERM and SIGUSR1 set `requested` instead of ending the process. Main thread only.
+
+    Once one has come they do no more than that for the rest of the process: Slurm and its launcher may send two, and
+    the second must not kill a rank that has saved and is about to end.
+    """
 
     def __init__(self) -> None:
         self.requested = False
@@ -27,6 +31,8 @@ class StopRequest:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        if self.requested:
+            return
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 

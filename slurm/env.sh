@@ -20,10 +20,21 @@ fi
 if [[ -z ${SLURM_JOB_ID:-} ]]; then
     # On one machine, with perhaps more ranks than cores: ranks may share cores, move between them and give way
     # while they wait. Naming the transports spares the start-up a second of probing for networks.
-    export PRTE_MCA_rmaps_default_mapping_policy=${PRTE_MCA_rmaps_default_mapping_policy:-:oversubscribe}
-    export PRTE_MCA_hwloc_default_binding_policy=${PRTE_MCA_hwloc_default_binding_policy:-none}
-    export OMPI_MCA_mpi_yield_when_idle=${OMPI_MCA_mpi_yield_when_idle:-1}
-    export OMPI_MCA_pml=${OMPI_MCA_pml:-ob1}
-    export OMPI_MCA_btl=${OMPI_MCA_btl:-self,sm}
+    for _setting in \
+        PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe \
+        PRTE_MCA_hwloc_default_binding_policy=none \
+        OMPI_MCA_mpi_yield_when_idle=1 \
+        OMPI_MCA_pml=ob1 \
+        OMPI_MCA_btl=self,sm; do
+        _name=${_setting%%=*}
+        if [[ -z ${!_name:-} ]]; then
+            export "${_setting?}" MPICOMP_ONE_MACHINE="${MPICOMP_ONE_MACHINE:-} $_name"
+        fi
+    done
+    unset _setting _name
+else
+    # In a Slurm allocation MPI chooses: it knows the nodes, their cores and their network better than a script. What
+    # sbatch brought along from a shell that had sourced this would put all ranks on the first node.
+    # shellcheck disable=SC2086
+    unset ${MPICOMP_ONE_MACHINE:-} MPICOMP_ONE_MACHINE
 fi
-# In a Slurm allocation MPI chooses: it knows the nodes, their cores and their network better than a script.

@@ -1,0 +1,169 @@
+"""The batch scripts, in jobs of a real Slurm on two nodes: what they leave when all goes well, and when it does not."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.slurm.cluster import SlurmCluster
+from tests.system.slurm.job import Job
+
+pytestmark = pytest.mark.timeout(900)
+EPOCHS = 12
+TRAINING = ("--dataset", "digits", "--batch", "4", "--epochs", str(EPOCHS))
+PER_NODE = "--ntasks-per-node=1"
+KILL_WAIT_S = 30.0
+SAVED = re.compile(r"stopped by a signal after step (\d+); continue with --resume")
+
+
+def lines(job: Job) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (job.folder / "run.json").read_text().splitlines()]
+
+
+def checkpoints(folder: Path) -> list[int]:
+    """Steps of the whole checkpoints; a folder without its manifest is none."""
+    return sorted(int(path.parent.name.removeprefix("step-")) for path in folder.glob("step-*/manifest.json"))
+
+
+def learned(records: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """What does not depend on how fast a run was, nor on when it was interrupted."""
+    fields = ("kind", "epoch", "ranks", "loss", "accuracy", "test_loss", "parameters_sha256", "bytes_so_far_per_rank")
+    return [tuple(record.get(field) for field in fields) for record in records]
+
+
+def train(cluster: SlurmCluster, *arguments: str, options: tuple[str, ...] = ()) -> Job:
+    return cluster.submit("train", PER_NODE, *options, arguments=(*TRAINING, *arguments))
+
+
+def in_training(job: Job) -> Job:
+    """Wait for the second epoch, and hold the ranks there."""
+    job.said("epoch   2/")
+    job.hold()
+    return job
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(cluster: SlurmCluster) -> Job:
+    """A training that nothing happens to."""
+    job = train(cluster)
+    job.end()
+    return job
+
+
+@pytest.fixture(scope="session")
+def pmix(cluster: SlurmCluster) -> None:
+    refused = cluster.refusal("srun", "--mpi=pmix", "true")
+    if refused is not None:
+        pytest.skip(f"srun cannot start MPI ranks (on Debian: apt-get install libpmix-dev): {refused}")
+
+
+def test_a_benchmark_runs_on_both_nodes(cluster: SlurmCluster) -> None:
+    job = cluster.submit("bench", arguments=("--algorithm", "marsit", "--count", "1e5", "--baseline", "mpi"))
+    record = job.end()
+    assert (record.state, record.exit_code) == ("COMPLETED", "0:0"), job.output
+    assert "ranks: 1 on n1, 1 on n2" in job.output
+    assert "2 ranks on 2 hosts" in job.output
+    assert re.search(r"^ +400000 +100000 .* ok$", job.output, re.MULTILINE), job.output
+    line = json.loads((cluster.project / "runs" / f"bench-{job.id}.json").read_text())
+    assert (line["algorithm"], line["count"], line["ranks"]) == ("marsit", 100_000, 2)
+
+
+def test_a_training_runs_to_its_end(uninterrupted: Job) -> None:
+    job = uninterrupted
+    assert (job.record.state, job.record.exit_code) == ("COMPLETED", "0:0"), job.output
+    assert "ranks: 1 on n1, 1 on n2" in job.output
+    assert [line["kind"] for line in lines(job)] == ["epoch"] * EPOCHS + ["result"]
+    assert lines(job)[-1]["ranks"] == 2
+    assert checkpoints(job.folder)[-1] == lines(job)[-1]["steps"]
+
+
+def test_what_fails_fails_the_job(cluster: SlurmCluster) -> None:
+    job = train(cluster, "--momentum", "much")
+    record = job.end()
+    assert (record.state, record.exit_code, record.restarts) == ("FAILED", "2:0", 0), job.output
+    assert "argument --momentum: " in job.output
+
+
+def test_who_asks_the_script_to_stop_can_go_on_in_another_job(
+    cluster: SlurmCluster, uninterrupted: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = in_training(train(cluster, "--checkpoint-every", "1000"))
+    cluster.run("scancel", "--batch", "--signal=TERM", job.id)
+    job.said("SIGTERM: asking the ranks for a checkpoint")
+    job.go_on()
+    record = job.end()
+    assert (record.state, record.exit_code, record.restarts) == ("COMPLETED", "0:0", 0), job.output
+    saved = SAVED.search(job.output)
+    assert saved, job.output
+    assert checkpoints(job.folder) == [int(saved[1])]
+
+    folder = f"runs/{job.folder.name}"
+    monkeypatch.setitem(cluster.env, "MPICOMP_RUN", folder)
+    later = train(cluster, "--checkpoint-every", "1000")
+    assert later.end().state == "COMPLETED", later.output
+    assert f"resumed from {folder}/step-{int(saved[1]):08d}" in later.output
+    assert learned(lines(job)) == learned(lines(uninterrupted))
+
+
+def test_a_cancelled_job_keeps_its_newest_checkpoint_and_stays_cancelled(cluster: SlurmCluster) -> None:
+    job = in_training(train(cluster))
+    newest = checkpoints(job.folder)[-1]
+    began = time.monotonic()
+    cluster.run("scancel", job.id)
+    record = job.end()
+    assert time.monotonic() - began < KILL_WAIT_S
+    assert (record.state, record.restarts) == ("CANCELLED", 0), job.output
+    assert checkpoints(job.folder)[-1] >= newest
+
+
+@pytest.mark.usefixtures("pmix")
+def test_under_srun_a_requeued_and_a_cancelled_job_save_first(
+    cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(cluster.env, "MPICOMP_LAUNCHER", "srun --mpi=pmix")
+    job = in_training(train(cluster, "--checkpoint-every", "1000"))
+    cluster.run("scontrol", "requeue", job.id)
+    job.said("resumed from")
+    saved = SAVED.search(job.output)
+    assert saved, job.output
+    assert f"resumed from runs/{job.folder.name}/step-{int(saved[1]):08d}" in job.output
+    began = time.monotonic()
+    cluster.run("scancel", job.id)
+    record = job.end()
+    assert time.monotonic() - began < KILL_WAIT_S
+    assert (record.state, record.restarts) == ("CANCELLED", 1), job.output
+    assert checkpoints(job.folder) == sorted(int(step) for step in SAVED.findall(job.output))
+
+
+def test_a_job_that_reaches_its_time_limit_goes_on_in_the_queue(cluster: SlurmCluster, uninterrupted: Job) -> None:
+    # Ten minutes before its limit is at once where the limit is ten minutes; Slurm looks at its clocks twice a minute.
+    job = in_training(train(cluster, "--checkpoint-every", "1000", options=("--time=60", "--signal=B:USR1@600")))
+    cluster.run("scontrol", "update", f"JobId={job.id}", "TimeLimit=10")
+    job.said("SIGUSR1: asking the ranks for a checkpoint")
+    job.go_on()
+    job.wait_for(lambda: job.record.restarts == 1, "gone back into the queue")
+    cluster.run("scontrol", "update", f"JobId={job.id}", "TimeLimit=60")
+    record = job.end()
+    assert (record.state, record.exit_code, record.restarts) == ("COMPLETED", "0:0", 1), job.output
+    saved = SAVED.search(job.output)
+    assert saved, job.output
+    assert f"resumed from runs/{job.folder.name}/step-{int(saved[1]):08d}" in job.output
+    assert learned(lines(job)) == learned(lines(uninterrupted))
+
+
+def test_a_requeued_job_and_one_whose_node_dies_go_on(cluster: SlurmCluster, uninterrupted: Job) -> None:
+    job = in_training(train(cluster))
+    cluster.run("scontrol", "requeue", job.id)
+    job.said("resumed from")
+    job.hold()
+    with cluster.crashed("n2"):
+        job.said("a node of the job does not answer: back into the queue")
+    record = job.end()
+    assert (record.state, record.exit_code, record.restarts) == ("COMPLETED", "0:0", 2), job.output
+    assert job.output.count("resumed from") == 2
+    assert learned(lines(job)) == learned(lines(uninterrupted))
