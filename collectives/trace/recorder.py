@@ -8,7 +8,7 @@ import platform
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -21,6 +21,22 @@ START, END = 2, 3  # where an event has its times
 Event = Any
 
 _open: dict[Path, Trace] = {}
+
+
+class Span:
+    """A block that is recorded."""
+
+    __slots__ = ("_event", "_trace")
+
+    def __init__(self, trace: Trace, event: Event) -> None:
+        self._trace, self._event = trace, event
+
+    def __enter__(self) -> None:
+        self._event[START] = self._trace.clock()
+        self._trace.add(self._event)
+
+    def __exit__(self, *error: object) -> None:
+        self._event[END] = self._trace.clock()
 
 
 class Trace:
@@ -81,14 +97,9 @@ class Trace:
         self.add(event)
         return event
 
-    @contextmanager
-    def span(self, kind: str, name: str = "", **args: Any) -> Iterator[None]:
-        """Record a block."""
-        event = self.begin(kind, name, **args)
-        try:
-            yield
-        finally:
-            event[END] = self.clock()
+    def span(self, kind: str, name: str = "", **args: Any) -> Span:
+        """Record a block: what is returned is to be entered by ``with``."""
+        return Span(self, [kind, name, 0.0, None, args, 0, 0])
 
     def phases(self, **spans: tuple[float, float]) -> None:
         """Record spans that are over, by kind, of a vector that is one piece."""

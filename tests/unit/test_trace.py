@@ -1,0 +1,132 @@
+"""``mpicomp trace``: what it makes of files, and of files that it cannot use."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collectives.trace.clock import Reading, offset_at
+from collectives.trace.recorder import Trace, flush
+from mpicomp.cli import main
+from mpicomp.trace import RankTrace, overlap, read, table, union
+
+
+def span(kind: str, start: float, end: float) -> dict[str, Any]:
+    return {"ph": "X", "name": kind, "cat": kind, "pid": 0, "tid": 0, "ts": start, "dur": end - start, "args": {}}
+
+
+def message(kind: str, peer: int, start: float, end: float) -> list[dict[str, Any]]:
+    where = {"cat": kind, "id": f"{kind}{peer}", "name": "", "pid": 0, "tid": 0}
+    args = {"call": 1, "message": 0, "peer": peer}
+    return [{"ph": "b", **where, "ts": start, "args": args}, {"ph": "e", **where, "ts": end}]
+
+
+def trace(rank: int, events: list[dict[str, Any]], run: float = 7.0, ranks: int = 2) -> dict[str, Any]:
+    clock = [{"at": 0.0, "offset": 0.0, "round_trip": 4e-6}]
+    about = {"rank": rank, "ranks": ranks, "run": run, "host": "h", "complete": True, "clock": clock}
+    return {"otherData": about, "traceEvents": events}
+
+
+# Rank 0 encodes for 2 s and sends from 2 to 9 s, merging for 3 s of these; rank 1 posts its receive at 0 s.
+SENDER = [
+    span("call", 0, 10e6),
+    span("encode", 0, 2e6),
+    *message("send", 1, 2e6, 2.1e6),
+    span("merge", 3e6, 6e6),
+    span("wait", 6e6, 9e6),
+]
+RECEIVER = [span("call", 0, 10e6), span("wait", 1e6, 9e6), *message("receive", 0, 0, 9e6)]
+
+
+def test_a_message_is_under_way_from_its_sender_to_its_receiver() -> None:
+    lines = table([RankTrace.of(trace(0, SENDER)), RankTrace.of(trace(1, RECEIVER))]).splitlines()
+    names = lines[0].split()
+    sender, receiver = (dict(zip(names, line.split(), strict=True)) for line in lines[1:])
+    expected = {"calls": 10, "encode": 2, "merge": 3, "decode": 0, "wait": 3, "check": 0, "other": 2, "wire": 7}
+    assert {name: float(sender[name]) for name in expected} == expected
+    assert (sender["hidden"], receiver["hidden"], receiver["wire"]) == ("43%", "0%", "7.000000")
+    # of the receiver's file alone, only when it posted the receive is known
+    assert float(table([RankTrace.of(trace(1, RECEIVER))]).splitlines()[1].split()[8]) == 9
+
+
+def test_the_newest_calls_alone() -> None:
+    events = [*SENDER, span("call", 20e6, 21e6), span("decode", 20e6, 20.5e6)]
+    made = RankTrace.of(trace(0, events), last=1)
+    assert dict(made.seconds) == pytest.approx({"call": 0.5, "in calls": 1.0, "decode": 0.5})
+    assert not made.sent
+
+
+def test_spans_that_meet_do_not_lie_within_each_other() -> None:
+    events = [span("merge", 0.1, 0.3), {**span("decode", 0, 0), "ts": 0.3, "dur": 5000.0}]
+    made = RankTrace.of(trace(0, events))
+    assert made.seconds["merge"] == pytest.approx(2e-7)
+    assert made.seconds["decode"] == pytest.approx(5e-3)
+
+
+def test_unions_and_overlaps() -> None:
+    joined = union([(5, 6), (0, 2), (1, 3), (3, 4), (8, 8)])
+    assert joined == [(0, 4), (5, 6)]
+    assert overlap(joined, [(1, 2), (3, 5.5), (7, 9)]) == [(1, 2), (3, 4), (5, 5.5)]
+
+
+def test_files_are_joined_and_remarks_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank, events, run in ((0, SENDER, 7.0), (1, RECEIVER, 7.0), (2, RECEIVER, 3.0), (3, [], 0.0)):
+        (tmp_path / f"rank-{rank}.json").write_text(json.dumps(trace(rank, events, run, ranks=4)))
+    out = tmp_path / "all.json"
+    assert main(["trace", str(tmp_path), "--out", str(out)]) == 0
+    joined = json.loads(out.read_text())
+    assert joined["traceEvents"] == SENDER + RECEIVER
+    assert [about["rank"] for about in joined["otherData"]["ranks"]] == [0, 1]
+    printed = capsys.readouterr().out
+    for remark in (
+        "rank-2.json: left out, as it is of an earlier run",
+        "rank-3.json: rank 3 ended before it could write what it did",
+        "there is no trace of ranks 2, 3",
+        "clocks agree to 2.0 us or better",
+    ):
+        assert remark in printed
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [(None, "no rank has left a trace in"), ("[]", "is not a trace"), ('{"otherData": ', "is not a trace")],
+)
+def test_what_is_no_trace_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, problem: str
+) -> None:
+    if text is not None:
+        (tmp_path / "rank-0.json").write_text(text)
+    assert main(["trace", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("mpicomp trace: error: ")
+    assert problem in error
+
+
+def test_offsets_change_evenly_between_two_readings() -> None:
+    first, last = Reading(10.0, 1.0, 1e-6), Reading(20.0, 2.0, 1e-6)
+    assert [offset_at([first, last], at) for at in (0, 10, 15, 20, 30)] == [1.0, 1.0, 1.5, 2.0, 2.0]
+    assert offset_at([first], 15) == 1.0
+
+
+def test_a_span_that_does_not_end_and_arguments_of_any_kind_are_written(tmp_path: Path) -> None:
+    made = Trace(tmp_path / "new" / "folder", 0, 1)
+    made.begin("wait", "for ever", given=Path("x"))
+    made.run = 1.0
+    flush()
+    (written,), _ = read(tmp_path / "new" / "folder")
+    (event,) = [event for event in written["traceEvents"] if event["ph"] == "X"]
+    assert event["args"] == {"given": "x", "finished": False}
+    assert event["dur"] >= 0
+
+
+def test_a_file_is_written_once(tmp_path: Path) -> None:
+    made = Trace(tmp_path, 0, 1)
+    with pytest.raises(ValueError, match="another communicator"):
+        Trace(tmp_path, 0, 1)
+    made.write()
+    made.path.unlink()
+    made.write()
+    assert not made.path.exists()
