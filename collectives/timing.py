@@ -145,18 +145,19 @@ class _Clocks:
 
         A message that has left the server before it at `done` was `before` long on it, so it came earlier by that.
         """
-        left = done.copy()
-        comes = done - np.minimum(before, busy)
-        for group in np.unique(groups):
-            rows = groups == group
-            order = np.argsort(comes[rows], axis=None, kind="stable")
-            queue = comes[rows].ravel()[order][None]
-            served = _serve(queue, free[group : group + 1], busy[rows].ravel()[order][None])[0]
-            free[group] = served[-1]
-            unsorted = np.empty_like(served)
-            unsorted[order] = served
-            left[rows] = np.maximum(unsorted.reshape(comes[rows].shape), done[rows])
-        return left
+        comes = (done - np.minimum(before, busy)).ravel()
+        group_of = np.repeat(groups, done.shape[1])
+        order = np.lexsort((comes, group_of))  # by group, and in each as they come
+        present, firsts, counts = np.unique(group_of[order], return_index=True, return_counts=True)
+        row = np.repeat(np.arange(present.size), counts)
+        place = row, np.arange(order.size) - firsts[row]
+        queue, work = np.full((present.size, counts.max()), -np.inf), np.zeros((present.size, counts.max()))
+        queue[place], work[place] = comes[order], busy.ravel()[order]
+        served = _serve(queue, free[present], work)
+        free[present] = served[:, -1]
+        left = np.empty(order.size)
+        left[order] = served[place]
+        return np.maximum(left.reshape(done.shape), done)
 
     def finish(self) -> float:
         """When the last rank has decoded everything."""

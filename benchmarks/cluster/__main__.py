@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from apps.cluster.network import ClusterError
-from benchmarks.cluster import sweep
+from benchmarks.cluster import predicted, sweep, targets
 from benchmarks.cluster.drive import Limits, has_mpich, measure_cells, tell
 from benchmarks.cluster.grid import RATES, SIZES, TWO_LEVEL, Cell, by_net, default_plan, product
 from benchmarks.cluster.plots import draw
@@ -29,7 +29,7 @@ CAPTIONS = {
     "cluster-stages": "Where the time goes",
     "cluster-overlap": "Wire, computing and both",
 }
-PARTS = ("grid", "overlap", "tables")
+PARTS = ("grid", "overlap", "predicted", "tables")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         failed += grid(cells, folder, options)
     if "overlap" in options.only:
         failed += sweep.run(folder / "overlap", options.fresh)
+    if "predicted" in options.only:
+        failed += predicted.run(folder / "predicted", options.fresh)
     if "tables" in options.only:
         write(folder, options)
     for text in failed:
@@ -100,6 +102,9 @@ def write(folder: Path, options: argparse.Namespace) -> None:
     for path in drawn:
         tell(f"wrote {path}")
     bodies = tables(records, overlaps)
+    networks = read(folder / "predicted", "predicted")
+    bodies["cluster-predictions"] = predicted.render(networks, records)
+    bodies["cluster-targets"] = targets.render(records, overlaps, networks)
     if document is not None:
         bodies["cluster-figures"] = figures(drawn, document.parent)
     for name, body in bodies.items():

@@ -116,11 +116,24 @@ def measure_overlap(net: Net, n: int, repeats: int, path: Path) -> dict[str, Any
     ------
     ClusterError
     """
+    return _alone("overlap", net, path, {"n": n, "repeats": repeats})
+
+
+def measure_network_of(net: Net, path: Path) -> dict[str, Any]:
+    """Measure what predictions need on a cluster of its own; returns the record.
+
+    Raises
+    ------
+    ClusterError
+    """
+    return _alone("predicted", net, path, {})
+
+
+def _alone(kind: str, net: Net, path: Path, request: dict[str, Any]) -> dict[str, Any]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="mpicomp-cluster-") as scratch, Network(net.layout) as network:
         links = [_link(link) for link in measure(network)]
-        request = {"n": n, "repeats": repeats, "links": links, "path": str(path.resolve())}
-        run_job(network, Path(scratch), net, "overlap", request)
+        run_job(network, Path(scratch), net, kind, request | {"links": links, "path": str(path.resolve())})
     record: dict[str, Any] = json.loads(path.read_text())
     return record
 

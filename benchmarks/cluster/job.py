@@ -13,6 +13,7 @@ import numpy as np
 import mpicomp
 from benchmarks.cluster.grid import Cell, Net
 from benchmarks.cluster.overlap import measure_overlap
+from benchmarks.cluster.predicted import measure_here
 from benchmarks.cluster.rounds import measure
 from benchmarks.cluster.sides import Resources
 from benchmarks.cluster.vectors import fill
@@ -33,6 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         with Communicator(topology="ring") as comm:
             record = measure_overlap(comm, request["n"], request["repeats"])
             record["facts"]["load"] = request["load"]
+            _publish(comm, {**record, "links": request["links"], "settings": request["net"]}, request["path"])
+        return 0
+    if request["library"] == "predicted":
+        with Communicator() as comm:
+            record = measure_here(comm)
+            record["facts"] = machine_facts() | {"load": request["load"]}
             _publish(comm, {**record, "links": request["links"], "settings": request["net"]}, request["path"])
         return 0
     known = {way.name: way for way in of_library(request["library"], net.nodes)}

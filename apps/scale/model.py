@@ -1,0 +1,86 @@
+"""The time of one all-reduce on a modelled network, remembered in a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from collectives import DoubleTree, HalvingDoubling, LinkModel, Ring, Topology, Torus, Tree
+from collectives.network import Work
+from collectives.timing import simulate_time
+from mpicomp.algorithms import Algorithm, Dense, Marsit
+
+PIECE_BYTES = 57_344  # packed payloads between nodes
+METHODS: dict[str, Algorithm] = {"dense": Dense(), "one-bit": Marsit(None)}
+TOPOLOGIES = ("ring", "torus", "tree", "double-tree", "halving-doubling")
+# Seconds per element of one core, from docs/performance.md: residual and pack, merge, unpack; adding.
+WORKS = {"dense": Work(merge_s=0.3e-9), "one-bit": Work(0.34e-9, 0.08e-9, 0.18e-9)}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One all-reduce.
+
+    Attributes
+    ----------
+    topology, method : str
+    ranks : int
+    n : int
+        Elements of float32.
+    network : LinkModel
+    """
+
+    topology: str
+    method: str
+    ranks: int
+    n: int
+    network: LinkModel
+
+    @property
+    def key(self) -> str:
+        """For the file."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    def seconds(self) -> float:
+        """Simulate it."""
+        wire = METHODS[self.method].wire(self.n, "float32", self.ranks, PIECE_BYTES)
+        work = WORKS[self.method]
+        return simulate_time(
+            self._plans(), self.ranks, self.n, wire.nbytes, self.network, wire.piece_elements, work,
+            alignment=wire.alignment,
+        )  # fmt: skip
+
+    def _plans(self) -> Topology:
+        """A torus has a row for each group of ranks, or is square."""
+        group = self.network.group_size
+        if self.topology == "torus":
+            return Torus(cols=group) if group is not None and self.ranks > group else Torus()
+        return {"ring": Ring, "tree": Tree, "double-tree": DoubleTree, "halving-doubling": HalvingDoubling}[
+            self.topology
+        ]()
+
+
+def simulate(points: Iterable[Point], path: Path, processes: int | None = None) -> dict[Point, float]:
+    """Seconds of each point; those in the file `path` are not simulated again, others are added to it."""
+    known: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
+    wanted = list(dict.fromkeys(points))
+    # the longest first, so that no process ends long after the others
+    missing = sorted((point for point in wanted if point.key not in known), key=lambda point: -point.ranks)
+    if missing:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with ProcessPoolExecutor(processes) as pool:
+            for point, seconds in zip(missing, pool.map(Point.seconds, missing), strict=True):
+                known[point.key] = seconds
+                path.write_text(json.dumps(known, indent=0) + "\n")
+    return {point: known[point.key] for point in wanted}
+
+
+def powers(most: int, first: int = 4, factor: int = 4) -> Sequence[int]:
+    """Numbers of ranks: 4, 16, ... up to `most`."""
+    found = [first]
+    while found[-1] * factor <= most:
+        found.append(found[-1] * factor)
+    return found

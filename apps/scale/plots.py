@@ -1,0 +1,160 @@
+"""Three figures: time against ranks, throughput against processors, and where a step goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+from apps.scale.model import METHODS, TOPOLOGIES, Point
+from collectives import LinkModel
+
+STYLES = {"dense": "-", "one-bit": "--"}
+COLOURS = dict(zip(TOPOLOGIES, ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple"), strict=True))
+# what is drawn first is wider, so that lines that coincide can be told
+WIDTHS = dict(zip(TOPOLOGIES, (5.0, 3.5, 2.5, 1.8, 1.0), strict=True))
+THROUGHPUT = (("dense", "ring"), ("dense", "torus"), ("one-bit", "ring"), ("one-bit", "torus"))
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is trained.
+
+    Attributes
+    ----------
+    n : int
+        Parameters.
+    compute_s : float
+        Of a step on one processor.
+    batch : int
+        Samples that a processor takes in a step.
+    """
+
+    n: int
+    compute_s: float
+    batch: int
+
+
+Networks = Mapping[str, LinkModel]
+Times = Mapping[Point, float]
+
+
+def time_points(networks: Networks, n: int, ranks: Sequence[int]) -> list[Point]:
+    """What `plot_times` needs."""
+    return [
+        Point(topology, method, count, n, network)
+        for network in networks.values()
+        for topology in TOPOLOGIES
+        for method in METHODS
+        for count in ranks
+    ]
+
+
+def plot_times(networks: Networks, n: int, ranks: Sequence[int], times: Times, path: Path) -> None:
+    """Time of an all-reduce against the number of ranks, a panel for each network."""
+    figure, panels = plt.subplots(1, len(networks), figsize=(12, 4.8), sharey=True, layout="constrained", squeeze=False)
+    for axis, (name, network) in zip(panels[0], networks.items(), strict=True):
+        for topology in TOPOLOGIES:
+            for method, style in STYLES.items():
+                seconds = [1e3 * times[Point(topology, method, count, n, network)] for count in ranks]
+                axis.plot(ranks, seconds, style, color=COLOURS[topology], linewidth=WIDTHS[topology], alpha=0.8)
+        _ranks(axis, ranks)
+        axis.set(yscale="log", title=name, xlabel="ranks")
+    panels[0][0].set_ylabel(f"all-reduce of {n / 1e6:g} M elements, ms")
+    handles = [
+        plt.Line2D([], [], color=COLOURS[topology], linewidth=WIDTHS[topology], label=topology)
+        for topology in TOPOLOGIES
+    ]
+    handles += [plt.Line2D([], [], color="black", linestyle=style, label=method) for method, style in STYLES.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+    _save(figure, path)
+
+
+def throughput_points(networks: Networks, model: Model, ranks: Sequence[int]) -> list[Point]:
+    """What `plot_throughput` needs."""
+    return [
+        Point(topology, method, count, model.n, network)
+        for network in networks.values()
+        for method, topology in THROUGHPUT
+        for count in ranks
+    ]
+
+
+def plot_throughput(networks: Networks, model: Model, ranks: Sequence[int], times: Times, path: Path) -> None:
+    """Samples per second against the number of processors, and what part of the ideal that is."""
+    figure, panels = plt.subplots(2, len(networks), figsize=(12, 7), sharex=True, sharey="row", layout="constrained",
+                                  squeeze=False)  # fmt: skip
+    alone = model.batch / model.compute_s
+    for column, (name, network) in enumerate(networks.items()):
+        above, below = panels[:, column]
+        above.plot(ranks, [alone * count for count in ranks], ":", color="black", label="ideal")
+        for method, topology in THROUGHPUT:
+            parts = [model.compute_s / (model.compute_s + times[Point(topology, method, count, model.n, network)])
+                     for count in ranks]  # fmt: skip
+            look = {
+                "linestyle": STYLES[method],
+                "color": COLOURS[topology],
+                "linewidth": WIDTHS[topology],
+                "alpha": 0.8,
+            }
+            rates = [alone * count * part for count, part in zip(ranks, parts, strict=True)]
+            above.plot(ranks, rates, label=f"{method}, {topology}", **look)
+            below.plot(ranks, [100 * part for part in parts], **look)
+        above.set(yscale="log", title=name)
+        below.set(xlabel="processors", ylim=(0, 102))
+        _ranks(below, ranks)
+    panels[0][0].set_ylabel("samples per second")
+    panels[1][0].set_ylabel("% of ideal")
+    panels[0][0].legend(frameon=False)
+    _save(figure, path)
+
+
+def split_points(network: LinkModel, model: Model, ranks: Sequence[int]) -> list[Point]:
+    """What `plot_split` needs."""
+    return [Point("torus", method, count, model.n, network) for method in METHODS for count in ranks]
+
+
+def plot_split(
+    network: LinkModel, model: Model, batches: Sequence[int], ranks: Sequence[int], times: Times, path: Path
+) -> None:
+    """Stacked bars: computing and the all-reduce, for mini-batches of several sizes and numbers of processors."""
+    figure, panels = plt.subplots(1, len(batches), figsize=(12, 4.2), sharey=True, layout="constrained", squeeze=False)
+    for axis, batch in zip(panels[0], batches, strict=True):
+        compute_s = model.compute_s * batch / model.batch
+        labels, computing, reducing = [], [], []
+        for count in ranks:
+            whole = compute_s + times[Point("torus", "dense", count, model.n, network)]
+            for method in METHODS:
+                labels.append(f"{method}\n{count}")
+                computing.append(100 * compute_s / whole)
+                reducing.append(100 * times[Point("torus", method, count, model.n, network)] / whole)
+        places = [i + i // len(METHODS) * 0.6 for i in range(len(labels))]
+        axis.bar(places, computing, color="tab:gray", label="computing")
+        axis.bar(places, reducing, bottom=computing, color="tab:blue", label="all-reduce")
+        for place, below, above in zip(places, computing, reducing, strict=True):
+            axis.text(place, below + above + 1, f"{below + above:.0f}", ha="center", fontsize=8)
+        axis.set_xticks(places, labels, fontsize=8)
+        axis.set(title=f"{batch} samples a processor", ylim=(0, 112), xlabel="processors")
+    panels[0][0].set_ylabel("% of a dense step")
+    handles, names = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=2, frameon=False)
+    _save(figure, path)
+
+
+def _ranks(axis: Axes, ranks: Sequence[int]) -> None:
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(list(ranks), [str(count) for count in ranks])
+    axis.minorticks_off()
+    axis.grid(alpha=0.3)
+
+
+def _save(figure: plt.Figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)

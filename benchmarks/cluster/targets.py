@@ -1,0 +1,112 @@
+"""What the project set out to reach on the emulated cluster, beside what was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from benchmarks.cluster.figures import best_mpi, nominal_rate, over_bound, payload_rate, speedup
+from benchmarks.cluster.grid import TWO_LEVEL, Cell, Net
+from benchmarks.cluster.predicted import predict
+from benchmarks.cluster.ways import DENSE_RING, MARSIT_RING, MPI_DEFAULT, ONE_BIT_RING
+from benchmarks.record import Record, table
+
+N_BYTES = 100_000_000
+TORUS = "one-bit torus"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A ratio to be reached.
+
+    Attributes
+    ----------
+    nodes : int
+    links, way, over : str
+        `way`'s speed over `over`'s.
+    least : float
+    """
+
+    nodes: int
+    links: str
+    way: str
+    over: str
+    least: float
+
+
+TARGETS = (
+    Target(4, "1gbit", ONE_BIT_RING, "best MPI", 28),
+    Target(4, "1gbit", ONE_BIT_RING, DENSE_RING, 26),
+    Target(4, "1gbit", MARSIT_RING, "best MPI", 23),
+    Target(4, "10gbit", ONE_BIT_RING, MPI_DEFAULT, 11),
+    Target(4, "10gbit", ONE_BIT_RING, "best MPI", 9),
+    Target(4, "10gbit", MARSIT_RING, "best MPI", 6.5),
+)
+OVERLAP_FOUR, OVERLAP_TWO = 0.85, 0.75
+
+
+def render(records: Sequence[Record], overlaps: Sequence[Record], predicted: Sequence[Record]) -> str:
+    """A table; what is not measured has no line."""
+    by_cell = {_cell(record): record for record in records}
+    rows = [*_ratios(by_cell), *_bound(by_cell), *_torus(by_cell, predicted)]
+    rows += [*_overlaps(overlaps)]
+    return table(("what", "measured", "target", ""), rows) if rows else "Not measured yet."
+
+
+def _ratios(by_cell: dict[Cell, Record]) -> Iterator[tuple[str, str, str, str]]:
+    for target in TARGETS:
+        record = by_cell.get(Cell(Net.parse(target.nodes, target.links), N_BYTES))
+        reached = None if record is None else speedup(record, target.way, target.over)
+        if record is not None and reached is not None:
+            found = best_mpi(record)
+            over = f"{target.over} ({found[0]})" if target.over == "best MPI" and found is not None else target.over
+            what = f"{target.way} over {over}, {target.nodes} nodes, {target.links}"
+            yield what, f"{reached:.1f}", f"≥ {target.least:g}", _verdict(reached >= target.least)
+
+
+def _bound(by_cell: dict[Cell, Record]) -> Iterator[tuple[str, str, str, str]]:
+    record = by_cell.get(Cell(Net(4, "1gbit"), N_BYTES))
+    if record is not None:
+        for what, rate in (("nominal rate", nominal_rate(record)), ("measured payload rate", payload_rate(record))):
+            ratio = over_bound(record, rate)
+            if ratio is not None:
+                yield f"dense ring over the bound at the {what}", f"{ratio:.3f}", "≤ 1.08", _verdict(ratio <= 1.08)
+
+
+def _overlaps(overlaps: Sequence[Record]) -> Iterator[tuple[str, str, str, str]]:
+    """Four nodes at 1 Gbit/s; two at the rate where wire and computing come nearest to each other."""
+
+    def row(what: str, record: Record, least: float) -> tuple[str, str, str, str]:
+        reached = record["overlap"]
+        return f"overlap, {what}", f"{reached:.0%}", f"≥ {least:.0%}", _verdict(reached >= least)
+
+    for record in overlaps:
+        if record["settings"] == asdict(Net(4, "1gbit")):
+            yield row("4 nodes, 1gbit", record, OVERLAP_FOUR)
+    two = [record for record in overlaps if record["settings"]["nodes"] == 2]
+    if two:
+        nearest = min(two, key=lambda record: abs(math.log(record["wire_s"] / record["compute_s"])))
+        yield row(f"2 nodes, {nearest['settings']['rate']}, both equally long", nearest, OVERLAP_TWO)
+
+
+def _torus(by_cell: dict[Cell, Record], predicted: Sequence[Record]) -> Iterator[tuple[str, str, str, str]]:
+    cell = Cell(Net.parse(8, TWO_LEVEL), N_BYTES)
+    record = by_cell.get(cell)
+    network = next((one for one in predicted if Net(**one["settings"]) == cell.net), None)
+    ratio = None if record is None else speedup(record, TORUS, ONE_BIT_RING)
+    if ratio is not None and network is not None:
+        model = predict(network, cell, ONE_BIT_RING) / predict(network, cell, TORUS)
+        yield (
+            f"one-bit torus over ring, 8 nodes, {TWO_LEVEL}", f"{ratio:.2f}", f"{model:.2f} ± 20 % (the model)",
+            _verdict(abs(ratio / model - 1) <= 0.2),
+        )  # fmt: skip
+
+
+def _cell(record: Record) -> Cell:
+    settings = record["settings"]
+    return Cell(Net(settings["nodes"], settings["rate"], settings["between"]), settings["bytes"])
+
+
+def _verdict(reached: bool) -> str:
+    return "reached" if reached else "**missed**"
