@@ -69,9 +69,18 @@ until [[ -S munge.socket ]]; do
 done
 slurmctld -D -c >slurmctld.log 2>&1 &
 for node; do
-    unshare --uts bash -c 'hostname "$0" && exec slurmd -D -N "$0"' "$node" >"slurmd-$node.log" 2>&1 &
+    unshare --uts bash -c "$NODE" "$node" >"slurmd-$node.log" 2>&1 &
 done
 wait -n
+"""
+
+# A node comes up again when it may.
+_NODE = """
+hostname "$0"
+while :; do
+    [[ -e down-$0 ]] || slurmd -D -N "$0"
+    sleep 0.2
+done
 """
 
 
@@ -142,18 +151,19 @@ class SlurmCluster:
 
     @contextlib.contextmanager
     def crashed(self, node: str) -> Iterator[None]:
-        """Let a node be dead: nothing on it runs any more, and its ``slurmd`` does not answer until the block ends."""
+        """Let a node be dead: everything on it is killed, and its ``slurmd`` starts anew when the block ends."""
         daemon = next(pid for pid in processes() if self._is_daemon(pid, node))
         uts = link(daemon, "ns/uts")
-        os.kill(daemon, signal.SIGSTOP)
+        down = self._folder / f"down-{node}"
+        down.touch()
         for pid in processes():
-            if pid != daemon and link(pid, "ns/uts") == uts:
+            if link(pid, "ns/uts") == uts and arguments(pid)[:1] != ["bash"]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         try:
             yield
         finally:
-            os.kill(daemon, signal.SIGCONT)
+            down.unlink()
 
     def _is_daemon(self, pid: int, node: str) -> bool:
         return link(pid, "cwd") == str(self._folder) and arguments(pid) == ["slurmd", "-D", "-N", node]
@@ -181,8 +191,12 @@ def open_cluster() -> Iterator[SlurmCluster]:
         env = _environment(folder, segments)
         process = subprocess.Popen(
             ["unshare", *_NAMESPACES, "bash", "-c", _DAEMONS, "bash", *NODES],
-            cwd=folder, env=env, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=end_with_parent,
-        )  # fmt: skip
+            cwd=folder,
+            env=env | {"NODE": _NODE},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=end_with_parent,
+        )
         stack.callback(process.wait)
         stack.callback(process.kill)
         cluster = SlurmCluster(folder, process, env)
