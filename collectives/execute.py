@@ -150,6 +150,7 @@ class Execution:
         moved = False
         for queue in self._posted.values():
             if queue and queue[0][0].Test():
+                self.patience.moved()  # what is done with it is no waiting
                 _, message, slot = queue.popleft()
                 self._landed[message.index] = slot
                 self._last = message
