@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from apps.cluster.network import ClusterError
-from benchmarks.cluster import predicted, sweep, targets
+from benchmarks.cluster import predicted, sweep, targets, training
 from benchmarks.cluster.drive import Limits, has_mpich, measure_cells, tell
 from benchmarks.cluster.grid import RATES, SIZES, TWO_LEVEL, Cell, by_net, default_plan, product
 from benchmarks.cluster.plots import draw
@@ -29,7 +29,7 @@ CAPTIONS = {
     "cluster-stages": "Where the time goes",
     "cluster-overlap": "Wire, computing and both",
 }
-PARTS = ("grid", "overlap", "predicted", "tables")
+PARTS = ("grid", "overlap", "predicted", "training", "tables")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         failed += sweep.run(folder / "overlap", options.fresh)
     if "predicted" in options.only:
         failed += predicted.run(folder / "predicted", options.fresh)
+    if "training" in options.only:
+        failed += training.run(folder / "training", options.fresh)
     if "tables" in options.only:
         write(folder, options)
     for text in failed:
@@ -99,14 +101,18 @@ def write(folder: Path, options: argparse.Namespace) -> None:
     document = options.docs or (None if options.json_dir else DOCUMENT)
     folder_of_figures = options.figures or (folder if options.json_dir else FIGURES)
     drawn = draw(records, overlaps, folder_of_figures)
-    for path in drawn:
+    trained = training.records(folder / "training")
+    curves = training.draw(trained, folder_of_figures)
+    for path in (*drawn, *curves):
         tell(f"wrote {path}")
     bodies = tables(records, overlaps)
     networks = read(folder / "predicted", "predicted")
+    bodies["cluster-training"] = training.render(trained)
     bodies["cluster-predictions"] = predicted.render(networks, records)
     bodies["cluster-targets"] = targets.render(records, overlaps, networks)
     if document is not None:
         bodies["cluster-figures"] = figures(drawn, document.parent)
+        bodies["cluster-training"] += "\n\n" + figures(curves, document.parent)
     for name, body in bodies.items():
         if document is None:
             print(f"\n## {name}\n\n{body}", flush=True)
@@ -116,7 +122,7 @@ def write(folder: Path, options: argparse.Namespace) -> None:
 
 def figures(paths: Sequence[Path], base: Path) -> str:
     """Markdown that shows plots in a document that lies in `base`."""
-    shown = [f"![{CAPTIONS[path.stem]}]({Path(os.path.relpath(path, base)).as_posix()})" for path in paths]
+    shown = [f"![{CAPTIONS.get(path.stem, path.stem)}]({Path(os.path.relpath(path, base)).as_posix()})" for path in paths]
     return "\n\n".join(shown) or NOTHING
 
 

@@ -154,10 +154,20 @@ def run_job(network: Network, folder: Path, net: Net, library: str, request: dic
         "load": round(os.getloadavg()[0], 2),
     }
     path.write_text(json.dumps(head | request))
+    run_on_hosts(network, folder, f"{library} job on {net.name}", ["-m", "benchmarks.cluster.job", str(path)], library)
+
+
+def run_on_hosts(network: Network, folder: Path, what: str, arguments: Sequence[str], library: str = "openmpi") -> None:
+    """Run this Python, or with library "mpich" the one beside that library, on all hosts to its end.
+
+    Raises
+    ------
+    ClusterError
+        It failed, or took too long; with the end of what it printed.
+    """
     mpich = library == "mpich"
     python = MPICH_PYTHON if mpich else Path(sys.executable)
-    arguments = [str(python), "-m", "benchmarks.cluster.job", str(path)]
-    command, found = mpirun(network, folder, "mpich" if mpich else "openmpi", 1, arguments)
+    command, found = mpirun(network, folder, "mpich" if mpich else "openmpi", 1, [str(python), *arguments])
     env = dict(found) | {"PYTHONPATH": str(PROJECT)} | ({} if mpich else SETTINGS)
     if mpich:  # the launcher beside its own Python, not beside this one
         command[0] = str(python.with_name("mpirun"))
@@ -176,7 +186,7 @@ def run_job(network: Network, folder: Path, net: Net, library: str, request: dic
             _end(job)
     if status:
         tail = "\n".join(log.read_text().splitlines()[-30:])
-        raise ClusterError(f"the {library} job on {net.name} ended with status {status}; it said last:\n{tail}")
+        raise ClusterError(f"the {what} ended with status {status}; it said last:\n{tail}")
 
 
 def _end(job: subprocess.Popen[bytes]) -> None:

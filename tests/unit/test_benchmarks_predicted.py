@@ -1,0 +1,108 @@
+"""Predictions, targets and training runs of the emulated cluster: what tables are made of records."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.cluster import predicted, targets, training
+from benchmarks.cluster.grid import TWO_LEVEL, Cell, Net
+from benchmarks.facts import machine_facts
+from collectives import LinkModel
+
+
+def network(net: Net, link: LinkModel) -> dict[str, Any]:
+    work = {"encode_s": 4e-10, "merge_s": 1e-10, "decode_s": 2e-10, "message_s": 0.0}
+    dense = dict.fromkeys(work, 0.0)
+    speeds = {"dense": {"work": dense, "call_s": 0.0}, "one-bit": {"work": work, "call_s": 0.0}}
+    return {"part": "predicted", "settings": asdict(net), "network": asdict(link), "speeds": speeds,
+            "piece_bytes": 57_344}  # fmt: skip
+
+
+def measured(cell: Cell, **seconds: float) -> dict[str, Any]:
+    ways = {name.replace("_", " ").replace("one bit", "one-bit"): {"median_s": one} for name, one in seconds.items()}
+    links = [{"what": "", "asked": "", "bits_per_s": 0.95 * (cell.net.bits_per_s or 1e10)}]
+    return {"part": "cluster", "settings": cell.settings, "ways": ways, "links": links, "facts": machine_facts()}
+
+
+GIGABIT = Net(4, "1gbit")
+LINK = LinkModel(5e-5, 1.2e8)
+
+
+def test_there_are_24_predictions_and_each_is_the_models() -> None:
+    assert len(predicted.CELLS) * len(predicted.WAYS) == 24
+    record = network(GIGABIT, LINK)
+    dense = predicted.predict(record, Cell(GIGABIT, 100_000_000), "dense ring")
+    assert dense == pytest.approx(1.5 * 100e6 / 1.2e8, rel=0.02)
+
+
+def test_predictions_stand_beside_medians_and_are_counted() -> None:
+    cell, record = Cell(GIGABIT, 100_000_000), network(GIGABIT, LINK)
+    seconds = {way.replace(" ", "_").replace("-", "_"): predicted.predict(record, cell, way) for way in predicted.WAYS}
+    seconds["dense_ring"] *= 2
+    text = predicted.render([record], [measured(cell, **seconds)])
+    assert "| -50% |" in text
+    assert "2 of 3 within 20%" in text
+    assert "1 off by more than 40%" in text
+    assert predicted.render([], []) == "Not measured yet."
+
+
+def test_targets_are_reached_or_missed() -> None:
+    cell = Cell(GIGABIT, 100_000_000)
+    seconds = {"one_bit_ring": 0.05, "Marsit_ring": 0.1, "dense_ring": 1.25, "MPI_default": 2.0, "MPI_ring": 1.5}
+    overlaps = [
+        {"settings": asdict(net), "overlap": part, "wire_s": wire_s, "compute_s": 1.0}
+        for net, part, wire_s in ((GIGABIT, 0.9, 3), (Net(2, "1gbit"), 0.9, 2), (Net(2, "2gbit"), 0.7, 1.1))
+    ]
+    text = targets.render([measured(cell, **seconds)], overlaps, [])
+    assert "| one-bit ring over best MPI (MPI ring), 4 nodes, 1gbit | 30.0 | ≥ 28 | reached |" in text
+    assert "| one-bit ring over dense ring, 4 nodes, 1gbit | 25.0 | ≥ 26 | **missed** |" in text
+    assert "| dense ring over the bound at the nominal rate | 1.042 | ≤ 1.08 | reached |" in text
+    assert "| overlap, 4 nodes, 1gbit | 90% | ≥ 85% | reached |" in text
+    assert "| overlap, 2 nodes, 2gbit, both equally long | 70% | ≥ 75% | **missed** |" in text
+
+
+def test_a_torus_is_held_to_what_the_model_says_of_it() -> None:
+    net = Net.parse(8, TWO_LEVEL)
+    link = LinkModel(1e-4, 1.2e8, group_size=4, between_latency_s=1e-4, uplink_bytes_s=1.2e7)
+    record = network(net, link)
+    cell = Cell(net, 100_000_000)
+    model = predicted.predict(record, cell, "one-bit ring") / predicted.predict(record, cell, "one-bit torus")
+    assert 1.4 < model < 1.75
+    text = targets.render([measured(cell, one_bit_ring=1.1 * model, one_bit_torus=1.0)], [], [record])
+    assert f"{model:.2f} ± 20 % (the model) | reached |" in text
+    text = targets.render([measured(cell, one_bit_ring=1.3 * model, one_bit_torus=1.0)], [], [record])
+    assert "**missed**" in text
+
+
+def epoch(seconds: float, accuracy: float) -> dict[str, Any]:
+    return {"kind": "epoch", "seconds_so_far": seconds, "accuracy": accuracy, "bytes_so_far_per_rank": 1e6,
+            "seconds_communicating_so_far": seconds / 2}  # fmt: skip
+
+
+def test_time_to_an_accuracy_lies_on_the_line_between_epochs() -> None:
+    epochs = [epoch(10, 0.5), epoch(20, 0.7), epoch(30, 0.65)]
+    assert training.seconds_to(0.5, epochs) == pytest.approx(10)
+    assert training.seconds_to(0.6, epochs) == pytest.approx(15)
+    assert training.seconds_to(0.25, epochs) == pytest.approx(5)
+    assert training.seconds_to(0.8, epochs) is None
+
+
+def test_runs_are_asked_for_what_the_worst_reaches(tmp_path: Path) -> None:
+    path = training._path(tmp_path, GIGABIT, "dense")
+    path.write_text("".join(json.dumps(line) + "\n" for line in (epoch(10, 0.5), epoch(20, 0.801), {"kind": "result"})))
+    assert training.records(tmp_path)[GIGABIT].keys() == {"dense"}
+    runs = {"dense": [epoch(10, 0.5), epoch(20, 0.801)], "Marsit": [epoch(5, 0.6), epoch(10, 0.9)]}
+    text = training.render({GIGABIT: runs})
+    assert "seconds to 80.0%" in text
+    assert "| dense | 20 | 80.10% | 20 | 10 | 1 |" in text
+    assert "| Marsit | 8 | 90.00% | 10 | 5 | 1 |" in text
+
+
+def test_a_run_that_was_cut_short_is_no_record(tmp_path: Path) -> None:
+    training._path(tmp_path, GIGABIT, "dense").write_text(json.dumps(epoch(1, 0.5)) + "\n")
+    assert training.records(tmp_path)[GIGABIT] == {}
