@@ -122,7 +122,9 @@ def write(folder: Path, options: argparse.Namespace) -> None:
 
 def figures(paths: Sequence[Path], base: Path) -> str:
     """Markdown that shows plots in a document that lies in `base`."""
-    shown = [f"![{CAPTIONS.get(path.stem, path.stem)}]({Path(os.path.relpath(path, base)).as_posix()})" for path in paths]
+    shown = [
+        f"![{CAPTIONS.get(path.stem, path.stem)}]({Path(os.path.relpath(path, base)).as_posix()})" for path in paths
+    ]
     return "\n\n".join(shown) or NOTHING
 
 

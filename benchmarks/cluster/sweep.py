@@ -12,7 +12,7 @@ from benchmarks.cluster.figures import crossing
 from benchmarks.cluster.grid import Net
 
 N, REPEATS = 25_000_000, 25
-NETS = (Net(4, "1gbit"), *(Net(2, rate) for rate in ("500mbit", "1gbit", "2gbit", "4gbit", "8gbit")))
+NETS = (Net(4, "1gbit"), *(Net(2, rate) for rate in ("500mbit", "1gbit", "2gbit", "4gbit", "8gbit", "none")))
 
 
 def run(folder: Path, fresh: bool, n: int = N, repeats: int = REPEATS) -> list[str]:
