@@ -18,6 +18,7 @@ from collectives.torus import Torus
 from collectives.tree import DoubleTree
 
 ALIGNMENT = 8  # bytes: chunks begin at words
+_PROBLEM = "\0"  # what a text begins with that is no network
 
 
 def fastest(size: int, network: LinkModel, piece_bytes: int) -> Callable[[int], Topology]:
@@ -51,26 +52,29 @@ def _candidates(size: int, network: LinkModel) -> Iterator[Topology]:
     yield from (Torus(*shape) for shape in sorted(shapes) if min(shape) > 1)
 
 
-def agreed(comm: MPI.Comm, network: LinkModel | str | Path, timeout_s: float) -> LinkModel:
-    """Rank 0's network on every rank, read from a file where it is named; collective.
+def agreed(comm: MPI.Comm, network: LinkModel | str | Path | None, timeout_s: float) -> LinkModel | None:
+    """The network that all ranks know, read from a file where it is named; None where no rank names one; collective.
 
     Raises
     ------
     ValueError
-        Rank 0 cannot read it, or a rank has another one; on every rank.
+        A rank cannot read it, or ranks know different ones; on every rank.
     """
-    text = problem = ""
-    try:
-        text = repr(network if isinstance(network, LinkModel) else LinkModel.load(network))
-    except (OSError, ValueError) as error:
-        problem = f"rank {comm.rank} of {comm.size}: network={str(network)!r} cannot be used: {error}"
-    problems = [found for found in gather_texts(comm, problem, timeout_s) if found]
-    if problems:
-        raise ValueError(problems[0])
+    known, text, here = None, "", f"rank {comm.rank} of {comm.size}"
+    if network is not None:
+        try:
+            known = network if isinstance(network, LinkModel) else LinkModel.load(network)
+            text = repr(known)
+        except (OSError, TypeError, ValueError) as error:
+            text = f"{_PROBLEM}{here}: network={str(network)!r} cannot be used: {error}"
     texts = gather_texts(comm, text, timeout_s)
+    problem = next((found.removeprefix(_PROBLEM) for found in texts if found.startswith(_PROBLEM)), "")
+    if problem:
+        raise ValueError(problem)
     if len(set(texts)) > 1:
         other = next(rank for rank, found in enumerate(texts) if found != texts[0])
         raise ValueError(
-            f"ranks 0 and {other} know different networks, {texts[0]} and {texts[other]}: give all ranks the same file"
+            f"ranks 0 and {other} know different networks, {texts[0] or 'none'} and {texts[other] or 'none'}: "
+            "give all ranks the same"
         )
-    return network if isinstance(network, LinkModel) else LinkModel.load(network)
+    return known

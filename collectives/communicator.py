@@ -35,6 +35,7 @@ VERSION = 1  # of the wire format: ranks must agree on it
 SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces
 NETWORK_PIECE_BYTES = 57_344  # between nodes: just under what MPI sends eagerly
 LATENCY_BYTES = 16_384  # packed payloads below this go in the fewest rounds
+AGREEING_S = 60.0  # at least, that ranks which are only starting are awaited
 MOST_REMEMBERED = 512  # programs, and calls, of different lengths
 _FIXED_TAGS, _ROLLING_TAGS = range(1, 16_000), range(16_000, 32_000)
 
@@ -109,7 +110,11 @@ class Communicator:
         self.one_node = node.size == self.size
         node.Free()
         self.piece_bytes = piece_bytes
-        self.network = None if network is None else choosing.agreed(self.mpi_comm, network, timeout)
+        try:
+            self.network = choosing.agreed(self.mpi_comm, network, max(timeout, AGREEING_S))
+        except ValueError:
+            self.mpi_comm.Free()
+            raise
         self._fastest = (
             None
             if self.network is None or self.size == 1

@@ -38,7 +38,7 @@ class LinkModel:
     Raises
     ------
     ValueError
-        A time is negative, or a bandwidth or the group size not positive.
+        A time is negative, a bandwidth or the group size not positive, or a number not finite.
     """
 
     latency_s: float
@@ -54,12 +54,14 @@ class LinkModel:
         numbers = [self.bandwidth_bytes_s, *(number for number in (*times, *speeds) if number is not None)]
         if (
             any(isinstance(number, bool) or not isinstance(number, int | float) for number in numbers)
-            or any(math.isnan(number) for number in numbers)
+            or not all(math.isfinite(number) for number in numbers)
             or min(times) < 0
             or any(speed is not None and speed <= 0 for speed in speeds)
-            or self.group_size != (self.group_size and int(self.group_size))
+            or not (self.group_size is None or isinstance(self.group_size, int))
         ):
-            raise ValueError(f"times must not be negative, bandwidths and group size must be positive: {self}")
+            raise ValueError(
+                f"times must not be negative, bandwidths and group size must be positive, all finite numbers: {self}"
+            )
 
     def group(self, ranks: Ints) -> Ints:
         """Which group each rank is in."""

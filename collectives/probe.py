@@ -30,10 +30,12 @@ def measure_network(comm: Communicator) -> LinkModel:
     Raises
     ------
     CollectiveTimeout, PeerFailure
+    ValueError
+        There is one rank.
     """
     size = comm.size
     if size == 1:
-        return LinkModel(0.0, float("inf"))
+        raise ValueError("one rank has no network to measure: start more of them with mpirun")
     # no group is all ranks, and none is one rank: whose within-ring is fast, and whose way to the next group is slow?
     widths = [width for width in range(2, size) if size % width == 0]
     within = {width: _seconds_a_message(comm, _inside(comm.rank, width)) for width in (*widths, size)}
@@ -48,6 +50,11 @@ def measure_network(comm: Communicator) -> LinkModel:
     between_s = _latency(comm, _beyond(comm.rank, width, size))
     uplink = width * nbytes / across[width]
     return LinkModel(latency_s, bandwidth, group_size=width, between_latency_s=between_s, uplink_bytes_s=uplink)
+
+
+def measure_latency(comm: Communicator) -> float:
+    """Seconds of a step in which every rank sends a few bytes to the next; collective, the same on every rank."""
+    return _latency(comm, _inside(comm.rank, comm.size))
 
 
 def _inside(rank: int, width: int) -> tuple[int, int]:

@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     rate = options.rate.bits_per_s
     if rate is None:
         parser.error("--rate none: links without a limit cannot be modelled")
+    if any(count % options.group for count in powers(options.most_ranks) if count > options.group):
+        parser.error(f"--group {options.group}: ranks go up in powers of 4, so groups are of 2, 4, 8, 16, ... ranks")
     speed, latency_s = rate / 8, 1e-6 * options.latency_us
     networks = {
         f"{options.rate} for each rank": LinkModel(latency_s, speed),

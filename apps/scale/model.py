@@ -13,6 +13,7 @@ from collectives.network import Work
 from collectives.timing import simulate_time
 from mpicomp.algorithms import Algorithm, Dense, Marsit
 
+MODEL = 1  # another number when the simulator counts otherwise: what is remembered is then forgotten
 PIECE_BYTES = 57_344  # packed payloads between nodes
 METHODS: dict[str, Algorithm] = {"dense": Dense(), "one-bit": Marsit(None)}
 TOPOLOGIES = ("ring", "torus", "tree", "double-tree", "halving-doubling")
@@ -42,7 +43,7 @@ class Point:
     @property
     def key(self) -> str:
         """For the file."""
-        return json.dumps(asdict(self), sort_keys=True)
+        return json.dumps([MODEL, asdict(self), asdict(WORKS[self.method]), PIECE_BYTES], sort_keys=True)
 
     def seconds(self) -> float:
         """Simulate it."""
@@ -74,7 +75,9 @@ def simulate(points: Iterable[Point], path: Path, processes: int | None = None) 
         with ProcessPoolExecutor(processes) as pool:
             for point, seconds in zip(missing, pool.map(Point.seconds, missing), strict=True):
                 known[point.key] = seconds
-                path.write_text(json.dumps(known, indent=0) + "\n")
+                partial = path.with_suffix(".partial")
+                partial.write_text(json.dumps(known, indent=0) + "\n")
+                partial.replace(path)
     return {point: known[point.key] for point in wanted}
 
 

@@ -131,7 +131,7 @@ def default_plan() -> list[Cell]:
     """Four nodes in full, two and eight and the two-level network at chosen sizes: about half an hour."""
     return [
         *product((4,), RATES, SIZES),
-        *product((8,), (TWO_LEVEL,), ("64kB", "1MB", "16MB")),
+        *product((8,), (TWO_LEVEL,), ("64kB", "1MB", "16MB", "100MB")),
         *product((2, 8), ("1gbit", "10gbit"), ("64kB", "100MB")),
         *product((2, 8), ("100mbit",), ("16MB",)),
     ]

@@ -44,6 +44,7 @@ TARGETS = (
     Target(4, "10gbit", MARSIT_RING, "best MPI", 6.5),
 )
 OVERLAP_FOUR, OVERLAP_TWO = 0.85, 0.75
+EQUAL = 0.15  # logarithm of wire over computing: nearer is called equal
 
 
 def render(records: Sequence[Record], overlaps: Sequence[Record], predicted: Sequence[Record]) -> str:
@@ -85,8 +86,9 @@ def _overlaps(overlaps: Sequence[Record]) -> Iterator[tuple[str, str, str, str]]
         if record["settings"] == asdict(Net(4, "1gbit")):
             yield row("4 nodes, 1gbit", record, OVERLAP_FOUR)
     two = [record for record in overlaps if record["settings"]["nodes"] == 2]
-    if two:
-        nearest = min(two, key=lambda record: abs(math.log(record["wire_s"] / record["compute_s"])))
+    apart = {id(record): abs(math.log(record["wire_s"] / record["compute_s"])) for record in two}
+    nearest = min(two, key=lambda record: apart[id(record)], default=None)
+    if nearest is not None and apart[id(nearest)] < EQUAL:
         yield row(f"2 nodes, {nearest['settings']['rate']}, both equally long", nearest, OVERLAP_TWO)
 
 

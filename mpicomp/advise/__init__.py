@@ -43,8 +43,9 @@ METHODS: Mapping[str, Algorithm] = {
     "marsit-100": Marsit(full_precision_every=100),
     "marsit": Marsit(full_precision_every=None),
 }
-ALONE = "one rank has no network: start more of them with mpirun, or name a saved --network and how many --ranks"
+ALONE = "one rank sends and merges nothing: start two or more with mpirun, also with --network and --ranks"
 MPI_CALLS, MPI_LONGEST_S = 3, 10.0
+AGREEING_S = 60.0
 PREDICTING_S = 600.0  # the other ranks wait as long for rank 0
 
 
@@ -69,13 +70,22 @@ def run(args: argparse.Namespace) -> int:
     """Measure, predict, advise; the exit status, the same on every rank."""
     mpicomp.install_abort_hook()
     world = MPI.COMM_WORLD
+    request, problem = None, ""
     try:
         request = Request.parse(args)
     except ValueError as error:
-        return refuse(world, COMMAND, str(error))
+        problem = str(error)
+    # files and models may be there for some ranks alone
+    problem = next(filter(None, gather_texts(world, problem, AGREEING_S)), "")
+    if request is None or problem:
+        return refuse(world, COMMAND, problem)
     try:
-        with Communicator(world, timeout=request.timeout_s) as comm, ExitStack() as stack:
-            if comm.size == 1 and (request.network is None or request.ranks is None):
+        comm = Communicator(world, timeout=request.timeout_s, network=request.network)
+    except ValueError as error:
+        return refuse(world, COMMAND, f"--network {args.network}: {error}")
+    try:
+        with comm, ExitStack() as stack:
+            if comm.size == 1:
                 return refuse(comm.mpi_comm, COMMAND, ALONE)
             files: list[TextIO | None] = []
             for option, path in (("--json", args.json), ("--save", args.save)):

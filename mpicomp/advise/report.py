@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 COLUMNS = (("method", 12), ("topology", 18), ("all-reduce", 12), ("step", 12), ("of dense", 9), ("pays below", 14))
+CAUTION = "Compare accuracy with a dense run of your training before you rely on it."
 WORTH = 1.05  # so many times faster, or compressing is not worth its noise
 
 
@@ -74,19 +75,25 @@ def advice(record: dict[str, Any]) -> str:
     compressed = [row for row in record["rows"] if row["method"] != "dense"]
     best = min(compressed, key=lambda row: float(row["step_s"]))
     name = f"{best['method']} over {best['topology']}"
-    even = best["break_even_bytes_s"]
+    even, here = best["break_even_bytes_s"], record["network"]["bandwidth_bytes_s"]
+    known = even is not None and not math.isinf(even)
     gain = dense_s / best["step_s"]
     if gain >= WORTH:
-        limit = "" if even is None or math.isinf(even) else f"; it pays on links up to {rate(even)}"
+        limit = f"; on links above {rate(even)} it would not pay" if known and even > here else ""
         return (
             f"Compress with {name}: a step takes {duration(best['step_s'])} instead of {duration(dense_s)}, "
-            f"{gain:.1f} times as fast{limit}."
+            f"{gain:.1f} times as fast{limit}. {CAUTION}"
         )
-    pays = "" if even is None or math.isinf(even) else f" It would pay on links below {rate(even)}."
-    return (
+    text = (
         f"Do not compress: a step takes {duration(dense_s)} without, and {duration(best['step_s'])} with {name}, "
-        f"the fastest.{pays}"
+        "the fastest"
     )
+    reducing = dense_s - record["compute_s"]
+    if best["seconds"] < reducing:
+        return f"{text}: the all-reduce is too small a part of it."
+    if known and even < here:
+        return f"{text}. It would pay on links below {rate(even)}."
+    return f"{text}."
 
 
 def duration(seconds: float) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from collectives import Communicator, Ring
 from collectives.arrays import aligned_empty
 from collectives.network import LinkModel, Work
+from collectives.probe import measure_latency
 from collectives.timing import simulate_time
 from mpicomp.algorithms import Algorithm
 from mpicomp.bench.measure import gather, line_up
@@ -49,7 +50,11 @@ def measure_speed(comm: Communicator, algorithm: Algorithm, n: int, dtype: str, 
     Raises
     ------
     CollectiveError
+    ValueError
+        There is one rank, which merges nothing.
     """
+    if comm.size == 1:
+        raise ValueError("one rank merges nothing: start more of them with mpirun")
     algorithm = without_dense_rounds(algorithm)
     size = comm.size
     wire = algorithm.wire(n, dtype, size, comm.packed_piece_bytes())
@@ -64,11 +69,13 @@ def measure_speed(comm: Communicator, algorithm: Algorithm, n: int, dtype: str, 
     messages = 2 * _messages(size, sample, algorithm, dtype, comm.packed_piece_bytes())
     work = Work(
         encoding_s / sample,
-        merging_s / merged if merged else 0.0,
+        merging_s / merged,
         decoding_s / sample,
-        max(0.0, other_s) / messages if messages else 0.0,
+        max(0.0, other_s) / messages,
     )
-    travelling_s = simulate_time(Ring(), size, TINY, wire.nbytes, network, alignment=wire.alignment)
+    # what travelling takes here, whatever network is predicted for
+    here = LinkModel(measure_latency(comm), network.bandwidth_bytes_s)
+    travelling_s = simulate_time(Ring(), size, TINY, wire.nbytes, here, alignment=wire.alignment)
     return Speed(work, max(0.0, tiny_s - travelling_s))
 
 

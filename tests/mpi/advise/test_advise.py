@@ -20,6 +20,7 @@ WORLD = MPI.COMM_WORLD
 TWO_LEVEL = LinkModel(1e-5, 1e9, group_size=2, between_latency_s=1e-4, uplink_bytes_s=1e7)
 
 
+@pytest.mark.mpi(min_size=2)
 def test_every_rank_finds_the_same_network() -> None:
     with Communicator() as comm:
         found = measure_network(comm)
@@ -67,6 +68,25 @@ def test_a_file_that_one_rank_cannot_read_is_every_ranks_error(tmp_path: Path) -
 
 
 @pytest.mark.mpi(min_size=2)
+def test_a_network_on_some_ranks_alone_is_told() -> None:
+    with pytest.raises(ValueError, match=r"ranks 0 and 1 know different networks, .* and none"):
+        Communicator(network=None if WORLD.rank else TWO_LEVEL)
+
+
+def test_what_is_no_network_is_told() -> None:
+    with pytest.raises(ValueError, match=r"rank 0 of .*: network='5' cannot be used"):
+        Communicator(network=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.mpi(min_size=2, max_size=4)
+def test_a_file_that_one_rank_lacks_is_one_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    TWO_LEVEL.save(tmp_path / "network.json")
+    path = tmp_path / ("network.json" if WORLD.rank == 0 else "nothing.json")
+    assert main(["advise", "--count", "1e5", "--network", str(path)]) == 2
+    assert ("nothing.json: No such file" in capsys.readouterr().err) == (WORLD.rank == 0)
+
+
+@pytest.mark.mpi(min_size=2)
 def test_ranks_that_know_different_networks_are_told() -> None:
     network = LinkModel(1e-5, 1e9) if WORLD.rank else LinkModel(1e-5, 2e9)
     with pytest.raises(ValueError, match="ranks 0 and 1 know different networks"):
@@ -88,7 +108,7 @@ def test_the_command_measures_predicts_and_saves(tmp_path: Path, capsys: pytest.
         assert printed.rstrip().endswith(".")
 
 
-@pytest.mark.mpi(max_size=4)
+@pytest.mark.mpi(min_size=2, max_size=4)
 def test_a_saved_network_is_not_measured_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     TWO_LEVEL.save(tmp_path / "network.json")
     assert main(["advise", "--count", "1e5", "--ranks", "16", "--network", str(tmp_path / "network.json")]) == 0
@@ -101,7 +121,7 @@ def test_a_saved_network_is_not_measured_again(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.mpi(max_size=1)
 def test_one_rank_alone_is_told_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", "--count", "1e5"]) == 2
-    assert "one rank has no network: start more of them with mpirun" in capsys.readouterr().err
+    assert "one rank sends and merges nothing: start two or more with mpirun" in capsys.readouterr().err
 
 
 def test_wrong_arguments_are_one_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ TWO_LEVEL = LinkModel(1e-5, 1e9, group_size=4, between_latency_s=1e-4, uplink_by
 
 
 def test_a_network_survives_its_file(tmp_path: Path) -> None:
-    for network in (TWO_LEVEL, LinkModel(0.0, float("inf"))):
+    for network in (TWO_LEVEL, LinkModel(0, 1)):
         network.save(tmp_path / "network.json")
         assert LinkModel.load(tmp_path / "network.json") == network
 
@@ -31,6 +31,9 @@ def test_a_network_survives_its_file(tmp_path: Path) -> None:
         ('{"latency_s": 1, "bandwidth_bytes_s": null}', "must"),
         ('{"latency_s": 1, "bandwidth_bytes_s": -5}', "must"),
         ('{"latency_s": 1, "bandwidth_bytes_s": 5, "group_size": 2.5}', "must"),
+        ('{"latency_s": 1, "bandwidth_bytes_s": 5, "group_size": 2.0}', "must"),
+        ('{"latency_s": 1, "bandwidth_bytes_s": Infinity}', "must"),
+        ('{"latency_s": NaN, "bandwidth_bytes_s": 5}', "must"),
     ],
 )
 def test_another_file_is_refused_by_name_with_the_cure(tmp_path: Path, text: str, cause: str) -> None:
