@@ -11,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from collectives import choosing, exchange
+from collectives import choosing, exchange, transport
 from collectives.agreement import Agreement, fingerprint
 from collectives.arrays import FLOATS, INTEGERS, Flat, empty_like, flat
 from collectives.errors import CollectiveMismatch, CollectiveTimeout, CommunicatorClosed, PeerFailure
@@ -32,8 +32,7 @@ from collectives.waiting import Patience
 from collectives.walk import Walk, walks
 
 VERSION = 1  # of the wire format: ranks must agree on it
-SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces
-NETWORK_PIECE_BYTES = 57_344  # between nodes: just under what MPI sends eagerly
+SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces; between nodes, see `transport`
 LATENCY_BYTES = 16_384  # packed payloads below this go in the fewest rounds
 AGREEING_S = 60.0  # at least, that ranks which are only starting are awaited
 MOST_REMEMBERED = 512  # programs, and calls, of different lengths
@@ -109,9 +108,11 @@ class Communicator:
         node = self.mpi_comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.one_node = node.size == self.size
         node.Free()
+        patience_s = max(timeout, AGREEING_S)
+        self._eager_bytes = SHARED_PIECE_BYTES if self.one_node else transport.piece_bytes(self.mpi_comm, patience_s)
         self.piece_bytes = piece_bytes
         try:
-            self.network = choosing.agreed(self.mpi_comm, network, max(timeout, AGREEING_S))
+            self.network = choosing.agreed(self.mpi_comm, network, patience_s)
         except ValueError:
             self.mpi_comm.Free()
             raise
@@ -189,7 +190,7 @@ class Communicator:
 
     def packed_piece_bytes(self) -> int:
         """Longest message of packed payloads: what suits the transport."""
-        return self.piece_bytes or (SHARED_PIECE_BYTES if self.one_node else NETWORK_PIECE_BYTES)
+        return self.piece_bytes or self._eager_bytes
 
     def program(self, topology: Topology, n: int, alignment: int, piece_elements: int) -> Program:
         """One rank's part of an all-reduce of `n` elements, compiled once."""

@@ -17,6 +17,14 @@ if [[ $(id -u) == 0 ]]; then
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 fi
 
+# Over TCP, Open MPI sends messages of up to 64 KiB at once and asks before longer ones. With a higher limit messages are
+# fewer and longer; mpicomp cuts its packed payloads by it.
+for _name in eager_limit rndv_eager_limit max_send_size; do
+    _name=OMPI_MCA_btl_tcp_$_name
+    export "$_name=${!_name:-270336}"
+done
+unset _name
+
 if [[ -z ${SLURM_JOB_ID:-} ]]; then
     # On one machine, with perhaps more ranks than cores: ranks may share cores, move between them and give way
     # while they wait. Naming the transports spares the start-up a second of probing for networks.

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from apps.cluster.network import SUBNET, ClusterError, Network
 
+# Longer messages without a hand-shake: fewer of them, and less to do for the processors that all hosts share.
+EAGER_BYTES = "270336"
 LAUNCHER = """#!/bin/sh
 # Stands in for ssh: launcher [options] address command...
 while [ "${{1#-}}" != "$1" ]; do shift; done
@@ -61,6 +63,7 @@ def mpirun(
             "btl": "tcp,self" if ranks_per_node == 1 else "tcp,self,sm",
             "btl_tcp_if_include": SUBNET,
             "mpi_yield_when_idle": "1",
+            **{f"btl_tcp_{name}": EAGER_BYTES for name in ("eager_limit", "rndv_eager_limit", "max_send_size")},
         }
         chosen = [text for name, value in settings.items() for text in ("--mca", name, value)]
         runtime = ["--prtemca", "plm_ssh_agent", launcher, "--prtemca", "prte_if_include", SUBNET]

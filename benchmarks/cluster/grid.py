@@ -128,7 +128,7 @@ def product(nodes: Iterable[int], links: Iterable[str], sizes: Iterable[str]) ->
 
 
 def default_plan() -> list[Cell]:
-    """Four nodes in full, two and eight and the two-level network at chosen sizes: about half an hour."""
+    """Four nodes in full, two and eight and the two-level network at chosen sizes: about an hour."""
     return [
         *product((4,), RATES, SIZES),
         *product((8,), (TWO_LEVEL,), ("64kB", "1MB", "16MB", "100MB")),

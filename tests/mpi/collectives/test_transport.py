@@ -1,0 +1,34 @@
+"""Pieces between nodes are as long as every rank's MPI sends them eagerly."""
+
+from __future__ import annotations
+
+import pytest
+from mpi4py import MPI
+
+from collectives.transport import EAGER_LIMIT, HEADROOM, LEAST_BYTES, MOST_BYTES, USUAL_BYTES, piece_bytes
+
+WORLD = MPI.COMM_WORLD
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        (None, USUAL_BYTES - HEADROOM),
+        ("131072", 131_072 - HEADROOM),
+        ("4000000", MOST_BYTES),
+        ("1", LEAST_BYTES),
+        ("lots", USUAL_BYTES - HEADROOM),
+    ],
+)
+def test_pieces_follow_the_limit_that_mpi_was_told(
+    monkeypatch: pytest.MonkeyPatch, limit: str | None, expected: int
+) -> None:
+    monkeypatch.delenv(EAGER_LIMIT, raising=False)
+    if limit is not None:
+        monkeypatch.setenv(EAGER_LIMIT, limit)
+    assert piece_bytes(WORLD, 60.0) == expected
+
+
+def test_the_rank_with_the_lowest_limit_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(EAGER_LIMIT, str(100_000 + WORLD.rank))
+    assert piece_bytes(WORLD, 60.0) == 100_000 - HEADROOM
