@@ -110,20 +110,26 @@ class Work:
     ----------
     encode_s, merge_s, decode_s : float
         Per element that is encoded, merged, decoded.
-    message_s : float
-        Of the processor's time per message sent or received.
+    message_s, byte_s : float
+        Of the processor's time per message sent or received, and per byte of it.
+    sharing : float
+        How many times as long a rank computes where all ranks compute at once: 2 where two share a core.
 
     Raises
     ------
     ValueError
-        A time is negative.
+        A time is negative, or sharing below 1.
     """
 
     encode_s: float = 0.0
     merge_s: float = 0.0
     decode_s: float = 0.0
     message_s: float = 0.0
+    byte_s: float = 0.0
+    sharing: float = 1.0
 
     def __post_init__(self) -> None:
-        if not min(self.encode_s, self.merge_s, self.decode_s, self.message_s) >= 0:
+        if not min(self.encode_s, self.merge_s, self.decode_s, self.message_s, self.byte_s) >= 0:
             raise ValueError(f"times must not be negative: {self}")
+        if not self.sharing >= 1:
+            raise ValueError(f"what is shared with nobody is shared by 1, the least: {self}")

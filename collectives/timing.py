@@ -8,8 +8,8 @@ which the plan needs them, merges what has arrived one message after the other, 
 waits: a piece is forwarded as soon as it is merged, whatever its chunk's other pieces do.
 
 Encoding, merging and decoding have a queue each, as if they did not disturb each other; but no rank is done before its
-one processor has done all its work. An executor that lets a ready message overtake one to another peer that is not
-ready yet can be a little faster.
+processor, which it may have to share, has done all its work and moved all its messages. An executor that lets a ready
+message overtake one to another peer that is not ready yet can be a little faster.
 
 Reference: A. Alexandrov et al., "LogGP: incorporating long messages into the LogP model", J. Parallel Distrib. Comput.
 44 (1997).
@@ -128,7 +128,7 @@ class _Clocks:
         done = done + link.latencies(sources, destinations)[:, None]
         done = np.maximum(done, _serve(done - busy, self._in[destinations], busy))
         self._in[destinations] = done[:, -1]
-        messages = filled.sum(axis=1) * work.message_s
+        messages = filled.sum(axis=1) * work.message_s + payload.sum(axis=1) * work.byte_s
         self._cpu[sources] += messages
         self._cpu[destinations] += messages
         if merges:
@@ -169,7 +169,7 @@ class _Clocks:
             ready = np.take_along_axis(self.ready, order, axis=1)
             decoding = self._lengths[order] * work.decode_s
             last = _serve(ready, np.zeros(len(ready)), decoding)
-        busy = self._cpu + n * (work.encode_s + work.decode_s)
+        busy = work.sharing * (self._cpu + n * (work.encode_s + work.decode_s))
         return float(max(last.max(), busy.max()))
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from collectives import Communicator, Ring
 from collectives.arrays import aligned_empty
@@ -18,7 +20,8 @@ from mpicomp.bench.measure import gather, line_up
 SAMPLE_S = 0.25  # about as long as a sample may travel
 FEWEST, MOST = 1 << 18, 1 << 23  # elements of a sample
 TINY = 64
-WARM_UPS, CALLS, TINY_CALLS = 1, 3, 30
+WARM_UPS, CALLS, TINY_CALLS = 1, 5, 30
+SHARING_ELEMENTS, SHARING_S, SETTLING_S = 1 << 22, 0.1, 0.15
 
 
 @dataclass(frozen=True)
@@ -61,32 +64,71 @@ def measure_speed(comm: Communicator, algorithm: Algorithm, n: int, dtype: str, 
     bytes_an_element = wire.nbytes(FEWEST, 1) / FEWEST
     fitting = SAMPLE_S * network.bandwidth_bytes_s / (2 * bytes_an_element)
     sample = int(min(n, MOST, max(FEWEST, fitting)))
+    small = max(1, sample // 4)
     with Communicator(comm.mpi_comm, Ring(), comm.timeout, piece_bytes=comm.piece_bytes) as ring:
-        costs = np.median(_costs(ring, algorithm, sample, dtype, CALLS), axis=0)
-        tiny_s = float(np.median(_costs(ring, algorithm, TINY, dtype, TINY_CALLS), axis=0)[0])
-    encoding_s, merging_s, decoding_s, other_s = costs[1:].tolist()
-    merged = sample * (size - 1) / size
-    messages = 2 * _messages(size, sample, algorithm, dtype, comm.packed_piece_bytes())
-    work = Work(
-        encoding_s / sample,
-        merging_s / merged,
-        decoding_s / sample,
-        max(0.0, other_s) / messages,
+        costs = _costs(ring, algorithm, sample, dtype, CALLS)
+        less = _costs(ring, algorithm, small, dtype, CALLS)
+        tiny_s = float(_costs(ring, algorithm, TINY, dtype, TINY_CALLS)[0])
+    _, encoding_s, merging_s, decoding_s, other_s = costs.tolist()
+    shape = dtype, size, comm.packed_piece_bytes()
+    message_s, byte_s = _solve(
+        (*_traffic(algorithm, sample, *shape), other_s), (*_traffic(algorithm, small, *shape), float(less[4]))
     )
+    merged = sample * (size - 1) / size
+    work = Work(encoding_s / sample, merging_s / merged, decoding_s / sample, message_s, byte_s, measure_sharing(comm))
     # what travelling takes here, whatever network is predicted for
     here = LinkModel(measure_latency(comm), network.bandwidth_bytes_s)
     travelling_s = simulate_time(Ring(), size, TINY, wire.nbytes, here, alignment=wire.alignment)
     return Speed(work, max(0.0, tiny_s - travelling_s))
 
 
-def _messages(size: int, n: int, algorithm: Algorithm, dtype: str, piece_bytes: int) -> int:
-    """Messages that a rank of a ring sends."""
+def measure_sharing(comm: Communicator) -> float:
+    """How many times as long a rank computes where all compute at once: cores, and memory, that ranks share."""
+    x = np.ones(SHARING_ELEMENTS, np.float32)
+    here = f"rank {comm.rank} of {comm.size}"
+    alone = np.zeros(1)
+    if comm.rank == 0:
+        time.sleep(SETTLING_S)  # the others stop spinning
+        alone[0] = min(_seconds(x, 1) for _ in range(5))
+    comm.wait(comm.mpi_comm.Ibcast(alone, 0), lambda: f"{here}: rank 0 does not tell how fast it computes alone")
+    repeats = math.ceil(SHARING_S / alone[0])
+    line_up(comm)
+    together = gather(comm, np.array([_seconds(x, repeats)])).mean()
+    return max(1.0, float(together / alone[0]))
+
+
+def _seconds(x: NDArray[np.float32], repeats: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        x.sum()
+    return (time.perf_counter() - start) / repeats
+
+
+def _traffic(algorithm: Algorithm, n: int, dtype: str, size: int, piece_bytes: int) -> tuple[int, int]:
+    """Messages and bytes that a rank of a ring sends and receives."""
     wire = algorithm.wire(n, dtype, size, piece_bytes)
-    return 2 * (size - 1) * -(-n // (size * wire.piece_elements))
+    steps = 2 * 2 * (size - 1)
+    return steps * -(-n // (size * wire.piece_elements)), steps * wire.nbytes(n, 1) // size
 
 
-def _costs(ring: Communicator, algorithm: Algorithm, n: int, dtype: str, calls: int) -> Any:
-    """Per call: seconds of the slowest rank; and, as the mean over ranks, encoding, merging, decoding and the rest."""
+def _solve(more: tuple[int, int, float], less: tuple[int, int, float]) -> tuple[float, float]:
+    """Seconds per message and per byte, neither negative, from two (messages, bytes, seconds)."""
+    (m1, b1, s1), (m2, b2, s2) = more, less
+    determinant = m1 * b2 - m2 * b1
+    if determinant:
+        message_s, byte_s = (s1 * b2 - s2 * b1) / determinant, (m1 * s2 - m2 * s1) / determinant
+        if message_s >= 0 and byte_s >= 0:
+            return message_s, byte_s
+        if message_s < 0:
+            return 0.0, max(0.0, s1 / b1)
+    return max(0.0, s1 / m1), 0.0
+
+
+def _costs(ring: Communicator, algorithm: Algorithm, n: int, dtype: str, calls: int) -> NDArray[np.float64]:
+    """Seconds of the slowest rank, the median; then of encoding, merging, decoding and the rest: without waiting.
+
+    Of these the least of the calls counts, as others may share the core, and the mean over ranks.
+    """
     x, out = aligned_empty(n, dtype, 64), aligned_empty(n, dtype, 64)
     x[:] = np.random.default_rng((1, ring.rank)).standard_normal(n, np.float32)
     aggregator = algorithm.start(ring, n, dtype=dtype)
@@ -97,8 +139,9 @@ def _costs(ring: Communicator, algorithm: Algorithm, n: int, dtype: str, calls: 
         last = aggregator.traffic.last
         computing = last.seconds_encoding, last.seconds_merging, last.seconds_decoding
         if call >= 0:
-            mine[call] = last.seconds_total, *computing, last.seconds_total - sum(computing) - last.seconds_waiting
+            rest = last.seconds_total - sum(computing) - last.seconds_waiting
+            mine[call] = last.seconds_total, *computing, max(0.0, rest)
     everyones = gather(ring, mine)
-    found = everyones.mean(axis=0)
-    found[:, 0] = everyones[:, :, 0].max(axis=0)
+    found: NDArray[np.float64] = everyones.min(axis=1).mean(axis=0)
+    found[0] = np.median(everyones[:, :, 0].max(axis=0))
     return found

@@ -13,7 +13,7 @@ from collectives.network import LinkModel, Work
 from mpicomp.advise import METHODS, add_arguments, predictions, report
 from mpicomp.advise.predict import Job, Way, break_even, fastest_dense, topologies
 from mpicomp.advise.request import Request
-from mpicomp.advise.speeds import Speed
+from mpicomp.advise.speeds import Speed, _solve
 from mpicomp.algorithms import Dense, Marsit
 
 SPEED = Speed(Work(4e-10, 1e-10, 3e-10, 5e-6), 1e-4)
@@ -135,3 +135,10 @@ def linear() -> Any:
 )
 def test_rates_as_network_people_say_them(bytes_s: float, text: str) -> None:
     assert report.rate(bytes_s) == text
+
+
+def test_what_messages_and_bytes_cost_is_told_apart() -> None:
+    assert _solve((40, 1000, 40 * 3.0 + 1000 * 0.5), (20, 200, 20 * 3.0 + 200 * 0.5)) == pytest.approx((3.0, 0.5))
+    assert _solve((40, 1000, 10.0), (40, 250, 2.5)) == pytest.approx((0.0, 0.01))  # bytes alone
+    assert _solve((40, 1000, 10.0), (20, 200, 8.0)) == pytest.approx((0.25, 0.0))  # less for more: messages alone
+    assert _solve((6, 1000, 10.0), (6, 1000, 10.0)) == pytest.approx((10 / 6, 0.0))

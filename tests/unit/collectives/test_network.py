@@ -48,6 +48,8 @@ def test_another_file_is_refused_by_name_with_the_cure(tmp_path: Path, text: str
 def test_work_takes_no_negative_time() -> None:
     with pytest.raises(ValueError, match="negative"):
         Work(merge_s=-1e-9)
+    with pytest.raises(ValueError, match="shared by 1"):
+        Work(sharing=0.5)
 
 
 def test_short_payloads_go_in_few_rounds_long_ones_spare_the_uplinks() -> None:

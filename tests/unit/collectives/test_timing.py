@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log2
 
 import pytest
@@ -115,8 +115,11 @@ def test_no_rank_is_done_before_its_processor() -> None:
     work = {"encode_s": one_second, "merge_s": one_second, "decode_s": one_second}
     # encoding and decoding all of it, merging all but the chunk that a rank begins with
     assert seconds(Ring(), 4, at_once, piece_elements=64, **work) == pytest.approx(2.75, rel=0.01)
-    messages = simulate_time(Star(segments=1), 3, 128, float32, at_once, 64, Work(message_s=1.0))
-    assert messages == pytest.approx(8)  # two pieces to and from each of two ranks
+    moving = Work(message_s=1.0, byte_s=1 / 256)
+    messages = simulate_time(Star(segments=1), 3, 128, float32, at_once, 64, moving)
+    assert messages == pytest.approx(8 + 8)  # two pieces of 256 bytes to and from each of two ranks
+    shared = simulate_time(Star(segments=1), 3, 128, float32, at_once, 64, replace(moving, sharing=2.5))
+    assert shared == pytest.approx(2.5 * messages)
 
 
 def test_messages_take_turns_on_a_shared_uplink() -> None:
