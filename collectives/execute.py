@@ -65,7 +65,7 @@ class Execution:
         self._traffic, self._encoded = traffic, encoded
         # a strong reference would be a cycle: payload and vectors would stay until the garbage collector comes round
         describe = WeakMethod(self._describe)
-        self.patience = Patience(timeout_s, lambda: (describe() or str)())
+        self.patience: Patience | TracedPatience = Patience(timeout_s, lambda: (describe() or str)())
         count = len(program.pieces)
         self._at = [-1] * count  # position in the piece's chain; -1: not encoded
         self._sends_left = [0] * count  # sends of the piece still in flight
@@ -96,10 +96,9 @@ class Execution:
         ------
         CollectiveTimeout, PeerFailure
         """
-        patience: Patience | TracedPatience = self.patience
         if self._trace is not None:
-            patience = TracedPatience(self._trace, self.patience)
-        turn = self.turn
+            self.patience = TracedPatience(self._trace, self.patience)
+        patience, turn = self.patience, self.turn
         start = time.perf_counter()
         while self._unfinished or self._sending:
             if turn():

@@ -111,7 +111,7 @@ class Work:
     encode_s, merge_s, decode_s : float
         Per element that is encoded, merged, decoded.
     message_s, byte_s : float
-        Of the processor's time per message sent or received, and per byte of it.
+        Of the processor's time per message sent or received, and per byte of it, where all ranks send at once.
     sharing : float
         How many times as long a rank computes where all ranks compute at once: 2 where two share a core.
 

@@ -43,7 +43,7 @@ class Message:
     is_send: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Program:
     """One rank's all-reduce of one vector length.
 

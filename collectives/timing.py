@@ -95,7 +95,8 @@ class _Clocks:
     def __init__(self, size: int, lengths: Ints, link: LinkModel, work: Work) -> None:
         self._lengths, self._link, self._work = lengths, link, work
         self.ready = np.zeros((size, lengths.size))
-        self._out, self._in, self._encoder, self._merger, self._cpu = np.zeros((5, size))
+        self._out, self._in, self._encoder, self._merger = np.zeros((4, size))
+        self._merging, self._moving = np.zeros((2, size))  # processor time
         n_groups = int(link.group(np.array([size - 1]))[0]) + 1 if size else 1
         self._up, self._down = np.zeros((2, n_groups))
         self._unencoded = np.ones((size, lengths.size), bool) if work.encode_s else None
@@ -129,15 +130,15 @@ class _Clocks:
         done = np.maximum(done, _serve(done - busy, self._in[destinations], busy))
         self._in[destinations] = done[:, -1]
         messages = filled.sum(axis=1) * work.message_s + payload.sum(axis=1) * work.byte_s
-        self._cpu[sources] += messages
-        self._cpu[destinations] += messages
+        self._moving[sources] += messages
+        self._moving[destinations] += messages
         if merges:
             self._encode(destinations, units)
             merging = filled * self._lengths[units] * work.merge_s
             started = np.maximum(done, self.ready[destinations[:, None], units])
             done = _serve(started, self._merger[destinations], merging)
             self._merger[destinations] = done[:, -1]
-            self._cpu[destinations] += merging.sum(axis=1)
+            self._merging[destinations] += merging.sum(axis=1)
         self.ready[destinations[:, None], units] = done
 
     def _pass(self, done: Seconds, before: Seconds, busy: Seconds, groups: Ints, free: Seconds) -> Seconds:
@@ -169,7 +170,7 @@ class _Clocks:
             ready = np.take_along_axis(self.ready, order, axis=1)
             decoding = self._lengths[order] * work.decode_s
             last = _serve(ready, np.zeros(len(ready)), decoding)
-        busy = work.sharing * (self._cpu + n * (work.encode_s + work.decode_s))
+        busy = work.sharing * (self._merging + n * (work.encode_s + work.decode_s)) + self._moving
         return float(max(last.max(), busy.max()))
 
 

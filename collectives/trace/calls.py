@@ -83,10 +83,16 @@ class TracedCommunicator(Communicator):
     ) -> None:
         """See `Communicator`."""
         super().__exit__(kind, error, trace)
-        self._recorder.write()
+        self._recorder.save()
 
     def close(self) -> None:
-        """See `Communicator.close`; clocks are compared once more, and the trace is written."""
+        """See `Communicator.close`; clocks are compared once more, and the trace is written.
+
+        Raises
+        ------
+        OSError
+            It cannot be written.
+        """
         try:
             if not self._broken:
                 self._settle()
@@ -105,7 +111,7 @@ class TracedCommunicator(Communicator):
         finally:
             if first:
                 start = time.perf_counter()
-                self._recorder.write()
+                self._recorder.save()
                 time.sleep(max(GRACE_S, time.perf_counter() - start))
 
     def agree(
@@ -120,7 +126,7 @@ class TracedCommunicator(Communicator):
         """See `Communicator.agree`."""
         trace = self._recorder
         if meanwhile is not None:
-            meanwhile = trace.around("prepare", "", meanwhile)
+            meanwhile = trace.around("prepare", meanwhile)
         nbytes = {} if values is None else {"bytes": values.nbytes}
         with trace.span("check", "agreement" if values is None else "agreement and sum", **nbytes):
             super().agree(mark, describe, traffic, values, sums, meanwhile)

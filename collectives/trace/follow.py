@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, NamedTuple
 
 from collectives.payload import Payload, Requests
@@ -9,28 +10,27 @@ from collectives.program import Message, Program
 from collectives.trace.recorder import END, Event, Trace
 from collectives.waiting import Patience, Testable
 
-MOST_REMEMBERED = 512  # programs
-
 
 class Labels(NamedTuple):
     """What a trace says of a program's pieces and messages; made once, and shared by all events."""
 
-    program: Program
     pieces: list[dict[str, int]]
     sends: list[dict[str, int]]
     receives: list[dict[str, int]]
 
 
 def labels_of(program: Program, known: dict[int, Labels]) -> Labels:
-    """A program's labels. Messages to one peer, or from it, are numbered, as both ends send and receive them."""
+    """A program's labels, known for as long as it lives.
+
+    Messages to one peer, or from it, are numbered, as both ends send and receive them.
+    """
     found = known.get(id(program))
     if found is None:
-        if len(known) >= MOST_REMEMBERED:
-            known.clear()
         pieces = [{"piece": number, "elements": len(cut)} for number, cut in enumerate(program.pieces)]
         for message in program.sends + program.recvs:
             pieces[message.piece]["chunk"] = message.chunk
-        found = known[id(program)] = Labels(program, pieces, _labels(program.sends), _labels(program.recvs))
+        found = known[id(program)] = Labels(pieces, _labels(program.sends), _labels(program.recvs))
+        weakref.finalize(program, known.pop, id(program), None).atexit = False
     return found
 
 
@@ -150,7 +150,7 @@ def followed(
 class TracedPatience:
     """A patience whose waits are recorded; see `Patience`."""
 
-    def __init__(self, trace: Trace, patience: Patience) -> None:
+    def __init__(self, trace: Trace, patience: Patience | TracedPatience) -> None:
         self._trace, self._patience = trace, patience
         self._wait: Event = None
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import atexit
 import json
+import logging
 import platform
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -21,6 +21,7 @@ START, END = 2, 3  # where an event has its times
 Event = Any
 
 _open: dict[Path, Trace] = {}
+_log = logging.getLogger("collectives")
 
 
 class Span:
@@ -106,12 +107,12 @@ class Trace:
         for kind, (start, end) in spans.items():
             self.add((kind, "", start, end, {"piece": 0}, 0, 0))
 
-    def around(self, kind: str, name: str, function: Callable[..., Any], **args: Callable[[], Any]) -> Any:
-        """A function whose calls are recorded, with what `args` say at each."""
+    def around(self, kind: str, function: Callable[[], None]) -> Callable[[], None]:
+        """A function whose calls are recorded."""
 
-        def recorded(*positional: Any, **named: Any) -> Any:
-            with self.span(kind, name, **{key: ask() for key, ask in args.items()}):
-                return function(*positional, **named)
+        def recorded() -> None:
+            with self.span(kind):
+                function()
 
         return recorded
 
@@ -120,11 +121,30 @@ class Trace:
         return at + offset_at(self.readings, at) - self.origin
 
     def write(self) -> None:
-        """Write the file, once; nothing is recorded afterwards."""
-        if _open.pop(self.path, None) is self:
-            self._write()
-            self._events.clear()
-            self.labels.clear()
+        """Write the file, once; nothing is recorded afterwards.
+
+        Raises
+        ------
+        OSError
+            It cannot be written; says which rank's, where, and what to do.
+        """
+        if _open.get(self.path) is self:
+            del _open[self.path]
+            try:
+                self._write()
+            except OSError as error:
+                here = f"rank {self.rank} of {self.size}: the trace {self.path} cannot be written"
+                raise OSError(f"{here} ({error.strerror or error}); make room there or name another folder") from error
+            finally:
+                self._events.clear()
+                self.labels.clear()
+
+    def save(self) -> None:
+        """Write the file; what hinders it is logged, as it must not hide an error that is under way."""
+        try:
+            self.write()
+        except OSError as error:
+            _log.error("%s", error)
 
     def discard(self) -> None:
         """Remove the file; nothing is to be recorded."""
@@ -197,8 +217,7 @@ def _json(what: dict[str, Any]) -> str:
 def flush() -> None:
     """Write all traces of this process that are not written yet; for when it is about to end."""
     for trace in list(_open.values()):
-        with suppress(OSError):
-            trace.write()
+        trace.save()
 
 
 atexit.register(flush)

@@ -118,8 +118,11 @@ def test_no_rank_is_done_before_its_processor() -> None:
     moving = Work(message_s=1.0, byte_s=1 / 256)
     messages = simulate_time(Star(segments=1), 3, 128, float32, at_once, 64, moving)
     assert messages == pytest.approx(8 + 8)  # two pieces of 256 bytes to and from each of two ranks
-    shared = simulate_time(Star(segments=1), 3, 128, float32, at_once, 64, replace(moving, sharing=2.5))
-    assert shared == pytest.approx(2.5 * messages)
+    merging = Work(merge_s=1 / 128)
+    alone = simulate_time(Star(segments=1), 3, 128, float32, at_once, 64, merging)
+    assert alone == pytest.approx(2)  # two ranks' vectors
+    shared = simulate_time(Star(segments=1), 3, 128, float32, at_once, 64, replace(merging, sharing=2.5))
+    assert shared == pytest.approx(2.5 * alone)
 
 
 def test_messages_take_turns_on_a_shared_uplink() -> None:
