@@ -133,14 +133,6 @@ class VectorAggregator(ABC):
         self._text = f"aggregate of {self.dtype}[{n}]{parts} number {vector_id} by {algorithm} over {comm.route}, "
         self._text += f"wire format {VERSION}, tag {self._tag}"
         self._mark = fingerprint(self._text)
-        if comm.trace is not None:
-            about: dict[str, Callable[[], Any]] = {
-                "method": lambda: type(algorithm).__name__,
-                "vector": lambda: vector_id,
-                "step": lambda: self.step,
-                "elements": lambda: n,
-            }
-            self.aggregate = comm.trace.around("call", "aggregate", self.aggregate, **about)  # type: ignore[method-assign]
 
     def aggregate(self, vector: Any, out: Any = None) -> Any:
         """Approximate the mean of the ranks' vectors.
@@ -164,6 +156,14 @@ class VectorAggregator(ABC):
         RuntimeError
             An earlier error spoiled the residual, on all ranks.
         """
+        trace = self.comm.trace
+        if trace is None:
+            return self._aggregate(vector, out)
+        named = type(self.algorithm).__name__
+        with trace.span("call", "aggregate", method=named, vector=self.vector_id, step=self.step, elements=self.n):
+            return self._aggregate(vector, out)
+
+    def _aggregate(self, vector: Any, out: Any) -> Any:
         try:
             self._check_ready()
             values = self._view(vector)
