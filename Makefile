@@ -54,7 +54,7 @@ test-mpich: $(READY_MPICH)
 	.venv-mpich/bin/python tests/run_lanes.py --ranks 2,4
 
 test-system: $(READY)
-	source slurm/env.sh && timeout -k 10 1200 python -m pytest tests/system
+	source slurm/env.sh && timeout -k 10 3600 python -m pytest tests/system
 
 lint: $(READY)
 	.venv/bin/ruff check .

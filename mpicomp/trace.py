@@ -76,7 +76,10 @@ def read(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
 def remarks(traces: list[dict[str, Any]]) -> list[str]:
     """What a reader of the table must know."""
     abouts = [trace["otherData"] for trace in traces]
-    said = ["seconds; hidden: the part of the wire's time in which the rank computed"]
+    said = [
+        "seconds; hidden: the part of the wire's time in which the rank computed",
+        "wire, and what is hidden of it, are upper bounds: a message counts as under way until its receiver looks",
+    ]
     missing = sorted(set(range(abouts[0]["ranks"])) - {about["rank"] for about in abouts})
     if missing:
         said.append(f"there is no trace of ranks {', '.join(map(str, missing))}")

@@ -86,6 +86,7 @@ def test_files_are_joined_and_remarks_made(tmp_path: Path, capsys: pytest.Captur
         "rank-3.json: rank 3 ended before it could write what it did",
         "there is no trace of ranks 2, 3",
         "clocks agree to 2.0 us or better",
+        "wire, and what is hidden of it, are upper bounds",
     ):
         assert remark in printed
 
@@ -130,3 +131,13 @@ def test_a_file_is_written_once(tmp_path: Path) -> None:
     made.path.unlink()
     made.write()
     assert not made.path.exists()
+
+
+def test_who_has_written_leaves_a_later_trace_of_the_folder_alone(tmp_path: Path) -> None:
+    earlier = Trace(tmp_path, 0, 1)
+    earlier.write()
+    later = Trace(tmp_path, 0, 1)
+    later.run = 1.0
+    earlier.write()
+    later.write()
+    assert read(tmp_path)[0][0]["otherData"]["run"] == 1.0

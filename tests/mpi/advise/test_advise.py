@@ -25,7 +25,7 @@ def test_every_rank_finds_the_same_network() -> None:
     with Communicator() as comm:
         found = measure_network(comm)
     assert len(set(WORLD.allgather(found))) == 1
-    assert 0 <= found.latency_s < 0.1
+    assert found.latency_s >= 0
     assert found.bandwidth_bytes_s > 1e6
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import json
+import os
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -183,27 +187,37 @@ def test_sums_are_those_of_traffic(
         for _ in range(calls):
             aggregator.aggregate(vector(comm.rank, n))
         after = [getattr(aggregator.traffic.total, name) for name in names]
-        travelled = hasattr(aggregator._exchange, "payload")
+        exchange = aggregator._exchange
+        travelled = hasattr(exchange, "payload")
     trace = json.loads((folder / f"rank-{mpi_comm.rank}.json").read_text())
     mine = RankTrace.of(trace, calls)
     told = dict(zip((*COMPUTING, "wait"), np.subtract(after, before).tolist(), strict=True))
     found = {kind: mine.seconds[kind] for kind in told}
-    checks = [(s["ts"], s["ts"] + s["dur"]) for s in spans(trace, "check")]
+    since = sorted(s["ts"] for s in spans(trace, "call"))[-calls]
+    checks, waits, prepared = (
+        [s for s in spans(trace, kind) if s["ts"] >= since] for kind in ("check", "wait", "prepare")
+    )
     # words drawn while the ranks agree are no part of a run; nor is waiting for reports that travel beside a plan
-    prepared = [s for s in spans(trace, "prepare") if not any(start <= s["ts"] <= end for start, end in checks)]
-    found["merge"] += sum(s["dur"] * 1e-6 for s in prepared if s["args"].get("call") != 1)
+    found["merge"] += sum(s["dur"] for s in prepared if not lies_in(s, checks)) * 1e-6
     if travelled:
-        # `Traffic` counts the merge that ends a wait as waiting too
-        since = sorted(s["ts"] for s in spans(trace, "call"))[-calls]
-        waits = [s for s in spans(trace, "wait") if s["ts"] >= since and s["name"] != "reports"]
-        found["wait"] = sum(s["dur"] for s in waits) * 1e-6
-    assert min(told["encode"], told["decode"]) >= calls * SLOW_S
-    assert told["merge"] >= calls * SLOW_S or not travelled
+        found["wait"] -= sum(s["dur"] for s in waits if s["name"] == "reports") * 1e-6
+    assert not [s for s in spans(trace, "merge") if lies_in(s, waits)]
+    n_merges = len([m for m in exchange._program.recvs if m.held_weight]) if travelled else 0
+    slowed = {"encode": len(exchange.pieces), "decode": len(exchange.pieces), "merge": n_merges}
+    # what the trace measures lies within what `Traffic` does, but by rank 0's clock, and in whole nanoseconds
+    off = sum(reading["round_trip"] for reading in trace["otherData"]["clock"]) / 2 + 1e-6
+    for kind, count in slowed.items():
+        assert calls * count * SLOW_S - off <= found[kind] <= told[kind] + off, kind
     for kind, seconds in told.items():
-        assert found[kind] == pytest.approx(seconds, rel=0.05, abs=2e-3), kind
+        # a rank may lose its core between a reading of the one and that of the other
+        assert found[kind] == pytest.approx(seconds, rel=0.5, abs=0.1), kind
 
 
 SLOW_S = 0.003
+
+
+def lies_in(span: dict[str, Any], outer: list[dict[str, Any]]) -> bool:
+    return any(s["ts"] <= span["ts"] < s["ts"] + s["dur"] for s in outer)
 
 
 def slow_down(exchange: Any) -> None:
@@ -258,8 +272,9 @@ def test_a_call_that_does_not_end_can_be_looked_at(
     mpi_comm: MPI.Intracomm, folder: Path, piece_bytes: int | None
 ) -> None:
     """The last rank stays away from the second sum, of which no check is made."""
-    comm = Communicator(mpi_comm, "ring", 1.0, verify=False, piece_bytes=piece_bytes, trace=folder)
+    comm = Communicator(mpi_comm, "ring", TIMEOUT_S, verify=False, piece_bytes=piece_bytes, trace=folder)
     comm.allreduce(np.ones(100))
+    comm.timeout = 1.0
     if comm.rank < comm.size - 1:
         with pytest.raises(CollectiveTimeout):
             comm.allreduce(np.ones(100))
@@ -291,6 +306,48 @@ def test_an_exception_leaves_a_trace(mpi_comm: MPI.Intracomm, folder: Path) -> N
         fail()
     for trace in everyones(mpi_comm, folder):
         assert [s["name"] for s in spans(trace, "call")] == ["allreduce"]
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Call it to have no room for traces from then on."""
+
+    def write(self: Trace) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    return lambda: monkeypatch.setattr(Trace, "_write", write)
+
+
+def unwritten(comm: MPI.Intracomm, folder: Path) -> str:
+    here = f"rank {comm.rank} of {comm.size}: the trace {folder / f'rank-{comm.rank}.json'}"
+    return f"{here} cannot be written (No space left on device); make room there or name another folder"
+
+
+def test_a_trace_that_cannot_be_written_hides_no_error(
+    mpi_comm: MPI.Intracomm, folder: Path, full: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        with Communicator(mpi_comm, "ring", TIMEOUT_S, trace=folder / "left"):
+            full()
+            raise KeyError
+
+    failing = Communicator(mpi_comm, "ring", TIMEOUT_S, trace=folder / "failing")
+    with pytest.raises(KeyError):
+        fail()
+    failing.abandon(KeyError())
+    told = [message for message in caplog.messages if "cannot be written" in message]
+    assert told == [unwritten(mpi_comm, folder / name) for name in ("left", "failing")]
+
+
+def test_a_trace_that_cannot_be_written_is_an_error_of_closing(
+    mpi_comm: MPI.Intracomm, folder: Path, full: Callable[[], None]
+) -> None:
+    comm = Communicator(mpi_comm, "ring", TIMEOUT_S, trace=folder)
+    full()
+    with pytest.raises(OSError) as caught:
+        comm.close()
+    assert str(caught.value) == unwritten(mpi_comm, folder)
+    comm.close()  # it is closed
 
 
 @pytest.mark.mpi(min_size=2)
@@ -392,3 +449,23 @@ def test_persistent_requests_are_recorded_at_every_start(mpi_comm: MPI.Intracomm
     messages = require_aligned(everyones(mpi_comm, folder))
     mine = [call for call, sender, _, _ in messages if sender == mpi_comm.rank]
     assert sorted(mine) == sorted(call for call in range(1, calls + 1) for _ in program.sends)
+
+
+def test_what_is_traced_is_let_go_without_the_garbage_collector(
+    mpi_comm: MPI.Intracomm, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("collectives.communicator.MOST_REMEMBERED", 1)
+    with Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=512, trace=folder) as comm:
+        aggregator: Any = CascadingSSDM().start(comm, N)
+        aggregator.aggregate(vector(comm.rank))
+        kept = [weakref.ref(aggregator), weakref.ref(aggregator._program)]
+        gc.disable()
+        try:
+            del aggregator
+            # its program takes the place of the other's
+            CascadingSSDM().start(comm, 1000).aggregate(vector(comm.rank, 1000))
+            assert [one() for one in kept] == [None, None]
+            assert comm.trace is not None
+            assert len(comm.trace.labels) == 1
+        finally:
+            gc.enable()

@@ -27,6 +27,7 @@ PROJECT = Path(__file__).resolve().parents[3]
 NODES = ("n1", "n2")
 DAEMONS = ("munged", "slurmctld", "slurmd")
 PACKAGES = "munge slurmctld slurmd slurm-client"
+START_S = 120.0
 # Jobs and nodes are declared, not found: a machine with one processor will do. A requeued job may start again when the
 # credential of its last start has expired, 2 minutes later unless told otherwise.
 _CONFIG = """
@@ -183,6 +184,16 @@ class SlurmCluster:
 def open_cluster() -> Iterator[SlurmCluster]:
     """Start the daemons, yield the cluster when its nodes are idle, and end everything."""
     with contextlib.ExitStack() as stack:
+        try:
+            cluster = stack.enter_context(_started())
+        except AssertionError:  # the free ports that were found may be taken by now: once more, with others
+            cluster = stack.enter_context(_started())
+        yield cluster
+
+
+@contextlib.contextmanager
+def _started() -> Iterator[SlurmCluster]:
+    with contextlib.ExitStack() as stack:
         # Unix sockets have short names: pytest's own folders may be too deep.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True)))
         memory = Path("/dev/shm")
@@ -200,10 +211,10 @@ def open_cluster() -> Iterator[SlurmCluster]:
         stack.callback(process.wait)
         stack.callback(process.kill)
         cluster = SlurmCluster(folder, process, env)
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + START_S
         while cluster.states() != {"idle"}:
             cluster.check()
-            assert time.monotonic() < deadline, f"Slurm has not started in {WAIT_S:g} s\n{cluster.logs}"
+            assert time.monotonic() < deadline, f"Slurm has not started in {START_S:g} s\n{cluster.logs}"
             time.sleep(POLL_S)
         yield cluster
 
@@ -212,17 +223,21 @@ def _prepare(folder: Path) -> None:
     folder.chmod(0o755)  # munged insists that everybody may use its socket
     (folder / "munge.key").touch(mode=0o600)
     (folder / "munge.key").write_bytes(secrets.token_bytes(64))
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(1 + len(NODES))]
-        for each in sockets:
-            each.bind(("", 0))
-        ports = [each.getsockname()[1] for each in sockets]
-    (folder / "slurm.conf").write_text(_CONFIG.format(folder=folder, ports=ports, host=socket.gethostname()))
+    (folder / "slurm.conf").write_text(_CONFIG.format(folder=folder, ports=free_ports(), host=socket.gethostname()))
     for name in ("state", "project", "tmp", *(f"{kind}-{node}" for kind in ("spool", "tmp") for node in NODES)):
         (folder / name).mkdir()
     for path in PROJECT.iterdir():
         if not path.name.startswith(".") and path.name != "runs":
             (folder / "project" / path.name).symlink_to(path)
+
+
+def free_ports() -> list[int]:
+    """Ports that nobody uses now: of the controller and of each node."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(1 + len(NODES))]
+        for each in sockets:
+            each.bind(("", 0))
+        return [each.getsockname()[1] for each in sockets]
 
 
 def _environment(folder: Path, segments: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.system.slurm.cluster import SlurmCluster
 
 # What a test waits for at most: far more than anything here takes on a busy machine.
-WAIT_S = 240.0
+WAIT_S = 600.0
 POLL_S = 0.1
 
 

@@ -27,7 +27,7 @@ def programs(folder: str) -> set[str]:
     return {Path(arguments(pid)[0]).name for pid in processes() if link(pid, "cwd") == folder and arguments(pid)}
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_daemons_do_not_outlive_tests_that_are_killed() -> None:
     reason = missing()
     if reason is not None:
