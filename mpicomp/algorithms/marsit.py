@@ -342,7 +342,7 @@ class MarsitAggregator(VectorAggregator):
                 self._warned = True
                 warnings.warn(
                     f"{self.clipped_fraction:.0%} of the residual is clipped at step {self.step}: gamma is too small",
-                    RuntimeWarning, stacklevel=5,
+                    RuntimeWarning, stacklevel=6,
                 )  # fmt: skip
         elif taken % WARN_AFTER == 0:  # the residual is longest just before a full-precision round
             sample = self.residual[: min(SAMPLE, self._lengths[0])].copy()
@@ -353,7 +353,7 @@ class MarsitAggregator(VectorAggregator):
                 warnings.warn(
                     f"rank {self.comm.rank}: the residual is {swing:.1f} times the global step at step {self.step}: "
                     "divergence is ahead; use residual='own'",
-                    RuntimeWarning, stacklevel=5,
+                    RuntimeWarning, stacklevel=6,
                 )  # fmt: skip
 
     # State -----------------------------------------------------------------------------------------------------------
