@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from collectives.trace.clock import Reading, offset_at
 
-MOST_EVENTS = 1 << 17  # about 30 MB of memory; older ones give way to newer ones
+MOST_EVENTS = 1 << 17  # 22 MB of memory along a plan, 40 MB of short calls; older ones give way to newer ones
 START, END = 2, 3  # where an event has its times
 
 # (kind, name, start, end, args, call, bytes): times by this rank's clock, a list where the end comes later
