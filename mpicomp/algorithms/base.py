@@ -16,6 +16,8 @@ from collectives.arrays import FLOATS, empty_like, flat, widen
 from collectives.communicator import VERSION
 
 Synchronize = Literal["updates", "gradients"]
+StateKind = Literal["mean", "owner", "shared"]
+"""What an entry of a state becomes where other ranks go on with it: see `mpicomp.state.redistribute`."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,17 @@ class Wire:
 
 
 class Aggregator(Protocol):
-    """One vector's residual, step counter and buffers."""
+    """One vector's residual, step counter and buffers.
 
+    Attributes
+    ----------
+    state_kinds : dict
+        Of each key that `state_dict` may have. "mean": a float array whose mean over ranks is what is pending.
+        "owner": an array[n], zero but for the elements that the rank owns; `load_state_dict` takes those alone.
+        "shared": equal on all ranks.
+    """
+
+    state_kinds: ClassVar[dict[str, StateKind]]
     traffic: TrafficLog
 
     def aggregate(self, vector: Any, out: Any = None) -> Any:
@@ -106,6 +117,8 @@ class VectorAggregator(ABC):
     comm, n, dtype, vector_id, segments
         As in `Algorithm.start`.
     """
+
+    state_kinds: ClassVar[dict[str, StateKind]] = {"n": "shared", "step": "shared"}
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ from collectives import Communicator, Traffic
 from collectives.agreement import fingerprint
 from collectives.arrays import narrow, widen
 from mpicomp.algorithms import nonfinite
-from mpicomp.algorithms.base import Synchronize, VectorAggregator, Wire
+from mpicomp.algorithms.base import StateKind, Synchronize, VectorAggregator, Wire
 from mpicomp.algorithms.onebit import one_bit_exchange, wire
 from mpicomp.algorithms.segments import Run, cut_runs, padded_lengths
 from mpicomp.codecs.sign import UNSIGNED
@@ -157,6 +157,13 @@ class MarsitAggregator(VectorAggregator):
     clipped_fraction : float
         Of the residual's elements over all ranks, at the last step.
     """
+
+    state_kinds: ClassVar[dict[str, StateKind]] = {
+        **VectorAggregator.state_kinds,
+        "gamma": "shared",
+        "magnitudes": "shared",
+        "residual": "mean",
+    }
 
     def __init__(
         self,
