@@ -15,6 +15,8 @@ from collectives.arrays import aligned_empty, narrow, widen
 from collectives.dense import SIXTEEN_BIT, DensePayload, travelling_itemsize
 from collectives.doubling import most_bytes
 from collectives.errors import CollectiveMismatch
+from collectives.halving import HalvingDoubling
+from collectives.plan import Topology
 from collectives.program import Program
 from collectives.ring import Ring
 from collectives.traffic import Traffic
@@ -26,6 +28,7 @@ Bytes = NDArray[np.uint8]
 Call = tuple[int, Callable[[], str]]
 
 PIECE_BYTES = 1 << 20
+SHORT_BYTES = 1 << 17  # messages below this cost more on fast networks than they save on slow ones
 SLOTS = 3
 # From here up "auto" takes the ring, below MPI's own all-reduce: bytes a rank, and bytes altogether.
 RING_BYTES_A_RANK, RING_BYTES = 512 << 10, 4 << 20
@@ -124,8 +127,21 @@ def along_the_plan(
     itemsize = travelling_itemsize(values, dtype)
     known = comm.network is not None or not isinstance(comm.topology, str)
     topology = comm.select(values.size * itemsize) if known else Ring()
-    program = comm.program(topology, values.size, 64, max(1, (comm.piece_bytes or PIECE_BYTES) // itemsize))
+    program = comm.program(topology, values.size, 64, max(1, _piece_bytes(comm, topology) // itemsize))
     return program, DensePayload(program, values, dtype, mean, places(program.longest_piece * itemsize), out)
+
+
+def _piece_bytes(comm: Communicator, topology: Topology) -> int:
+    """Longest message: long ones cost least, but two hosts that swap them over TCP must not shake hands first.
+
+    The answer to the hand-shake waits behind the megabytes that its sender has handed to the kernel before, and so the
+    two send one after the other instead of at once, which takes twice as long.
+    """
+    if comm.piece_bytes:
+        return comm.piece_bytes
+    eager = comm.packed_piece_bytes()
+    swapping = comm.size == 2 or isinstance(topology, HalvingDoubling)
+    return eager if swapping and not comm.one_node and eager >= SHORT_BYTES else PIECE_BYTES
 
 
 def _by_mpi(comm: Communicator, nbytes: int) -> bool:

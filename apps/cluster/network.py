@@ -23,6 +23,8 @@ from apps.cluster.rates import Rate
 
 PREFIX = "mpicomp-"
 SUBNET = "10.77.0.0/16"
+# Linux's own default, and what every kernel has. BBR all but stops for 200 ms every ten seconds to measure the delay.
+CONGESTION_CONTROLS = ("cubic", "reno")
 MOST_NODES = 64
 NAMESPACES = Path("/run/netns")
 GRACE_S = 5.0
@@ -166,7 +168,20 @@ class Network:
             )
             for device in ("lo", "eth0"):
                 run("ip", "-n", node.namespace, "link", "set", device, "up")
+            self._control_congestion(node)
             self._shape(node.namespace, "eth0", rate, layout.delay_ms, layout.loss_percent)
+
+    @staticmethod
+    def _control_congestion(node: Node) -> None:
+        """Use a congestion control that real clusters use, whatever this machine's own is."""
+        for name in CONGESTION_CONTROLS:
+            try:
+                to_others = ("route", "replace", SUBNET, "dev", "eth0", "src", node.address)
+                run("ip", "-n", node.namespace, *to_others, "congctl", name)
+                return
+            except ClusterError:
+                if name == CONGESTION_CONTROLS[-1]:
+                    raise
 
     def _bridge(self, name: str) -> None:
         run("ip", "-n", self._switch, "link", "add", name, "type", "bridge", "forward_delay", "0")
