@@ -14,7 +14,16 @@ if TYPE_CHECKING:
         NonFiniteGradient,
     )
     from mpicomp.abort import install_abort_hook
-    from mpicomp.algorithms import ALGORITHMS, CascadingSSDM, Dense, Marsit, algorithm
+    from mpicomp.algorithms import (
+        ALGORITHMS,
+        SSDM,
+        CascadingSSDM,
+        Dense,
+        EFSignSGD,
+        MajorityVote,
+        Marsit,
+        algorithm,
+    )
 
 __version__ = "0.1.0"
 
@@ -28,17 +37,29 @@ _HOMES = {
         "NonFiniteGradient",
     ),
     "mpicomp.abort": ("install_abort_hook",),
-    "mpicomp.algorithms": ("ALGORITHMS", "CascadingSSDM", "Dense", "Marsit", "algorithm"),
+    "mpicomp.algorithms": (
+        "ALGORITHMS",
+        "SSDM",
+        "CascadingSSDM",
+        "Dense",
+        "EFSignSGD",
+        "MajorityVote",
+        "Marsit",
+        "algorithm",
+    ),
 }
 
 __all__ = [
     "ALGORITHMS",
+    "SSDM",
     "CascadingSSDM",
     "CollectiveError",
     "CollectiveMismatch",
     "CollectiveTimeout",
     "Communicator",
     "Dense",
+    "EFSignSGD",
+    "MajorityVote",
     "Marsit",
     "NonFiniteGradient",
     "algorithm",

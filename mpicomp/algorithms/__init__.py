@@ -7,9 +7,19 @@ from typing import Any
 from mpicomp.algorithms.base import Aggregator, Algorithm
 from mpicomp.algorithms.cascading import CascadingSSDM
 from mpicomp.algorithms.dense import Dense
+from mpicomp.algorithms.ef_signsgd import EFSignSGD
+from mpicomp.algorithms.majority import MajorityVote
 from mpicomp.algorithms.marsit import Marsit
+from mpicomp.algorithms.ssdm import SSDM
 
-ALGORITHMS: dict[str, type[Algorithm]] = {"dense": Dense, "marsit": Marsit, "cascading-ssdm": CascadingSSDM}
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    "dense": Dense,
+    "marsit": Marsit,
+    "cascading-ssdm": CascadingSSDM,
+    "majority-vote": MajorityVote,
+    "ef-signsgd": EFSignSGD,
+    "ssdm": SSDM,
+}
 
 
 def algorithm(name: str, **options: Any) -> Algorithm:
@@ -27,4 +37,15 @@ def algorithm(name: str, **options: Any) -> Algorithm:
     return ALGORITHMS[name](**options)
 
 
-__all__ = ["ALGORITHMS", "Aggregator", "Algorithm", "CascadingSSDM", "Dense", "Marsit", "algorithm"]
+__all__ = [
+    "ALGORITHMS",
+    "SSDM",
+    "Aggregator",
+    "Algorithm",
+    "CascadingSSDM",
+    "Dense",
+    "EFSignSGD",
+    "MajorityVote",
+    "Marsit",
+    "algorithm",
+]

@@ -76,6 +76,10 @@ class Reports:
         self._gather.start()
         self._pending = True
 
+    def arrived(self) -> bool:
+        """Whether `collect` would not have to wait."""
+        return self._gather is None or not self._pending or bool(self._gather.request.Test())
+
     def collect(self, traffic: Traffic) -> None:
         """Wait for everyone's numbers, if any are on their way."""
         if self._gather is None or not self._pending:

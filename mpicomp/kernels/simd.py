@@ -116,7 +116,7 @@ def _splat_to(lanes: int) -> Any:
 splat = _splat_to(LANES)
 #: The 64-bit word in all 4 lanes.
 splat_word = _splat_to(WORDS)
-#: The byte in all 32 lanes.
+#: The byte, or another number, in all 32 lanes.
 splat_byte = _splat_to(BYTES)
 
 
@@ -338,3 +338,49 @@ def lookup(typingctx: Any, table: Any, index: Any) -> Any:
         return builder.shuffle_vector(*found, ir.Constant(ir.VectorType(i32, 32), list(range(32))))
 
     return index(table, index), codegen
+
+
+@intrinsic
+def as_lanes(typingctx: Any, low: Any, high: Any) -> Any:
+    """Two vectors of 4 words as 16 unsigned numbers of 32 bits, each word's low half first."""
+    result = Vec(types.uint32, LANES)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        every = ir.Constant(ir.VectorType(ir.IntType(32), 2 * WORDS), list(range(2 * WORDS)))
+        return builder.bitcast(builder.shuffle_vector(*args, every), result.llvm)
+
+    return result(low, high), codegen
+
+
+@intrinsic
+def to_float64(typingctx: Any, vector: Any) -> Any:
+    """Unsigned integers as float64 lanes."""
+    result = Vec(types.float64, vector.lanes)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.uitofp(args[0], result.llvm)
+
+    return result(vector), codegen
+
+
+@intrinsic
+def to_byte_mask(typingctx: Any, word: Any, shift: Any) -> Any:
+    """Bits shift .. shift + 31 of a uint64 as a mask of 32 lanes."""
+    result = Vec(types.boolean, BYTES)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        shifted = builder.lshr(args[0], context.cast(builder, args[1], sig.args[1], types.uint64))
+        return builder.bitcast(builder.trunc(shifted, ir.IntType(BYTES)), result.llvm)
+
+    return result(word, shift), codegen
+
+
+@intrinsic
+def to_floats(typingctx: Any, vector: Any, like: Any) -> Any:
+    """Signed integers as lanes of `like`'s float type."""
+    result = Vec(like, vector.lanes)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.sitofp(args[0], result.llvm)
+
+    return result(vector, like), codegen

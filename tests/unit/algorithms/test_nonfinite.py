@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from collectives import NonFiniteGradient
 from mpicomp import Communicator
-from mpicomp.algorithms import CascadingSSDM, Dense, Marsit
+from mpicomp.algorithms import SSDM, CascadingSSDM, Dense, EFSignSGD, MajorityVote, Marsit
 
 N = 4096 + 77
 # where the one-bit kernels and the full-precision ones look, and every kind of residual
@@ -21,6 +21,16 @@ MARSITS = {
     "no residual": Marsit(None, compensation=False),
     "stateless": Marsit(None, compensation=False, global_step=1.0),
 }
+# methods that keep nothing, or change nothing before they know
+UNTOUCHED = (
+    Dense(),
+    CascadingSSDM(),
+    CascadingSSDM(normalise=True),
+    MajorityVote(),
+    EFSignSGD(),
+    SSDM(),
+    SSDM(momentum=0.9, scale="norm", coding="elias"),
+)
 every_marsit = pytest.mark.parametrize("options", MARSITS.values(), ids=MARSITS)
 every_bad_value = pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 
@@ -131,9 +141,11 @@ def test_an_automatic_step_of_zero_needs_no_limit(comm: Communicator) -> None:
 
 
 @every_bad_value
-@pytest.mark.parametrize("method", [Dense(), CascadingSSDM(), CascadingSSDM(normalise=True)], ids=str)
+@pytest.mark.parametrize("method", UNTOUCHED, ids=str)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_methods_without_a_residual_raise_and_go_on(method: Any, bad: float, dtype: str, comm: Communicator) -> None:
+def test_methods_whose_state_is_left_alone_raise_and_go_on(
+    method: Any, bad: float, dtype: str, comm: Communicator
+) -> None:
     aggregator, untried = method.start(comm, N, dtype=dtype), method.start(comm, N, dtype=dtype)
     (u,) = updates(1, dtype)
     for position in (0, N - 1):

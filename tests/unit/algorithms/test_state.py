@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mpicomp import Communicator
-from mpicomp.algorithms import CascadingSSDM, Dense, Marsit
+from mpicomp.algorithms import SSDM, CascadingSSDM, Dense, EFSignSGD, MajorityVote, Marsit
 
 N, STEPS = 4096 + 77, 30
 SEGMENTS = (100, 64, N - 192)
@@ -23,6 +23,10 @@ METHODS = {
     "paper": Marsit(7, residual="paper"),
     "paper, never dense": Marsit(None, residual="paper", global_step=0.5),
     "no residual": Marsit(7, compensation=False),
+    "majority": MajorityVote(),
+    "ef-signsgd": EFSignSGD(),
+    "ssdm": SSDM(),
+    "ssdm, momentum": SSDM(momentum=0.9, scale="norm", coding="elias"),
 }
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 

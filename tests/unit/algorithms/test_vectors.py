@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mpicomp import Communicator
-from mpicomp.algorithms import ALGORITHMS, Aggregator, CascadingSSDM, Dense, Marsit
+from mpicomp.algorithms import ALGORITHMS, SSDM, Aggregator, CascadingSSDM, Dense, EFSignSGD, MajorityVote, Marsit
 
 N = 4096 + 77
 METHODS = {
@@ -19,6 +19,10 @@ METHODS = {
     "marsit": Marsit(full_precision_every=2),
     "marsit paper": Marsit(full_precision_every=None, residual="paper"),
     "marsit stateless": Marsit(full_precision_every=None, compensation=False, global_step=1.0),
+    "majority": MajorityVote(),
+    "ef-signsgd": EFSignSGD(),
+    "ssdm": SSDM(),
+    "ssdm with momentum": SSDM(momentum=0.9, scale="norm", coding="elias"),
 }
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)

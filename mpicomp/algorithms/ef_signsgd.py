@@ -1,0 +1,169 @@
+"""EF-signSGD under all-reduce: signs counted, one scale for all ranks, and a residual that keeps what they miss.
+
+Per step and segment of D elements, with g this rank's gradient and e its residual:
+
+    p = g + e,   s = mean over ranks of ||p||_1 / D,   result = s * mean over ranks of sgn(p),   e = p - s sgn(p)
+
+The ranks' norms travel beside the signs, not before them: s is needed only to make values of the counts. What is kept
+is p; s sgn(p) is subtracted while the next step is encoded.
+
+Departure from the paper: its workers have a scale each, which counts cannot carry. With one scale for all, this is the
+scaled sign of the ranks' vectors put end to end, so the sum over ranks of ||e||^2 is that of ||p||^2 less M D s^2:
+compression is still a contraction, which is what error feedback asks for.
+
+Reference: S. P. Karimireddy, Q. Rebjock, S. U. Stich and M. Jaggi, "Error feedback fixes signSGD and other gradient
+compression schemes", ICML (2019).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from collectives import Communicator, NonFiniteGradient
+from collectives.arrays import aligned_empty
+from mpicomp.algorithms import nonfinite
+from mpicomp.algorithms.base import StateKind, Synchronize, VectorAggregator, Wire
+from mpicomp.algorithms.counted import STREAMING_ELEMENTS, ScaledAggregator, counts_wire
+from mpicomp.algorithms.onebit import Reports
+from mpicomp.codecs.counts import Counts
+from mpicomp.kernels.counts import segment_totals
+from mpicomp.kernels.ef_sign import compensate_and_pack, settle
+
+
+@dataclass(frozen=True)
+class EFSignSGD:
+    """EF-signSGD; it has no options."""
+
+    synchronize: ClassVar[Synchronize] = "gradients"
+
+    def start(
+        self,
+        comm: Communicator,
+        n: int,
+        *,
+        dtype: DTypeLike | str = np.float32,
+        vector_id: int = 0,
+        segments: Sequence[int] | None = None,
+    ) -> EFSignSGDAggregator:
+        """See `Algorithm.start`."""
+        return EFSignSGDAggregator(self, comm, n, dtype, vector_id, segments)
+
+    def wire(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> Wire:
+        """See `Algorithm.wire`."""
+        return counts_wire(n, ranks, piece_bytes, Counts().nbytes)
+
+
+class EFSignSGDAggregator(ScaledAggregator):
+    """Residual, step counter and buffers for one vector.
+
+    The vector before the residual's last change is kept beside the new one, so that a step that meets NaN on any rank
+    changes nothing: two arrays, and as much to read and write as with one.
+
+    Attributes
+    ----------
+    scales : float32[segments] or float64[segments]
+        s of the last step.
+    """
+
+    state_kinds: ClassVar[dict[str, StateKind]] = {**VectorAggregator.state_kinds, "residual": "mean"}
+
+    def __init__(
+        self,
+        options: EFSignSGD,
+        comm: Communicator,
+        n: int,
+        dtype: DTypeLike | str,
+        vector_id: int,
+        segments: Sequence[int] | None,
+    ) -> None:
+        super().__init__(options, comm, n, dtype, vector_id, segments)
+        self._kept, self._next = (aligned_empty(n, self._compute) for _ in range(2))
+        self._kept[:] = 0
+        self._next[:] = 0
+        # s sgn(kept) is still to be subtracted from what is kept; 0: nothing is
+        self.scales = np.zeros(self.lengths.size, self._compute)
+        self._new_scales: NDArray[Any] | None = None  # None: not known yet
+        self._problem: NonFiniteGradient | None = None
+        self._reports = Reports(comm, self.lengths.size)
+        self._counted: list[int] = []  # pieces whose counts were there before the scales
+
+    # One step --------------------------------------------------------------------------------------------------------
+
+    def _count(self) -> None:
+        self._new_scales, self._problem, self._counted = None, None, []
+        self._travel(self._encoded)
+        if self._new_scales is None:
+            self._take_scales()
+        assert self._new_scales is not None
+        if self._problem is not None:
+            raise self._problem
+        start = time.perf_counter()
+        for piece in self._counted:
+            super()._finish(piece)
+        seconds = time.perf_counter() - start
+        self._traffic.seconds_decoding += seconds
+        self._traffic.seconds_total += seconds
+        self._kept, self._next, self.scales = self._next, self._kept, self._new_scales
+
+    def _encode(self, piece: int) -> None:
+        streaming = self.n >= STREAMING_ELEMENTS
+        for part in self._parts[piece]:
+            g, kept, after = (whole[part.real] for whole in (self._values, self._kept, self._next))
+            compensate_and_pack(g, kept, self.scales[part.segment], streaming, after, part.bits, part.sums)
+
+    def _encoded(self) -> None:
+        """Send this rank's norms while the signs are still travelling."""
+        segment_totals(self._sums, self._firsts, self._reports.mine)
+        self._reports.start()
+
+    def _finish(self, piece: int) -> None:
+        if self._new_scales is None and self._reports.arrived():
+            self._take_scales()
+        if self._new_scales is None or self._problem is not None:
+            self._counted.append(piece)
+        else:
+            super()._finish(piece)
+
+    def _take_scales(self) -> None:
+        """Make scales of the ranks' norms, added up in rank order; messages may still be in flight, so do not raise."""
+        self._reports.collect(self._traffic)
+        norms, size = self._reports.everyones, self.comm.size
+        where = f"vector {self.vector_id}, step {self.step}"
+        bad = tuple(int(rank) for rank in np.flatnonzero(~np.isfinite(norms).all(axis=1)))
+        with np.errstate(over="ignore", invalid="ignore"):
+            means = norms.cumsum(axis=0)[-1] / (self.lengths * size)
+            self._new_scales = means.astype(self._compute)
+            self.factors[:] = self._new_scales / size
+        if bad:
+            self._problem = nonfinite.error(self.comm, bad, where)
+        elif not self._representable():
+            self._problem = nonfinite.error(self.comm, (), f"the scale of {where}")
+
+    # State -----------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Step counter and residual, with nothing left to be subtracted."""
+        residual = self._kept.copy()
+        for part in chain.from_iterable(self._parts):
+            settle(residual[part.real], self.scales[part.segment])
+        return {"n": self.n, "step": self.step, "residual": residual}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken, to the bit; all ranks load what was taken at one step.
+
+        Raises
+        ------
+        ValueError
+            The state is another algorithm's, of another length, or not finite.
+        """
+        self._check_state(state, {"n", "step", "residual"})
+        self._restore("residual", self._kept, state)
+        self.scales = np.zeros_like(self.scales)
+        self.step = int(state["step"])

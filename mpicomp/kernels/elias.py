@@ -1,0 +1,88 @@
+"""Elias codes of counts: bits from the lowest on, in words of 32 bits.
+
+A number x of 1 or more with z + 1 binary digits has the gamma code: z zeros, a one, the z digits below the leading
+one. Its delta code: the gamma code of z + 1, the z digits. No code here is longer than 31 bits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, uint32, uint64
+from numba.cpython.unsafe.numbers import trailing_zeros
+
+LOW = np.uint64(0xFFFFFFFF)
+ONE = np.uint64(1)
+MOST_DIGITS = 15  # below a leading one
+
+
+@njit(nogil=True, cache=True)
+def coded_bits(counts, gamma_lengths, delta_lengths):  # type: ignore[no-untyped-def]
+    """How many bits all codes together take, as gamma and as delta codes.
+
+    counts : uint8, uint16 or uint32[n]. gamma_lengths, delta_lengths : uint64, of each value that a count can have.
+    """
+    gamma, delta = uint64(0), uint64(0)
+    for i in range(counts.size):
+        gamma += gamma_lengths[counts[i]]
+        delta += delta_lengths[counts[i]]
+    return gamma, delta
+
+
+@njit(nogil=True, cache=True)
+def write_codes(counts, codes, lengths, out):  # type: ignore[no-untyped-def]
+    """Counts as a stream of codes.
+
+    counts : uint8, uint16 or uint32[n]. codes, lengths : uint64, of each value that a count can have. out : uint32,
+    overwritten; at least as many words as the codes take; zeros fill it up.
+    """
+    held, bits, at = uint64(0), uint64(0), 0
+    for i in range(counts.size):
+        held |= codes[counts[i]] << bits
+        bits += lengths[counts[i]]
+        if bits >= uint64(32):
+            out[at] = uint32(held & LOW)
+            held >>= uint64(32)
+            bits -= uint64(32)
+            at += 1
+    if bits > uint64(0):
+        out[at] = uint32(held)
+        at += 1
+    out[at:] = uint32(0)
+
+
+@njit(nogil=True, cache=True)
+def read_codes(words, delta, values, counts):  # type: ignore[no-untyped-def]
+    """The opposite of `write_codes`, of any words whatever.
+
+    words : uint32[any]. delta : which codes they are. values : uint32; entry x is the count that number x stands for.
+    counts : uint8, uint16 or uint32[n], overwritten.
+
+    Returns
+    -------
+    bool
+        Whether the words hold a code for every count, and none but those of `values`; if not, `counts` is of no use.
+    """
+    held, bits, at = uint64(0), uint64(0), 0
+    for i in range(counts.size):
+        if bits < uint64(32):
+            if at < words.size:
+                held |= uint64(words[at]) << bits
+            at += 1  # behind the end there are zeros, which are no code
+            bits += uint64(32)
+        digits = uint64(trailing_zeros(held))
+        if digits > uint64(MOST_DIGITS):
+            return False
+        length = uint64(2) * digits + ONE
+        number = (ONE << digits) | ((held >> (digits + ONE)) & ((ONE << digits) - ONE))
+        if delta:
+            digits = number - ONE
+            if digits > uint64(MOST_DIGITS):
+                return False
+            number = (ONE << digits) | ((held >> length) & ((ONE << digits) - ONE))
+            length += digits
+        if number >= uint64(values.size):
+            return False
+        counts[i] = values[number]
+        held >>= length
+        bits -= length
+    return at <= words.size or uint64(32 * (at - words.size)) <= bits

@@ -1,0 +1,213 @@
+"""Counts of positive signs in plain NumPy: bit planes, ties, Elias codes, and the methods that travel as counts.
+
+The methods run with all their ranks in one process. Counts are exact, so neither a topology nor an order comes in.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpicomp.random import Stream
+from tests.reference.philox import draw
+from tests.reference.signs import BLOCK, magnitudes, pack_bits, signs, unpack_bits
+from tests.reference.stochastic_signs import sums_of_squares, uniforms
+
+Vectors = NDArray[Any]
+Words = NDArray[np.uint64]
+
+
+def width(weight: int) -> int:
+    """Bits of a count."""
+    return int(np.ceil(np.log2(weight + 1)))
+
+
+def planes(counts: NDArray[Any], bits: int) -> Words:
+    """Bit planes, the lowest first."""
+    return np.concatenate([pack_bits((counts >> j & 1).astype(bool)) for j in range(bits)] or [np.zeros(0, np.uint64)])
+
+
+def from_planes(words: Words, n: int, bits: int) -> NDArray[np.int64]:
+    """The counts in bit planes."""
+    rows = words.reshape(bits, -1)
+    return sum((unpack_bits(row, n).astype(np.int64) << j for j, row in enumerate(rows)), np.zeros(n, np.int64))
+
+
+def coins(stream: Stream, n: int, step: int) -> NDArray[np.bool_]:
+    """Fair coins for every element, whatever the rank."""
+    return unpack_bits(draw(stream.key(), 0, -(-n // 512), 0, step, 0), n)
+
+
+# Elias codes as text, first bit first -------------------------------------------------------------------------------
+
+
+def number(count: int, weight: int) -> int:
+    """1, 2, 3, ... from the mode outwards."""
+    offset = count - weight // 2
+    return 1 if offset == 0 else 2 * offset if offset > 0 else 1 - 2 * offset
+
+
+def gamma(value: int) -> str:
+    below = f"{value:b}"[1:]
+    return "0" * len(below) + "1" + below[::-1]
+
+
+def delta(value: int) -> str:
+    below = f"{value:b}"[1:]
+    return gamma(len(below) + 1) + below[::-1]
+
+
+def stream_of(codes: list[str]) -> NDArray[np.uint8]:
+    """Codes as bytes, zeros up to a multiple of 64 bits."""
+    bits = np.array(list("".join(codes)), "U1") == "1"
+    packed = np.packbits(bits, bitorder="little")
+    return np.pad(packed, (0, -packed.size % 8))
+
+
+def message_bytes(counts: NDArray[Any], weight: int) -> int:
+    """The shortest message for these counts: header, and fixed width, gamma or delta codes."""
+    fixed = 8 * -(-counts.size // 64) * width(weight)
+    values, found = np.unique(counts, return_counts=True)
+    numbers = [number(int(value), weight) for value in values]
+    if weight == 1:
+        return 8 + fixed
+    coded = [sum(len(code(x)) * int(k) for x, k in zip(numbers, found, strict=True)) for code in (gamma, delta)]
+    return 8 + min(fixed, *(8 * -(-bits // 64) for bits in coded))
+
+
+# The methods --------------------------------------------------------------------------------------------------------
+
+
+class OneProcess(ABC):
+    """All ranks of a method; row m of every array is rank m's.
+
+    Parameters
+    ----------
+    size, n : int
+        Ranks and elements.
+    dtype : type
+        Of the vectors.
+    lengths : tuple of int
+        Of the segments, each padded to a multiple of 64, the last up to the vector's end; () is one segment.
+    """
+
+    def __init__(self, size: int, n: int, dtype: Any = np.float32, lengths: tuple[int, ...] = ()) -> None:
+        self.size, self.n, self.dtype = size, n, dtype
+        self.compute = np.float64 if dtype == np.float64 else np.float32
+        self.lengths = np.array(lengths or (n,))
+        padded = -(-self.lengths // 64) * 64
+        self.starts = np.cumsum(padded) - padded
+        self.t = 0
+
+    def step(self, vectors: Vectors) -> Vectors:
+        """Take one step; returns what every rank gets."""
+        result = self.compute_step(vectors.astype(self.compute))
+        self.t += 1
+        return result.astype(self.dtype)
+
+    @abstractmethod
+    def compute_step(self, g: Vectors) -> Vectors:
+        """One step in float32 or float64."""
+
+    def state(self, rank: int) -> dict[str, Vectors]:
+        """What one rank keeps, by the names of `state_dict`."""
+        return {}
+
+    def spread(self, of_segment: Vectors, padding: Any = 0) -> Vectors:
+        """Each segment's number for each of its elements."""
+        out = np.full(self.n, padding, of_segment.dtype)
+        for start, length, value in zip(self.starts, self.lengths, of_segment, strict=True):
+            out[start : start + length] = value
+        return out
+
+    def blocks(self, segment: int) -> Iterator[slice]:
+        """Blocks are counted from the vector's start and end where a segment does."""
+        start = int(self.starts[segment])
+        end = start + int(self.lengths[segment])
+        while start < end:
+            stop = min(end, start - start % BLOCK + BLOCK)
+            yield slice(start, stop)
+            start = stop
+
+    def totals(self, rows: Vectors, sums: Any) -> NDArray[np.float64]:
+        """Per rank and segment, the blocks' sums in index order."""
+        out = np.zeros((self.size, self.lengths.size))
+        for rank in range(self.size):
+            for segment in range(self.lengths.size):
+                for block in self.blocks(segment):
+                    out[rank, segment] += sums(rows[rank, block])[0]
+        return out
+
+    def scaled(self, positive: NDArray[np.bool_], factors: Vectors) -> Vectors:
+        """(2 k - M) times each segment's factor."""
+        counts = 2 * positive.sum(axis=0) - self.size
+        return counts.astype(self.compute) * self.spread(factors.astype(self.compute))
+
+
+class Majority(OneProcess):
+    """Majority vote."""
+
+    def __init__(self, *where: Any, seed: int = 0, vector_id: int = 0) -> None:
+        super().__init__(*where)
+        self.stream = Stream(seed, vector_id, "tie")
+
+    def compute_step(self, g: Vectors) -> Vectors:
+        counts = sum(signs(row, self.t % 2 == 0).astype(int) for row in g)
+        up = (2 * counts > self.size) | ((2 * counts == self.size) & coins(self.stream, self.n, self.t))
+        return np.where(up, 1.0, -1.0)
+
+
+class EFSign(OneProcess):
+    """EF-signSGD."""
+
+    def __init__(self, *where: Any) -> None:
+        super().__init__(*where)
+        self.residuals = np.zeros((self.size, self.n), self.compute)
+        self.scales = np.zeros(self.lengths.size, self.compute)
+
+    def compute_step(self, g: Vectors) -> Vectors:
+        p = g + self.residuals
+        norms = self.totals(p, magnitudes)
+        total = norms[0]
+        for row in norms[1:]:
+            total = total + row
+        self.scales = (total / (self.lengths * self.size)).astype(self.compute)
+        s = self.spread(self.scales)
+        self.residuals = p - np.where(p >= 0, s, -s)
+        return self.scaled(p >= 0, self.scales / self.compute(self.size))
+
+    def state(self, rank: int) -> dict[str, Vectors]:
+        return {"residual": self.residuals[rank]}
+
+
+class StochasticSigns(OneProcess):
+    """SSDM."""
+
+    def __init__(
+        self, *where: Any, momentum: float = 0.0, scale: str = "none", seed: int = 0, vector_id: int = 0
+    ) -> None:
+        super().__init__(*where)
+        self.beta, self.gain = self.compute(momentum), self.compute(1 - momentum)
+        self.shared = scale == "norm"
+        self.key = Stream(seed, vector_id, "stochastic sign").key()
+        self.momenta = np.zeros((self.size, self.n), self.compute)
+
+    def compute_step(self, g: Vectors) -> Vectors:
+        x = self.momenta = self.beta * self.momenta + self.gain * g if self.beta else g
+        norms = np.sqrt(self.totals(x, sums_of_squares)).astype(self.compute).astype(np.float64)
+        longest = norms.max(axis=0)
+        positive = np.zeros((self.size, self.n), bool)
+        for rank in range(self.size):
+            norm = self.spread(longest if self.shared else norms[rank])
+            scale = np.divide(2.0**31, norm, out=np.zeros(self.n), where=norm > 0)
+            drawn = uniforms(self.key, 0, self.n, self.t, rank)
+            positive[rank] = drawn < 2.0**31 + x[rank].astype(np.float64) * scale
+        factors = longest.astype(self.compute) if self.shared else (longest > 0).astype(self.compute)
+        return self.scaled(positive, factors / self.compute(self.size))
+
+    def state(self, rank: int) -> dict[str, Vectors]:
+        return {"momentum": self.momenta[rank]} if self.beta else {}

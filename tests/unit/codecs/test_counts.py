@@ -1,0 +1,124 @@
+"""Counts: the codec contract; merges are sums whatever the order; majorities with fair coins."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mpicomp.codecs.counts import Counts, planes_of
+from mpicomp.codecs.sign import Sign
+from tests.contracts import LENGTHS, CodecContract, draw_at, encoded, gaussian
+from tests.reference import counts as reference
+from tests.reference.signs import unpack_bits
+from tests.reference.statistics import assert_binomial
+
+Bytes = NDArray[np.uint8]
+
+
+def payload_of(counts: NDArray[Any], weight: int) -> Bytes:
+    return reference.planes(counts, planes_of(weight)).view(np.uint8)
+
+
+def merged(parts: list[tuple[Bytes, int]], n: int) -> Bytes:
+    """All payloads, each with its weight, added up one after the other."""
+    held, weight = parts[0]
+    for incoming, more in parts[1:]:
+        room = np.full(Counts().nbytes(n, weight + more), 0xA5, np.uint8)
+        room[: held.size] = held
+        Counts().merge(room, incoming, n, held_weight=weight, incoming_weight=more, draw=draw_at())
+        held, weight = room, weight + more
+    return held
+
+
+class TestCounts(CodecContract):
+    codec = Counts()
+    dtypes = (np.float32, np.float64)
+
+    def check_round_trip(self, values: NDArray[Any], decoded: NDArray[Any]) -> None:
+        np.testing.assert_array_equal(decoded, np.where(values > 0, 1, -1))
+
+    def test_bit_length_expansion(self) -> None:
+        assert [planes_of(weight) for weight in (1, 2, 3, 4, 7, 8, 15, 16, 255, 256)] == [1, 2, 2, 3, 3, 4, 4, 5, 8, 9]
+        for n in (0, 1, 64, 65, 4096):
+            for weight in (1, 2, 3, 8, 100):
+                assert self.codec.nbytes(n, weight) == 8 * int(np.ceil(n / 64)) * int(np.ceil(np.log2(weight + 1)))
+
+    def test_one_rank_s_counts_are_its_packed_signs(self) -> None:
+        values = gaussian(200)
+        values[::3] = 0
+        for step in (0, 1):
+            at = draw_at(step)
+            np.testing.assert_array_equal(encoded(self.codec, values, at), encoded(Sign(), values, at))
+
+    def test_wire_format_is_pinned(self) -> None:
+        payload = merged([(encoded(self.codec, row), 1) for row in np.array([[1, 1, 1, -1], [1, 1, -1, -1.0]])], 4)
+        np.testing.assert_array_equal(payload, [0b0100, *[0] * 7, 0b0011, *[0] * 7])
+
+    @pytest.mark.parametrize("n", LENGTHS)
+    def test_merged_counts_decode_to_the_mean_of_the_signs(self, n: int) -> None:
+        for weight in (2, 3, 5, 8):
+            rows = [gaussian(n, seed=rank) for rank in range(weight)]
+            payload = merged([(encoded(self.codec, row), 1) for row in rows], n)
+            assert payload.size == self.codec.nbytes(n, weight)
+            total = np.sum([np.where(row > 0, 1, -1) for row in rows], axis=0)
+            for dtype in self.dtypes:
+                values = np.empty(n, dtype)
+                self.codec.decode(payload, values, weight=weight)
+                np.testing.assert_array_equal(values, total.astype(dtype) * dtype(1 / weight))
+
+    def test_the_order_of_merges_does_not_matter(self) -> None:
+        n = 300
+        parts = [(payload_of(np.random.default_rng(w).integers(0, w + 1, n), w), w) for w in (1, 3, 4, 2)]
+        first, *others = (merged([parts[i] for i in order], n) for order in permutations(range(4)))
+        for other in others:
+            np.testing.assert_array_equal(other, first)
+
+    def test_damaged_counts_above_the_weight_decode_to_finite_values(self) -> None:
+        for weight in (2, 4, 5, 8, 1000):
+            for dtype in self.dtypes:
+                values = np.full(130, 77, dtype)
+                self.codec.decode(np.full(self.codec.nbytes(130, weight), 0xFF, np.uint8), values, weight=weight)
+                assert (np.abs(values) < 4).all()
+
+    def test_payloads_of_wrong_size_do_not_merge(self) -> None:
+        counts = payload_of(np.zeros(70, int), 3)
+        for held, incoming in ((counts, counts[:-8]), (counts[:-8], counts), (counts, counts)):
+            with pytest.raises(ValueError, match="damaged"):
+                Counts().merge(held.copy(), incoming, 70, held_weight=3, incoming_weight=3, draw=draw_at())
+
+
+N = 200_000
+
+
+def majority(counts: NDArray[Any], weight: int, **at: Any) -> NDArray[np.bool_]:
+    bits = np.full(Sign().nbytes(counts.size), 0xA5, np.uint8)
+    Counts().majority(payload_of(counts, weight), counts.size, bits, weight=weight, draw=draw_at(**at))
+    return unpack_bits(bits.view(np.uint64), counts.size)
+
+
+@pytest.mark.parametrize("weight", [2, 3, 4, 7, 8])
+def test_majorities_are_those_of_the_counts(weight: int) -> None:
+    counts = np.random.default_rng(weight).integers(0, weight + 1, 5000)
+    clear = 2 * counts != weight
+    np.testing.assert_array_equal(majority(counts, weight)[clear], (2 * counts > weight)[clear])
+
+
+def test_ties_are_decided_by_fair_coins_of_step_seed_and_place_but_not_of_ranks() -> None:
+    ties = np.full(N, 4)
+    first = majority(ties, 8)
+    assert_binomial(first.sum(), N, 0.5, "positive ties")
+    np.testing.assert_array_equal(majority(ties, 8, rank=5, ordinal=3), first)
+    for other in ({"step": 4}, {"seed": 12}, {"offset": 1 << 18}):
+        assert_binomial((majority(ties, 8, **other) == first).sum(), N, 0.5, f"equal coins with {other}")
+
+
+def test_parts_are_decided_as_their_part_of_the_whole() -> None:
+    counts = np.random.default_rng(1).integers(0, 5, 3 * 4096 + 70)
+    whole = majority(counts, 4)
+    for start in (512, 4096, 3 * 4096):
+        np.testing.assert_array_equal(majority(counts[start:], 4, offset=start), whole[start:])
+    np.testing.assert_array_equal(reference.coins(draw_at().stream, counts.size, 3)[counts == 2], whole[counts == 2])

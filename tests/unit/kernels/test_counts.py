@@ -1,0 +1,121 @@
+"""Counts in bit planes: sums, majorities and values equal the reference at every length; nothing else is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mpicomp.codecs.counts import planes_of, write_values
+from mpicomp.kernels.counts import add_counts, majority, segment_totals
+from tests.reference import counts as reference
+from tests.reference.signs import pack_bits, unpack_bits
+
+LENGTHS = (0, 1, 7, 8, 9, 63, 64, 65, 255, 256, 257, 1000, 4096 + 320)
+WEIGHTS = ((1, 1), (2, 1), (1, 2), (3, 1), (1, 3), (7, 1), (1, 7), (4, 4), (5, 3), (8, 7), (12, 300), (300, 12))
+GUARD = np.uint64(0xA5A5A5A5A5A5A5A5)
+
+
+def votes(n: int, weight: int, seed: int = 0) -> NDArray[np.int64]:
+    """Counts of so many ranks, all there can be among them."""
+    return np.random.default_rng((n, weight, seed)).integers(0, weight + 1, n)
+
+
+def guarded(words: NDArray[np.uint64], room: int) -> NDArray[np.uint64]:
+    """The words at the start of `room`, and a guard before and behind it; from an odd place on."""
+    memory = np.full(room + 10, GUARD)
+    memory[5 : 5 + words.size] = words
+    return memory
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("n", LENGTHS)
+def test_sums_are_exact(n: int, weights: tuple[int, int]) -> None:
+    a, b = weights
+    incoming, held = votes(n, a), votes(n, b, 1)
+    bits = planes_of(a + b)
+    room, words = bits * -(-n // 64), -(-n // 64)
+    memory = guarded(reference.planes(held, planes_of(b)), room)
+    before = reference.planes(incoming, planes_of(a))
+    given = before.copy()
+    add_counts(given, planes_of(a), memory[5 : 5 + room], planes_of(b), bits, words)
+    np.testing.assert_array_equal(memory[5 : 5 + room], reference.planes(held + incoming, bits))
+    np.testing.assert_array_equal(given, before)
+    assert (memory[:5] == GUARD).all()
+    assert (memory[5 + room :] == GUARD).all()
+
+
+def test_counts_above_their_weight_lose_what_goes_beyond_and_write_nothing_else() -> None:
+    n = 300
+    for a, b in ((2, 2), (4, 1), (1, 4), (5, 6)):
+        bits = planes_of(a + b)
+        incoming, held = np.full(n, (1 << planes_of(a)) - 1), np.full(n, (1 << planes_of(b)) - 1)
+        room = bits * -(-n // 64)
+        memory = guarded(reference.planes(held, planes_of(b)), room)
+        given = reference.planes(incoming, planes_of(a))
+        add_counts(given, planes_of(a), memory[5 : 5 + room], planes_of(b), bits, -(-n // 64))
+        found = reference.from_planes(memory[5 : 5 + room], n, bits)
+        np.testing.assert_array_equal(found, (incoming + held) % (1 << bits))
+        assert (memory[5 + room :] == GUARD).all()
+
+
+@pytest.mark.parametrize("weight", [2, 3, 4, 5, 7, 8, 12, 255, 256])
+@pytest.mark.parametrize("n", LENGTHS)
+def test_majorities_are_above_half_and_coins_decide_ties(n: int, weight: int) -> None:
+    counts, words = votes(n, weight), -(-n // 64)
+    coins = np.random.default_rng(n).integers(0, 2**64, words, np.uint64)
+    planes = reference.planes(counts, planes_of(weight))
+    tie = unpack_bits(coins, n) if weight % 2 == 0 else np.zeros(n, bool)
+    want = pack_bits((2 * counts > weight) | ((2 * counts == weight) & tie))
+    bits = np.full(words, GUARD)
+    given = coins if weight % 2 == 0 else None
+    majority(planes, planes_of(weight), words, weight // 2, given, bits)
+    np.testing.assert_array_equal(bits, want)
+    majority(planes, planes_of(weight), words, weight // 2, given, planes)
+    np.testing.assert_array_equal(planes[:words], want, "in the place of the first plane")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", LENGTHS)
+def test_values_are_twice_the_count_less_the_weight_times_the_factor(n: int, dtype: Any) -> None:
+    for weight in (1, 2, 3, 7, 8, 63, 64, 300):
+        counts = votes(n, weight)
+        planes = reference.planes(counts, planes_of(weight))
+        factor = dtype(0.1)
+        want = (2 * counts - weight).astype(dtype) * factor
+        for streaming, offset in ((False, 0), (False, 1), (True, 0)):
+            memory = np.full(n + 128, 7, dtype)
+            start = -memory.ctypes.data % 32 // memory.itemsize + 32 + offset
+            out = memory[start : start + n]
+            write_values(planes, -(-n // 64), 0, weight, factor, streaming, out)
+            np.testing.assert_array_equal(out, want)
+            assert (memory[:start] == 7).all()
+            assert (memory[start + n :] == 7).all()
+
+
+@pytest.mark.parametrize("weight", [5, 100])
+def test_values_of_a_part_are_their_part_of_the_whole(weight: int) -> None:
+    counts = votes(700, weight)
+    planes = reference.planes(counts, planes_of(weight))
+    for first, stop in ((0, 64), (1, 300), (4, 700), (10, 700)):
+        out = np.empty(stop - 64 * first, np.float32)
+        write_values(planes, 11, first, weight, np.float32(1), False, out)
+        np.testing.assert_array_equal(out, (2 * counts - weight)[64 * first : stop])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_values_of_damaged_counts_are_what_the_bits_say(dtype: Any) -> None:
+    for weight in (2, 5, 8, 32, 63, 64, 300):
+        most = (1 << planes_of(weight)) - 1
+        out = np.empty(130, dtype)
+        write_values(reference.planes(np.full(130, most), planes_of(weight)), 3, 0, weight, dtype(0.5), False, out)
+        np.testing.assert_array_equal(out, np.full(130, (2 * most - weight) / 2))
+
+
+def test_segments_blocks_are_added_in_order() -> None:
+    sums = np.random.default_rng(0).standard_normal(10)
+    totals = np.full(3, 9.0)
+    segment_totals(sums, np.array([0, 4, 5]), totals)
+    np.testing.assert_array_equal(totals, [((sums[0] + sums[1]) + sums[2]) + sums[3], sums[4], sums[5:].cumsum()[-1]])

@@ -1,0 +1,88 @@
+"""SSDM's passes: the reference's norms, momentum and signs, wherever a part begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mpicomp.kernels.ssdm import squares, stochastic_signs
+from mpicomp.random import Stream
+from tests.reference.signs import pack_bits
+from tests.reference.stochastic_signs import sums_of_squares, uniforms
+
+LENGTHS = (0, 1, 7, 8, 9, 15, 16, 17, 63, 64, 65, 511, 512, 513, 1000, 4095, 4096, 4097, 3 * 4096 + 65)
+STREAM = Stream(2, 0, "stochastic sign")
+STEP, SOURCE = 4, 5
+
+
+def values(n: int, dtype: Any = np.float32, seed: int = 0) -> NDArray[Any]:
+    """Normal values that start off any alignment; some zeros of both signs."""
+    x = np.empty(n + 3, dtype)[3:]
+    x[:] = np.random.default_rng((n, seed)).standard_normal(n)
+    x[::7], x[3::7] = 0.0, -0.0
+    return x
+
+
+def drawn(x: NDArray[Any], norm: float, first: int = 0, momentum: Any = None, beta: float = 0.0) -> NDArray[np.uint64]:
+    kind = x.dtype.type
+    bits = np.full(-(-x.size // 64), 99, np.uint64)
+    where = (np.uint64(first), np.uint64(STEP), np.uint64(SOURCE))
+    stochastic_signs(STREAM.schedule(), *where, x, momentum, kind(beta), kind(1 - beta), norm, bits)
+    return bits
+
+
+def expected(x: NDArray[Any], norm: float, first: int = 0) -> NDArray[np.uint64]:
+    uniform = uniforms(STREAM.key(), first // 512, first % 512 + x.size, STEP, SOURCE)[first % 512 :]
+    scale = 2.0**31 / norm if norm else 0.0
+    return pack_bits(uniform < 2.0**31 + x.astype(np.float64) * scale)
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_signs_equal_the_reference(dtype: Any, n: int) -> None:
+    x = values(n, dtype)
+    for norm in (0.0, 2.5, 300.0):
+        np.testing.assert_array_equal(drawn(x, norm), expected(x, norm))
+
+
+def test_signs_of_a_part_are_drawn_by_its_place() -> None:
+    x = values(5000)
+    for first in (64, 448, 512, 1024 + 64, 512 * (2**30 - 1) + 320):
+        np.testing.assert_array_equal(drawn(x, 3.0, first), expected(x, 3.0, first))
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_momentum_moves_and_is_what_signs_are_drawn_of(dtype: Any, n: int) -> None:
+    g, momentum = values(n, dtype), values(n, dtype, 1)
+    beta, gain = dtype(0.9), dtype(1 - 0.9)
+    want = beta * momentum + gain * g
+    before = momentum.copy()
+    sums = np.full(-(-n // 4096), np.nan)
+    squares(g, momentum, beta, gain, sums)
+    np.testing.assert_array_equal(momentum, before, "the norm's pass changes nothing")
+    np.testing.assert_array_equal(sums, sums_of_squares(want))
+    np.testing.assert_array_equal(drawn(g, 2.5, 0, momentum, 0.9), expected(want, 2.5))
+    np.testing.assert_array_equal(momentum, want)
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_squares_without_momentum_equal_the_reference(dtype: Any, n: int) -> None:
+    x = values(n, dtype)
+    sums = np.full(-(-n // 4096), np.nan)
+    squares(x, None, dtype(0), dtype(1), sums)
+    np.testing.assert_array_equal(sums, sums_of_squares(x))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_squares_show_what_is_not_finite(bad: float) -> None:
+    for n, position in ((40, 5), (40, 39), (5000, 4998), (5000, 100)):
+        x = values(n)
+        x[position] = bad
+        sums = np.empty(-(-n // 4096))
+        squares(x, None, np.float32(0), np.float32(1), sums)
+        assert np.flatnonzero(~np.isfinite(sums)).tolist() == [position // 4096]
