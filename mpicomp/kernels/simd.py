@@ -220,6 +220,16 @@ def count(typingctx: Any, counts: Any, mask: Any) -> Any:
 
 
 @intrinsic
+def bit_count(typingctx: Any, word: Any) -> Any:
+    """How many bits of a uint64 are 1."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.ctpop(args[0])
+
+    return types.uint64(word), codegen
+
+
+@intrinsic
 def to_mask(typingctx: Any, word: Any, shift: Any) -> Any:
     """Bits shift .. shift + 15 of a uint64 as a mask."""
 
@@ -267,6 +277,35 @@ def fold(typingctx: Any, vector: Any) -> Any:
             high = ir.Constant(ir.VectorType(i32, lanes), list(range(lanes, 2 * lanes)))
             value = add(builder.shuffle_vector(value, value, low), builder.shuffle_vector(value, value, high))
         return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
+
+    return vector.dtype(vector), codegen
+
+
+@intrinsic
+def to_integers(typingctx: Any, value: Any) -> Any:
+    """The bits of a float, or of float lanes, as unsigned integers of the same width."""
+    floats = value.dtype if isinstance(value, Vec) else value
+    words = {types.float32: types.uint32, types.float64: types.uint64}[floats]
+    result = Vec(words, value.lanes) if isinstance(value, Vec) else words
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], result.llvm if isinstance(result, Vec) else ir.IntType(words.bitwidth))
+
+    return result(value), codegen
+
+
+@intrinsic
+def greatest(typingctx: Any, vector: Any) -> Any:
+    """Largest of unsigned lanes."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        value, lanes, i32 = args[0], vector.lanes, ir.IntType(32)
+        while lanes > 1:
+            lanes //= 2
+            halves = [ir.Constant(ir.VectorType(i32, lanes), list(range(k, k + lanes))) for k in (0, lanes)]
+            low, high = (builder.shuffle_vector(value, value, half) for half in halves)
+            value = builder.select(builder.icmp_unsigned(">", low, high), low, high)
+        return builder.extract_element(value, ir.Constant(i32, 0))
 
     return vector.dtype(vector), codegen
 

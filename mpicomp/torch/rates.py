@@ -1,0 +1,106 @@
+"""How much each layer can be compressed, from how much is computed for each of its gradients.
+
+    ratio = multiply-adds of the layer in a rank's mini-batch / (its gradient elements * 32)
+
+A layer whose weights are used often for one example, such as a convolution over a large image, has gradients that are
+worth more: ratio 196 or more: 25 times; above 128: 50 times; 128 or less: 400 times. The 32 makes it the guidance's
+mini-batch per rank: 32 images or utterances, or 4.5 thousand tokens as 32 sequences.
+
+Reference: ScaleCom (Chen et al., NeurIPS 2020), section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from mpicomp.torch.buckets import NamedParameter, make_buckets
+
+EXAMPLES = 32
+LOW, MIDDLE, HIGH = 25, 50, 400
+_FROM, _ABOVE = 196.0, 128.0
+
+
+def rate_of(ratio: float) -> int:
+    """Elements per element that is sent, for a layer of this ratio of multiply-adds to gradients."""
+    return LOW if ratio >= _FROM else MIDDLE if ratio > _ABOVE else HIGH
+
+
+def flops_to_gradient(model: nn.Module, inputs: Sequence[Any]) -> dict[str, float]:
+    """Ratio of each trainable parameter of `model`.
+
+    Parameters
+    ----------
+    model : Module
+        Is called once, without gradients, in the mode that it is in.
+    inputs : sequence
+        What the model takes: a rank's mini-batch of the size that it will be trained with.
+
+    Returns
+    -------
+    dict
+        By the names of ``model.named_parameters()``. A module's own parameters share its ratio: what is computed in it
+        outside of its submodules, over their number. Counted are matrix products, convolutions and attention. Of a
+        module without any of these, such as a norm, or an embedding, it is 0.
+    """
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(*inputs)
+    counts = {name: sum(operations.values()) for name, operations in counter.get_flop_counts().items()}
+    top = type(model).__name__
+    ratios: dict[str, float] = {}
+    for name, module in model.named_modules():
+        own = {key: p for key, p in module.named_parameters(prefix=name, recurse=False) if p.requires_grad}
+        if not own:
+            continue
+        inside = (f"{name}.{child}" if name else child for child, _ in module.named_children())
+        flops = _of(counts, top, name) - sum(_of(counts, top, child) for child in inside)
+        elements = sum(parameter.numel() for parameter in own.values())
+        ratios.update(dict.fromkeys(own, flops / 2 / (max(1, elements) * EXAMPLES)))
+    return ratios
+
+
+def _of(counts: Mapping[str, int], top: str, name: str) -> int:
+    """Operations counted in a module: the counter puts the model's class before its submodules' names."""
+    return counts.get(f"{top}.{name}" if name else top, 0)
+
+
+def compression_rates(model: nn.Module, inputs: Sequence[Any]) -> dict[str, int]:
+    """Rate of each trainable parameter, by name. Parameters as in `flops_to_gradient`.
+
+    Vectors of a module in which nothing is counted, such as a norm's, get the lowest: there is little of them to save.
+    """
+    ratios = flops_to_gradient(model, inputs)
+    parameters = dict(model.named_parameters())
+    few = {name for name, ratio in ratios.items() if not ratio and parameters[name].ndim < 2}
+    return {name: LOW if name in few else rate_of(ratio) for name, ratio in ratios.items()}
+
+
+def bucket_rates(
+    named_parameters: Iterable[tuple[str, Tensor]], rates: Mapping[str, int], bucket_mb: float = 25
+) -> tuple[tuple[int, ...], ...]:
+    """Rates as `mpicomp.ScaleCom` takes them for the buckets of a `DistributedOptimizer` over these parameters.
+
+    Parameters
+    ----------
+    named_parameters : iterable of (str, Tensor)
+        In the order in which the optimizer has them.
+    rates : mapping
+        By name, as `compression_rates` gives them.
+    bucket_mb : float
+        The optimizer's.
+
+    Raises
+    ------
+    ValueError
+        A parameter has no rate.
+    """
+    members = [NamedParameter(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
+    missing = [member.name for member in members if member.name not in rates]
+    if missing:
+        raise ValueError(f"there is no rate for {', '.join(missing)}: pass one for every parameter that is trained")
+    buckets = make_buckets(members, bucket_mb)
+    return tuple(tuple(rates[m.name] for m in bucket.members if m.parameter.numel()) for bucket in buckets)

@@ -1,0 +1,169 @@
+"""Options and layout of ScaleCom, random-k and true top-k; what one rank does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpicomp import Communicator
+from mpicomp.algorithms import RandomK, ScaleCom, TrueTopK
+from mpicomp.algorithms.shared_indices import PART_ELEMENTS, lay_out
+from mpicomp.codecs.sparse import kept
+from tests.reference.sparse import top
+
+N = 4096 + 77
+
+
+@pytest.mark.parametrize(
+    ("option", "refused"),
+    [
+        ("rate", (0, -1, 2.5, "10", True, None)),
+        ("beta", (0, -0.5, 1.01, float("nan"), "1", True)),
+        ("warmup_steps", (-1, 1.5, "3", True, None)),
+    ],
+)
+@pytest.mark.parametrize("method", [ScaleCom, RandomK, TrueTopK])
+def test_options_out_of_range_are_refused_by_name_and_value(method: Any, option: str, refused: Any) -> None:
+    for value in refused:
+        with pytest.raises(ValueError, match=f"^{option} must be .* not {value!r}$"):
+            method(**{option: value})
+
+
+@pytest.mark.parametrize("method", [ScaleCom, TrueTopK])
+def test_chunks_that_do_not_fit_the_rate_are_refused(method: Any) -> None:
+    method(rate=50, chunk=50)
+    method(rate=50, chunk=np.int64(100))
+    for chunk in (0, 25, 75, -50, 50.0, True):
+        with pytest.raises(ValueError, match=r"^chunk must be None or a multiple of 50, up to 2\^32, not "):
+            method(rate=50, chunk=chunk)
+    with pytest.raises(ValueError, match=r"^chunk must be None with exact=True"):
+        method(rate=50, chunk=100, exact=True)
+    with pytest.raises(ValueError, match=r"^exact must be True or False, not 1$"):
+        method(exact=1)
+
+
+@pytest.mark.parametrize("rates", [(), 5, "25", (0,), (25, 2.5), ((25,), 5), (25, (5,))])
+def test_rates_that_are_none_are_refused(rates: Any) -> None:
+    with pytest.raises(ValueError, match=r"^rates must be "):
+        ScaleCom(rates=rates)
+
+
+def test_rates_are_those_of_a_vectors_segments() -> None:
+    assert ScaleCom(rate=7).rates_of(3) == (7,)
+    assert ScaleCom(rates=[25, 50]).rates_of(3) == (25, 50)
+    nested = ScaleCom(rates=[[25, 50], [400]])
+    assert nested == ScaleCom(rates=((25, 50), (400,)))
+    assert hash(nested) == hash(ScaleCom(rates=((25, 50), (400,))))
+    assert [nested.rates_of(vector) for vector in (0, 1)] == [(25, 50), (400,)]
+    with pytest.raises(ValueError, match="rates must have a tuple for each vector, not 2: there is 2"):
+        nested.rates_of(2)
+    with pytest.raises(ValueError, match="chunk must be None or a multiple of 50"):
+        ScaleCom(rates=(25, 50), chunk=25)
+
+
+def test_rates_that_are_not_as_many_as_the_segments_are_refused(comm: Communicator) -> None:
+    for segments in (None, (64,), (64, 64, 64)):
+        n = sum(segments or (192,))
+        with pytest.raises(ValueError, match=r"vector 0 has \d segments, but rates has 2 for it"):
+            ScaleCom(rates=(25, 50)).start(comm, n, segments=segments)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 3 * PART_ELEMENTS), min_size=1, max_size=4),
+    rate=st.sampled_from([1, 7, 100, 400]),
+    times=st.sampled_from([None, 1, 3, 5000]),
+)
+def test_parts_are_whole_chunks_that_follow_each_other(lengths: list[int], rate: int, times: int | None) -> None:
+    rates = [rate, 2 * rate, rate, 1][: len(lengths)]
+    chunk = None if times is None else 2 * rate * times
+    parts = lay_out(lengths, rates, chunk)
+    ends = np.cumsum(lengths)
+    start = first = 0
+    for part in parts:
+        segment = int(np.searchsorted(ends, start, side="right"))
+        begin = ends[segment] - lengths[segment]
+        assert (part.start, part.first) == (start, first)
+        assert part.chunk == (chunk or rates[segment])
+        assert part.keep * rates[segment] == part.chunk
+        assert (part.start - begin) % part.chunk == 0
+        assert part.stop == ends[segment] or (part.stop - begin) % part.chunk == 0
+        assert part.stop - part.start <= max(PART_ELEMENTS, part.chunk)
+        assert part.last - part.first == kept(part.stop - part.start, part.chunk, part.keep)
+        start, first = part.stop, part.last
+    assert start == sum(lengths)
+    assert first == sum(
+        kept(length, chunk or one, (chunk or one) // one) for length, one in zip(lengths, rates, strict=True)
+    )
+
+
+def test_exact_segments_are_one_chunk_each() -> None:
+    parts = lay_out([1000, 64, 1], [100, 30, 30], None, exact=True)
+    assert [(part.start, part.stop, part.chunk, part.keep) for part in parts] == [
+        (0, 1000, 1000, 10),
+        (1000, 1064, 64, 3),
+        (1064, 1065, 1, 1),
+    ]
+    assert lay_out([0], [100], None, exact=True) == ()
+
+
+@pytest.mark.parametrize("options", [ScaleCom(10), ScaleCom(10, chunk=100), TrueTopK(10), ScaleCom(10, exact=True)])
+def test_one_rank_sends_its_own_largest_and_keeps_the_rest(options: ScaleCom | TrueTopK, comm: Communicator) -> None:
+    aggregator = options.start(comm, N)
+    residual = np.zeros(N, np.float32)
+    chunk = N if options.exact else options.chunk or 10
+    for step in range(5):
+        g = np.random.default_rng(step).standard_normal(N, np.float32)
+        total = g + residual
+        places = top(total, chunk, -(-chunk // 10))
+        residual = total.copy()
+        residual[places] = 0
+        result = aggregator.aggregate(g)
+        np.testing.assert_array_equal(aggregator.places, places)
+        np.testing.assert_array_equal(aggregator.residual, residual)
+        np.testing.assert_array_equal(result, total - residual)
+
+
+def test_vectors_under_one_seed_draw_differently(comm: Communicator) -> None:
+    def places(vector_id: int, seed: int = 0) -> Any:
+        aggregator = RandomK(10, seed=seed).start(comm, N, vector_id=vector_id)
+        aggregator.aggregate(np.ones(N, np.float32))
+        return aggregator.places
+
+    first = places(0)
+    np.testing.assert_array_equal(places(0), first)
+    assert (places(1) != first).any()
+    assert (places(0, seed=1) != first).any()
+
+
+@pytest.mark.parametrize("options", [ScaleCom(20, chunk=100), RandomK(20), TrueTopK(20)], ids=str)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_messages_are_as_long_as_the_values_and_their_places(options: Any, dtype: str) -> None:
+    wire = options.wire(10**6, dtype, 4, 1 << 16)
+    summing = 8 if dtype == "float64" else 4
+    complete = 2 if dtype == "float16" else summing
+    if isinstance(options, TrueTopK):
+        assert wire.nbytes(1000, 1) == 1000 * summing
+        return
+    bits = 7 if isinstance(options, ScaleCom) else 0
+    once = bits * 50 / 8 * 4 / (2 * 3)  # of a ring's phases each sends 3/4, and places go round once
+    assert wire.nbytes(1000, 1) == int(np.ceil(50 * summing + once))
+    assert wire.nbytes(1000, 4) == int(np.ceil(50 * complete + once))
+    assert wire.piece_elements % wire.alignment == 0
+
+
+def test_a_state_with_nan_or_of_another_shape_is_refused_whole(comm: Communicator) -> None:
+    aggregator = ScaleCom(10).start(comm, N)
+    aggregator.aggregate(np.ones(N, np.float32))
+    before = aggregator.state_dict()
+    bad = before["residual"].copy()
+    bad[3] = np.nan
+    for residual, told in ((bad, "holds NaN or infinity"), (before["residual"][1:], "has shape")):
+        with pytest.raises(ValueError, match=f"this state's residual {told}"):
+            aggregator.load_state_dict(before | {"residual": residual, "step": 9})
+    after = aggregator.state_dict()
+    assert after["step"] == before["step"]
+    np.testing.assert_array_equal(after["residual"], before["residual"])

@@ -1,0 +1,225 @@
+"""TopK and RandomSparsification: the codec contract, what is kept, and what damage does."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mpicomp.codecs import Codec
+from mpicomp.codecs.sparse import RandomSparsification, TopK, kept
+from mpicomp.random import bernoulli_table
+from tests.contracts import CodecContract, draw_at, encoded, gaussian
+from tests.reference.philox import mix_words
+from tests.reference.signs import unpack_bits
+from tests.reference.sparse import planes, top, within_chunks
+from tests.reference.statistics import assert_binomial
+
+
+class TopKContract(CodecContract):
+    codec: ClassVar[TopK]
+    dtypes = (np.float32, np.float64)
+
+    def check_round_trip(self, values: NDArray[Any], decoded: NDArray[Any]) -> None:
+        expected = np.zeros_like(values)
+        places = top(values, self.codec.elements, self.codec.keep)
+        expected[places] = values[places] if self.codec.double else values[places].astype(np.float32)
+        np.testing.assert_array_equal(decoded, expected)
+
+    def test_wire_format_is_pinned(self) -> None:
+        values = gaussian(1000, np.float64)
+        payload = encoded(self.codec, values)
+        chunk, keep, kind = self.codec.elements, self.codec.keep, np.float64 if self.codec.double else np.float32
+        places = top(values, chunk, keep)
+        chosen = values[places].astype(kind)
+        bits = (chunk - 1).bit_length()
+        header = -(-chosen.nbytes // 8) * 8
+        assert payload.size == self.codec.nbytes(1000) == header + 8 * bits * -(-places.size // 64)
+        np.testing.assert_array_equal(payload[: chosen.nbytes].view(kind), chosen)
+        assert not payload[chosen.nbytes : header].any()
+        expected = planes(within_chunks(places, 1000, chunk, keep), bits)
+        np.testing.assert_array_equal(payload[header:].view(np.uint64).reshape(expected.shape), expected)
+
+    def test_chunks_encode_as_their_part_of_the_whole(self) -> None:
+        start = self.codec.alignment
+        values = gaussian(2 * start + 33)
+        decoded = self.decoded(encoded(self.codec, values), values.size)
+        for cut in (start, 2 * start):
+            part = self.decoded(encoded(self.codec, values[cut:], draw_at(offset=cut)), values.size - cut)
+            np.testing.assert_array_equal(part, decoded[cut:])
+
+    def test_adding_is_decoding_and_adding(self) -> None:
+        values = gaussian(1000)
+        payload = encoded(self.codec, values)
+        for dtype in (np.float32, np.float64):
+            sums = gaussian(1000, dtype, seed=3)
+            expected = sums + self.decoded(payload, 1000, dtype)
+            self.codec.add(payload, sums)
+            np.testing.assert_array_equal(sums, expected)
+        with pytest.raises(ValueError, match="damaged"):
+            self.codec.add(payload[:-8], np.zeros(1000, np.float32))
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+    def test_a_damaged_value_counts_as_zero(self, bad: float) -> None:
+        values = gaussian(300)
+        payload = encoded(self.codec, values)
+        kind = np.float64 if self.codec.double else np.float32
+        payload[: kind().itemsize].view(kind)[0] = bad
+        expected = self.decoded(encoded(self.codec, values), 300)
+        expected[top(values, self.codec.elements, self.codec.keep)[0]] = 0
+        np.testing.assert_array_equal(self.decoded(payload, 300), expected)
+        sums = np.zeros(300, np.float32)
+        self.codec.add(payload, sums)
+        np.testing.assert_array_equal(sums, expected)
+
+    def test_damaged_places_write_inside_the_vector_alone(self) -> None:
+        n = 130
+        payload = encoded(self.codec, gaussian(n))
+        header = payload.size - 8 * (self.codec.elements - 1).bit_length() * -(
+            -kept(n, self.codec.elements, self.codec.keep) // 64
+        )
+        payload[header:] = 0xFF
+        memory = np.full(n + 200, 7, np.float32)
+        self.codec.decode(payload, memory[100 : 100 + n], weight=1)
+        self.codec.add(payload, memory[100 : 100 + n])
+        assert (memory[:100] == 7).all()
+        assert (memory[100 + n :] == 7).all()
+
+
+class TestTopOne(TopKContract):
+    codec = TopK(10)
+
+
+class TestTopOneOfAHundred(TopKContract):
+    codec = TopK()
+
+
+class TestTopSeveral(TopKContract):
+    codec = TopK(10, chunk=70)
+
+
+class TestTopDouble(TopKContract):
+    codec = TopK(20, chunk=60, double=True)
+
+    def test_values_beyond_the_result_are_held_at_its_largest(self) -> None:
+        payload = encoded(self.codec, np.array([1e300, -1e300] * 30))
+        assert np.abs(self.decoded(payload, 60)).max() == np.finfo(np.float32).max
+
+
+class TestTopAll(TopKContract):
+    codec = TopK(1)
+
+    def test_nothing_is_lost(self) -> None:
+        np.testing.assert_array_equal(self.decoded(encoded(self.codec, gaussian(77)), 77), gaussian(77))
+
+
+def test_float64_values_beyond_float32_are_held_at_its_largest() -> None:
+    payload = encoded(TopK(4), np.array([1.0, -1e300, 2.0, 3.0]))
+    values = np.empty(4)
+    TopK(4).decode(payload, values, weight=1)
+    np.testing.assert_array_equal(values, [0, -np.finfo(np.float32).max, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"rate": 0}, "rate must be an integer of 1 to 2\\^32, not 0"),
+        ({"rate": 2.5}, "rate must be an integer of 1 to 2\\^32, not 2.5"),
+        ({"rate": True}, "rate must be"),
+        ({"rate": 10, "chunk": 15}, "chunk must be None or a multiple of 10, up to 2\\^32, not 15"),
+        ({"rate": 10, "chunk": 0}, "chunk must be None or a multiple of 10"),
+        ({"double": "yes"}, "double must be True or False, not 'yes'"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        TopK(**options)
+
+
+class RandomContract(CodecContract):
+    codec: ClassVar[RandomSparsification]
+    dtypes = (np.float32, np.float64)
+
+    def check_round_trip(self, values: NDArray[Any], decoded: NDArray[Any]) -> None:
+        scaled = (values.astype(np.float64) / self.codec.p).astype(np.float32)
+        np.testing.assert_array_equal(decoded, np.where(decoded == 0, 0, scaled))
+
+
+class TestRandomQuarter(RandomContract):
+    codec = RandomSparsification(0.25)
+
+    def test_the_kept_are_those_of_the_documented_words(self) -> None:
+        values, draw = gaussian(3000), draw_at(step=9, rank=4, ordinal=2, offset=512 * 7)
+        chance = Fraction(self.codec.p)
+        table, rest = bernoulli_table(chance.numerator, chance.denominator - chance.numerator)
+        words = mix_words(draw.stream.key(), 7, 6, 9, int(draw.source), table, rest)
+        payload = encoded(self.codec, values, draw)
+        np.testing.assert_array_equal(self.decoded(payload, 3000) != 0, unpack_bits(words, 3000))
+        assert payload[:8].view(np.uint32).tolist() == list(draw.stream.key())
+        assert payload[8:16].view(np.uint32).tolist() == [9, int(draw.source)]
+        assert payload[16:32].view(np.uint64).tolist() == [7, int(unpack_bits(words, 3000).sum())]
+
+
+class TestRandomHundredth(RandomContract):
+    codec = RandomSparsification()
+
+    def test_its_mean_is_the_value(self) -> None:
+        n, steps = 20_000, 50
+        kept_in_all = 0
+        for step in range(steps):
+            decoded = self.decoded(encoded(self.codec, np.ones(n, np.float32), draw_at(step)), n)
+            assert set(np.unique(decoded)) == {0, np.float32(100)}
+            kept_in_all += int((decoded != 0).sum())
+        assert_binomial(kept_in_all, n * steps, 0.01)
+
+    def test_ranks_steps_and_chunks_draw_differently(self) -> None:
+        ones = np.ones(1 << 16, np.float32)
+        first = self.decoded(encoded(self.codec, ones, draw_at()), ones.size)
+        for other in (draw_at(4), draw_at(rank=2), draw_at(ordinal=1), draw_at(offset=1 << 16), draw_at(seed=12)):
+            second = self.decoded(encoded(self.codec, ones, other), ones.size)
+            assert_binomial(((first != 0) & (second != 0)).sum(), ones.size, 1e-4, "kept twice")
+
+    def test_size_is_bounded_by_chance_and_told(self) -> None:
+        n = 1_000_000
+        payload = encoded(self.codec, gaussian(n))
+        assert payload.size == self.codec.nbytes(n) <= 4 * (0.01 * n + 8 * 100 + 40) + 32
+        used = self.codec.used(payload)
+        assert not payload[used:].any()
+        assert payload[used - 4 : used].any()
+
+
+class TestRandomAll(RandomContract):
+    codec = RandomSparsification(1)
+
+    def test_nothing_is_lost(self) -> None:
+        np.testing.assert_array_equal(self.decoded(encoded(self.codec, gaussian(77)), 77), gaussian(77))
+
+
+def test_what_there_is_no_room_for_counts_as_not_drawn() -> None:
+    """As little room as no chance would leave: the first values are kept, and nothing else is written."""
+
+    class Narrow(RandomSparsification):
+        def nbytes(self, n: int, weight: int = 1) -> int:
+            return 32 + 8 * 3
+
+    values, codec = gaussian(1000), Narrow(0.5)
+    decoded, full = np.empty(1000, np.float32), np.empty(1000, np.float32)
+    codec.decode(encoded(codec, values), decoded, weight=1)
+    wide = RandomSparsification(0.5)
+    wide.decode(encoded(wide, values), full, weight=1)
+    (there,) = np.nonzero(decoded)
+    np.testing.assert_array_equal(there, np.nonzero(full)[0][:6])
+
+
+@pytest.mark.parametrize("p", [0, -0.1, 1.1, float("nan"), "0.5", True])
+def test_a_probability_out_of_range_is_refused(p: Any) -> None:
+    with pytest.raises(ValueError, match=f"p must be above 0 and at most 1, not {p!r}"):
+        RandomSparsification(p)
+
+
+def test_they_are_codecs() -> None:
+    codecs: list[Codec] = [TopK(), RandomSparsification()]
+    assert [codec.alignment for codec in codecs] == [1600, 512]
