@@ -107,7 +107,9 @@ def _stretch(axis: Axes) -> None:
             lambda stretched: 100.5 - np.exp(-stretched),
         ),
     )
-    axis.yaxis.set_major_locator(FixedLocator(_TICKS))
+    low, high = axis.get_ylim()
+    shown = [tick for tick in _TICKS if low <= tick <= high]
+    axis.yaxis.set_major_locator(FixedLocator(shown) if len(shown) > 2 else MaxNLocator(5))
     axis.yaxis.set_minor_locator(NullLocator())
     axis.yaxis.set_major_formatter("{x:g}")
 

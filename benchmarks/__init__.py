@@ -3,6 +3,8 @@
 Each part is a module that can be run alone, with ``--quick`` in a small form:
 
 - ``python -m benchmarks.kernels``: kernels against NumPy, one core
+- ``python -m benchmarks.codecs``: codecs against NumPy, one core
+- ``python -m benchmarks.entropy``: entropy coding of quantizer codes, one core
 - ``mpirun -n 2 python -m benchmarks.allreduce``: all methods against MPI_Allreduce, 100 MB
 - ``mpirun -n 2 python -m benchmarks.dense_sizes``: the dense all-reduce against MPI_Allreduce, 4 KiB to 400 MB
 - ``mpirun -n 2 python -m benchmarks.small_calls``: what a small call costs beyond MPI and beyond its kernels

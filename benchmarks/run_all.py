@@ -47,6 +47,8 @@ class Job:
 
 JOBS = (
     Job("kernels", "kernels", "kernels"),
+    Job("codecs", "codecs", "codecs"),
+    Job("entropy", "entropy", "entropy"),
     Job("allreduce", "allreduce-2-ranks", "allreduce", 2),
     Job("allreduce", "allreduce-4-ranks", "allreduce", 4),
     Job("dense-sizes", "dense-sizes", "dense_sizes", 2),

@@ -1,6 +1,7 @@
 """Collectives on non-blocking MPI: schedules as data, one executor for all of them, payloads as opaque bytes."""
 
 from collectives.communicator import Communicator
+from collectives.direct import Direct
 from collectives.errors import (
     CollectiveError,
     CollectiveMismatch,
@@ -27,6 +28,7 @@ __all__ = [
     "CollectiveTimeout",
     "Communicator",
     "CommunicatorClosed",
+    "Direct",
     "DoubleTree",
     "HalvingDoubling",
     "Handle",

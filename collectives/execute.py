@@ -67,7 +67,9 @@ class Execution:
         describe = WeakMethod(self._describe)
         self.patience: Patience | TracedPatience = Patience(timeout_s, lambda: (describe() or str)())
         count = len(program.pieces)
-        self._at = [-1] * count  # position in the piece's chain; -1: not encoded
+        self._at = [0] * count  # position in the piece's chain; -1: to be encoded first
+        for piece in program.encode_order:
+            self._at[piece] = -1
         self._sends_left = [0] * count  # sends of the piece still in flight
         self._landed: dict[int, int] = {}  # receive -> slot
         self._to_encode = deque(program.encode_order)
@@ -125,6 +127,8 @@ class Execution:
             self._payload.encode(piece)
             self._traffic.seconds_encoding += clock() - start
             self._at[piece] = 0
+            if self._program.last_recv[piece] < 0:
+                self._to_finish.append(piece)
             self._advance(piece)
             if not self._to_encode and self._encoded is not None:
                 self._encoded()
@@ -234,7 +238,7 @@ class Execution:
                         self._unmerged.discard(message.index)
                 at += 1
             self._at[piece] = at
-            if before <= last < at or (before == 0 and last < 0):
+            if before <= last < at:
                 self._to_finish.append(piece)
 
     def _describe(self) -> str:

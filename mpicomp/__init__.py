@@ -13,17 +13,30 @@ if TYPE_CHECKING:
         Communicator,
         NonFiniteGradient,
     )
+    from collectives.local import run_local
     from mpicomp.abort import install_abort_hook
     from mpicomp.algorithms import (
         ALGORITHMS,
+        ECQSGD,
+        QSGD,
         SSDM,
         CascadingSSDM,
         Dense,
+        DoubleSqueeze,
         EFSignSGD,
+        LocalTopK,
         MajorityVote,
         Marsit,
+        MemSGD,
+        OneBitSGD,
+        RandomK,
+        ScaleCom,
+        TernGrad,
+        TopKSGD,
+        TrueTopK,
         algorithm,
     )
+    from mpicomp.state import load_state, redistribute, save_state
 
 __version__ = "0.1.0"
 
@@ -36,21 +49,36 @@ _HOMES = {
         "Communicator",
         "NonFiniteGradient",
     ),
+    "collectives.local": ("run_local",),
     "mpicomp.abort": ("install_abort_hook",),
     "mpicomp.algorithms": (
         "ALGORITHMS",
+        "ECQSGD",
+        "QSGD",
         "SSDM",
         "CascadingSSDM",
         "Dense",
+        "DoubleSqueeze",
         "EFSignSGD",
+        "LocalTopK",
         "MajorityVote",
         "Marsit",
+        "MemSGD",
+        "OneBitSGD",
+        "RandomK",
+        "ScaleCom",
+        "TernGrad",
+        "TopKSGD",
+        "TrueTopK",
         "algorithm",
     ),
+    "mpicomp.state": ("load_state", "redistribute", "save_state"),
 }
 
 __all__ = [
     "ALGORITHMS",
+    "ECQSGD",
+    "QSGD",
     "SSDM",
     "CascadingSSDM",
     "CollectiveError",
@@ -58,12 +86,25 @@ __all__ = [
     "CollectiveTimeout",
     "Communicator",
     "Dense",
+    "DoubleSqueeze",
     "EFSignSGD",
+    "LocalTopK",
     "MajorityVote",
     "Marsit",
+    "MemSGD",
     "NonFiniteGradient",
+    "OneBitSGD",
+    "RandomK",
+    "ScaleCom",
+    "TernGrad",
+    "TopKSGD",
+    "TrueTopK",
     "algorithm",
     "install_abort_hook",
+    "load_state",
+    "redistribute",
+    "run_local",
+    "save_state",
 ]
 
 

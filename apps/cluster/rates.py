@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _WRITTEN = re.compile(r"([\d.]+)\s*(kbit|mbit|gbit)", re.IGNORECASE)
-SMALLEST_BURST_BYTES = 64_000  # one segment as the kernel hands it down
+# More than the 64 KiB and headers that TCP hands down at once: else the bucket cuts them into packets and, with a timer
+# for each, does not reach the rate.
+SMALLEST_BURST_BYTES = 80_000
 BURST_S = 1e-3  # a larger bucket hides the limit from short messages
 QUEUE_S = 0.05
 SMALLEST_QUEUE_BYTES = 1_000_000

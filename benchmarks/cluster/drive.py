@@ -129,6 +129,16 @@ def measure_network_of(net: Net, path: Path) -> dict[str, Any]:
     return _alone("predicted", net, path, {})
 
 
+def measure_methods_of(net: Net, path: Path, n: int, repeats: int) -> dict[str, Any]:
+    """Measure every method on a cluster of its own; returns the record.
+
+    Raises
+    ------
+    ClusterError
+    """
+    return _alone("methods", net, path, {"n": n, "repeats": repeats})
+
+
 def _alone(kind: str, net: Net, path: Path, request: dict[str, Any]) -> dict[str, Any]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="mpicomp-cluster-") as scratch, Network(net.layout) as network:

@@ -42,6 +42,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             record["facts"] = machine_facts() | {"load": request["load"]}
             _publish(comm, {**record, "links": request["links"], "settings": request["net"]}, request["path"])
         return 0
+    if request["library"] == "methods":
+        from benchmarks.cluster.methods import measure_here as measure_methods  # whose driver imports this package
+
+        with Communicator(topology="ring") as comm:
+            record = measure_methods(comm, request["n"], request["repeats"])
+            record["facts"]["load"] = request["load"]
+            _publish(comm, {**record, "links": request["links"], "settings": request["net"]}, request["path"])
+        return 0
     known = {way.name: way for way in of_library(request["library"], net.nodes)}
     wanted = {name for asked in request["cells"] for name in asked["ways"]}
     resources = Resources([way for name, way in known.items() if name in wanted], request["address"])

@@ -7,10 +7,18 @@ from typing import Any
 from mpicomp.algorithms.base import Aggregator, Algorithm
 from mpicomp.algorithms.cascading import CascadingSSDM
 from mpicomp.algorithms.dense import Dense
+from mpicomp.algorithms.double_squeeze import DoubleSqueeze, MemSGD
 from mpicomp.algorithms.ef_signsgd import EFSignSGD
 from mpicomp.algorithms.majority import MajorityVote
 from mpicomp.algorithms.marsit import Marsit
+from mpicomp.algorithms.one_bit_sgd import OneBitSGD
+from mpicomp.algorithms.qsgd import ECQSGD, QSGD
+from mpicomp.algorithms.random_k import RandomK
+from mpicomp.algorithms.scalecom import ScaleCom
 from mpicomp.algorithms.ssdm import SSDM
+from mpicomp.algorithms.terngrad import TernGrad
+from mpicomp.algorithms.top_k_sgd import LocalTopK, TopKSGD
+from mpicomp.algorithms.true_top_k import TrueTopK
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "dense": Dense,
@@ -19,6 +27,17 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "majority-vote": MajorityVote,
     "ef-signsgd": EFSignSGD,
     "ssdm": SSDM,
+    "qsgd": QSGD,
+    "ecq-sgd": ECQSGD,
+    "terngrad": TernGrad,
+    "one-bit-sgd": OneBitSGD,
+    "double-squeeze": DoubleSqueeze,
+    "mem-sgd": MemSGD,
+    "local-top-k": LocalTopK,
+    "top-k-sgd": TopKSGD,
+    "scalecom": ScaleCom,
+    "random-k": RandomK,
+    "true-top-k": TrueTopK,
 }
 
 
@@ -39,13 +58,24 @@ def algorithm(name: str, **options: Any) -> Algorithm:
 
 __all__ = [
     "ALGORITHMS",
+    "ECQSGD",
+    "QSGD",
     "SSDM",
     "Aggregator",
     "Algorithm",
     "CascadingSSDM",
     "Dense",
+    "DoubleSqueeze",
     "EFSignSGD",
+    "LocalTopK",
     "MajorityVote",
     "Marsit",
+    "MemSGD",
+    "OneBitSGD",
+    "RandomK",
+    "ScaleCom",
+    "TernGrad",
+    "TopKSGD",
+    "TrueTopK",
     "algorithm",
 ]

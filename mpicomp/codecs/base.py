@@ -77,7 +77,29 @@ class Mergeable(Codec, Protocol):
         ...
 
 
-def check_size(codec: Codec, payload: Bytes, n: int, weight: int) -> None:
+class Variable(Codec, Protocol):
+    """A codec whose `nbytes` is the most that a payload may take; the end of most need not be sent."""
+
+    def used(self, payload: Bytes, n: int) -> int:
+        """Bytes of a payload of `n` elements that decoding needs; the payload's own size at most, whatever it holds."""
+        ...
+
+
+def sent_bytes(codec: Codec, payload: Bytes, n: int) -> int:
+    """Bytes of a payload of `n` elements that must be sent."""
+    used = getattr(codec, "used", None)
+    return payload.size if used is None else used(payload, n)
+
+
+class Sized(Protocol):
+    """What knows the size of its payloads."""
+
+    def nbytes(self, n: int, weight: int = 1) -> int:
+        """See `Codec`."""
+        ...
+
+
+def check_size(codec: Sized, payload: Bytes, n: int, weight: int) -> None:
     """Raise ValueError unless the payload has the size that `n` elements need."""
     expected = codec.nbytes(n, weight)
     if payload.size != expected:

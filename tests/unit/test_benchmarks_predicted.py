@@ -51,6 +51,17 @@ def test_predictions_stand_beside_medians_and_are_counted() -> None:
     assert predicted.render([], []) == "Not measured yet."
 
 
+def test_clusters_that_the_model_was_not_tried_on_have_a_table_of_their_own() -> None:
+    cell, other = Cell(GIGABIT, 100_000_000), Cell(Net(2, "1gbit"), 100_000_000)
+    assert other in predicted.UNSEEN
+    assert not set(predicted.UNSEEN) & set(predicted.CELLS)
+    records = [network(GIGABIT, LINK), network(other.net, LINK)]
+    text = predicted.render(records, [measured(cell, dense_ring=1.0), measured(other, dense_ring=0.1)])
+    chosen, unseen = text.split("not been tried before")
+    assert "1 off by more than 40% (target" not in chosen
+    assert "0 of 1 within 20%, 1 off by more than 40%." in unseen
+
+
 def test_targets_are_reached_or_missed() -> None:
     cell = Cell(GIGABIT, 100_000_000)
     seconds = {"one_bit_ring": 0.05, "Marsit_ring": 0.1, "dense_ring": 1.25, "MPI_default": 2.0, "MPI_ring": 1.5}

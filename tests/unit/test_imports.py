@@ -23,7 +23,9 @@ class Layer(NamedTuple):
 
 
 # A schedule is data: what makes plans needs nothing but the language.
-PLANS = tuple(f"collectives.{name}" for name in ("plan", "ring", "torus", "tree", "halving", "star", "topologies"))
+PLANS = tuple(
+    f"collectives.{name}" for name in ("plan", "ring", "torus", "tree", "halving", "star", "direct", "topologies")
+)
 
 # The first layer whose package fits a module is its own.
 LAYERS = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from collectives.direct import Direct
 from collectives.halving import HalvingDoubling
 from collectives.plan import Topology
 from collectives.ring import Ring
@@ -14,7 +15,10 @@ from collectives.torus import Torus
 from collectives.tree import DoubleTree, Tree
 
 SIZES = range(1, 34)
-VARIANTS = [Ring(2), Ring(5), Tree(1), Tree(3), DoubleTree(1), DoubleTree(5), Star(segments=1), Star(segments=3)]
+VARIANTS = [
+    *(Ring(2), Ring(5), Tree(1), Tree(3), DoubleTree(1), DoubleTree(5), Star(segments=1), Star(segments=3)),
+    *(Direct(1), Direct(4)),
+]
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)

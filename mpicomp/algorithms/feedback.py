@@ -1,0 +1,56 @@
+"""What a rank keeps of what its codec left out, and gives to the next step.
+
+Works on parts of vectors that fit the caches, so that a vector is read from memory once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Part = NDArray[Any]
+
+
+class Feedback(Protocol):
+    """How a residual enters a step and what becomes of it. All arrays are of one length and dtype."""
+
+    def compensate(self, values: Part, residual: Part, out: Part) -> None:
+        """Overwrite `out` with what is to be encoded."""
+
+    def keep(self, values: Part, compensated: Part, sent: Part, residual: Part) -> None:
+        """Overwrite `residual`; `sent` is what the codec made of `compensated`, which may be overwritten too."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorFeedback:
+    """p = g + e; e <- p - Q(p)."""
+
+    def compensate(self, values: Part, residual: Part, out: Part) -> None:
+        """See `Feedback`."""
+        np.add(values, residual, out=out)
+
+    def keep(self, values: Part, compensated: Part, sent: Part, residual: Part) -> None:
+        """See `Feedback`."""
+        np.subtract(compensated, sent, out=residual)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorAccumulation:
+    """p = g + alpha h; h <- beta h + (g - Q(p))."""
+
+    alpha: float
+    beta: float
+
+    def compensate(self, values: Part, residual: Part, out: Part) -> None:
+        """See `Feedback`."""
+        np.multiply(residual, residual.dtype.type(self.alpha), out=out)
+        np.add(out, values, out=out)
+
+    def keep(self, values: Part, compensated: Part, sent: Part, residual: Part) -> None:
+        """See `Feedback`."""
+        np.multiply(residual, residual.dtype.type(self.beta), out=residual)
+        np.subtract(values, sent, out=compensated)
+        np.add(residual, compensated, out=residual)

@@ -1,0 +1,169 @@
+"""Codes that are gathered: every rank gets every rank's payload, decodes them in rank order, and takes the mean.
+
+    p = g + what feedback adds;   every rank sends Q(p) to all;   result = mean of the Q(p)
+
+Nothing is merged on the way, so a rank sends, and keeps for the time of a call, M payloads: the volume grows with the
+number of ranks. Pieces go round a ring while others are encoded and decoded.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import DTypeLike, NDArray
+
+from collectives import Communicator, Traffic
+from collectives.gather import gather_program
+from collectives.partition import pieces
+from collectives.program import Message, Program
+from mpicomp.algorithms.base import Algorithm, StateKind, VectorAggregator
+from mpicomp.algorithms.coded import CodedAggregator, Worker, buffers, piece_elements
+from mpicomp.algorithms.feedback import Feedback
+from mpicomp.codecs.base import Codec, sent_bytes
+from mpicomp.random import Stream
+
+BRIEF_ELEMENTS = 1 << 14  # up to here encoding takes less than keeping account of pieces
+
+
+class GatheredPayload:
+    """Every rank's payloads of a vector; see `collectives.payload.Payload`.
+
+    Parameters
+    ----------
+    program : Program
+        By `gather_program`.
+    worker : Worker
+    put : callable
+        ``put(cut, mean)`` is given the result of a piece.
+    """
+
+    slots = 0
+    fixed: bool  # whether messages have the same lengths at every step
+
+    def __init__(self, program: Program, worker: Worker, put: Any) -> None:
+        size = program.plan.size
+        self._cuts = program.pieces[: len(program.pieces) // size]
+        n = self._cuts[-1].stop if self._cuts else 0
+        self.brief = n <= BRIEF_ELEMENTS
+        self._worker, self._put, self._size = worker, put, size
+        self._payloads = buffers([worker.codec.nbytes(len(cut)) for cut in program.pieces])
+        self._messages = [[payload, payload.nbytes, MPI.BYTE] for payload in self._payloads]
+        self.fixed = not hasattr(worker.codec, "used")
+        self._missing = [size] * len(self._cuts)
+        self._mean = np.empty(program.longest_piece, worker.dtype)
+        self._decoded = np.empty_like(self._mean)
+        self.values: NDArray[Any] = self._mean
+
+    def begin(self, values: NDArray[Any], step: int) -> None:
+        """Go to another vector and step."""
+        self.values, self._worker.step = values, step
+        self._missing = [self._size] * len(self._cuts)
+
+    def encode(self, piece: int) -> None:
+        """See `Payload`."""
+        cut = self._cuts[piece % len(self._cuts)]
+        self._worker.encode(self.values[cut.start : cut.stop], cut, self._payloads[piece])
+
+    def outgoing(self, piece: int, weight: int) -> Any:
+        """See `Payload`."""
+        if self.fixed:
+            return self._messages[piece]
+        payload = self._payloads[piece]
+        return [payload, sent_bytes(self._worker.codec, payload, len(self._cuts[piece % len(self._cuts)])), MPI.BYTE]
+
+    def replacing(self, piece: int, weight: int) -> Any:
+        """See `Payload`."""
+        return self._messages[piece]
+
+    def incoming(self, piece: int, slot: int, weight: int) -> Any:
+        """See `Payload`."""
+        raise NotImplementedError("gathered payloads are not merged")
+
+    def prepare(self, message: Message, slot: int) -> None:
+        """See `Payload`: there is nothing to draw."""
+
+    def merge(self, message: Message, slot: int) -> None:
+        """See `Payload`."""
+        raise NotImplementedError("gathered payloads are not merged")
+
+    def finish(self, piece: int) -> None:
+        """See `Payload`: once the last rank's is there, decode all in rank order."""
+        count = len(self._cuts)
+        k = piece % count
+        self._missing[k] -= 1
+        if self._missing[k]:
+            return
+        cut = self._cuts[k]
+        mean, decoded = self._mean[: len(cut)], self._decoded[: len(cut)]
+        codec = self._worker.codec
+        add = getattr(codec, "add", None)
+        codec.decode(self._payloads[k], mean, weight=1)
+        for payload in self._payloads[count + k :: count]:
+            if add is not None:
+                add(payload, mean)  # of few elements
+                continue
+            codec.decode(payload, decoded, weight=1)
+            np.add(mean, decoded, out=mean)
+        np.divide(mean, mean.dtype.type(self._size), out=mean)
+        self._put(cut, mean)
+
+
+class GatheredAggregator(CodedAggregator):
+    """Keeps the step counter and, with feedback, the residual.
+
+    Parameters
+    ----------
+    algorithm, comm, n, dtype, vector_id
+        As in `Algorithm.start`.
+    codec : Codec
+    feedback : Feedback, optional
+    seed : int
+    """
+
+    state_kinds: ClassVar[dict[str, StateKind]] = {**VectorAggregator.state_kinds, "residual": "mean"}
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        comm: Communicator,
+        n: int,
+        dtype: DTypeLike | str,
+        vector_id: int,
+        codec: Codec,
+        feedback: Feedback | None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(algorithm, comm, n, dtype, vector_id)
+        longest = piece_elements(codec, n, comm.packed_piece_bytes())
+        self._program = gather_program(comm.rank, comm.size, pieces(range(n), longest, codec.alignment))
+        stream = Stream(seed, vector_id, "code")
+        self.worker = Worker(codec, feedback, n, self._compute, self._program.longest_piece, stream, comm.rank)
+        self._payload = GatheredPayload(self._program, self.worker, self._put_piece)
+        self._out: NDArray[Any] = np.empty(0)
+
+    @property
+    def residual(self) -> NDArray[Any]:
+        """What the next step is given back: [n], or [0] without feedback."""
+        return self.worker.residual
+
+    def _exchange(self, values: NDArray[Any], out: NDArray[Any], traffic: Traffic) -> None:
+        self._out = out
+        self._payload.begin(values, self.step)
+        requests = self._requests if self._payload.fixed else None
+        self.comm.execute(self._program, self._payload, self._tag, traffic, None, requests)
+        self._payload.values = self._out = np.empty(0)  # the caller's are his to free
+
+    def _put_piece(self, cut: range, mean: NDArray[Any]) -> None:
+        self._put(mean, self._out[cut.start : cut.stop])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Step counter and residual."""
+        return {"n": self.n, "step": self.step, "residual": self.residual.copy()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken."""
+        self._check_state(state, {"n", "step", "residual"})
+        self.residual[:] = state["residual"]
+        self.step = int(state["step"])

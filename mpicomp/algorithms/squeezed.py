@@ -1,0 +1,207 @@
+"""Two-pass compression: ranks send codes to the owner of each shard, which sends a code of their mean to all.
+
+    rank m:   v_m = g_m + d_m;         send Q(v_m);   d_m <- v_m - Q(v_m)
+    owner:    v = d + mean_m Q(v_m);   send R(v);     d <- v - R(v)
+    result:   R(v)
+
+A shard's owner sums what the ranks sent in rank order, whatever the order of arrival, so a parameter server, which owns
+everything, and owners of a part each get the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import DTypeLike, NDArray
+
+from collectives import Communicator, Traffic
+from collectives.direct import Direct
+from collectives.plan import Topology
+from collectives.program import Message, Program
+from collectives.star import Star
+from mpicomp.algorithms.base import Algorithm, StateKind, VectorAggregator
+from mpicomp.algorithms.coded import CodedAggregator, Worker, buffers, piece_elements
+from mpicomp.algorithms.feedback import Feedback
+from mpicomp.codecs.base import Bytes, Codec, sent_bytes
+from mpicomp.random import Stream
+
+MOST_SLOTS = 8
+BRIEF_ELEMENTS = 1 << 14
+
+
+def route(comm: Communicator) -> Topology:
+    """By which way: over the root of a star if that was chosen, else directly between ranks and owners."""
+    topology = comm.topology
+    return topology if isinstance(topology, Star) else Direct()
+
+
+class SqueezedPayload:
+    """One vector's codes on their way to owners and back; see `collectives.payload.Payload`.
+
+    Parameters
+    ----------
+    program : Program
+        Of a plan in which one rank merges what all others send it.
+    worker, owner : Worker
+        The rank's own half of a step, and what it does as an owner.
+    put : callable
+        ``put(cut, result)`` is given the result of a piece.
+    """
+
+    def __init__(self, program: Program, worker: Worker, owner: Worker, put: Any) -> None:
+        self._cuts, self._rank, self._size = program.pieces, program.plan.rank, program.plan.size
+        n = self._cuts[-1].stop if self._cuts else 0
+        self.brief = n <= BRIEF_ELEMENTS
+        self._worker, self._owner, self._put = worker, owner, put
+        merging = [any(m.held_weight for m in chain) for chain in program.chains]
+        self.owned = [merges or self._size == 1 for merges in merging]
+        self.slots = min(MOST_SLOTS, self._size - 1) if any(merging) else 0
+        self._mine = buffers([worker.codec.nbytes(len(cut)) for cut in self._cuts])
+        self._results = buffers([owner.codec.nbytes(len(cut)) for cut in self._cuts])
+        longest = program.longest_piece
+        self._slots = buffers([worker.codec.nbytes(longest)] * self.slots)
+        # what others sent of a piece that this rank owns
+        self._sent = {
+            piece: {rank: np.empty_like(self._mine[piece]) for rank in range(self._size) if rank != self._rank}
+            for piece, owned in enumerate(self.owned)
+            if owned
+        }
+        self._arrived = [0] * len(self._cuts)
+        self._mean = np.empty(longest, worker.dtype)
+        self._decoded = np.empty_like(self._mean)
+        self.values: NDArray[Any] = self._mean
+
+    def begin(self, values: NDArray[Any], step: int) -> None:
+        """Go to another vector and step."""
+        self.values = values
+        self._worker.step = self._owner.step = step
+        self._arrived = [0] * len(self._cuts)
+
+    def encode(self, piece: int) -> None:
+        """See `Payload`."""
+        cut = self._cuts[piece]
+        self._worker.encode(self.values[cut.start : cut.stop], cut, self._mine[piece])
+        if self._size == 1:
+            self._complete(piece)
+
+    def outgoing(self, piece: int, weight: int) -> Any:
+        """See `Payload`: this rank's own code, or the result's."""
+        codec, payload = self._worker.codec, self._mine[piece]
+        if weight > 1:
+            codec, payload = self._owner.codec, self._results[piece]
+        return [payload, sent_bytes(codec, payload, len(self._cuts[piece])), MPI.BYTE]
+
+    def replacing(self, piece: int, weight: int) -> Any:
+        """See `Payload`."""
+        return self._message(self._results[piece])
+
+    def incoming(self, piece: int, slot: int, weight: int) -> Any:
+        """See `Payload`."""
+        return self._message(self._slots[slot][: self._mine[piece].size])
+
+    def prepare(self, message: Message, slot: int) -> None:
+        """See `Payload`: there is nothing to draw."""
+
+    def merge(self, message: Message, slot: int) -> None:
+        """See `Payload`: put it aside until all are there."""
+        piece = message.piece
+        landed = self._sent[piece][message.peer]
+        landed[:] = self._slots[slot][: landed.size]
+        self._arrived[piece] += 1
+        if self._arrived[piece] == self._size - 1:
+            self._complete(piece)
+
+    def _complete(self, piece: int) -> None:
+        """The owner's half: the mean in rank order, its code, and what that leaves out."""
+        cut = self._cuts[piece]
+        mean, decoded = self._mean[: len(cut)], self._decoded[: len(cut)]
+        codec, others = self._worker.codec, self._sent[piece]
+        for rank in range(self._size):
+            payload = self._mine[piece] if rank == self._rank else others[rank]
+            codec.decode(payload, decoded if rank else mean, weight=1)
+            if rank:
+                np.add(mean, decoded, out=mean)
+        np.divide(mean, mean.dtype.type(self._size), out=mean)
+        self._owner.encode(mean, cut, self._results[piece])
+
+    def finish(self, piece: int) -> None:
+        """See `Payload`."""
+        cut = self._cuts[piece]
+        result = self._decoded[: len(cut)]
+        self._owner.codec.decode(self._results[piece], result, weight=self._size)
+        self._put(cut, result)
+
+    @staticmethod
+    def _message(payload: Bytes) -> Any:
+        return [payload, payload.nbytes, MPI.BYTE]
+
+
+class SqueezedAggregator(CodedAggregator):
+    """Keeps the step counter, the worker's error and, of the shards it owns, the owner's.
+
+    Parameters
+    ----------
+    algorithm, comm, n, dtype, vector_id
+        As in `Algorithm.start`.
+    codec, second : Codec
+        Of what ranks send to owners, and owners to ranks.
+    feedback, owners_feedback : Feedback, optional
+        Of each.
+    seed : int
+    """
+
+    state_kinds: ClassVar[dict[str, StateKind]] = {
+        **VectorAggregator.state_kinds,
+        "worker_error": "mean",
+        "owner_error": "owner",
+    }
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        comm: Communicator,
+        n: int,
+        dtype: DTypeLike | str,
+        vector_id: int,
+        codec: Codec,
+        second: Codec,
+        feedback: Feedback | None,
+        owners_feedback: Feedback | None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(algorithm, comm, n, dtype, vector_id)
+        longest = piece_elements(codec, n, comm.packed_piece_bytes())
+        self._program = comm.program(route(comm), n, codec.alignment, longest)
+        longest = self._program.longest_piece
+        kinds = ("worker", codec, feedback, comm.rank), ("owner", second, owners_feedback, 0)
+        self.worker, self.owner = (
+            Worker(used, kept, n, self._compute, longest, Stream(seed, vector_id, f"code of {who}"), rank)
+            for who, used, kept, rank in kinds
+        )
+        self._payload = SqueezedPayload(self._program, self.worker, self.owner, self._put_piece)
+        self._out: NDArray[Any] = np.empty(0)
+
+    def _exchange(self, values: NDArray[Any], out: NDArray[Any], traffic: Traffic) -> None:
+        self._out = out
+        self._payload.begin(values, self.step)
+        self.comm.execute(self._program, self._payload, self._tag, traffic)
+        self._payload.values = self._out = np.empty(0)  # the caller's are his to free
+
+    def _put_piece(self, cut: range, result: NDArray[Any]) -> None:
+        self._put(result, self._out[cut.start : cut.stop])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Step counter and errors; the owner's is 0 where this rank owns nothing."""
+        errors = {"worker_error": self.worker.residual.copy(), "owner_error": self.owner.residual.copy()}
+        return {"n": self.n, "step": self.step, **errors}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken."""
+        self._check_state(state, {"n", "step", "worker_error", "owner_error"})
+        self.worker.residual[:] = state["worker_error"]
+        for cut, owned in zip(self._program.pieces, self._payload.owned, strict=True):
+            part = slice(cut.start, cut.stop)
+            self.owner.residual[part] = state["owner_error"][part] if owned else 0
+        self.step = int(state["step"])

@@ -1,0 +1,116 @@
+"""TernGrad: signs or nothing, at random, times a scale that all ranks share.
+
+    N = max over ranks of min(||g_m||_inf, clip sigma_m);   q_m = N sgn(g_m) with probability min(|g_m| / N, 1), else 0
+    result = mean_m q_m
+
+sigma is the root of the mean square of the bucket. What clipping cuts off is lost; without it q is unbiased. Ranks tell
+each other their scales before they encode, and the maximum is taken of what arrived, so NaN cannot make ranks differ.
+
+Reference: Wen et al., "TernGrad: ternary gradients to reduce communication in distributed deep learning", NIPS 2017.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from collectives import Communicator, Traffic
+from mpicomp.algorithms.base import Synchronize, Wire
+from mpicomp.algorithms.coded import coded_wire
+from mpicomp.algorithms.gathered import GatheredAggregator
+from mpicomp.codecs.base import Bytes, Draw
+from mpicomp.codecs.buckets import lengths, norms, to_float32
+from mpicomp.codecs.quantizer import Quantizer
+
+
+@dataclass(frozen=True)
+class TernGrad:
+    """Options of TernGrad.
+
+    Parameters
+    ----------
+    bucket : int
+        Elements that share a scale.
+    clip : float or None
+        Magnitudes are cut off at this many sigma; above 0. None: not at all.
+    seed : int
+        Equal on all ranks.
+
+    Raises
+    ------
+    ValueError
+        An option is out of range.
+    """
+
+    bucket: int = 4096
+    clip: float | None = 2.5
+    seed: int = 0
+
+    synchronize: ClassVar[Synchronize] = "gradients"
+
+    def __post_init__(self) -> None:
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"clip is a number of sigma above 0, or None, not {self.clip}")
+        _ = self.codec
+
+    @property
+    def codec(self) -> Quantizer:
+        """Of the options."""
+        return Quantizer(self.bucket, 1, "linf")
+
+    def start(
+        self,
+        comm: Communicator,
+        n: int,
+        *,
+        dtype: DTypeLike | str = np.float32,
+        vector_id: int = 0,
+        segments: Sequence[int] | None = None,
+    ) -> TernGradAggregator:
+        """See `Algorithm.start`; segments play no part."""
+        return TernGradAggregator(self, comm, n, dtype, vector_id, self.codec, None, self.seed)
+
+    def wire(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> Wire:
+        """See `Algorithm.wire`."""
+        return coded_wire(self.codec, n, piece_bytes)
+
+    def scales(self, values: NDArray[Any]) -> NDArray[np.float32]:
+        """Of one rank's vector, each bucket's."""
+        found = norms(values, self.bucket, "linf")
+        if self.clip is not None:
+            sigma = norms(values, self.bucket, "l2") / np.sqrt(lengths(values.size, self.bucket))
+            found = np.minimum(found, self.clip * sigma)
+        return to_float32(found, values)
+
+
+class _Shared:
+    """A quantizer whose scales are given."""
+
+    def __init__(self, codec: Quantizer, scales: NDArray[np.float32]) -> None:
+        self.codec, self.scales = codec, scales
+        self.alignment, self.nbytes, self.decode = codec.alignment, codec.nbytes, codec.decode
+
+    def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
+        first = draw.offset // self.codec.bucket
+        scales = self.scales[first : first + -(-values.size // self.codec.bucket)]
+        self.codec.pack(self.codec.codes(values, scales, draw), scales, payload)
+
+
+class TernGradAggregator(GatheredAggregator):
+    """Shares scales before codes are gathered."""
+
+    algorithm: TernGrad
+
+    def _exchange(self, values: NDArray[Any], out: NDArray[Any], traffic: Traffic) -> None:
+        comm, mine = self.comm, self.algorithm.scales(values)
+        everyones = np.zeros((comm.size, mine.size), np.float32)
+        request = comm.mpi_comm.Iallgather(mine, everyones)
+        comm.wait(request, lambda: f"rank {comm.rank} of {comm.size}: the ranks' scales do not arrive")
+        traffic.bytes_sent += mine.nbytes * (comm.size - 1)
+        traffic.messages += comm.size - 1
+        self.worker.codec = _Shared(self.algorithm.codec, everyones.max(axis=0, initial=0))
+        super()._exchange(values, out, traffic)

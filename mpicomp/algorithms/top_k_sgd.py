@@ -1,0 +1,80 @@
+"""Top-k SGD and local top-k: each rank sends its own largest elements, without and with error feedback.
+
+    p_m = g_m + e_m;   q_m = the largest of each chunk of p_m, 0 elsewhere;   e_m <- p_m - q_m;   result = mean_m q_m
+
+`TopKSGD` keeps no e: what is not sent is lost. Every rank picks its own places, so payloads can only be gathered and
+the result has up to M times as many elements as each of them: gradient build-up, which `mpicomp.ScaleCom` avoids.
+
+References: Aji, Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017; Chen et al., "ScaleCom",
+NeurIPS 2020.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from collectives import Communicator
+from mpicomp.algorithms.base import Synchronize, Wire
+from mpicomp.algorithms.coded import coded_wire
+from mpicomp.algorithms.feedback import ErrorFeedback, Feedback
+from mpicomp.algorithms.gathered import GatheredAggregator
+from mpicomp.codecs.sparse import TopK
+
+
+@dataclass(frozen=True)
+class TopKSGD:
+    """Options of top-k SGD.
+
+    Parameters
+    ----------
+    rate : int
+        Elements per element that is sent.
+    chunk : int, optional
+        Elements among which the chunk / rate largest are looked for, a multiple of `rate`. None: `rate`.
+
+    Raises
+    ------
+    ValueError
+        An option is out of range.
+    """
+
+    rate: int = 100
+    chunk: int | None = None
+
+    synchronize: ClassVar[Synchronize] = "gradients"
+    _feedback: ClassVar[Feedback | None] = None
+
+    def __post_init__(self) -> None:
+        _ = self.codec("float32")
+
+    def codec(self, dtype: DTypeLike | str) -> TopK:
+        """Of the options, for vectors of a type."""
+        return TopK(self.rate, self.chunk, str(dtype if isinstance(dtype, str) else np.dtype(dtype)) == "float64")
+
+    def start(
+        self,
+        comm: Communicator,
+        n: int,
+        *,
+        dtype: DTypeLike | str = np.float32,
+        vector_id: int = 0,
+        segments: Sequence[int] | None = None,
+    ) -> GatheredAggregator:
+        """See `Algorithm.start`; segments play no part."""
+        return GatheredAggregator(self, comm, n, dtype, vector_id, self.codec(dtype), self._feedback)
+
+    def wire(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> Wire:
+        """See `Algorithm.wire`."""
+        return coded_wire(self.codec(dtype), n, piece_bytes)
+
+
+@dataclass(frozen=True)
+class LocalTopK(TopKSGD):
+    """Options of local top-k: as `TopKSGD`, with error feedback."""
+
+    _feedback: ClassVar[Feedback | None] = ErrorFeedback()

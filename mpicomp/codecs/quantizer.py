@@ -1,0 +1,166 @@
+"""Stochastic quantization: 2 s + 1 levels a bucket, unbiased.
+
+    Q(x)_i = N sgn(x_i) xi_i,   xi_i = l / s with probability l + 1 - s |x_i| / N, else (l + 1) / s
+                                l = floor(s |x_i| / N)
+
+N is the bucket's norm, l2 or l_inf. With l2, E ||Q(v) - v||^2 <= min(d / s^2, sqrt(d) / s) ||v||^2 for buckets of d.
+
+Wire format: each bucket's N as float32 (`mpicomp.codecs.buckets`), then codes of ceil(log2(2 s + 1)) bits as bit
+planes: plane j, ceil(n / 64) words, has bit j of each code. A code is the level, with the sign (1: negative) as the
+highest bit.
+
+With entropy coding the codes are symbols, 0 to s and, below zero, s + level; behind the norms the length of what
+follows as little-endian uint64, then the message of `mpicomp.codecs.entropy`.
+
+References: QSGD (Alistarh et al., NIPS 2017); ECQ-SGD (Wu et al., ICML 2018); TernGrad (Wen et al., NIPS 2017).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpicomp.codecs import entropy
+from mpicomp.codecs.base import Bytes, Draw, check_size
+from mpicomp.codecs.buckets import Bucketed, count, finite, norms, to_float32
+from mpicomp.kernels.planes import pack_planes, powers_of_two, unpack_planes
+from mpicomp.kernels.quantize import TILE, dequantize, quantize
+
+MOST_LEVELS = 127
+_LENGTH_BYTES = 8
+_POWERS = powers_of_two(8, np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantizer(Bucketed):
+    """Randomized quantization of float32 or float64 values.
+
+    Parameters
+    ----------
+    bucket : int
+        Elements that share a norm.
+    levels : int
+        s, 1 to 127.
+    norm : "l2" or "linf"
+    coding : "fixed" or "entropy"
+        Codes of ceil(log2(2 s + 1)) bits, or as many bits as their entropy, of each message apart.
+    """
+
+    levels: int = 4
+    norm: Literal["l2", "linf"] = "linf"
+    coding: Literal["fixed", "entropy"] = "fixed"
+
+    def __post_init__(self) -> None:
+        Bucketed.__post_init__(self)
+        if self.coding not in ("fixed", "entropy"):
+            raise ValueError(f"the coding of a quantizer is 'fixed' or 'entropy', not {self.coding!r}")
+        if not 1 <= self.levels <= MOST_LEVELS:
+            raise ValueError(f"a quantizer has 1 to {MOST_LEVELS} levels, not {self.levels}")
+        if self.norm not in ("l2", "linf"):
+            raise ValueError(f"the norm of a quantizer is 'l2' or 'linf', not {self.norm!r}")
+
+    @property
+    def bits(self) -> int:
+        """ceil(log2(2 s + 1))."""
+        return self.levels.bit_length() + 1
+
+    def nbytes(self, n: int, weight: int = 1) -> int:
+        """Exact size of fixed codes; the most that others may take."""
+        if self.coding == "fixed":
+            return Bucketed.nbytes(self, n, weight)
+        return self._header(n) + _LENGTH_BYTES + -(-entropy.most_bytes(n, self._symbols) // 8) * 8 if n else 0
+
+    def used(self, payload: Bytes, n: int) -> int:
+        """Bytes of a payload of `n` elements that need be sent."""
+        if self.coding == "fixed" or not n:
+            return payload.size
+        start = self._header(n) + _LENGTH_BYTES
+        return start + min(int(payload[start - _LENGTH_BYTES : start].view(np.uint64)[0]), payload.size - start)
+
+    @property
+    def _symbols(self) -> int:
+        return 2 * self.levels + 1
+
+    @property
+    def _negative(self) -> int:
+        """See `mpicomp.kernels.quantize`."""
+        return 1 << (self.bits - 1) if self.coding == "fixed" else self.levels
+
+    def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
+        """Draw each element's level.
+
+        Raises
+        ------
+        ValueError
+            A value is not finite.
+        """
+        scales = self.scales(values)
+        self.pack(self.codes(values, scales, draw), scales, payload)
+
+    def decode(self, payload: Bytes, values: NDArray[Any], *, weight: int) -> None:
+        """Write N l / s for each element; a damaged norm that is not finite counts as 0."""
+        codes = np.empty(values.size, np.uint8)
+        if self.coding == "fixed":
+            (scales,), planes = self._read(payload, values.size, weight)
+            unpack_planes(planes, _POWERS, codes)
+        else:
+            check_size(self, payload, values.size, weight)
+            scales = payload[: 4 * count(values.size, self.bucket)].view(np.float32)
+            if values.size:
+                message = payload[self._header(values.size) + _LENGTH_BYTES : self.used(payload, values.size)]
+                entropy.decode(message, self._symbols, codes)
+        dequantize(codes, self.bucket, finite(scales), self.levels, self._negative, values)
+
+    def scales(self, values: NDArray[Any]) -> NDArray[np.float32]:
+        """N of each bucket."""
+        return to_float32(norms(values, self.bucket, self.norm), values)
+
+    def codes(self, values: NDArray[Any], scales: NDArray[np.float32], draw: Draw) -> NDArray[np.uint8]:
+        """Code of each element, given N of each bucket."""
+        codes, step = np.empty(values.size, np.uint8), np.uint64(draw.step & 0xFFFFFFFF)
+        at = np.uint64(draw.offset), step, draw.source
+        work = np.empty(TILE // 2, np.uint64)
+        quantize(draw.stream.schedule(), *at, values, self.bucket, scales, self.levels, self._negative, work, codes)
+        return codes
+
+    def pack(self, codes: NDArray[np.uint8], scales: NDArray[np.float32], payload: Bytes) -> None:
+        """Overwrite the payload."""
+        if self.coding == "fixed":
+            pack_planes(codes, _POWERS, self._write(payload, codes.size, scales))
+            return
+        check_size(self, payload, codes.size, 1)
+        payload[: self._header(codes.size)] = 0
+        if codes.size:
+            payload[: scales.nbytes].view(np.float32)[:] = scales
+            start = self._header(codes.size) + _LENGTH_BYTES
+            length = entropy.encode(codes, self._symbols, payload[start:])
+            payload[start - _LENGTH_BYTES : start].view(np.uint64)[0] = length
+            payload[start + length :] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ternary(Quantizer):
+    """Ternary quantization that keeps the bucket's length; biased.
+
+    Signs with probability |x_i| / ||x||_inf, times ||x||_2 / sqrt(number of signs); zeros if none is drawn.
+
+    Reference: the ternary QSGD that DoubleSqueeze (Tang et al., ICML 2019) is compared with.
+    """
+
+    levels: int = 1
+    norm: Literal["l2", "linf"] = "linf"
+
+    def __post_init__(self) -> None:
+        Quantizer.__post_init__(self)
+        if self.levels != 1 or self.norm != "linf":
+            raise ValueError("a ternary quantizer has 1 level and norm 'linf'")
+
+    def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
+        """See `Quantizer.encode`."""
+        codes = self.codes(values, self.scales(values), draw)
+        drawn = np.add.reduceat(codes != 0, np.arange(0, codes.size, self.bucket)) if codes.size else np.zeros(0)
+        found = norms(values, self.bucket, "l2") / np.sqrt(np.maximum(drawn, 1))
+        self.pack(codes, to_float32(found, values), payload)

@@ -1,0 +1,100 @@
+"""The codecs of the methods with error feedback in plain NumPy: what values become, given the random words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpicomp.codecs import Codec, Draw
+from mpicomp.codecs.clipping import Clipping
+from mpicomp.codecs.one_bit import OneBit, TwoMeans
+from mpicomp.codecs.quantizer import Quantizer, Ternary
+from mpicomp.codecs.sparse import TopK
+from tests.reference.signs import block_sums
+from tests.reference.stochastic_signs import uniforms
+
+Values = NDArray[Any]
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+def total(terms: Values) -> float:
+    """Sum in float64, in the kernels' order: blocks of 4096, one after the other."""
+    found = 0.0
+    for block in block_sums(terms.astype(np.float64), 16):
+        found += float(block)
+    return found
+
+
+def float32(number: float) -> np.float32:
+    """Rounded once, the largest number at most."""
+    return np.float32(min(max(number, -FLOAT32_MAX), FLOAT32_MAX))
+
+
+def norm(bucket: Values, kind: str) -> float:
+    """Of one bucket."""
+    wide = np.abs(bucket.astype(np.float64))
+    if kind == "linf":
+        return float(wide.max(initial=0))
+    return float(np.sqrt(total(wide * wide))) if kind == "l2" else total(wide)
+
+
+def buckets(values: Values, bucket: int) -> Iterator[tuple[int, Values]]:
+    """Number of the first element, and the elements, of each."""
+    for start in range(0, values.size, bucket):
+        yield start, values[start : start + bucket]
+
+
+def words(draw: Draw, n: int) -> NDArray[np.uint32]:
+    """32 bits for each element from the draw's offset on."""
+    skipped = draw.offset % 512
+    at = draw.offset // 512, n + skipped, draw.step & 0xFFFFFFFF, int(draw.source)
+    return uniforms(draw.stream.key(), *at)[skipped:]
+
+
+def levels(values: Values, scale: np.float32, s: int, drawn: NDArray[np.uint32]) -> Values:
+    """l or l + 1 of each element, float64."""
+    ratio = s / float(scale) if scale > 0 else 0.0
+    place = np.abs(values.astype(np.float64)) * ratio
+    low = np.floor(place)
+    return np.minimum(low + (drawn.astype(np.float64) < (place - low) * 2.0**32), s)
+
+
+def decoded(codec: Codec, values: Values, draw: Draw, scales: NDArray[np.float32] | None = None) -> Values:
+    """What all ranks make of the codes of `values`; `scales` as in TernGrad."""
+    out = np.empty_like(values)
+    if isinstance(codec, Clipping):
+        kept = np.uint32(0xFFFFFFFF) << np.uint32(32 - codec.bits)
+        return (values.astype(np.float32).view(np.uint32) & kept).view(np.float32).astype(values.dtype)
+    if isinstance(codec, TopK):
+        for start, chunk in buckets(values, codec.elements):
+            kept = -(-chunk.size * codec.keep // codec.elements)
+            places = start + np.argsort(-np.abs(chunk), kind="stable")[:kept]  # of equal ones the first
+            out[start : start + chunk.size] = 0
+            out[places] = values[places]
+        return out
+    assert isinstance(codec, Quantizer | OneBit | TwoMeans)
+    drawn = words(draw, values.size)
+    for number, (start, bucket) in enumerate(buckets(values, codec.bucket)):
+        part = slice(start, start + bucket.size)
+        positive = bucket >= 0
+        if isinstance(codec, Quantizer):
+            scale = float32(norm(bucket, codec.norm)) if scales is None else scales[number]
+            level = levels(bucket, scale, codec.levels, drawn[part])
+            if isinstance(codec, Ternary):
+                scale = float32(norm(bucket, "l2") / np.sqrt(max(1, np.count_nonzero(level))))
+            size = level * (float(scale) / codec.levels)
+            out[part] = np.where(bucket < 0, -size, size)
+        elif isinstance(codec, OneBit):
+            by = np.sqrt(bucket.size) if codec.scale == "l2" else bucket.size
+            scale = float32(norm(bucket, codec.scale) / by)
+            out[part] = np.where(positive | (scale == 0), scale, -scale)
+        else:
+            above, below = (
+                float32(total(np.where(side, bucket, 0)) / max(1, np.count_nonzero(side)))
+                for side in (positive, ~positive)
+            )
+            out[part] = np.where(positive, above, below)
+    return out
