@@ -24,8 +24,6 @@ from mpicomp.kernels.planes import powers_of_two
 from mpicomp.kernels.sign import BLOCK
 from mpicomp.random import GROUP, source
 
-MOST_RANKS = 1 << 20  # as far as random streams reach; twice a count is exact in float32
-
 
 def planes_of(weight: int) -> int:
     """Bits of a count of `weight` ranks."""

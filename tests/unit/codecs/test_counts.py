@@ -85,8 +85,8 @@ class TestCounts(CodecContract):
                 assert (np.abs(values) < 4).all()
 
     def test_payloads_of_wrong_size_do_not_merge(self) -> None:
-        counts = payload_of(np.zeros(70, int), 3)
-        for held, incoming in ((counts, counts[:-8]), (counts[:-8], counts), (counts, counts)):
+        three, six = (payload_of(np.zeros(70, int), weight) for weight in (3, 6))
+        for held, incoming in ((six, three[:-8]), (six[:-8], three), (three, three), (six, six)):
             with pytest.raises(ValueError, match="damaged"):
                 Counts().merge(held.copy(), incoming, 70, held_weight=3, incoming_weight=3, draw=draw_at())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from math import comb
 from typing import Any
 
@@ -159,7 +161,7 @@ def survives(message: Bytes, n: int, weight: int) -> None:
     except ValueError:
         pass
     else:
-        assert found.max(initial=0) < 1 << planes_of(weight)
+        assert found.max(initial=0) <= (weight if coding_of(message) else (1 << planes_of(weight)) - 1)
 
 
 @pytest.mark.parametrize("coding", CODED)
@@ -175,6 +177,48 @@ def test_cut_off_messages_are_refused_wherever_they_end(coding: int) -> None:
             shortened[4:8].view("<u4")[0] = length - HEADER
             with pytest.raises(ValueError, match="damaged"):
                 read(shortened, counts.size, weight)
+
+
+def message_of(coding: int, bits: str) -> Bytes:
+    """A message with this stream of bits, zeros behind it up to 64 of them."""
+    body = reference.stream_of([bits])
+    return np.concatenate([np.array([coding, body.size], np.uint32).view(np.uint8), body])
+
+
+def test_codes_that_no_count_has_are_refused() -> None:
+    for weight in (2, 8, 300):
+        for coding, code in ((GAMMA, reference.gamma), (DELTA, reference.delta)):
+            assert read(message_of(coding, code(weight + 1)), 1, weight)[0] in (0, weight)
+            for number in (weight + 2, weight + 3, 2 * weight + 3, 1000, 30_000):
+                with pytest.raises(ValueError, match="damaged"):
+                    read(message_of(coding, code(number)), 1, weight)
+    for digits in (17, 32, 33, 64, 65, 70):
+        with pytest.raises(ValueError, match="damaged"):
+            read(message_of(DELTA, reference.gamma(digits)), 1, 8)
+    with pytest.raises(ValueError, match="damaged"):
+        read(message_of(GAMMA, "0" * 16 + "1" * 48), 1, 8)
+
+
+def test_a_last_code_that_goes_beyond_the_end_is_refused() -> None:
+    for bits in ("1" * 61 + "001", "1" * 62 + "01", "1" * 63 + "0"):
+        with pytest.raises(ValueError, match="damaged"):
+            read(message_of(GAMMA, bits), bits.index("0") + 1, 8)
+        assert (read(message_of(GAMMA, bits), bits.index("0"), 8) == 4).all()
+
+
+def test_nothing_is_read_behind_the_end() -> None:
+    """The message ends where memory that may not be read begins."""
+    page = mmap.PAGESIZE
+    memory = mmap.mmap(-1, 2 * page)
+    whole = np.frombuffer(memory, np.uint8)
+    assert not ctypes.CDLL(None).mprotect(ctypes.c_void_p(whole.ctypes.data + page), ctypes.c_size_t(page), 0)
+    for coding in (GAMMA, DELTA):
+        message = message_of(coding, "1" * 64)
+        whole[page - message.size : page] = message
+        there = whole[page - message.size : page]
+        assert (read(there, 64, 8) == 4).all()
+        with pytest.raises(ValueError, match="damaged"):
+            read(there, 10_000, 8)
 
 
 @pytest.mark.parametrize("coding", CODED)
