@@ -84,7 +84,7 @@ def test_contraction_is_what_is_lost() -> None:
 
 
 def test_matching_rate_counts_zero_as_positive() -> None:
-    assert matching_rate(np.array([1.0, -1, 0, -0.0]), np.array([2.0, 1, 3, -1])) == 0.5
+    assert matching_rate(np.array([1.0, -1, 0, -0.0]), np.array([2.0, 1, 3, 5])) == 0.75
     assert np.isnan(matching_rate(np.zeros(0), np.zeros(0)))
 
 

@@ -166,6 +166,12 @@ class TestRandomQuarter(RandomContract):
 class TestRandomHundredth(RandomContract):
     codec = RandomSparsification()
 
+    def test_quotients_beyond_float32_are_held_at_its_largest(self) -> None:
+        values = np.where(np.arange(2000) % 2, 3e38, -3e38).astype(np.float32)
+        decoded = self.decoded(encoded(self.codec, values), 2000)
+        assert decoded.any()
+        np.testing.assert_array_equal(decoded[decoded != 0], np.sign(values[decoded != 0]) * np.finfo(np.float32).max)
+
     def test_its_mean_is_the_value(self) -> None:
         n, steps = 20_000, 50
         kept_in_all = 0
