@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from torch import Tensor
 from apps.agreement import JobError, gather, together
 from apps.packing import pack, unpack
 from collectives import Communicator
+from mpicomp.files import flush_folder, flushed
 
 KEPT = 2
 _MANIFEST = "manifest.json"
@@ -91,9 +91,9 @@ def save(
                 files[_MODEL] = table[0, 1].tobytes().hex()
                 manifest = {"ranks": comm.size, "step": step, "header": header, "sha256": files}
                 _write(partial / _MANIFEST, json.dumps(manifest, indent=1).encode())
-                _flush_folder(partial)
+                flush_folder(partial)
                 partial.rename(final)
-                _flush_folder(folder)
+                flush_folder(folder)
                 for old in _checkpoints(folder)[:-KEPT]:
                     shutil.rmtree(old, ignore_errors=True)
     except JobError:
@@ -175,23 +175,9 @@ def _writing(folder: Path) -> Iterator[None]:
 
 def _write(path: Path, content: bytes) -> np.ndarray:
     """Write and flush a file; returns its SHA-256 as eight uint32."""
-    try:
-        with path.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        error.filename = str(path)  # a full disk is told without
-        raise
+    with flushed(path) as file:
+        file.write(content)
     return np.frombuffer(hashlib.sha256(content).digest(), dtype="<u4")
-
-
-def _flush_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _read_manifest(path: Path, cure: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from collectives.doubling import DIFFERENT, Doubling
 from collectives.errors import CollectiveMismatch
 from collectives.roll_call import RollCall, named
 from collectives.traffic import Traffic
-from collectives.waiting import SPINS, wait
+from collectives.waiting import spins, wait
 
 _MASK = (1 << 62) - 1
 
@@ -123,7 +123,7 @@ class Agreement:
         self.begin(mark, describe, traffic, values, sums)
         if meanwhile is not None:
             meanwhile()
-        for _ in range(SPINS):
+        for _ in range(spins()):
             if self.agreed():
                 return
         self.wait()

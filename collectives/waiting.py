@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -24,6 +25,17 @@ LONGEST_LOOK_S = 0.5  # between two looks; longer ones were spent elsewhere
 WARN_PART = 0.25  # of the timeout: then a stall is logged
 
 _log = logging.getLogger("collectives")
+_thread = threading.local()
+
+
+def rest_by(rest: Callable[[], None]) -> None:
+    """Let this thread wait by calling `rest`, which sleeps until something may have come, instead of by polling."""
+    _thread.rest = rest
+
+
+def spins() -> int:
+    """How often to poll before more is done about waiting."""
+    return 1 if hasattr(_thread, "rest") else SPINS
 
 
 class Patience:
@@ -43,6 +55,7 @@ class Patience:
         "_describe",
         "_hopeless",
         "_looked",
+        "_rest",
         "_spins",
         "_stalled_s",
         "_timeout_s",
@@ -55,6 +68,7 @@ class Patience:
         self, timeout_s: float, describe: Callable[[], str], hopeless: Callable[[], bool] = lambda: False
     ) -> None:
         self._timeout_s, self._describe, self._hopeless = timeout_s, describe, hopeless
+        self._rest: Callable[[], None] | None = getattr(_thread, "rest", None)
         self._spins, self._warned = 0, False
         self._looked = self._stalled_s = 0.0
         self.since = 0.0  # when nothing began to move; 0: something did
@@ -78,11 +92,14 @@ class Patience:
         if self._spins == 1:
             self.since = self._looked = time.perf_counter()
             self._stalled_s = 0.0
-        if self._spins < SPINS:
+        if self._rest is not None:
+            self._rest()
+        elif self._spins < SPINS:
             return
-        os.sched_yield()
-        if self._spins % 16:
-            return
+        else:
+            os.sched_yield()
+            if self._spins % 16:
+                return
         now = time.perf_counter()
         # only time spent looking counts: not what the caller computes meanwhile, nor a job that is suspended
         self._stalled_s += min(now - self._looked, LONGEST_LOOK_S)
@@ -90,7 +107,8 @@ class Patience:
         stalled_s = self._stalled_s
         if stalled_s < YIELD_S:
             return
-        time.sleep(SLEEP_S)
+        if self._rest is None:
+            time.sleep(SLEEP_S)
         if stalled_s > self._timeout_s or self._hopeless():
             raise CollectiveTimeout(f"{self._describe()} after {stalled_s:.3g} s")
         if not self._warned and stalled_s > WARN_PART * self._timeout_s:
@@ -116,7 +134,7 @@ def wait(
     CollectiveTimeout, PeerFailure
     """
     try:
-        for _ in range(SPINS):
+        for _ in range(spins()):
             if request.Test():
                 return
         patience = Patience(timeout_s, describe, hopeless)

@@ -10,7 +10,24 @@ from numpy.typing import NDArray
 
 from collectives import NonFiniteGradient
 from mpicomp import Communicator
-from mpicomp.algorithms import SSDM, CascadingSSDM, Dense, EFSignSGD, MajorityVote, Marsit
+from mpicomp.algorithms import (
+    ECQSGD,
+    QSGD,
+    SSDM,
+    CascadingSSDM,
+    Dense,
+    DoubleSqueeze,
+    EFSignSGD,
+    LocalTopK,
+    MajorityVote,
+    Marsit,
+    MemSGD,
+    OneBitSGD,
+    RandomK,
+    ScaleCom,
+    TernGrad,
+    TrueTopK,
+)
 
 N = 4096 + 77
 # where the one-bit kernels and the full-precision ones look, and every kind of residual
@@ -30,6 +47,17 @@ UNTOUCHED = (
     EFSignSGD(),
     SSDM(),
     SSDM(momentum=0.9, scale="norm", coding="elias"),
+    QSGD(),
+    ECQSGD(alpha=0.1),
+    TernGrad(),
+    OneBitSGD(),
+    DoubleSqueeze(),
+    MemSGD("top-k:rate=10"),
+    LocalTopK(10),
+    ScaleCom(10),
+    ScaleCom(10, chunk=30, beta=0.5),
+    RandomK(10),
+    TrueTopK(10),
 )
 every_marsit = pytest.mark.parametrize("options", MARSITS.values(), ids=MARSITS)
 every_bad_value = pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -10,7 +10,24 @@ import pytest
 from numpy.typing import NDArray
 
 from mpicomp import Communicator
-from mpicomp.algorithms import SSDM, CascadingSSDM, Dense, EFSignSGD, MajorityVote, Marsit
+from mpicomp.algorithms import (
+    ECQSGD,
+    QSGD,
+    SSDM,
+    CascadingSSDM,
+    Dense,
+    DoubleSqueeze,
+    EFSignSGD,
+    LocalTopK,
+    MajorityVote,
+    Marsit,
+    MemSGD,
+    OneBitSGD,
+    RandomK,
+    ScaleCom,
+    TernGrad,
+    TrueTopK,
+)
 
 N, STEPS = 4096 + 77, 30
 SEGMENTS = (100, 64, N - 192)
@@ -27,6 +44,16 @@ METHODS = {
     "ef-signsgd": EFSignSGD(),
     "ssdm": SSDM(),
     "ssdm, momentum": SSDM(momentum=0.9, scale="norm", coding="elias"),
+    "qsgd": QSGD(),
+    "ecq-sgd": ECQSGD(alpha=0.1),
+    "terngrad": TernGrad(),
+    "1-bit sgd": OneBitSGD(),
+    "double-squeeze": DoubleSqueeze(),
+    "mem-sgd": MemSGD("top-k:rate=10"),
+    "local top-k": LocalTopK(10),
+    "scalecom": ScaleCom(10, chunk=70, beta=0.4, warmup_steps=5),
+    "random-k": RandomK(10),
+    "true top-k": TrueTopK(10),
 }
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 

@@ -9,7 +9,27 @@ import pytest
 import torch
 
 from mpicomp import Communicator
-from mpicomp.algorithms import ALGORITHMS, SSDM, Aggregator, CascadingSSDM, Dense, EFSignSGD, MajorityVote, Marsit
+from mpicomp.algorithms import (
+    ALGORITHMS,
+    ECQSGD,
+    QSGD,
+    SSDM,
+    Aggregator,
+    CascadingSSDM,
+    Dense,
+    DoubleSqueeze,
+    EFSignSGD,
+    LocalTopK,
+    MajorityVote,
+    Marsit,
+    MemSGD,
+    OneBitSGD,
+    RandomK,
+    ScaleCom,
+    TernGrad,
+    TopKSGD,
+    TrueTopK,
+)
 
 N = 4096 + 77
 METHODS = {
@@ -23,6 +43,20 @@ METHODS = {
     "ef-signsgd": EFSignSGD(),
     "ssdm": SSDM(),
     "ssdm with momentum": SSDM(momentum=0.9, scale="norm", coding="elias"),
+    "qsgd": QSGD(),
+    "qsgd entropy-coded": QSGD(coding="entropy"),
+    "ecq-sgd": ECQSGD(alpha=0.1),
+    "terngrad": TernGrad(),
+    "1-bit sgd": OneBitSGD(),
+    "double-squeeze": DoubleSqueeze(),
+    "double-squeeze, random": DoubleSqueeze("random-sparsification:p=0.3"),
+    "mem-sgd": MemSGD("top-k:rate=10"),
+    "local top-k": LocalTopK(10),
+    "top-k sgd": TopKSGD(10),
+    "scalecom": ScaleCom(10, beta=0.5, warmup_steps=1),
+    "scalecom exact": ScaleCom(10, exact=True),
+    "random-k": RandomK(10),
+    "true top-k": TrueTopK(10, chunk=30),
 }
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)

@@ -1,0 +1,1 @@
+"""What the papers claim, tried again at the size of one small machine."""

@@ -1,0 +1,288 @@
+"""What the ranks of one process call instead of MPI: messages between threads, from array to array.
+
+A message goes straight from the sender's buffer to the receiver's, by whichever rank comes second, as soon as both are
+known. Of a collective the last rank to come does the work. A rank that waits sleeps until something has come for it.
+"""
+
+# ruff: noqa: D102, N802 - named as in mpi4py, and doing the same
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+
+REST_S = 0.002  # a rank that sleeps looks around this often even if nothing has come
+_OPERATIONS = ((MPI.SUM, np.add), (MPI.MAX, np.maximum), (MPI.MIN, np.minimum))
+
+
+class Ended(BaseException):
+    """Another rank has raised: this one is to end too, whatever it would catch."""
+
+
+class World:
+    """What the ranks of one run share."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._lock = threading.Lock()
+        self._unmatched: dict[tuple[int, int, int, int], deque[_Message]] = {}  # context, source, destination, tag
+        self._gatherings: dict[tuple[int, int], dict[int, _Collective]] = {}  # context, number of the call
+        self._contexts: dict[tuple[int, int], int] = {}
+        self._ended = False
+        self._bells = [threading.Lock() for _ in range(size)]  # open: something has come for the rank
+        for bell in self._bells:
+            bell.acquire()
+
+    def rest(self, rank: int) -> None:
+        """Sleep until something has come, or a while."""
+        if self._ended:
+            raise Ended
+        self._bells[rank].acquire(timeout=REST_S)
+
+    def end(self) -> None:
+        """Let no rank wait any more."""
+        self._ended = True
+        for rank in range(self.size):
+            self._ring(rank)
+
+    def _ring(self, rank: int) -> None:
+        with suppress(RuntimeError):  # it rings already
+            self._bells[rank].release()
+
+    def context_of(self, parent: int, number: int) -> int:
+        """What tells the messages of a communicator's duplicate from those of others."""
+        with self._lock:
+            return self._contexts.setdefault((parent, number), 1 + len(self._contexts))
+
+    def post(self, message: _Message) -> None:
+        """Match a message with its other end, in the order in which they were posted, or keep it."""
+        with self._lock:
+            queue = self._unmatched.setdefault(message.key, deque())
+            if not queue or queue[0].is_send == message.is_send:
+                queue.append(message)
+                return
+            other = queue.popleft()
+            if not queue:
+                del self._unmatched[message.key]
+        send, receive = (message, other) if message.is_send else (other, message)
+        if send.memory.size > receive.memory.size:
+            receive.error = MPI.Exception(MPI.ERR_TRUNCATE)
+        else:
+            receive.memory[: send.memory.size] = send.memory
+        message.done = other.done = True
+        self._ring(other.rank)
+
+    def awaits(self, key: tuple[int, int, int, int]) -> bool:
+        """Whether a message was sent that nobody has received."""
+        with self._lock:
+            queue = self._unmatched.get(key)
+            return queue is not None and queue[0].is_send
+
+    def join(self, context: int, number: int, request: _Collective) -> None:
+        """Count a rank in; the last one does the work of all."""
+        with self._lock:
+            gathered = self._gatherings.setdefault((context, number), {})
+            gathered[request.rank] = request
+            if len(gathered) < self.size:
+                return
+            del self._gatherings[context, number]
+        request.work([gathered[rank].part for rank in range(self.size)])
+        for rank, one in gathered.items():
+            one.done = True
+            self._ring(rank)
+
+
+class _Message:
+    """A send or a receive: MPI's request, persistent or not."""
+
+    def __init__(self, world: World, key: tuple[int, int, int, int], memory: Bytes, is_send: bool) -> None:
+        self._world, self.key, self.memory, self.is_send = world, key, memory, is_send
+        self.rank = key[1] if is_send else key[2]
+        self.done = True  # as one that was not started
+        self.error: MPI.Exception | None = None
+
+    def Start(self) -> None:
+        self.done = False
+        self._world.post(self)
+
+    def Test(self) -> bool:
+        if self.error is not None:
+            raise self.error
+        return self.done
+
+    def Free(self) -> None:
+        pass
+
+
+class _Collective:
+    """A rank's part in a collective: MPI's request, persistent or not.
+
+    Parameters
+    ----------
+    comm : LocalComm
+    part : object
+        What this rank brings along.
+    work : callable
+        Given the parts in rank order, does all that is to be done.
+    """
+
+    def __init__(self, comm: LocalComm, part: Any, work: Callable[[list[Any]], None]) -> None:
+        self._comm, self.rank, self.part, self.work = comm, comm.rank, part, work
+        self.done = True
+
+    def Start(self) -> None:
+        self.done = False
+        self._comm.join(self)
+
+    def Test(self) -> bool:
+        return self.done
+
+    def Free(self) -> None:
+        pass
+
+
+class LocalComm:
+    """One rank's communicator, as far as `collectives` and `mpicomp.algorithms` use mpi4py's."""
+
+    def __init__(self, world: World, rank: int, context: int = 0) -> None:
+        self._world, self._context = world, context
+        self.rank, self.size = rank, world.size
+        self._duplicates = self._collectives = 0
+
+    def Dup(self) -> LocalComm:
+        self._duplicates += 1
+        return LocalComm(self._world, self.rank, self._world.context_of(self._context, self._duplicates))
+
+    def Split_type(self, split_type: int) -> LocalComm:
+        return self.Dup()  # all share memory
+
+    def Set_errhandler(self, errhandler: MPI.Errhandler) -> None:
+        pass
+
+    def Free(self) -> None:
+        pass
+
+    # Messages --------------------------------------------------------------------------------------------------------
+
+    def Send_init(self, buffer: Any, dest: int, tag: int) -> _Message:
+        return _Message(self._world, (self._context, self.rank, dest, tag), _memory(buffer), True)
+
+    def Recv_init(self, buffer: Any, source: int, tag: int) -> _Message:
+        return _Message(self._world, (self._context, source, self.rank, tag), _memory(buffer), False)
+
+    def Isend(self, buffer: Any, dest: int, tag: int) -> _Message:
+        return _started(self.Send_init(buffer, dest, tag))
+
+    def Irecv(self, buffer: Any, source: int, tag: int) -> _Message:
+        return _started(self.Recv_init(buffer, source, tag))
+
+    def Recv(self, buffer: Any, source: int, tag: int) -> None:
+        request = self.Irecv(buffer, source, tag)
+        while not request.Test():
+            self._world.rest(self.rank)
+
+    def Iprobe(self, source: int, tag: int, status: MPI.Status | None = None) -> bool:
+        for sender in range(self.size) if source == MPI.ANY_SOURCE else (source,):
+            if self._world.awaits((self._context, sender, self.rank, tag)):
+                if status is not None:
+                    status.source = sender
+                return True
+        return False
+
+    # Collectives -----------------------------------------------------------------------------------------------------
+
+    def join(self, request: _Collective) -> None:
+        self._collectives += 1
+        self._world.join(self._context, self._collectives, request)
+
+    def Ibarrier(self) -> _Collective:
+        return _started(_Collective(self, None, lambda parts: None))
+
+    def Ibcast(self, buffer: Any, root: int) -> _Collective:
+        return _started(_Collective(self, (_memory(buffer), root), _broadcast))
+
+    def Allgather_init(self, source: Any, landing: Any) -> _Collective:
+        return _Collective(self, (_memory(source), _memory(landing)), _gather)
+
+    def Iallgather(self, source: Any, landing: Any) -> _Collective:
+        return _started(self.Allgather_init(source, landing))
+
+    def Iallgatherv(self, source: Any, landing: Any) -> _Collective:
+        return self.Iallgather(source, landing)
+
+    def Ialltoall(self, source: Any, landing: Any) -> _Collective:
+        memory = _memory(source)
+        counts = np.full(self.size, memory.size // self.size)
+        return _started(_Collective(self, (memory, counts, _memory(landing)), _exchange))
+
+    def Ialltoallv(self, source: Any, landing: Any) -> _Collective:
+        counts = source[1] * _itemsize(source)
+        return _started(_Collective(self, (_memory(source), counts, _memory(landing)), _exchange))
+
+    def Iallreduce(self, source: Any, landing: Any, op: MPI.Op = MPI.SUM) -> _Collective:
+        target = _array(landing)
+        values = target if source is MPI.IN_PLACE else _array(source)
+        operation = next(function for known, function in _OPERATIONS if known == op)
+        return _started(_Collective(self, (values, target, operation), _reduce))
+
+
+_Request = TypeVar("_Request", _Message, _Collective)
+
+
+def _started(request: _Request) -> _Request:
+    request.Start()
+    return request
+
+
+def _array(buffer: Any) -> NDArray[Any]:
+    """The array of a buffer as mpi4py takes it: the array itself, or a list that begins with it."""
+    array: NDArray[Any] = buffer if isinstance(buffer, np.ndarray) else np.asarray(buffer[0])
+    return array.reshape(-1)
+
+
+def _memory(buffer: Any) -> Bytes:
+    """Its bytes: all of them, or as many elements as stand behind it, be they counted rank by rank."""
+    memory: Bytes = _array(buffer).view(np.uint8)
+    return memory if isinstance(buffer, np.ndarray) else memory[: int(np.sum(buffer[1])) * _itemsize(buffer)]
+
+
+def _itemsize(buffer: Any) -> int:
+    """Bytes of what is counted: MPI's type where one is named, else an element of the array."""
+    return int(buffer[2].Get_size() if len(buffer) > 2 else buffer[0].itemsize)
+
+
+def _broadcast(parts: list[Any]) -> None:
+    source = parts[parts[0][1]][0]
+    for landing, _ in parts:
+        if landing is not source:
+            landing[:] = source
+
+
+def _gather(parts: list[Any]) -> None:
+    everything = np.concatenate([source for source, _ in parts])
+    for _, landing in parts:
+        landing[:] = everything
+
+
+def _exchange(parts: list[Any]) -> None:
+    blocks = [np.split(source, np.cumsum(counts)[:-1]) for source, counts, _ in parts]
+    for rank, (_, _, landing) in enumerate(parts):
+        landing[:] = np.concatenate([from_one[rank] for from_one in blocks])
+
+
+@np.errstate(all="ignore")
+def _reduce(parts: list[Any]) -> None:
+    total = parts[0][0].copy()
+    for values, _, operation in parts[1:]:
+        operation(total, values, out=total)
+    for _, landing, _ in parts:
+        landing[:] = total
