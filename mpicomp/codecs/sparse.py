@@ -263,8 +263,8 @@ class RandomSparsification:
         most = min(n, math.ceil(mean + 8 * math.sqrt(mean * (1 - self.p)) + 32))
         return _HEADER + -(-4 * most // 8) * 8
 
-    def used(self, payload: Bytes) -> int:
-        """Bytes of a payload that say something; zeros follow."""
+    def used(self, payload: Bytes, n: int) -> int:
+        """Bytes of a payload of `n` elements that say something; what follows need not be sent."""
         return _HEADER + min(4 * int(payload[24:_HEADER].view(np.uint64)[0]), payload.size - _HEADER)
 
     def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
@@ -288,7 +288,7 @@ class RandomSparsification:
     def decode(self, payload: Bytes, values: NDArray[Any], *, weight: int) -> None:
         """Draw the same bits and put the values there; what damage made NaN or infinite counts as 0."""
         check_size(self, payload, values.size, weight)
-        chosen = payload[_HEADER : self.used(payload)].view(np.float32)
+        chosen = payload[_HEADER : self.used(payload, values.size)].view(np.float32)
         spread_masked(self._words(payload, values.size), chosen, values)
 
     def _words(self, payload: Bytes, n: int) -> NDArray[np.uint64]:

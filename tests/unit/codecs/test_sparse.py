@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mpicomp.codecs import Codec
+from mpicomp.codecs.base import sent_bytes
 from mpicomp.codecs.sparse import RandomSparsification, TopK, kept
 from mpicomp.random import bernoulli_table
 from tests.contracts import CodecContract, draw_at, encoded, gaussian
@@ -192,9 +193,14 @@ class TestRandomHundredth(RandomContract):
         n = 1_000_000
         payload = encoded(self.codec, gaussian(n))
         assert payload.size == self.codec.nbytes(n) <= 4 * (0.01 * n + 8 * 100 + 40) + 32
-        used = self.codec.used(payload)
+        used = sent_bytes(self.codec, payload, n)
         assert not payload[used:].any()
         assert payload[used - 4 : used].any()
+        whole = self.decoded(payload, n)
+        payload[used:] = 0xA5
+        np.testing.assert_array_equal(self.decoded(payload, n), whole)
+        payload[24:32] = 0xFF
+        assert self.codec.used(payload, n) == payload.size
 
 
 class TestRandomAll(RandomContract):
