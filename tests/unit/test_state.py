@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from collectives.local import run_local
-from mpicomp import CascadingSSDM, Communicator, Dense, Marsit
+from mpicomp import ALGORITHMS, CascadingSSDM, Communicator, Dense, Marsit
 from mpicomp.state import load_state, redistribute, save_state
 
 N = 3 * 4096 + 5
@@ -269,6 +269,40 @@ def test_what_is_pending_is_kept_from_4_ranks_to_3_to_8(rule: Any, every: int | 
         pending = np.mean([state["residual"].astype(np.float64) for state in states], axis=0)
         largest = max(np.abs(state["residual"]).max() for state in states) + 10
         assert np.abs(missing - pending).max() <= 3 * steps * precision * largest
+
+
+def pending(states: list[Any], kinds: dict[str, str]) -> NDArray[np.float64]:
+    """What the ranks have yet to give."""
+    total = np.zeros(N)
+    for key, kind in kinds.items():
+        if kind != "shared" and np.size(states[0].get(key, ())):
+            kept = [state[key].astype(np.float64) for state in states]
+            total += np.mean(kept, axis=0) if kind == "mean" else np.sum(kept, axis=0)
+    return total
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_method_goes_on_on_other_numbers_of_ranks(name: str) -> None:
+    method = ALGORITHMS[name]()
+
+    def nothing_lost(old: list[Any], new: list[Any]) -> None:
+        if old:
+            kinds = run_local(1, lambda comm: method.start(comm, N).state_kinds)[0]
+            before = pending(old, kinds)
+            assert np.abs(pending(new, kinds) - before).max() <= 2.0**-22 * np.abs(before).max()
+
+    resumed_on(method, (4, 3, 8), 2, "float32", nothing_lost)
+
+
+@pytest.mark.parametrize("name", ["double-squeeze", "mem-sgd", "one-bit-sgd", "ef-signsgd", "local-top-k", "scalecom"])
+def test_results_and_what_is_pending_are_what_was_given(name: str) -> None:
+    """The law of error feedback holds over a change of ranks as well."""
+    method, steps = ALGORITHMS[name](), 5
+    kinds = run_local(1, lambda comm: method.start(comm, N).state_kinds)[0]
+    missing, states = resumed_on(method, (4, 3, 8), steps, "float32", lambda old, new: None)
+    left = pending(states, kinds)
+    assert np.abs(left).max() > 0
+    assert np.abs(missing - left).max() <= 3 * steps * 2.0**-22 * 10 * np.abs(left).max()
 
 
 def test_dense_goes_on_anywhere() -> None:
