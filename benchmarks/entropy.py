@@ -6,6 +6,7 @@ is handed for nothing.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
@@ -50,37 +51,38 @@ def entropy_of(p: NDArray[np.float64]) -> float:
     return float(-(p * np.log2(p)).sum())
 
 
-def sides(symbols: NDArray[np.uint8], levels: int) -> tuple[Sides, int]:
-    """What is timed, and how many bytes the message has."""
+def sides(symbols: NDArray[np.uint8], levels: int) -> tuple[Sides, dict[str, float]]:
+    """What is timed, and how many bits per symbol a message has."""
     payload, back = np.empty(entropy.most_bytes(symbols.size, levels), np.uint8), np.empty_like(symbols)
     used = entropy.encode(symbols, levels, payload)
     ways: dict[str, Callable[[], object]] = {
         "encode": lambda: entropy.encode(symbols, levels, payload),
         "decode": lambda: entropy.decode(payload[:used], levels, back),
     }
+    sizes = {"bits": 8 * used / symbols.size}
     if importlib.util.find_spec("constriction"):
-        ways |= foreign_sides(symbols, levels)
-    return ways, used
+        more, sizes["constriction's bits"] = foreign_sides(symbols, levels)
+        ways |= more
+    return ways, sizes
 
 
-def foreign_sides(symbols: NDArray[np.uint8], levels: int) -> Sides:
+def foreign_sides(symbols: NDArray[np.uint8], levels: int) -> tuple[Sides, float]:
     """The same by constriction, of symbols that are int32 already."""
-    from constriction.stream.model import Categorical
-    from constriction.stream.stack import AnsCoder
-
-    wide = symbols.astype(np.int32)
-    model = Categorical(np.bincount(symbols, minlength=levels) / symbols.size, perfect=False)
+    stream = importlib.import_module("constriction").stream
+    coder_of, wide = stream.stack.AnsCoder, symbols.astype(np.int32)
+    model = stream.model.Categorical(np.bincount(symbols, minlength=levels) / symbols.size, perfect=False)
 
     def encode() -> Any:
-        coder = AnsCoder()
+        coder = coder_of()
         coder.encode_reverse(wide, model)
         return coder.get_compressed()
 
     message = encode()
-    return {
+    ways = {
         "constriction encodes": encode,
-        "constriction decodes": lambda: AnsCoder(message).decode(model, symbols.size),
+        "constriction decodes": lambda: coder_of(message).decode(model, symbols.size),
     }
+    return ways, 8 * message.nbytes / symbols.size
 
 
 def run(n: int, repeats: int) -> Record:
@@ -89,13 +91,13 @@ def run(n: int, repeats: int) -> Record:
     sources.append(("normal values, s = 4, l2 of 4096", 9, gaussian_codes(n)))
     rows: list[dict[str, Any]] = []
     for name, levels, symbols in sources:
-        ways, used = sides(symbols, levels)
+        ways, sizes = sides(symbols, levels)
         fastest = {side: float(seconds.min()) for side, seconds in alternate(ways, repeats).items()}
         rows.append(
             {
                 "source": name,
                 "entropy": entropy_of(np.bincount(symbols) / n),
-                "bits": 8 * used / n,
+                **sizes,
                 "symbols_per_s": {side: n / seconds for side, seconds in fastest.items()},
             }
         )
@@ -104,18 +106,21 @@ def run(n: int, repeats: int) -> Record:
 
 def render(record: Record) -> str:
     """Markdown."""
-    speeds = list(record["rows"][0]["symbols_per_s"])
+    first = record["rows"][0]
+    speeds, foreign = list(first["symbols_per_s"]), [key for key in first if key == "constriction's bits"]
     rows = [
         (
             row["source"],
             f"{row['entropy']:.3f}",
             f"{row['bits']:.3f}",
             f"{row['bits'] / row['entropy']:.3f}",
+            *(f"{row[key] / row['entropy']:.3f}" for key in foreign),
             *(f"{row['symbols_per_s'][side] / 1e6:.0f}" for side in speeds),
         )
         for row in record["rows"]
     ]
-    columns = ("symbols", "entropy, bits", "taken, bits", "ratio", *(f"{side}, M/s" for side in speeds))
+    columns = ("symbols", "entropy, bits", "taken, bits", "ratio", *("constriction's ratio" for _ in foreign))
+    columns += tuple(f"{side}, M/s" for side in speeds)
     return table(columns, rows) + footer(record)
 
 
