@@ -1,0 +1,76 @@
+"""Methods with codecs equal all their ranks in one process, to the bit, over many steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mpi4py import MPI
+
+from collectives import Communicator
+from mpicomp import ECQSGD, QSGD, DoubleSqueeze, LocalTopK, MemSGD, OneBitSGD, TernGrad, TopKSGD
+from mpicomp.codecs import OneBit, Quantizer, Ternary, TwoMeans
+from tests.mpi.algorithms.coded_one_process import OneProcess, gradients, owned
+from tests.mpi.collectives.conftest import TIMEOUT_S
+
+EVERY_SIZE = True
+LENGTHS = {0: 1, 1: 2, 1700: 20}  # and how many steps are taken
+METHODS: tuple[Any, ...] = (
+    QSGD(levels=4, bucket=100),
+    ECQSGD(alpha=0.3, beta=0.9, bucket=4096),
+    ECQSGD(alpha=0.3, bucket=1000, levels=1, coding="fixed"),
+    TernGrad(bucket=1000),
+    TernGrad(bucket=50, clip=None, seed=4),
+    OneBitSGD(bucket=512),
+    DoubleSqueeze(),
+    DoubleSqueeze(OneBit(64, "l1")),
+    DoubleSqueeze(Quantizer(500, 2, "l2"), seed=3),
+    DoubleSqueeze("quantize:coding=entropy,bucket=640"),
+    DoubleSqueeze("clip:bits=11"),
+    DoubleSqueeze("top-k:rate=10"),
+    LocalTopK(10),
+    TopKSGD(7),
+    MemSGD(OneBit(512)),
+    MemSGD(Ternary(256)),
+)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_equals_all_ranks_in_one_process_bit_for_bit(mpi_comm: MPI.Intracomm, method: Any) -> None:
+    for n, steps in LENGTHS.items():
+        with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
+            aggregator, reference = method.start(comm, n), OneProcess(method, comm.size, n, np.float32)
+            for step in range(steps):
+                every = gradients(comm.size, n, np.float32, step)
+                result = aggregator.aggregate(every[comm.rank].copy())
+                np.testing.assert_array_equal(result, reference.step(every), f"n {n}, step {step}")
+            if isinstance(method, DoubleSqueeze | MemSGD):
+                np.testing.assert_array_equal(aggregator.worker.residual, reference.errors[comm.rank])
+                if isinstance(method, DoubleSqueeze):
+                    np.testing.assert_array_equal(owned(aggregator), reference.owners)
+            elif aggregator.residual.size:
+                np.testing.assert_array_equal(aggregator.residual, reference.errors[comm.rank])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+@pytest.mark.parametrize("method", [ECQSGD(alpha=0.3), DoubleSqueeze(), MemSGD(TwoMeans(512))], ids=str)
+def test_other_float_types_keep_their_precision(mpi_comm: MPI.Intracomm, method: Any, dtype: Any) -> None:
+    n = 5003
+    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
+        aggregator, reference = method.start(comm, n, dtype=dtype), OneProcess(method, comm.size, n, dtype)
+        for step in range(5):
+            every = gradients(comm.size, n, dtype, step)
+            result = aggregator.aggregate(every[comm.rank].copy())
+            assert result.dtype == dtype
+            np.testing.assert_array_equal(result, reference.step(every))
+
+
+def test_bfloat16_is_the_float32_result_rounded(mpi_comm: MPI.Intracomm) -> None:
+    every = torch.from_numpy(gradients(mpi_comm.size, 1000, np.float32, 0)).to(torch.bfloat16)
+    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
+        for method in (QSGD(), DoubleSqueeze(), MemSGD()):
+            result = method.start(comm, 1000, dtype="bfloat16").aggregate(every[comm.rank])
+            expected = OneProcess(method, comm.size, 1000, np.float32).step(every.float().numpy())
+            assert torch.equal(result, torch.from_numpy(expected).to(torch.bfloat16)), method
