@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--ranks", default="1,2,3,4,8", help="numbers of ranks, with commas (default %(default)s)")
     parser.add_argument("--tests", default=str(PROJECT / "tests" / "mpi"), help="file, folder or test (%(default)s)")
-    parser.add_argument("--lane-timeout", type=float, default=600.0, help="seconds a lane may take")
+    parser.add_argument("--lane-timeout", type=float, default=1200.0, help="seconds a lane may take")
     options, arguments = parser.parse_known_args(argv)
     env = environment()
     failed: list[str] = []

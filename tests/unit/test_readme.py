@@ -36,6 +36,7 @@ PROGRAMS = {
     "python -m apps.compare": "apps/compare.py",
     "python -m apps.plot": "apps/plot.py",
     "python -m apps.cluster": "apps/cluster/__main__.py",
+    "python -m apps.reproduce": "apps/reproduce/__main__.py",
     "python -m apps.scale": "apps/scale/__main__.py",
     "python -m benchmarks.run_all": "benchmarks/run_all.py",
     "python -m benchmarks.cluster": "benchmarks/cluster/__main__.py",
