@@ -94,7 +94,7 @@ def test_bytes_are_the_formulas(mpi_comm: MPI.Intracomm, method: Any) -> None:
         scales = 4 * -(-n // method.bucket) if isinstance(method, TernGrad) else 0
         expected = (size - 1) * (codec_of(method).nbytes(n) + scales)
         if entropy_coded:
-            assert (sent - flags < expected / 4).all()
+            assert (sent - flags <= expected / 4).all()  # 0 where there is one rank
             return
         assert (sent - flags >= expected).all()
         assert (sent - flags <= 1.02 * expected + 64 * size).all()
