@@ -59,23 +59,19 @@ def alexnet(shape: ImageShape, n_classes: int, hidden: Sequence[int], width: int
 
 def resnet20(shape: ImageShape, n_classes: int, hidden: Sequence[int], width: int | None) -> nn.Module:
     """ResNet-20 (He et al., 2016, section 4.2): three stages of three blocks; `width` (default 16) is the first's."""
-    channels = shape[0]
-    w = width or 16
-    blocks: list[nn.Module] = []
-    n_inputs = w
-    for n_outputs, first_stride in ((w, 1), (2 * w, 2), (4 * w, 2)):
-        for stride in (first_stride, 1, 1):
-            blocks.append(_Block(n_inputs, n_outputs, stride))
-            n_inputs = n_outputs
-    stem = [nn.Conv2d(channels, w, 3, padding=1, bias=False), nn.BatchNorm2d(w), nn.ReLU()]
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), *_classifier(4 * w, hidden, n_classes)]
-    return nn.Sequential(*stem, *blocks, *head)
+    return _resnet(3, shape[0], n_classes, hidden, width or 16)
+
+
+def resnet8(shape: ImageShape, n_classes: int, hidden: Sequence[int], width: int | None) -> nn.Module:
+    """ResNet-20 with one block a stage instead of three; `width` (default 16) is the first stage's."""
+    return _resnet(1, shape[0], n_classes, hidden, width or 16)
 
 
 MODELS: dict[str, Callable[[ImageShape, int, Sequence[int], int | None], nn.Module]] = {
     "mlp": mlp,
     "cnn": cnn,
     "alexnet": alexnet,
+    "resnet8": resnet8,
     "resnet20": resnet20,
 }
 
@@ -129,6 +125,18 @@ class _Block(nn.Module):
             carried = F.pad(carried, (0, 0, 0, 0, 0, self.n_new))
         inner = torch.relu(self.norm1(self.conv1(x)))
         return torch.relu(self.norm2(self.conv2(inner)) + carried)
+
+
+def _resnet(n_blocks: int, channels: int, n_classes: int, hidden: Sequence[int], w: int) -> nn.Module:
+    blocks: list[nn.Module] = []
+    n_inputs = w
+    for n_outputs, first_stride in ((w, 1), (2 * w, 2), (4 * w, 2)):
+        for stride in (first_stride, *[1] * (n_blocks - 1)):
+            blocks.append(_Block(n_inputs, n_outputs, stride))
+            n_inputs = n_outputs
+    stem = [nn.Conv2d(channels, w, 3, padding=1, bias=False), nn.BatchNorm2d(w), nn.ReLU()]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), *_classifier(4 * w, hidden, n_classes)]
+    return nn.Sequential(*stem, *blocks, *head)
 
 
 def _convolution(n_inputs: int, n_outputs: int) -> list[nn.Module]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,8 @@ from mpicomp.algorithms import Algorithm
 from mpicomp.torch import DistributedOptimizer, average_buffers, broadcast_parameters
 
 _EVALUATION_BATCH = 500
+_SEEDED = threading.Lock()
+"""Held by who draws from torch's own generator, which ranks that are threads share."""
 
 
 class Training:
@@ -39,11 +42,12 @@ class Training:
     """
 
     def __init__(self, options: argparse.Namespace, comm: Communicator, dataset: Dataset, algorithm: Algorithm) -> None:
-        torch.manual_seed(options.seed)
-        self.model = build(options.model, dataset.image_shape, dataset.n_classes, options.hidden, options.width)
+        with _SEEDED:
+            torch.manual_seed(options.seed)
+            self.model = build(options.model, dataset.image_shape, dataset.n_classes, options.hidden, options.width)
+            # Dropout differs between ranks, as their images do.
+            torch.manual_seed(options.seed * 1_000_003 + comm.rank + 1)
         broadcast_parameters(self.model, comm)
-        # Dropout differs between ranks, as their images do.
-        torch.manual_seed(options.seed * 1_000_003 + comm.rank + 1)
         self.optimizer = DistributedOptimizer(
             _optimizer(options, self.model),
             algorithm,

@@ -24,11 +24,12 @@ def test_hidden_and_width_set_the_layers() -> None:
     assert next(build("resnet20", (3, 8, 8), 10, hidden=None, width=5).parameters()).shape == (5, 3, 3, 3)
 
 
-def test_resnet20_has_twenty_layers() -> None:
-    model = build("resnet20", (1, 28, 28), 10, hidden=None, width=None)
+@pytest.mark.parametrize(("layers", "elements"), [(8, 75_002), (20, 269_434)])
+def test_a_resnet_has_as_many_layers_as_its_name_says(layers: int, elements: int) -> None:
+    model = build(f"resnet{layers}", (1, 28, 28), 10, hidden=None, width=None)
     weights = [p for p in model.parameters() if p.dim() > 1]
-    assert len(weights) == 20
-    assert sum(p.numel() for p in model.parameters()) == 269_434
+    assert len(weights) == layers
+    assert sum(p.numel() for p in model.parameters()) == elements
 
 
 def test_options_that_do_not_apply_are_refused() -> None:
