@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from apps.cluster.__main__ import main
-from apps.cluster.network import NAMESPACES, PREFIX
+from apps.cluster.network import CONGESTION_CONTROLS, NAMESPACES, PREFIX, Layout, Network
+from apps.cluster.network import run as run_command
+from apps.cluster.rates import Rate
 
 PROJECT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 120
@@ -53,6 +55,39 @@ def test_every_node_is_a_host_of_its_own() -> None:
     )
     assert status == 0, errors
     assert sorted(output.split("\n")[:-1]) == [f"{rank} 6 node{rank // 2}" for rank in range(6)]
+
+
+# Listens on one host, connects from the other, and tells what both ends send by.
+LISTEN = """
+import socket
+with socket.create_server(("", 7777)) as server:
+    server.settimeout(60)
+    print("listening", flush=True)
+    connection, _ = server.accept()
+    print(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\\0").decode())
+"""
+CONNECT = """
+import socket, sys
+with socket.create_connection((sys.argv[1], 7777), timeout=60) as connection:
+    print(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\\0").decode())
+"""
+
+
+def test_hosts_send_by_what_clusters_use_whatever_the_machine_does() -> None:
+    with Network(Layout((Rate(), Rate()))) as cluster:
+        known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+        expected = next(name for name in CONGESTION_CONTROLS if name in known)
+        other = next(name for name in ("bbr", "reno", "cubic") if name in known and name != expected)
+        listening, connecting = cluster.nodes
+        for node in cluster.nodes:
+            default = f"echo {other} >/proc/sys/net/ipv4/tcp_congestion_control"
+            run_command(*node.command(["sh", "-c", default]))
+        command = listening.command([sys.executable, "-c", LISTEN])
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            assert server.stdout.readline() == "listening\n"
+            found = run_command(*connecting.command([sys.executable, "-c", CONNECT, listening.address]))
+            assert [found, server.stdout.read()] == [f"{expected}\n"] * 2
 
 
 def test_links_carry_what_was_asked_for_a_straggler_less() -> None:
