@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from apps.cluster.network import ClusterError
-from benchmarks.cluster import predicted, sweep, targets, training
+from benchmarks.cluster import methods, predicted, sweep, targets, training
 from benchmarks.cluster.drive import Limits, has_mpich, measure_cells, tell
 from benchmarks.cluster.grid import RATES, SIZES, TWO_LEVEL, Cell, by_net, default_plan, product
 from benchmarks.cluster.plots import draw
@@ -29,7 +29,7 @@ CAPTIONS = {
     "cluster-stages": "Where the time goes",
     "cluster-overlap": "Wire, computing and both",
 }
-PARTS = ("grid", "overlap", "predicted", "training", "tables")
+PARTS = ("grid", "overlap", "predicted", "methods", "training", "tables")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         failed += sweep.run(folder / "overlap", options.fresh)
     if "predicted" in options.only:
         failed += predicted.run(folder / "predicted", options.fresh)
+    if "methods" in options.only:
+        failed += methods.run(folder / "methods", options.fresh)
     if "training" in options.only:
         failed += training.run(folder / "training", options.fresh)
     if "tables" in options.only:
@@ -109,6 +111,7 @@ def write(folder: Path, options: argparse.Namespace) -> None:
     networks = read(folder / "predicted", "predicted")
     bodies["cluster-training"] = training.render(trained)
     bodies["cluster-predictions"] = predicted.render(networks, records)
+    bodies["cluster-methods"] = methods.render(read(folder / "methods", "methods"))
     bodies["cluster-targets"] = targets.render(records, overlaps, networks)
     if document is not None:
         bodies["cluster-figures"] = figures(drawn, document.parent)

@@ -21,6 +21,7 @@ from benchmarks.cluster.records import merge, write
 from benchmarks.cluster.tuned import SETTINGS
 from benchmarks.cluster.ways import LEAST_REPEATS, MEMORY_PART, MPICH_DEFAULT, choose, memory_bytes, of_library
 from benchmarks.jobs import PROJECT
+from benchmarks.record import Record
 
 LONGEST_JOB_S = 1800.0
 GRACE_S = 10.0
@@ -109,42 +110,18 @@ def measure_cells(
             path.unlink()
 
 
-def measure_overlap(net: Net, n: int, repeats: int, path: Path) -> dict[str, Any]:
-    """Measure wire, compute and both on a cluster of its own; returns the record.
+def measure_alone(kind: str, net: Net, path: Path, **request: Any) -> Record:
+    """One of `benchmarks.cluster.job`'s other kinds of job, on a cluster of its own; returns the record.
 
     Raises
     ------
     ClusterError
     """
-    return _alone("overlap", net, path, {"n": n, "repeats": repeats})
-
-
-def measure_network_of(net: Net, path: Path) -> dict[str, Any]:
-    """Measure what predictions need on a cluster of its own; returns the record.
-
-    Raises
-    ------
-    ClusterError
-    """
-    return _alone("predicted", net, path, {})
-
-
-def measure_methods_of(net: Net, path: Path, n: int, repeats: int) -> dict[str, Any]:
-    """Measure every method on a cluster of its own; returns the record.
-
-    Raises
-    ------
-    ClusterError
-    """
-    return _alone("methods", net, path, {"n": n, "repeats": repeats})
-
-
-def _alone(kind: str, net: Net, path: Path, request: dict[str, Any]) -> dict[str, Any]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="mpicomp-cluster-") as scratch, Network(net.layout) as network:
         links = [_link(link) for link in measure(network)]
-        run_job(network, Path(scratch), net, kind, request | {"links": links, "path": str(path.resolve())})
-    record: dict[str, Any] = json.loads(path.read_text())
+        run_job(network, Path(scratch), net, kind, {**request, "links": links, "path": str(path.resolve())})
+    record: Record = json.loads(path.read_text())
     return record
 
 

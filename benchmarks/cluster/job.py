@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ import numpy as np
 
 import mpicomp
 from benchmarks.cluster.grid import Cell, Net
+from benchmarks.cluster.methods import measure_here as measure_methods
 from benchmarks.cluster.overlap import measure_overlap
-from benchmarks.cluster.predicted import measure_here
+from benchmarks.cluster.predicted import measure_here as measure_prediction
 from benchmarks.cluster.rounds import measure
 from benchmarks.cluster.sides import Resources
 from benchmarks.cluster.vectors import fill
@@ -23,6 +24,13 @@ from benchmarks.record import Record
 from collectives import Communicator
 from collectives.arrays import aligned_empty
 
+ALONE: Mapping[str, tuple[str, Callable[[Communicator, dict[str, Any]], Record]]] = {
+    "overlap": ("ring", lambda comm, request: measure_overlap(comm, request["n"], request["repeats"])),
+    "predicted": ("auto", lambda comm, request: measure_prediction(comm)),
+    "methods": ("ring", lambda comm, request: measure_methods(comm, request["n"], request["repeats"])),
+}
+"""Jobs that have a cluster of their own: their topology, and what they measure."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure what the request says; rank 0 writes a record for each cell as soon as it has it."""
@@ -30,23 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     request = json.loads(Path(arguments[0]).read_text())
     net = Net(**request["net"])
-    if request["library"] == "overlap":
-        with Communicator(topology="ring") as comm:
-            record = measure_overlap(comm, request["n"], request["repeats"])
-            record["facts"]["load"] = request["load"]
-            _publish(comm, {**record, "links": request["links"], "settings": request["net"]}, request["path"])
-        return 0
-    if request["library"] == "predicted":
-        with Communicator() as comm:
-            record = measure_here(comm)
-            record["facts"] = machine_facts() | {"load": request["load"]}
-            _publish(comm, {**record, "links": request["links"], "settings": request["net"]}, request["path"])
-        return 0
-    if request["library"] == "methods":
-        from benchmarks.cluster.methods import measure_here as measure_methods  # whose driver imports this package
-
-        with Communicator(topology="ring") as comm:
-            record = measure_methods(comm, request["n"], request["repeats"])
+    if request["library"] in ALONE:
+        topology, measure_one = ALONE[request["library"]]
+        with Communicator(topology=topology) as comm:
+            record = measure_one(comm, request)
             record["facts"]["load"] = request["load"]
             _publish(comm, {**record, "links": request["links"], "settings": request["net"]}, request["path"])
         return 0

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from apps.cluster.network import ClusterError
-from benchmarks.cluster.drive import measure_network_of, tell
+from benchmarks.cluster.drive import measure_alone, tell
 from benchmarks.cluster.grid import TWO_LEVEL, Cell, Net, product, size_text
 from benchmarks.cluster.ways import DENSE_RING, ONE_BIT_RING
+from benchmarks.facts import machine_facts
 from benchmarks.record import Record, scaled, table
 from collectives import Communicator, LinkModel, Ring, Topology, Torus
 from collectives.network import Work
@@ -47,6 +48,7 @@ def measure_here(comm: Communicator) -> Record:
         "network": asdict(network),
         "speeds": {name: {"work": asdict(speed.work), "call_s": speed.call_s} for name, speed in speeds.items()},
         "piece_bytes": comm.packed_piece_bytes(),
+        "facts": machine_facts(),
     }
 
 
@@ -58,7 +60,7 @@ def run(folder: Path, fresh: bool) -> list[str]:
         if fresh or not path.exists():
             tell(f"network and kernels: {net.nodes} nodes, {net.links}")
             try:
-                measure_network_of(net, path)
+                measure_alone("predicted", net, path)
             except ClusterError as error:
                 failed.append(f"prediction, {net.name}: {error}")
     return failed

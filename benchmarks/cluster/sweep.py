@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from apps.cluster.network import ClusterError
-from benchmarks.cluster.drive import measure_overlap, tell
+from benchmarks.cluster.drive import measure_alone, tell
 from benchmarks.cluster.figures import crossing
 from benchmarks.cluster.grid import Net
 
@@ -53,4 +53,4 @@ def _one(net: Net, path: Path, fresh: bool, n: int, repeats: int) -> dict[str, A
         record: dict[str, Any] = json.loads(path.read_text())
         return record
     tell(f"overlap: {net.nodes} nodes, {net.links}")
-    return measure_overlap(net, n, repeats, path)
+    return measure_alone("overlap", net, path, n=n, repeats=repeats)
