@@ -9,8 +9,9 @@ Wire format: each bucket's N as float32 (`mpicomp.codecs.buckets`), then codes o
 planes: plane j, ceil(n / 64) words, has bit j of each code. A code is the level, with the sign (1: negative) as the
 highest bit.
 
-With entropy coding the codes are symbols, 0 to s and, below zero, s + level; behind the norms the length of what
-follows as little-endian uint64, then the message of `mpicomp.codecs.entropy`.
+With entropy coding the codes are symbols, 0 to s and, below zero, s + level; right behind the norms stands the length
+of what follows, little-endian, in as few bytes as the longest message of n symbols needs, then the message of
+`mpicomp.codecs.entropy`.
 
 References: QSGD (Alistarh et al., NIPS 2017); ECQ-SGD (Wu et al., ICML 2018); TernGrad (Wen et al., NIPS 2017).
 """
@@ -30,7 +31,6 @@ from mpicomp.kernels.planes import pack_planes, powers_of_two, unpack_planes
 from mpicomp.kernels.quantize import TILE, dequantize, quantize
 
 MOST_LEVELS = 127
-_LENGTH_BYTES = 8
 _POWERS = powers_of_two(8, np.uint8)
 
 
@@ -71,14 +71,19 @@ class Quantizer(Bucketed):
         """Exact size of fixed codes; the most that others may take."""
         if self.coding == "fixed":
             return Bucketed.nbytes(self, n, weight)
-        return self._header(n) + _LENGTH_BYTES + -(-entropy.most_bytes(n, self._symbols) // 8) * 8 if n else 0
+        return -(-(self._length(n).stop + entropy.most_bytes(n, self._symbols)) // 8) * 8 if n else 0
 
     def used(self, payload: Bytes, n: int) -> int:
         """Bytes of a payload of `n` elements that need be sent."""
         if self.coding == "fixed" or not n:
             return payload.size
-        start = self._header(n) + _LENGTH_BYTES
-        return start + min(int(payload[start - _LENGTH_BYTES : start].view(np.uint64)[0]), payload.size - start)
+        length = self._length(n)
+        return min(length.stop + int.from_bytes(payload[length.start : length.stop].tobytes(), "little"), payload.size)
+
+    def _length(self, n: int) -> range:
+        """Bytes of a payload that hold how long the message of `n` symbols behind them is."""
+        start = 4 * count(n, self.bucket)
+        return range(start, start + -(-entropy.most_bytes(n, self._symbols).bit_length() // 8))
 
     @property
     def _symbols(self) -> int:
@@ -110,7 +115,7 @@ class Quantizer(Bucketed):
             check_size(self, payload, values.size, weight)
             scales = payload[: 4 * count(values.size, self.bucket)].view(np.float32)
             if values.size:
-                message = payload[self._header(values.size) + _LENGTH_BYTES : self.used(payload, values.size)]
+                message = payload[self._length(values.size).stop : self.used(payload, values.size)]
                 entropy.decode(message, self._symbols, codes)
         dequantize(codes, self.bucket, finite(scales), self.levels, self._negative, values)
 
@@ -132,13 +137,13 @@ class Quantizer(Bucketed):
             pack_planes(codes, _POWERS, self._write(payload, codes.size, scales))
             return
         check_size(self, payload, codes.size, 1)
-        payload[: self._header(codes.size)] = 0
         if codes.size:
             payload[: scales.nbytes].view(np.float32)[:] = scales
-            start = self._header(codes.size) + _LENGTH_BYTES
-            length = entropy.encode(codes, self._symbols, payload[start:])
-            payload[start - _LENGTH_BYTES : start].view(np.uint64)[0] = length
-            payload[start + length :] = 0
+            length = self._length(codes.size)
+            used = entropy.encode(codes, self._symbols, payload[length.stop :])
+            written = used.to_bytes(len(length), "little")
+            payload[length.start : length.stop] = np.frombuffer(written, np.uint8)
+            payload[length.stop + used :] = 0
 
 
 @dataclass(frozen=True, slots=True)

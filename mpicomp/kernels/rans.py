@@ -3,8 +3,8 @@
 rANS (Duda: *Asymmetric numeral systems*, arXiv 1311.2540) keeps what it has coded in one integer, the state. A symbol
 of frequency f out of 2^bits multiplies it by about 2^bits / f. Before it would reach 2^31 its low 16 bits leave as a
 word, so a state always lies in [2^15, 2^31). Symbols come back in opposite order, which is why the encoder begins at
-the end. Several states take turns, since each step of a state waits for its last; their words lie in one stream, in
-the order in which the decoder asks for them.
+the end. Several states may take turns, since each step of a state waits for its last; their words lie in one stream,
+in the order in which the decoder asks for them.
 
 The encoder divides by f with a multiplication by its reciprocal, rounded up, which is exact below 2^31 (Alverson:
 *Integer division using reciprocals*, ARITH 1991).
@@ -16,7 +16,6 @@ from numba import njit, uint8, uint64
 
 from mpicomp.kernels.simd import LANES, load, store
 
-STATES = 4  # a power of two
 MOST_BITS = 14  # of frequencies, which must not exceed those of the lowest state
 LOWEST = 1 << 15
 HIGHEST = (1 << 31) - 1
@@ -95,11 +94,21 @@ def normalise(counts, bits, frequencies):  # type: ignore[no-untyped-def]
 def write_frequencies(frequencies, out):  # type: ignore[no-untyped-def]
     """Elias gamma codes of frequency + 1, lowest bits first; returns how many bytes they take.
 
-    A code is as many zeros as the number has bits after its highest, a one, and those bits. out : uint8, long enough.
+    A code is as many zeros as the number has bits after its highest, a one, and those bits. The code of a frequency 0
+    is followed by that of how many of these there are; those at the end are left out. out : uint8, long enough.
     """
-    held, n_held, at = uint64(0), 0, 0
-    for s in range(frequencies.size):
-        number, length = frequencies[s] + 1, 0
+    held, n_held, at, s, stop = uint64(0), 0, 0, 0, frequencies.size
+    while stop and not frequencies[stop - 1]:
+        stop -= 1
+    while s < stop:
+        number, length, zeros = frequencies[s] + 1, 0, 0
+        while not frequencies[s + zeros]:
+            zeros += 1
+        if zeros:
+            held |= uint64(1) << uint64(n_held)
+            n_held += 1
+            number = zeros
+        s += max(zeros, 1)
         while number >> (length + 1):
             length += 1
         code = uint64(1 << length) | (uint64(number - (1 << length)) << uint64(length + 1))
@@ -118,22 +127,37 @@ def write_frequencies(frequencies, out):  # type: ignore[no-untyped-def]
 @njit(nogil=True, cache=True)
 def read_frequencies(payload, start, bits, frequencies):  # type: ignore[no-untyped-def]
     """The opposite of `write_frequencies`, from byte `start`; returns where they end, or -1 if they are damaged."""
-    at, end, total = 8 * start, 8 * payload.size, 0
-    for s in range(frequencies.size):
-        length = 0
-        while at < end and not (payload[at >> 3] >> (at & 7)) & 1:
-            length += 1
-            at += 1
-        at += 1
-        if length > bits or at + length > end:
+    at, missing, s = 8 * start, 1 << bits, 0
+    frequencies[:] = 0
+    while missing > 0 and s < frequencies.size:
+        number, at = _read_gamma(payload, at)
+        if number > 1:
+            frequencies[s] = number - 1
+            missing -= number - 1
+            s += 1
+        elif number == 1:
+            number, at = _read_gamma(payload, at)
+            s += number
+        if not number:
             return -1
-        number = 1 << length
-        for j in range(length):
-            number |= ((payload[at >> 3] >> (at & 7)) & 1) << j
-            at += 1
-        frequencies[s] = number - 1
-        total += number - 1
-    return (at + 7) >> 3 if total == 1 << bits else -1
+    return -1 if missing else (at + 7) >> 3
+
+
+@njit(nogil=True, cache=True)
+def _read_gamma(payload, at):  # type: ignore[no-untyped-def]
+    """The number whose code begins at bit `at`, and the bit behind it; 0 if there is none below 2^(MOST_BITS + 1)."""
+    end, length = 8 * payload.size, 0
+    while at < end and not (payload[at >> 3] >> (at & 7)) & 1:
+        length += 1
+        at += 1
+    at += 1
+    if length > MOST_BITS or at + length > end:
+        return 0, at
+    number = 1 << length
+    for j in range(length):
+        number |= ((payload[at >> 3] >> (at & 7)) & 1) << j
+        at += 1
+    return number, at
 
 
 @njit(nogil=True, cache=True)
@@ -161,12 +185,12 @@ def push(packed, table, low, payload, states):  # type: ignore[no-untyped-def]
     """Code super-symbols, from the last to the first.
 
     Words are written from the payload's end downwards; returns where they begin, or -1 if they would begin below `low`.
-    states : uint64[STATES], overwritten.
+    states : uint64, of a power of two, overwritten; super-symbol i goes into state i modulo that.
     """
-    at = payload.size
+    at, turn = payload.size, uint64(states.size - 1)
     states[:] = LOWEST
     for i in range(packed.size - 1, -1, -1):
-        symbol, state = packed[i], states[i & (STATES - 1)]
+        symbol, state = packed[i], states[uint64(i) & turn]
         if state >= table[symbol, _LIMIT]:
             at -= 2
             if at < low:
@@ -175,7 +199,7 @@ def push(packed, table, low, payload, states):  # type: ignore[no-untyped-def]
             payload[at + 1] = (state >> uint64(8)) & uint64(255)
             state >>= uint64(_WORD_BITS)
         times = (state * table[symbol, _RECIPROCAL]) >> uint64(table[symbol, _SHIFT])
-        states[i & (STATES - 1)] = state + table[symbol, _ONCE] + times * table[symbol, _EACH]
+        states[uint64(i) & turn] = state + table[symbol, _ONCE] + times * table[symbol, _EACH]
     return at
 
 
@@ -197,12 +221,12 @@ def make_decoder(frequencies, slots, ranges):  # type: ignore[no-untyped-def]
 def pull(payload, at, states, slots, ranges, bits, packed):  # type: ignore[no-untyped-def]
     """Decode super-symbols; returns where their words end, beyond the payload if it is damaged.
 
-    states : uint64[STATES], each below 2^32; overwritten with what is left: `LOWEST`, or the payload is damaged.
-    packed : uint8, overwritten.
+    states : uint64, of a power of two, each below 2^32; overwritten with what is left: `LOWEST`, or the payload is
+    damaged. packed : uint8, overwritten.
     """
-    shift = uint64(bits)
+    shift, turn = uint64(bits), uint64(states.size - 1)
     for i in range(packed.size):
-        state = states[i & (STATES - 1)]
+        state = states[uint64(i) & turn]
         slot = state & uint64(slots.size - 1)
         symbol = slots[slot]
         packed[i] = symbol
@@ -211,5 +235,5 @@ def pull(payload, at, states, slots, ranges, bits, packed):  # type: ignore[no-u
             if at + 1 < payload.size:
                 state = state << uint64(_WORD_BITS) | uint64(payload[at]) | uint64(payload[at + 1]) << uint64(8)
             at += 2  # also past the end, by which damage is told
-        states[i & (STATES - 1)] = state
+        states[uint64(i) & turn] = state
     return at

@@ -112,6 +112,27 @@ def test_sizes_are_the_buckets_numbers_and_whole_words_of_bits() -> None:
     assert [Clipping(bits).nbytes(64) for bits in (9, 16, 32)] == [72, 128, 256]
 
 
+def test_few_codes_that_are_not_zero_take_250_times_less_than_float32() -> None:
+    codec, rng, sent = Quantizer(bucket=5000, levels=1, norm="l2", coding="entropy"), np.random.default_rng(0), 0
+    for step in range(10):
+        values = np.where(rng.random(5000) < 0.13, rng.standard_normal(5000), 0).astype(np.float32)
+        payload = encoded(codec, values, draw_at(step))
+        length = int.from_bytes(payload[4:6].tobytes(), "little")
+        assert codec.used(payload, 5000) == 4 + 2 + length
+        sent += 4 + 2 + length
+    assert sent / 10 < 20_000 / 250
+
+
+@pytest.mark.parametrize(("n", "length_bytes"), [(1, 1), (508, 1), (509, 2), (100_000, 2), (200_000, 3)])
+def test_the_length_of_a_message_takes_the_bytes_that_the_longest_needs(n: int, length_bytes: int) -> None:
+    """With 9 levels a byte has 2 symbols; 1 byte says how the message is coded."""
+    codec = Quantizer(bucket=1 << 20, coding="entropy")
+    most = 4 + length_bytes + 1 + -(-n // 2)
+    assert codec.nbytes(n) == -(-most // 8) * 8
+    payload = np.full(codec.nbytes(n), 0xFF, np.uint8)
+    assert codec.used(payload, n) == min(4 + length_bytes + 256**length_bytes - 1, payload.size)
+
+
 @pytest.mark.parametrize(
     "codec", [Quantizer(bucket=8, levels=2, norm="l2"), Quantizer(bucket=8, levels=4), Quantizer(bucket=3, levels=1)]
 )

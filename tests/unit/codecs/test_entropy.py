@@ -15,7 +15,7 @@ from tests.reference import rans as reference
 
 GUARD = 0xA5
 LEVELS = (2, 3, 4, 5, 6, 7, 9, 16, 17, 31, 127, 255)
-AROUND = (0, 1, 2, 3, 4, 5, 7, 8, 19, 20, 21, 39, 40, 41, 1000)
+AROUND = (0, 1, 2, 3, 4, 5, 7, 8, 19, 20, 21, 39, 40, 41, 1000, 8191, 8192, 8193, 8199)
 
 
 def skewed(n: int, levels: int, zero: float, seed: int = 0) -> NDArray[np.uint8]:
@@ -70,7 +70,7 @@ def test_symbols_come_back_at_every_length(levels: int, zero: float) -> None:
 @pytest.mark.parametrize("levels", LEVELS)
 @pytest.mark.parametrize("zero", [0.2, 0.9])
 def test_payloads_are_as_described(levels: int, zero: float) -> None:
-    for n in (*AROUND, 4001):
+    for n in (*AROUND, 12_001):
         symbols = skewed(n, levels, zero)
         payload = coded(symbols, levels)
         assert reference.decode(payload.tobytes(), levels, n) == symbols.tolist()
@@ -79,7 +79,9 @@ def test_payloads_are_as_described(levels: int, zero: float) -> None:
 @given(data=st.data(), levels=st.integers(2, 255))
 @settings(derandomize=True, deadline=None, max_examples=200)
 def test_any_symbols_come_back(data: st.DataObject, levels: int) -> None:
-    runs = data.draw(st.lists(st.tuples(st.integers(0, levels - 1), st.integers(1, 400)), max_size=12))
+    runs = data.draw(
+        st.lists(st.tuples(st.integers(0, levels - 1), st.integers(1, 400) | st.integers(1, 9000)), max_size=12)
+    )
     symbols = np.repeat(*np.array(runs or [(0, 0)]).T).astype(np.uint8)
     payload = coded(symbols, levels)
     np.testing.assert_array_equal(decoded(payload, levels, symbols.size), symbols)
@@ -99,6 +101,16 @@ def test_a_long_message_is_within_two_per_cent_of_its_entropy(levels: int, targe
 def test_a_message_of_one_symbol_takes_next_to_nothing_however_long() -> None:
     for levels in (3, 9, 255):
         assert coded(np.full(1_000_000, levels // 2, np.uint8), levels).size < 64
+
+
+@pytest.mark.parametrize("levels", [3, 9, 255])
+@pytest.mark.parametrize("n", [1000, 5000, 8192])
+def test_a_short_message_takes_little_beside_its_entropy(levels: int, n: int) -> None:
+    """Of 5000 signs of which few are there, fewer than 80 bytes: 250 times less than as float32."""
+    symbols = skewed(n, levels, 0.995)
+    occurring = np.unique(symbols).size
+    assert coded(symbols, levels).size <= entropy_of(symbols) * n / 8 + 9 + 2 * occurring
+    assert coded(symbols, levels).size < n / 62.5 + 25
 
 
 def test_neighbours_that_depend_on_each_other_take_less_than_their_entropy() -> None:
@@ -165,17 +177,19 @@ def harmless(payload: NDArray[np.uint8], levels: int, n: int) -> bool:
 
 @pytest.mark.parametrize(("levels", "zero"), [(3, 0.99), (9, 0.9), (9, 0.0), (255, 0.5)])
 def test_a_truncated_or_longer_payload_is_refused(levels: int, zero: float) -> None:
-    symbols = skewed(1003, levels, zero)
-    payload = coded(symbols, levels)
-    for size in range(payload.size):
-        assert harmless(payload[:size], levels, symbols.size), size
-    for more in (1, 2, 3):
-        assert harmless(np.append(payload, np.zeros(more, np.uint8)), levels, symbols.size)
+    for n in (1003, 9003):
+        symbols = skewed(n, levels, zero)
+        payload = coded(symbols, levels)
+        for size in range(payload.size):
+            assert harmless(payload[:size], levels, symbols.size), size
+        for more in (1, 2, 3):
+            assert harmless(np.append(payload, np.zeros(more, np.uint8)), levels, symbols.size)
 
 
+@pytest.mark.parametrize("n", [4003, 9003])
 @pytest.mark.parametrize(("levels", "zero"), [(3, 0.99), (9, 0.9), (255, 0.5)])
-def test_a_flipped_bit_does_no_harm_and_is_nearly_always_noticed(levels: int, zero: float) -> None:
-    symbols = skewed(4003, levels, zero)
+def test_a_flipped_bit_does_no_harm_and_is_nearly_always_noticed(levels: int, zero: float, n: int) -> None:
+    symbols = skewed(n, levels, zero)
     payload = coded(symbols, levels)
     assert payload[0] == entropy.CODED
     unnoticed = 0
@@ -183,12 +197,12 @@ def test_a_flipped_bit_does_no_harm_and_is_nearly_always_noticed(levels: int, ze
         damaged = payload.copy()
         damaged[bit // 8] ^= 1 << bit % 8
         unnoticed += not harmless(damaged, levels, symbols.size)
-    assert unnoticed < 0.02 * 8 * payload.size  # one rare symbol taken for another
+    assert unnoticed < 0.04 * 8 * payload.size  # one rare symbol taken for another
 
 
 @pytest.mark.parametrize("levels", [3, 9, 15, 100, 255])
 def test_plain_bytes_that_are_no_symbols_are_refused(levels: int) -> None:
-    symbols = np.zeros(15, np.uint8)
+    symbols = np.zeros(2, np.uint8)
     payload = coded(symbols, levels)
     assert payload[0] == entropy.PLAIN
     payload[-1] = levels ** entropy.symbols_together(levels) - 1
@@ -198,8 +212,11 @@ def test_plain_bytes_that_are_no_symbols_are_refused(levels: int) -> None:
 
 
 @given(
-    garbage=st.binary(max_size=300), mode=st.integers(0, 2), levels=st.integers(2, 255), n=st.integers(0, 3000)
-)  # fmt: skip
+    garbage=st.binary(max_size=300),
+    mode=st.integers(0, 2),
+    levels=st.integers(2, 255),
+    n=st.integers(0, 3000) | st.integers(8193, 12_000),
+)
 @settings(derandomize=True, deadline=None, max_examples=300)
 def test_any_bytes_do_no_harm(garbage: bytes, mode: int, levels: int, n: int) -> None:
     harmless(np.frombuffer(bytes([mode]) + garbage, np.uint8).copy(), levels, n)
@@ -209,13 +226,13 @@ def test_any_bytes_do_no_harm(garbage: bytes, mode: int, levels: int, n: int) ->
 @settings(derandomize=True, deadline=None, max_examples=200)
 def test_sound_frequencies_with_wrong_words_do_no_harm(seed: int, damage: int, levels: int) -> None:
     rng = np.random.default_rng(seed)
-    symbols = skewed(int(rng.integers(100, 5000)), levels, rng.random(), seed)
+    symbols = skewed(int(rng.integers(100, 16_000)), levels, rng.random(), seed)
     payload = coded(symbols, levels)
     damage = min(damage, payload.size)
     payload[-damage:] = rng.integers(0, 256, damage)
     harmless(payload, levels, symbols.size)
     harmless(payload, 2 + int(rng.integers(254)), symbols.size)
-    harmless(payload, levels, int(rng.integers(6000)))
+    harmless(payload, levels, int(rng.integers(18_000)))
 
 
 # The format ----------------------------------------------------------------------------------------------------------
@@ -224,9 +241,11 @@ def test_sound_frequencies_with_wrong_words_do_no_harm(seed: int, damage: int, l
 def test_the_wire_format_is_the_pinned_one() -> None:
     symbols = (np.arange(400) * np.arange(400) // 7 % 41 == 0).astype(np.uint8) * 4 + 4
     assert coded(symbols, 9).tobytes().hex() == PINNED
+    assert hashlib.sha256(coded(np.tile(symbols, 25), 9)).hexdigest() == PINNED_LONGER
     longer = (np.arange(100_000) % 97 < 3).astype(np.uint8)
     assert hashlib.sha256(coded(longer, 5)).hexdigest() == PINNED_LONG
 
 
-PINNED = "01fc091100f4060b0084b5eb6b292d5a4affffffffff80ec63feffffffa833d9c2da00c5620f4a"
-PINNED_LONG = "07208cf54d715f1a1ad067b4eaf1561665022182b1d3b31ea92dbd475ac24d80"
+PINNED = "01eaab4a2709c0f4860987e16a2941583472f529485a"
+PINNED_LONGER = "14c2e54d68202015f778f230a2dacf3ba460f060a0f38d31a77e247389271965"
+PINNED_LONG = "8c47144e7eaa6f33410c928bed4ab2fc4c86ccdef6b1af555c4f8e30da74317f"

@@ -42,13 +42,18 @@ def test_frequencies_cost_little_more_than_the_entropy(p: float) -> None:
     assert cost(counts, normalised(counts.tolist(), 14)) < 1.002 * entropy
 
 
-@given(counts=st.lists(st.integers(0, 3000), min_size=1, max_size=255), bits=st.integers(8, 14))
-@settings(derandomize=True, deadline=None, max_examples=200)
-def test_frequencies_are_read_as_they_were_written(counts: list[int], bits: int) -> None:
-    frequencies = normalised([*counts, 1], bits)
+@given(
+    runs=st.lists(st.tuples(st.integers(0, 100) | st.integers(0, 3000), st.integers(1, 60)), max_size=12),
+    zeros=st.integers(0, 60),
+    bits=st.integers(8, 14),
+)
+@settings(derandomize=True, deadline=None, max_examples=300)
+def test_frequencies_are_read_as_they_were_written(runs: list[tuple[int, int]], zeros: int, bits: int) -> None:
+    counts = [count for value, times in runs for count in [value] * times][:195]
+    frequencies = normalised([*counts, 1, *[0] * zeros], bits)
     out = np.zeros(1100, np.uint8)
     taken = rans.write_frequencies(frequencies, out[:1024])
-    found = np.zeros_like(frequencies)
+    found = np.full_like(frequencies, -1)
     out[20 + taken :] = 0xFF
     payload = np.concatenate([np.zeros(7, np.uint8), out])
     assert rans.read_frequencies(payload, 7, bits, found) == 7 + taken
@@ -56,13 +61,48 @@ def test_frequencies_are_read_as_they_were_written(counts: list[int], bits: int)
     assert rans.read_frequencies(payload[: 7 + taken - 1], 7, bits, found) == -1
 
 
-def test_frequencies_whose_sum_runs_over_are_damaged() -> None:
-    """Four of 2^62 add up to nothing in 64 bits."""
-    code = sum(1 << (125 * i + 62) | 1 << 125 * i + 63 for i in range(4)) | 1 << 500 + 8 | 1 << 500 + 9
-    payload = np.frombuffer(code.to_bytes(70, "little"), np.uint8).copy()
-    assert rans.read_frequencies(payload, 0, 8, np.zeros(5, np.int64)) == -1
-    alone = np.frombuffer((1 << 8 | 1 << 9).to_bytes(4, "little"), np.uint8).copy()
-    assert rans.read_frequencies(alone, 0, 8, np.zeros(1, np.int64)) == 3
+def test_frequencies_take_little_where_few_are_not_0() -> None:
+    frequencies = np.zeros(243, np.int64)
+    frequencies[[0, 81, 162]] = 8000, 96, 96
+    out = np.zeros(64, np.uint8)
+    # 25 bits, twice 1 + 13 for 80 zeros in a row, twice 13
+    assert rans.write_frequencies(frequencies, out) == -(-(25 + 2 * (1 + 13) + 2 * 13) // 8)
+
+
+def gammas(*numbers: int) -> NDArray[np.uint8]:
+    """Their Elias gamma codes."""
+    bits = "".join("0" * (n.bit_length() - 1) + "1" + f"{n:b}"[:0:-1] for n in numbers)
+    return np.frombuffer(int(bits[::-1], 2).to_bytes(len(bits) // 8 + 1, "little"), np.uint8).copy()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "sound"),
+    [
+        ((1 + 256,), True),
+        ((1, 4, 1 + 256), True),
+        ((1 + 255, 2), True),
+        ((1 + 255, 1, 3, 2), True),
+        ((1 + 257,), False),
+        ((1 + 200, 1 + 57), False),
+        ((1 + 255, 1, 4, 2), False),
+        ((1, 5, 1 + 256), False),
+        ((1, 200, 1 + 256), False),
+        ((1, 5), False),
+        ((2, 2, 2, 2, 2, 1 + 251), False),
+        ((1 << 62, 1 << 62, 1 << 62, 1 << 62, 1 + 256), False),
+        ((1, 1 << 62, 1, 1 << 62, 1 + 256), False),
+        ((1, (1 << 64) - 2, 2, 1 + 255), False),
+        ((), False),
+    ],
+)
+def test_frequencies_that_do_not_add_up_or_are_too_many_are_damaged(numbers: tuple[int, ...], sound: bool) -> None:
+    """Sums may run over: four of 2^62 add up to nothing in 64 bits."""
+    memory = np.full(9, -7, np.int64)
+    found = rans.read_frequencies(gammas(*numbers) if numbers else np.zeros(0, np.uint8), 0, 8, memory[2:7])
+    assert (found > 0) == sound
+    assert (memory[:2] == -7).all()
+    assert (memory[7:] == -7).all()
+    assert not sound or memory[2:7].sum() == 256
 
 
 @pytest.mark.parametrize("bits", [1, 8, 14])
