@@ -16,12 +16,11 @@ from mpi4py import MPI
 from numpy.typing import DTypeLike, NDArray
 
 from collectives import Communicator, Traffic
-from collectives.arrays import PAGE, aligned_empty, narrow, widen
+from collectives.arrays import PAGE, aligned_empty
 from collectives.program import Message, Program
 from mpicomp.algorithms.base import Algorithm, VectorAggregator, Wire
 from mpicomp.algorithms.onebit import BRIEF_ELEMENTS, MEMORY_MATTERS, MEMORY_PART, MOST_SLOTS, Encode
-from mpicomp.algorithms.segments import Run, cut_runs, padded_lengths
-from mpicomp.codecs.counts import Counts, planes_of, write_values
+from mpicomp.codecs.counts import Counts, planes_of
 from mpicomp.kernels.counts import add_counts
 
 STREAMING_ELEMENTS = 4 << 20  # vectors this long are written past the caches
@@ -174,87 +173,3 @@ class CountedAggregator(VectorAggregator):
         """Encode, add up and finish all pieces."""
         self._payload.begin(self.step, self._traffic)
         self.comm.execute(self._program, self._payload, self._tag, self._traffic, encoded, self._requests)
-
-
-class Part:
-    """A run of elements that share a factor: where they are, and which of them are no padding."""
-
-    __slots__ = ("bits", "elements", "first", "padding", "real", "segment", "sums")
-
-    def __init__(self, run: Run, piece: range, end: int, signs: Words, sums: NDArray[np.float64]) -> None:
-        start, stop = run.elements.start, run.elements.stop
-        self.elements, self.segment, self.sums = run.elements, run.segment, sums[run.sums]
-        self.real, self.padding = slice(start, min(stop, end)), slice(min(stop, end), stop)
-        self.first = (start - piece.start) // 64
-        self.bits = signs[self.first : self.first + run.words.stop - run.words.start]
-
-
-class ScaledAggregator(CountedAggregator):
-    """Base of methods whose result is a factor times the sum of the ranks' signs, for each segment its own.
-
-    Parameters as in `CountedAggregator`.
-
-    Attributes
-    ----------
-    lengths : int64[segments]
-        Elements without padding.
-    factors : float32[segments] or float64[segments]
-        Of this step.
-    """
-
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        comm: Communicator,
-        n: int,
-        dtype: DTypeLike | str,
-        vector_id: int,
-        segments: Sequence[int] | None,
-        payload: Callable[[Program, Encode, Encode], CountsPayload] = CountsPayload,
-    ) -> None:
-        super().__init__(algorithm, comm, n, dtype, vector_id, segments, payload)
-        self.lengths, padded = padded_lengths(segments, n)
-        ends = np.cumsum(padded) - padded + self.lengths
-        runs, self._firsts = cut_runs(self._program.pieces, padded)
-        self._sums = np.zeros(runs[-1][-1].sums.stop if n else 0)
-        self._parts = [
-            [Part(run, piece, int(ends[run.segment]), counts, self._sums) for run in of_piece]
-            for piece, of_piece, counts in zip(self._program.pieces, runs, self._payload.counts, strict=True)
-        ]
-        self.factors = np.zeros(self.lengths.size, self._compute)
-
-    def _finish(self, piece: int) -> None:
-        counts, words = self._payload.counts[piece], self._payload.words[piece]
-        for part in self._parts[piece]:
-            out, factor = self._target[part.elements], self.factors[part.segment]
-            write_values(counts, words, part.first, self.comm.size, factor, self._streaming, out)
-            if part.padding.start < part.padding.stop:
-                self._target[part.padding] = 0
-        if self._wide is not None:
-            cut = self._program.pieces[piece]
-            narrow(self._wide[cut.start : cut.stop], self.dtype, self._out[cut.start : cut.stop])
-
-    def _representable(self) -> bool:
-        """Whether the largest result, where all ranks have one sign, is finite in the results' type."""
-        with np.errstate(over="ignore"):
-            largest = self.factors * self._compute.type(self.comm.size)
-        if self._wide is not None:
-            rounded = np.empty(largest.size, self._result_dtype)
-            narrow(largest, self.dtype, rounded)
-            widen(rounded, self.dtype, largest)
-        return bool(np.isfinite(largest).all())
-
-    def _restore(self, name: str, target: NDArray[Any], state: dict[str, Any]) -> None:
-        """Take a vector over from a state.
-
-        Raises
-        ------
-        ValueError
-            It has another shape, or is not finite.
-        """
-        taken = np.asarray(state[name])
-        if taken.shape != target.shape:
-            raise ValueError(f"this state's {name} has shape {taken.shape}, not ({self.n},)")
-        if not np.isfinite(taken).all():
-            raise ValueError(f"this state's {name} holds NaN or infinity: take an earlier one")
-        target[:] = taken

@@ -1,6 +1,6 @@
 """EF-signSGD under all-reduce: signs counted, one scale for all ranks, and a residual that keeps what they miss.
 
-Per step and segment of D elements, with g this rank's gradient and e its residual:
+Per step and bucket of D elements, with g this rank's gradient and e its residual:
 
     p = g + e,   s = mean over ranks of ||p||_1 / D,   result = s * mean over ranks of sgn(p),   e = p - s sgn(p)
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from numbers import Integral
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,8 +30,9 @@ from collectives import Communicator, NonFiniteGradient
 from collectives.arrays import aligned_empty
 from mpicomp.algorithms import nonfinite
 from mpicomp.algorithms.base import StateKind, Synchronize, VectorAggregator, Wire
-from mpicomp.algorithms.counted import STREAMING_ELEMENTS, ScaledAggregator, counts_wire
+from mpicomp.algorithms.counted import STREAMING_ELEMENTS, counts_wire
 from mpicomp.algorithms.onebit import Reports
+from mpicomp.algorithms.scaled import ScaledAggregator
 from mpicomp.codecs.counts import Counts
 from mpicomp.kernels.counts import segment_totals
 from mpicomp.kernels.ef_sign import compensate_and_pack, settle
@@ -39,9 +40,29 @@ from mpicomp.kernels.ef_sign import compensate_and_pack, settle
 
 @dataclass(frozen=True)
 class EFSignSGD:
-    """EF-signSGD; it has no options."""
+    """Options of EF-signSGD.
+
+    Parameters
+    ----------
+    bucket : int or None
+        Elements that share a scale, at least 1, counted from the start of each segment; the last may be fewer. None:
+        the whole segment, or vector.
+
+    Raises
+    ------
+    ValueError
+        An option is out of range.
+    """
+
+    bucket: int | None = None
 
     synchronize: ClassVar[Synchronize] = "gradients"
+
+    def __post_init__(self) -> None:
+        if self.bucket is None:
+            return
+        if isinstance(self.bucket, bool) or not (isinstance(self.bucket, Integral) and self.bucket >= 1):
+            raise ValueError(f"bucket must be an integer of 1 or more, or None, not {self.bucket!r}")
 
     def start(
         self,
@@ -56,8 +77,14 @@ class EFSignSGD:
         return EFSignSGDAggregator(self, comm, n, dtype, vector_id, segments)
 
     def wire(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> Wire:
-        """See `Algorithm.wire`."""
-        return counts_wire(n, ranks, piece_bytes, Counts().nbytes)
+        """See `Algorithm.wire`; the scales, which go once to every rank, are spread over both phases."""
+        counts, bucket = Counts(), self.bucket
+
+        def nbytes(elements: int, weight: int) -> int:
+            scales = 0 if bucket is None else 4 * ranks * -(-elements // bucket)
+            return counts.nbytes(elements, weight) + scales
+
+        return counts_wire(n, ranks, piece_bytes, nbytes)
 
 
 class EFSignSGDAggregator(ScaledAggregator):
@@ -68,7 +95,7 @@ class EFSignSGDAggregator(ScaledAggregator):
 
     Attributes
     ----------
-    scales : float32[segments] or float64[segments]
+    scales : float32[buckets] or float64[buckets]
         s of the last step.
     """
 
@@ -83,15 +110,15 @@ class EFSignSGDAggregator(ScaledAggregator):
         vector_id: int,
         segments: Sequence[int] | None,
     ) -> None:
-        super().__init__(options, comm, n, dtype, vector_id, segments)
+        super().__init__(options, comm, n, dtype, vector_id, segments, bucket=options.bucket)
         self._kept, self._next = (aligned_empty(n, self._compute) for _ in range(2))
         self._kept[:] = 0
         self._next[:] = 0
         # s sgn(kept) is still to be subtracted from what is kept; 0: nothing is
-        self.scales = np.zeros(self.lengths.size, self._compute)
+        self.scales = np.zeros_like(self.factors)
         self._new_scales: NDArray[Any] | None = None  # None: not known yet
         self._problem: NonFiniteGradient | None = None
-        self._reports = Reports(comm, self.lengths.size)
+        self._reports = Reports(comm, self.factors.size)
         self._counted: list[int] = []  # pieces whose counts were there before the scales
 
     # One step --------------------------------------------------------------------------------------------------------
@@ -113,14 +140,15 @@ class EFSignSGDAggregator(ScaledAggregator):
         self._kept, self._next, self.scales = self._next, self._kept, self._new_scales
 
     def _encode(self, piece: int) -> None:
-        streaming = self.n >= STREAMING_ELEMENTS
-        for part in self._parts[piece]:
-            g, kept, after = (whole[part.real] for whole in (self._values, self._kept, self._next))
-            compensate_and_pack(g, kept, self.scales[part.segment], streaming, after, part.bits, part.sums)
+        cut, where = self._program.pieces[piece], self.stretches
+        compensate_and_pack(
+            self._values, self._kept, self.scales, where.starts, where.stops, where.firsts, (cut.start, cut.stop),
+            *self._spans[piece], self.n >= STREAMING_ELEMENTS, self._next, self._payload.counts[piece], self._sums,
+        )  # fmt: skip
 
     def _encoded(self) -> None:
         """Send this rank's norms while the signs are still travelling."""
-        segment_totals(self._sums, self._firsts, self._reports.mine)
+        segment_totals(self._sums, self.stretches.firsts, self._reports.mine)
         self._reports.start()
 
     def _finish(self, piece: int) -> None:
@@ -138,7 +166,10 @@ class EFSignSGDAggregator(ScaledAggregator):
         where = f"vector {self.vector_id}, step {self.step}"
         bad = tuple(int(rank) for rank in np.flatnonzero(~np.isfinite(norms).all(axis=1)))
         with np.errstate(over="ignore", invalid="ignore"):
-            means = norms.cumsum(axis=0)[-1] / (self.lengths * size)
+            total = norms[0].copy()
+            for row in norms[1:]:
+                total += row
+            means = total / (self.stretches.lengths * size)
             self._new_scales = means.astype(self._compute)
             self.factors[:] = self._new_scales / size
         if bad:
@@ -151,8 +182,7 @@ class EFSignSGDAggregator(ScaledAggregator):
     def state_dict(self) -> dict[str, Any]:
         """Step counter and residual, with nothing left to be subtracted."""
         residual = self._kept.copy()
-        for part in chain.from_iterable(self._parts):
-            settle(residual[part.real], self.scales[part.segment])
+        settle(residual, self.scales, self.stretches.starts, self.stretches.stops)
         return {"n": self.n, "step": self.step, "residual": residual}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -66,3 +66,54 @@ def cut_runs(cuts: Sequence[range], lengths: NDArray[np.int64]) -> tuple[list[li
             start = stop
         runs.append(of_piece)
     return runs, np.array(firsts, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretches:
+    """Parts of a vector that have a number of their own each, in order; what lies between them is padding.
+
+    Sums over a stretch are made of blocks: 4096 elements counted from the start of the vector, cut where a stretch
+    begins or ends. So they do not depend on how the vector is cut into pieces.
+
+    Attributes
+    ----------
+    starts, stops : int64[stretches]
+        Elements.
+    firsts : int64[stretches]
+        Where each one's blocks begin among all.
+    blocks : int
+    """
+
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+    firsts: NDArray[np.int64]
+    blocks: int
+
+    @classmethod
+    def of(cls, segments: Sequence[int] | None, n: int, bucket: int | None = None) -> Stretches:
+        """Segments, or buckets counted from the start of each.
+
+        Raises
+        ------
+        ValueError
+            See `padded_lengths`.
+        """
+        real, padded = padded_lengths(segments, n)
+        starts = np.cumsum(padded) - padded
+        stops = starts + real
+        if bucket is not None:
+            counts = -(-real // bucket)
+            number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+            starts = np.repeat(starts, counts) + number * bucket
+            stops = np.minimum(starts + bucket, np.repeat(stops, counts))
+        of_each = (stops - 1) // BLOCK - starts // BLOCK + 1
+        return cls(starts, stops, np.cumsum(of_each) - of_each, int(of_each.sum()))
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Elements of each."""
+        return self.stops - self.starts
+
+    def span(self, cut: range) -> tuple[int, int]:
+        """First stretch with elements in `cut`, and the one behind the last."""
+        return int(self.stops.searchsorted(cut.start, "right")), int(self.starts.searchsorted(cut.stop))

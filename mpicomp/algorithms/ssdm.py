@@ -17,7 +17,7 @@ References: M. Safaryan and P. Richtarik, "Stochastic sign descent methods: new 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from numbers import Integral, Real
@@ -29,12 +29,14 @@ from numpy.typing import DTypeLike, NDArray
 from collectives import Communicator
 from mpicomp.algorithms import nonfinite
 from mpicomp.algorithms.base import StateKind, Synchronize, VectorAggregator, Wire
-from mpicomp.algorithms.counted import CountsPayload, ScaledAggregator, counts_wire
+from mpicomp.algorithms.counted import CountsPayload, Words, counts_wire
 from mpicomp.algorithms.counted_elias import EliasPayload
 from mpicomp.algorithms.onebit import Reports
+from mpicomp.algorithms.scaled import ScaledAggregator
 from mpicomp.codecs.counts import Counts
 from mpicomp.codecs.elias import Elias
 from mpicomp.kernels.counts import segment_totals
+from mpicomp.kernels.sign import BLOCK
 from mpicomp.kernels.ssdm import squares, stochastic_signs
 from mpicomp.random import Stream, source
 
@@ -91,6 +93,15 @@ class SSDM:
         return counts_wire(n, ranks, piece_bytes, (Elias() if self.coding == "elias" else Counts()).nbytes)
 
 
+class Part:
+    """A stretch's elements in one piece, or in one block where they begin within it; its sums and its signs."""
+
+    __slots__ = ("bits", "elements", "stretch", "sums")
+
+    def __init__(self, elements: slice, stretch: int, sums: NDArray[np.float64], bits: Words) -> None:
+        self.elements, self.stretch, self.sums, self.bits = elements, stretch, sums, bits
+
+
 class SSDMAggregator(ScaledAggregator):
     """Step counter and, if there is any, momentum.
 
@@ -119,15 +130,29 @@ class SSDMAggregator(ScaledAggregator):
         self._beta, self._gain = kind(options.momentum), kind(1 - options.momentum)
         self._schedule = Stream(options.seed, vector_id, "stochastic sign").schedule()
         self._source = source(comm.rank)
-        self._norms = np.zeros(self.lengths.size)  # N of each segment
-        self._reports = Reports(comm, self.lengths.size)
+        self._norms = np.zeros(self.factors.size)  # N of each segment
+        self._reports = Reports(comm, self.factors.size)
+        self._parts = [list(self._cut(piece)) for piece in range(len(self._program.pieces))]
+
+    def _cut(self, piece: int) -> Iterator[Part]:
+        cut, where, counts = self._program.pieces[piece], self.stretches, self._payload.counts[piece]
+        for stretch in range(*self._spans[piece]):
+            begin = int(where.starts[stretch])
+            start, stop = max(begin, cut.start), min(int(where.stops[stretch]), cut.stop)
+            while start < stop:
+                end = stop if start % BLOCK == 0 else min(stop, start - start % BLOCK + BLOCK)
+                block = int(where.firsts[stretch]) + start // BLOCK - begin // BLOCK
+                sums = self._sums[block : block + -(-(end - start) // BLOCK)]
+                bits = counts[(start - cut.start) // 64 : -(-(end - cut.start) // 64)]
+                yield Part(slice(start, end), stretch, sums, bits)
+                start = end
 
     def _count(self) -> None:
         start = time.perf_counter()
         for part in chain.from_iterable(self._parts):
-            squares(self._values[part.real], self._momentum_of(part.real), self._beta, self._gain, part.sums)
+            squares(self._values[part.elements], self._momentum_of(part.elements), self._beta, self._gain, part.sums)
         mine = self._reports.mine
-        segment_totals(self._sums, self._firsts, mine)
+        segment_totals(self._sums, self.stretches.firsts, mine)
         # rounded once; finite vectors have finite norms, where the sum of squares is
         np.sqrt(mine, out=mine)
         mine[:] = np.where(np.isfinite(mine), np.minimum(mine, np.finfo(self._compute).max), mine).astype(self._compute)
@@ -163,8 +188,9 @@ class SSDMAggregator(ScaledAggregator):
         step = np.uint64(self.step & 0xFFFFFFFF)
         for part in self._parts[piece]:
             stochastic_signs(
-                self._schedule, np.uint64(part.elements.start), step, self._source, self._values[part.real],
-                self._momentum_of(part.real), self._beta, self._gain, self._norms[part.segment], part.bits,
+                self._schedule, np.uint64(part.elements.start), step, self._source,
+                self._values[part.elements], self._momentum_of(part.elements), self._beta, self._gain,
+                self._norms[part.stretch], part.bits,
             )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:

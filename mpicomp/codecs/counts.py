@@ -39,16 +39,23 @@ def _table(weight: int, dtype: np.dtype[Any]) -> tuple[Any, NDArray[Any], Any]:
 
 
 def write_values(
-    counts: NDArray[np.uint64], words: int, first: int, weight: int, factor: Any, streaming: bool, out: NDArray[Any]
+    counts: NDArray[np.uint64],
+    words: int,
+    weight: int,
+    factors: NDArray[Any],
+    where: tuple[NDArray[np.int64], NDArray[np.int64], int, int, int],
+    streaming: bool,
+    out: NDArray[Any],
 ) -> None:
-    """out = (2 count - weight) * factor.
+    """out = (2 count - weight) * the factor of an element's stretch, and 0 between stretches.
 
-    counts : uint64, planes of so many words each. first : word where those of `out` begin. factor : scalar like out.
-    streaming : store past the caches; `out` must then start at a multiple of 32 bytes. out : float32 or float64,
-    overwritten.
+    counts : uint64, planes of so many words each. factors : like out, one per stretch. where : the stretches' starts
+    and stops, in elements of the vector, the element that `out` begins with, the first stretch that reaches into it and
+    the one behind the last. streaming : store past the caches; `out` must then start at a multiple of 32 bytes. out :
+    float32 or float64, overwritten.
     """
     kernel, powers, lowest = _table(weight, out.dtype)
-    kernel(counts, powers.size, words, first, powers, lowest, factor, streaming, out)
+    kernel(counts, powers.size, words, powers, lowest, factors, *where, streaming, out)
 
 
 def draw_coins(
@@ -88,8 +95,8 @@ class Counts:
     def decode(self, payload: Bytes, values: NDArray[Any], *, weight: int) -> None:
         """Write (2 count - weight) / weight: -1 to 1, and where counts are damaged, below 4."""
         check_size(self, payload, values.size, weight)
-        words = -(-values.size // 64)
-        write_values(payload.view(np.uint64), words, 0, weight, values.dtype.type(1 / weight), False, values)
+        factors, where = np.array([1 / weight], values.dtype), (np.array([0]), np.array([values.size]), 0, 0, 1)
+        write_values(payload.view(np.uint64), -(-values.size // 64), weight, factors, where, False, values)
 
     def merge(
         self, held: Bytes, incoming: Bytes, n: int, *, held_weight: int, incoming_weight: int, draw: Draw

@@ -7,7 +7,7 @@ each. Counts of more ranks have more planes behind the same first ones, so they 
 from __future__ import annotations
 
 import numpy as np
-from numba import float64, int64, njit, uint64
+from numba import float64, njit, uint64
 
 from mpicomp.kernels.simd import (
     BYTES,
@@ -140,64 +140,81 @@ def _many(counts, planes, words, at, k, powers, lowest, factor):  # type: ignore
     return total * splat(factor)
 
 
-@njit(nogil=True, cache=True)
-def few_values(counts, planes, words, first, powers, lowest, factor, streaming, out):  # type: ignore[no-untyped-def]
-    """out[i] = (2 count - weight) * factor, for the counts from word `first` on, of no more than `FEW_PLANES` bits.
-
-    counts : uint64[planes * words]. powers : int8, 2, 4, 8, ..., one per plane. lowest : int8, -weight.
-    factor : scalar like out. streaming : store past the caches; `out` must then start at a multiple of 32 bytes.
-    out : float32[n] or float64[n], overwritten.
-    """
-    for w in range(out.size // 64):
-        low = _few(counts, planes, words, first + w, 0, powers, lowest, factor)
-        high = _few(counts, planes, words, first + w, 1, powers, lowest, factor)
-        if streaming:
-            stream(out, 64 * w, low)
-            stream(out, 64 * w + BYTES, high)
-        else:
-            store(out, 64 * w, low)
-            store(out, 64 * w + BYTES, high)
-    if streaming:
-        fence()
-    start = out.size - out.size % 64
-    for i in range(start, out.size):
-        total = int64(lowest)
+@njit(nogil=True)
+def _some(counts, planes, words, powers, lowest, factor, start, stop, out):  # type: ignore[no-untyped-def]
+    """(2 count - weight) * factor of a few elements, one by one."""
+    kind = out.dtype.type
+    for i in range(start, stop):
+        total = kind(lowest)
         for j in range(planes):
-            if (counts[j * words + first + start // 64] >> uint64(i - start)) & uint64(1):
-                total += int64(powers[j])
-        out[i] = out.dtype.type(total) * factor
-
-
-@njit(nogil=True, cache=True)
-def many_values(counts, planes, words, first, powers, lowest, factor, streaming, out):  # type: ignore[no-untyped-def]
-    """Like `few_values` for counts of any size; powers, lowest : of out's type."""
-    for w in range(out.size // 64):
-        for k in range(4):
-            values = _many(counts, planes, words, first + w, k, powers, lowest, factor)
-            if streaming:
-                stream(out, 64 * w + LANES * k, values)
-            else:
-                store(out, 64 * w + LANES * k, values)
-    if streaming:
-        fence()
-    start = out.size - out.size % 64
-    for i in range(start, out.size):
-        total = lowest
-        for j in range(planes):
-            if (counts[j * words + first + start // 64] >> uint64(i - start)) & uint64(1):
-                total += powers[j]
+            if (counts[j * words + i // 64] >> uint64(i % 64)) & uint64(1):
+                total += kind(powers[j])
         out[i] = total * factor
+
+
+@njit(nogil=True, cache=True)
+def few_values(counts, planes, words, powers, lowest, factors, starts, stops, first, low, high, streaming, out):  # type: ignore[no-untyped-def]
+    """out[i] = (2 count - weight) * the factor of its stretch, and 0 between stretches.
+
+    counts : uint64[planes * words], of no more than `FEW_PLANES` bits. powers : int8, 2, 4, 8, ..., one per plane.
+    lowest : int8, -weight. factors : like out [stretches]. starts, stops : int64[stretches], of elements of the vector,
+    in order; those from `low` on and before `high` reach into `out`, whose own first element is `first`. streaming :
+    store past the caches; `out` must then start at a multiple of 32 bytes. out : float32[n] or float64[n], overwritten.
+    """
+    end = 0
+    for b in range(low, high):
+        start, stop, factor = max(starts[b] - first, 0), min(stops[b] - first, out.size), factors[b]
+        out[end:start] = 0
+        head = min(stop, -(-start // 64) * 64)
+        _some(counts, planes, words, powers, lowest, factor, start, head, out)
+        for w in range(head // 64, stop // 64):
+            one = _few(counts, planes, words, w, 0, powers, lowest, factor)
+            other = _few(counts, planes, words, w, 1, powers, lowest, factor)
+            if streaming:
+                stream(out, 64 * w, one)
+                stream(out, 64 * w + BYTES, other)
+            else:
+                store(out, 64 * w, one)
+                store(out, 64 * w + BYTES, other)
+        _some(counts, planes, words, powers, lowest, factor, max(head, stop // 64 * 64), stop, out)
+        end = stop
+    out[end:] = 0
+    if streaming:
+        fence()
+
+
+@njit(nogil=True, cache=True)
+def many_values(counts, planes, words, powers, lowest, factors, starts, stops, first, low, high, streaming, out):  # type: ignore[no-untyped-def]
+    """Like `few_values` for counts of any size; powers, lowest : of out's type."""
+    end = 0
+    for b in range(low, high):
+        start, stop, factor = max(starts[b] - first, 0), min(stops[b] - first, out.size), factors[b]
+        out[end:start] = 0
+        head = min(stop, -(-start // 64) * 64)
+        _some(counts, planes, words, powers, lowest, factor, start, head, out)
+        for w in range(head // 64, stop // 64):
+            for k in range(4):
+                values = _many(counts, planes, words, w, k, powers, lowest, factor)
+                if streaming:
+                    stream(out, 64 * w + LANES * k, values)
+                else:
+                    store(out, 64 * w + LANES * k, values)
+        _some(counts, planes, words, powers, lowest, factor, max(head, stop // 64 * 64), stop, out)
+        end = stop
+    out[end:] = 0
+    if streaming:
+        fence()
 
 
 @njit(nogil=True, cache=True)
 def segment_totals(sums, firsts, totals):  # type: ignore[no-untyped-def]
     """Add up blocks' sums, in index order.
 
-    sums : float64[blocks]. firsts : int64[segments], each segment's first block. totals : float64[segments],
+    sums : float64[blocks]. firsts : int64[stretches], each one's first block. totals : float64[stretches],
     overwritten.
     """
-    for segment in range(firsts.size):
+    for b in range(firsts.size):
         total = float64(0)
-        for block in range(firsts[segment], firsts[segment + 1] if segment + 1 < firsts.size else sums.size):
+        for block in range(firsts[b], firsts[b + 1] if b + 1 < firsts.size else sums.size):
             total += sums[block]
-        totals[segment] = total
+        totals[b] = total

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mpicomp.random import Stream
 from tests.reference.philox import draw
-from tests.reference.signs import BLOCK, magnitudes, pack_bits, signs, unpack_bits
+from tests.reference.signs import BLOCK, magnitude_from, pack_bits, signs, unpack_bits
 from tests.reference.stochastic_signs import sums_of_squares, uniforms
 
 Vectors = NDArray[Any]
@@ -66,6 +66,12 @@ def stream_of(codes: list[str]) -> NDArray[np.uint8]:
     bits = np.array(list("".join(codes)), "U1") == "1"
     packed = np.packbits(bits, bitorder="little")
     return np.pad(packed, (0, -packed.size % 8))
+
+
+def sum_of_squares(x: Vectors, start: int) -> np.float64:
+    """Of elements of one block, whichever they are."""
+    found: np.float64 = sums_of_squares(x)[0]
+    return found
 
 
 def message_bytes(counts: NDArray[Any], weight: int) -> int:
@@ -134,12 +140,12 @@ class OneProcess(ABC):
             start = stop
 
     def totals(self, rows: Vectors, sums: Any) -> NDArray[np.float64]:
-        """Per rank and segment, the blocks' sums in index order."""
+        """Per rank and segment, the blocks' sums in index order; `sums` makes them, given elements and their start."""
         out = np.zeros((self.size, self.lengths.size))
         for rank in range(self.size):
             for segment in range(self.lengths.size):
                 for block in self.blocks(segment):
-                    out[rank, segment] += sums(rows[rank, block])[0]
+                    out[rank, segment] += sums(rows[rank, block], block.start)
         return out
 
     def scaled(self, positive: NDArray[np.bool_], factors: Vectors) -> Vectors:
@@ -162,16 +168,21 @@ class Majority(OneProcess):
 
 
 class EFSign(OneProcess):
-    """EF-signSGD."""
+    """EF-signSGD; scales of buckets counted from each segment's start, or of whole segments."""
 
-    def __init__(self, *where: Any) -> None:
+    def __init__(self, *where: Any, bucket: int | None = None) -> None:
         super().__init__(*where)
+        if bucket is not None:
+            cuts = [(a, b) for a, b in zip(self.starts, self.starts + self.lengths, strict=True)]
+            starts = [start for a, b in cuts for start in range(a, b, bucket)]
+            stops = [min(start + bucket, b) for a, b in cuts for start in range(a, b, bucket)]
+            self.starts, self.lengths = np.array(starts), np.array(stops) - starts
         self.residuals = np.zeros((self.size, self.n), self.compute)
         self.scales = np.zeros(self.lengths.size, self.compute)
 
     def compute_step(self, g: Vectors) -> Vectors:
         p = g + self.residuals
-        norms = self.totals(p, magnitudes)
+        norms = self.totals(p, magnitude_from)
         total = norms[0]
         for row in norms[1:]:
             total = total + row
@@ -198,7 +209,7 @@ class StochasticSigns(OneProcess):
 
     def compute_step(self, g: Vectors) -> Vectors:
         x = self.momenta = self.beta * self.momenta + self.gain * g if self.beta else g
-        norms = np.sqrt(self.totals(x, sums_of_squares)).astype(self.compute).astype(np.float64)
+        norms = np.sqrt(self.totals(x, sum_of_squares)).astype(self.compute).astype(np.float64)
         longest = norms.max(axis=0)
         positive = np.zeros((self.size, self.n), bool)
         for rank in range(self.size):

@@ -53,6 +53,17 @@ def magnitudes(u: Vector) -> NDArray[np.float64]:
     return block_sums(np.abs(u.astype(np.float64)), 64)
 
 
+def magnitude_from(u: Vector, start: int) -> np.float64:
+    """Sum of |u|, elements of one block from `start` on: those of whole words by lanes, and then the others."""
+    terms = np.abs(u.astype(np.float64))
+    head = min(u.size, -start % 64)
+    tail = head + (u.size - head) // 64 * 64
+    rest = np.float64(0)
+    for term in (*terms[:head], *terms[tail:]):
+        rest += term
+    return block_sums(terms[head:tail], 64).sum() + rest
+
+
 class Encoded(NamedTuple):
     """What one encoding pass leaves behind."""
 

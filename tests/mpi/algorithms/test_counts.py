@@ -31,6 +31,9 @@ ONE_BLOCK = 512  # bytes of the shortest piece
 METHODS: dict[str, tuple[Any, Any]] = {
     "majority": (MajorityVote(seed=3), lambda *where: reference.Majority(*where, seed=3)),
     "ef-signsgd": (EFSignSGD(), reference.EFSign),
+    "ef-signsgd, buckets": (EFSignSGD(bucket=1000), lambda *where: reference.EFSign(*where, bucket=1000)),
+    "ef-signsgd, short buckets": (EFSignSGD(bucket=7), lambda *where: reference.EFSign(*where, bucket=7)),
+    "ef-signsgd, long buckets": (EFSignSGD(bucket=9000), lambda *where: reference.EFSign(*where, bucket=9000)),
     "ssdm": (SSDM(seed=3), lambda *where: reference.StochasticSigns(*where, seed=3)),
     "ssdm, norm and momentum": (
         SSDM(momentum=0.9, scale="norm"),
@@ -98,6 +101,8 @@ def check(
 OVER: dict[str, list[Topology]] = {
     "majority": [Ring(segments=2), Tree()],
     "ef-signsgd": [Ring(), Torus(), HalvingDoubling(), DoubleTree()],
+    "ef-signsgd, buckets": [Ring(), Torus()],
+    "ef-signsgd, long buckets": [Tree()],
     "ssdm": [Torus()],
     "ssdm, norm and momentum": [HalvingDoubling()],
     "ssdm, elias": [Ring(), DoubleTree(), Star()],
@@ -120,14 +125,21 @@ def test_majorities_are_the_same_whoever_completes_them(mpi_comm: MPI.Intracomm)
 
 
 @pytest.mark.parametrize("mpi_comm", [5, 7], indirect=True)
-@pytest.mark.parametrize("name", ["ef-signsgd", "ssdm, elias"])
+@pytest.mark.parametrize("name", ["ef-signsgd", "ef-signsgd, buckets", "ssdm, elias"])
 def test_sizes_that_are_no_powers_of_two(mpi_comm: MPI.Intracomm, name: str) -> None:
     check(mpi_comm, HalvingDoubling(), name)
 
 
 @pytest.mark.parametrize(
     ("name", "n"),
-    [("majority", 3), ("ef-signsgd", 1), ("ef-signsgd", 700), ("ssdm, norm and momentum", 700), ("ssdm, elias", 65)],
+    [
+        ("majority", 3),
+        ("ef-signsgd", 1),
+        ("ef-signsgd", 700),
+        ("ef-signsgd, short buckets", 700),
+        ("ssdm, norm and momentum", 700),
+        ("ssdm, elias", 65),
+    ],
 )
 def test_short_vectors_too(mpi_comm: MPI.Intracomm, name: str, n: int) -> None:
     check(mpi_comm, None, name, n)
@@ -139,6 +151,8 @@ def test_short_vectors_too(mpi_comm: MPI.Intracomm, name: str, n: int) -> None:
         ("majority", np.float16),
         ("ef-signsgd", np.float16),
         ("ef-signsgd", np.float64),
+        ("ef-signsgd, buckets", np.float16),
+        ("ef-signsgd, buckets", np.float64),
         ("ssdm, norm and momentum", np.float64),
     ],
 )
@@ -146,7 +160,7 @@ def test_other_floats_too(mpi_comm: MPI.Intracomm, name: str, dtype: Any) -> Non
     check(mpi_comm, Ring(), name, dtype=dtype, piece_bytes=None)
 
 
-@pytest.mark.parametrize("name", ["ef-signsgd", "ssdm, norm and momentum"])
+@pytest.mark.parametrize("name", ["ef-signsgd", "ef-signsgd, buckets", "ssdm, norm and momentum"])
 def test_segments_have_scales_of_their_own(mpi_comm: MPI.Intracomm, name: str) -> None:
     check(mpi_comm, DoubleTree(), name, lengths=SEGMENTS)
 
@@ -161,7 +175,7 @@ def test_neither_slots_nor_arrival_order_change_a_bit(
     check(mpi_comm, DoubleTree(), "ssdm, elias")
 
 
-@pytest.mark.parametrize("name", ["majority", "ef-signsgd", "ssdm, norm and momentum"])
+@pytest.mark.parametrize("name", ["majority", "ef-signsgd", "ef-signsgd, buckets", "ssdm, norm and momentum"])
 def test_nan_on_one_rank_raises_on_all_and_changes_nothing(mpi_comm: MPI.Intracomm, name: str) -> None:
     odd = mpi_comm.size - 1
     with Communicator(mpi_comm, Ring(), TIMEOUT_S, piece_bytes=ONE_BLOCK) as comm:
@@ -261,6 +275,14 @@ def test_other_topologies_send_what_their_plans_say(mpi_comm: MPI.Intracomm) -> 
             assert sent(mpi_comm, options, topology, N, 8)[0] == expected, topology
 
 
+def test_scales_of_buckets_are_eight_bytes_each_and_the_counts_are_the_same(mpi_comm: MPI.Intracomm) -> None:
+    for bucket in (64, 1000, 9000):
+        buckets = -(-N // bucket)
+        assert (
+            sent(mpi_comm, EFSignSGD(bucket), Ring(), N, 8 * buckets)[0] == sent(mpi_comm, EFSignSGD(), Ring(), N, 8)[0]
+        )
+
+
 def test_elias_messages_are_as_long_as_the_shortest_coding(mpi_comm: MPI.Intracomm) -> None:
     size, n = mpi_comm.size, 9 * 4096 + 75
     for topology in (Ring(), HalvingDoubling(), DoubleTree()):
@@ -288,7 +310,7 @@ def drawn(size: int, n: int) -> NDArray[np.int64]:
     for rank in range(size):
         simulation = reference.StochasticSigns(1, n)
         x = gradients(size, 0, n)[rank][None]
-        norm = np.sqrt(simulation.totals(x, reference.sums_of_squares)).astype(np.float32).astype(np.float64)[0, 0]
+        norm = np.sqrt(simulation.totals(x, reference.sum_of_squares)).astype(np.float32).astype(np.float64)[0, 0]
         uniform = reference.uniforms(simulation.key, 0, n, 0, rank)
         votes[rank] = uniform < 2.0**31 + x[0].astype(np.float64) * (2.0**31 / norm)
     return votes

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from collectives import NonFiniteGradient
-from mpicomp import Communicator
+from mpicomp import Communicator, redistribute, run_local
 from mpicomp.algorithms.ef_signsgd import EFSignSGD
 from mpicomp.algorithms.majority import MajorityVote
 from mpicomp.algorithms.ssdm import SSDM
@@ -22,6 +22,7 @@ DTYPES = (np.float16, np.float32, np.float64)
 METHODS: dict[str, tuple[Any, Any]] = {
     "majority": (MajorityVote(seed=3), lambda *where: reference.Majority(*where, seed=3)),
     "ef-signsgd": (EFSignSGD(), reference.EFSign),
+    "ef-signsgd, buckets": (EFSignSGD(bucket=500), lambda *where: reference.EFSign(*where, bucket=500)),
     "ssdm": (SSDM(seed=3), lambda *where: reference.StochasticSigns(*where, seed=3)),
     "ssdm, norm and momentum": (
         SSDM(momentum=0.9, scale="norm", coding="elias"),
@@ -99,6 +100,39 @@ def test_scales_beyond_the_results_type_are_told(options: Any, told: str, comm: 
         aggregator.aggregate(large)
     assert caught.value.ranks == ()
     np.testing.assert_equal(aggregator.state_dict(), before)
+
+
+@pytest.mark.parametrize("bucket", [0, -1, 1.5, True, "all"])
+def test_a_bucket_out_of_range_is_refused(bucket: Any) -> None:
+    with pytest.raises(ValueError, match=f"^bucket must be an integer of 1 or more, or None, not {bucket!r}$"):
+        EFSignSGD(bucket)
+
+
+def test_a_bucket_longer_than_the_vector_is_the_whole_of_it(comm: Communicator) -> None:
+    g, (whole, longer) = gradients()[0], (EFSignSGD(bucket).start(comm, N) for bucket in (None, 10 * N))
+    np.testing.assert_array_equal(whole.aggregate(g), longer.aggregate(g))
+    assert EFSignSGD(5).start(comm, 0).aggregate(np.zeros(0, np.float32)).size == 0
+
+
+def test_what_is_pending_in_buckets_goes_to_other_numbers_of_ranks() -> None:
+    """The mean of the residuals, for other buckets too: none of it is lost."""
+
+    def taken(comm: Any, bucket: int | None, states: Any) -> dict[str, Any]:
+        aggregator = EFSignSGD(bucket).start(comm, N)
+        if states is not None:
+            aggregator.load_state_dict(states[comm.rank])
+        else:
+            for g in gradients():
+                aggregator.aggregate(g * (comm.rank + 1))
+        return aggregator.state_dict()
+
+    old = run_local(3, lambda comm: taken(comm, 500, None))
+    kinds = run_local(1, lambda comm: EFSignSGD(500).start(comm, N).state_kinds)[0]
+    moved = redistribute(old, 2, kinds)
+    new = run_local(2, lambda comm: taken(comm, 7, moved))
+    before, after = (np.mean([state["residual"] for state in states], axis=0, dtype=float) for states in (old, new))
+    assert np.abs(before).max() > 0
+    np.testing.assert_allclose(after, before, rtol=2**-23)
 
 
 def test_the_largest_numbers_have_finite_norms_and_results(comm: Communicator) -> None:

@@ -42,6 +42,7 @@ METHODS = {
     "no residual": Marsit(7, compensation=False),
     "majority": MajorityVote(),
     "ef-signsgd": EFSignSGD(),
+    "ef-signsgd, buckets": EFSignSGD(bucket=300),
     "ssdm": SSDM(),
     "ssdm, momentum": SSDM(momentum=0.9, scale="norm", coding="elias"),
     "qsgd": QSGD(),

@@ -23,6 +23,11 @@ def votes(n: int, weight: int, seed: int = 0) -> NDArray[np.int64]:
     return np.random.default_rng((n, weight, seed)).integers(0, weight + 1, n)
 
 
+def one_stretch(n: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int, int, int]:
+    """A vector of one stretch, all of it."""
+    return np.array([0]), np.array([n]), 0, 0, 1
+
+
 def guarded(words: NDArray[np.uint64], room: int) -> NDArray[np.uint64]:
     """The words at the start of `room`, and a guard before and behind it; from an odd place on."""
     memory = np.full(room + 10, GUARD)
@@ -89,20 +94,36 @@ def test_values_are_twice_the_count_less_the_weight_times_the_factor(n: int, dty
             memory = np.full(n + 128, 7, dtype)
             start = -memory.ctypes.data % 32 // memory.itemsize + 32 + offset
             out = memory[start : start + n]
-            write_values(planes, -(-n // 64), 0, weight, factor, streaming, out)
+            write_values(planes, -(-n // 64), weight, np.array([factor]), one_stretch(n), streaming, out)
             np.testing.assert_array_equal(out, want)
             assert (memory[:start] == 7).all()
             assert (memory[start + n :] == 7).all()
 
 
 @pytest.mark.parametrize("weight", [5, 100])
-def test_values_of_a_part_are_their_part_of_the_whole(weight: int) -> None:
-    counts = votes(700, weight)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("bucket", [1, 7, 64, 100, 256, 700])
+def test_stretches_have_factors_of_their_own_and_zeros_between_them(bucket: int, dtype: Any, weight: int) -> None:
+    n, first = 700, 4096
+    counts = votes(n, weight)
     planes = reference.planes(counts, planes_of(weight))
-    for first, stop in ((0, 64), (1, 300), (4, 700), (10, 700)):
-        out = np.empty(stop - 64 * first, np.float32)
-        write_values(planes, 11, first, weight, np.float32(1), False, out)
-        np.testing.assert_array_equal(out, (2 * counts - weight)[64 * first : stop])
+    starts = np.arange(first - 30, first + n + 200, bucket)
+    for short in (0, min(10, bucket - 1)):
+        stops = starts + bucket - short
+        factors = np.arange(1, starts.size + 1).astype(dtype)
+        want = np.zeros(n, dtype)
+        for start, stop, factor in zip(starts - first, stops - first, factors, strict=True):
+            part = slice(max(start, 0), max(stop, 0))
+            want[part] = (2 * counts - weight)[part] * factor
+        low, high = int(np.searchsorted(stops, first, "right")), int(np.searchsorted(starts, first + n))
+        for streaming in (False, True):
+            memory = np.full(n + 128, 7, dtype)
+            at = -memory.ctypes.data % 32 // memory.itemsize + 32
+            out = memory[at : at + n]
+            write_values(planes, 11, weight, factors, (starts, stops, first, low, high), streaming, out)
+            np.testing.assert_array_equal(out, want)
+            assert (memory[:at] == 7).all()
+            assert (memory[at + n :] == 7).all()
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -110,7 +131,8 @@ def test_values_of_damaged_counts_are_what_the_bits_say(dtype: Any) -> None:
     for weight in (2, 5, 8, 32, 63, 64, 300):
         most = (1 << planes_of(weight)) - 1
         out = np.empty(130, dtype)
-        write_values(reference.planes(np.full(130, most), planes_of(weight)), 3, 0, weight, dtype(0.5), False, out)
+        planes = reference.planes(np.full(130, most), planes_of(weight))
+        write_values(planes, 3, weight, np.array([0.5], dtype), one_stretch(130), False, out)
         np.testing.assert_array_equal(out, np.full(130, (2 * most - weight) / 2))
 
 

@@ -1,0 +1,87 @@
+"""Methods whose result is a factor times the sum of the ranks' signs, each stretch of the vector with its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from collectives import Communicator
+from collectives.arrays import narrow, widen
+from collectives.program import Program
+from mpicomp.algorithms.base import Algorithm
+from mpicomp.algorithms.counted import CountedAggregator, CountsPayload
+from mpicomp.algorithms.onebit import Encode
+from mpicomp.algorithms.segments import Stretches
+from mpicomp.codecs.counts import write_values
+
+
+class ScaledAggregator(CountedAggregator):
+    """Base of such methods.
+
+    Parameters
+    ----------
+    algorithm, comm, n, dtype, vector_id, segments, payload
+        As in `CountedAggregator`.
+    bucket : int, optional
+        Elements of a stretch, counted from the start of each segment; the last may be short. None: a segment is one.
+
+    Attributes
+    ----------
+    stretches : Stretches
+    factors : float32[stretches] or float64[stretches]
+        Of this step.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        comm: Communicator,
+        n: int,
+        dtype: DTypeLike | str,
+        vector_id: int,
+        segments: Sequence[int] | None,
+        payload: Callable[[Program, Encode, Encode], CountsPayload] = CountsPayload,
+        bucket: int | None = None,
+    ) -> None:
+        super().__init__(algorithm, comm, n, dtype, vector_id, segments, payload)
+        self.stretches = Stretches.of(segments, n, bucket)
+        self._sums = np.zeros(self.stretches.blocks)
+        self._spans = [self.stretches.span(cut) for cut in self._program.pieces]
+        self.factors = np.zeros(self.stretches.starts.size, self._compute)
+
+    def _finish(self, piece: int) -> None:
+        counts, words, cut = self._payload.counts[piece], self._payload.words[piece], self._program.pieces[piece]
+        target = self._target[cut.start : cut.stop]
+        starts, stops = self.stretches.starts, self.stretches.stops
+        where = starts, stops, cut.start, *self._spans[piece]
+        write_values(counts, words, self.comm.size, self.factors, where, self._streaming, target)
+        if self._wide is not None:
+            narrow(target, self.dtype, self._out[cut.start : cut.stop])
+
+    def _representable(self) -> bool:
+        """Whether the largest result, where all ranks have one sign, is finite in the results' type."""
+        with np.errstate(over="ignore"):
+            largest = self.factors * self._compute.type(self.comm.size)
+        if self._wide is not None:
+            rounded = np.empty(largest.size, self._result_dtype)
+            narrow(largest, self.dtype, rounded)
+            widen(rounded, self.dtype, largest)
+        return bool(np.isfinite(largest).all())
+
+    def _restore(self, name: str, target: NDArray[Any], state: dict[str, Any]) -> None:
+        """Take a vector over from a state.
+
+        Raises
+        ------
+        ValueError
+            It has another shape, or is not finite.
+        """
+        taken = np.asarray(state[name])
+        if taken.shape != target.shape:
+            raise ValueError(f"this state's {name} has shape {taken.shape}, not ({self.n},)")
+        if not np.isfinite(taken).all():
+            raise ValueError(f"this state's {name} holds NaN or infinity: take an earlier one")
+        target[:] = taken
