@@ -65,9 +65,11 @@ def largest(bits, mask, bucket, out):  # type: ignore[no-untyped-def]
     overwritten.
     """
     for b in range(out.size):
+        part = bits[b * bucket : min(bits.size, (b + 1) * bucket)]
         most = mask ^ mask
-        for i in range(b * bucket, min(bits.size, (b + 1) * bucket)):
-            most = max(most, bits[i] & mask)
+        for i in range(part.size):
+            magnitude = part[i] & mask
+            most = magnitude if magnitude > most else most  # LLVM takes this by whole vectors, not so max()
         out[b] = most
 
 

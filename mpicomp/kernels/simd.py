@@ -423,3 +423,37 @@ def to_floats(typingctx: Any, vector: Any, like: Any) -> Any:
         return builder.sitofp(args[0], result.llvm)
 
     return result(vector, like), codegen
+
+
+@intrinsic
+def to_uint32(typingctx: Any, vector: Any) -> Any:
+    """Bytes, or float64 from 0 to 2^31 without what is behind the point, as lanes of 32 bits."""
+    result = Vec(types.uint32, vector.lanes)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        convert = builder.fptosi if isinstance(vector.dtype, types.Float) else builder.zext
+        return convert(args[0], result.llvm)
+
+    return result(vector), codegen
+
+
+@intrinsic
+def to_uint8(typingctx: Any, vector: Any) -> Any:
+    """The low byte of each lane."""
+    result = Vec(types.uint8, vector.lanes)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.trunc(args[0], result.llvm)
+
+    return result(vector), codegen
+
+
+@intrinsic
+def narrow(typingctx: Any, vector: Any, like: Any) -> Any:
+    """float64 lanes rounded to `like`'s float type."""
+    result = Vec(like, vector.lanes)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return args[0] if like == types.float64 else builder.fptrunc(args[0], result.llvm)
+
+    return result(vector, like), codegen

@@ -55,11 +55,10 @@ def words(draw: Draw, n: int) -> NDArray[np.uint32]:
 
 
 def levels(values: Values, scale: np.float32, s: int, drawn: NDArray[np.uint32]) -> Values:
-    """l or l + 1 of each element, float64."""
+    """floor(s |x| / scale + u) of each element, float64."""
     ratio = s / float(scale) if scale > 0 else 0.0
     place = np.abs(values.astype(np.float64)) * ratio
-    low = np.floor(place)
-    return np.minimum(low + (drawn.astype(np.float64) < (place - low) * 2.0**32), s)
+    return np.floor(np.minimum(place, s) + drawn.astype(np.float64) * 2.0**-32)
 
 
 def decoded(codec: Codec, values: Values, draw: Draw, scales: NDArray[np.float32] | None = None) -> Values:
