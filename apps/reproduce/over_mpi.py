@@ -46,7 +46,15 @@ def on_this_machine(ranks: int, module: str, request: Record) -> Record:
 
 
 def on_hosts(rate: str, hosts: int, module: str, request: Record) -> Record:
-    """Run a job with one rank on each emulated host (`apps.cluster`), whose links carry `rate`, or with "none" all they can.
+    """Run a job with one rank on each emulated host of `apps.cluster`.
+
+    Parameters
+    ----------
+    rate : str
+        What each host can send: ``"100mbit"``, or ``"none"`` for no limit.
+    hosts : int
+    module : str
+    request : dict
 
     Returns
     -------

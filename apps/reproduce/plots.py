@@ -31,7 +31,9 @@ class Curve:
     runs: Sequence[Sequence[float]]
 
 
-def curves(path: Path, lines: Sequence[Curve], x_label: str, y_label: str, *, log: bool = False) -> Path:
+def curves(
+    path: Path, lines: Sequence[Curve], x_label: str, y_label: str, *, log: bool = False, log_x: bool = False
+) -> Path:
     """Draw means, and shaded from the least to the greatest of the seeds; returns the path."""
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
     for line in lines:
@@ -43,6 +45,8 @@ def curves(path: Path, lines: Sequence[Curve], x_label: str, y_label: str, *, lo
     axes.set_ylabel(y_label)
     if log:
         axes.set_yscale("log")
+    if log_x:
+        axes.set_xscale("log")
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=120)
