@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from collectives.arrays import aligned_empty, narrow, widen
 from collectives.dense import SIXTEEN_BIT, DensePayload, travelling_itemsize
-from collectives.doubling import most_bytes
 from collectives.errors import CollectiveMismatch
 from collectives.halving import HalvingDoubling
 from collectives.plan import Topology
@@ -39,23 +38,13 @@ _WITHIN_A_CALL = 0, lambda: "a dense sum within a call that the ranks agreed on"
 class DenseSums:
     """One communicator's, which is handed in at each call: a reference to it would be a cycle.
 
-    Parameters
-    ----------
-    size : int
-        Ranks.
-    one_node : bool
-        Whether they share memory.
-
     Attributes
     ----------
-    swapped_bytes : int
-        Longest vector that "auto" sums together with the check of the call.
     kept : list of uint8 arrays
         Where messages land, one call after the other.
     """
 
-    def __init__(self, size: int, one_node: bool) -> None:
-        self.swapped_bytes = most_bytes(size, one_node)
+    def __init__(self) -> None:
         self.kept: list[Bytes] = []
 
     def free(self) -> None:
@@ -75,7 +64,7 @@ class DenseSums:
     ) -> None:
         """See `Communicator.dense`."""
         nbytes = values.size * travelling_itemsize(values, dtype)
-        swaps = comm.size > 1 and comm.topology == "auto" and nbytes <= self.swapped_bytes
+        swaps = comm.size > 1 and comm.topology == "auto" and nbytes <= comm.swapped_bytes
         if call is not None and not swaps:
             comm.agree(*call, traffic)
         try:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial, wraps
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
-from mpi4py import MPI
-from numpy.typing import NDArray
 
 from collectives.agreement import gather_texts
-from collectives.communicator import Communicator, Op
+from collectives.communicator import Communicator
 from collectives.handle import Handle
 from collectives.trace.clock import compare
-from collectives.trace.recorder import Trace
-from collectives.traffic import Traffic
+from collectives.trace.recorder import Span, Trace
 from collectives.waiting import wait
 
 GRACE_S = 0.5  # that ranks which gave up leave each other for writing, as one of them may end the job
+
+_P = ParamSpec("_P")
+_Result = TypeVar("_Result")
 
 
 def open_trace(comm: Communicator, folder: str | Path) -> None:
@@ -52,37 +54,89 @@ def open_trace(comm: Communicator, folder: str | Path) -> None:
     wait(comm.mpi_comm.Ibcast(beginning, 0), comm.timeout, lambda: f"{here}: rank 0 does not begin the trace")
     trace.origin, trace.run = beginning.tolist()
     comm.trace = trace
+    comm._handle = partial(TracedHandle, trace)
     comm.__class__ = TracedCommunicator
 
 
 class TracedHandle(Handle):
     """A handle whose waiting is recorded."""
 
-    trace: Trace | None = None
+    def __init__(self, trace: Trace, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._trace = trace
 
     def wait(self) -> Any:
         """See `Handle.wait`."""
-        if self.trace is None:
+        with self._trace.span("wait", "wait for iallreduce"):
             return super().wait()
-        with self.trace.span("wait", "wait for iallreduce"):
-            return super().wait()
+
+
+def within(
+    method: Callable[_P, _Result], context: Callable[[Trace, dict[str, Any]], AbstractContextManager[None]]
+) -> Callable[_P, _Result]:
+    """A communicator's method, called within what `context` makes of the trace and of its arguments by name.
+
+    `context` may change them.
+    """
+    parameters = inspect.signature(method).parameters
+    names, defaults = list(parameters), {name: of.default for name, of in parameters.items()}
+
+    @wraps(method)
+    def traced(*args: _P.args, **named: _P.kwargs) -> _Result:
+        given: dict[str, Any] = {**defaults, **dict(zip(names, args, strict=False)), **named}
+        with context(given["self"].trace, given):
+            return method(**given)  # type: ignore[call-arg]
+
+    return traced
+
+
+def _call(name: str) -> Callable[[Trace, dict[str, Any]], Span]:
+    """What records a call, with those of its arguments that say how large it is."""
+
+    def context(trace: Trace, given: dict[str, Any]) -> Span:
+        told: dict[str, Any] = {key: given[key] for key in ("op", "root") if key in given}
+        if "x" in given:
+            told["bytes"] = getattr(given["x"], "nbytes", None)
+        return trace.span("call", name, **told)
+
+    return context
+
+
+def _check(trace: Trace, given: dict[str, Any]) -> Span:
+    if given["meanwhile"] is not None:
+        given["meanwhile"] = trace.around("prepare", given["meanwhile"])
+    if given["values"] is None:
+        return trace.span("check", "agreement")
+    return trace.span("check", "agreement and sum", bytes=given["values"].nbytes)
 
 
 class TracedCommunicator(Communicator):
     """A communicator with a trace: what `open_trace` makes of one."""
 
-    _handle = TracedHandle
+    agree = within(Communicator.agree, _check)
+    wait = within(Communicator.wait, lambda trace, given: trace.span("wait", given["name"]))
+    allreduce = within(Communicator.allreduce, _call("allreduce"))
+    iallreduce = within(Communicator.iallreduce, _call("iallreduce"))
+    broadcast = within(Communicator.broadcast, _call("broadcast"))
+    barrier = within(Communicator.barrier, _call("barrier"))
 
     @property
     def _recorder(self) -> Trace:
         assert self.trace is not None
         return self.trace
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def _settle(self) -> None:
+        with self._recorder.span("wait", "finish iallreduces") if self._in_flight else nullcontext():
+            super()._settle()
+
+    def _given_up(self) -> None:
+        start = time.perf_counter()
+        self._recorder.save()
+        time.sleep(max(GRACE_S, time.perf_counter() - start))
+
+    def __exit__(self, *error: Any) -> None:
         """See `Communicator`."""
-        super().__exit__(kind, error, trace)
+        super().__exit__(*error)
         self._recorder.save()
 
     def close(self) -> None:
@@ -102,66 +156,3 @@ class TracedCommunicator(Communicator):
             self.abandon(error)
             raise
         self._recorder.write()
-
-    def abandon(self, error: BaseException, *alive: object) -> None:
-        """See `Communicator.abandon`; the trace is written before anybody can end the job for it."""
-        first = not self._broken
-        try:
-            super().abandon(error, *alive)
-        finally:
-            if first:
-                start = time.perf_counter()
-                self._recorder.save()
-                time.sleep(max(GRACE_S, time.perf_counter() - start))
-
-    def agree(
-        self,
-        mark: int,
-        describe: Callable[[], str],
-        traffic: Traffic | None = None,
-        values: NDArray[Any] | None = None,
-        sums: NDArray[Any] | None = None,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> None:
-        """See `Communicator.agree`."""
-        trace = self._recorder
-        if meanwhile is not None:
-            meanwhile = trace.around("prepare", meanwhile)
-        nbytes = {} if values is None else {"bytes": values.nbytes}
-        with trace.span("check", "agreement" if values is None else "agreement and sum", **nbytes):
-            super().agree(mark, describe, traffic, values, sums, meanwhile)
-
-    def wait(self, request: MPI.Request, describe: Callable[[], str], name: str = "wait") -> None:
-        """See `Communicator.wait`."""
-        with self._recorder.span("wait", name):
-            super().wait(request, describe, name)
-
-    def _settle(self) -> None:
-        if not self._in_flight:
-            super()._settle()
-            return
-        with self._recorder.span("wait", "finish iallreduces"):
-            super()._settle()
-
-    def allreduce(self, x: Any, op: Op = "sum", out: Any = None) -> Any:
-        """See `Communicator.allreduce`."""
-        with self._recorder.span("call", "allreduce", op=op, bytes=getattr(x, "nbytes", None)):
-            return super().allreduce(x, op, out)
-
-    def iallreduce(self, x: Any, op: Op = "sum", out: Any = None) -> Handle:
-        """See `Communicator.iallreduce`."""
-        with self._recorder.span("call", "iallreduce", op=op, bytes=getattr(x, "nbytes", None)):
-            handle = super().iallreduce(x, op, out)
-        assert isinstance(handle, TracedHandle)
-        handle.trace = self.trace
-        return handle
-
-    def broadcast(self, x: Any, root: int = 0) -> Any:
-        """See `Communicator.broadcast`."""
-        with self._recorder.span("call", "broadcast", root=root, bytes=getattr(x, "nbytes", None)):
-            return super().broadcast(x, root)
-
-    def barrier(self) -> None:
-        """See `Communicator.barrier`."""
-        with self._recorder.span("call", "barrier"):
-            super().barrier()

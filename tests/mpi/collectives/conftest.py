@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from mpi4py import MPI
 
 from collectives.doubling import Doubling
 from collectives.execute import Execution
@@ -19,6 +21,13 @@ TIMEOUT_S = 20.0
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     parametrize_sizes(metafunc)
+
+
+@pytest.fixture
+def folder(mpi_comm: MPI.Intracomm, tmp_path: Path) -> Path:
+    """One folder for all ranks."""
+    path: Path = mpi_comm.bcast(tmp_path)
+    return path
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from collectives import Communicator, DoubleTree, Ring, Star, Traffic, communicator, sums
+from collectives import Communicator, DoubleTree, Ring, Star, Traffic, ranks, sums
 from collectives.topologies import TOPOLOGIES
 from tests.mpi.collectives.conftest import TIMEOUT_S
 from tests.mpi.collectives.lanes import same_everywhere, topologies
@@ -145,7 +145,7 @@ def test_ranks_that_walk_a_plan_and_ranks_that_execute_it_understand_each_other(
 ) -> None:
     every = vectors(mpi_comm.size, 2503)
     if mpi_comm.rank % 2:
-        monkeypatch.setattr(communicator, "walks", lambda program, payload: False)
+        monkeypatch.setattr(ranks, "walks", lambda program, payload: False)
     for topology in topologies(mpi_comm.size):
         with Communicator(mpi_comm, topology, TIMEOUT_S) as comm:
             assert (comm.allreduce(every[comm.rank]) == dense(topology, every)).all(), topology

@@ -1,13 +1,9 @@
-"""Traces: complete, aligned, without influence on results, and there after an error too."""
+"""What a trace tells is complete, true and aligned, and recording it changes no result."""
 
 from __future__ import annotations
 
-import errno
-import gc
 import json
-import os
 import time
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,65 +12,17 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import CollectiveTimeout, Communicator
+from collectives import Communicator
 from collectives.trace import Trace
 from collectives.trace.clock import compare, offset_at
-from collectives.trace.recorder import flush
 from mpicomp import CascadingSSDM, Marsit
-from mpicomp.trace import Message, RankTrace, read, table
+from mpicomp.trace import RankTrace, table
 from tests.mpi.collectives.conftest import TIMEOUT_S
+from tests.mpi.collectives.traces import everyones, require_aligned, require_nested, spans, vector
 
 EVERY_SIZE = True
 N = 40_000
 COMPUTING = {"encode": "seconds_encoding", "decode": "seconds_decoding", "merge": "seconds_merging"}
-
-
-@pytest.fixture
-def folder(mpi_comm: MPI.Intracomm, tmp_path: Path) -> Path:
-    """One folder for all ranks."""
-    path: Path = mpi_comm.bcast(tmp_path)
-    return path
-
-
-def vector(rank: int, n: int = N) -> np.ndarray:
-    return np.random.default_rng(rank).standard_normal(n).astype(np.float32)
-
-
-def everyones(comm: MPI.Intracomm, folder: Path) -> list[dict[str, Any]]:
-    """All ranks' files, once they are all written."""
-    comm.Barrier()
-    traces, notes = read(folder)
-    assert not notes
-    assert [trace["otherData"]["rank"] for trace in traces] == list(range(comm.size))
-    comm.Barrier()
-    return traces
-
-
-def spans(trace: dict[str, Any], *kinds: str) -> list[dict[str, Any]]:
-    return [event for event in trace["traceEvents"] if event["ph"] == "X" and (not kinds or event["cat"] in kinds)]
-
-
-def require_nested(trace: dict[str, Any]) -> None:
-    """Spans lie within each other or apart."""
-    outer: list[float] = []
-    for start, minus in sorted((round(1e3 * s["ts"]), -round(1e3 * s["dur"])) for s in spans(trace)):
-        while outer and outer[-1] <= start:
-            outer.pop()
-        assert not outer or start - minus <= outer[-1]
-        outer.append(start - minus)
-
-
-def require_aligned(traces: list[dict[str, Any]]) -> set[Message]:
-    """Every message is sent by one rank and received by another, and not before; returns the messages."""
-    ranks = [RankTrace.of(trace) for trace in traces]
-    sent = {message: times for rank in ranks for message, times in rank.sent.items()}
-    received = {message: times for rank in ranks for message, times in rank.received.items()}
-    assert sent.keys() == received.keys()
-    readings = [reading for trace in traces for reading in trace["otherData"]["clock"]]
-    tolerance = 1e6 * max(reading["round_trip"] for reading in readings)  # half of it for each of two ranks
-    for message, (start, _) in sent.items():
-        assert received[message][1] > start - tolerance, message
-    return set(sent)
 
 
 def shape(traces: list[dict[str, Any]]) -> set[tuple[int, int, int, int]]:
@@ -143,6 +91,9 @@ def test_calls_of_every_kind_nest(mpi_comm: MPI.Intracomm, folder: Path) -> None
         names = [s["name"] for s in spans(trace, "call")]
         calls = {"aggregate": 5, "iallreduce": 4, "allreduce": 2, "broadcast": 1, "barrier": 1}
         assert {name: names.count(name) for name in names} == calls
+        told = [s["args"] for s in spans(trace, "call") if s["name"] in ("allreduce", "broadcast", "barrier")]
+        sums = [{"op": "sum", "bytes": nbytes} for nbytes in (80, 1_600_000)]
+        assert told == [*sums, {"root": trace["otherData"]["ranks"] - 1, "bytes": 80}, {}]
         inner = {s["name"] for s in spans(trace)} - set(names)
         assert {"encode", "prepare", "decode", "agreement"} <= inner
         for kind in ("encode", "decode"):  # of the two calls that one all-gather serves
@@ -237,149 +188,18 @@ def slow_down(exchange: Any) -> None:
         exchange._encode, exchange._finish = slow(exchange._encode), slow(exchange._finish)
 
 
-def test_a_file_is_valid_from_the_start(mpi_comm: MPI.Intracomm, folder: Path) -> None:
-    with Communicator(mpi_comm, "ring", TIMEOUT_S, trace=folder) as comm:
-        about = json.loads((folder / f"rank-{comm.rank}.json").read_text())["otherData"]
-        assert (about["rank"], about["ranks"]) == (comm.rank, comm.size)
-
-
 @pytest.mark.mpi(min_size=2)
-def test_a_folder_that_one_rank_cannot_write_is_an_error_on_all(mpi_comm: MPI.Intracomm, folder: Path) -> None:
-    last = mpi_comm.size - 1
-    if mpi_comm.rank == last:
-        (folder / f"rank-{last}.json").mkdir()
-    mpi_comm.Barrier()
-    with pytest.raises(OSError, match=rf"^rank {last} of {last + 1}, trace='.*': Is a directory; name a folder"):
-        Communicator(mpi_comm, "ring", TIMEOUT_S, trace=folder)
-    mpi_comm.Barrier()
-    assert [path.name for path in folder.iterdir()] == [f"rank-{last}.json"]
-
-
-def test_a_folder_is_for_one_communicator(mpi_comm: MPI.Intracomm, folder: Path) -> None:
-    first = Communicator(mpi_comm, "ring", TIMEOUT_S, trace=folder)
-    with pytest.raises(OSError, match=rf"rank 0 of {mpi_comm.size}, trace=.*: another communicator writes its"):
-        Communicator(mpi_comm, "ring", TIMEOUT_S, trace=folder)
-    first.close()
-    assert len(everyones(mpi_comm, folder)) == mpi_comm.size
-    with Communicator(mpi_comm, "ring", TIMEOUT_S, trace=folder) as comm:  # now it may be used anew
-        comm.barrier()
-    assert len(everyones(mpi_comm, folder)) == mpi_comm.size
-
-
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("piece_bytes", [None, 512], ids=["walked", "executed"])
-def test_a_call_that_does_not_end_can_be_looked_at(
-    mpi_comm: MPI.Intracomm, folder: Path, piece_bytes: int | None
-) -> None:
-    """The last rank stays away from the second sum, of which no check is made."""
-    comm = Communicator(mpi_comm, "ring", TIMEOUT_S, verify=False, piece_bytes=piece_bytes, trace=folder)
-    comm.allreduce(np.ones(100))
-    comm.timeout = 1.0
-    if comm.rank < comm.size - 1:
-        with pytest.raises(CollectiveTimeout):
-            comm.allreduce(np.ones(100))
-    else:
-        time.sleep(2.5)  # while the others give up
-        flush()  # what atexit would do
-    trace = everyones(mpi_comm, folder)[comm.rank]
-    require_nested(trace)
-    unfinished = [event for event in trace["traceEvents"] if event.get("args", {}).get("finished") is False]
-    if comm.rank < comm.size - 1:
-        assert {"call", "wait"} < {event["cat"] for event in unfinished}
-        (stuck,) = [event for event in unfinished if event["cat"] == "wait"]
-        assert stuck["dur"] > 0.5e6
-        # nothing comes from the left; what goes to the right may be stuck as well
-        messages = {(event["cat"], event["args"]["peer"]) for event in unfinished if event["ph"] == "b"}
-        assert messages <= {("receive", (comm.rank - 1) % comm.size), ("send", (comm.rank + 1) % comm.size)}
-    else:
-        assert not unfinished
-    assert len(trace["otherData"]["clock"]) == 1
-
-
-def test_an_exception_leaves_a_trace(mpi_comm: MPI.Intracomm, folder: Path) -> None:
-    def fail() -> None:
-        with Communicator(mpi_comm, "ring", TIMEOUT_S, trace=folder) as comm:
-            comm.allreduce(np.ones(1000))
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-    for trace in everyones(mpi_comm, folder):
-        assert [s["name"] for s in spans(trace, "call")] == ["allreduce"]
-
-
-@pytest.fixture
-def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Call it to have no room for traces from then on."""
-
-    def write(self: Trace) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    return lambda: monkeypatch.setattr(Trace, "_write", write)
-
-
-def unwritten(comm: MPI.Intracomm, folder: Path) -> str:
-    here = f"rank {comm.rank} of {comm.size}: the trace {folder / f'rank-{comm.rank}.json'}"
-    return f"{here} cannot be written (No space left on device); make room there or name another folder"
-
-
-def test_a_trace_that_cannot_be_written_hides_no_error(
-    mpi_comm: MPI.Intracomm, folder: Path, full: Callable[[], None], caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail() -> None:
-        with Communicator(mpi_comm, "ring", TIMEOUT_S, trace=folder / "left"):
-            full()
-            raise KeyError
-
-    failing = Communicator(mpi_comm, "ring", TIMEOUT_S, trace=folder / "failing")
-    with pytest.raises(KeyError):
-        fail()
-    failing.abandon(KeyError())
-    told = [message for message in caplog.messages if "cannot be written" in message]
-    assert told == [unwritten(mpi_comm, folder / name) for name in ("left", "failing")]
-
-
-def test_a_trace_that_cannot_be_written_is_an_error_of_closing(
-    mpi_comm: MPI.Intracomm, folder: Path, full: Callable[[], None]
-) -> None:
-    comm = Communicator(mpi_comm, "ring", TIMEOUT_S, trace=folder)
-    full()
-    with pytest.raises(OSError) as caught:
-        comm.close()
-    assert str(caught.value) == unwritten(mpi_comm, folder)
-    comm.close()  # it is closed
-
-
-@pytest.mark.mpi(min_size=2)
-def test_memory_is_bounded_and_the_newest_events_stay(
-    mpi_comm: MPI.Intracomm, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("collectives.trace.recorder.MOST_EVENTS", 50)
+def test_persistent_requests_are_recorded_at_every_start(mpi_comm: MPI.Intracomm, folder: Path) -> None:
+    calls = 6
     with Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=512, trace=folder) as comm:
         aggregator = Marsit(full_precision_every=None).start(comm, N)
-        for _ in range(10):
+        for _ in range(calls):
             aggregator.aggregate(vector(comm.rank))
-    for trace in everyones(mpi_comm, folder):
-        assert not trace["otherData"]["complete"]
-        messages = [event for event in trace["traceEvents"] if event["ph"] == "b"]
-        assert len(spans(trace)) + len(messages) == 50
-        assert {event["args"]["call"] for event in spans(trace, "decode")} == {10}
-        require_nested(trace)
-        RankTrace.of(trace)
-
-
-def test_without_a_trace_nothing_is_recorded(mpi_comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*args: Any, **named: Any) -> Any:
-        raise AssertionError("recorded without being asked to")
-
-    for name in ("begin", "span", "around", "phases", "__init__"):
-        monkeypatch.setattr(Trace, name, never)
-    monkeypatch.setattr("collectives.execute.followed", never)
-    monkeypatch.setattr("collectives.walk.followed", never)
-    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
-        assert type(comm) is Communicator
-        Marsit().start(comm, 1000).aggregate(vector(comm.rank, 1000))
-        comm.iallreduce(np.ones(100)).wait()
+        assert aggregator._exchange._requests
+        program = aggregator._exchange._program
+    messages = require_aligned(everyones(mpi_comm, folder))
+    mine = [call for call, sender, _, _ in messages if sender == mpi_comm.rank]
+    assert sorted(mine) == sorted(call for call in range(1, calls + 1) for _ in program.sends)
 
 
 class Clock:
@@ -435,37 +255,3 @@ def test_messages_are_aligned_whatever_the_clocks_show(
     for trace in traces:
         require_nested(trace)
         assert 0 < max(s["ts"] for s in spans(trace)) < 30e6
-
-
-@pytest.mark.mpi(min_size=2)
-def test_persistent_requests_are_recorded_at_every_start(mpi_comm: MPI.Intracomm, folder: Path) -> None:
-    calls = 6
-    with Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=512, trace=folder) as comm:
-        aggregator = Marsit(full_precision_every=None).start(comm, N)
-        for _ in range(calls):
-            aggregator.aggregate(vector(comm.rank))
-        assert aggregator._exchange._requests
-        program = aggregator._exchange._program
-    messages = require_aligned(everyones(mpi_comm, folder))
-    mine = [call for call, sender, _, _ in messages if sender == mpi_comm.rank]
-    assert sorted(mine) == sorted(call for call in range(1, calls + 1) for _ in program.sends)
-
-
-def test_what_is_traced_is_let_go_without_the_garbage_collector(
-    mpi_comm: MPI.Intracomm, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("collectives.communicator.MOST_REMEMBERED", 1)
-    with Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=512, trace=folder) as comm:
-        aggregator: Any = CascadingSSDM().start(comm, N)
-        aggregator.aggregate(vector(comm.rank))
-        kept = [weakref.ref(aggregator), weakref.ref(aggregator._program)]
-        gc.disable()
-        try:
-            del aggregator
-            # its program takes the place of the other's
-            CascadingSSDM().start(comm, 1000).aggregate(vector(comm.rank, 1000))
-            assert [one() for one in kept] == [None, None]
-            assert comm.trace is not None
-            assert len(comm.trace.labels) == 1
-        finally:
-            gc.enable()

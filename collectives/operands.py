@@ -1,0 +1,57 @@
+"""What users hand to a collective: checked, and refused on every rank where it cannot be used on one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from collectives.arrays import FLOATS, INTEGERS, Flat, empty_like, flat
+from collectives.ranks import Ranks
+
+
+def operand(ranks: Ranks, x: Any, call: str, allowed: tuple[str, ...]) -> Flat:
+    """The vector of an array, whose element type must be an `allowed` one.
+
+    Raises
+    ------
+    CollectiveMismatch
+        Only other ranks' can be used.
+    TypeError, ValueError
+        This rank's cannot; names rank and call.
+    """
+    try:
+        return flat(x, allowed)
+    except (TypeError, ValueError) as error:
+        ranks.refuse(type(error)(f"{_here(ranks, call)}: {error}"), call)
+
+
+def writable_operand(ranks: Ranks, x: Any, call: str, allowed: tuple[str, ...]) -> Flat:
+    """Like `operand`, but it must not be read-only."""
+    vector = operand(ranks, x, call, allowed)
+    if not vector.values.flags.writeable:
+        problem = "the array is read-only; pass one that can be written"
+        ranks.refuse(ValueError(f"{_here(ranks, call)}: {problem}"), call)
+    return vector
+
+
+def operands(ranks: Ranks, x: Any, op: str, out: Any) -> tuple[Flat, Flat, Any]:
+    """Vectors of an all-reduce's array and of its result, and the result; raises what `operand` does."""
+    call = f"allreduce({op})"
+    if op not in ("sum", "mean"):
+        ranks.refuse(ValueError(f"rank {ranks.rank} of {ranks.size}: op is {op!r}; choose 'sum' or 'mean'"), call)
+    source = operand(ranks, x, call, FLOATS + INTEGERS if op == "sum" else FLOATS)
+    result = empty_like(x) if out is None else out
+    target = operand(ranks, result, f"{call}, out", (source.dtype,))
+    if target.shape != source.shape or not target.values.flags.writeable:
+        problem = f"out has shape {target.shape}, the array {source.shape}, and out must be writeable"
+        ranks.refuse(ValueError(f"{_here(ranks, call)}: {problem}"), call)
+    apart = not np.may_share_memory(source.values, target.values)
+    if not apart and source.values.ctypes.data != target.values.ctypes.data:
+        problem = "out overlaps the array; pass the array itself or one that shares no memory with it"
+        ranks.refuse(ValueError(f"{_here(ranks, call)}: {problem}"), call)
+    return source, target, result
+
+
+def _here(ranks: Ranks, call: str) -> str:
+    return f"rank {ranks.rank} of {ranks.size}, {call}"
