@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import math
 from dataclasses import dataclass
 
 from collectives.network import LinkModel
-from mpicomp.bench.request import DTYPES, counts
+from mpicomp.values import DTYPES, choice, count, integer, number, seconds
 
 
 @dataclass(frozen=True)
@@ -47,32 +46,14 @@ class Request:
         """
         if (args.count is None) == (args.model is None):
             raise ValueError("say how long the gradient is: either --count 25e6 or --model module:name")
-        if args.dtype not in DTYPES:
-            raise ValueError(f"--dtype {args.dtype}: choose one of {', '.join(DTYPES)}")
-        compute_ms = _number("--compute-ms", args.compute_ms, 0.0)
-        timeout_s = _number("--timeout", args.timeout, 1e-3)
-        ranks = None
-        if args.ranks is not None:
-            ranks = int(_number("--ranks", args.ranks, 2))
-        count = parameters(args.model) if args.count is None else _one(args.count)
-        return cls(count, args.dtype, compute_ms / 1e3, _network(args.network), ranks, timeout_s)
-
-
-def _one(text: str) -> int:
-    found = counts(text)
-    if len(found) != 1:
-        raise ValueError(f"--count {text}: give one number of elements, such as 25e6")
-    return found[0]
-
-
-def _number(option: str, text: str, least: float) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not least <= value < math.inf:
-        raise ValueError(f"{option} {text}: give a number of at least {least:g}")
-    return value
+        return cls(
+            dtype=choice("--dtype", args.dtype, DTYPES),
+            compute_s=number("--compute-ms", args.compute_ms, 0.0) / 1e3,
+            network=_network(args.network),
+            ranks=None if args.ranks is None else integer("--ranks", args.ranks, 2),
+            timeout_s=seconds("--timeout", args.timeout),
+            count=parameters(args.model) if args.count is None else count(args.count),  # may take long
+        )
 
 
 def _network(path: str | None) -> LinkModel | None:

@@ -25,9 +25,10 @@ from collectives.arrays import aligned_empty
 from mpicomp.bench import report
 from mpicomp.bench.check import TILE, checked_call
 from mpicomp.bench.measure import measure
-from mpicomp.bench.request import ALLREDUCE, BASELINES, DTYPES, Request
+from mpicomp.bench.request import ALLREDUCE, BASELINES, Request
 from mpicomp.bench.subjects import Aggregated, Allreduce, Subject, baseline
 from mpicomp.joint import open_file, refuse, say
+from mpicomp.values import DTYPES
 
 __all__ = ["add_arguments", "run"]
 

@@ -11,8 +11,8 @@ import pytest
 
 from mpicomp.bench.measure import Measurement
 from mpicomp.bench.report import bits_per_element, record
-from mpicomp.bench.request import counts
 from mpicomp.cli import assignment, main
+from mpicomp.values import counts
 
 
 @pytest.mark.parametrize(
