@@ -22,7 +22,7 @@ from collectives import Communicator, Traffic
 from collectives.arrays import narrow
 from collectives.program import Message, Program
 from mpicomp.algorithms.base import Synchronize, VectorAggregator, Wire
-from mpicomp.algorithms.nonfinite import raise_non_finite
+from mpicomp.algorithms.nonfinite import largest, raise_non_finite
 from mpicomp.codecs.base import Draw
 from mpicomp.codecs.stochastic_sign import StochasticSign, norm
 from mpicomp.random import Stream
@@ -155,7 +155,8 @@ class CascadingAggregator(VectorAggregator):
 
     def _reduce(self, values: NDArray[Any], out: NDArray[Any], traffic: Traffic) -> None:
         payload, size = self._payload, self.comm.size
-        payload.begin(values.astype(np.float32, copy=False), self.step)
+        with np.errstate(over="ignore"):  # of float64; its norm tells
+            payload.begin(values.astype(np.float32, copy=False), self.step)
         own_norm = float(norm(payload.values))
         gathered = np.zeros(size)
         request = self.comm.mpi_comm.Iallgather(np.array([own_norm]), gathered)
@@ -173,7 +174,8 @@ class CascadingAggregator(VectorAggregator):
         if self._wide is None:
             out[:] = result
         else:
-            narrow(result, self.dtype, out)
+            most = np.float32(largest(self.dtype))  # amplitudes grow from hop to hop, and float16 ends soon
+            narrow(np.clip(result, -most, most, out=result), self.dtype, out)
 
     def state_dict(self) -> dict[str, Any]:
         """Step counter."""

@@ -1,7 +1,11 @@
-"""What methods with a codec share: the residual, the check for NaN, and the worker's half of a step.
+"""What methods with a codec share: the residual, how ranks agree that a step is good, and the worker's half of it.
 
 A step's first half is every rank's own: p = what feedback makes of the vector and the residual, Q(p) is sent, and the
 residual becomes what Q left out. What the ranks' payloads become is the methods' own: `gathered`, `squeezed`.
+
+A step that meets NaN, infinity or an overflow, on whichever rank, gives all ranks the same error and changes nothing.
+No pass looks for them beforehand: codecs refuse them while they encode, and the next residual is kept beside the old
+one until all ranks have said that they met none.
 """
 
 from __future__ import annotations
@@ -17,12 +21,14 @@ from collectives import Communicator, Traffic
 from collectives.arrays import aligned_empty, narrow
 from mpicomp.algorithms.base import Algorithm, VectorAggregator, Wire
 from mpicomp.algorithms.feedback import Feedback
-from mpicomp.algorithms.nonfinite import error, flags
+from mpicomp.algorithms.nonfinite import all_finite_result, error
+from mpicomp.algorithms.onebit import Reports
 from mpicomp.codecs.base import Bytes, Codec, Draw
 from mpicomp.kernels.sign import all_finite
 from mpicomp.random import Stream
 
 PIECE_ELEMENTS = 1 << 18  # of which encoding and summing take place in the caches
+_GOOD, _OVERFLOWED, _BAD = 0, 1, 2  # what a rank says of its step
 
 
 def piece_elements(codec: Codec, n: int, piece_bytes: int) -> int:
@@ -34,7 +40,14 @@ def piece_elements(codec: Codec, n: int, piece_bytes: int) -> int:
 
 
 class Worker:
-    """Encodes this rank's pieces, and keeps the residual.
+    """Encodes a rank's pieces, and keeps the residual.
+
+    Attributes
+    ----------
+    residual : ndarray[n], or [0] without feedback
+        Of the steps that are done; what this step makes of it takes its place by `commit`.
+    failed : bool
+        Something was not finite at this step; zeros were sent for it.
 
     Parameters
     ----------
@@ -60,9 +73,9 @@ class Worker:
         stream: Stream,
         rank: int,
     ) -> None:
-        self.codec, self.step = codec, 0
+        self.codec, self.step, self.failed = codec, 0, False
         self._feedback, self._stream, self._rank = feedback, stream, rank
-        self.residual = np.zeros(n if feedback is not None else 0, dtype)
+        self.residual, self._next = (np.zeros(n if feedback is not None else 0, dtype) for _ in range(2))
         self._compensated = np.empty(longest if feedback is not None else 0, dtype)
         self._sent = np.empty_like(self._compensated)
 
@@ -72,22 +85,42 @@ class Worker:
         found: np.dtype[Any] = self.residual.dtype
         return found
 
+    def begin(self, step: int) -> None:
+        """Go to another step."""
+        self.step, self.failed = step, False
+
     def encode(self, part: NDArray[Any], cut: range, payload: Bytes) -> None:
-        """Overwrite `payload` with Q of a part of a vector, the elements of `cut`, and what it leaves out of them."""
+        """Overwrite `payload` with Q of a part of a vector, the elements of `cut`, and keep what it leaves out."""
         draw = Draw(self._stream, self.step, self._rank, 0, cut.start)
         if self._feedback is None:
-            self.codec.encode(part, payload, draw=draw)
+            self._write(part, payload, draw)
             return
         compensated, sent = self._compensated[: len(cut)], self._sent[: len(cut)]
-        residual = self.residual[cut.start : cut.stop]
+        residual, following = (whole[cut.start : cut.stop] for whole in (self.residual, self._next))
         self._feedback.compensate(part, residual, compensated)
-        self.codec.encode(compensated, payload, draw=draw)
+        self._write(compensated, payload, draw)
         self.codec.decode(payload, sent, weight=1)
-        self._feedback.keep(part, compensated, sent, residual)
+        self._feedback.keep(part, compensated, sent, residual, following)
+        if not all_finite(following):
+            self.failed = True
+
+    def _write(self, values: NDArray[Any], payload: Bytes, draw: Draw) -> None:
+        try:
+            self.codec.encode(values, payload, draw=draw)
+        except ValueError:
+            if all_finite(values):
+                raise
+            # the others wait for a payload that they can decode, and are told at the end
+            self.failed = True
+            self.codec.encode(np.zeros_like(values), payload, draw=draw)
+
+    def commit(self) -> None:
+        """The step is good on all ranks: its residual is the next step's."""
+        self.residual, self._next = self._next, self.residual
 
 
 class CodedAggregator(VectorAggregator):
-    """Base of aggregators whose ranks send codes; `_exchange` writes the result.
+    """Base of aggregators whose ranks send codes; `_exchange` writes the result, by `_put`, and calls `_tell`.
 
     Parameters
     ----------
@@ -100,24 +133,48 @@ class CodedAggregator(VectorAggregator):
     ) -> None:
         super().__init__(algorithm, comm, n, dtype, vector_id)
         self._requests: dict[tuple[int, int], Any] = {}
+        self._reports = Reports(comm, 1)
+        self._out: NDArray[Any] = np.empty(0)
+        self._finite = True  # this step's result, which is the same on all ranks
 
     def _reduce(self, values: NDArray[Any], out: NDArray[Any], traffic: Traffic) -> None:
-        # looked at first, so that no residual has changed where a rank's vector is bad
-        bad = flags(self.comm, not all_finite(values), traffic)
-        if bad:
-            raise error(self.comm, bad, f"vector {self.vector_id}, step {self.step}")
-        self._exchange(values, out, traffic)
+        if not self.n:
+            return
+        self._out, self._finite = out, True
+        with np.errstate(over="ignore", invalid="ignore"):  # looked for, and told
+            self._exchange(values, traffic)
+        self._out = np.empty(0)  # the caller's is his to free
+        self._reports.collect(traffic)
+        said, where = self._reports.everyones[:, 0], f"vector {self.vector_id}, step {self.step}"
+        bad = tuple(int(rank) for rank in np.flatnonzero(said == _BAD))
+        if bad or said.any() or not self._finite:
+            raise error(self.comm, bad, where)
+        for one in self._workers():
+            one.commit()
 
     @abstractmethod
-    def _exchange(self, values: NDArray[Any], out: NDArray[Any], traffic: Traffic) -> None:
-        """Write the mean of what the ranks send to `out` (uint16 for bfloat16)."""
+    def _exchange(self, values: NDArray[Any], traffic: Traffic) -> None:
+        """Put the mean of what the ranks send."""
 
-    def _put(self, part: NDArray[Any], out: NDArray[Any]) -> None:
+    @abstractmethod
+    def _workers(self) -> tuple[Worker, ...]:
+        """All that keep a residual; the first encodes this rank's own vector."""
+
+    def _tell(self) -> None:
+        """Send the others what became of this rank's encoding; all of it is done."""
+        mine, *others = (one.failed for one in self._workers())
+        self._reports.mine[0] = _BAD if mine else _OVERFLOWED if any(others) else _GOOD
+        self._reports.start()
+
+    def _put(self, cut: range, part: NDArray[Any]) -> None:
         """Write float32 or float64 results where they belong, narrowed."""
+        out = self._out[cut.start : cut.stop]
         if self._wide is None:
             out[:] = part
         else:
             narrow(part, self.dtype, out)
+        if not all_finite_result(out, self.dtype):
+            self._finite = False
 
 
 def buffers(sizes: Sequence[int]) -> list[Bytes]:

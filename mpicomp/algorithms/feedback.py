@@ -20,8 +20,8 @@ class Feedback(Protocol):
     def compensate(self, values: Part, residual: Part, out: Part) -> None:
         """Overwrite `out` with what is to be encoded."""
 
-    def keep(self, values: Part, compensated: Part, sent: Part, residual: Part) -> None:
-        """Overwrite `residual`; `sent` is what the codec made of `compensated`, which may be overwritten too."""
+    def keep(self, values: Part, compensated: Part, sent: Part, residual: Part, out: Part) -> None:
+        """Overwrite `out` with the next residual; `sent` is what the codec made of `compensated`, which is spoiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class ErrorFeedback:
         """See `Feedback`."""
         np.add(values, residual, out=out)
 
-    def keep(self, values: Part, compensated: Part, sent: Part, residual: Part) -> None:
+    def keep(self, values: Part, compensated: Part, sent: Part, residual: Part, out: Part) -> None:
         """See `Feedback`."""
-        np.subtract(compensated, sent, out=residual)
+        np.subtract(compensated, sent, out=out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class ErrorAccumulation:
         np.multiply(residual, residual.dtype.type(self.alpha), out=out)
         np.add(out, values, out=out)
 
-    def keep(self, values: Part, compensated: Part, sent: Part, residual: Part) -> None:
+    def keep(self, values: Part, compensated: Part, sent: Part, residual: Part, out: Part) -> None:
         """See `Feedback`."""
-        np.multiply(residual, residual.dtype.type(self.beta), out=residual)
+        np.multiply(residual, residual.dtype.type(self.beta), out=out)
         np.subtract(values, sent, out=compensated)
-        np.add(residual, compensated, out=residual)
+        np.add(out, compensated, out=out)

@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 from collectives import Communicator, Traffic
 from collectives.gather import gather_program
 from collectives.partition import pieces
-from collectives.program import Message, Program
+from collectives.program import Program
 from mpicomp.algorithms.base import Algorithm, StateKind, VectorAggregator
 from mpicomp.algorithms.coded import CodedAggregator, Worker, buffers, piece_elements
 from mpicomp.algorithms.feedback import Feedback
@@ -58,7 +58,8 @@ class GatheredPayload:
 
     def begin(self, values: NDArray[Any], step: int) -> None:
         """Go to another vector and step."""
-        self.values, self._worker.step = values, step
+        self.values = values
+        self._worker.begin(step)
         self._missing = [self._size] * len(self._cuts)
 
     def encode(self, piece: int) -> None:
@@ -76,17 +77,6 @@ class GatheredPayload:
     def replacing(self, piece: int, weight: int) -> Any:
         """See `Payload`."""
         return self._messages[piece]
-
-    def incoming(self, piece: int, slot: int, weight: int) -> Any:
-        """See `Payload`."""
-        raise NotImplementedError("gathered payloads are not merged")
-
-    def prepare(self, message: Message, slot: int) -> None:
-        """See `Payload`: there is nothing to draw."""
-
-    def merge(self, message: Message, slot: int) -> None:
-        """See `Payload`."""
-        raise NotImplementedError("gathered payloads are not merged")
 
     def finish(self, piece: int) -> None:
         """See `Payload`: once the last rank's is there, decode all in rank order."""
@@ -140,23 +130,21 @@ class GatheredAggregator(CodedAggregator):
         self._program = gather_program(comm.rank, comm.size, pieces(range(n), longest, codec.alignment))
         stream = Stream(seed, vector_id, "code")
         self.worker = Worker(codec, feedback, n, self._compute, self._program.longest_piece, stream, comm.rank)
-        self._payload = GatheredPayload(self._program, self.worker, self._put_piece)
-        self._out: NDArray[Any] = np.empty(0)
+        self._payload = GatheredPayload(self._program, self.worker, self._put)
 
     @property
     def residual(self) -> NDArray[Any]:
         """What the next step is given back: [n], or [0] without feedback."""
         return self.worker.residual
 
-    def _exchange(self, values: NDArray[Any], out: NDArray[Any], traffic: Traffic) -> None:
-        self._out = out
+    def _exchange(self, values: NDArray[Any], traffic: Traffic) -> None:
         self._payload.begin(values, self.step)
         requests = self._requests if self._payload.fixed else None
-        self.comm.execute(self._program, self._payload, self._tag, traffic, None, requests)
-        self._payload.values = self._out = np.empty(0)  # the caller's are his to free
+        self.comm.execute(self._program, self._payload, self._tag, traffic, self._tell, requests)
+        self._payload.values = np.empty(0)  # the caller's is his to free
 
-    def _put_piece(self, cut: range, mean: NDArray[Any]) -> None:
-        self._put(mean, self._out[cut.start : cut.stop])
+    def _workers(self) -> tuple[Worker, ...]:
+        return (self.worker,)
 
     def state_dict(self) -> dict[str, Any]:
         """Step counter and residual."""

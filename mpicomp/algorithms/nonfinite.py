@@ -38,6 +38,11 @@ def all_finite_result(out: NDArray[Any], dtype: str) -> bool:
     return bool(all_finite(out))
 
 
+def largest(dtype: str) -> float:
+    """The largest number of a type, rounded down."""
+    return 3.38e38 if dtype == "bfloat16" else float(np.finfo(dtype).max)
+
+
 def error(comm: Communicator, ranks: tuple[int, ...], where: str) -> NonFiniteGradient:
     """What every rank raises."""
     who = f"rank{'s'[: len(ranks) > 1]} {', '.join(map(str, ranks))}" if ranks else "no rank (the sum overflowed)"

@@ -28,7 +28,6 @@ from numpy.typing import DTypeLike, NDArray
 from collectives import Communicator, Traffic
 from collectives.broadcasting import Broadcast
 from collectives.communicator import LATENCY_BYTES
-from collectives.program import Message
 from mpicomp.algorithms.base import Wire
 from mpicomp.algorithms.shared_indices import (
     BRIEF_ELEMENTS,
@@ -214,14 +213,3 @@ class LeaderChoice:
     def replacing(self, piece: int, weight: int) -> Any:
         """See `Payload`."""
         return self._messages[piece]
-
-    def incoming(self, piece: int, slot: int, weight: int) -> Any:
-        """See `Payload`."""
-        raise NotImplementedError("indices are not merged")
-
-    def prepare(self, message: Message, slot: int) -> None:
-        """See `Payload`."""
-
-    def merge(self, message: Message, slot: int) -> None:
-        """See `Payload`."""
-        raise NotImplementedError("indices are not merged")

@@ -247,7 +247,7 @@ class SharedIndicesAggregator(VectorAggregator):
         self._past: Any = None if whole else kind(1 - options.beta)
         self._part: Any = None if whole else kind(options.beta)
         self._kept = None if whole else np.empty(count, kind)
-        largest = min(float(np.finfo(kind).max) / comm.size, _largest(self.dtype))
+        largest = min(float(np.finfo(kind).max) / comm.size, nonfinite.largest(self.dtype))
         self._limit = kind(0.99 * largest)  # sums and means of such numbers are finite
         self._values = aligned_empty(count, kind)
         self._means = aligned_empty(count, UNSIGNED[self._result_dtype.itemsize])
@@ -353,8 +353,3 @@ class SharedIndicesAggregator(VectorAggregator):
             raise ValueError("this state's residual holds NaN or infinity: take an earlier one")
         self.residual[:] = state["residual"]
         self.step = int(state["step"])
-
-
-def _largest(dtype: str) -> float:
-    """The largest number of a type."""
-    return 3.38e38 if dtype == "bfloat16" else float(np.finfo(dtype).max)

@@ -76,7 +76,8 @@ class SqueezedPayload:
     def begin(self, values: NDArray[Any], step: int) -> None:
         """Go to another vector and step."""
         self.values = values
-        self._worker.step = self._owner.step = step
+        self._worker.begin(step)
+        self._owner.begin(step)
         self._arrived = [0] * len(self._cuts)
 
     def encode(self, piece: int) -> None:
@@ -180,17 +181,16 @@ class SqueezedAggregator(CodedAggregator):
             Worker(used, kept, n, self._compute, longest, Stream(seed, vector_id, f"code of {who}"), rank)
             for who, used, kept, rank in kinds
         )
-        self._payload = SqueezedPayload(self._program, self.worker, self.owner, self._put_piece)
-        self._out: NDArray[Any] = np.empty(0)
+        self._payload = SqueezedPayload(self._program, self.worker, self.owner, self._put)
 
-    def _exchange(self, values: NDArray[Any], out: NDArray[Any], traffic: Traffic) -> None:
-        self._out = out
+    def _exchange(self, values: NDArray[Any], traffic: Traffic) -> None:
         self._payload.begin(values, self.step)
         self.comm.execute(self._program, self._payload, self._tag, traffic)
-        self._payload.values = self._out = np.empty(0)  # the caller's are his to free
+        self._payload.values = np.empty(0)  # the caller's is his to free
+        self._tell()  # only now: owners encode what others have sent
 
-    def _put_piece(self, cut: range, result: NDArray[Any]) -> None:
-        self._put(result, self._out[cut.start : cut.stop])
+    def _workers(self) -> tuple[Worker, ...]:
+        return self.worker, self.owner
 
     def state_dict(self) -> dict[str, Any]:
         """Step counter and errors; the owner's is 0 where this rank owns nothing."""

@@ -22,9 +22,11 @@ from collectives import Communicator, Traffic
 from mpicomp.algorithms.base import Synchronize, Wire
 from mpicomp.algorithms.coded import coded_wire
 from mpicomp.algorithms.gathered import GatheredAggregator
+from mpicomp.algorithms.nonfinite import error
 from mpicomp.codecs.base import Bytes, Draw
-from mpicomp.codecs.buckets import lengths, norms, to_float32
+from mpicomp.codecs.buckets import count, lengths, norms, to_float32
 from mpicomp.codecs.quantizer import Quantizer
+from mpicomp.kernels.sign import all_finite
 
 
 @dataclass(frozen=True)
@@ -105,12 +107,21 @@ class TernGradAggregator(GatheredAggregator):
 
     algorithm: TernGrad
 
-    def _exchange(self, values: NDArray[Any], out: NDArray[Any], traffic: Traffic) -> None:
-        comm, mine = self.comm, self.algorithm.scales(values)
+    def _exchange(self, values: NDArray[Any], traffic: Traffic) -> None:
+        comm = self.comm
+        try:
+            mine = self.algorithm.scales(values)
+        except ValueError:
+            if all_finite(values):
+                raise
+            mine = np.full(count(self.n, self.algorithm.bucket), np.inf, np.float32)  # says so to all
         everyones = np.zeros((comm.size, mine.size), np.float32)
         request = comm.mpi_comm.Iallgather(mine, everyones)
         comm.wait(request, lambda: f"rank {comm.rank} of {comm.size}: the ranks' scales do not arrive")
         traffic.bytes_sent += mine.nbytes * (comm.size - 1)
         traffic.messages += comm.size - 1
+        bad = tuple(int(rank) for rank in np.flatnonzero(np.isinf(everyones).any(axis=1)))
+        if bad:
+            raise error(comm, bad, f"vector {self.vector_id}, step {self.step}")
         self.worker.codec = _Shared(self.algorithm.codec, everyones.max(axis=0, initial=0))
-        super()._exchange(values, out, traffic)
+        super()._exchange(values, traffic)
