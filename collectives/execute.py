@@ -11,12 +11,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import cast
 from weakref import WeakMethod
 
 from mpi4py import MPI
 
 from collectives.errors import PeerFailure
-from collectives.payload import Cache, Payload, Requests, not_received, not_sent
+from collectives.payload import Cache, MergedPayload, Payload, Requests, not_received, not_sent
 from collectives.program import Message, Program
 from collectives.trace.follow import TracedPatience, followed
 from collectives.trace.recorder import Trace
@@ -32,6 +33,7 @@ class Execution:
     comm : MPI.Comm
     program : Program
     payload : Payload
+        Of a program that merges, a `MergedPayload`.
     tag : int
         Of all its messages: unique among what is in flight on `comm`.
     timeout_s : float
@@ -62,6 +64,7 @@ class Execution:
         self._trace = trace
         if trace is not None:
             self._payload, self._requests = followed(trace, program, payload, self._requests)
+        self._merged = cast(MergedPayload, self._payload)  # where the program has merges
         self._traffic, self._encoded = traffic, encoded
         # a strong reference would be a cycle: payload and vectors would stay until the garbage collector comes round
         describe = WeakMethod(self._describe)
@@ -136,7 +139,7 @@ class Execution:
             message, slot = self._to_prepare.popleft()
             if message.index in self._unmerged:
                 start = clock()
-                self._payload.prepare(message, slot)
+                self._merged.prepare(message, slot)
                 self._traffic.seconds_merging += clock() - start
         elif self._to_finish:
             piece = self._to_finish.popleft()
@@ -175,7 +178,7 @@ class Execution:
                 if not self._slots:
                     return
                 slot = self._slots.pop()
-                buffer = self._payload.incoming(message.piece, slot, message.weight)
+                buffer = self._merged.incoming(message.piece, slot, message.weight)
                 self._to_prepare.append((message, slot))
                 self._unmerged.add(message.index)
             else:
@@ -232,7 +235,7 @@ class Execution:
                         break
                     if message.held_weight:
                         start = time.perf_counter()
-                        self._payload.merge(message, slot)
+                        self._merged.merge(message, slot)
                         self._traffic.seconds_merging += time.perf_counter() - start
                         self._slots.append(slot)
                         self._unmerged.discard(message.index)

@@ -12,12 +12,12 @@ Cache = dict[tuple[int, int], MPI.Prequest]
 
 
 class Payload(Protocol):
-    """What travels. Pieces are numbered as in the program; a slot is a place where messages to be merged land.
+    """What travels, by a program that merges nothing. Pieces are numbered as in the program.
 
     Attributes
     ----------
     slots : int
-        How many messages to be merged may be under way to this rank at once.
+        How many messages to be merged may be under way to this rank at once: 0 unless it is a `MergedPayload`.
     brief : bool
         There is so little to compute that nothing is gained by doing it while messages travel.
     """
@@ -31,20 +31,24 @@ class Payload(Protocol):
     def outgoing(self, piece: int, weight: int) -> Any:
         """Bytes to send: the piece as it is now, speaking for `weight` ranks."""
 
-    def incoming(self, piece: int, slot: int, weight: int) -> Any:
-        """Where a message lands that will be merged."""
-
     def replacing(self, piece: int, weight: int) -> Any:
         """Where a message lands that replaces the piece."""
+
+    def finish(self, piece: int) -> None:
+        """Turn a piece's final state into the result."""
+
+
+class MergedPayload(Payload, Protocol):
+    """What travels by a program that merges; a slot is a place where messages to be merged land."""
+
+    def incoming(self, piece: int, slot: int, weight: int) -> Any:
+        """Where a message lands that will be merged."""
 
     def prepare(self, message: Message, slot: int) -> None:
         """Do what part of a merge needs no data yet; called at most once before `merge`."""
 
     def merge(self, message: Message, slot: int) -> None:
         """Merge what landed into the piece."""
-
-    def finish(self, piece: int) -> None:
-        """Turn a piece's final state into the result."""
 
 
 def not_received(here: str, awaited: Message, last: Message | None) -> str:

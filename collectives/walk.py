@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import cast
 
 from mpi4py import MPI
 
-from collectives.payload import Cache, Payload, Requests, not_received, not_sent
+from collectives.payload import Cache, MergedPayload, Payload, Requests, not_received, not_sent
 from collectives.program import Message, Program
 from collectives.trace.follow import AwaitedRequest, followed
 from collectives.trace.recorder import Trace
@@ -43,6 +44,7 @@ class Walk:
         self._encoded, self._requests = encoded, Requests(comm, tag, cache)
         if trace is not None:
             self._payload, self._requests = followed(trace, program, payload, self._requests, AwaitedRequest)
+        self._merged = cast(MergedPayload, self._payload)  # where the program has merges
         self._last: Message | None = None
 
     def run(self) -> None:
@@ -70,7 +72,7 @@ class Walk:
         traffic.seconds_total += end - start
 
     def _step(self, sends: tuple[Message, ...], recvs: tuple[Message, ...]) -> None:
-        clock, payload, traffic, requests = time.perf_counter, self._payload, self._traffic, self._requests
+        clock, payload, traffic, requests = time.perf_counter, self._merged, self._traffic, self._requests
         under_way = []
         merging: list[tuple[Message, int]] = []
         for message in recvs:

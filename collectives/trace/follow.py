@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from collectives.payload import Payload, Requests
+from collectives.payload import MergedPayload, Payload, Requests
 from collectives.program import Message, Program
 from collectives.trace.recorder import END, Event, Trace
 from collectives.waiting import Patience, Testable
@@ -49,10 +49,9 @@ class TracedPayload:
 
     def __init__(self, trace: Trace, labels: Labels, payload: Payload) -> None:
         self._clock, self._add, self._call = trace.clock, trace.add, trace.calls
-        self._pieces, self._receives = labels.pieces, labels.receives
-        self._payload = payload
+        self._pieces, self._payload = labels.pieces, payload
         self.slots, self.brief = payload.slots, payload.brief
-        self.outgoing, self.incoming, self.replacing = payload.outgoing, payload.incoming, payload.replacing
+        self.outgoing, self.replacing = payload.outgoing, payload.replacing
 
     def encode(self, piece: int) -> None:
         """See `Payload`."""
@@ -60,23 +59,32 @@ class TracedPayload:
         self._payload.encode(piece)
         self._add(("encode", "", start, self._clock(), self._pieces[piece], self._call, 0))
 
-    def prepare(self, message: Message, slot: int) -> None:
-        """See `Payload`."""
-        start = self._clock()
-        self._payload.prepare(message, slot)
-        self._add(("prepare", "", start, self._clock(), self._receives[message.index], self._call, 0))
-
-    def merge(self, message: Message, slot: int) -> None:
-        """See `Payload`."""
-        start = self._clock()
-        self._payload.merge(message, slot)
-        self._add(("merge", "", start, self._clock(), self._receives[message.index], self._call, 0))
-
     def finish(self, piece: int) -> None:
         """See `Payload`."""
         start = self._clock()
         self._payload.finish(piece)
         self._add(("decode", "", start, self._clock(), self._pieces[piece], self._call, 0))
+
+
+class TracedMergedPayload(TracedPayload):
+    """One that merges; see `MergedPayload`."""
+
+    def __init__(self, trace: Trace, labels: Labels, payload: Payload) -> None:
+        super().__init__(trace, labels, payload)
+        self._receives, self._merged = labels.receives, cast(MergedPayload, payload)
+        self.incoming = self._merged.incoming
+
+    def prepare(self, message: Message, slot: int) -> None:
+        """See `Payload`."""
+        start = self._clock()
+        self._merged.prepare(message, slot)
+        self._add(("prepare", "", start, self._clock(), self._receives[message.index], self._call, 0))
+
+    def merge(self, message: Message, slot: int) -> None:
+        """See `Payload`."""
+        start = self._clock()
+        self._merged.merge(message, slot)
+        self._add(("merge", "", start, self._clock(), self._receives[message.index], self._call, 0))
 
 
 class TracedRequest:
@@ -144,7 +152,8 @@ def followed(
     """Payload and requests of one more run of a program, recorded."""
     trace.calls += 1
     labels = labels_of(program, trace.labels)
-    return TracedPayload(trace, labels, payload), TracedRequests(trace, labels, requests, kind)
+    traced = TracedMergedPayload if payload.slots else TracedPayload
+    return traced(trace, labels, payload), TracedRequests(trace, labels, requests, kind)
 
 
 class TracedPatience:

@@ -15,7 +15,7 @@ from mpi4py import MPI
 from collectives import Communicator
 from collectives.trace import Trace
 from collectives.trace.clock import compare, offset_at
-from mpicomp import CascadingSSDM, Marsit
+from mpicomp import QSGD, CascadingSSDM, Marsit, ScaleCom
 from mpicomp.trace import RankTrace, table
 from tests.mpi.collectives.conftest import TIMEOUT_S
 from tests.mpi.collectives.traces import everyones, require_aligned, require_nested, spans, vector
@@ -67,6 +67,23 @@ def test_every_piece_and_every_message_is_there(
             assert len(spans(trace, "check")) == 3
             assert len([s for s in spans(trace, "wait") if s["name"] == "reports"]) >= 3
     assert len(table([RankTrace.of(trace) for trace in traces]).splitlines()) == 1 + mpi_comm.size
+
+
+@pytest.mark.parametrize("piece_bytes", [None, 512], ids=["walked", "executed"])
+def test_what_is_not_merged_is_there_too(mpi_comm: MPI.Intracomm, folder: Path, piece_bytes: int | None) -> None:
+    with Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=piece_bytes, trace=folder) as comm:
+        aggregator: Any = QSGD().start(comm, N)
+        aggregator.aggregate(vector(comm.rank))
+        program = aggregator._program
+        ScaleCom().start(comm, N).aggregate(vector(comm.rank))
+    traces = everyones(mpi_comm, folder)
+    require_aligned(traces)
+    mine = [s["cat"] for s in spans(traces[mpi_comm.rank]) if s["args"].get("call") == 1]
+    pieces = len(program.pieces)
+    assert (mine.count("encode"), mine.count("decode"), mine.count("merge")) == (pieces // mpi_comm.size, pieces, 0)
+    for trace in traces:
+        require_nested(trace)
+        assert len(spans(trace, "call")) == 2
 
 
 def test_calls_of_every_kind_nest(mpi_comm: MPI.Intracomm, folder: Path) -> None:

@@ -1,0 +1,130 @@
+"""What the DoubleSqueeze paper compares, in its form with a parameter server and in the one without."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from collectives import Communicator
+from mpicomp import QSGD, Dense, DoubleSqueeze, MemSGD, TopKSGD
+from mpicomp.algorithms import Algorithm
+from mpicomp.algorithms.double_squeeze import Uncompressed
+from mpicomp.algorithms.squeezed import SqueezedAggregator
+from mpicomp.codecs import OneBit, Ternary, TopK
+from mpicomp.codecs.base import Codec
+from mpicomp.codecs.compressors import compressor
+
+RANKS = 4
+RATE, CHUNK = 100, 6400
+BUCKET = 4096
+"""Elements that share a scale where times and bytes are measured: short, so that shards of a small model are even."""
+WHOLE = 1 << 16
+"""Of the bucket in training: longer than the model, so that there is one scale, as in the paper."""
+
+FORMS = {"star": "parameter server", "ring": "all-to-all"}
+"""Topologies, and what they are called."""
+
+DENSE, QUANTIZED, SPARSE = "dense", "QSGD", "Top-k SGD"
+DS_1BIT, MEM_1BIT = "DoubleSqueeze, 1-bit", "MEM-SGD, 1-bit"
+DS_TOPK, MEM_TOPK = "DoubleSqueeze, top-k", "MEM-SGD, top-k"
+GROUPS = {"1-bit": (DENSE, DS_1BIT, MEM_1BIT, QUANTIZED), "top-k": (DENSE, DS_TOPK, MEM_TOPK, SPARSE)}
+METHODS = (DENSE, DS_1BIT, MEM_1BIT, QUANTIZED, DS_TOPK, MEM_TOPK, SPARSE)
+
+
+@dataclass(frozen=True)
+class OnePass(MemSGD):
+    """A compressed first pass, nothing kept, and the mean as it is: QSGD and top-k SGD over a parameter server.
+
+    Parameters
+    ----------
+    compressor, seed
+        As in `MemSGD`.
+    """
+
+    def start(
+        self,
+        comm: Communicator,
+        n: int,
+        *,
+        dtype: DTypeLike | str = np.float32,
+        vector_id: int = 0,
+        segments: Sequence[int] | None = None,
+    ) -> SqueezedAggregator:
+        """See `Algorithm.start`; segments play no part."""
+        name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+        codec = compressor(self.compressor)
+        return SqueezedAggregator(self, comm, n, dtype, vector_id, codec, Uncompressed(name), None, None, self.seed)
+
+
+def methods(form: str, bucket: int = BUCKET) -> dict[str, Algorithm]:
+    """The seven by name.
+
+    Parameters
+    ----------
+    form : str
+        Key of `FORMS`. With a server all go over it; otherwise dense goes round a ring, DoubleSqueeze and MEM-SGD have
+        owners of a part each, and QSGD's and top-k SGD's codes are gathered by all.
+    bucket : int
+        Elements that share a scale.
+    """
+    one_bit, top_k = OneBit(bucket), TopK(RATE, CHUNK)
+    server = form == "star"
+    return {
+        DENSE: Dense(),
+        DS_1BIT: DoubleSqueeze(one_bit),
+        MEM_1BIT: MemSGD(one_bit),
+        QUANTIZED: OnePass(Ternary(bucket)) if server else QSGD(1, bucket, "linf"),
+        DS_TOPK: DoubleSqueeze(top_k),
+        MEM_TOPK: MemSGD(top_k),
+        SPARSE: OnePass(top_k) if server else TopKSGD(RATE, CHUNK),
+    }
+
+
+def codecs(name: str, bucket: int = BUCKET) -> tuple[Codec, Codec]:
+    """Of the first pass and, where there is one, of the second."""
+    one_bit, top_k, as_it_is = OneBit(bucket), TopK(RATE, CHUNK), Uncompressed("float32")
+    known: dict[str, tuple[Codec, Codec]] = {
+        DENSE: (as_it_is, as_it_is),
+        DS_1BIT: (one_bit, one_bit),
+        MEM_1BIT: (one_bit, as_it_is),
+        QUANTIZED: (Ternary(bucket), as_it_is),
+        DS_TOPK: (top_k, top_k),
+        MEM_TOPK: (top_k, as_it_is),
+        SPARSE: (top_k, as_it_is),
+    }
+    return known[name]
+
+
+def gathered(name: str, form: str) -> bool:
+    """Whether every rank gets every other's codes."""
+    return form != "star" and name in (QUANTIZED, SPARSE)
+
+
+def bytes_of_all(name: str, form: str, pieces: Sequence[int], ranks: int, bucket: int = BUCKET) -> int:
+    """What all ranks together send at a step, by the codecs' own sizes.
+
+    A piece goes from every rank but its owner to the owner, and its result back: ``(M - 1) (first + second)``, whoever
+    owns what. Gathered codes go from every rank to all others: ``M (M - 1) first``. But for dense sums every rank tells
+    every other one byte, whether its vector is finite.
+
+    Parameters
+    ----------
+    name : str
+        Of the method.
+    form : str
+        Key of `FORMS`.
+    pieces : sequence of int
+        Elements that each message carries.
+    ranks : int
+    bucket : int
+        Elements that share a scale.
+    """
+    first, second = codecs(name, bucket)
+    out = sum(first.nbytes(length) for length in pieces)
+    if gathered(name, form):
+        return ranks * (ranks - 1) * (out + 1)
+    back = sum(second.nbytes(length) for length in pieces)
+    return (ranks - 1) * (out + back + (0 if name == DENSE else ranks))
