@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from apps.reproduce.book import Book
 from apps.reproduce.claims import Claim, paired, table
-from apps.reproduce.ecq_sgd import growth, relative_error
-from apps.reproduce.linear import regression, synthetic, train
-from mpicomp import ECQSGD, QSGD, Dense
+from apps.reproduce.ecq_sgd import table_1
+from apps.reproduce.ecq_sgd_residual import growth, relative_error
+from apps.reproduce.ecq_sgd_studies import Study, one_seed, studies
+from apps.reproduce.linear import Together, classification, regression, synthetic, train
+from collectives import Communicator
+from collectives.local import run_local
+from mpicomp import ECQSGD, QSGD, Dense, Marsit, OneBitSGD, TernGrad
+from mpicomp.algorithms import Algorithm
 from mpicomp.codecs import Quantizer
 
 
@@ -55,10 +62,105 @@ def test_training_approaches_what_made_the_data_and_counts_bits() -> None:
     assert dense["steps"] == [0, 50, 100, 150]
     assert dense["distance"][-1] < 0.2 * dense["distance"][0]
     assert dense["loss"][-1] < dense["loss"][0]
-    assert dense["bits"] == 32 * 64
-    assert coded["bits"] == 8 * QSGD(4, 64, "l2").codec.nbytes(64)
+    assert dense["bits"] == dense["formula"] == 32 * 64
+    assert [coded["bits"], coded["formula"]] == pytest.approx([8 * QSGD(4, 64, "l2").codec.nbytes(64)] * 2)
     assert coded["distance"][-1] < 0.2 * coded["distance"][0]
     assert train(problem, QSGD(4, 64, "l2"), **options) == coded
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        QSGD(4, 300, "l2"),
+        QSGD(1, 300, "l2", seed=5, coding="entropy"),
+        ECQSGD(0.2, 0.9, 4, 300),
+        TernGrad(300),
+        OneBitSGD(300),
+    ],
+    ids=str,
+)
+def test_ranks_together_have_what_ranks_by_themselves_have(method: Algorithm) -> None:
+    ranks, steps = 3, 4
+    gradients = np.random.default_rng(1).standard_normal((steps, ranks, 300)).astype(np.float32)
+
+    def rank(comm: Communicator) -> tuple[list[bytes], int]:
+        aggregator = method.start(comm, 300)
+        means = [aggregator.aggregate(gradients[step, comm.rank]).tobytes() for step in range(steps)]
+        return means, aggregator.traffic.total.bytes_sent
+
+    found = run_local(ranks, rank, verify=False)  # so that only the method itself sends bytes
+    together = Together(method, ranks, 300)
+    assert [together.mean(list(gradients[step])).tobytes() for step in range(steps)] == found[0][0]
+    told = sum(sent for _, sent in found) / ranks / (ranks - 1)
+    # beside what it has to tell, at most 8 bytes a step: whether its vector is finite
+    assert 0 < told - together.bits / 8 <= 8 * steps
+
+
+@pytest.mark.parametrize("levels", [1, 4])
+@pytest.mark.parametrize("n", [90, 5000])
+def test_messages_are_as_long_as_their_formula(n: int, levels: int) -> None:
+    together, rng = Together(ECQSGD(0.02, 1.0, levels, n), 4, n), np.random.default_rng(0)
+    for _ in range(20):
+        together.mean(list(rng.standard_normal((4, n)).astype(np.float32)))
+    assert together.formula == pytest.approx(together.bits, rel=0.05)
+    assert together.bits != together.formula  # which counts no whole bytes
+
+
+def test_methods_whose_codes_are_not_gathered_or_have_shorter_buckets_are_refused() -> None:
+    with pytest.raises(ValueError, match="buckets shorter than the vector of 100 elements"):
+        Together(QSGD(4, 64), 2, 100)
+    with pytest.raises(ValueError, match="are not gathered"):
+        Together(Marsit(), 2, 100)
+
+
+def test_training_that_diverges_ends_at_infinity() -> None:
+    problem = synthetic(64, 0, samples=500)
+    found = train(problem, Dense(), ranks=2, steps=300, lr=2.0, batch=16, seed=0)
+    assert found["distance"][0] < found["distance"][-1] == np.inf
+    assert len(found["steps"]) == len(found["distance"]) == len(found["loss"])
+
+
+def test_the_sparse_classes_can_be_learned() -> None:
+    problem = classification(0, features=500, samples=1000)
+    assert 0.1 < np.mean(problem.x > 0) < 0.16
+    assert 0.4 < np.mean(problem.y > 0) < 0.6
+    found = train(problem, Dense(), ranks=4, steps=300, lr=1.0, batch=16, seed=0)
+    assert found["loss"][0] == pytest.approx(np.log(2))
+    assert found["loss"][-1] < 0.3
+
+
+def test_a_study_keeps_a_record_of_each_method_and_seed(tmp_path: Path) -> None:
+    study = Study("small", partial(synthetic, 64, samples=300), {"dense": Dense(), "α 1": ECQSGD(bucket=64)}, 0.02)
+    book = Book(tmp_path)
+    found = one_seed(book, study, 3, 20)
+    assert list(found) == ["dense", "α 1"]
+    assert len(list(tmp_path.glob("small-*-3.json"))) == 2
+    assert one_seed(book, study, 3, 20) == found
+    names = [study.name for study in studies()]
+    assert len(set(names)) == len(names)
+
+
+def test_what_is_said_of_a_loss_is_judged_beside_dense() -> None:
+    def records(*losses: float, bits: float = 100.0) -> list[dict[str, Any]]:
+        return [{"loss": [1.0, loss], "bits": bits, "formula": 100.0} for loss in losses]
+
+    found = {
+        "dense": records(0.20, 0.21, 0.22, bits=3200),
+        "1-bit SGD": records(0.20, 0.21, 0.22),
+        "TernGrad": records(0.204, 0.216, 0.223),
+        "QSGD": records(0.30, 0.31, 0.33),
+        "ECQ-SGD": records(0.24, 0.25, 0.26, bits=106.0),
+    }
+    claims = {claim.what.partition(" on the")[0]: claim for claim in table_1("classification", found, "")}
+    assert {what: claim.holds for what, claim in claims.items()} == {
+        "1-bit SGD": False,
+        "TernGrad": True,
+        "QSGD": True,
+        "ECQ-SGD": False,
+        "bits": False,
+    }
+    assert "30.2x" in claims["ECQ-SGD"].ours
+    assert "ECQ-SGD +6.0 %" in claims["bits"].ours
 
 
 def test_residuals_are_bounded_below_the_edge_and_grow_beyond() -> None:
