@@ -11,7 +11,7 @@ from pathlib import Path
 from apps.reproduce.book import Book
 from apps.reproduce.claims import Claim, table
 
-PAPERS = {"ecq-sgd": "ecq_sgd", "marsit": "marsit"}
+PAPERS = {"doublesqueeze": "doublesqueeze", "ecq-sgd": "ecq_sgd", "marsit": "marsit", "scalecom": "scalecom"}
 FOLDER = Path("runs") / "reproduce"
 SEEDS = 10
 

@@ -36,8 +36,7 @@ from mpicomp.algorithms.squeezed import SqueezedAggregator, route
 from mpicomp.bench.measure import gather, line_up
 
 DETERMINISTIC = (DS_1BIT, MEM_1BIT, DS_TOPK, MEM_TOPK)
-SLOW_S = 2.0  # next to that, what a first call costs more is nothing
-ENOUGH_S = 4.0  # of a method's calls, if there are two
+ENOUGH_S = 4.0  # of a method's calls after the first, whose memory and connections are new
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,27 +68,31 @@ def lengths(name: str, form: str, comm: Communicator, n: int) -> list[int]:
 
 
 def compare_forms(request: Record) -> Record:
-    """Train on nothing for some steps in both forms: digests of results and errors, and bytes beside the formula's."""
-    n, steps, found = request["n"], request["steps"], {}
+    """Every form in turn."""
+    found = {}
     for form in request["forms"]:
-        with Communicator(topology=form, verify=False) as comm:
-            rank, rows = comm.rank, {}
-            for name, method in methods(form).items():
-                aggregator: Any = method.start(comm, n)
-                result, digest = np.zeros(0, np.float32), hashlib.sha256()
-                for step in range(steps):
-                    result = aggregator.aggregate(vector(n, comm.rank, step))
-                    digest.update(result.tobytes())
-                sent = gather(comm, np.array([aggregator.traffic.total.bytes_sent / steps]))
-                rows[name] = {
-                    "digest": digest.hexdigest(),
-                    "errors": _errors(comm, aggregator) if name in DETERMINISTIC else None,
-                    "bytes": float(sent.sum()),
-                    "busiest": float(sent.max()),
-                    "formula": bytes_of_all(name, form, lengths(name, form, comm, n), comm.size),
-                }
-            found[form] = rows
+        with Communicator(topology=form, verify=False) as comm:  # so that only the methods themselves send bytes
+            rank, found[form] = comm.rank, compare_form(comm, form, request["n"], request["steps"])
     return {"rank": rank, "forms": found}
+
+
+def compare_form(comm: Communicator, form: str, n: int, steps: int) -> Record:
+    """Some steps of every method: digests of results and errors, and bytes at a step beside the formula's."""
+    rows = {}
+    for name, method in methods(form).items():
+        aggregator: Any = method.start(comm, n)
+        digest = hashlib.sha256()
+        for step in range(steps):
+            digest.update(aggregator.aggregate(vector(n, comm.rank, step)).tobytes())
+        sent = gather(comm, np.array([aggregator.traffic.total.bytes_sent / steps]))
+        rows[name] = {
+            "digest": digest.hexdigest(),
+            "errors": _errors(comm, aggregator) if name in DETERMINISTIC else None,
+            "bytes": float(sent.sum()),
+            "busiest": float(sent.max()),
+            "formula": bytes_of_all(name, form, lengths(name, form, comm, n), comm.size),
+        }
+    return rows
 
 
 def _errors(comm: Communicator, aggregator: SqueezedAggregator) -> str:
@@ -136,19 +139,18 @@ def time_all(request: Record) -> Record:
 def take_turns(
     comm: Communicator, started: dict[str, Any], x: NDArray[np.float32], out: NDArray[np.float32], repeats: int
 ) -> Record:
-    """Median seconds of a call on the slowest rank, and the calls; of slow ones two are enough."""
+    """Median seconds of a call on the slowest rank, and how many were timed; slow ones are called fewer times."""
     calls: dict[str, list[float]] = {name: [] for name in started}
     for _ in range(repeats + 1):
         for name, aggregator in started.items():
-            if len(calls[name]) >= 2 and sum(calls[name]) > ENOUGH_S:
+            if sum(calls[name][1:]) > ENOUGH_S:
                 continue
             line_up(comm)
             start = time.perf_counter()
             aggregator.aggregate(x, out)
             own = time.perf_counter() - start
             calls[name].append(float(gather(comm, np.array([own])).max()))
-    counted = {name: taken if taken[0] > SLOW_S else taken[1:] for name, taken in calls.items()}
-    return {name: {"median_s": float(np.median(taken)), "calls": len(taken)} for name, taken in counted.items()}
+    return {name: {"median_s": float(np.median(taken[1:])), "calls": len(taken) - 1} for name, taken in calls.items()}
 
 
 if __name__ == "__main__":

@@ -107,8 +107,8 @@ def bytes_of_all(name: str, form: str, pieces: Sequence[int], ranks: int, bucket
     """What all ranks together send at a step, by the codecs' own sizes.
 
     A piece goes from every rank but its owner to the owner, and its result back: ``(M - 1) (first + second)``, whoever
-    owns what. Gathered codes go from every rank to all others: ``M (M - 1) first``. But for dense sums every rank tells
-    every other one byte, whether its vector is finite.
+    owns what. Gathered codes go from every rank to all others: ``M (M - 1) first``. What ranks tell each other of NaN
+    is not in it.
 
     Parameters
     ----------
@@ -125,6 +125,6 @@ def bytes_of_all(name: str, form: str, pieces: Sequence[int], ranks: int, bucket
     first, second = codecs(name, bucket)
     out = sum(first.nbytes(length) for length in pieces)
     if gathered(name, form):
-        return ranks * (ranks - 1) * (out + 1)
+        return ranks * (ranks - 1) * out
     back = sum(second.nbytes(length) for length in pieces)
-    return (ranks - 1) * (out + back + (0 if name == DENSE else ranks))
+    return (ranks - 1) * (out + back)
