@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from collectives import Communicator, Traffic
-from collectives.arrays import aligned_empty, narrow
+from collectives.arrays import aligned_empty, narrow, widen
 from mpicomp.algorithms.base import Algorithm, VectorAggregator, Wire
 from mpicomp.algorithms.feedback import Feedback
 from mpicomp.algorithms.nonfinite import all_finite_result, error
@@ -61,6 +61,8 @@ class Worker:
         Elements of the longest piece.
     stream : Stream
     rank : int
+    applied : "float16" or "bfloat16", optional
+        What is decoded is rounded to this type where it is applied, and feedback includes that.
     """
 
     def __init__(
@@ -72,7 +74,9 @@ class Worker:
         longest: int,
         stream: Stream,
         rank: int,
+        applied: str | None = None,
     ) -> None:
+        self._applied = applied
         self.codec, self.step, self.failed = codec, 0, False
         self._feedback, self._stream, self._rank = feedback, stream, rank
         self.residual, self._next = (np.zeros(n if feedback is not None else 0, dtype) for _ in range(2))
@@ -100,6 +104,10 @@ class Worker:
         self._feedback.compensate(part, residual, compensated)
         self._write(compensated, payload, draw)
         self.codec.decode(payload, sent, weight=1)
+        if self._applied is not None:
+            rounded = np.empty(sent.size, np.uint16 if self._applied == "bfloat16" else self._applied)
+            narrow(sent, self._applied, rounded)
+            widen(rounded, self._applied, sent)
         self._feedback.keep(part, compensated, sent, residual, following)
         if not all_finite(following):
             self.failed = True

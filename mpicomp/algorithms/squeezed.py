@@ -176,11 +176,12 @@ class SqueezedAggregator(CodedAggregator):
         longest = piece_elements(codec, n, comm.packed_piece_bytes())
         self._program = comm.program(route(comm), n, codec.alignment, longest)
         longest = self._program.longest_piece
-        kinds = ("worker", codec, feedback, comm.rank), ("owner", second, owners_feedback, 0)
-        self.worker, self.owner = (
-            Worker(used, kept, n, self._compute, longest, Stream(seed, vector_id, f"code of {who}"), rank)
-            for who, used, kept, rank in kinds
-        )
+        here = n, self._compute, longest
+        of_worker, of_owner = (Stream(seed, vector_id, f"code of {who}") for who in ("worker", "owner"))
+        self.worker = Worker(codec, feedback, *here, of_worker, comm.rank)
+        # what an owner sends is the result itself: its error is what all ranks miss, rounding to 16 bits included
+        applied = None if self._wide is None else self.dtype
+        self.owner = Worker(second, owners_feedback, *here, of_owner, 0, applied)
         self._payload = SqueezedPayload(self._program, self.worker, self.owner, self._put)
 
     def _exchange(self, values: NDArray[Any], traffic: Traffic) -> None:

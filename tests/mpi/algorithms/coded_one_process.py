@@ -93,7 +93,7 @@ class OneProcess:
             return mean
         v = mean + self.owners
         result = decoded(codec, v, self.draw("code of owner", 0))
-        self.owners = v - result
+        self.owners = v - result.astype(self.dtype).astype(self.compute)  # what is applied
         return result
 
 

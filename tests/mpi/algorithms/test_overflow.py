@@ -102,3 +102,36 @@ def outcome(aggregator: Any, vector: NDArray[Any]) -> tuple[Any, str | None]:
         return aggregator.aggregate(vector), None
     except NonFiniteGradient as error:
         return None, re.sub(r"^rank \d+ of", "rank ? of", str(error))
+
+
+@pytest.mark.parametrize("codec", ["one-bit:bucket=64", "quantize:bucket=64", "top-k:rate=7", "clip:bits=11"])
+def test_overflow_at_one_owner_is_told_by_all(mpi_comm: MPI.Intracomm, codec: str) -> None:
+    """What the ranks sent is finite, and so are owners' errors; their sum is not, on the owner of the last elements."""
+    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
+        tried = DoubleSqueeze(codec).start(comm, N)
+        pending = np.where(np.arange(N) < N - 8, 0, 3e38).astype(np.float32)
+        tried.load_state_dict({"n": N, "step": 0, "worker_error": np.zeros(N), "owner_error": pending})
+        before = tried.state_dict()
+        result, error = outcome(tried, np.full(N, 3e38, np.float32))
+        assert result is None
+        assert len(set(comm.mpi_comm.allgather(error))) == 1
+        assert error is not None
+        assert "in vector 0, step 0, from no rank (the sum overflowed)" in error
+        np.testing.assert_equal(tried.state_dict(), before)
+        assert np.isfinite(tried.aggregate(np.full(N, -1e38, np.float32))).all()
+
+
+def test_a_residual_that_overflows_though_all_that_was_sent_is_finite_is_told_by_all(mpi_comm: MPI.Intracomm) -> None:
+    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
+        tried = ECQSGD(alpha=1e-3, bucket=64).start(comm, N)
+        mine = np.full(N, 3.4e38 if comm.rank == comm.size - 1 else 0, np.float32)
+        tried.load_state_dict({"n": N, "step": 0, "residual": mine})
+        before = tried.state_dict()
+        # of an l2 norm most are far above what they stand for, and the rest is 0: nothing of it is sent
+        vector = np.zeros(N, np.float32)
+        vector[::64] = 3.3e38
+        vector[1::64] = 1e37
+        _, error = outcome(tried, vector)
+        assert error is not None
+        assert f"from rank {comm.size - 1};" in error
+        np.testing.assert_equal(tried.state_dict(), before)
