@@ -36,49 +36,55 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def count_bytes(request: Record) -> Record:
-    """Bits per element and phase for each K, mean over ranks and rounds."""
-    n, steps, bits = request["n"], request["steps"], []
+    """Bits per element and phase for each K."""
     with Communicator(topology="ring", timeout=300.0) as comm:
-        x = np.random.default_rng(comm.rank).standard_normal(n, np.float32)
-        out = np.zeros_like(x)
-        phases = 2 * (comm.size - 1) / comm.size
-        for period in request["periods"]:
-            aggregator = mpicomp.Marsit(period).start(comm, n)
-            for _ in range(steps):
-                aggregator.aggregate(x, out)
-            sent = gather(comm, np.array([float(aggregator.traffic.total.bytes_sent)])).mean()
-            bits.append(float(8 * sent / (steps * n * phases)))
-        return {"rank": comm.rank, "bits": bits}
+        return {"rank": comm.rank, "bits": bits_sent(comm, request["n"], request["steps"], request["periods"])}
+
+
+def bits_sent(comm: Communicator, n: int, steps: int, periods: Sequence[int | None]) -> list[float]:
+    """Per element and phase, mean over ranks and rounds; collective."""
+    x = np.random.default_rng(comm.rank).standard_normal(n, np.float32)
+    out, phases, bits = np.zeros_like(x), 2 * (comm.size - 1) / comm.size, []
+    for period in periods:
+        aggregator = mpicomp.Marsit(period).start(comm, n)
+        for _ in range(steps):
+            aggregator.aggregate(x, out)
+        sent = gather(comm, np.array([float(aggregator.traffic.total.bytes_sent)])).mean()
+        bits.append(float(8 * sent / (steps * n * phases)))
+    return bits
 
 
 def split_steps(request: Record) -> Record:
-    """Seconds of each of a step's phases, a row a round; in each round every method has its turn.
+    """What a step's time goes into, by topology and method."""
+    torch.set_num_threads(1)
+    step, found = Step(request["hidden"], request["batch"]), {}
+    for topology in request["topologies"]:
+        with Communicator(topology=topology, timeout=300.0) as comm:
+            rank, found[topology] = comm.rank, time_phases(comm, step, request["rounds"])
+    return {"rank": rank, "n": step.n, "split": found}
+
+
+def time_phases(comm: Communicator, step: Step, rounds: int) -> dict[str, list[list[float]]]:
+    """Seconds of each of a step's phases, a row a round; in each round every method has its turn. Collective.
 
     Returns
     -------
     dict
-        By topology and method, lists of ``[compute, encode, merge, decode, wait, other]``: mean over ranks.
+        By method, rows of ``[compute, encode, merge, decode, wait, other]``: mean over ranks.
     """
-    torch.set_num_threads(1)
-    found: Record = {}
-    for topology in request["topologies"]:
-        with Communicator(topology=topology, timeout=300.0) as comm:
-            rank, rounds = comm.rank, request["rounds"]
-            step = Step(request["hidden"], request["batch"])
-            started = {name: method.start(comm, step.n) for name, method in TIMED.items()}
-            out, own = np.zeros(step.n, np.float32), np.zeros((rounds, len(started), 6))
-            for number in range(-WARMING, rounds):
-                for place, aggregator in enumerate(started.values()):
-                    line_up(comm)
-                    begun = time.perf_counter()
-                    gradient = step.gradient()
-                    computed = time.perf_counter() - begun
-                    aggregator.aggregate(gradient, out)
-                    if number >= 0:
-                        own[number, place] = [computed, *phases(aggregator.traffic.last)]
-            mean = gather(comm, own.reshape(-1)).mean(axis=0).reshape(own.shape)
-            found[topology] = {name: mean[:, place].tolist() for place, name in enumerate(started)}
-    return {"rank": rank, "n": step.n, "split": found}
+    started = {name: method.start(comm, step.n) for name, method in TIMED.items()}
+    out, own = np.zeros(step.n, np.float32), np.zeros((rounds, len(started), 6))
+    for number in range(-WARMING, rounds):
+        for place, aggregator in enumerate(started.values()):
+            line_up(comm)
+            begun = time.perf_counter()
+            gradient = step.gradient()
+            computed = time.perf_counter() - begun
+            aggregator.aggregate(gradient, out)
+            if number >= 0:
+                own[number, place] = [computed, *phases(aggregator.traffic.last)]
+    mean = gather(comm, own.reshape(-1)).mean(axis=0).reshape(own.shape)
+    return {name: mean[:, place].tolist() for place, name in enumerate(started)}
 
 
 def phases(call: Traffic) -> list[float]:

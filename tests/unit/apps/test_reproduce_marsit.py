@@ -11,16 +11,17 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from apps.reproduce.claims import Claim
-from apps.reproduce.marsit_job import phases
+from apps.reproduce.marsit_job import Step, bits_sent, phases, time_phases
 from apps.reproduce.marsit_learning import METHODS, accuracies, budget
+from apps.reproduce.marsit_methods import TIMED
 from apps.reproduce.marsit_model import Images, Perceptron, train
 from apps.reproduce.marsit_periods import expected_bits
 from apps.reproduce.marsit_signs import matching
 from apps.reproduce.marsit_time import PHASES, communicating, of_topology, torus_against_ring, unless_busy
-from apps.reproduce.over_mpi import on_this_machine
 from apps.reproduce.plots import Bars, stacked_bars
 from apps.reproduce.side_by_side import side_by_side
 from collectives import Traffic
+from collectives.local import run_local
 from mpicomp import Marsit
 
 MODEL = Perceptron(7, 5, 3)
@@ -64,10 +65,18 @@ def test_expected_bits_are_the_papers() -> None:
     assert [expected_bits(period, 400) for period in (1, 50, 100, 200, None)] == [32, 1.62, 1.31, 1.155, 1]
 
 
-def test_bits_counted_over_mpi_are_the_expected_ones() -> None:
-    request = {"part": "bytes", "n": 64_000, "steps": 4, "periods": [1, 2, None]}
-    found = on_this_machine(2, "apps.reproduce.marsit_job", request)["bits"]
-    np.testing.assert_allclose(found, [expected_bits(period, 4) for period in (1, 2, None)], rtol=0.03)
+def test_bits_that_are_sent_are_the_expected_ones() -> None:
+    found = run_local(2, lambda comm: bits_sent(comm, 64_000, 4, [1, 2, None]), "ring")
+    np.testing.assert_allclose(found[0], [expected_bits(period, 4) for period in (1, 2, None)], rtol=0.03)
+    assert found[0] == found[1]
+
+
+def test_every_method_is_timed_on_a_gradient() -> None:
+    found = run_local(2, lambda comm: time_phases(comm, Step(4, 3), 2), "ring")[0]
+    assert set(found) == set(TIMED)
+    for rows in found.values():
+        assert np.shape(rows) == (2, len(PHASES))
+        assert np.min(rows) >= 0 < np.min(np.array(rows)[:, 0])
 
 
 def test_all_signs_match_where_the_ranks_agree_and_zeros_do_not_count() -> None:
