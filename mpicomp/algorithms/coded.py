@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from collectives import Communicator, Traffic
 from collectives.arrays import aligned_empty, narrow, widen
-from mpicomp.algorithms.base import Algorithm, VectorAggregator, Wire
+from mpicomp.algorithms.base import Algorithm, VectorAggregator
 from mpicomp.algorithms.feedback import Feedback
 from mpicomp.algorithms.nonfinite import all_finite_result, error
 from mpicomp.algorithms.onebit import Reports
@@ -190,8 +190,3 @@ def buffers(sizes: Sequence[int]) -> list[Bytes]:
     starts = np.cumsum([0, *(-(-size // 64) * 64 for size in sizes)])
     whole = aligned_empty(int(starts[-1]), np.uint8)
     return [whole[start : start + size] for start, size in zip(starts, sizes, strict=False)]
-
-
-def coded_wire(codec: Codec, n: int, piece_bytes: int) -> Wire:
-    """See `Algorithm.wire`: the same bytes whatever a message's weight."""
-    return Wire(codec.nbytes, piece_elements(codec, n, piece_bytes), codec.alignment)

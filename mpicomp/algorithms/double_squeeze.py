@@ -13,6 +13,7 @@ error-compensated compression", ICML 2019; Stich, Cordonnier, Jaggi, "Sparsified
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -24,107 +25,13 @@ from collectives import Communicator
 from collectives.arrays import narrow, widen
 from mpicomp.algorithms.base import Synchronize, Wire
 from mpicomp.algorithms.coded import piece_elements
-from mpicomp.algorithms.feedback import ErrorFeedback
+from mpicomp.algorithms.feedback import ErrorFeedback, Feedback
 from mpicomp.algorithms.squeezed import SqueezedAggregator
 from mpicomp.codecs.base import Bytes, Codec, Draw, check_size
 from mpicomp.codecs.compressors import compressor
 from mpicomp.codecs.one_bit import OneBit
 
 _DEFAULT = OneBit(1 << 15)
-
-
-@dataclass(frozen=True)
-class DoubleSqueeze:
-    """Options of DoubleSqueeze.
-
-    Parameters
-    ----------
-    compressor : Codec or str
-        Of both passes; a codec of `mpicomp.codecs`, or its name and options as in ``"one-bit:bucket=512"``. Its buckets
-        are counted from the start of the vector, so which rank owns what does not change the result.
-    seed : int
-        Equal on all ranks.
-
-    Raises
-    ------
-    ValueError
-        No such compressor, or one of its options is out of range.
-    """
-
-    compressor: Codec | str = _DEFAULT
-    seed: int = 0
-
-    synchronize: ClassVar[Synchronize] = "gradients"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "compressor", compressor(self.compressor))
-
-    def start(
-        self,
-        comm: Communicator,
-        n: int,
-        *,
-        dtype: DTypeLike | str = np.float32,
-        vector_id: int = 0,
-        segments: Sequence[int] | None = None,
-    ) -> SqueezedAggregator:
-        """See `Algorithm.start`; segments play no part."""
-        codec, kept = compressor(self.compressor), ErrorFeedback()
-        return SqueezedAggregator(self, comm, n, dtype, vector_id, codec, codec, kept, kept, self.seed)
-
-    def wire(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> Wire:
-        """See `Algorithm.wire`."""
-        codec = compressor(self.compressor)
-        return Wire(codec.nbytes, piece_elements(codec, n, piece_bytes), codec.alignment)
-
-
-@dataclass(frozen=True)
-class MemSGD:
-    """Options of MEM-SGD.
-
-    Parameters
-    ----------
-    compressor, seed
-        As in `DoubleSqueeze`; of the first pass. The second carries the mean, of 16-bit vectors in 16 bits.
-
-    Raises
-    ------
-    ValueError
-        No such compressor, or one of its options is out of range.
-    """
-
-    compressor: Codec | str = _DEFAULT
-    seed: int = 0
-
-    synchronize: ClassVar[Synchronize] = "gradients"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "compressor", compressor(self.compressor))
-
-    def start(
-        self,
-        comm: Communicator,
-        n: int,
-        *,
-        dtype: DTypeLike | str = np.float32,
-        vector_id: int = 0,
-        segments: Sequence[int] | None = None,
-    ) -> SqueezedAggregator:
-        """See `Algorithm.start`; segments play no part."""
-        codec = compressor(self.compressor)
-        name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
-        return SqueezedAggregator(
-            self, comm, n, dtype, vector_id, codec, Uncompressed(name), ErrorFeedback(), None, self.seed
-        )
-
-    def wire(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> Wire:
-        """See `Algorithm.wire`."""
-        codec, second = compressor(self.compressor), Uncompressed(dtype)
-        return Wire(
-            lambda elements, weight: second.nbytes(elements) if weight == ranks else codec.nbytes(elements),
-            piece_elements(codec, n, piece_bytes),
-            codec.alignment,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,3 +70,87 @@ class Uncompressed:
             widen(stored, self.dtype, values)
         else:
             values[:] = stored
+
+
+@dataclass(frozen=True)
+class Squeezing(ABC):
+    """Options that both methods have.
+
+    Parameters
+    ----------
+    compressor : Codec or str
+        A codec of `mpicomp.codecs`, or its name and options as in ``"one-bit:bucket=512"``. Buckets are counted from
+        the start of the vector, so which rank owns what does not change the result.
+    seed : int
+        Equal on all ranks.
+
+    Raises
+    ------
+    ValueError
+        No such compressor, or one of its options is out of range.
+    """
+
+    compressor: Codec | str = _DEFAULT
+    seed: int = 0
+
+    synchronize: ClassVar[Synchronize] = "gradients"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "compressor", compressor(self.compressor))
+
+    @abstractmethod
+    def second(self, dtype: str) -> tuple[Codec, Feedback | None]:
+        """Of the second pass, for vectors of a type."""
+
+    def start(
+        self,
+        comm: Communicator,
+        n: int,
+        *,
+        dtype: DTypeLike | str = np.float32,
+        vector_id: int = 0,
+        segments: Sequence[int] | None = None,
+    ) -> SqueezedAggregator:
+        """See `Algorithm.start`; segments play no part."""
+        second, owners = self.second(dtype if isinstance(dtype, str) else np.dtype(dtype).name)
+        codec = compressor(self.compressor)
+        return SqueezedAggregator(self, comm, n, dtype, vector_id, codec, second, ErrorFeedback(), owners, self.seed)
+
+    def wire(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> Wire:
+        """See `Algorithm.wire`."""
+        codec, (second, _) = compressor(self.compressor), self.second(dtype)
+        return Wire(
+            lambda elements, weight: second.nbytes(elements) if weight == ranks else codec.nbytes(elements),
+            piece_elements(codec, n, piece_bytes),
+            codec.alignment,
+        )
+
+
+@dataclass(frozen=True)
+class DoubleSqueeze(Squeezing):
+    """Options of DoubleSqueeze.
+
+    Parameters
+    ----------
+    compressor, seed
+        As in `Squeezing`; of both passes.
+    """
+
+    def second(self, dtype: str) -> tuple[Codec, Feedback | None]:
+        """See `Squeezing`."""
+        return compressor(self.compressor), ErrorFeedback()
+
+
+@dataclass(frozen=True)
+class MemSGD(Squeezing):
+    """Options of MEM-SGD.
+
+    Parameters
+    ----------
+    compressor, seed
+        As in `Squeezing`; of the first pass. The second carries the mean, of 16-bit vectors in 16 bits.
+    """
+
+    def second(self, dtype: str) -> tuple[Codec, Feedback | None]:
+        """See `Squeezing`."""
+        return Uncompressed(dtype), None

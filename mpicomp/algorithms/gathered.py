@@ -8,6 +8,7 @@ number of ranks. Pieces go round a ring while others are encoded and decoded.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +19,7 @@ from collectives import Communicator, Traffic
 from collectives.gather import gather_program
 from collectives.partition import pieces
 from collectives.program import Program
-from mpicomp.algorithms.base import Algorithm, StateKind, VectorAggregator
+from mpicomp.algorithms.base import Algorithm, StateKind, Synchronize, VectorAggregator, Wire
 from mpicomp.algorithms.coded import CodedAggregator, Worker, buffers, piece_elements
 from mpicomp.algorithms.feedback import Feedback
 from mpicomp.codecs.base import Codec, sent_bytes
@@ -155,3 +156,44 @@ class GatheredAggregator(CodedAggregator):
         self._check_state(state, {"n", "step", "residual"})
         self.residual[:] = state["residual"]
         self.step = int(state["step"])
+
+
+class GatheredOptions:
+    """Base of the options of such methods; a class adds its fields, and says what codec and feedback these mean.
+
+    Attributes
+    ----------
+    seed : int
+        Equal on all ranks.
+    """
+
+    synchronize: ClassVar[Synchronize] = "gradients"
+    aggregator: ClassVar[type[GatheredAggregator]] = GatheredAggregator
+    seed: int = 0
+
+    def codec_for(self, dtype: str) -> Codec:
+        """Of vectors of a type."""
+        raise NotImplementedError
+
+    @property
+    def feedback(self) -> Feedback | None:
+        """None: nothing is kept."""
+        return None
+
+    def start(
+        self,
+        comm: Communicator,
+        n: int,
+        *,
+        dtype: DTypeLike | str = np.float32,
+        vector_id: int = 0,
+        segments: Sequence[int] | None = None,
+    ) -> GatheredAggregator:
+        """See `Algorithm.start`; segments play no part."""
+        name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+        return self.aggregator(self, comm, n, dtype, vector_id, self.codec_for(name), self.feedback, self.seed)
+
+    def wire(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> Wire:
+        """See `Algorithm.wire`: the same bytes whatever a message's weight."""
+        codec = self.codec_for(dtype)
+        return Wire(codec.nbytes, piece_elements(codec, n, piece_bytes), codec.alignment)

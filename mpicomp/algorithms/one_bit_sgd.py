@@ -12,23 +12,16 @@ distributed training of speech DNNs", Interspeech 2014.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-import numpy as np
-from numpy.typing import DTypeLike
-
-from collectives import Communicator
-from mpicomp.algorithms.base import Synchronize, Wire
-from mpicomp.algorithms.coded import coded_wire
 from mpicomp.algorithms.feedback import ErrorFeedback
-from mpicomp.algorithms.gathered import GatheredAggregator
+from mpicomp.algorithms.gathered import GatheredOptions
+from mpicomp.codecs.base import Codec
 from mpicomp.codecs.one_bit import TwoMeans
 
 
 @dataclass(frozen=True)
-class OneBitSGD:
+class OneBitSGD(GatheredOptions):
     """Options of 1-bit SGD.
 
     Parameters
@@ -44,8 +37,6 @@ class OneBitSGD:
 
     bucket: int = 512
 
-    synchronize: ClassVar[Synchronize] = "gradients"
-
     def __post_init__(self) -> None:
         _ = self.codec
 
@@ -54,18 +45,11 @@ class OneBitSGD:
         """Of the options."""
         return TwoMeans(self.bucket)
 
-    def start(
-        self,
-        comm: Communicator,
-        n: int,
-        *,
-        dtype: DTypeLike | str = np.float32,
-        vector_id: int = 0,
-        segments: Sequence[int] | None = None,
-    ) -> GatheredAggregator:
-        """See `Algorithm.start`; segments play no part."""
-        return GatheredAggregator(self, comm, n, dtype, vector_id, self.codec, ErrorFeedback())
+    def codec_for(self, dtype: str) -> Codec:
+        """See `GatheredOptions`."""
+        return self.codec
 
-    def wire(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> Wire:
-        """See `Algorithm.wire`."""
-        return coded_wire(self.codec, n, piece_bytes)
+    @property
+    def feedback(self) -> ErrorFeedback:
+        """See `GatheredOptions`."""
+        return ErrorFeedback()

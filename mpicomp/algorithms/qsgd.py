@@ -10,23 +10,17 @@ References: QSGD (Alistarh et al., NIPS 2017); ECQ-SGD (Wu et al., ICML 2018, ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
-import numpy as np
-from numpy.typing import DTypeLike
-
-from collectives import Communicator
-from mpicomp.algorithms.base import Synchronize, Wire
-from mpicomp.algorithms.coded import coded_wire
 from mpicomp.algorithms.feedback import ErrorAccumulation
-from mpicomp.algorithms.gathered import GatheredAggregator
+from mpicomp.algorithms.gathered import GatheredOptions
+from mpicomp.codecs.base import Codec
 from mpicomp.codecs.quantizer import Quantizer
 
 
 @dataclass(frozen=True)
-class QSGD:
+class QSGD(GatheredOptions):
     """Options of QSGD.
 
     Parameters
@@ -53,8 +47,6 @@ class QSGD:
     seed: int = 0
     coding: Literal["fixed", "entropy"] = "fixed"
 
-    synchronize: ClassVar[Synchronize] = "gradients"
-
     def __post_init__(self) -> None:
         _ = self.codec
 
@@ -63,25 +55,13 @@ class QSGD:
         """Of the options."""
         return Quantizer(self.bucket, self.levels, self.norm, self.coding)
 
-    def start(
-        self,
-        comm: Communicator,
-        n: int,
-        *,
-        dtype: DTypeLike | str = np.float32,
-        vector_id: int = 0,
-        segments: Sequence[int] | None = None,
-    ) -> GatheredAggregator:
-        """See `Algorithm.start`; segments play no part."""
-        return GatheredAggregator(self, comm, n, dtype, vector_id, self.codec, None, self.seed)
-
-    def wire(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> Wire:
-        """See `Algorithm.wire`."""
-        return coded_wire(self.codec, n, piece_bytes)
+    def codec_for(self, dtype: str) -> Codec:
+        """See `GatheredOptions`."""
+        return self.codec
 
 
 @dataclass(frozen=True)
-class ECQSGD:
+class ECQSGD(GatheredOptions):
     """Options of ECQ-SGD.
 
     Parameters
@@ -108,8 +88,6 @@ class ECQSGD:
     seed: int = 0
     coding: Literal["fixed", "entropy"] = "entropy"
 
-    synchronize: ClassVar[Synchronize] = "gradients"
-
     def __post_init__(self) -> None:
         if not 0 < self.alpha < float("inf"):
             raise ValueError(f"alpha is above 0, not {self.alpha}; QSGD is ECQ-SGD with alpha 0")
@@ -122,19 +100,11 @@ class ECQSGD:
         """Of the options."""
         return Quantizer(self.bucket, self.levels, self.norm, self.coding)
 
-    def start(
-        self,
-        comm: Communicator,
-        n: int,
-        *,
-        dtype: DTypeLike | str = np.float32,
-        vector_id: int = 0,
-        segments: Sequence[int] | None = None,
-    ) -> GatheredAggregator:
-        """See `Algorithm.start`; segments play no part."""
-        feedback = ErrorAccumulation(self.alpha, self.beta)
-        return GatheredAggregator(self, comm, n, dtype, vector_id, self.codec, feedback, self.seed)
+    def codec_for(self, dtype: str) -> Codec:
+        """See `GatheredOptions`."""
+        return self.codec
 
-    def wire(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> Wire:
-        """See `Algorithm.wire`."""
-        return coded_wire(self.codec, n, piece_bytes)
+    @property
+    def feedback(self) -> ErrorAccumulation:
+        """See `GatheredOptions`."""
+        return ErrorAccumulation(self.alpha, self.beta)

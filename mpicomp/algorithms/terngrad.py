@@ -11,82 +11,19 @@ Reference: Wen et al., "TernGrad: ternary gradients to reduce communication in d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-from collectives import Communicator, Traffic
-from mpicomp.algorithms.base import Synchronize, Wire
-from mpicomp.algorithms.coded import coded_wire
-from mpicomp.algorithms.gathered import GatheredAggregator
+from collectives import Traffic
+from mpicomp.algorithms.gathered import GatheredAggregator, GatheredOptions
 from mpicomp.algorithms.nonfinite import error
-from mpicomp.codecs.base import Bytes, Draw
+from mpicomp.codecs.base import Bytes, Codec, Draw
 from mpicomp.codecs.buckets import count, lengths, norms, to_float32
 from mpicomp.codecs.quantizer import Quantizer
 from mpicomp.kernels.sign import all_finite
-
-
-@dataclass(frozen=True)
-class TernGrad:
-    """Options of TernGrad.
-
-    Parameters
-    ----------
-    bucket : int
-        Elements that share a scale.
-    clip : float or None
-        Magnitudes are cut off at this many sigma; above 0. None: not at all.
-    seed : int
-        Equal on all ranks.
-
-    Raises
-    ------
-    ValueError
-        An option is out of range.
-    """
-
-    bucket: int = 4096
-    clip: float | None = 2.5
-    seed: int = 0
-
-    synchronize: ClassVar[Synchronize] = "gradients"
-
-    def __post_init__(self) -> None:
-        if self.clip is not None and not self.clip > 0:
-            raise ValueError(f"clip is a number of sigma above 0, or None, not {self.clip}")
-        _ = self.codec
-
-    @property
-    def codec(self) -> Quantizer:
-        """Of the options."""
-        return Quantizer(self.bucket, 1, "linf")
-
-    def start(
-        self,
-        comm: Communicator,
-        n: int,
-        *,
-        dtype: DTypeLike | str = np.float32,
-        vector_id: int = 0,
-        segments: Sequence[int] | None = None,
-    ) -> TernGradAggregator:
-        """See `Algorithm.start`; segments play no part."""
-        return TernGradAggregator(self, comm, n, dtype, vector_id, self.codec, None, self.seed)
-
-    def wire(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> Wire:
-        """See `Algorithm.wire`."""
-        return coded_wire(self.codec, n, piece_bytes)
-
-    def scales(self, values: NDArray[Any]) -> NDArray[np.float32]:
-        """Of one rank's vector, each bucket's."""
-        found = norms(values, self.bucket, "linf")
-        if self.clip is not None:
-            sigma = norms(values, self.bucket, "l2") / np.sqrt(lengths(values.size, self.bucket))
-            found = np.minimum(found, self.clip * sigma)
-        return to_float32(found, values)
 
 
 class _Shared:
@@ -125,3 +62,51 @@ class TernGradAggregator(GatheredAggregator):
             raise error(comm, bad, f"vector {self.vector_id}, step {self.step}")
         self.worker.codec = _Shared(self.algorithm.codec, everyones.max(axis=0, initial=0))
         super()._exchange(values, traffic)
+
+
+@dataclass(frozen=True)
+class TernGrad(GatheredOptions):
+    """Options of TernGrad.
+
+    Parameters
+    ----------
+    bucket : int
+        Elements that share a scale.
+    clip : float or None
+        Magnitudes are cut off at this many sigma; above 0. None: not at all.
+    seed : int
+        Equal on all ranks.
+
+    Raises
+    ------
+    ValueError
+        An option is out of range.
+    """
+
+    bucket: int = 4096
+    clip: float | None = 2.5
+    seed: int = 0
+
+    aggregator: ClassVar[type[GatheredAggregator]] = TernGradAggregator
+
+    def __post_init__(self) -> None:
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"clip is a number of sigma above 0, or None, not {self.clip}")
+        _ = self.codec
+
+    @property
+    def codec(self) -> Quantizer:
+        """Of the options."""
+        return Quantizer(self.bucket, 1, "linf")
+
+    def codec_for(self, dtype: str) -> Codec:
+        """See `GatheredOptions`."""
+        return self.codec
+
+    def scales(self, values: NDArray[Any]) -> NDArray[np.float32]:
+        """Of one rank's vector, each bucket's."""
+        found = norms(values, self.bucket, "linf")
+        if self.clip is not None:
+            sigma = norms(values, self.bucket, "l2") / np.sqrt(lengths(values.size, self.bucket))
+            found = np.minimum(found, self.clip * sigma)
+        return to_float32(found, values)

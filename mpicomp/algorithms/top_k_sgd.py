@@ -11,23 +11,19 @@ NeurIPS 2020.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from collectives import Communicator
-from mpicomp.algorithms.base import Synchronize, Wire
-from mpicomp.algorithms.coded import coded_wire
-from mpicomp.algorithms.feedback import ErrorFeedback, Feedback
-from mpicomp.algorithms.gathered import GatheredAggregator
+from mpicomp.algorithms.feedback import ErrorFeedback
+from mpicomp.algorithms.gathered import GatheredOptions
+from mpicomp.codecs.base import Codec
 from mpicomp.codecs.sparse import TopK
 
 
 @dataclass(frozen=True)
-class TopKSGD:
+class TopKSGD(GatheredOptions):
     """Options of top-k SGD.
 
     Parameters
@@ -46,9 +42,6 @@ class TopKSGD:
     rate: int = 100
     chunk: int | None = None
 
-    synchronize: ClassVar[Synchronize] = "gradients"
-    _feedback: ClassVar[Feedback | None] = None
-
     def __post_init__(self) -> None:
         _ = self.codec("float32")
 
@@ -56,25 +49,16 @@ class TopKSGD:
         """Of the options, for vectors of a type."""
         return TopK(self.rate, self.chunk, str(dtype if isinstance(dtype, str) else np.dtype(dtype)) == "float64")
 
-    def start(
-        self,
-        comm: Communicator,
-        n: int,
-        *,
-        dtype: DTypeLike | str = np.float32,
-        vector_id: int = 0,
-        segments: Sequence[int] | None = None,
-    ) -> GatheredAggregator:
-        """See `Algorithm.start`; segments play no part."""
-        return GatheredAggregator(self, comm, n, dtype, vector_id, self.codec(dtype), self._feedback)
-
-    def wire(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> Wire:
-        """See `Algorithm.wire`."""
-        return coded_wire(self.codec(dtype), n, piece_bytes)
+    def codec_for(self, dtype: str) -> Codec:
+        """See `GatheredOptions`."""
+        return self.codec(dtype)
 
 
 @dataclass(frozen=True)
 class LocalTopK(TopKSGD):
     """Options of local top-k: as `TopKSGD`, with error feedback."""
 
-    _feedback: ClassVar[Feedback | None] = ErrorFeedback()
+    @property
+    def feedback(self) -> ErrorFeedback:
+        """See `GatheredOptions`."""
+        return ErrorFeedback()
