@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +14,11 @@ import pytest
 PROJECT = Path(__file__).resolve().parents[2]
 LAUNCHER = """#!/usr/bin/env bash
 if [[ $2 == doctor ]]; then eval "$DOCTOR"; else eval "$TRAIN"; fi
+"""
+SRUN = """#!/bin/sh
+[ "$1" = daemon ] || exit "$SRUN_STATUS"
+echo $$ >"$2.part" && mv "$2.part" "$2"
+while :; do sleep 0.1; done
 """
 SIGNAL = "kill -USR1 $PPID"
 NOTHING = "true"
@@ -29,21 +36,23 @@ class Outcome(NamedTuple):
     output: str
 
 
-def submit(folder: Path, doctor: str, train: str, restarts: int = 0) -> Outcome:
+def submit(folder: Path, doctor: str, train: str, restarts: int = 0, srun_status: int = 0) -> Outcome:
     """Run the script in a folder of its own, as the job's first node would."""
-    programs = {"launcher": LAUNCHER, "srun": "#!/bin/sh\n", "scontrol": "#!/bin/sh\ntouch requeued\n"}
+    programs = {"launcher": LAUNCHER, "srun": SRUN, "scontrol": "#!/bin/sh\ntouch requeued\n"}
     (folder / "slurm").symlink_to(PROJECT / "slurm")
     (folder / "bin").mkdir()
     for name, text in programs.items():
         (folder / "bin" / name).write_text(text)
         (folder / "bin" / name).chmod(0o755)
     told = {"SLURM_JOB_ID": "7", "SLURM_SUBMIT_DIR": str(folder), "SLURM_RESTART_COUNT": str(restarts)}
+    told |= {"SRUN_STATUS": str(srun_status)}
     told |= {"MPICOMP_LAUNCHER": str(folder / "bin" / "launcher"), "MPICOMP_RUN": "runs/x", "MPICOMP_VENV": "none"}
     path = f"{folder / 'bin'}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "slurm/train.sbatch"],
         cwd=folder, env=os.environ | told | {"PATH": path, "DOCTOR": doctor, "TRAIN": train},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=50, check=False,
+        start_new_session=True,  # as Slurm does
     )  # fmt: skip
     return Outcome(done.returncode, (folder / "requeued").exists(), done.stdout)
 
@@ -70,3 +79,37 @@ def test_the_end_of_an_earlier_run_is_no_success(tmp_path: Path, train: str, sta
     done = submit(tmp_path, NOTHING, train)
     assert (done.status, done.requeued) == (status, False), done.output
     assert ("before the training was at its end" in done.output) == bool(status)
+
+
+def ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_no_launcher_of_a_daemon_on_a_dead_node_outlives_the_start(tmp_path: Path) -> None:
+    left = f"srun daemon {tmp_path}/left >/dev/null 2>&1 & until [[ -e {tmp_path}/left ]]; do sleep 0.01; done; exit 1"
+    other = tmp_path / "srun"  # of another session
+    other.write_text(SRUN)
+    other.chmod(0o755)
+    with subprocess.Popen([other, "daemon", tmp_path / "other"], start_new_session=True) as outside:
+        try:
+            done = submit(tmp_path, NOTHING, left, srun_status=1)
+            assert (done.status, done.requeued) == (1, True), done.output
+            assert "does not answer" in done.output
+            deadline = time.monotonic() + 20
+            while not ended(int((tmp_path / "left").read_text())):
+                assert time.monotonic() < deadline, "it is left behind"
+                time.sleep(0.05)
+            assert outside.poll() is None
+        finally:
+            outside.kill()
+            pid = int((tmp_path / "left").read_text())
+            if not ended(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_who_fails_on_nodes_that_answer_is_not_requeued(tmp_path: Path) -> None:
+    done = submit(tmp_path, NOTHING, "exit 3")
+    assert (done.status, done.requeued) == (3, False), done.output
