@@ -93,6 +93,7 @@ def _accuracy(ends: dict[tuple[int | None, str], list[float]], steps: int, seeds
     own = {period: ends[period, "own"] for period in PERIODS}
     loss = paired(own[None], own[1])
     small, large = paired(own[50], own[1]), paired(own[200], own[1])
+    gain = paired([float(np.mean(three)) for three in zip(own[50], own[100], own[200], strict=True)], own[None])
     names = [title(period) for period in PERIODS]
     here = _listed(names, [f"{np.mean(own[period]):.2f}" for period in PERIODS])
     differs = (
@@ -111,10 +112,10 @@ def _accuracy(ends: dict[tuple[int | None, str], list[float]], steps: int, seeds
         ),
         Claim(
             "Fig. 3b",
-            "K of 50 to 200 loses no more than without such rounds",
-            "K = 50 −1.14, K = 200 −1.42, ∞ −2.67",
-            f"K = 50 − K = 1 {small}, K = 200 − K = 1 {large}",
-            not (paired(own[50], own[None]).below or paired(own[200], own[None]).below),
+            "with full-precision rounds, K of 50 to 200, it ends above training without",
+            "+1.53, +0.98, +1.25",
+            f"mean of the three − K = ∞ {gain}; K = 50 − K = 1 {small}, K = 200 − K = 1 {large}",
+            gain.above,
             "the same runs",
         ),
     ]
