@@ -52,7 +52,7 @@ def curves(
 
 
 def panels(path: Path, grid: Sequence[Sequence[tuple[str, Sequence[Curve]]]], x_label: str, y_label: str) -> Path:
-    """Draw a grid of titled panels with one legend below; x is logarithmic. Returns the path."""
+    """Draw a grid of titled panels with one legend above; x begins at 0. Returns the path."""
     n_rows, n_columns = len(grid), len(grid[0])
     size = (4 * n_columns, 3 * n_rows + 0.5)
     figure, axes = plt.subplots(n_rows, n_columns, figsize=size, layout="constrained", squeeze=False, sharey=True)
@@ -60,12 +60,12 @@ def panels(path: Path, grid: Sequence[Sequence[tuple[str, Sequence[Curve]]]], x_
         for part, (title, lines) in zip(row, titled, strict=True):
             _draw(part, lines)
             part.set_title(title, fontsize="medium")
-            part.set_xscale("log")
+            part.set_xlim(left=0)
             part.grid(alpha=0.3)
     figure.supxlabel(x_label)
     figure.supylabel(y_label)
     handles, names = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=len(names))
+    figure.legend(handles, names, loc="outside upper center", ncols=len(names))
     figure.savefig(path, dpi=110)
     plt.close(figure)
     return path
