@@ -109,16 +109,16 @@ def test_overflow_at_one_owner_is_told_by_all(mpi_comm: MPI.Intracomm, codec: st
     """What the ranks sent is finite, and so are owners' errors; their sum is not, on the owner of the last elements."""
     with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
         tried = DoubleSqueeze(codec).start(comm, N)
-        pending = np.where(np.arange(N) < N - 8, 0, 3e38).astype(np.float32)
+        pending = np.where(np.arange(N) < N - 8, 0, 3.3e38).astype(np.float32)
         tried.load_state_dict({"n": N, "step": 0, "worker_error": np.zeros(N), "owner_error": pending})
         before = tried.state_dict()
-        result, error = outcome(tried, np.full(N, 3e38, np.float32))
+        result, error = outcome(tried, np.full(N, 3.3e38 / comm.size, np.float32))  # whose sum is finite
         assert result is None
         assert len(set(comm.mpi_comm.allgather(error))) == 1
         assert error is not None
         assert "in vector 0, step 0, from no rank (the sum overflowed)" in error
         np.testing.assert_equal(tried.state_dict(), before)
-        assert np.isfinite(tried.aggregate(np.full(N, -1e38, np.float32))).all()
+        assert np.isfinite(tried.aggregate(np.full(N, -1e38 / comm.size, np.float32))).all()
 
 
 def test_a_residual_that_overflows_though_all_that_was_sent_is_finite_is_told_by_all(mpi_comm: MPI.Intracomm) -> None:
