@@ -45,7 +45,8 @@ test: test-unit
 	$(MAKE) test-mpi
 
 test-unit: $(READY)
-	source slurm/env.sh && timeout -k 10 1200 python -m pytest tests/unit
+	source slurm/env.sh && timeout -k 10 1800 python -m pytest tests/unit \
+	    --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-mpi: $(READY)
 	.venv/bin/python tests/run_lanes.py --ranks $(RANKS)
