@@ -163,7 +163,7 @@ def test_a_requeued_job_goes_on(cluster: SlurmCluster, uninterrupted: Job) -> No
 
 @pytest.mark.skipif(
     not os.environ.get("MPICOMP_TEST_DEAD_NODES"),
-    reason="a node that comes back may take the job's next start with it; MPICOMP_TEST_DEAD_NODES=1 tries it",
+    reason="it takes minutes; MPICOMP_TEST_DEAD_NODES=1 tries it",
 )
 def test_a_job_whose_node_dies_goes_on(cluster: SlurmCluster, uninterrupted: Job) -> None:
     job = in_training(train(cluster))
