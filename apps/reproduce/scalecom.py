@@ -20,7 +20,7 @@ from mpicomp import Dense, ScaleCom
 from mpicomp.algorithms import Algorithm
 
 MARGIN = 0.01  # of accuracy: less than that is no significant loss; the paper's largest is 0.58 points
-FEW = 3  # seeds, unless the runs are the long ones
+FEW = 8  # seeds, unless the runs are the long ones
 RATES = (65, 100, 400)
 SGD = ("--optimizer", "sgd")
 FASHION = ("--dataset", "fashion-mnist", "--model", "mlp")
@@ -64,12 +64,12 @@ def all_trained(
 def compare(
     where: str, what: str, paper: str, found: Mapping[str, list[Record]], ours: str, other: str, differs: str
 ) -> Claim:
-    """The claim that `ours` is as accurate as `other`: no more than `MARGIN` below it in the mean."""
+    """The claim that `ours` is as accurate as `other`: surely less than `MARGIN` below it."""
     a, b = ([record["accuracy"] for record in found[name]] for name in (ours, other))
     difference = paired([100 * value for value in a], [100 * value for value in b])
-    holds = difference.mean > -100 * MARGIN
+    holds = difference.mean - difference.half_width > -100 * MARGIN
     text = f"{100 * np.mean(a):.2f} % ({other} {100 * np.mean(b):.2f} %); difference {difference} points"
-    return Claim(where, what, paper, text, holds, differs)
+    return Claim(where, what, paper, text, holds, f"{differs}; “as accurate”: surely less than a point below")
 
 
 def _curves(book: Book, name: str, found: Mapping[str, list[Record]]) -> Path:

@@ -104,8 +104,8 @@ def test_guided_rates_fit_the_model() -> None:
     ScaleCom(rates=convolutional["rates"])
 
 
-@pytest.mark.parametrize(("ours", "holds"), [([0.90, 0.91, 0.92], True), ([0.88, 0.89, 0.90], False)])
-def test_as_accurate_means_less_than_a_point_below(ours: list[float], holds: bool) -> None:
+@pytest.mark.parametrize(("ours", "holds"), [([0.904, 0.914, 0.918], True), ([0.90, 0.91, 0.92], False)])
+def test_as_accurate_means_surely_less_than_a_point_below(ours: list[float], holds: bool) -> None:
     found = {
         "100x": [{"accuracy": value} for value in ours],
         "dense": [{"accuracy": value} for value in (0.905, 0.915, 0.92)],
