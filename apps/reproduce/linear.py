@@ -100,7 +100,7 @@ class Together:
     Attributes
     ----------
     bits : float
-        That a rank has told each other rank so far, mean over ranks; the byte for NaN left out.
+        That a rank has told each other rank so far, mean over ranks; what tells of NaN left out.
     formula : float
         The same by `formula_bits`.
     """
