@@ -13,11 +13,13 @@ import mpicomp
 from apps.cluster.network import ClusterError
 from benchmarks.cluster.drive import measure_alone, tell
 from benchmarks.cluster.grid import Net
+from benchmarks.cluster.records import write
 from benchmarks.cluster.vectors import fill
 from benchmarks.facts import machine_facts
 from benchmarks.record import Record, footer, scaled, table
 from collectives import Communicator
 from collectives.arrays import aligned_empty
+from collectives.local import run_local
 from mpicomp.algorithms import Algorithm
 from mpicomp.bench.measure import gather, line_up
 
@@ -48,39 +50,64 @@ def measure_here(comm: Communicator, n: int, repeats: int) -> Record:
     out[:] = 0
     rows: dict[str, dict[str, Any]] = {}
     started = {name: method.start(comm, n) for name, method in METHODS.items()}
-    seconds = {name: np.zeros((2, repeats)) for name in METHODS}
+    seconds = {name: np.zeros(repeats) for name in METHODS}
     for repeat in range(-1, repeats):
         for name, aggregator in started.items():
             line_up(comm)
             start = time.perf_counter()
             aggregator.aggregate(x, out)
             if repeat >= 0:
-                last = aggregator.traffic.last
-                computing = last.seconds_encoding + last.seconds_merging + last.seconds_decoding
-                seconds[name][:, repeat] = time.perf_counter() - start, computing
+                seconds[name][repeat] = time.perf_counter() - start
     for name, aggregator in started.items():
-        times, computing = (gather(comm, of) for of in seconds[name])
+        times = gather(comm, seconds[name]).max(axis=0)
         rows[name] = {
-            "times_s": times.max(axis=0).tolist(),
-            "median_s": float(np.median(times.max(axis=0))),
+            "times_s": times.tolist(),
+            "median_s": float(np.median(times)),
             "bytes_sent": float(gather(comm, np.array([aggregator.traffic.last.bytes_sent], np.float64)).max()),
-            "computing_s": float(np.median(computing.mean(axis=0))),
         }
     return {"part": "methods", "n": n, "facts": machine_facts(), "rows": rows}
+
+
+def computing_s(ranks: int, n: int, repeats: int = 5) -> dict[str, float]:
+    """Seconds of each method's call between ranks that are threads of this process: without a network."""
+
+    def rank(comm: Communicator) -> dict[str, float]:
+        x, out = aligned_empty(n, np.float32), aligned_empty(n, np.float32)
+        fill(x, comm.rank)
+        found = {}
+        for name, method in METHODS.items():
+            aggregator, seconds = method.start(comm, n), []
+            for _ in range(1 + repeats):
+                comm.barrier()
+                start = time.perf_counter()
+                aggregator.aggregate(x, out)
+                comm.barrier()
+                seconds.append(time.perf_counter() - start)
+            found[name] = float(np.median(seconds[1:]))
+        return found
+
+    return run_local(ranks, rank, "ring")[0]
 
 
 def run(folder: Path, fresh: bool, n: int = N) -> list[str]:
     """Measure what is missing; returns what failed."""
     failed = []
-    for net, repeats in REPEATS.items():
-        path = folder / f"methods-{net.name}.json"
-        if path.exists() and not fresh:
-            continue
+    missing = {net: folder / f"methods-{net.name}.json" for net in REPEATS}
+    missing = {net: path for net, path in missing.items() if fresh or not path.exists()}
+    apart: dict[int, dict[str, float]] = {}
+    for net, path in missing.items():
+        if net.nodes not in apart:
+            tell(f"methods: {net.nodes} ranks without a network")
+            apart[net.nodes] = computing_s(net.nodes, n)
         tell(f"methods: {net.nodes} nodes, {net.links}")
         try:
-            measure_alone("methods", net, path, n=n, repeats=repeats)
+            record = measure_alone("methods", net, path, n=n, repeats=REPEATS[net])
         except ClusterError as error:
             failed.append(f"methods, {net.name}: {error}")
+            continue
+        for name, seconds in apart[net.nodes].items():
+            record["rows"][name]["computing_s"] = seconds
+        write(record, path)
     return failed
 
 

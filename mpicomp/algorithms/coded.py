@@ -31,10 +31,13 @@ PIECE_ELEMENTS = 1 << 18  # of which encoding and summing take place in the cach
 _GOOD, _OVERFLOWED, _BAD = 0, 1, 2  # what a rank says of its step
 
 
-def piece_elements(codec: Codec, n: int, piece_bytes: int) -> int:
-    """Longest piece: in bytes what suits the transport, in elements what suits the caches; whole alignments."""
+def piece_elements(codec: Codec, n: int, piece_bytes: int, back: Codec | None = None) -> int:
+    """Longest piece: in bytes what suits the transport, in elements what suits the caches; whole alignments.
+
+    Of two passes with a codec each, neither sends more bytes at once.
+    """
     units = -(-n // codec.alignment)
-    unit_bytes = max(1, codec.nbytes(codec.alignment))
+    unit_bytes = max(1, *(one.nbytes(codec.alignment) for one in (codec, back or codec)))
     most = min(piece_bytes // unit_bytes, PIECE_ELEMENTS // codec.alignment, units)
     return codec.alignment * max(1, most)
 

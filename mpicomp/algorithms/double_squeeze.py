@@ -121,7 +121,7 @@ class Squeezing(ABC):
         codec, (second, _) = compressor(self.compressor), self.second(dtype)
         return Wire(
             lambda elements, weight: second.nbytes(elements) if weight == ranks else codec.nbytes(elements),
-            piece_elements(codec, n, piece_bytes),
+            piece_elements(codec, n, piece_bytes, second),
             codec.alignment,
         )
 

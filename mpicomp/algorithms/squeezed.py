@@ -173,7 +173,7 @@ class SqueezedAggregator(CodedAggregator):
         seed: int = 0,
     ) -> None:
         super().__init__(algorithm, comm, n, dtype, vector_id)
-        longest = piece_elements(codec, n, comm.packed_piece_bytes())
+        longest = piece_elements(codec, n, comm.packed_piece_bytes(), second)
         self._program = comm.program(route(comm), n, codec.alignment, longest)
         longest = self._program.longest_piece
         here = n, self._compute, longest

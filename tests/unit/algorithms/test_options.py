@@ -72,3 +72,11 @@ def test_a_global_step_beyond_the_type_is_refused_at_the_start(comm: Communicato
     Marsit(global_step=1e300).start(comm, 10, dtype="float64")
     with pytest.raises(ValueError, match=r"global_step=1e\+300 is beyond what float32 holds"):
         Marsit(global_step=1e300).start(comm, 10)
+
+
+@pytest.mark.parametrize("name", ["double-squeeze", "mem-sgd"])
+def test_no_message_of_two_passes_is_longer_than_a_piece(name: str) -> None:
+    """MEM-SGD sends whole floats back, 32 times as many bytes as it gets."""
+    wire = algorithm(name).wire(10_000_000, "float32", 4, 200_000)
+    sizes = [wire.nbytes(wire.piece_elements, weight) for weight in (1, 4)]
+    assert 100_000 < max(sizes) <= 200_000
