@@ -78,12 +78,13 @@ def within(
 
     `context` may change them.
     """
-    parameters = inspect.signature(method).parameters
-    names, defaults = list(parameters), {name: of.default for name, of in parameters.items()}
+    signature = inspect.signature(method)
 
     @wraps(method)
     def traced(*args: _P.args, **named: _P.kwargs) -> _Result:
-        given: dict[str, Any] = {**defaults, **dict(zip(names, args, strict=False)), **named}
+        bound = signature.bind(*args, **named)
+        bound.apply_defaults()
+        given = bound.arguments
         with context(given["self"].trace, given):
             return method(**given)  # type: ignore[call-arg]
 

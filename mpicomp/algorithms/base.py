@@ -164,6 +164,7 @@ class VectorAggregator(ABC):
         Raises
         ------
         CollectiveMismatch, CollectiveTimeout, PeerFailure, NonFiniteGradient
+            What `out` holds then is undefined.
         TypeError, ValueError
             This rank's vector cannot be aggregated; the others then raise CollectiveMismatch.
         RuntimeError

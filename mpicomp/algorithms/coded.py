@@ -34,7 +34,7 @@ _GOOD, _OVERFLOWED, _BAD = 0, 1, 2  # what a rank says of its step
 def piece_elements(codec: Codec, n: int, piece_bytes: int, back: Codec | None = None) -> int:
     """Longest piece: in bytes what suits the transport, in elements what suits the caches; whole alignments.
 
-    Of two passes with a codec each, neither sends more bytes at once.
+    Of two passes with a codec each, neither sends more bytes at once, unless one alignment is more.
     """
     units = -(-n // codec.alignment)
     unit_bytes = max(1, *(one.nbytes(codec.alignment) for one in (codec, back or codec)))
@@ -152,9 +152,11 @@ class CodedAggregator(VectorAggregator):
         if not self.n:
             return
         self._out, self._finite = out, True
-        with np.errstate(over="ignore", invalid="ignore"):  # looked for, and told
-            self._exchange(values, traffic)
-        self._out = np.empty(0)  # the caller's is his to free
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):  # looked for, and told
+                self._exchange(values, traffic)
+        finally:
+            self._out = np.empty(0)  # the caller's is his to free
         self._reports.collect(traffic)
         said, where = self._reports.everyones[:, 0], f"vector {self.vector_id}, step {self.step}"
         bad = tuple(int(rank) for rank in np.flatnonzero(said == _BAD))

@@ -102,6 +102,7 @@ class Stretches:
         starts = np.cumsum(padded) - padded
         stops = starts + real
         if bucket is not None:
+            bucket = min(bucket, max(n, 1))  # so that places stay within 64 bits
             counts = -(-real // bucket)
             number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
             starts = np.repeat(starts, counts) + number * bucket

@@ -11,6 +11,7 @@ Reference: Wen et al., "TernGrad: ternary gradients to reduce communication in d
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -57,7 +58,7 @@ class TernGradAggregator(GatheredAggregator):
         comm.wait(request, lambda: f"rank {comm.rank} of {comm.size}: the ranks' scales do not arrive")
         traffic.bytes_sent += mine.nbytes * (comm.size - 1)
         traffic.messages += comm.size - 1
-        bad = tuple(int(rank) for rank in np.flatnonzero(np.isinf(everyones).any(axis=1)))
+        bad = tuple(int(rank) for rank in np.flatnonzero(~np.isfinite(everyones).all(axis=1)))
         if bad:
             raise error(comm, bad, f"vector {self.vector_id}, step {self.step}")
         self.worker.codec = _Shared(self.algorithm.codec, everyones.max(axis=0, initial=0))
@@ -90,8 +91,8 @@ class TernGrad(GatheredOptions):
     aggregator: ClassVar[type[GatheredAggregator]] = TernGradAggregator
 
     def __post_init__(self) -> None:
-        if self.clip is not None and not self.clip > 0:
-            raise ValueError(f"clip is a number of sigma above 0, or None, not {self.clip}")
+        if self.clip is not None and not 0 < self.clip < math.inf:
+            raise ValueError(f"clip is a finite number of sigma above 0, or None, not {self.clip}")
         _ = self.codec
 
     @property

@@ -107,6 +107,7 @@ def test_bytes_are_the_formulas(mpi_comm: MPI.Intracomm, method: Any) -> None:
         (lambda: ECQSGD(beta=1.5), "beta lies between 0 and 1, not at 1.5"),
         (lambda: QSGD(levels=200), "1 to 127 levels, not 200"),
         (lambda: TernGrad(clip=0), "above 0, or None, not 0"),
+        (lambda: TernGrad(clip=float("inf")), "a finite number of sigma above 0, or None, not inf"),
         (lambda: OneBitSGD(bucket=0), "1 or more elements, not 0"),
         (lambda: DoubleSqueeze("zip"), "there is no compressor 'zip'"),
         (lambda: MemSGD("clip:bits=3"), "9 to 32 bits"),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from collectives.partition import pieces
-from mpicomp.algorithms.segments import cut_runs, padded_lengths
+from mpicomp.algorithms.segments import Stretches, cut_runs, padded_lengths
 
 BLOCK = 4096
 # around multiples of words and of blocks
@@ -94,3 +96,9 @@ def test_blocks_of_sums_do_not_depend_on_the_pieces(segments: list[int], ragged:
     whole = blocks((range(n),))
     for size in (1, 2, 3):
         assert blocks(pieces(range(n), size * BLOCK, BLOCK)) == whole
+
+
+def test_a_bucket_longer_than_any_vector_is_a_whole_segment() -> None:
+    found, whole = Stretches.of([100, 200], 328, sys.maxsize), Stretches.of([100, 200], 328)
+    np.testing.assert_array_equal(found.stops, whole.stops)
+    assert found.blocks == whole.blocks == 2

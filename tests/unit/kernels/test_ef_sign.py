@@ -85,11 +85,12 @@ def test_buckets_of_any_length_have_scales_of_their_own_whatever_the_pieces(dtyp
         for begin, end in zip(where.starts, where.stops, strict=True)
         for start, stop in blocks(int(begin), int(end))
     ]
-    for piece in (4096, 3 * 4096, n):
-        after, sums = np.full(n, 77, dtype), np.full(where.blocks, np.nan)
+    for piece, streaming in ((4096, False), (3 * 4096, True), (n, False), (n, True)):
+        after, sums = aligned_empty(n, dtype), np.full(where.blocks, np.nan)
+        after[:] = 77
         for start in range(0, n, piece):
             cut = range(start, min(n, start + piece))
-            bits = encode(g, before, scales, where, cut, False, after, sums)
+            bits = encode(g, before, scales, where, cut, streaming, after, sums)
             signs = np.unpackbits(bits.view(np.uint8), bitorder="little")[: len(cut)].astype(bool)
             part = slice(cut.start, cut.stop)
             np.testing.assert_array_equal(signs[real[part]], (want >= 0)[part][real[part]])
