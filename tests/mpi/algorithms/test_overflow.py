@@ -135,3 +135,19 @@ def test_a_residual_that_overflows_though_all_that_was_sent_is_finite_is_told_by
         assert error is not None
         assert f"from rank {comm.size - 1};" in error
         np.testing.assert_equal(tried.state_dict(), before)
+
+
+@pytest.mark.parametrize("method", [QSGD(bucket=64), MemSGD("quantize:bucket=64")], ids=str)
+def test_a_mean_that_overflows_in_its_first_piece_is_told_by_all(mpi_comm: MPI.Intracomm, method: Any) -> None:
+    """What each rank sends is finite, and so are all later pieces."""
+    with Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=512) as comm:
+        tried = method.start(comm, 5000)
+        vector = np.where(np.arange(5000) < 64, 3.3e38, 1).astype(np.float32)
+        before = tried.state_dict()
+        _, error = outcome(tried, vector)
+        if comm.size == 1:
+            assert error is None
+            return
+        assert error is not None
+        assert "from no rank (the sum overflowed)" in error
+        np.testing.assert_equal(tried.state_dict(), before)
