@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -69,7 +70,11 @@ def measure_here(comm: Communicator, n: int, repeats: int) -> Record:
 
 
 def computing_s(ranks: int, n: int, repeats: int = 5) -> dict[str, float]:
-    """Seconds of each method's call between ranks that are threads of this process: without a network."""
+    """Seconds that a call of each method keeps all processors busy at the least, without a network.
+
+    It is the processor time of as many ranks that are threads of this process, which sleep where they wait.
+    """
+    processors = min(ranks, len(os.sched_getaffinity(0)))
 
     def rank(comm: Communicator) -> dict[str, float]:
         x, out = aligned_empty(n, np.float32), aligned_empty(n, np.float32)
@@ -79,10 +84,10 @@ def computing_s(ranks: int, n: int, repeats: int = 5) -> dict[str, float]:
             aggregator, seconds = method.start(comm, n), []
             for _ in range(1 + repeats):
                 comm.barrier()
-                start = time.perf_counter()
+                start = time.process_time()
                 aggregator.aggregate(x, out)
                 comm.barrier()
-                seconds.append(time.perf_counter() - start)
+                seconds.append((time.process_time() - start) / processors)
             found[name] = float(np.median(seconds[1:]))
         return found
 
