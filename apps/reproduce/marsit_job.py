@@ -110,9 +110,9 @@ class Step:
     def gradient(self) -> NDArray[Any]:
         """As one vector."""
         self._model.zero_grad()
-        F.cross_entropy(self._model(self._images), self._labels).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(self._model(self._images), self._labels).backward()
         grads = [parameter.grad.reshape(-1) for parameter in self._model.parameters() if parameter.grad is not None]
-        return torch.cat(grads).numpy()  # type: ignore[no-any-return]
+        return torch.cat(grads).numpy()
 
 
 if __name__ == "__main__":

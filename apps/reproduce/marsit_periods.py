@@ -56,12 +56,12 @@ def expected_bits(period: int | None, steps: int) -> float:
 
 def _trained(book: Book, period: int | None, residual: str, steps: int, seed: int) -> Record:
     options = {"ranks": RANKS, "steps": steps, "batch": BATCH, "lr": LR, "seed": seed, "every": steps // LOOKS}
-    method = Marsit(period, residual=residual)  # type: ignore[arg-type]
+    method = Marsit(period, residual=residual)
     settings = {**options, "model": repr(MODEL), "method": repr(method), "images": "Fashion-MNIST, 14 x 14"}
 
     def make() -> Record:
         with threadpool_limits(1):  # the ranks are the parallel part
-            return train(MODEL, garments(), method, **options)  # type: ignore[arg-type]
+            return train(MODEL, garments(), method, **options)
 
     name = f"figure-3-{title(period)[4:].replace('∞', 'none')}{'-paper' * (residual == 'paper')}-{seed}"
     return book.record(name, settings, make)

@@ -39,7 +39,7 @@ def figure_1b(book: Book, seeds: int, full: bool) -> tuple[list[Claim], list[Pat
         settings |= {"n": GAUSSIAN_N} if source == SOURCES[0] else {"model": repr(MODEL), "spacing": SPACING}
         rates = book.record(f"figure-1b-{source.split()[0].lower()}", settings, partial(measure, source))["rates"]
         name = f"figure-1b-{source.split()[0].lower()}.png"
-        lines = [Curve(method, RANKS, 100 * np.transpose(rates[method])) for method in METHODS]  # type: ignore[arg-type]
+        lines = [Curve(method, RANKS, 100 * np.transpose(rates[method])) for method in METHODS]
         figures.append(curves(book.folder / name, lines, "ranks M", "signs as those of the exact mean, %"))
         claims.append(_claim(source, {method: 100 * np.mean(of_one, axis=1) for method, of_one in rates.items()}))
     return claims, figures
