@@ -62,6 +62,13 @@ def not_sent(here: str, message: Message) -> str:
     return f"{here}, step {message.step}: rank {message.peer} does not take chunk {message.chunk}"
 
 
+def free_all(cache: Cache) -> None:
+    """Free the persistent requests of a cache, of which none is active."""
+    for request in cache.values():
+        request.Free()
+    cache.clear()
+
+
 class Requests:
     """Starts messages.
 

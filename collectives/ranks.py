@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, Self
+from weakref import ref
 
 from mpi4py import MPI
 from numpy.typing import NDArray
@@ -15,7 +17,7 @@ from collectives.errors import CollectiveMismatch, CollectiveTimeout, Communicat
 from collectives.execute import Execution
 from collectives.handle import Handle
 from collectives.immortal import immortalize
-from collectives.payload import Cache, Payload
+from collectives.payload import Cache, Payload, free_all
 from collectives.program import Program
 from collectives.trace.recorder import Trace
 from collectives.traffic import Traffic
@@ -64,6 +66,7 @@ class Ranks:
         self._agreement = Agreement(self.mpi_comm, timeout, self.swapped_bytes)
         self._fixed_tag, self._rolling_tag = 0, 0
         self._in_flight: list[Handle] = []
+        self._held: list[tuple[ref[object], Callable[[], None]]] = []
         self._broken = ""
 
     def __enter__(self) -> Self:
@@ -91,8 +94,34 @@ class Ranks:
             self._broken = "it was closed"
 
     def _free(self) -> None:
+        for _, free in self._held:
+            free()
+        self._held.clear()
         self._agreement.free()
         self.mpi_comm.Free()
+
+    def free_after(self, owner: object, free: Callable[[], None]) -> None:
+        """Have a long-lived user's persistent requests freed when this is closed, or some time after the user is gone.
+
+        Not by a finalizer, which may run in any thread, and at a time when MPI is not to be called.
+
+        Parameters
+        ----------
+        owner : object
+            The user; referred to weakly.
+        free : callable
+            Frees its requests, of which none is active when it is called; holds no reference to `owner`.
+        """
+        for _, free_now in (one for one in self._held if one[0]() is None):
+            free_now()
+        self._held = [one for one in self._held if one[0]() is not None]
+        self._held.append((ref(owner), free))
+
+    def persistent(self, owner: object) -> Cache:
+        """Where a long-lived user keeps the persistent requests of one program on the same buffers."""
+        cache: Cache = {}
+        self.free_after(owner, partial(free_all, cache))
+        return cache
 
     def fixed_tag(self) -> int:
         """A tag for one long-lived user of this communicator; all ranks ask in the same order."""

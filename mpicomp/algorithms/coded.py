@@ -85,6 +85,8 @@ class Worker:
         self.residual, self._next = (np.zeros(n if feedback is not None else 0, dtype) for _ in range(2))
         self._compensated = np.empty(longest if feedback is not None else 0, dtype)
         self._sent = np.empty_like(self._compensated)
+        kind = np.uint16 if applied == "bfloat16" else applied
+        self._rounded = np.empty(0 if applied is None else self._sent.size, kind)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -108,7 +110,7 @@ class Worker:
         self._write(compensated, payload, draw)
         self.codec.decode(payload, sent, weight=1)
         if self._applied is not None:
-            rounded = np.empty(sent.size, np.uint16 if self._applied == "bfloat16" else self._applied)
+            rounded = self._rounded[: len(cut)]
             narrow(sent, self._applied, rounded)
             widen(rounded, self._applied, sent)
         self._feedback.keep(part, compensated, sent, residual, following)
@@ -143,7 +145,7 @@ class CodedAggregator(VectorAggregator):
         self, algorithm: Algorithm, comm: Communicator, n: int, dtype: DTypeLike | str, vector_id: int
     ) -> None:
         super().__init__(algorithm, comm, n, dtype, vector_id)
-        self._requests: dict[tuple[int, int], Any] = {}
+        self._requests = comm.persistent(self)
         self._reports = Reports(comm, 1)
         self._out: NDArray[Any] = np.empty(0)
         self._finite = True  # this step's result, which is the same on all ranks

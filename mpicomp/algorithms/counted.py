@@ -17,6 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from collectives import Communicator, Traffic
 from collectives.arrays import PAGE, aligned_empty
+from collectives.payload import Cache
 from collectives.program import Message, Program
 from mpicomp.algorithms.base import Algorithm, VectorAggregator, Wire
 from mpicomp.algorithms.onebit import BRIEF_ELEMENTS, MEMORY_MATTERS, MEMORY_PART, MOST_SLOTS, Encode
@@ -140,7 +141,7 @@ class CountedAggregator(VectorAggregator):
         topology = comm.select(shape.nbytes(n, comm.size))
         self._program = comm.program(topology, n, shape.alignment, shape.piece_elements)
         self._payload = payload(self._program, self._encode, self._finish)
-        self._requests: dict[tuple[int, int], MPI.Prequest] | None = {}
+        self._requests: Cache | None = comm.persistent(self)
         self._traffic = Traffic()
         self._values: NDArray[Any] = np.empty(0)
         self._out: NDArray[Any] = np.empty(0)

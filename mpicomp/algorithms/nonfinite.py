@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives import Communicator, NonFiniteGradient, Traffic
-from collectives.arrays import widen
 from collectives.dense import SIXTEEN_BIT
-from mpicomp.kernels.sign import all_finite
+from mpicomp.kernels.sign import all_finite, all_finite_16
+
+_EXPONENT = {"float16": np.uint16(0x7C00), "bfloat16": np.uint16(0x7F80)}  # all ones: infinity or NaN
 
 
 def flags(comm: Communicator, mine: bool, traffic: Traffic | None = None) -> tuple[int, ...]:
@@ -32,9 +33,7 @@ def raise_non_finite(comm: Communicator, mine: bool, where: str) -> NoReturn:
 def all_finite_result(out: NDArray[Any], dtype: str) -> bool:
     """Whether a result, uint16 for bfloat16, holds neither NaN nor infinity: the same answer on all ranks."""
     if dtype in SIXTEEN_BIT:
-        wide = np.empty(out.size, np.float32)
-        widen(out, dtype, wide)
-        out = wide
+        return bool(all_finite_16(out.view(np.uint16), _EXPONENT[dtype]))
     return bool(all_finite(out))
 
 

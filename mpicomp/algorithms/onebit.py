@@ -73,6 +73,7 @@ class Reports:
             # Collective: only now are all ranks known to have started the same method.
             mpi_comm, ends = self._comm.mpi_comm, (self._row, self._rows)
             self._gather = Repeated(lambda: mpi_comm.Allgather_init(*ends), lambda: mpi_comm.Iallgather(*ends))
+            self._comm.free_after(self, self._gather.free)
         self._gather.start()
         self._pending = True
 
@@ -216,7 +217,7 @@ class Travelling:
         self.payload = OneBitPayload(self._program, stream, comm.rank, encode, finish)
         self.pieces, self.bits, self.spare = self._program.pieces, self.payload.bits, self.payload.spare
         self.reports = Reports(comm, reports)
-        self._requests: dict[tuple[int, int], MPI.Prequest] = {}
+        self._requests = comm.persistent(self)
 
     def prepare(self, step: int) -> None:
         """See `OneBitExchange`: words are drawn piece by piece, when there is nothing else to do."""

@@ -6,7 +6,7 @@ Vectors are read in two halves at once: one stream of reads does not fill the me
 from __future__ import annotations
 
 import numpy as np
-from numba import float64, int32, njit, uint64
+from numba import float64, int32, njit, uint16, uint64
 
 from mpicomp.kernels.simd import (
     LANES,
@@ -227,6 +227,15 @@ def all_finite(x):  # type: ignore[no-untyped-def]
     for i in range(2 * half, x.size):
         total += x[i] * x.dtype.type(0)
     return total == 0
+
+
+@njit(nogil=True, cache=True)
+def all_finite_16(bits, exponent):  # type: ignore[no-untyped-def]
+    """Whether 16-bit floats, uint16[n], have neither NaN nor infinity. exponent : uint16, the bits that it takes."""
+    found = uint16(0)
+    for i in range(bits.size):
+        found |= uint16(bits[i] & exponent == exponent)
+    return found == 0
 
 
 @njit(nogil=True, cache=True)

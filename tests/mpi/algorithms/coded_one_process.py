@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from mpicomp import ECQSGD, DoubleSqueeze, LocalTopK, MemSGD, OneBitSGD, TernGrad, TopKSGD
@@ -22,7 +23,7 @@ class OneProcess:
     ----------
     method : Algorithm
     size, n : int
-    dtype : type
+    dtype : type or "bfloat16"
     """
 
     def __init__(self, method: Any, size: int, n: int, dtype: Any) -> None:
@@ -37,6 +38,12 @@ class OneProcess:
         two_passes = isinstance(self.method, DoubleSqueeze | MemSGD)
         result = self.squeezed(g) if two_passes else self.gathered(g)
         self.t += 1
+        return self.rounded(result)
+
+    def rounded(self, result: Vectors) -> Vectors:
+        """In the vectors' type, or as float32 what bfloat16 makes of it."""
+        if self.dtype == "bfloat16":
+            return torch.from_numpy(result).to(torch.bfloat16).float().numpy()
         return result.astype(self.dtype)
 
     def draw(self, purpose: str, rank: int) -> Draw:
@@ -93,7 +100,7 @@ class OneProcess:
             return mean
         v = mean + self.owners
         result = decoded(codec, v, self.draw("code of owner", 0))
-        self.owners = v - result.astype(self.dtype).astype(self.compute)  # what is applied
+        self.owners = v - self.rounded(result).astype(self.compute)  # what is applied
         return result
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator
-from mpicomp import Marsit
+from mpicomp import QSGD, MajorityVote, Marsit
 from tests.mpi.collectives.conftest import TIMEOUT_S
 
 
@@ -48,6 +49,36 @@ def test_a_library_that_has_none_is_noticed(mpi_comm: MPI.Intracomm) -> None:
         repeated.request.Wait()
         assert least[0] == mpi_comm.size - 1
     repeated.free()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("method", [Marsit(), MajorityVote(), QSGD(coding="fixed")], ids=str)
+def test_requests_of_aggregators_that_are_gone_are_freed(mpi_comm: MPI.Intracomm, method: Any) -> None:
+    freed: list[str] = []
+    n = 300_000  # along the plan
+    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
+        for _ in range(3):
+            aggregator = method.start(comm, n)
+            kept = len(comm._held)
+            for _ in range(2):
+                aggregator.aggregate(np.ones(n, np.float32))
+            comm.free_after(aggregator, lambda: freed.append("gone"))
+            del aggregator
+            gc.collect()
+        assert freed == ["gone"] * 2
+        assert kept <= 4  # of the last aggregator alone
+    assert freed == ["gone"] * 3
+
+
+@pytest.mark.mpi(min_size=2)
+def test_requests_are_freed_with_the_communicator(mpi_comm: MPI.Intracomm) -> None:
+    comm = Communicator(mpi_comm, "ring", TIMEOUT_S)
+    aggregator = MajorityVote().start(comm, 300_000)
+    aggregator.aggregate(np.ones(300_000, np.float32))
+    requests = [*aggregator._requests.values(), aggregator._reports._gather._persistent]
+    assert len(requests) > 2
+    comm.close()
+    assert all(request == MPI.REQUEST_NULL for request in requests if request is not None)
 
 
 @pytest.mark.mpi(min_size=2)

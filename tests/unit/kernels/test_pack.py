@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from collectives.arrays import widen
+from mpicomp.algorithms.nonfinite import all_finite_result
 from mpicomp.kernels.sign import all_finite, pack, unpack
 from tests.reference import signs as reference
 
@@ -78,6 +80,18 @@ def test_the_largest_numbers_are_finite(dtype: Any) -> None:
         x = np.full(n, np.finfo(dtype).max)
         assert packed(x)[1]
         assert all_finite(x)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_of_16_bit_results_all_that_are_no_numbers_are_found(dtype: str) -> None:
+    every = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16)
+    wide = np.empty(every.size, np.float32)
+    widen(every if dtype == "bfloat16" else every.view(dtype), dtype, wide)
+    finite = every[np.isfinite(wide)]
+    assert all_finite_result(finite, dtype)
+    for bits in every[~np.isfinite(wide)]:
+        finite[77] = bits
+        assert not all_finite_result(finite, dtype), hex(bits)
 
 
 @pytest.mark.parametrize("n", LENGTHS)
