@@ -11,11 +11,11 @@ from numpy.typing import DTypeLike
 from collectives import Communicator
 from mpicomp import QSGD, Dense, DoubleSqueeze, MemSGD, TopKSGD
 from mpicomp.algorithms import Algorithm
-from mpicomp.algorithms.double_squeeze import Uncompressed
 from mpicomp.algorithms.squeezed import SqueezedAggregator
 from mpicomp.codecs import OneBit, Ternary, TopK
 from mpicomp.codecs.base import Codec
 from mpicomp.codecs.compressors import compressor
+from mpicomp.codecs.uncompressed import Uncompressed
 
 RANKS = 4
 RATE, CHUNK = 100, 6400

@@ -77,6 +77,11 @@ class Algorithm(Protocol):
 
     synchronize: ClassVar[Synchronize]
 
+    @property
+    def takes_segments(self) -> bool:
+        """Whether `segments` make a difference; where not, a vector's tensors need no padding between them."""
+        ...
+
     def start(
         self,
         comm: Communicator,

@@ -48,6 +48,7 @@ class CascadingSSDM:
     seed: int = 0
 
     synchronize: ClassVar[Synchronize] = "gradients"
+    takes_segments: ClassVar[bool] = False
 
     def start(
         self,

@@ -192,6 +192,19 @@ class CodedAggregator(VectorAggregator):
             self._finite = False
 
 
+def take_mean(codec: Codec, payloads: Sequence[Bytes], mean: NDArray[Any], decoded: NDArray[Any]) -> None:
+    """Overwrite `mean` with that of what payloads hold, added up in their order; `decoded` is overwritten too."""
+    add = getattr(codec, "add", None)  # of few elements
+    codec.decode(payloads[0], mean, weight=1)
+    for payload in payloads[1:]:
+        if add is not None:
+            add(payload, mean)
+        else:
+            codec.decode(payload, decoded, weight=1)
+            np.add(mean, decoded, out=mean)
+    np.divide(mean, mean.dtype.type(len(payloads)), out=mean)
+
+
 def buffers(sizes: Sequence[int]) -> list[Bytes]:
     """One array of each size, each beginning at a multiple of 64 bytes of one that begins at a page."""
     starts = np.cumsum([0, *(-(-size // 64) * 64 for size in sizes)])

@@ -22,6 +22,7 @@ class Dense:
     """Mean over ranks in full precision (parallel SGD, "PSGD")."""
 
     synchronize: ClassVar[Synchronize] = "gradients"
+    takes_segments: ClassVar[bool] = False
 
     def start(
         self,

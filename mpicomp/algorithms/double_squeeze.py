@@ -16,60 +16,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from collectives import Communicator
-from collectives.arrays import narrow, widen
 from mpicomp.algorithms.base import Synchronize, Wire
 from mpicomp.algorithms.coded import piece_elements
 from mpicomp.algorithms.feedback import ErrorFeedback, Feedback
 from mpicomp.algorithms.squeezed import SqueezedAggregator
-from mpicomp.codecs.base import Bytes, Codec, Draw, check_size
+from mpicomp.codecs.base import Codec
 from mpicomp.codecs.compressors import compressor
 from mpicomp.codecs.one_bit import OneBit
+from mpicomp.codecs.uncompressed import Uncompressed
 
 _DEFAULT = OneBit(1 << 15)
-
-
-@dataclass(frozen=True, slots=True)
-class Uncompressed:
-    """Values as they are; float32 ones as 16 bits where the vector has them."""
-
-    dtype: str
-
-    @property
-    def alignment(self) -> int:
-        """Elements."""
-        return 64
-
-    @property
-    def _stored(self) -> np.dtype[Any]:
-        return np.dtype(np.uint16 if self.dtype == "bfloat16" else self.dtype)
-
-    def nbytes(self, n: int, weight: int = 1) -> int:
-        """As many as the vector has."""
-        return n * self._stored.itemsize
-
-    def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
-        """Nothing is drawn."""
-        check_size(self, payload, values.size, 1)
-        stored = payload.view(self._stored)
-        if self._stored.itemsize == 2:
-            narrow(values, self.dtype, stored)
-        else:
-            stored[:] = values
-
-    def decode(self, payload: Bytes, values: NDArray[Any], *, weight: int) -> None:
-        """Exact."""
-        check_size(self, payload, values.size, weight)
-        stored = payload.view(self._stored)
-        if self._stored.itemsize == 2:
-            widen(stored, self.dtype, values)
-        else:
-            values[:] = stored
 
 
 @dataclass(frozen=True)
@@ -94,6 +56,7 @@ class Squeezing(ABC):
     seed: int = 0
 
     synchronize: ClassVar[Synchronize] = "gradients"
+    takes_segments: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "compressor", compressor(self.compressor))

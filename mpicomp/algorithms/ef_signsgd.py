@@ -57,6 +57,7 @@ class EFSignSGD:
     bucket: int | None = None
 
     synchronize: ClassVar[Synchronize] = "gradients"
+    takes_segments: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.bucket is None:

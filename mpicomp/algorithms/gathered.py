@@ -3,7 +3,8 @@
     p = g + what feedback adds;   every rank sends Q(p) to all;   result = mean of the Q(p)
 
 Nothing is merged on the way, so a rank sends, and keeps for the time of a call, M payloads: the volume grows with the
-number of ranks. Pieces go round a ring while others are encoded and decoded.
+number of ranks. Pieces go round a ring while others are encoded and decoded, whatever the topology, except over a star:
+there the root alone gets all codes, and sends the mean back as it is. Both give the same bits.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from collectives import Communicator, Traffic
 from collectives.gather import gather_program
 from collectives.partition import pieces
 from collectives.program import Program
+from collectives.star import Star
 from mpicomp.algorithms.base import Algorithm, StateKind, Synchronize, VectorAggregator, Wire
-from mpicomp.algorithms.coded import CodedAggregator, Worker, buffers, piece_elements
+from mpicomp.algorithms.coded import CodedAggregator, Worker, buffers, piece_elements, take_mean
 from mpicomp.algorithms.feedback import Feedback
-from mpicomp.codecs.base import Codec, sent_bytes
+from mpicomp.algorithms.squeezed import SqueezedPayload, route
+from mpicomp.codecs.base import Codec, sent_bytes, varies
+from mpicomp.codecs.uncompressed import Uncompressed
 from mpicomp.random import Stream
 
 BRIEF_ELEMENTS = 1 << 14  # up to here encoding takes less than keeping account of pieces
@@ -51,7 +55,7 @@ class GatheredPayload:
         self._worker, self._put, self._size = worker, put, size
         self._payloads = buffers([worker.codec.nbytes(len(cut)) for cut in program.pieces])
         self._messages = [[payload, payload.nbytes, MPI.BYTE] for payload in self._payloads]
-        self.fixed = not hasattr(worker.codec, "used")
+        self.fixed = not varies(worker.codec)
         self._missing = [size] * len(self._cuts)
         self._mean = np.empty(program.longest_piece, worker.dtype)
         self._decoded = np.empty_like(self._mean)
@@ -88,16 +92,7 @@ class GatheredPayload:
             return
         cut = self._cuts[k]
         mean, decoded = self._mean[: len(cut)], self._decoded[: len(cut)]
-        codec = self._worker.codec
-        add = getattr(codec, "add", None)
-        codec.decode(self._payloads[k], mean, weight=1)
-        for payload in self._payloads[count + k :: count]:
-            if add is not None:
-                add(payload, mean)  # of few elements
-                continue
-            codec.decode(payload, decoded, weight=1)
-            np.add(mean, decoded, out=mean)
-        np.divide(mean, mean.dtype.type(self._size), out=mean)
+        take_mean(self._worker.codec, self._payloads[k::count], mean, decoded)
         self._put(cut, mean)
 
 
@@ -127,11 +122,20 @@ class GatheredAggregator(CodedAggregator):
         seed: int = 0,
     ) -> None:
         super().__init__(algorithm, comm, n, dtype, vector_id)
-        longest = piece_elements(codec, n, comm.packed_piece_bytes())
-        self._program = gather_program(comm.rank, comm.size, pieces(range(n), longest, codec.alignment))
-        stream = Stream(seed, vector_id, "code")
-        self.worker = Worker(codec, feedback, n, self._compute, self._program.longest_piece, stream, comm.rank)
-        self._payload = GatheredPayload(self._program, self.worker, self._put)
+        star, back = isinstance(comm.topology, Star), Uncompressed(self.dtype)
+        longest = piece_elements(codec, n, comm.packed_piece_bytes(), back if star else None)
+        if star:
+            self._program = comm.program(route(comm), n, codec.alignment, longest)
+        else:
+            self._program = gather_program(comm.rank, comm.size, pieces(range(n), longest, codec.alignment))
+        stream, here = Stream(seed, vector_id, "code"), (n, self._compute, self._program.longest_piece)
+        self.worker = Worker(codec, feedback, *here, stream, comm.rank)
+        self._payload: GatheredPayload | SqueezedPayload
+        if star:
+            root = Worker(back, None, *here, stream, 0)
+            self._payload = SqueezedPayload(self._program, self.worker, root, self._put)
+        else:
+            self._payload = GatheredPayload(self._program, self.worker, self._put)
 
     @property
     def residual(self) -> NDArray[Any]:
@@ -140,7 +144,8 @@ class GatheredAggregator(CodedAggregator):
 
     def _exchange(self, values: NDArray[Any], traffic: Traffic) -> None:
         self._payload.begin(values, self.step)
-        requests = self._requests if self._payload.fixed else None
+        fixed = isinstance(self._payload, GatheredPayload) and self._payload.fixed
+        requests = self._requests if fixed else None
         self.comm.execute(self._program, self._payload, self._tag, traffic, self._tell, requests)
         self._payload.values = np.empty(0)  # the caller's is his to free
 
@@ -168,6 +173,7 @@ class GatheredOptions:
     """
 
     synchronize: ClassVar[Synchronize] = "gradients"
+    takes_segments: ClassVar[bool] = False
     aggregator: ClassVar[type[GatheredAggregator]] = GatheredAggregator
     seed: int = 0
 

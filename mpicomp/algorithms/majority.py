@@ -47,6 +47,7 @@ class MajorityVote:
     seed: int = 0
 
     synchronize: ClassVar[Synchronize] = "gradients"
+    takes_segments: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.seed, Integral):

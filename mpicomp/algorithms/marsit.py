@@ -93,6 +93,7 @@ class Marsit:
     seed: int = 0
 
     synchronize: ClassVar[Synchronize] = "updates"
+    takes_segments: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         every = self.full_precision_every

@@ -92,6 +92,11 @@ class ScaleCom(SharedIndices):
             raise ValueError(f"chunk must be None with exact=True, which knows no chunks, not {self.chunk!r}")
         check_chunk(self.chunk, tuple(flat))
 
+    @property
+    def takes_segments(self) -> bool:
+        """See `Algorithm.takes_segments`: each has a rate, or all have one."""
+        return self.rates is not None
+
     def rates_of(self, vector_id: int) -> tuple[int, ...]:
         """Of a vector's segments; a single one is the whole vector's."""
         if self.rates is None:

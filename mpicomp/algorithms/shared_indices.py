@@ -150,6 +150,11 @@ class SharedIndices(ABC):
 
     synchronize: ClassVar[Synchronize] = "gradients"
 
+    @property
+    def takes_segments(self) -> bool:
+        """See `Algorithm.takes_segments`."""
+        return False
+
     def __post_init__(self) -> None:
         check_rate(self.rate)
         if isinstance(self.beta, bool) or not (isinstance(self.beta, Real) and 0 < self.beta <= 1):

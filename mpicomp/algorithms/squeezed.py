@@ -22,7 +22,7 @@ from collectives.plan import Topology
 from collectives.program import Message, Program
 from collectives.star import Star
 from mpicomp.algorithms.base import Algorithm, StateKind, VectorAggregator
-from mpicomp.algorithms.coded import CodedAggregator, Worker, buffers, piece_elements
+from mpicomp.algorithms.coded import CodedAggregator, Worker, buffers, piece_elements, take_mean
 from mpicomp.algorithms.feedback import Feedback
 from mpicomp.codecs.base import Bytes, Codec, sent_bytes
 from mpicomp.random import Stream
@@ -118,13 +118,8 @@ class SqueezedPayload:
         """The owner's half: the mean in rank order, its code, and what that leaves out."""
         cut = self._cuts[piece]
         mean, decoded = self._mean[: len(cut)], self._decoded[: len(cut)]
-        codec, others = self._worker.codec, self._sent[piece]
-        for rank in range(self._size):
-            payload = self._mine[piece] if rank == self._rank else others[rank]
-            codec.decode(payload, decoded if rank else mean, weight=1)
-            if rank:
-                np.add(mean, decoded, out=mean)
-        np.divide(mean, mean.dtype.type(self._size), out=mean)
+        sent = {**self._sent[piece], self._rank: self._mine[piece]}
+        take_mean(self._worker.codec, [sent[rank] for rank in range(self._size)], mean, decoded)
         self._owner.encode(mean, cut, self._results[piece])
 
     def finish(self, piece: int) -> None:

@@ -63,6 +63,7 @@ class SSDM:
     seed: int = 0
 
     synchronize: ClassVar[Synchronize] = "gradients"
+    takes_segments: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not (isinstance(self.momentum, Real) and 0 <= self.momentum < 1):

@@ -11,6 +11,7 @@ from mpicomp.codecs.quantizer import Quantizer, Ternary
 from mpicomp.codecs.sign import Sign
 from mpicomp.codecs.sparse import RandomSparsification, TopK
 from mpicomp.codecs.stochastic_sign import StochasticSign
+from mpicomp.codecs.uncompressed import Uncompressed
 
 __all__ = [
     "COMPRESSORS",
@@ -29,5 +30,6 @@ __all__ = [
     "Ternary",
     "TopK",
     "TwoMeans",
+    "Uncompressed",
     "compressor",
 ]

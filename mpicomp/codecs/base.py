@@ -91,6 +91,11 @@ def sent_bytes(codec: Codec, payload: Bytes, n: int) -> int:
     return payload.size if used is None else used(payload, n)
 
 
+def varies(codec: Codec) -> bool:
+    """Whether payloads of equally many elements are sent in different lengths."""
+    return hasattr(codec, "used") and getattr(codec, "coding", None) != "fixed"
+
+
 class Sized(Protocol):
     """What knows the size of its payloads."""
 

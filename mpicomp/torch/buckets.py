@@ -1,8 +1,9 @@
 """Parameters laid out in flat vectors, each small enough to be a unit of communication.
 
-A bucket holds whole tensors of one dtype in the optimizer's order. Every tensor starts at a multiple of 64 elements, so
-that a one-bit codec never packs two tensors into one word and each tensor can have its own scale; the gap behind it
-is padding, kept at zero on the way in and ignored on the way out.
+A bucket holds whole tensors of one dtype in the optimizer's order. For methods that treat tensors apart every one
+starts at a multiple of 64 elements, so that none shares a word of packed signs with another; the gap behind it is
+padding, kept at zero on the way in and ignored on the way out. For others they lie end to end, as zeros would count in
+their scales.
 """
 
 from __future__ import annotations
@@ -37,16 +38,19 @@ class Bucket:
         Of the flat vector.
     members
         The parameters, in vector order.
+    alignment
+        Elements: members start at multiples of it.
     """
 
     index: int
     dtype: torch.dtype
     members: tuple[NamedParameter, ...]
+    alignment: int = ALIGNMENT
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Elements each member occupies, padding included: multiples of 64."""
-        return tuple(_padded(member.parameter.numel()) for member in self.members)
+        """Elements each member occupies, padding included."""
+        return tuple(_padded(member.parameter.numel(), self.alignment) for member in self.members)
 
     @property
     def n(self) -> int:
@@ -71,7 +75,9 @@ class Bucket:
         return views
 
 
-def make_buckets(parameters: Iterable[NamedParameter], bucket_mb: float) -> tuple[Bucket, ...]:
+def make_buckets(
+    parameters: Iterable[NamedParameter], bucket_mb: float, alignment: int = ALIGNMENT
+) -> tuple[Bucket, ...]:
     """Group parameters by dtype, in order, into buckets of up to `bucket_mb` MiB.
 
     A tensor larger than that has a bucket to itself. The grouping depends on the parameters' order, shapes and dtypes
@@ -87,11 +93,11 @@ def make_buckets(parameters: Iterable[NamedParameter], bucket_mb: float) -> tupl
             group = open_groups[dtype] = []
             groups.append(group)
         group.append(member)
-    return tuple(Bucket(i, group[0].parameter.dtype, tuple(group)) for i, group in enumerate(groups))
+    return tuple(Bucket(i, group[0].parameter.dtype, tuple(group), alignment) for i, group in enumerate(groups))
 
 
-def _padded(numel: int) -> int:
-    return -(-numel // ALIGNMENT) * ALIGNMENT
+def _padded(numel: int, alignment: int = ALIGNMENT) -> int:
+    return -(-numel // alignment) * alignment
 
 
 def _nbytes(members: Sequence[NamedParameter]) -> int:

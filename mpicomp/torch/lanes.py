@@ -13,14 +13,14 @@ from torch import Tensor
 from collectives import Communicator
 from collectives.errors import NonFiniteGradient
 from mpicomp.algorithms import Algorithm
-from mpicomp.torch.buckets import Bucket, NamedParameter, make_buckets
+from mpicomp.torch.buckets import ALIGNMENT, Bucket, NamedParameter, make_buckets
 
 
 def open_lanes(
     members: Sequence[NamedParameter], algorithm: Algorithm, comm: Communicator, bucket_mb: float
 ) -> tuple[Lane, ...]:
     """One lane per bucket of `members`. Collective: every rank of `comm` calls it with the same members."""
-    buckets = make_buckets(members, bucket_mb)
+    buckets = make_buckets(members, bucket_mb, ALIGNMENT if algorithm.takes_segments else 1)
     # Lanes are used one after the other, so those of one dtype take turns with one pair of vectors: the peak is two
     # buckets whatever the size of the model.
     longest: dict[torch.dtype, int] = {}
@@ -55,7 +55,8 @@ class Lane:
         self._padding = bucket.padding()
         self._vector_array, self._mean_array = _as_array(self.vector), _as_array(self.mean)
         dtype = str(bucket.dtype).removeprefix("torch.")
-        tensors = tuple(member.parameter.numel() for member in bucket.members if member.parameter.numel())
+        lengths = tuple(member.parameter.numel() for member in bucket.members if member.parameter.numel())
+        tensors = lengths if algorithm.takes_segments else None
         self.aggregator = algorithm.start(comm, bucket.n, dtype=dtype, vector_id=bucket.index, segments=tensors)
 
     def aggregate(self) -> None:

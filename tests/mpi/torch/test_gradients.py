@@ -8,7 +8,7 @@ from torch import nn
 
 from collectives import Communicator
 from collectives.errors import CollectiveMismatch, NonFiniteGradient
-from mpicomp import Dense
+from mpicomp import Dense, OneBitSGD
 from mpicomp.torch import DistributedOptimizer
 from tests.mpi.torch.training import batch, make_model, on_all_ranks, parameters_of, train, wrap
 
@@ -44,6 +44,17 @@ def test_averages_gradients_of_every_float_type(comm: Communicator, dtype: torch
         assert parameter.grad is not None
         assert parameter.grad.dtype == dtype
         torch.testing.assert_close(parameter.grad, torch.full_like(parameter, (comm.size - 1) / 2))
+
+
+def test_no_padding_between_tensors_enters_scales_that_know_no_tensors(comm: Communicator) -> None:
+    parameters = [nn.Parameter(torch.zeros(length)) for length in (5, 70, 1)]
+    optimizer = DistributedOptimizer(torch.optim.SGD(parameters, lr=0.0), OneBitSGD(), comm, synchronize="gradients")
+    gradient = torch.randn(76, generator=torch.Generator().manual_seed(comm.rank)) + 3
+    for parameter, part in zip(parameters, gradient.split([5, 70, 1]), strict=True):
+        parameter.grad = part.clone()
+    optimizer.step()
+    expected = OneBitSGD().start(comm, 76).aggregate(gradient)
+    assert torch.equal(torch.cat([parameter.grad for parameter in parameters if parameter.grad is not None]), expected)
 
 
 def test_a_missing_gradient_counts_as_zeros(comm: Communicator) -> None:

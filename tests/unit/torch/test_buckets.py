@@ -44,3 +44,11 @@ def test_dtypes_have_buckets_of_their_own_that_interleaving_does_not_split() -> 
     mixed = [single[0], double[0], single[1], double[1]]
     buckets = make_buckets(mixed, bucket_mb=1)
     assert [(bucket.dtype, len(bucket.members)) for bucket in buckets] == [(torch.float32, 2), (torch.float64, 2)]
+
+
+def test_tensors_may_lie_end_to_end() -> None:
+    (bucket,) = make_buckets(named((5, 13), (64,), (), (1,)), bucket_mb=1, alignment=1)
+    assert bucket.lengths == (65, 64, 1, 1)
+    assert len(bucket.padding()) == 0
+    flat = torch.arange(bucket.n)
+    assert [int(view.flatten()[0]) for view in bucket.views(flat)] == [0, 65, 129, 130]
