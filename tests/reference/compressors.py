@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ from mpicomp.codecs import Codec, Draw
 from mpicomp.codecs.clipping import Clipping
 from mpicomp.codecs.one_bit import OneBit, TwoMeans
 from mpicomp.codecs.quantizer import Quantizer, Ternary
-from mpicomp.codecs.sparse import TopK
-from tests.reference.signs import block_sums
+from mpicomp.codecs.sparse import RandomSparsification, TopK
+from mpicomp.random import bernoulli_table
+from tests.reference.philox import mix_words
+from tests.reference.signs import block_sums, unpack_bits
 from tests.reference.stochastic_signs import uniforms
 
 Values = NDArray[Any]
@@ -54,6 +57,14 @@ def words(draw: Draw, n: int) -> NDArray[np.uint32]:
     return uniforms(draw.stream.key(), *at)[skipped:]
 
 
+def chosen(draw: Draw, n: int, p: float) -> NDArray[np.bool_]:
+    """Whether each element from the draw's offset on, a multiple of 512, is kept: each with probability p."""
+    chance = Fraction(p)
+    table, rest = bernoulli_table(chance.numerator, chance.denominator - chance.numerator)
+    at = draw.offset // 512, -(-n // 512), draw.step & 0xFFFFFFFF, int(draw.source)
+    return unpack_bits(mix_words(draw.stream.key(), *at, table, rest), n)
+
+
 def levels(values: Values, scale: np.float32, s: int, drawn: NDArray[np.uint32]) -> Values:
     """floor(s |x| / scale + u) of each element, float64."""
     ratio = s / float(scale) if scale > 0 else 0.0
@@ -72,8 +83,11 @@ def decoded(codec: Codec, values: Values, draw: Draw, scales: NDArray[np.float32
             kept = -(-chunk.size * codec.keep // codec.elements)
             places = start + np.argsort(-np.abs(chunk), kind="stable")[:kept]  # of equal ones the first
             out[start : start + chunk.size] = 0
-            out[places] = values[places]
+            out[places] = values[places].astype(np.float64 if codec.double else np.float32)
         return out
+    if isinstance(codec, RandomSparsification):
+        quotients = np.clip(values.astype(np.float64) / codec.p, -FLOAT32_MAX, FLOAT32_MAX).astype(np.float32)
+        return np.where(chosen(draw, values.size, codec.p), quotients, 0).astype(values.dtype)
     assert isinstance(codec, Quantizer | OneBit | TwoMeans)
     drawn = words(draw, values.size)
     for number, (start, bucket) in enumerate(buckets(values, codec.bucket)):

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mpicomp import ECQSGD, DoubleSqueeze, LocalTopK, MemSGD, OneBitSGD, TernGrad, TopKSGD
 from mpicomp.codecs import Codec, Draw
+from mpicomp.codecs.sparse import TopK
 from mpicomp.random import Stream
 from tests.reference.compressors import decoded, float32, norm
 
@@ -24,10 +25,12 @@ class OneProcess:
     method : Algorithm
     size, n : int
     dtype : type or "bfloat16"
+    vector_id : int
     """
 
-    def __init__(self, method: Any, size: int, n: int, dtype: Any) -> None:
+    def __init__(self, method: Any, size: int, n: int, dtype: Any, vector_id: int = 0) -> None:
         self.method, self.size, self.n, self.dtype, self.t = method, size, n, dtype, 0
+        self.vector_id = vector_id
         self.compute = np.float64 if dtype == np.float64 else np.float32
         self.errors = np.zeros((size, n), self.compute)
         self.owners = np.zeros(n, self.compute)
@@ -47,7 +50,7 @@ class OneProcess:
         return result.astype(self.dtype)
 
     def draw(self, purpose: str, rank: int) -> Draw:
-        return Draw(Stream(getattr(self.method, "seed", 0), 0, purpose), self.t, rank)
+        return Draw(Stream(getattr(self.method, "seed", 0), self.vector_id, purpose), self.t, rank)
 
     def mean(self, sent: list[Vectors]) -> Vectors:
         total = sent[0].copy()
@@ -56,7 +59,7 @@ class OneProcess:
         return total / self.compute(self.size)
 
     def gathered(self, g: Vectors) -> Vectors:
-        codec = codec_of(self.method)
+        codec = codec_of(self.method, self.dtype)
         scales = self.shared_scales(g) if isinstance(self.method, TernGrad) else None
         sent = []
         for rank in range(self.size):
@@ -104,9 +107,11 @@ class OneProcess:
         return result
 
 
-def codec_of(method: Any) -> Codec:
-    """Of a method whose codes are gathered."""
-    found: Codec = method.codec("float32") if isinstance(method, TopKSGD) else method.codec
+def codec_of(method: Any, dtype: Any = np.float32) -> Codec:
+    """Of a method whose codes are gathered; of float64 vectors, float64 values are sent where values are."""
+    if isinstance(method, TopKSGD):
+        return TopK(method.rate, method.chunk, dtype == np.float64)
+    found: Codec = method.codec
     return found
 
 

@@ -26,7 +26,9 @@ METHODS: tuple[Any, ...] = (
 )
 
 
-@pytest.mark.parametrize("method", [ECQSGD(alpha=0.3, bucket=512), DoubleSqueeze(OneBit(512))], ids=str)
+@pytest.mark.parametrize(
+    "method", [ECQSGD(alpha=0.3, bucket=512), TernGrad(bucket=500), DoubleSqueeze(OneBit(512))], ids=str
+)
 def test_neither_topology_nor_pieces_change_a_bit(mpi_comm: MPI.Intracomm, method: Any) -> None:
     n, found = 40_000, []
     ways: list[tuple[Any, int | None]] = [("ring", None), ("ring", 512), (Star(), None), (Star(), 1000), ("auto", None)]

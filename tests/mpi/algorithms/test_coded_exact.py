@@ -18,6 +18,7 @@ from tests.mpi.collectives.conftest import TIMEOUT_S
 
 EVERY_SIZE = True
 LENGTHS = {0: 1, 1: 2, 900: 20}  # and how many steps are taken
+VECTOR = 6  # its words are not those of vector 0
 METHODS: tuple[Any, ...] = (
     QSGD(levels=4, bucket=100),
     ECQSGD(alpha=0.3, beta=0.9, bucket=4096),
@@ -31,10 +32,24 @@ METHODS: tuple[Any, ...] = (
     DoubleSqueeze("quantize:coding=entropy,bucket=640"),
     DoubleSqueeze("clip:bits=11"),
     DoubleSqueeze("top-k:rate=10"),
+    DoubleSqueeze("random-sparsification:p=0.9", seed=5),
     LocalTopK(10),
     TopKSGD(7),
     MemSGD(OneBit(512)),
     MemSGD(Ternary(256)),
+    MemSGD("random-sparsification:p=0.75"),
+)
+OF_EACH_KIND: tuple[Any, ...] = (
+    ECQSGD(alpha=0.3),
+    QSGD(),
+    TernGrad(bucket=500),
+    OneBitSGD(),
+    LocalTopK(50),
+    TopKSGD(50),
+    DoubleSqueeze(),
+    DoubleSqueeze("top-k:rate=50"),
+    MemSGD(TwoMeans(512)),
+    MemSGD("random-sparsification:p=0.75"),
 )
 
 
@@ -47,7 +62,8 @@ def on_root(comm: Communicator, make: Callable[..., Any], *arguments: Any) -> An
 def test_equals_all_ranks_in_one_process_bit_for_bit(mpi_comm: MPI.Intracomm, method: Any) -> None:
     for n, steps in LENGTHS.items():
         with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
-            aggregator, reference = method.start(comm, n), OneProcess(method, comm.size, n, np.float32)
+            aggregator = method.start(comm, n, vector_id=VECTOR)
+            reference = OneProcess(method, comm.size, n, np.float32, VECTOR)
             for step in range(steps):
                 every = gradients(comm.size, n, np.float32, step)
                 result = aggregator.aggregate(every[comm.rank].copy())
@@ -63,7 +79,7 @@ def test_equals_all_ranks_in_one_process_bit_for_bit(mpi_comm: MPI.Intracomm, me
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
-@pytest.mark.parametrize("method", [ECQSGD(alpha=0.3), DoubleSqueeze(), MemSGD(TwoMeans(512))], ids=str)
+@pytest.mark.parametrize("method", OF_EACH_KIND, ids=str)
 def test_other_float_types_keep_their_precision(mpi_comm: MPI.Intracomm, method: Any, dtype: Any) -> None:
     n = 5003
     with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:

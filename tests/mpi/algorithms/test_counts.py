@@ -28,18 +28,23 @@ N = 5 * 4096 + 75
 STEPS, FEW = 20, 6
 SEGMENTS = (65, 4096 + 1, 1, N - 128 - 4096 - 64 - 64)
 ONE_BLOCK = 512  # bytes of the shortest piece
+VECTOR = 5  # its words are not those of vector 0
+OF_VECTOR = {"seed": 3, "vector_id": VECTOR}
 METHODS: dict[str, tuple[Any, Any]] = {
-    "majority": (MajorityVote(seed=3), lambda *where: reference.Majority(*where, seed=3)),
+    "majority": (MajorityVote(seed=3), lambda *where: reference.Majority(*where, **OF_VECTOR)),
     "ef-signsgd": (EFSignSGD(), reference.EFSign),
     "ef-signsgd, buckets": (EFSignSGD(bucket=1000), lambda *where: reference.EFSign(*where, bucket=1000)),
     "ef-signsgd, short buckets": (EFSignSGD(bucket=7), lambda *where: reference.EFSign(*where, bucket=7)),
     "ef-signsgd, long buckets": (EFSignSGD(bucket=9000), lambda *where: reference.EFSign(*where, bucket=9000)),
-    "ssdm": (SSDM(seed=3), lambda *where: reference.StochasticSigns(*where, seed=3)),
+    "ssdm": (SSDM(seed=3), lambda *where: reference.StochasticSigns(*where, **OF_VECTOR)),
     "ssdm, norm and momentum": (
-        SSDM(momentum=0.9, scale="norm"),
-        lambda *where: reference.StochasticSigns(*where, momentum=0.9, scale="norm"),
+        SSDM(seed=3, momentum=0.9, scale="norm"),
+        lambda *where: reference.StochasticSigns(*where, momentum=0.9, scale="norm", **OF_VECTOR),
     ),
-    "ssdm, elias": (SSDM(scale="norm", coding="elias"), lambda *where: reference.StochasticSigns(*where, scale="norm")),
+    "ssdm, elias": (
+        SSDM(seed=3, scale="norm", coding="elias"),
+        lambda *where: reference.StochasticSigns(*where, scale="norm", **OF_VECTOR),
+    ),
 }
 
 
@@ -79,7 +84,8 @@ def check(
     options = METHODS[name][0]
     results = np.empty((steps, n), dtype)
     with Communicator(mpi_comm, topology or "auto", TIMEOUT_S, piece_bytes=piece_bytes) as comm:
-        first, second = (options.start(comm, n, dtype=dtype, segments=lengths or None) for _ in range(2))
+        how: dict[str, Any] = {"dtype": dtype, "vector_id": VECTOR, "segments": lengths or None}
+        first, second = options.start(comm, n, **how), options.start(comm, n, **how)
         for step in range(steps):
             if step == steps // 2:
                 second.load_state_dict(first.state_dict())
@@ -120,7 +126,7 @@ def test_majorities_are_the_same_whoever_completes_them(mpi_comm: MPI.Intracomm)
     for topology in topologies(mpi_comm.size):
         for piece_bytes in (None, ONE_BLOCK):
             with Communicator(mpi_comm, topology, TIMEOUT_S, piece_bytes=piece_bytes) as comm:
-                result = options.start(comm, N).aggregate(gradients(comm.size, 0)[comm.rank])
+                result = options.start(comm, N, vector_id=VECTOR).aggregate(gradients(comm.size, 0)[comm.rank])
                 assert (result == expected).all(), (topology, piece_bytes)
 
 
@@ -243,6 +249,21 @@ def test_ssdm_is_unbiased_and_ranks_draw_for_themselves(mpi_comm: MPI.Intracomm)
             one[0] = 1
             agreed = np.abs(SSDM().start(comm, one.size).aggregate(one)[1:]) > 0.999
             assert_binomial(agreed.sum(), agreed.size, 2.0 ** (1 - comm.size), "unanimous elements")
+
+
+def test_ssdm_errs_by_as_much_as_its_variance_says(mpi_comm: MPI.Intracomm) -> None:
+    """About D N^2 / M: each rank adds N^2 - x^2 to an element's, over M^2."""
+    n, steps = 2000, 10
+    rows = gradients(mpi_comm.size, 0, n).astype(np.float64)
+    squares = (rows**2).sum(axis=1)
+    longest, expected = squares.max(), (n * squares.max() - squares).sum() / mpi_comm.size**2
+    assert expected == pytest.approx(n * longest / mpi_comm.size, rel=0.01)
+    with Communicator(mpi_comm, "auto", TIMEOUT_S) as comm:
+        aggregator = SSDM(scale="norm").start(comm, n)
+        results = [aggregator.aggregate(gradients(comm.size, 0, n)[comm.rank]) for _ in range(steps)]
+    error = sum(float(((result - rows.mean(axis=0)) ** 2).sum()) for result in results) / steps
+    # of n steps errors, each squared, which differ by sqrt(2) times their mean at most
+    assert error == pytest.approx(expected, rel=6 * np.sqrt(2 / (n * steps)))
 
 
 # What they send ------------------------------------------------------------------------------------------------------
