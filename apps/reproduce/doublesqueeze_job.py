@@ -79,7 +79,7 @@ def compare_forms(request: Record) -> Record:
 def compare_form(comm: Communicator, form: str, n: int, steps: int) -> Record:
     """Some steps of every method: digests of results and errors, and bytes at a step beside the formula's."""
     rows = {}
-    for name, method in methods(form).items():
+    for name, method in methods().items():
         aggregator: Any = method.start(comm, n)
         digest = hashlib.sha256()
         for step in range(steps):
@@ -129,7 +129,7 @@ def time_all(request: Record) -> Record:
         for form in request["forms"]:
             with Communicator(topology=form, timeout=300.0) as comm:
                 rank = comm.rank
-                started = {name: method.start(comm, n) for name, method in methods(form).items()}
+                started = {name: method.start(comm, n) for name, method in methods().items()}
                 x, out = vector(min(n, 1_000_003), rank, 0), np.zeros(n, np.float32)
                 of_length[form] = take_turns(comm, started, np.resize(x, n), out, request["repeats"])
         found[str(n)] = of_length

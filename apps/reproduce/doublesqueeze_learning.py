@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +25,11 @@ from apps.reproduce.doublesqueeze_methods import (
 )
 from apps.reproduce.networks import Task, trained
 from apps.reproduce.plots import Curve, curves
+from apps.reproduce.side_by_side import side_by_side
+from apps.reproduce.tuning import climb
 
 GRID = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
-FIRST = GRID.index(0.2)
+FIRST = 0.2
 TUNING_SEED = 1000  # of which no curve is drawn
 HIDDEN, BATCH, SAMPLES, TESTED = 64, 16, 4096, 2000
 MOST_SEEDS = 5
@@ -52,49 +54,28 @@ def steps_per_epoch() -> int:
 
 def learn(book: Book, seeds: int, full: bool) -> tuple[Runs, dict[str, float]]:
     """Every method's runs, one for each seed, and the learning rates they were made with."""
-    # QSGD and top-k SGD as over a parameter server: the paper's ternary codes; top-k's are the same in both forms
-    used, found, rates = methods("star", WHOLE), {}, {}
-    for name in METHODS:
 
-        def loss(rate: float, name: str = name) -> float:
-            record = _run(book, name, TUNING_SEED, rate, full)
-            return float("inf") if record["diverged"] else float(record["epochs"][-1]["loss"])
+    def gain(plan: list[tuple[str, float]]) -> list[float]:
+        runs = side_by_side([_run(book, name, TUNING_SEED, rate, full) for name, rate in plan])
+        return [-float("inf") if run["diverged"] else -float(run["epochs"][-1]["loss"]) for run in runs]
 
-        rates[name] = tuned(loss)
-    for seed in range(seeds if full else min(seeds, MOST_SEEDS)):
-        for name in used:
-            found.setdefault(name, []).append(_run(book, name, seed, rates[name], full))
+    rates = climb(GRID, dict.fromkeys(METHODS, FIRST), gain)
+    plan = [(seed, name) for seed in range(seeds if full else min(seeds, MOST_SEEDS)) for name in METHODS]
+    found: Runs = {name: [] for name in METHODS}
+    runs = side_by_side([_run(book, name, seed, rates[name], full) for seed, name in plan])
+    for (_, name), run in zip(plan, runs, strict=True):
+        found[name].append(run)
     return found, rates
 
 
-def _run(book: Book, name: str, seed: int, rate: float, full: bool) -> Record:
-    method = methods("star", WHOLE)[name]
+def _run(book: Book, name: str, seed: int, rate: float, full: bool) -> partial[Record]:
     file = f"{slug(name)}-{rate:g}{'-full' if full else ''}"
-    return trained(book, file, task(full), method, seed, ("--lr", f"{rate:g}"))
+    return partial(trained, book, file, task(full), methods(WHOLE)[name], seed, ("--lr", f"{rate:g}"))
 
 
 def slug(name: str) -> str:
     """For files."""
     return name.lower().replace(",", "").replace(" ", "-")
-
-
-def tuned(loss: Callable[[float], float]) -> float:
-    """The rate of `GRID` with the least loss among its neighbours, found by walking from 0.2."""
-    known: dict[int, float] = {}
-
-    def at(place: int) -> float:
-        if not 0 <= place < len(GRID):
-            return float("inf")
-        if place not in known:
-            known[place] = loss(GRID[place])
-        return known[place]
-
-    place = FIRST
-    while True:
-        best = min((place, place + 1, place - 1), key=at)
-        if best == place:
-            return GRID[place]
-        place = best
 
 
 def final(records: list[Record], key: str) -> list[float]:

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import DTypeLike
-
-from collectives import Communicator
 from mpicomp import QSGD, Dense, DoubleSqueeze, MemSGD, TopKSGD
 from mpicomp.algorithms import Algorithm
-from mpicomp.algorithms.squeezed import SqueezedAggregator
-from mpicomp.codecs import OneBit, Ternary, TopK
+from mpicomp.codecs import OneBit, Quantizer, TopK, Uncompressed
 from mpicomp.codecs.base import Codec
-from mpicomp.codecs.compressors import compressor
-from mpicomp.codecs.uncompressed import Uncompressed
 
 RANKS = 4
 RATE, CHUNK = 100, 6400
@@ -34,52 +26,26 @@ GROUPS = {"1-bit": (DENSE, DS_1BIT, MEM_1BIT, QUANTIZED), "top-k": (DENSE, DS_TO
 METHODS = (DENSE, DS_1BIT, MEM_1BIT, QUANTIZED, DS_TOPK, MEM_TOPK, SPARSE)
 
 
-@dataclass(frozen=True)
-class OnePass(MemSGD):
-    """A compressed first pass, nothing kept, and the mean as it is: QSGD and top-k SGD over a parameter server.
-
-    Parameters
-    ----------
-    compressor, seed
-        As in `MemSGD`.
-    """
-
-    def start(
-        self,
-        comm: Communicator,
-        n: int,
-        *,
-        dtype: DTypeLike | str = np.float32,
-        vector_id: int = 0,
-        segments: Sequence[int] | None = None,
-    ) -> SqueezedAggregator:
-        """See `Algorithm.start`; segments play no part."""
-        name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
-        codec = compressor(self.compressor)
-        return SqueezedAggregator(self, comm, n, dtype, vector_id, codec, Uncompressed(name), None, None, self.seed)
-
-
-def methods(form: str, bucket: int = BUCKET) -> dict[str, Algorithm]:
+def methods(bucket: int = BUCKET) -> dict[str, Algorithm]:
     """The seven by name.
 
+    Which form they have is the topology's: with a server all go over it; otherwise dense goes round a ring,
+    DoubleSqueeze and MEM-SGD have owners of a part each, and QSGD's and top-k SGD's codes are gathered by all.
+
     Parameters
     ----------
-    form : str
-        Key of `FORMS`. With a server all go over it; otherwise dense goes round a ring, DoubleSqueeze and MEM-SGD have
-        owners of a part each, and QSGD's and top-k SGD's codes are gathered by all.
     bucket : int
         Elements that share a scale.
     """
     one_bit, top_k = OneBit(bucket), TopK(RATE, CHUNK)
-    server = form == "star"
     return {
         DENSE: Dense(),
         DS_1BIT: DoubleSqueeze(one_bit),
         MEM_1BIT: MemSGD(one_bit),
-        QUANTIZED: OnePass(Ternary(bucket)) if server else QSGD(1, bucket, "linf"),
+        QUANTIZED: QSGD(1, bucket, "linf"),
         DS_TOPK: DoubleSqueeze(top_k),
         MEM_TOPK: MemSGD(top_k),
-        SPARSE: OnePass(top_k) if server else TopKSGD(RATE, CHUNK),
+        SPARSE: TopKSGD(RATE, CHUNK),
     }
 
 
@@ -90,7 +56,7 @@ def codecs(name: str, bucket: int = BUCKET) -> tuple[Codec, Codec]:
         DENSE: (as_it_is, as_it_is),
         DS_1BIT: (one_bit, one_bit),
         MEM_1BIT: (one_bit, as_it_is),
-        QUANTIZED: (Ternary(bucket), as_it_is),
+        QUANTIZED: (Quantizer(bucket, 1, "linf"), as_it_is),
         DS_TOPK: (top_k, top_k),
         MEM_TOPK: (top_k, as_it_is),
         SPARSE: (top_k, as_it_is),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from apps.reproduce.claims import Claim, Difference, paired
 from apps.reproduce.networks import Task, trained
 from apps.reproduce.plots import Curve, curves
 from apps.reproduce.side_by_side import side_by_side
+from apps.reproduce.tuning import climb
 from mpicomp import SSDM, CascadingSSDM, Dense, EFSignSGD, MajorityVote, Marsit
 from mpicomp.algorithms import Algorithm
 
@@ -142,26 +143,13 @@ def table_2(book: Book, seeds: int, full: bool) -> tuple[list[Claim], list[Path]
 
 
 def tuned(book: Book, title: str, task: Task) -> dict[str, float]:
-    """Each method's best rate for a seed of its own: better than the next lower and the next higher one."""
-    found: dict[str, dict[float, float]] = {name: {} for name in METHODS}
-    plan = [(name, rate) for name, (_, first) in METHODS.items() for rate in untried(first, ())]
-    while plan:
+    """Each method's best rate for a seed of its own."""
+
+    def accuracy(plan: list[tuple[str, float]]) -> list[float]:
         runs = side_by_side([_run(book, title, task, name, rate, TUNING_SEED) for name, rate in plan])
-        for (name, rate), run in zip(plan, runs, strict=True):
-            found[name][rate] = run["accuracy"]
-        plan = [(name, rate) for name, known in found.items() for rate in untried(best_rate(known), known)]
-    return {name: best_rate(known) for name, known in found.items()}
+        return [run["accuracy"] for run in runs]
 
-
-def best_rate(accuracy_at: Mapping[float, float]) -> float:
-    """That of the highest accuracy; of several, the largest."""
-    return max(accuracy_at, key=lambda rate: (accuracy_at[rate], rate))
-
-
-def untried(rate: float, known: Container[float]) -> list[float]:
-    """What of a rate of `RATES` and its neighbours is not known yet."""
-    at = RATES.index(rate)
-    return [one for one in RATES[max(0, at - 1) : at + 2] if one not in known]
+    return climb(RATES, {name: first for name, (_, first) in METHODS.items()}, accuracy)
 
 
 def accuracies(title: str, column: int, ends: dict[str, list[float]], differs: dict[str, str]) -> list[Claim]:

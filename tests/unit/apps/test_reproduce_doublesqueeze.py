@@ -15,8 +15,8 @@ from apps.cluster.network import ClusterError
 from apps.reproduce import doublesqueeze, doublesqueeze_job, doublesqueeze_times, over_mpi
 from apps.reproduce.book import Book
 from apps.reproduce.claims import Difference
-from apps.reproduce.doublesqueeze_job import DETERMINISTIC, compare_form, take_turns, vector
-from apps.reproduce.doublesqueeze_learning import GRID, as_good, claims_of, draw, tuned
+from apps.reproduce.doublesqueeze_job import compare_form, take_turns, vector
+from apps.reproduce.doublesqueeze_learning import as_good, claims_of, draw
 from apps.reproduce.doublesqueeze_methods import (
     DENSE,
     DS_1BIT,
@@ -26,15 +26,12 @@ from apps.reproduce.doublesqueeze_methods import (
     METHODS,
     QUANTIZED,
     SPARSE,
-    OnePass,
     bytes_of_all,
     methods,
 )
 from apps.reproduce.doublesqueeze_times import MODEL, RATES, RESNET_18, WORD, word
 from collectives import Communicator
 from collectives.local import run_local
-from mpicomp import TopKSGD
-from mpicomp.codecs import TopK
 
 N = 30_000
 
@@ -59,24 +56,11 @@ def test_the_formula_counts_both_passes() -> None:
     assert bytes_of_all(QUANTIZED, "ring", [4096], 3) == 3 * 2 * (8 + 2 * 4096 // 8)
 
 
-def test_both_forms_compute_the_same_where_nothing_is_drawn() -> None:
+def test_both_forms_compute_the_same() -> None:
     star, ring = (run_local(3, lambda comm, f=form: compare_form(comm, f, N, 3), form)[0] for form in FORMS)
-    for name in DETERMINISTIC:
+    for name in set(METHODS) - {DENSE}:  # which adds up in another order
         assert (star[name]["digest"], star[name]["errors"]) == (ring[name]["digest"], ring[name]["errors"])
-    assert star[QUANTIZED]["digest"] != ring[QUANTIZED]["digest"]
     assert len({row["digest"] for row in star.values()}) == len(METHODS)
-
-
-def test_one_pass_is_the_mean_of_what_ranks_send() -> None:
-    def both(comm: Communicator) -> list[Any]:
-        return [
-            method.start(comm, 1000).aggregate(vector(1000, comm.rank, 0))
-            for method in (OnePass(TopK(10)), TopKSGD(10))
-        ]
-
-    for topology in ("star", "ring"):
-        first, second = run_local(3, both, topology)[1]
-        np.testing.assert_array_equal(first, second)
 
 
 def test_methods_take_turns_and_slow_ones_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,26 +71,12 @@ def test_methods_take_turns_and_slow_ones_fewer(monkeypatch: pytest.MonkeyPatch)
             time.sleep(0.21)
 
     def timed(comm: Communicator) -> Any:
-        started = {"dense": methods("ring")[DENSE].start(comm, 100), "slow": Slow()}
+        started = {"dense": methods()[DENSE].start(comm, 100), "slow": Slow()}
         return take_turns(comm, started, vector(100, comm.rank, 0), np.zeros(100, np.float32), 4)
 
     rows = run_local(2, timed, "ring")[0]
     assert [rows["dense"]["calls"], rows["slow"]["calls"]] == [4, 2]
     assert rows["slow"]["median_s"] > 0.2
-
-
-def test_tuning_walks_to_the_best_neighbour() -> None:
-    asked = []
-
-    def loss(rate: float) -> float:
-        asked.append(rate)
-        return abs(np.log(rate / 0.05))
-
-    assert tuned(loss) == 0.05
-    assert sorted(asked) == [0.025, 0.05, 0.1, 0.2, 0.4]
-    assert tuned(lambda rate: -rate) == GRID[-1]
-    assert tuned(lambda rate: rate) == GRID[0]
-    assert tuned(lambda rate: float("inf") if rate > 0.1 else -rate) == 0.1
 
 
 def test_as_good_is_surely_below_the_margin() -> None:

@@ -10,16 +10,14 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from apps.reproduce.book import Book
 from apps.reproduce.claims import Claim
 from apps.reproduce.marsit_job import Step, bits_sent, phases, time_phases
-from apps.reproduce.marsit_learning import METHODS, RATES, accuracies, budget, tuned
+from apps.reproduce.marsit_learning import METHODS, accuracies, budget
 from apps.reproduce.marsit_methods import TIMED
 from apps.reproduce.marsit_model import Images, Perceptron, train
 from apps.reproduce.marsit_periods import expected_bits
 from apps.reproduce.marsit_signs import matching
 from apps.reproduce.marsit_time import PHASES, communicating, of_topology, torus_against_ring, unless_busy
-from apps.reproduce.networks import Task
 from apps.reproduce.plots import Bars, stacked_bars
 from apps.reproduce.side_by_side import side_by_side
 from collectives import Traffic
@@ -115,23 +113,6 @@ def test_verdicts_on_accuracy() -> None:
     }  # fmt: skip
     best = accuracies("t", 0, ends(signSGD=85, SSDM=85, EF_signSGD=85, Marsit_100=89), notes)
     assert [claim.holds for claim in best[-3:]] == [False, True, True]  # a point is more than the paper's 0.08
-
-
-@pytest.mark.parametrize("best", RATES)
-def test_a_rate_is_taken_when_its_neighbours_have_been_tried(best: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: dict[str, list[float]] = {name: [] for name in METHODS}
-
-    def run(book: object, title: str, task: object, name: str, rate: float, seed: int) -> partial[dict[str, float]]:
-        tried[name].append(rate)
-        return partial(dict, accuracy=-abs(np.log(rate / best)))
-
-    monkeypatch.setattr("apps.reproduce.marsit_learning._run", run)
-    monkeypatch.setattr("apps.reproduce.marsit_learning.side_by_side", lambda runs: [one() for one in runs])
-    assert set(tuned(Book(Path()), "", Task((), 1)).values()) == {best}
-    at = RATES.index(best)
-    for rates in tried.values():
-        assert set(RATES[max(0, at - 1) : at + 2]) <= set(rates)
-        assert len(set(rates)) == len(rates)
 
 
 def test_verdict_on_what_is_sent_until_training_is_as_good() -> None:
