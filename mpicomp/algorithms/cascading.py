@@ -24,6 +24,7 @@ from collectives.program import Message, Program
 from mpicomp.algorithms.base import Synchronize, VectorAggregator, Wire
 from mpicomp.algorithms.nonfinite import largest, raise_non_finite
 from mpicomp.codecs.base import Draw
+from mpicomp.codecs.options import flag, integer
 from mpicomp.codecs.stochastic_sign import StochasticSign, norm
 from mpicomp.random import Stream
 
@@ -42,6 +43,11 @@ class CascadingSSDM:
         (at the cost of one number per chunk and rank), the noise is not.
     seed : int
         Equal on all ranks.
+
+    Raises
+    ------
+    ValueError
+        An option is out of range.
     """
 
     normalise: bool = False
@@ -49,6 +55,10 @@ class CascadingSSDM:
 
     synchronize: ClassVar[Synchronize] = "gradients"
     takes_segments: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        flag(self, "normalise")
+        integer(self, "seed")
 
     def start(
         self,

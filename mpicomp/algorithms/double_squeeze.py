@@ -29,6 +29,7 @@ from mpicomp.algorithms.squeezed import SqueezedAggregator
 from mpicomp.codecs.base import Codec
 from mpicomp.codecs.compressors import compressor
 from mpicomp.codecs.one_bit import OneBit
+from mpicomp.codecs.options import integer
 from mpicomp.codecs.uncompressed import Uncompressed
 
 _DEFAULT = OneBit(1 << 15)
@@ -49,7 +50,7 @@ class Squeezing(ABC):
     Raises
     ------
     ValueError
-        No such compressor, or one of its options is out of range.
+        No such compressor, or an option is out of range.
     """
 
     compressor: Codec | str = _DEFAULT
@@ -60,6 +61,7 @@ class Squeezing(ABC):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "compressor", compressor(self.compressor))
+        integer(self, "seed")
 
     @abstractmethod
     def second(self, dtype: str) -> tuple[Codec, Feedback | None]:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, ClassVar
 
 import numpy as np
@@ -34,6 +33,7 @@ from mpicomp.algorithms.counted import STREAMING_ELEMENTS, counts_wire
 from mpicomp.algorithms.onebit import Reports
 from mpicomp.algorithms.scaled import ScaledAggregator
 from mpicomp.codecs.counts import Counts
+from mpicomp.codecs.options import integer
 from mpicomp.kernels.counts import segment_totals
 from mpicomp.kernels.ef_sign import compensate_and_pack, settle
 
@@ -60,10 +60,7 @@ class EFSignSGD:
     takes_segments: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.bucket is None:
-            return
-        if isinstance(self.bucket, bool) or not (isinstance(self.bucket, Integral) and self.bucket >= 1):
-            raise ValueError(f"bucket must be an integer of 1 or more, or None, not {self.bucket!r}")
+        integer(self, "bucket", 1, also=(None,))
 
     def start(
         self,

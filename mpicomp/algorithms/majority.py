@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,6 +27,7 @@ from mpicomp.algorithms.base import Synchronize, Wire
 from mpicomp.algorithms.counted import STREAMING_ELEMENTS, CountedAggregator, CountsPayload, Words, counts_wire
 from mpicomp.algorithms.onebit import Encode, Reports
 from mpicomp.codecs.counts import Counts, draw_coins, planes_of
+from mpicomp.codecs.options import integer
 from mpicomp.codecs.sign import UNSIGNED, scratch
 from mpicomp.kernels.counts import majority
 from mpicomp.kernels.sign import pack, unpack
@@ -42,6 +42,11 @@ class MajorityVote:
     ----------
     seed : int
         Of the coins that decide ties; equal on all ranks.
+
+    Raises
+    ------
+    ValueError
+        An option is out of range.
     """
 
     seed: int = 0
@@ -50,8 +55,7 @@ class MajorityVote:
     takes_segments: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.seed, Integral):
-            raise ValueError(f"seed must be an integer, not {self.seed!r}")
+        integer(self, "seed")
 
     def start(
         self,

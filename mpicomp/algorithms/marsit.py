@@ -23,7 +23,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from numbers import Integral, Real
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -36,6 +35,7 @@ from mpicomp.algorithms import nonfinite
 from mpicomp.algorithms.base import StateKind, Synchronize, VectorAggregator, Wire
 from mpicomp.algorithms.onebit import one_bit_exchange, wire
 from mpicomp.algorithms.segments import Run, cut_runs, padded_lengths
+from mpicomp.codecs.options import choice, flag, integer, number
 from mpicomp.codecs.sign import UNSIGNED
 from mpicomp.kernels.sign import (
     add_and_clear,
@@ -81,6 +81,11 @@ class Marsit:
         for one more pass over the vector, a result of zeros and untouched residuals.
     seed : int
         Of the random words; equal on all ranks.
+
+    Raises
+    ------
+    ValueError
+        An option is out of range.
     """
 
     full_precision_every: int | None = 100
@@ -96,24 +101,14 @@ class Marsit:
     takes_segments: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        every = self.full_precision_every
-        if every is not None and not (isinstance(every, Integral) and every >= 1):
-            raise ValueError(f"full_precision_every must be None or an integer of at least 1, not {every!r}")
-        for name, value in (("global_step", self.global_step), ("gamma", self.gamma)):
-            if value != "auto" and not (isinstance(value, Real) and 0 < value < math.inf):
-                raise ValueError(f"{name} must be 'auto' or a positive number, not {value!r}")
-        if not (isinstance(self.clip, Real) and self.clip > 0):
-            raise ValueError(f"clip must be positive, not {self.clip!r}")
-        if not isinstance(self.seed, Integral):
-            raise ValueError(f"seed must be an integer, not {self.seed!r}")
-        if not isinstance(self.compensation, bool):
-            raise ValueError(f"compensation must be True or False, not {self.compensation!r}")
-        for name, option, choices in (
-            ("residual", self.residual, ("own", "paper")),
-            ("nonfinite", self.nonfinite, ("raise", "skip")),
-        ):
-            if option not in choices:
-                raise ValueError(f"{name} must be one of {choices}, not {option!r}")
+        integer(self, "full_precision_every", 1, also=(None,))
+        for name in ("global_step", "gamma"):
+            number(self, name, "a positive, finite number", lambda value: 0 < value < math.inf, also=("auto",))
+        choice(self, "residual", ("own", "paper"))
+        number(self, "clip", "positive", lambda value: value > 0)
+        flag(self, "compensation")
+        choice(self, "nonfinite", ("raise", "skip"))
+        integer(self, "seed")
 
     def start(
         self,

@@ -18,6 +18,7 @@ from mpicomp.algorithms.feedback import ErrorFeedback
 from mpicomp.algorithms.gathered import GatheredOptions
 from mpicomp.codecs.base import Codec
 from mpicomp.codecs.one_bit import TwoMeans
+from mpicomp.codecs.options import adopt
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class OneBitSGD(GatheredOptions):
     bucket: int = 512
 
     def __post_init__(self) -> None:
-        _ = self.codec
+        adopt(self, self.codec)
 
     @property
     def codec(self) -> TwoMeans:

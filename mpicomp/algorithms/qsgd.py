@@ -10,12 +10,14 @@ References: QSGD (Alistarh et al., NIPS 2017); ECQ-SGD (Wu et al., ICML 2018, ar
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from mpicomp.algorithms.feedback import ErrorAccumulation
 from mpicomp.algorithms.gathered import GatheredOptions
 from mpicomp.codecs.base import Codec
+from mpicomp.codecs.options import adopt, integer, number
 from mpicomp.codecs.quantizer import Quantizer
 
 
@@ -48,7 +50,8 @@ class QSGD(GatheredOptions):
     coding: Literal["fixed", "entropy"] = "fixed"
 
     def __post_init__(self) -> None:
-        _ = self.codec
+        adopt(self, self.codec)
+        integer(self, "seed")
 
     @property
     def codec(self) -> Quantizer:
@@ -89,11 +92,10 @@ class ECQSGD(GatheredOptions):
     coding: Literal["fixed", "entropy"] = "entropy"
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha < float("inf"):
-            raise ValueError(f"alpha is above 0, not {self.alpha}; QSGD is ECQ-SGD with alpha 0")
-        if not 0 <= self.beta <= 1:
-            raise ValueError(f"beta lies between 0 and 1, not at {self.beta}")
-        _ = self.codec
+        number(self, "alpha", "a finite number above 0 (0 is QSGD)", lambda alpha: 0 < alpha < math.inf)
+        number(self, "beta", "between 0 and 1", lambda beta: 0 <= beta <= 1)
+        adopt(self, self.codec)
+        integer(self, "seed")
 
     @property
     def codec(self) -> Quantizer:

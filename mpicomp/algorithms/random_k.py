@@ -16,7 +16,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 from collectives import Communicator, Traffic
 from mpicomp.algorithms.base import Wire
 from mpicomp.algorithms.shared_indices import Part, SharedIndices, SharedIndicesAggregator, shared_wire
+from mpicomp.codecs.options import integer
 from mpicomp.kernels.sparse import draw_strata, finite_sum
 from mpicomp.random import Stream, source
 
@@ -50,8 +50,7 @@ class RandomK(SharedIndices):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.seed, Integral):
-            raise ValueError(f"seed must be an integer, not {self.seed!r}")
+        integer(self, "seed")
 
     def start(
         self,

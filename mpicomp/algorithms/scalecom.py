@@ -34,10 +34,10 @@ from mpicomp.algorithms.shared_indices import (
     Part,
     SharedIndices,
     SharedIndicesAggregator,
-    check_flag,
     shared_wire,
 )
-from mpicomp.codecs.sparse import Selector, check_chunk, check_rate, index_bits, pack_indices, unpack_indices
+from mpicomp.codecs.options import MOST_ELEMENTS, chunk, flag, require, whole
+from mpicomp.codecs.sparse import Selector, index_bits, pack_indices, unpack_indices
 from mpicomp.kernels.sparse import expand, finite_sum
 
 Rates = tuple[int, ...] | tuple[tuple[int, ...], ...]
@@ -72,7 +72,7 @@ class ScaleCom(SharedIndices):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_flag("exact", self.exact)
+        flag(self, "exact")
         flat = [self.rate]
         if self.rates is not None:
             if not isinstance(self.rates, list | tuple) or not self.rates:
@@ -84,13 +84,13 @@ class ScaleCom(SharedIndices):
                 if not isinstance(row, list | tuple):
                     raise ValueError(f"rates must be all numbers or all tuples of them, not {self.rates!r}")
                 for rate in row:
-                    check_rate(rate, "rates")
+                    require(whole(rate, 1, MOST_ELEMENTS), "rates", "integers of 1 to 2^32", rate)
                 rows.append(tuple(int(rate) for rate in row))
             object.__setattr__(self, "rates", tuple(rows) if nested else rows[0])
             flat = [rate for one in rows for rate in one]
         if self.exact and self.chunk is not None:
             raise ValueError(f"chunk must be None with exact=True, which knows no chunks, not {self.chunk!r}")
-        check_chunk(self.chunk, tuple(flat))
+        chunk(self, flat)
 
     @property
     def takes_segments(self) -> bool:

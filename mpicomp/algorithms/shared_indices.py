@@ -19,7 +19,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from numbers import Integral, Real
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -33,8 +32,9 @@ from mpicomp.algorithms.base import Aggregator, StateKind, Synchronize, VectorAg
 from mpicomp.algorithms.meanwhile import MeanMeanwhile
 from mpicomp.algorithms.onebit import Reports
 from mpicomp.algorithms.segments import padded_lengths
+from mpicomp.codecs.options import MOST_ELEMENTS, integer, number
 from mpicomp.codecs.sign import UNSIGNED
-from mpicomp.codecs.sparse import check_rate, index_bits, kept
+from mpicomp.codecs.sparse import index_bits, kept
 from mpicomp.kernels.sign import all_finite
 from mpicomp.kernels.sparse import pick, put, remember
 
@@ -156,13 +156,9 @@ class SharedIndices(ABC):
         return False
 
     def __post_init__(self) -> None:
-        check_rate(self.rate)
-        if isinstance(self.beta, bool) or not (isinstance(self.beta, Real) and 0 < self.beta <= 1):
-            raise ValueError(f"beta must be above 0 and at most 1, not {self.beta!r}")
-        if isinstance(self.warmup_steps, bool) or not (
-            isinstance(self.warmup_steps, Integral) and self.warmup_steps >= 0
-        ):
-            raise ValueError(f"warmup_steps must be an integer of 0 or more, not {self.warmup_steps!r}")
+        integer(self, "rate", 1, MOST_ELEMENTS)
+        number(self, "beta", "above 0 and at most 1", lambda beta: 0 < beta <= 1)
+        integer(self, "warmup_steps", 0)
 
     @abstractmethod
     def start(
@@ -179,12 +175,6 @@ class SharedIndices(ABC):
     @abstractmethod
     def wire(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> Wire:
         """See `Algorithm.wire`."""
-
-
-def check_flag(name: str, value: Any) -> None:
-    """Raise ValueError unless it is True or False."""
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} must be True or False, not {value!r}")
 
 
 def shared_wire(n: int, dtype: str, ranks: int, piece_bytes: int, chunk: int, keep: int, bits: int) -> Wire:

@@ -20,7 +20,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from numbers import Integral, Real
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -35,6 +34,7 @@ from mpicomp.algorithms.onebit import Reports
 from mpicomp.algorithms.scaled import ScaledAggregator
 from mpicomp.codecs.counts import Counts
 from mpicomp.codecs.elias import Elias
+from mpicomp.codecs.options import choice, integer, number
 from mpicomp.kernels.counts import segment_totals
 from mpicomp.kernels.sign import BLOCK
 from mpicomp.kernels.ssdm import squares, stochastic_signs
@@ -55,6 +55,11 @@ class SSDM:
         Of the counts that travel: as many bits as the largest takes, or the shortest of that and Elias' codes.
     seed : int
         Of the random words; equal on all ranks.
+
+    Raises
+    ------
+    ValueError
+        An option is out of range.
     """
 
     momentum: float = 0.0
@@ -66,16 +71,10 @@ class SSDM:
     takes_segments: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.momentum, Real) and 0 <= self.momentum < 1):
-            raise ValueError(f"momentum must be at least 0 and below 1, not {self.momentum!r}")
-        if not isinstance(self.seed, Integral):
-            raise ValueError(f"seed must be an integer, not {self.seed!r}")
-        for name, option, choices in (
-            ("scale", self.scale, ("none", "norm")),
-            ("coding", self.coding, ("fixed", "elias")),
-        ):
-            if option not in choices:
-                raise ValueError(f"{name} must be one of {choices}, not {option!r}")
+        number(self, "momentum", "at least 0 and below 1", lambda beta: 0 <= beta < 1)
+        choice(self, "scale", ("none", "norm"))
+        choice(self, "coding", ("fixed", "elias"))
+        integer(self, "seed")
 
     def start(
         self,

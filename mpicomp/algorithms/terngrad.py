@@ -23,6 +23,7 @@ from mpicomp.algorithms.gathered import GatheredAggregator, GatheredOptions
 from mpicomp.algorithms.nonfinite import error
 from mpicomp.codecs.base import Bytes, Codec, Draw
 from mpicomp.codecs.buckets import count, lengths, norms, to_float32
+from mpicomp.codecs.options import adopt, integer, number
 from mpicomp.codecs.quantizer import Quantizer
 from mpicomp.kernels.sign import all_finite
 
@@ -91,9 +92,9 @@ class TernGrad(GatheredOptions):
     aggregator: ClassVar[type[GatheredAggregator]] = TernGradAggregator
 
     def __post_init__(self) -> None:
-        if self.clip is not None and not 0 < self.clip < math.inf:
-            raise ValueError(f"clip is a finite number of sigma above 0, or None, not {self.clip}")
-        _ = self.codec
+        adopt(self, self.codec)
+        number(self, "clip", "a finite number of sigma above 0", lambda clip: 0 < clip < math.inf, also=(None,))
+        integer(self, "seed")
 
     @property
     def codec(self) -> Quantizer:

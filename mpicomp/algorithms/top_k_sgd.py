@@ -19,6 +19,7 @@ from numpy.typing import DTypeLike
 from mpicomp.algorithms.feedback import ErrorFeedback
 from mpicomp.algorithms.gathered import GatheredOptions
 from mpicomp.codecs.base import Codec
+from mpicomp.codecs.options import adopt
 from mpicomp.codecs.sparse import TopK
 
 
@@ -43,7 +44,7 @@ class TopKSGD(GatheredOptions):
     chunk: int | None = None
 
     def __post_init__(self) -> None:
-        _ = self.codec("float32")
+        adopt(self, self.codec("float32"))
 
     def codec(self, dtype: DTypeLike | str) -> TopK:
         """Of the options, for vectors of a type."""

@@ -22,8 +22,9 @@ from collectives import Communicator, Traffic
 from collectives.arrays import add
 from mpicomp.algorithms.base import Wire
 from mpicomp.algorithms.dense import Dense
-from mpicomp.algorithms.shared_indices import Part, SharedIndices, SharedIndicesAggregator, check_flag
-from mpicomp.codecs.sparse import Selector, check_chunk
+from mpicomp.algorithms.shared_indices import Part, SharedIndices, SharedIndicesAggregator
+from mpicomp.codecs.options import chunk, flag
+from mpicomp.codecs.sparse import Selector
 from mpicomp.kernels.sign import all_finite
 from mpicomp.kernels.sparse import expand
 
@@ -50,10 +51,10 @@ class TrueTopK(SharedIndices):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_flag("exact", self.exact)
+        flag(self, "exact")
         if self.exact and self.chunk is not None:
             raise ValueError(f"chunk must be None with exact=True, which knows no chunks, not {self.chunk!r}")
-        check_chunk(self.chunk, (self.rate,))
+        chunk(self, (self.rate,))
 
     def start(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,7 @@ class Draw:
         return source(self.rank, self.ordinal)
 
 
+@runtime_checkable
 class Codec(Protocol):
     """Stateless; implementations are frozen dataclasses.
 

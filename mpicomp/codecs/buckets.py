@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpicomp.codecs.base import Bytes, check_size
+from mpicomp.codecs.options import MOST_ELEMENTS, integer
 from mpicomp.kernels import buckets as kernels
 from mpicomp.kernels.sign import all_finite
 
@@ -76,7 +77,7 @@ class Bucketed:
     Parameters
     ----------
     bucket : int
-        Elements, at least 1.
+        Elements, 1 to 2^32.
 
     Raises
     ------
@@ -89,8 +90,7 @@ class Bucketed:
     numbers: ClassVar[int] = 1  # per bucket
 
     def __post_init__(self) -> None:
-        if self.bucket < 1:
-            raise ValueError(f"a bucket has 1 or more elements, not {self.bucket}")
+        integer(self, "bucket", 1, MOST_ELEMENTS)
 
     @property
     def bits(self) -> int:

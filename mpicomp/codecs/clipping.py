@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpicomp.codecs.base import Bytes, Draw, check_size
+from mpicomp.codecs.options import integer
 from mpicomp.kernels.clipping import join_bytes, split_bytes
 from mpicomp.kernels.planes import pack_planes, powers_of_two, unpack_planes
 from mpicomp.kernels.sign import all_finite
@@ -42,8 +43,7 @@ class Clipping:
     bits: int = 16
 
     def __post_init__(self) -> None:
-        if not 9 <= self.bits <= 32:
-            raise ValueError(f"clipping keeps 9 to 32 bits of an element, not {self.bits}")
+        integer(self, "bits", 9, 32)
 
     @property
     def alignment(self) -> int:

@@ -9,8 +9,11 @@ from typing import Any
 from mpicomp.codecs.base import Codec
 from mpicomp.codecs.clipping import Clipping
 from mpicomp.codecs.one_bit import OneBit, TwoMeans
+from mpicomp.codecs.options import require
 from mpicomp.codecs.quantizer import Quantizer, Ternary
 from mpicomp.codecs.sparse import RandomSparsification, TopK
+
+_WORDS = {"True": True, "False": False, "None": None}
 
 COMPRESSORS: Mapping[str, type[Any]] = MappingProxyType(
     {
@@ -28,14 +31,17 @@ COMPRESSORS: Mapping[str, type[Any]] = MappingProxyType(
 def compressor(name_or_instance: str | Codec) -> Codec:
     """The codec of that name, or the instance itself.
 
-    Options follow a colon, separated by commas: ``"one-bit:bucket=512,scale=l1"``.
+    Options follow a colon, separated by commas: ``"one-bit:bucket=512,scale=l1"``. They are read as integers, numbers,
+    True, False or None where they are written so, and otherwise as text.
 
     Raises
     ------
     ValueError
-        No such codec, no such option, or one out of range.
+        No such codec, neither codec nor name, no such option, or one out of range.
     """
     if not isinstance(name_or_instance, str):
+        fits = isinstance(name_or_instance, Codec) and not isinstance(name_or_instance, type)
+        require(fits, "compressor", "a codec of mpicomp.codecs or the name of one", name_or_instance)
         return name_or_instance
     name, _, rest = name_or_instance.partition(":")
     if name not in COMPRESSORS:
@@ -43,7 +49,7 @@ def compressor(name_or_instance: str | Codec) -> Codec:
     options = dict(_option(text, name_or_instance) for text in rest.split(",")) if rest else {}
     try:
         made: Codec = COMPRESSORS[name](**options)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"compressor {name_or_instance!r}: {error}") from error
     return made
 
@@ -52,6 +58,8 @@ def _option(text: str, whole: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"compressor {whole!r}: write options as name=value, not {text!r}")
+    if value in _WORDS:
+        return name, _WORDS[value]
     for kind in (int, float):
         try:
             return name, kind(value)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from mpicomp.codecs.base import Bytes, Draw
 from mpicomp.codecs.buckets import Bucketed, count, finite, lengths, norms, to_float32
+from mpicomp.codecs.options import choice
 from mpicomp.kernels.buckets import side_sums, spread
 from mpicomp.kernels.sign import pack
 
@@ -45,8 +46,7 @@ class OneBit(Bucketed):
 
     def __post_init__(self) -> None:
         Bucketed.__post_init__(self)
-        if self.scale not in ("l2", "l1"):
-            raise ValueError(f"the scale is 'l2' or 'l1', not {self.scale!r}")
+        choice(self, "scale", ("l2", "l1"))
 
     def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
         """Nothing is drawn. Raises ValueError if a value is not finite."""

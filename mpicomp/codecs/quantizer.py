@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from mpicomp.codecs import entropy
 from mpicomp.codecs.base import Bytes, Draw, check_size
 from mpicomp.codecs.buckets import Bucketed, count, finite, norms, to_float32
+from mpicomp.codecs.options import choice, integer
 from mpicomp.kernels.planes import pack_planes, powers_of_two, unpack_planes
 from mpicomp.kernels.quantize import TILE, dequantize, quantize
 
@@ -55,12 +56,9 @@ class Quantizer(Bucketed):
 
     def __post_init__(self) -> None:
         Bucketed.__post_init__(self)
-        if self.coding not in ("fixed", "entropy"):
-            raise ValueError(f"the coding of a quantizer is 'fixed' or 'entropy', not {self.coding!r}")
-        if not 1 <= self.levels <= MOST_LEVELS:
-            raise ValueError(f"a quantizer has 1 to {MOST_LEVELS} levels, not {self.levels}")
-        if self.norm not in ("l2", "linf"):
-            raise ValueError(f"the norm of a quantizer is 'l2' or 'linf', not {self.norm!r}")
+        integer(self, "levels", 1, MOST_LEVELS)
+        choice(self, "norm", ("l2", "linf"))
+        choice(self, "coding", ("fixed", "entropy"))
 
     @property
     def bits(self) -> int:
@@ -160,8 +158,8 @@ class Ternary(Quantizer):
 
     def __post_init__(self) -> None:
         Quantizer.__post_init__(self)
-        if self.levels != 1 or self.norm != "linf":
-            raise ValueError("a ternary quantizer has 1 level and norm 'linf'")
+        choice(self, "levels", (1,))
+        choice(self, "norm", ("linf",))
 
     def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
         """See `Quantizer.encode`."""

@@ -14,12 +14,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpicomp.codecs import options
 from mpicomp.codecs.base import Bytes, Draw, check_size
 from mpicomp.codecs.sign import scratch
 from mpicomp.kernels.planes import pack_planes, powers_of_two, unpack_planes
@@ -29,7 +29,6 @@ from mpicomp.kernels.sparse import add_chunks, compress_masked, spread_chunks, s
 from mpicomp.kernels.topk import largest, several
 from mpicomp.random import GROUP, bernoulli_table, key_schedule
 
-MOST_CHUNK = 1 << 32
 _DEEPEST = 16  # elements of the groups whose maxima are taken
 _MASKS: dict[int, Any] = {4: np.uint32(0x7FFFFFFF), 8: np.uint64(0x7FFFFFFFFFFFFFFF)}
 _INFINITY = {4: 0x7F800000, 8: 0x7FF0000000000000}
@@ -134,10 +133,9 @@ class TopK:
     double: bool = False
 
     def __post_init__(self) -> None:
-        check_rate(self.rate)
-        check_chunk(self.chunk, (self.rate,))
-        if self.double not in (False, True):
-            raise ValueError(f"double must be True or False, not {self.double!r}")
+        options.integer(self, "rate", 1, options.MOST_ELEMENTS)
+        options.chunk(self, (self.rate,))
+        options.flag(self, "double")
 
     @property
     def elements(self) -> int:
@@ -212,22 +210,6 @@ class TopK:
         return chosen, planes.reshape(index_bits(self.elements), -(-found // 64))
 
 
-def check_rate(rate: Any, name: str = "rate") -> None:
-    """Raise ValueError unless it is an integer of at least 1."""
-    if isinstance(rate, bool) or not (isinstance(rate, Integral) and 1 <= int(rate) <= MOST_CHUNK):
-        raise ValueError(f"{name} must be an integer of 1 to 2^32, not {rate!r}")
-
-
-def check_chunk(chunk: Any, rates: tuple[int, ...]) -> None:
-    """Raise ValueError unless it is None or a multiple of every rate."""
-    if chunk is None:
-        return
-    least = math.lcm(*rates)
-    fits = isinstance(chunk, Integral) and 1 <= int(chunk) <= MOST_CHUNK and int(chunk) % least == 0
-    if isinstance(chunk, bool) or not fits:
-        raise ValueError(f"chunk must be None or a multiple of {least}, up to 2^32, not {chunk!r}")
-
-
 @dataclass(frozen=True, slots=True)
 class RandomSparsification:
     """Each value z becomes z / p with probability p, else 0: unbiased. For float32 and float64 values.
@@ -249,8 +231,7 @@ class RandomSparsification:
     p: float = 0.01
 
     def __post_init__(self) -> None:
-        if isinstance(self.p, bool) or not (isinstance(self.p, Real) and 0 < self.p <= 1):
-            raise ValueError(f"p must be above 0 and at most 1, not {self.p!r}")
+        options.number(self, "p", "above 0 and at most 1", lambda p: 0 < p <= 1)
 
     @property
     def alignment(self) -> int:

@@ -105,14 +105,14 @@ def test_bytes_are_the_formulas(mpi_comm: MPI.Intracomm, method: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: ECQSGD(alpha=0), "alpha is above 0, not 0"),
-        (lambda: ECQSGD(beta=1.5), "beta lies between 0 and 1, not at 1.5"),
-        (lambda: QSGD(levels=200), "1 to 127 levels, not 200"),
+        (lambda: ECQSGD(alpha=0), "alpha must be a finite number above 0"),
+        (lambda: ECQSGD(beta=1.5), "beta must be between 0 and 1, not 1.5"),
+        (lambda: QSGD(levels=200), "levels must be an integer of 1 to 127, not 200"),
         (lambda: TernGrad(clip=0), "above 0, or None, not 0"),
         (lambda: TernGrad(clip=float("inf")), "a finite number of sigma above 0, or None, not inf"),
-        (lambda: OneBitSGD(bucket=0), "1 or more elements, not 0"),
+        (lambda: OneBitSGD(bucket=0), "bucket must be an integer of 1 to"),
         (lambda: DoubleSqueeze("zip"), "there is no compressor 'zip'"),
-        (lambda: MemSGD("clip:bits=3"), "9 to 32 bits"),
+        (lambda: MemSGD("clip:bits=3"), "bits must be an integer of 9 to 32"),
     ],
 )
 def test_options_out_of_range_are_refused_when_they_are_made(make: Any, told: str) -> None:

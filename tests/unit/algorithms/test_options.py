@@ -3,12 +3,54 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mpicomp import Communicator
-from mpicomp.algorithms import ALGORITHMS, CascadingSSDM, Dense, Marsit, algorithm
+from mpicomp.algorithms import ALGORITHMS, CascadingSSDM, Dense, DoubleSqueeze, Marsit, MemSGD, algorithm
+from mpicomp.codecs import COMPRESSORS, OneBit
+
+# Every option of every method and codec, and what its type says that it may not be.
+OPTIONS = [
+    pytest.param(made, field.name, str(field.type), id=f"{name} {field.name}")
+    for name, made in (*ALGORITHMS.items(), *COMPRESSORS.items())
+    for field in dataclasses.fields(made)
+]
+NOTHING: tuple[Any, ...] = (
+    "nonsense",
+    b"auto",
+    [],
+    (),
+    {},
+    1j,
+    object(),
+    np.zeros(2),
+    np.array(["l2"]),
+    float("nan"),
+    -0.5,
+    int,
+)
+OF_TYPES: dict[str, tuple[Any, ...]] = {
+    "int": (2.5, 64.0, 1e3, "4", True, None, np.float32(64)),
+    "int | None": (2.5, 64.0, "4", True, 0, -1, np.bool_(True)),
+    "float": ("x", "0.5", True, None, -1),
+    "float | None": ("x", True, 0, float("inf")),
+    "float | Literal['auto']": ("x", True, None, 0, float("inf")),
+    "bool": ("True", 0, 1, None, 2),
+    "Codec | str": (3, None, True, OneBit, "zip", "one-bit:bucket=1e3", "one-bit:bucket=True", "clip:bits=16.5"),
+    "Rates | None": (3, True, 2.5, (2.5,), (True,), "25", ((25,), 5)),
+}
+CHOICES = (None, True, 3, "L2", "")
+NUMPYS = {int: np.int64, float: np.float64, str: np.str_}
+OF_NUMPY = [
+    pytest.param(made, field.name, value, id=f"{name} {field.name}")
+    for name, made in (*ALGORITHMS.items(), *COMPRESSORS.items())
+    for field in dataclasses.fields(made)
+    if type(value := 100 if field.type == "int | None" else field.default) in NUMPYS
+]
 
 
 def test_methods_are_found_by_name() -> None:
@@ -53,6 +95,40 @@ def test_options_out_of_range_are_refused_by_name_and_value(option: str, refused
     for value in refused:
         with pytest.raises(ValueError, match=f"^{option} must be .* not {value!r}$"):
             Marsit(**{option: value})
+
+
+@pytest.mark.parametrize(("made", "option", "kind"), OPTIONS)
+def test_every_option_refuses_what_it_cannot_be(made: Any, option: str, kind: str) -> None:
+    for value in (*NOTHING, *(CHOICES if kind.startswith("Literal") else OF_TYPES[kind])):
+        # of rates the first that is wrong, of compressors by name what is wrong about them
+        told = rf"^{option} must be .+, not {re.escape(repr(value))}$"
+        if kind == "Rates | None":
+            told = r"^rates must be .+, not "
+        if kind == "Codec | str" and isinstance(value, str):
+            told = rf"^there is no compressor '{value}'|^compressor '{value}': \w+ must be .+, not "
+        with pytest.raises(ValueError, match=told):
+            made(**{option: value})
+
+
+@pytest.mark.parametrize(("made", "option", "value"), OF_NUMPY)
+def test_numbers_and_texts_of_numpy_are_stored_as_pythons(
+    made: Any, option: str, value: Any, comm: Communicator
+) -> None:
+    """Else ranks that take them from arrays would differ from others, and arithmetic would overflow or fail."""
+    given = NUMPYS[type(value)](value)
+    one, other = made(**{option: given}), made(**{option: value})
+    assert repr(one) == repr(other)
+    assert type(getattr(one, option)) is type(value)
+    if hasattr(one, "start"):
+        vector = np.linspace(-1, 1, 300, dtype=np.float32)
+        found, expected = (options.start(comm, 300).aggregate(vector) for options in (one, other))
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("method", [DoubleSqueeze, MemSGD])
+def test_compressors_take_true_false_and_none_by_name(method: Any) -> None:
+    codec = method("top-k:rate=10,chunk=None,double=True").compressor
+    assert (codec.rate, codec.chunk, codec.double) == (10, None, True)
 
 
 def test_what_is_just_in_range_is_taken() -> None:

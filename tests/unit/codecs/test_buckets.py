@@ -182,14 +182,16 @@ def test_scales_beyond_float32_are_its_largest_number() -> None:
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: Quantizer(bucket=0), "1 or more elements, not 0"),
-        (lambda: Quantizer(levels=0), "1 to 127 levels, not 0"),
-        (lambda: Quantizer(levels=128), "1 to 127 levels, not 128"),
-        (lambda: Quantizer(norm="l3"), "'l2' or 'linf', not 'l3'"),  # type: ignore[arg-type]
-        (lambda: OneBit(scale="linf"), "'l2' or 'l1', not 'linf'"),  # type: ignore[arg-type]
-        (lambda: Clipping(8), "9 to 32 bits of an element, not 8"),
-        (lambda: Clipping(33), "9 to 32 bits of an element, not 33"),
-        (lambda: Ternary(levels=2), "1 level"),
+        (lambda: Quantizer(bucket=0), r"^bucket must be an integer of 1 to 2\^32, not 0$"),
+        (lambda: OneBit(bucket=2**32 + 1), r"^bucket must be an integer of 1 to 2\^32, not 4294967297$"),
+        (lambda: Quantizer(levels=0), "^levels must be an integer of 1 to 127, not 0$"),
+        (lambda: Quantizer(levels=128), "^levels must be an integer of 1 to 127, not 128$"),
+        (lambda: Quantizer(norm="l3"), "^norm must be 'l2' or 'linf', not 'l3'$"),  # type: ignore[arg-type]
+        (lambda: OneBit(scale="linf"), "^scale must be 'l2' or 'l1', not 'linf'$"),  # type: ignore[arg-type]
+        (lambda: Clipping(8), "^bits must be an integer of 9 to 32, not 8$"),
+        (lambda: Clipping(33), "^bits must be an integer of 9 to 32, not 33$"),
+        (lambda: Ternary(levels=2), "^levels must be 1, not 2$"),
+        (lambda: Ternary(norm="l2"), "^norm must be 'linf', not 'l2'$"),
     ],
 )
 def test_options_out_of_range_are_refused_with_the_range(make: Any, told: str) -> None:
@@ -209,7 +211,7 @@ class TestCompressorsByName:
             ("zip", "there is no compressor 'zip': choose one of one-bit"),
             ("one-bit:512", "write options as name=value, not '512'"),
             ("one-bit:size=3", "size"),
-            ("clip:bits=40", "9 to 32 bits"),
+            ("clip:bits=40", "^compressor 'clip:bits=40': bits must be an integer of 9 to 32, not 40$"),
         ],
     )
     def test_what_is_wrong_is_said(self, text: str, told: str) -> None:
