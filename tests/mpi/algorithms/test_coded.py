@@ -7,13 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 from mpi4py import MPI
+from numpy.typing import NDArray
 
 from collectives import Communicator, NonFiniteGradient, Star
+from collectives.doubling import rounds_of
 from mpicomp import ECQSGD, QSGD, DoubleSqueeze, LocalTopK, MemSGD, OneBitSGD, TernGrad
-from mpicomp.codecs import OneBit
+from mpicomp.codecs import Draw, OneBit, TwoMeans
+from mpicomp.random import Stream
 from tests.mpi.algorithms.coded_one_process import codec_of, gradients
 from tests.mpi.collectives.conftest import TIMEOUT_S
 from tests.mpi.collectives.lanes import same_everywhere
+from tests.reference.compressors import decoded
 
 METHODS: tuple[Any, ...] = (
     QSGD(bucket=100),
@@ -73,6 +77,71 @@ def test_nan_on_one_rank_is_named_on_all_and_changes_nothing(mpi_comm: MPI.Intra
         with pytest.raises(NonFiniteGradient, match=rf"from rank {comm.size - 1}"):
             aggregator.aggregate(bad)
         np.testing.assert_array_equal(aggregator.aggregate(good), twin.aggregate(good))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [OneBitSGD(), DoubleSqueeze(OneBit(512)), DoubleSqueeze(TwoMeans(512)), MemSGD(OneBit(512, "l1"))],
+    ids=str,
+)
+def test_a_coordinate_that_is_always_zero_swings_by_one_scale_of_each_pass_at_most(
+    mpi_comm: MPI.Intracomm, method: Any
+) -> None:
+    """Zeros go out as signs; what that adds is taken back at a later step, so no coordinate drifts."""
+    n, steps = 2000, 25
+    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
+        aggregator = method.start(comm, n)
+        moved, workers, owners, farthest = np.zeros(n), np.zeros(n), np.zeros(n), 0.0
+        for step in range(steps):
+            g = gradients(comm.size, n, np.float32, step)[comm.rank]
+            nothing_drawn = Draw(Stream(0, 0, "none"), step, comm.rank)
+            sent = decoded(aggregator.worker.codec, g + aggregator.worker.residual, nothing_drawn)
+            result = aggregator.aggregate(g)
+            workers = np.maximum(workers, np.abs(sent))  # the largest so far of each element's
+            if isinstance(method, DoubleSqueeze):
+                owners = np.maximum(owners, np.abs(result))
+            moved += result
+            most = mean_of_ranks(comm, workers) + owners
+            assert (np.abs(moved) <= 1.0001 * most)[::17].all(), step
+            farthest = max(farthest, np.abs(moved[::17]).max())
+        assert farthest > 0
+
+
+def mean_of_ranks(comm: Communicator, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """In double precision."""
+    total = np.empty_like(x)
+    comm.mpi_comm.Allreduce(x, total)
+    return total / comm.size
+
+
+class Written:
+    """A codec of messages of any length, and the bytes of those that it has written."""
+
+    def __init__(self, codec: Any) -> None:
+        self.codec, self.bytes = codec, 0
+        self.alignment, self.nbytes, self.used, self.decode = codec.alignment, codec.nbytes, codec.used, codec.decode
+
+    def encode(self, values: NDArray[Any], payload: NDArray[np.uint8], *, draw: Draw) -> None:
+        self.codec.encode(values, payload, draw=draw)
+        self.bytes += self.codec.used(payload, values.size)
+
+
+def test_of_entropy_codes_mpi_gets_the_bytes_that_were_written(mpi_comm: MPI.Intracomm) -> None:
+    """Each rank sends its own codes and all others' but those of the rank that they come round to."""
+    n, size = 20_000, mpi_comm.size
+    reports = 8 * (size - 1)
+    agreement = 8 * sum(one.sends for one in rounds_of(mpi_comm.rank, size)) if size > 1 else 0
+    with Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=4096) as comm:
+        aggregator = ECQSGD(alpha=0.3, bucket=512).start(comm, n)
+        written: Any = Written(aggregator.worker.codec)
+        aggregator.worker.codec = written
+        for step in range(3):
+            written.bytes = 0
+            aggregator.aggregate(gradients(size, n, np.float32, step)[comm.rank])
+            of_ranks = comm.mpi_comm.allgather(written.bytes)
+            passed_on = sum(of_ranks) - of_ranks[(comm.rank + 1) % size]
+            assert aggregator.traffic.last.bytes_sent == passed_on + reports + agreement
+            assert 0 < written.bytes < written.nbytes(n)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)

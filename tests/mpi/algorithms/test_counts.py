@@ -231,6 +231,22 @@ def test_results_and_residuals_of_ef_signsgd_keep_the_gradients_mean(mpi_comm: M
     np.testing.assert_allclose(taken + pending, given, atol=1e-4)
 
 
+@pytest.mark.parametrize("bucket", [None, 1000])
+def test_with_ef_signsgd_a_coordinate_that_is_always_zero_swings_by_one_scale_at_most(
+    mpi_comm: MPI.Intracomm, bucket: int | None
+) -> None:
+    n = 5000
+    with Communicator(mpi_comm, Ring(), TIMEOUT_S) as comm:
+        aggregator = EFSignSGD(bucket).start(comm, n)
+        moved, scales, farthest = np.zeros(n), np.zeros(n), 0.0
+        for step in range(STEPS):
+            moved += aggregator.aggregate(gradients(comm.size, step, n)[comm.rank])
+            scales = np.maximum(scales, np.repeat(aggregator.scales, bucket or n)[:n])  # the largest so far
+            assert (np.abs(moved) <= 1.0001 * scales)[::97].all(), step
+            farthest = max(farthest, np.abs(moved[::97]).max())
+        assert farthest > 0
+
+
 def test_ssdm_is_unbiased_and_ranks_draw_for_themselves(mpi_comm: MPI.Intracomm) -> None:
     values, repeats, steps = np.array([0.75, -0.5, 0.25, 0.0, -0.125, 0.3], np.float32), 50, 20
     x = np.tile(values, repeats)

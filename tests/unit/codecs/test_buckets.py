@@ -123,6 +123,14 @@ def test_few_codes_that_are_not_zero_take_250_times_less_than_float32() -> None:
     assert sent / 10 < 20_000 / 250
 
 
+def test_codes_of_normal_values_take_80_times_less_than_float32() -> None:
+    codec, n = Quantizer(bucket=4096, levels=4, norm="l2", coding="entropy"), 1 << 18
+    payload, found = encoded(codec, gaussian(n)), np.empty(n, np.float32)
+    assert 4 * n / codec.used(payload, n) > 80
+    codec.decode(payload, found, weight=1)
+    np.testing.assert_array_equal(found, reference(codec, gaussian(n), draw_at()))
+
+
 @pytest.mark.parametrize(("n", "length_bytes"), [(1, 1), (508, 1), (509, 2), (100_000, 2), (200_000, 3)])
 def test_the_length_of_a_message_takes_the_bytes_that_the_longest_needs(n: int, length_bytes: int) -> None:
     """With 9 levels a byte has 2 symbols; 1 byte says how the message is coded."""
