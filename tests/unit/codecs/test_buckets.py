@@ -123,10 +123,11 @@ def test_few_codes_that_are_not_zero_take_250_times_less_than_float32() -> None:
     assert sent / 10 < 20_000 / 250
 
 
-def test_codes_of_normal_values_take_80_times_less_than_float32() -> None:
+def test_codes_of_normal_values_take_90_times_less_than_float32() -> None:
+    """80 times is what the paper claims; 92.8 times is what their entropy allows."""
     codec, n = Quantizer(bucket=4096, levels=4, norm="l2", coding="entropy"), 1 << 18
     payload, found = encoded(codec, gaussian(n)), np.empty(n, np.float32)
-    assert 4 * n / codec.used(payload, n) > 80
+    assert 4 * n / codec.used(payload, n) > 90
     codec.decode(payload, found, weight=1)
     np.testing.assert_array_equal(found, reference(codec, gaussian(n), draw_at()))
 
