@@ -29,7 +29,7 @@ def figure_3(book: Book, seeds: int, full: bool) -> tuple[list[Claim], list[Path
     """Accuracy after 10,000 steps (--full: 40,000), and bits per element counted over MPI."""
     seeds, steps = min(seeds, 10 if full else 4), 40_000 if full else STEPS
     cases: list[tuple[int | None, str]] = [(period, "own") for period in PERIODS] + [(100, "paper")]
-    plan = [(seed, *case) for seed in range(seeds) for case in cases if case[1] == "own" or seed == 0 or full]
+    plan = [(seed, *case) for seed in range(seeds) for case in cases]
     runs = side_by_side([partial(_trained, book, period, residual, steps, seed) for seed, period, residual in plan])
     found: dict[tuple[int | None, str], list[Record]] = {}
     for (_, period, residual), run in zip(plan, runs, strict=True):
@@ -121,12 +121,13 @@ def _accuracy(ends: dict[tuple[int | None, str], list[float]], steps: int, seeds
     ]
     literal = ends.get((100, "paper"))
     if literal:
+        behind = paired(literal, own[1])
         claims.append(
             Claim(
                 "Alg. 1",
                 "K = 100 with the paper's own residual rule",
                 "91.73 % (K = 1: 93.42 %)",
-                f"{np.mean(literal):.2f} % (K = 1: {np.mean(own[1]):.2f} %)",
+                f"{np.mean(literal):.2f} % (K = 1: {np.mean(own[1]):.2f} %); difference {behind}",
                 bool(np.mean(literal) > np.mean(own[1]) - (PAPER[1][0] - PAPER[100][0])),
                 f"the same task, {len(literal)} seed(s); judged by the paper's loss of 1.69 points; what the ranks "
                 "disagree on is never voted on and comes down in one jump at a full-precision round",
