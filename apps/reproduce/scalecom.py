@@ -110,8 +110,8 @@ def accuracy(book: Book, seeds: int, full: bool) -> tuple[list[Claim], list[Path
                 found,
                 f"{rate}x",
                 "dense",
-                f"{_DATA[name]}, 4 ranks, SGD without momentum, {epochs} epochs of which 1 dense, learning rate falling to 0, {many} "
-                "seeds",
+                f"{_DATA[name]}, 4 ranks, SGD without momentum, learning rate falling to 0, {epochs} epochs of which 1 "
+                f"dense, {many} seeds",
             )
             for rate in RATES
         ]
