@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -14,6 +14,7 @@ from collectives import Communicator, NonFiniteGradient, Traffic, TrafficLog
 from collectives.agreement import fingerprint
 from collectives.arrays import FLOATS, empty_like, flat, widen
 from collectives.communicator import VERSION
+from mpicomp.algorithms import states
 
 Synchronize = Literal["updates", "gradients"]
 StateKind = Literal["mean", "owner", "shared"]
@@ -62,7 +63,7 @@ class Aggregator(Protocol):
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken."""
+        """Go on where `state` was taken; ValueError, and nothing is changed, if it is not one of this method's."""
         ...
 
 
@@ -123,7 +124,7 @@ class VectorAggregator(ABC):
         As in `Algorithm.start`.
     """
 
-    state_kinds: ClassVar[dict[str, StateKind]] = {"n": "shared", "step": "shared"}
+    state_kinds: ClassVar[dict[str, StateKind]] = {"method": "shared", "n": "shared", "step": "shared"}
 
     def __init__(
         self,
@@ -245,12 +246,25 @@ class VectorAggregator(ABC):
     def _describe(self) -> str:
         return f"{self._text}, step {self.step}"
 
-    def _check_state(self, state: dict[str, Any], keys: set[str]) -> None:
-        if set(state) != keys or int(state["n"]) != self.n:
-            raise ValueError(
-                f"this state of {state.get('n', '?')} elements with {sorted(state)} is not one of {self.algorithm} "
-                f"for {self.n} elements, which has {sorted(keys)}"
-            )
+    def _state(self, **entries: Any) -> dict[str, Any]:
+        """A state of this step: what all have, and a method's own entries."""
+        return {"method": type(self.algorithm).__name__, "n": self.n, "step": self.step, **entries}
+
+    def _check_state(
+        self, state: dict[str, Any], arrays: Mapping[str, NDArray[Any]] | None = None, *, nan: str = ""
+    ) -> dict[str, Any]:
+        """Look at all of a state before any of it is taken over: see `mpicomp.algorithms.states.check`.
+
+        Parameters
+        ----------
+        state : dict
+        arrays : dict of ndarray, optional
+            Of each of the method's own entries, an array of the shape and type that it must have.
+        nan : str
+            The entry that may hold NaN.
+        """
+        where = f"rank {self.comm.rank} of {self.comm.size}, vector {self.vector_id}"
+        return states.check(state, self._state(**(arrays or {})), f"{self.algorithm} for {self.n} elements", where, nan)
 
 
 def _listed(segments: Sequence[int]) -> str:

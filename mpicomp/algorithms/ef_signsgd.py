@@ -181,7 +181,7 @@ class EFSignSGDAggregator(ScaledAggregator):
         """Step counter and residual, with nothing left to be subtracted."""
         residual = self._kept.copy()
         settle(residual, self.scales, self.stretches.starts, self.stretches.stops)
-        return {"n": self.n, "step": self.step, "residual": residual}
+        return self._state(residual=residual)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken, to the bit; all ranks load what was taken at one step.
@@ -189,9 +189,8 @@ class EFSignSGDAggregator(ScaledAggregator):
         Raises
         ------
         ValueError
-            The state is another algorithm's, of another length, or not finite.
+            The state is another method's, of another length, or not finite. Nothing is changed then.
         """
-        self._check_state(state, {"n", "step", "residual"})
-        self._restore("residual", self._kept, state)
+        taken = self._check_state(state, {"residual": self._kept})
+        self._kept[:], self.step = taken["residual"], taken["step"]
         self.scales = np.zeros_like(self.scales)
-        self.step = int(state["step"])

@@ -154,13 +154,18 @@ class GatheredAggregator(CodedAggregator):
 
     def state_dict(self) -> dict[str, Any]:
         """Step counter and residual."""
-        return {"n": self.n, "step": self.step, "residual": self.residual.copy()}
+        return self._state(residual=self.residual.copy())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken."""
-        self._check_state(state, {"n", "step", "residual"})
-        self.residual[:] = state["residual"]
-        self.step = int(state["step"])
+        """Go on where `state` was taken, to the bit; all ranks load what was taken at one step.
+
+        Raises
+        ------
+        ValueError
+            The state is another method's, of another length, or not finite. Nothing is changed then.
+        """
+        taken = self._check_state(state, {"residual": self.residual})
+        self.residual[:], self.step = taken["residual"], taken["step"]
 
 
 class GatheredOptions:

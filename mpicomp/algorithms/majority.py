@@ -136,9 +136,14 @@ class MajorityVoteAggregator(CountedAggregator):
 
     def state_dict(self) -> dict[str, Any]:
         """Step counter."""
-        return {"n": self.n, "step": self.step}
+        return self._state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken."""
-        self._check_state(state, {"n", "step"})
-        self.step = int(state["step"])
+        """Go on where `state` was taken, to the bit; all ranks load what was taken at one step.
+
+        Raises
+        ------
+        ValueError
+            The state is another method's, of another length, or not finite. Nothing is changed then.
+        """
+        self.step = self._check_state(state)["step"]

@@ -380,16 +380,9 @@ class MarsitAggregator(VectorAggregator):
             NaN or infinity spoiled the residual: there is nothing to go on from.
         """
         self._check_ready()
-        state: dict[str, Any] = {
-            "n": self.n,
-            "step": self.step,
-            "gamma": self.gamma,
-            "magnitudes": self._magnitudes.copy(),
-        }
         settled = self.settled_residual()
-        if settled is not None:
-            state["residual"] = settled
-        return state
+        residual = {} if settled is None else {"residual": settled}
+        return self._state(gamma=self.gamma, magnitudes=self._magnitudes.copy(), **residual)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken, to the bit; all ranks load what was taken at one step.
@@ -397,25 +390,19 @@ class MarsitAggregator(VectorAggregator):
         Raises
         ------
         ValueError
-            The state is another algorithm's, of another length or other segments, or not finite.
+            The state is another method's, of another length, other segments or without a residual that is needed, or
+            not finite. Nothing is changed then.
         """
-        keys = {"n", "step", "gamma", "magnitudes"} | ({"residual"} if self.residual is not None else set())
-        self._check_state(state, keys)
-        running = np.array(state["magnitudes"], np.float64)
-        if running.shape != self._magnitudes.shape:
-            raise ValueError(
-                f"this state has magnitudes of {running.size} segments, the aggregator has {self._magnitudes.size}: "
-                "start it with the same segments"
-            )
+        like = {"gamma": np.zeros(()), "magnitudes": self._magnitudes}
         if self.residual is not None:
-            if np.shape(state["residual"]) != self.residual.shape:
-                raise ValueError(f"this state's residual has shape {np.shape(state['residual'])}, not ({self.n},)")
-            if not np.isfinite(state["residual"]).all():
-                raise ValueError("this state's residual holds NaN or infinity: take an earlier one")
-            self.residual[:] = state["residual"]
-        self.step, self._magnitudes = int(state["step"]), running
+            like["residual"] = self.residual
+        taken = self._check_state(state, like, nan="magnitudes")  # of segments not seen yet
+        if self.residual is not None:
+            self.residual[:] = taken["residual"]
+        running = taken["magnitudes"].copy()
+        self.step, self._magnitudes = taken["step"], running
         if self.options.gamma == "auto":
-            self.gamma = float(state["gamma"])
+            self.gamma = float(taken["gamma"])
         # the ranks' steps must stay the same to the bit, so they compare what they go on with
         self._restored(f"gamma {self.gamma!r} and magnitudes {fingerprint(running.tobytes().hex()):x}")
         self._pending[:] = 0

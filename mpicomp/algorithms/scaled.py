@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from collectives import Communicator
 from collectives.arrays import narrow, widen
@@ -70,18 +69,3 @@ class ScaledAggregator(CountedAggregator):
             narrow(largest, self.dtype, rounded)
             widen(rounded, self.dtype, largest)
         return bool(np.isfinite(largest).all())
-
-    def _restore(self, name: str, target: NDArray[Any], state: dict[str, Any]) -> None:
-        """Take a vector over from a state.
-
-        Raises
-        ------
-        ValueError
-            It has another shape, or is not finite.
-        """
-        taken = np.asarray(state[name])
-        if taken.shape != target.shape:
-            raise ValueError(f"this state's {name} has shape {taken.shape}, not ({self.n},)")
-        if not np.isfinite(taken).all():
-            raise ValueError(f"this state's {name} holds NaN or infinity: take an earlier one")
-        target[:] = taken

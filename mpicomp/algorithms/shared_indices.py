@@ -331,7 +331,7 @@ class SharedIndicesAggregator(VectorAggregator):
 
     def state_dict(self) -> dict[str, Any]:
         """Step counter and residual."""
-        return {"n": self.n, "step": self.step, "residual": self.residual.copy()}
+        return self._state(residual=self.residual.copy())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken, to the bit; all ranks load what was taken at one step.
@@ -339,12 +339,7 @@ class SharedIndicesAggregator(VectorAggregator):
         Raises
         ------
         ValueError
-            The state is another algorithm's or of another length, or not finite.
+            The state is another method's, of another length, or not finite. Nothing is changed then.
         """
-        self._check_state(state, {"n", "step", "residual"})
-        if np.shape(state["residual"]) != self.residual.shape:
-            raise ValueError(f"this state's residual has shape {np.shape(state['residual'])}, not ({self.n},)")
-        if not np.isfinite(state["residual"]).all():
-            raise ValueError("this state's residual holds NaN or infinity: take an earlier one")
-        self.residual[:] = state["residual"]
-        self.step = int(state["step"])
+        taken = self._check_state(state, {"residual": self.residual})
+        self.residual[:], self.step = taken["residual"], taken["step"]

@@ -190,14 +190,18 @@ class SqueezedAggregator(CodedAggregator):
 
     def state_dict(self) -> dict[str, Any]:
         """Step counter and errors; the owner's is 0 where this rank owns nothing."""
-        errors = {"worker_error": self.worker.residual.copy(), "owner_error": self.owner.residual.copy()}
-        return {"n": self.n, "step": self.step, **errors}
+        return self._state(worker_error=self.worker.residual.copy(), owner_error=self.owner.residual.copy())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken."""
-        self._check_state(state, {"n", "step", "worker_error", "owner_error"})
-        self.worker.residual[:] = state["worker_error"]
+        """Go on where `state` was taken, to the bit; all ranks load what was taken at one step.
+
+        Raises
+        ------
+        ValueError
+            The state is another method's, of another length, or not finite. Nothing is changed then.
+        """
+        taken = self._check_state(state, {"worker_error": self.worker.residual, "owner_error": self.owner.residual})
+        self.worker.residual[:], self.step = taken["worker_error"], taken["step"]
         for cut, owned in zip(self._program.pieces, self._payload.owned, strict=True):
             part = slice(cut.start, cut.stop)
-            self.owner.residual[part] = state["owner_error"][part] if owned else 0
-        self.step = int(state["step"])
+            self.owner.residual[part] = taken["owner_error"][part] if owned else 0

@@ -195,10 +195,7 @@ class SSDMAggregator(ScaledAggregator):
 
     def state_dict(self) -> dict[str, Any]:
         """Step counter, and momentum if there is any."""
-        state: dict[str, Any] = {"n": self.n, "step": self.step}
-        if self.momentum is not None:
-            state["momentum"] = self.momentum.copy()
-        return state
+        return self._state(**{name: array.copy() for name, array in self._arrays().items()})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken, to the bit.
@@ -206,9 +203,12 @@ class SSDMAggregator(ScaledAggregator):
         Raises
         ------
         ValueError
-            The state is another algorithm's, of another length or other options, or not finite.
+            The state is another method's, of another length or other options, or not finite. Nothing is changed then.
         """
-        self._check_state(state, {"n", "step"} | ({"momentum"} if self.momentum is not None else set()))
-        if self.momentum is not None:
-            self._restore("momentum", self.momentum, state)
-        self.step = int(state["step"])
+        taken = self._check_state(state, self._arrays())
+        for name, array in self._arrays().items():
+            array[:] = taken[name]
+        self.step = taken["step"]
+
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        return {} if self.momentum is None else {"momentum": self.momentum}

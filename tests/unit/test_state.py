@@ -197,6 +197,7 @@ def test_states_that_do_not_belong_together_are_refused() -> None:
     kinds: Any = {"step": "shared", "r": "mean", "own": "owner", "text": "shared"}
     one = {"step": 3, "r": np.zeros(4, np.float32), "own": np.zeros(4, np.float32), "text": "a"}
     refused = [
+        ({"text": "bc"}, r"ranks 0 and 2 differ in text \(a and bc\): take states of one run"),
         ({"step": 4}, r"ranks 0 and 2 differ in step \(3 and 4\): take states of one run"),
         ({"text": "b"}, "differ in text"),
         ({"r": np.zeros(5, np.float32)}, r"differ in r \(float32\[4\] and float32\[5\]\)"),
@@ -308,4 +309,4 @@ def test_results_and_what_is_pending_are_what_was_given(name: str) -> None:
 def test_dense_goes_on_anywhere() -> None:
     missing, states = resumed_on(Dense(), (4, 3, 8), 2, "float64", lambda old, new: None)
     assert np.abs(missing).max() < 1e-12
-    assert states[0] == {"n": N, "step": 6}
+    assert states[0] == {"method": "Dense", "n": N, "step": 6}

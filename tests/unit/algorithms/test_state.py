@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mpicomp import Communicator
+from collectives import Star
+from mpicomp import Communicator, run_local
 from mpicomp.algorithms import (
+    ALGORITHMS,
     ECQSGD,
     QSGD,
     SSDM,
@@ -134,23 +138,95 @@ def test_taking_a_state_changes_nothing(method: Any, comm: Communicator) -> None
         watched.state_dict()
 
 
+def refused(aggregator: Any, state: dict[str, Any], told: str) -> None:
+    """The state is not loaded, and nothing of it."""
+    before = aggregator.state_dict()
+    with pytest.raises(ValueError, match=rf"^rank \d+ of \d+, vector 0: this state.*{told}"):
+        aggregator.load_state_dict(state)
+    assert_same(aggregator.state_dict(), before)
+
+
+def taken_after_steps(method: Any, comm: Communicator, n: int = N, segments: Any = None) -> tuple[Any, dict[str, Any]]:
+    """An aggregator, and another's state that has other numbers in everything."""
+    aggregator, other = (method.start(comm, n, segments=segments) for _ in range(2))
+    given = updates()[:, :n]
+    aggregator.aggregate(given[0])
+    for u in given[1:4]:
+        other.aggregate(u)
+    return aggregator, other.state_dict()
+
+
 @every_method
-def test_a_state_of_another_length_or_method_is_refused(method: Any, comm: Communicator) -> None:
-    aggregator = method.start(comm, N)
-    other = CascadingSSDM() if isinstance(method, Marsit) else Marsit()
-    for state in (method.start(comm, N - 1).state_dict(), other.start(comm, N).state_dict(), {}):
-        with pytest.raises(ValueError, match=f"is not one of .* for {N} elements, which has"):
-            aggregator.load_state_dict(state)
+def test_a_state_of_another_length_is_refused(method: Any, comm: Communicator) -> None:
+    aggregator, _ = taken_after_steps(method, comm)
+    _, shorter = taken_after_steps(method, comm, N - 1)
+    for state in (shorter, {}):
+        refused(aggregator, state, f"is not one of .* for {N} elements, which has")
+
+
+@pytest.mark.parametrize(("name", "other"), list(itertools.permutations(ALGORITHMS, 2)))
+def test_a_state_of_another_method_is_refused(name: str, other: str, comm: Communicator) -> None:
+    """Also where it has the same entries of the same shapes."""
+    aggregator, _ = taken_after_steps(ALGORITHMS[name](), comm)
+    _, state = taken_after_steps(ALGORITHMS[other](), comm)
+    refused(aggregator, state, f"by {ALGORITHMS[other].__name__} with .* is not one of {ALGORITHMS[name].__name__}")
+    state["method"] = ALGORITHMS[name].__name__
+    if state.keys() != aggregator.state_dict().keys():
+        refused(aggregator, state, "is not one of")
+
+
+def damaged(name: str, value: Any) -> Iterator[tuple[Any, str]]:
+    """What an entry of a state must not be, and what is said of it."""
+    match name:
+        case "method":
+            yield from ((wrong, "is not one of") for wrong in ("Methodless", "", None, 3))
+        case "n":
+            yield from ((wrong, "is not one of") for wrong in (value + 1, str(value + 1), None, [value]))
+        case "step":
+            yield from ((wrong, "step is .*no integer of 0 or more") for wrong in (-1, 1.5, "one", None, [1], 2**70))
+        case _:
+            array = np.asarray(value)
+            shapes = {(1,), (1, *array.shape), (array.size + 1,), (), (0,)} - {array.shape}
+            yield from ((np.zeros(shape, array.dtype), f"{name} has shape") for shape in shapes)
+            yield np.full(array.shape, "one"), f"{name} holds <U3, not numbers"
+            yield array.astype(complex), f"{name} holds complex128, not numbers"
+            for number in (np.nan, np.inf, -np.inf):
+                if array.size and not (name == "magnitudes" and np.isnan(number)):
+                    wrong = array.copy()
+                    wrong[(-1,) * array.ndim] = number
+                    yield wrong, f"{name} holds NaN or infinity"
+            if array.size and array.dtype == np.float32:
+                yield np.full(array.shape, 1e39), f"{name} holds NaN or infinity in float32"
+
+
+@every_method
+def test_a_state_with_one_bad_entry_is_refused_whole(method: Any, comm: Communicator) -> None:
+    aggregator, state = taken_after_steps(method, comm, segments=SEGMENTS)
+    for name, value in state.items():
+        for wrong, told in damaged(name, value):
+            refused(aggregator, state | {name: wrong}, told)
+        refused(aggregator, {key: state[key] for key in state if key != name}, "is not one of")
+    refused(aggregator, state | {"more": 1}, "is not one of")
+    aggregator.load_state_dict(state)
+    assert_same(aggregator.state_dict(), state)
+
+
+@pytest.mark.parametrize("topology", [Star(), "ring"])
+def test_all_ranks_refuse_what_one_of_them_would(topology: Any) -> None:
+    """DoubleSqueeze's state for MEM-SGD, whose owners keep nothing; under a star most ranks own nothing."""
+
+    def work(comm: Communicator) -> int:
+        for method, other in ((DoubleSqueeze(), MemSGD()), (MemSGD(), DoubleSqueeze())):
+            aggregator, state = taken_after_steps(method, comm)
+            _, wrong = taken_after_steps(other, comm)
+            refused(aggregator, wrong, "is not one of")
+            refused(aggregator, wrong | {"method": state["method"]}, "owner_error has shape")
+        return comm.rank
+
+    assert run_local(3, work, topology) == [0, 1, 2]
 
 
 def test_a_state_of_other_segments_is_refused_whole(comm: Communicator) -> None:
-    segmented, single = Marsit(7).start(comm, N, segments=SEGMENTS), Marsit(7).start(comm, N)
-    for u in updates()[:3]:
-        segmented.aggregate(u)
-    before = segmented.state_dict()
-    with pytest.raises(ValueError, match="magnitudes of 1 segments, the aggregator has 3: start it with the same"):
-        segmented.load_state_dict(single.state_dict())
-    for wrong in (np.zeros(1, np.float32), np.zeros((1, N), np.float32), np.float32(0)):
-        with pytest.raises(ValueError, match="residual has shape"):
-            segmented.load_state_dict(before | {"residual": wrong, "step": 0})
-    assert_same(segmented.state_dict(), before)
+    segmented, _ = taken_after_steps(Marsit(7), comm, segments=SEGMENTS)
+    _, single = taken_after_steps(Marsit(7), comm)
+    refused(segmented, single, r"magnitudes has shape \(1,\), not \(3,\): start the aggregator with the options")
