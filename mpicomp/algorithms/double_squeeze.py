@@ -5,7 +5,8 @@
     result:   Q(v)
 
 The owner is a parameter server (topology "star") or, elsewhere, each rank for its part of the vector. MEM-SGD sends the
-mean itself on the second pass. Q needs no unbiasedness.
+mean itself on the second pass. Q may be biased, but must leave out less than there is (docs/compressors.md): what it
+leaves out comes back.
 
 References: Tang, Yu, Lian, Zhang, Liu, "DoubleSqueeze: parallel stochastic gradient descent with double-pass
 error-compensated compression", ICML 2019; Stich, Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018.
