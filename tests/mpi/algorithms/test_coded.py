@@ -88,7 +88,7 @@ def test_a_coordinate_that_is_always_zero_swings_by_one_scale_of_each_pass_at_mo
     mpi_comm: MPI.Intracomm, method: Any
 ) -> None:
     """Zeros go out as signs; what that adds is taken back at a later step, so no coordinate drifts."""
-    n, steps = 2000, 25
+    n, steps = 2000, 10
     with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
         aggregator = method.start(comm, n)
         moved, workers, owners, farthest = np.zeros(n), np.zeros(n), np.zeros(n), 0.0

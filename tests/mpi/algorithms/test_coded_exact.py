@@ -40,14 +40,13 @@ METHODS: tuple[Any, ...] = (
     MemSGD("random-sparsification:p=0.75"),
 )
 OF_EACH_KIND: tuple[Any, ...] = (
-    ECQSGD(alpha=0.3),
+    ECQSGD(alpha=0.3, bucket=512),
     QSGD(),
     TernGrad(bucket=500),
     OneBitSGD(),
     LocalTopK(50),
     TopKSGD(50),
     DoubleSqueeze(),
-    DoubleSqueeze("top-k:rate=50"),
     MemSGD(TwoMeans(512)),
     MemSGD("random-sparsification:p=0.75"),
 )
@@ -81,10 +80,10 @@ def test_equals_all_ranks_in_one_process_bit_for_bit(mpi_comm: MPI.Intracomm, me
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
 @pytest.mark.parametrize("method", OF_EACH_KIND, ids=str)
 def test_other_float_types_keep_their_precision(mpi_comm: MPI.Intracomm, method: Any, dtype: Any) -> None:
-    n = 5003
+    n = 2003
     with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
         aggregator, reference = method.start(comm, n, dtype=dtype), OneProcess(method, comm.size, n, dtype)
-        for step in range(5):
+        for step in range(3):
             every = gradients(comm.size, n, dtype, step)
             result = aggregator.aggregate(every[comm.rank].copy())
             assert result.dtype == dtype
