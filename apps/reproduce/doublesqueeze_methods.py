@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from mpicomp import QSGD, Dense, DoubleSqueeze, MemSGD, TopKSGD
 from mpicomp.algorithms import Algorithm
-from mpicomp.codecs import OneBit, Quantizer, TopK, Uncompressed
+from mpicomp.algorithms.uncompressed import Uncompressed
+from mpicomp.codecs import OneBit, Quantizer, TopK
 from mpicomp.codecs.base import Codec
 
 RANKS = 4

@@ -27,11 +27,11 @@ from mpicomp.algorithms.base import Synchronize, Wire
 from mpicomp.algorithms.coded import piece_elements
 from mpicomp.algorithms.feedback import ErrorFeedback, Feedback
 from mpicomp.algorithms.squeezed import SqueezedAggregator
+from mpicomp.algorithms.uncompressed import Uncompressed
 from mpicomp.codecs.base import Codec
 from mpicomp.codecs.compressors import compressor
 from mpicomp.codecs.one_bit import OneBit
 from mpicomp.codecs.options import integer
-from mpicomp.codecs.uncompressed import Uncompressed
 
 _DEFAULT = OneBit(1 << 15)
 

@@ -25,8 +25,8 @@ from mpicomp.algorithms.base import Algorithm, StateKind, Synchronize, VectorAgg
 from mpicomp.algorithms.coded import CodedAggregator, Worker, buffers, piece_elements, take_mean
 from mpicomp.algorithms.feedback import Feedback
 from mpicomp.algorithms.squeezed import SqueezedPayload, route
+from mpicomp.algorithms.uncompressed import Uncompressed
 from mpicomp.codecs.base import Codec, sent_bytes, varies
-from mpicomp.codecs.uncompressed import Uncompressed
 from mpicomp.random import Stream
 
 BRIEF_ELEMENTS = 1 << 14  # up to here encoding takes less than keeping account of pieces

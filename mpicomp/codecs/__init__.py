@@ -11,7 +11,6 @@ from mpicomp.codecs.quantizer import Quantizer, Ternary
 from mpicomp.codecs.sign import Sign
 from mpicomp.codecs.sparse import RandomSparsification, TopK
 from mpicomp.codecs.stochastic_sign import StochasticSign
-from mpicomp.codecs.uncompressed import Uncompressed
 
 __all__ = [
     "COMPRESSORS",
@@ -30,6 +29,5 @@ __all__ = [
     "Ternary",
     "TopK",
     "TwoMeans",
-    "Uncompressed",
     "compressor",
 ]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from mpicomp.codecs import Uncompressed
+from mpicomp.algorithms.uncompressed import Uncompressed
 from tests.contracts import GUARD, CodecContract, encoded, gaussian
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
