@@ -146,10 +146,9 @@ def speedup_by_rate(records: Sequence[Record]) -> Figure | None:
         axis.text(0.98, 0.97, text, transform=axis.transAxes, ha="right", va="top", fontsize=8, bbox=BOX)
     axes[0].set_ylabel("times faster than the best of Open MPI")
     figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=len(handles), frameon=False)
-    figure.suptitle(
-        f"{FULL} emulated nodes. Furthest right: unshaped links. Hollow: flattered by the links' token buckets",
-        fontsize=11,
-    )
+    unshaped = [payload_rate(record) / MBIT for record in records if record["settings"]["rate"] == "none"]
+    told = f" Unshaped links: {_rate_text(min(unshaped))}." if unshaped else ""
+    figure.suptitle(f"{FULL} emulated nodes.{told} Hollow: flattered by the links' token buckets", fontsize=11)
     return figure
 
 
@@ -227,7 +226,8 @@ def overlap_by_rate(records: Sequence[Record]) -> Figure | None:
     for axis in (left, right):
         axis.set_xscale("log")
         axis.set_xlabel("payload that a link carries, Mbit/s")
-        axis.set_xticks(rates, [f"{rate:.0f}" for rate in rates])
+        apart = [not at or rate > 1.2 * rates[at - 1] for at, rate in enumerate(rates)]  # labels would overlap
+        axis.set_xticks(rates, [f"{rate:.0f}" if shown else "" for rate, shown in zip(rates, apart, strict=True)])
         axis.xaxis.set_minor_locator(NullLocator())
         axis.tick_params(axis="x", labelrotation=45)
         axis.grid(alpha=0.3)
