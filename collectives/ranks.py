@@ -66,7 +66,8 @@ class Ranks:
         self._agreement = Agreement(self.mpi_comm, timeout, self.swapped_bytes)
         self._fixed_tag, self._rolling_tag = 0, 0
         self._in_flight: list[Handle] = []
-        self._held: list[tuple[ref[object], Callable[[], None]]] = []
+        self._held: dict[int, tuple[ref[object], Callable[[], None]]] = {}  # by the reference's identity
+        self._gone: list[ref[object]] = []
         self._broken = ""
 
     def __enter__(self) -> Self:
@@ -94,16 +95,17 @@ class Ranks:
             self._broken = "it was closed"
 
     def _free(self) -> None:
-        for _, free in self._held:
+        for _, free in self._held.values():
             free()
         self._held.clear()
         self._agreement.free()
         self.mpi_comm.Free()
 
     def free_after(self, owner: object, free: Callable[[], None]) -> None:
-        """Have a long-lived user's persistent requests freed when this is closed, or some time after the user is gone.
+        """Have a long-lived user's persistent requests freed when it is gone, at the next call, or when this is closed.
 
-        Not by a finalizer, which may run in any thread, and at a time when MPI is not to be called.
+        Not by a finalizer, which may run in any thread, and at a time when MPI is not to be called. Until then the
+        requests' buffers stay, too.
 
         Parameters
         ----------
@@ -112,10 +114,13 @@ class Ranks:
         free : callable
             Frees its requests, of which none is active when it is called; holds no reference to `owner`.
         """
-        for _, free_now in (one for one in self._held if one[0]() is None):
-            free_now()
-        self._held = [one for one in self._held if one[0]() is not None]
-        self._held.append((ref(owner), free))
+        user = ref(owner, self._gone.append)
+        self._held[id(user)] = user, free
+
+    def _free_what_is_left(self) -> None:
+        while self._gone:
+            _, free = self._held.pop(id(self._gone.pop()))
+            free()
 
     def persistent(self, owner: object) -> Cache:
         """Where a long-lived user keeps the persistent requests of one program on the same buffers."""
@@ -150,6 +155,8 @@ class Ranks:
         """
         if self._broken or self._in_flight:
             self._settle()
+        if self._gone:
+            self._free_what_is_left()
         if self._verify or values is not None:
             try:
                 self._agreement.check(mark, describe, traffic, values, sums, meanwhile)

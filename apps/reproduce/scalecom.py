@@ -177,8 +177,9 @@ def momentum(book: Book, seeds: int, full: bool) -> tuple[list[Claim], list[Path
         "before compression": (method, ("--synchronize", "updates")),
     }
     claims, drawn = [], []
-    for lr, epochs in MOMENTUM:
-        task = _mlp(2 * epochs if full else epochs, 16, 4, f"{lr:g}", "--optimizer", "momentum")
+    for lr, usual in MOMENTUM:
+        epochs = 2 * usual if full else usual
+        task = _mlp(epochs, 16, 4, f"{lr:g}", "--optimizer", "momentum")
         found = all_trained(book, f"momentum-{lr:g}", task, methods, many)
         differs = f"{_DATA['mlp']}, 4 ranks, momentum 0.9, learning rate {lr:g}, {epochs} epochs, 100x, {many} seeds"
         claims += [

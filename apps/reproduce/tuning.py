@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 
@@ -27,8 +28,14 @@ def climb(
         for (name, rate), score in zip(plan, scores(plan), strict=True):
             found[name][rate] = score
         for name, known in found.items():
-            best[name] = max(known, key=lambda rate, known=known: (known[rate], rate))  # type: ignore[misc]
+            best[name] = _best(known)
     return best
+
+
+def _best(known: Mapping[float, float]) -> float:
+    """The rate with the most; of equal ones the largest, but where all failed the smallest."""
+    failed = max(known.values()) == -math.inf
+    return max(known, key=lambda rate: (known[rate], -rate if failed else rate))
 
 
 def _around(ladder: Sequence[float], rate: float) -> Sequence[float]:

@@ -33,7 +33,7 @@ def check(state: Mapping[str, Any], like: Mapping[str, Any], aggregator: str, wh
     Raises
     ------
     ValueError
-        The state is another method's, of another length or other options, or not finite.
+        The state is another method's, of another length, of options that keep other things, or not finite.
     """
     if state.keys() != like.keys() or any(str(state[key]) != str(like[key]) for key in ("method", "n")):
         raise ValueError(

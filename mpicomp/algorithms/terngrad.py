@@ -12,6 +12,7 @@ Reference: Wen et al., "TernGrad: ternary gradients to reduce communication in d
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -47,13 +48,16 @@ class TernGradAggregator(GatheredAggregator):
     algorithm: TernGrad
 
     def _exchange(self, values: NDArray[Any], traffic: Traffic) -> None:
-        comm = self.comm
+        comm, start = self.comm, time.perf_counter()
         try:
             mine = self.algorithm.scales(values)
         except ValueError:
             if all_finite(values):
                 raise
             mine = np.full(count(self.n, self.algorithm.bucket), np.inf, np.float32)  # says so to all
+        spent = time.perf_counter() - start
+        traffic.seconds_encoding += spent
+        traffic.seconds_total += spent
         everyones = np.zeros((comm.size, mine.size), np.float32)
         request = comm.mpi_comm.Iallgather(mine, everyones)
         comm.wait(request, lambda: f"rank {comm.rank} of {comm.size}: the ranks' scales do not arrive")

@@ -62,7 +62,7 @@ def number(options: Any, name: str, wanted: str, holds: Callable[[float], bool],
     except OverflowError:
         found = math.nan
     require(holds(found), name, _or(wanted, also), value)
-    _store(options, name, value if type(value) is int else found)
+    _store(options, name, found)
 
 
 def choice(options: Any, name: str, choices: tuple[Any, ...]) -> None:

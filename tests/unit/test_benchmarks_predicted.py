@@ -121,15 +121,16 @@ def test_a_run_that_was_cut_short_is_no_record(tmp_path: Path) -> None:
 
 def test_a_method_is_held_to_its_bytes_and_its_computing_and_to_dense() -> None:
     rows = {
-        "dense": {"median_s": 12.0, "bytes_sent": 150e6, "computing_s": 0.1},
-        "quick": {"median_s": 1.25, "bytes_sent": 12.5e6, "computing_s": 0.5},
-        "slow": {"median_s": 3.0, "bytes_sent": 12.5e6, "computing_s": 2.0},
-        "tiny": {"median_s": 3.0, "bytes_sent": 1.25e6, "computing_s": 2.5},
+        "dense": {"median_s": 12.0, "bytes_sent": 150e6, "codec_s": [0.1] * 4},
+        "quick": {"median_s": 1.25, "bytes_sent": 12.5e6, "codec_s": [0.2, 0.3, 0.2, 0.3]},
+        "slow": {"median_s": 3.0, "bytes_sent": 12.5e6, "codec_s": [1.0] * 4},
+        "tiny": {"median_s": 3.0, "bytes_sent": 1.25e6, "codec_s": [2.5, 0.1, 0.1, 0.1]},
     }
+    facts, links = machine_facts() | {"cores": 2}, [{"bits_per_s": 100e6}, {"bits_per_s": 110e6}]
     record = {"part": "methods", "n": 25_000_000, "settings": asdict(Net(4, "100mbit")), "rows": rows,
-              "links": [{"bits_per_s": 100e6}, {"bits_per_s": 110e6}], "facts": machine_facts()}  # fmt: skip
+              "links": links, "facts": facts}  # fmt: skip
     text = methods.render([record])
-    assert "| quick | 1250 | 12.5 | 1000 | 500 | 1.25 | 9.6 | 12.0 |" in text
-    assert "| slow | 3000 | 12.5 | 1000 | 2000 | 1.50 | 4.0 † | 12.0 |" in text
-    assert "| tiny | 3000 | 1.25 | 100 | 2500 | 1.20 | 4.0 | 120.0 |" in text  # more than 16 times: only reported
+    assert "| quick | 1250 | 12.5 | 1000 | 250 | 500 | 1.25 | 9.6 | 12.0 |" in text
+    assert "| slow | 3000 | 12.5 | 1000 | 1000 | 2000 | 1.50 | 4.0 † | 12.0 |" in text
+    assert "| tiny | 3000 | 1.25 | 100 | 700 | 2500 | 1.20 | 4.0 | 120.0 |" in text  # more than 16 times: only reported
     assert methods.render([]) == "Not measured yet."

@@ -63,10 +63,13 @@ def test_goes_on_exactly_from_a_saved_state(mpi_comm: MPI.Intracomm, method: Any
             second.load_state_dict({"n": n, "step": 3})
 
 
+@pytest.mark.parametrize("topology", ["ring", "star"])
 @pytest.mark.parametrize("method", METHODS, ids=str)
-def test_nan_on_one_rank_is_named_on_all_and_changes_nothing(mpi_comm: MPI.Intracomm, method: Any) -> None:
+def test_nan_on_one_rank_is_named_on_all_and_changes_nothing(
+    mpi_comm: MPI.Intracomm, method: Any, topology: str
+) -> None:
     n = 2000
-    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
+    with Communicator(mpi_comm, topology, TIMEOUT_S) as comm:
         aggregator, twin = method.start(comm, n), method.start(comm, n)
         good = gradients(comm.size, n, np.float32, 0)[comm.rank]
         aggregator.aggregate(good)

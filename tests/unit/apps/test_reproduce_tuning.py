@@ -30,5 +30,5 @@ def test_runs_that_failed_are_avoided_and_the_larger_of_equal_rates_is_taken() -
     def scores(plan: list[tuple[str, float]]) -> list[float]:
         return [-math.inf if rate > 0.1 else 0.0 for _, rate in plan]
 
-    assert climb(LADDER, {"a": 1.0}, scores) == {"a": 1.0}  # nothing but failures around
+    assert climb(LADDER, {"a": 1.0}, scores) == {"a": 0.1}  # nothing but failures around the first
     assert climb(LADDER, {"a": 0.03}, scores) == {"a": 0.1}
