@@ -246,6 +246,28 @@ class VectorAggregator(ABC):
     def _describe(self) -> str:
         return f"{self._text}, step {self.step}"
 
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        """What the next step depends on beside the counter, by the keys of the state."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next step depends on; copies."""
+        return self._state(**{key: array.copy() for key, array in self._arrays().items()})
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken, to the bit; all ranks load what was taken at one step.
+
+        Raises
+        ------
+        ValueError
+            The state is another method's, of another length, or not finite. Nothing is changed then.
+        """
+        arrays = self._arrays()
+        taken = self._check_state(state, arrays)
+        for key, array in arrays.items():
+            array[:] = taken[key]
+        self.step = taken["step"]
+
     def _state(self, **entries: Any) -> dict[str, Any]:
         """A state of this step: what all have, and a method's own entries."""
         return {"method": type(self.algorithm).__name__, "n": self.n, "step": self.step, **entries}

@@ -187,17 +187,3 @@ class CascadingAggregator(VectorAggregator):
         else:
             most = np.float32(largest(self.dtype))  # amplitudes grow from hop to hop, and float16 ends soon
             narrow(np.clip(result, -most, most, out=result), self.dtype, out)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Step counter."""
-        return self._state()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken, to the bit; all ranks load what was taken at one step.
-
-        Raises
-        ------
-        ValueError
-            The state is another method's, of another length, or not finite. Nothing is changed then.
-        """
-        self.step = self._check_state(state)["step"]

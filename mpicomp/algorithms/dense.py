@@ -55,17 +55,3 @@ class DenseAggregator(VectorAggregator):
         if not all_finite_result(out, self.dtype):
             bad = not all_finite(values) if widened_bad is None else widened_bad
             raise_non_finite(self.comm, bad, f"vector {self.vector_id}, step {self.step}")
-
-    def state_dict(self) -> dict[str, Any]:
-        """Step counter."""
-        return self._state()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken, to the bit; all ranks load what was taken at one step.
-
-        Raises
-        ------
-        ValueError
-            The state is another method's, of another length, or not finite. Nothing is changed then.
-        """
-        self.step = self._check_state(state)["step"]

@@ -177,6 +177,9 @@ class EFSignSGDAggregator(ScaledAggregator):
 
     # State -----------------------------------------------------------------------------------------------------------
 
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        return {"residual": self._kept}
+
     def state_dict(self) -> dict[str, Any]:
         """Step counter and residual, with nothing left to be subtracted."""
         residual = self._kept.copy()
@@ -184,13 +187,6 @@ class EFSignSGDAggregator(ScaledAggregator):
         return self._state(residual=residual)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken, to the bit; all ranks load what was taken at one step.
-
-        Raises
-        ------
-        ValueError
-            The state is another method's, of another length, or not finite. Nothing is changed then.
-        """
-        taken = self._check_state(state, {"residual": self._kept})
-        self._kept[:], self.step = taken["residual"], taken["step"]
+        """See `VectorAggregator`."""
+        super().load_state_dict(state)
         self.scales = np.zeros_like(self.scales)

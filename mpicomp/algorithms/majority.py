@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -133,17 +133,3 @@ class MajorityVoteAggregator(CountedAggregator):
         out = self._out[cut.start : cut.stop].view(self._bits_of_result)
         streaming = self.n >= STREAMING_ELEMENTS and self._out.ctypes.data % 32 == 0
         unpack(self._payload.counts[piece][:words], self._plus, self._minus, streaming, out)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Step counter."""
-        return self._state()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken, to the bit; all ranks load what was taken at one step.
-
-        Raises
-        ------
-        ValueError
-            The state is another method's, of another length, or not finite. Nothing is changed then.
-        """
-        self.step = self._check_state(state)["step"]

@@ -329,17 +329,5 @@ class SharedIndicesAggregator(VectorAggregator):
             bad = bad or (self._wide is None and not all_finite(values))
             nonfinite.raise_non_finite(self.comm, bad, f"vector {self.vector_id}, step {self.step}")
 
-    def state_dict(self) -> dict[str, Any]:
-        """Step counter and residual."""
-        return self._state(residual=self.residual.copy())
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken, to the bit; all ranks load what was taken at one step.
-
-        Raises
-        ------
-        ValueError
-            The state is another method's, of another length, or not finite. Nothing is changed then.
-        """
-        taken = self._check_state(state, {"residual": self.residual})
-        self.residual[:], self.step = taken["residual"], taken["step"]
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        return {"residual": self.residual}

@@ -188,20 +188,12 @@ class SqueezedAggregator(CodedAggregator):
     def _workers(self) -> tuple[Worker, ...]:
         return self.worker, self.owner
 
-    def state_dict(self) -> dict[str, Any]:
-        """Step counter and errors; the owner's is 0 where this rank owns nothing."""
-        return self._state(worker_error=self.worker.residual.copy(), owner_error=self.owner.residual.copy())
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        return {"worker_error": self.worker.residual, "owner_error": self.owner.residual}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken, to the bit; all ranks load what was taken at one step.
-
-        Raises
-        ------
-        ValueError
-            The state is another method's, of another length, or not finite. Nothing is changed then.
-        """
-        taken = self._check_state(state, {"worker_error": self.worker.residual, "owner_error": self.owner.residual})
-        self.worker.residual[:], self.step = taken["worker_error"], taken["step"]
+        """See `VectorAggregator`; the owner's error stays 0 where this rank owns nothing."""
+        super().load_state_dict(state)
         for cut, owned in zip(self._program.pieces, self._payload.owned, strict=True):
-            part = slice(cut.start, cut.stop)
-            self.owner.residual[part] = taken["owner_error"][part] if owned else 0
+            if not owned:
+                self.owner.residual[cut.start : cut.stop] = 0

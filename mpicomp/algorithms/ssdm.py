@@ -193,22 +193,5 @@ class SSDMAggregator(ScaledAggregator):
                 self._norms[part.stretch], part.bits,
             )  # fmt: skip
 
-    def state_dict(self) -> dict[str, Any]:
-        """Step counter, and momentum if there is any."""
-        return self._state(**{name: array.copy() for name, array in self._arrays().items()})
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken, to the bit.
-
-        Raises
-        ------
-        ValueError
-            The state is another method's, of another length or other options, or not finite. Nothing is changed then.
-        """
-        taken = self._check_state(state, self._arrays())
-        for name, array in self._arrays().items():
-            array[:] = taken[name]
-        self.step = taken["step"]
-
     def _arrays(self) -> dict[str, NDArray[Any]]:
         return {} if self.momentum is None else {"momentum": self.momentum}
