@@ -8,7 +8,6 @@ in plan order, as far as there are buffers for them.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import cast
@@ -68,7 +67,9 @@ class Execution:
         self._traffic, self._encoded = traffic, encoded
         # a strong reference would be a cycle: payload and vectors would stay until the garbage collector comes round
         describe = WeakMethod(self._describe)
-        self.patience: Patience | TracedPatience = Patience(timeout_s, lambda: (describe() or str)())
+        self.patience: Patience | TracedPatience = Patience(
+            timeout_s, lambda: (describe() or str)(), clock=traffic.clock
+        )
         count = len(program.pieces)
         self._at = [0] * count  # position in the piece's chain; -1: to be encoded first
         for piece in program.encode_order:
@@ -103,15 +104,15 @@ class Execution:
         """
         if self._trace is not None:
             self.patience = TracedPatience(self._trace, self.patience)
-        patience, turn = self.patience, self.turn
-        start = time.perf_counter()
+        patience, turn, clock = self.patience, self.turn, self._traffic.clock
+        start = clock()
         while self._unfinished or self._sending:
             if turn():
                 patience.moved()
             else:
                 patience.idle()
         patience.moved()
-        self._traffic.seconds_total += time.perf_counter() - start
+        self._traffic.seconds_total += clock() - start
         self._traffic.seconds_waiting += patience.waited_s
 
     def turn(self) -> bool:
@@ -123,7 +124,7 @@ class Execution:
 
     def _work(self) -> bool:
         """Do the most urgent piece of work; False if there is none."""
-        clock = time.perf_counter
+        clock = self._traffic.clock
         if self._to_encode:
             piece = self._to_encode.popleft()
             start = clock()
@@ -234,9 +235,9 @@ class Execution:
                     if slot is None:
                         break
                     if message.held_weight:
-                        start = time.perf_counter()
+                        start = self._traffic.clock()
                         self._merged.merge(message, slot)
-                        self._traffic.seconds_merging += time.perf_counter() - start
+                        self._traffic.seconds_merging += self._traffic.clock() - start
                         self._slots.append(slot)
                         self._unmerged.discard(message.index)
                 at += 1

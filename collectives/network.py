@@ -111,9 +111,9 @@ class Work:
     encode_s, merge_s, decode_s : float
         Per element that is encoded, merged, decoded.
     message_s, byte_s : float
-        Of the processor's time per message sent or received, and per byte of it, where all ranks send at once.
+        Of the processor's time per message sent or received, and per byte of it.
     sharing : float
-        How many times as long a rank computes where all ranks compute at once: 2 where two share a core.
+        How many times as long as its processor is busy a rank computes where all do at once: 2 where two share a core.
 
     Raises
     ------

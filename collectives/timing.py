@@ -7,8 +7,9 @@ come there. Each rank has one link out and one in, which serve messages in plan 
 which the plan needs them, merges what has arrived one message after the other, and decodes what is final. Nothing else
 waits: a piece is forwarded as soon as it is merged, whatever its chunk's other pieces do.
 
-Encoding, merging and decoding have a queue each, as if they did not disturb each other; but no rank is done before its
-processor, which it may have to share, has done all its work and moved all its messages. An executor that lets a ready
+Its processor handles a message before it leaves and after it has come. Encoding, merging and decoding have a queue
+each, as if they did not disturb each other, all slowed by sharing; but no rank is done before its processor, which it
+may have to share, has done all its work and moved all its messages. An executor that lets a ready
 message overtake one to another peer that is not ready yet can be a little faster.
 
 Reference: A. Alexandrov et al., "LogGP: incorporating long messages into the LogP model", J. Parallel Distrib. Comput.
@@ -107,7 +108,7 @@ class _Clocks:
             rows = ranks[:, None]
             new = self._unencoded[rows, units]
             if new.any():
-                busy = new * self._lengths[units] * self._work.encode_s
+                busy = new * self._lengths[units] * (self._work.sharing * self._work.encode_s)
                 done = self._encoder[ranks][:, None] + busy.cumsum(axis=1)
                 self.ready[rows, units] = np.where(new, done, self.ready[rows, units])
                 self._encoder[ranks], self._unencoded[rows, units] = done[:, -1], False
@@ -118,7 +119,8 @@ class _Clocks:
         self._encode(sources, units)
         filled = payload > 0
         busy = payload / link.bandwidth_bytes_s + link.overhead_s * filled
-        done = _serve(self.ready[sources[:, None], units], self._out[sources], busy)
+        handled = filled * (work.sharing * work.message_s)
+        done = _serve(self.ready[sources[:, None], units] + handled, self._out[sources], busy)
         self._out[sources] = done[:, -1]
         here, there = link.group(sources), link.group(destinations)
         far = here != there
@@ -129,12 +131,13 @@ class _Clocks:
         done = done + link.latencies(sources, destinations)[:, None]
         done = np.maximum(done, _serve(done - busy, self._in[destinations], busy))
         self._in[destinations] = done[:, -1]
+        done = done + handled
         messages = filled.sum(axis=1) * work.message_s + payload.sum(axis=1) * work.byte_s
         self._moving[sources] += messages
         self._moving[destinations] += messages
         if merges:
             self._encode(destinations, units)
-            merging = filled * self._lengths[units] * work.merge_s
+            merging = filled * self._lengths[units] * (work.sharing * work.merge_s)
             started = np.maximum(done, self.ready[destinations[:, None], units])
             done = _serve(started, self._merger[destinations], merging)
             self._merger[destinations] = done[:, -1]
@@ -168,9 +171,9 @@ class _Clocks:
         if work.decode_s:
             order = np.argsort(self.ready, axis=1, kind="stable")
             ready = np.take_along_axis(self.ready, order, axis=1)
-            decoding = self._lengths[order] * work.decode_s
+            decoding = self._lengths[order] * (work.sharing * work.decode_s)
             last = _serve(ready, np.zeros(len(ready)), decoding)
-        busy = work.sharing * (self._merging + n * (work.encode_s + work.decode_s)) + self._moving
+        busy = self._merging + work.sharing * (n * (work.encode_s + work.decode_s) + self._moving)
         return float(max(last.max(), busy.max()))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 
 
 @dataclass(slots=True)
@@ -21,6 +23,9 @@ class Traffic:
         With nothing to do but wait.
     seconds_total : float
         From start to result.
+    clock : callable
+        What all these seconds are measured by. By `time.thread_time` they are the processor's that this rank has used
+        itself, whoever else used it in between.
     """
 
     calls: int = 0
@@ -31,6 +36,7 @@ class Traffic:
     seconds_decoding: float = 0.0
     seconds_waiting: float = 0.0
     seconds_total: float = 0.0
+    clock: Callable[[], float] = field(default=time.perf_counter, compare=False, repr=False)
 
     def add(self, other: Traffic) -> None:
         """Count another call in."""
@@ -49,16 +55,21 @@ class Traffic:
         return self.seconds_total
 
 
+COSTS = tuple(one.name for one in fields(Traffic) if one.name not in ("calls", "clock"))
+"""What grows from call to call."""
+
+
 @dataclass(slots=True)
 class TrafficLog:
-    """The last call's cost and the sum of all."""
+    """The last call's cost and the sum of all, by a clock that can be changed between calls; see `Traffic`."""
 
     last: Traffic = field(default_factory=Traffic)
     total: Traffic = field(default_factory=Traffic)
+    clock: Callable[[], float] = time.perf_counter
 
     def begin(self) -> Traffic:
         """Start a call; its cost is counted into `last`."""
-        self.last = Traffic(calls=1)
+        self.last = Traffic(calls=1, clock=self.clock)
         return self.last
 
     def end(self) -> None:

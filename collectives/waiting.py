@@ -28,14 +28,14 @@ _log = logging.getLogger("collectives")
 _thread = threading.local()
 
 
-def rest_by(rest: Callable[[], None]) -> None:
-    """Let this thread wait by calling `rest`, which sleeps until something may have come, instead of by polling."""
+def rest_by(rest: Callable[[], None] | None) -> None:
+    """Let this thread wait by calling `rest`, which sleeps until something may have come; None: by polling again."""
     _thread.rest = rest
 
 
 def spins() -> int:
     """How often to poll before more is done about waiting."""
-    return 1 if hasattr(_thread, "rest") else SPINS
+    return SPINS if getattr(_thread, "rest", None) is None else 1
 
 
 class Patience:
@@ -49,9 +49,12 @@ class Patience:
         Says who waits for what, as in ``"rank 3 of 8, step 5: nothing from rank 2"``.
     hopeless : callable, optional
         Asked between two sleeps: whether to raise before the timeout.
+    clock : callable
+        What `waited_s` is measured by; the timeout is always of time on the wall.
     """
 
     __slots__ = (
+        "_clock",
         "_describe",
         "_hopeless",
         "_looked",
@@ -65,9 +68,13 @@ class Patience:
     )
 
     def __init__(
-        self, timeout_s: float, describe: Callable[[], str], hopeless: Callable[[], bool] = lambda: False
+        self,
+        timeout_s: float,
+        describe: Callable[[], str],
+        hopeless: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._timeout_s, self._describe, self._hopeless = timeout_s, describe, hopeless
+        self._timeout_s, self._describe, self._hopeless, self._clock = timeout_s, describe, hopeless, clock
         self._rest: Callable[[], None] | None = getattr(_thread, "rest", None)
         self._spins, self._warned = 0, False
         self._looked = self._stalled_s = 0.0
@@ -77,7 +84,7 @@ class Patience:
     def moved(self) -> None:
         """Something happened: start over."""
         if self.since:
-            self.waited_s += time.perf_counter() - self.since
+            self.waited_s += self._clock() - self.since
             self._spins, self.since, self._warned = 0, 0.0, False
 
     def idle(self) -> None:
@@ -90,7 +97,7 @@ class Patience:
         """
         self._spins += 1
         if self._spins == 1:
-            self.since = self._looked = time.perf_counter()
+            self.since, self._looked = self._clock(), time.perf_counter()
             self._stalled_s = 0.0
         if self._rest is not None:
             self._rest()

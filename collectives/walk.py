@@ -6,7 +6,6 @@ start together and end together, and what came in is merged before the next step
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import cast
 
@@ -54,7 +53,7 @@ class Walk:
         ------
         CollectiveTimeout, PeerFailure
         """
-        clock, payload, traffic = time.perf_counter, self._payload, self._traffic
+        clock, payload, traffic = self._traffic.clock, self._payload, self._traffic
         start = clock()
         for piece in self._program.encode_order:
             payload.encode(piece)
@@ -72,7 +71,7 @@ class Walk:
         traffic.seconds_total += end - start
 
     def _step(self, sends: tuple[Message, ...], recvs: tuple[Message, ...]) -> None:
-        clock, payload, traffic, requests = time.perf_counter, self._merged, self._traffic, self._requests
+        clock, payload, traffic, requests = self._traffic.clock, self._merged, self._traffic, self._requests
         under_way = []
         merging: list[tuple[Message, int]] = []
         for message in recvs:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
 import threading
 from types import TracebackType
@@ -21,8 +23,11 @@ def install_abort_hook() -> None:
     previous, previous_thread = sys.excepthook, threading.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        previous(kind, error, trace)
-        _abort()
+        # torch.distributed's hook, installed later, keeps what this one prints and would show it afterwards
+        kept = isinstance(sys.stderr, io.StringIO) and sys.__stderr__ is not None
+        with contextlib.redirect_stderr(sys.__stderr__ if kept else sys.stderr):
+            previous(kind, error, trace)
+            _abort()
 
     def thread_hook(args: threading.ExceptHookArgs) -> None:
         previous_thread(args)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,10 @@ import numpy as np
 
 from benchmarks.cluster.sides import Side
 from collectives import Communicator, Traffic
+from collectives.traffic import COSTS
 from mpicomp.bench.measure import gather, line_up
 
 MOST_REPEATS = 200
-COSTS = tuple(field.name for field in fields(Traffic) if field.name != "calls")
 
 
 def called(repeat: int, repeats: int, rounds: int) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +14,7 @@ from collectives.arrays import aligned_empty
 from collectives.network import LinkModel, Work
 from collectives.probe import measure_latency
 from collectives.timing import simulate_time
+from collectives.waiting import rest_by
 from mpicomp.algorithms import Algorithm
 from mpicomp.bench.measure import gather, line_up
 
@@ -21,7 +22,8 @@ SAMPLE_S = 0.25  # about as long as a sample may travel
 FEWEST, MOST = 1 << 18, 1 << 23  # elements of a sample
 TINY = 64
 WARM_UPS, CALLS, TINY_CALLS = 1, 5, 30
-SHARING_ELEMENTS, SHARING_S, SETTLING_S = 1 << 22, 0.1, 0.15
+NAP_S = 1e-4  # between two looks of a rank that waits
+SHARING_ELEMENTS, SHARING_S = 1 << 16, 0.15
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,12 @@ def measure_speed(comm: Communicator, algorithm: Algorithm, n: int, dtype: str, 
     with Communicator(comm.mpi_comm, Ring(), comm.timeout, piece_bytes=comm.piece_bytes) as ring:
         costs = _costs(ring, algorithm, sample, dtype, CALLS)
         less = _costs(ring, algorithm, small, dtype, CALLS)
-        tiny_s = float(_costs(ring, algorithm, TINY, dtype, TINY_CALLS)[0])
-    _, encoding_s, merging_s, decoding_s, other_s = costs.tolist()
+        tiny = _calls(ring, algorithm, TINY, dtype, TINY_CALLS, time.perf_counter)
+        tiny_s = float(np.median(tiny[:, :, 0].max(axis=0)))
+    encoding_s, merging_s, decoding_s, other_s = costs.tolist()
     shape = dtype, size, comm.packed_piece_bytes()
     message_s, byte_s = _solve(
-        (*_traffic(algorithm, sample, *shape), other_s), (*_traffic(algorithm, small, *shape), float(less[4]))
+        (*_traffic(algorithm, sample, *shape), other_s), (*_traffic(algorithm, small, *shape), float(less[3]))
     )
     merged = sample * (size - 1) / size
     work = Work(encoding_s / sample, merging_s / merged, decoding_s / sample, message_s, byte_s, measure_sharing(comm))
@@ -83,25 +86,14 @@ def measure_speed(comm: Communicator, algorithm: Algorithm, n: int, dtype: str, 
 
 
 def measure_sharing(comm: Communicator) -> float:
-    """How many times as long a rank computes where all compute at once: cores, and memory, that ranks share."""
+    """How many times as long as its processor is busy with it a rank computes where all compute at once."""
     x = np.ones(SHARING_ELEMENTS, np.float32)
-    here = f"rank {comm.rank} of {comm.size}"
-    alone = np.zeros(1)
-    if comm.rank == 0:
-        time.sleep(SETTLING_S)  # the others stop spinning
-        alone[0] = min(_seconds(x, 1) for _ in range(5))
-    comm.wait(comm.mpi_comm.Ibcast(alone, 0), lambda: f"{here}: rank 0 does not tell how fast it computes alone")
-    repeats = math.ceil(SHARING_S / alone[0])
     line_up(comm)
-    together = gather(comm, np.array([_seconds(x, repeats)])).mean()
-    return max(1.0, float(together / alone[0]))
-
-
-def _seconds(x: NDArray[np.float32], repeats: int) -> float:
-    start = time.perf_counter()
-    for _ in range(repeats):
+    start, used = time.perf_counter(), -time.thread_time()
+    while (spent := time.perf_counter() - start) < SHARING_S:
         x.sum()
-    return (time.perf_counter() - start) / repeats
+    used += time.thread_time()
+    return max(1.0, 1 / float(gather(comm, np.array([used / spent])).mean()))
 
 
 def _traffic(algorithm: Algorithm, n: int, dtype: str, size: int, piece_bytes: int) -> tuple[int, int]:
@@ -125,23 +117,33 @@ def _solve(more: tuple[int, int, float], less: tuple[int, int, float]) -> tuple[
 
 
 def _costs(ring: Communicator, algorithm: Algorithm, n: int, dtype: str, calls: int) -> NDArray[np.float64]:
-    """Seconds of the slowest rank, the median; then of encoding, merging, decoding and the rest: without waiting.
+    """Processor seconds of encoding, merging, decoding and the rest, which is moving: medians, mean over ranks.
 
-    Of these the least of the calls counts, as others may share the core, and the mean over ranks.
+    On the wall they would contain what other ranks do with a core that they share; and polling is no work, so a rank
+    that waits here sleeps instead.
     """
+    rest_by(lambda: time.sleep(NAP_S))
+    try:
+        everyones = _calls(ring, algorithm, n, dtype, calls, time.thread_time)
+    finally:
+        rest_by(None)
+    found: NDArray[np.float64] = np.median(everyones, axis=1).mean(axis=0)
+    found[0] = max(0.0, found[0] - found[1:].sum())
+    return np.roll(found, -1)
+
+
+def _calls(
+    ring: Communicator, algorithm: Algorithm, n: int, dtype: str, calls: int, clock: Callable[[], float]
+) -> NDArray[np.float64]:
+    """Of each rank and call: seconds altogether, encoding, merging and decoding, by a clock."""
     x, out = aligned_empty(n, dtype, 64), aligned_empty(n, dtype, 64)
     x[:] = np.random.default_rng((1, ring.rank)).standard_normal(n, np.float32)
     aggregator = algorithm.start(ring, n, dtype=dtype)
-    mine = np.zeros((calls, 5))
-    for call in range(-WARM_UPS, calls):
+    aggregator.traffic.clock = clock
+    mine = np.zeros((WARM_UPS + calls, 4))
+    for call in mine:
         line_up(ring)
         aggregator.aggregate(x, out)
         last = aggregator.traffic.last
-        computing = last.seconds_encoding, last.seconds_merging, last.seconds_decoding
-        if call >= 0:
-            rest = last.seconds_total - sum(computing) - last.seconds_waiting
-            mine[call] = last.seconds_total, *computing, max(0.0, rest)
-    everyones = gather(ring, mine)
-    found: NDArray[np.float64] = everyones.min(axis=1).mean(axis=0)
-    found[0] = np.median(everyones[:, :, 0].max(axis=0))
-    return found
+        call[:] = last.seconds_total, last.seconds_encoding, last.seconds_merging, last.seconds_decoding
+    return gather(ring, mine[WARM_UPS:])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -45,10 +44,10 @@ class EliasPayload(CountsPayload):
         """See `Payload`."""
         message, (coded, nbytes) = self._messages[piece], self._coded[piece]
         if coded != weight:
-            start = time.perf_counter()
+            start = self._traffic.clock()
             nbytes = _CODEC.write(self.counts[piece], len(self._pieces[piece]), weight, message, self._work)
             self._coded[piece] = weight, nbytes
-            self._traffic.seconds_encoding += time.perf_counter() - start
+            self._traffic.seconds_encoding += self._traffic.clock() - start
         nbytes = nbytes or message_bytes(message)
         return [message[:nbytes], nbytes, MPI.BYTE]
 

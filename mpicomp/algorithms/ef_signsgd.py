@@ -17,7 +17,6 @@ compression schemes", ICML (2019).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -129,10 +128,10 @@ class EFSignSGDAggregator(ScaledAggregator):
         assert self._new_scales is not None
         if self._problem is not None:
             raise self._problem
-        start = time.perf_counter()
+        start = self._traffic.clock()
         for piece in self._counted:
             super()._finish(piece)
-        seconds = time.perf_counter() - start
+        seconds = self._traffic.clock() - start
         self._traffic.seconds_decoding += seconds
         self._traffic.seconds_total += seconds
         self._kept, self._next, self.scales = self._next, self._kept, self._new_scales

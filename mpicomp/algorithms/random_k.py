@@ -13,7 +13,6 @@ Reference: Stich, Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,13 +95,13 @@ class Drawn:
         self, step: int, values: NDArray[Any], residual: NDArray[Any], places: NDArray[np.int64], traffic: Traffic
     ) -> bool:
         """See `Chooser`."""
-        start = time.perf_counter()
+        start = traffic.clock()
         at, finite = np.uint64(step & 0xFFFFFFFF), True
         for part in self._parts:
             limits = part.chunk, part.start, part.stop
             draw_strata(self._schedule, part.first, at, self._source, *limits, places[part.values])
             finite &= bool(finite_sum(values[part.elements], residual[part.elements]))
-        spent = time.perf_counter() - start
+        spent = traffic.clock() - start
         traffic.seconds_encoding += spent
         traffic.seconds_total += spent
         return finite

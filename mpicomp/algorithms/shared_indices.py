@@ -14,7 +14,6 @@ the result filled with zeros while the values travel.
 from __future__ import annotations
 
 import math
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -256,20 +255,20 @@ class SharedIndicesAggregator(VectorAggregator):
             return
         assert self._chooser is not None
         finite = self._chooser.choose(self.step, values, self.residual, self.places, traffic)
-        start = time.perf_counter()
+        start = traffic.clock()
         within = pick(values, self.residual, self.places, self._limit, self._past, self._values, self._kept)
         self._reports.mine[0] = _BAD if not finite else _GOOD if within else _LARGE
         self._reports.start()
-        traffic.seconds_encoding += time.perf_counter() - start
-        traffic.seconds_total += time.perf_counter() - start
+        traffic.seconds_encoding += traffic.clock() - start
+        traffic.seconds_total += traffic.clock() - start
         means = self._means.view(self._result_dtype)
         work = self._meanwhile(values, out, traffic)
         if self._brief:
             self.comm.dense(self._values, self.dtype, True, means, traffic)
-            start = time.perf_counter()
+            start = traffic.clock()
             for _ in work:
                 pass
-            traffic.seconds_total += time.perf_counter() - start
+            traffic.seconds_total += traffic.clock() - start
         else:
             if self._mean is None:
                 self._mean = MeanMeanwhile(self.comm, self._values, self.dtype, means)
@@ -278,7 +277,7 @@ class SharedIndicesAggregator(VectorAggregator):
 
     def _meanwhile(self, values: NDArray[Any], out: NDArray[Any], traffic: Traffic) -> Iterator[None]:
         """What is done while values travel: zeros where the result will be, and the residual if all is well."""
-        clock, trace = time.perf_counter, self.comm.trace
+        clock, trace = traffic.clock, self.comm.trace
         for part in self.parts:
             start = clock()
             out[part.elements] = 0
@@ -292,7 +291,7 @@ class SharedIndicesAggregator(VectorAggregator):
             yield from self._renew_residual(values, traffic)
 
     def _renew_residual(self, values: NDArray[Any], traffic: Traffic) -> Iterator[None]:
-        clock, trace = time.perf_counter, self.comm.trace
+        clock, trace = traffic.clock, self.comm.trace
         for part in self.parts:
             start = clock()
             some = part.elements
@@ -312,15 +311,15 @@ class SharedIndicesAggregator(VectorAggregator):
         bad = tuple(int(rank) for rank in np.flatnonzero(said == _BAD))
         if bad:
             raise nonfinite.error(self.comm, bad, where)
-        start = time.perf_counter()
+        start = traffic.clock()
         if said.any():  # large numbers, of which the mean may be infinite: the residual has been left alone so far
             if not nonfinite.all_finite_result(self._means.view(self._result_dtype), self.dtype):
                 raise nonfinite.error(self.comm, (), where)
             for _ in self._renew_residual(values, traffic):
                 pass
         put(self._means, self.places, out.view(self._means.dtype))
-        traffic.seconds_decoding += time.perf_counter() - start
-        traffic.seconds_total += time.perf_counter() - start
+        traffic.seconds_decoding += traffic.clock() - start
+        traffic.seconds_total += traffic.clock() - start
 
     def _dense(self, values: NDArray[Any], out: NDArray[Any], traffic: Traffic) -> None:
         bad = self._wide is not None and not all_finite(values)  # the sums will take a widened copy's place

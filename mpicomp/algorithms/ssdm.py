@@ -16,7 +16,6 @@ References: M. Safaryan and P. Richtarik, "Stochastic sign descent methods: new 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -148,7 +147,7 @@ class SSDMAggregator(ScaledAggregator):
                 start = end
 
     def _count(self) -> None:
-        start = time.perf_counter()
+        start = self._traffic.clock()
         for part in chain.from_iterable(self._parts):
             squares(self._values[part.elements], self._momentum_of(part.elements), self._beta, self._gain, part.sums)
         mine = self._reports.mine
@@ -156,12 +155,12 @@ class SSDMAggregator(ScaledAggregator):
         # rounded once; finite vectors have finite norms, where the sum of squares is
         np.sqrt(mine, out=mine)
         mine[:] = np.where(np.isfinite(mine), np.minimum(mine, np.finfo(self._compute).max), mine).astype(self._compute)
-        known = time.perf_counter()
+        known = self._traffic.clock()
         self._reports.start()
         self._reports.collect(self._traffic)
         self._traffic.seconds_encoding += known - start
-        self._traffic.seconds_waiting += time.perf_counter() - known
-        self._traffic.seconds_total += time.perf_counter() - start
+        self._traffic.seconds_waiting += self._traffic.clock() - known
+        self._traffic.seconds_total += self._traffic.clock() - start
         self._set_scales(self._reports.everyones)
         self._travel()
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives import CollectiveTimeout, Communicator, Traffic
+from collectives import CollectiveTimeout, Communicator
+from collectives.traffic import COSTS
 from mpicomp.bench.subjects import Subject
 
 Seconds = NDArray[np.float64]
@@ -75,9 +76,8 @@ def measure(
                 row[repeat] = elapsed
     slowest = gather(comm, mine).max(axis=0)
     after = subject.total()
-    names = [field.name for field in fields(Traffic) if field.name != "calls"]
-    spent = [(getattr(after, name) - getattr(before, name)) / repeats for name in names]
-    cost = dict(zip(names, gather(comm, np.array(spent, np.float64)).mean(axis=0).tolist(), strict=True))
+    spent = [(getattr(after, name) - getattr(before, name)) / repeats for name in COSTS]
+    cost = dict(zip(COSTS, gather(comm, np.array(spent, np.float64)).mean(axis=0).tolist(), strict=True))
     return Measurement(slowest[0], slowest[1] if other is not None else None, cost)
 
 

@@ -123,6 +123,18 @@ def test_no_rank_is_done_before_its_processor() -> None:
     assert alone == pytest.approx(2)  # two ranks' vectors
     shared = simulate_time(Star(segments=1), 3, 128, float32, at_once, 64, replace(merging, sharing=2.5))
     assert shared == pytest.approx(2.5 * alone)
+    assert simulate_time(Star(segments=1), 3, 128, float32, at_once, 64, replace(moving, sharing=2.5)) == pytest.approx(
+        2.5 * messages
+    )
+
+
+def test_a_message_leaves_and_goes_on_when_a_shared_processor_has_handled_it() -> None:
+    link = LinkModel(latency_s=0.5, bandwidth_bytes_s=100.0)
+    work = Work(encode_s=0.001, merge_s=0.002, decode_s=0.0005, message_s=0.01, sharing=3)
+    # One piece up and down: each way it is handled at both ends, by processors that do all else three times as slowly.
+    way = 0.03 + 0.64 + 0.5 + 0.03
+    time = simulate_time(Star(segments=1), 2, 64, lambda n, weight: n, link, 64, work)
+    assert time == pytest.approx(3 * 0.064 + way + 3 * 0.128 + way + 3 * 0.032)
 
 
 def test_messages_take_turns_on_a_shared_uplink() -> None:

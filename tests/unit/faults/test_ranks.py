@@ -94,6 +94,25 @@ def test_an_exception_on_one_rank_ends_the_job_and_names_the_rank(jobs: Jobs) ->
     assert "RuntimeError: the disk is on fire\nrank 1 of 3: ending the job" in output, output
 
 
+def test_the_traceback_is_seen_where_torch_distributed_wraps_the_hook(jobs: Jobs) -> None:
+    job = jobs.run(
+        2,
+        """
+        import torch.distributed
+        mpicomp.install_abort_hook()
+        comm = mpicomp.Communicator(timeout=NEVER_S)
+        store = torch.distributed.FileStore(str(FOLDER / f"store-{comm.rank}"), 1)
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        if comm.rank == 1:
+            raise RuntimeError("the disk is on fire")
+        comm.barrier()
+        """,
+    )
+    status, output = job.finish()
+    assert status != 0
+    assert "RuntimeError: the disk is on fire\nrank 1 of 2: ending the job" in output, output
+
+
 @pytest.mark.parametrize(
     "keeping", ["with mpicomp.Communicator(timeout=1.5) as comm:", "if comm := mpicomp.Communicator(timeout=1.5):"]
 )
