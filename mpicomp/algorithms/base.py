@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -60,6 +60,10 @@ class Aggregator(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """Arrays and numbers that `load_state_dict` takes up again exactly."""
+        ...
+
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """ValueError if `state` is none that `load_state_dict` takes."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -125,6 +129,7 @@ class VectorAggregator(ABC):
     """
 
     state_kinds: ClassVar[dict[str, StateKind]] = {"method": "shared", "n": "shared", "step": "shared"}
+    state_nan: ClassVar[str] = ""  # the entry of a state that may hold NaN
 
     def __init__(
         self,
@@ -250,9 +255,23 @@ class VectorAggregator(ABC):
         """What the next step depends on beside the counter, by the keys of the state."""
         return {}
 
+    def _like(self) -> dict[str, NDArray[Any]]:
+        """Of each of the method's own entries of a state, an array of the shape and type that it must have."""
+        return self._arrays()
+
     def state_dict(self) -> dict[str, Any]:
         """What the next step depends on; copies."""
         return self._state(**{key: array.copy() for key, array in self._arrays().items()})
+
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Look at a state that is not to be loaded yet.
+
+        Raises
+        ------
+        ValueError
+            As `load_state_dict` would.
+        """
+        self._taken(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken, to the bit; all ranks load what was taken at one step.
@@ -262,9 +281,8 @@ class VectorAggregator(ABC):
         ValueError
             The state is another method's, of another length, or not finite. Nothing is changed then.
         """
-        arrays = self._arrays()
-        taken = self._check_state(state, arrays)
-        for key, array in arrays.items():
+        taken = self._taken(state)
+        for key, array in self._arrays().items():
             array[:] = taken[key]
         self.step = taken["step"]
 
@@ -272,21 +290,11 @@ class VectorAggregator(ABC):
         """A state of this step: what all have, and a method's own entries."""
         return {"method": type(self.algorithm).__name__, "n": self.n, "step": self.step, **entries}
 
-    def _check_state(
-        self, state: dict[str, Any], arrays: Mapping[str, NDArray[Any]] | None = None, *, nan: str = ""
-    ) -> dict[str, Any]:
-        """Look at all of a state before any of it is taken over: see `mpicomp.algorithms.states.check`.
-
-        Parameters
-        ----------
-        state : dict
-        arrays : dict of ndarray, optional
-            Of each of the method's own entries, an array of the shape and type that it must have.
-        nan : str
-            The entry that may hold NaN.
-        """
+    def _taken(self, state: dict[str, Any]) -> dict[str, Any]:
+        """What a state holds, all of it looked at before any is taken over: see `mpicomp.algorithms.states.check`."""
         where = f"rank {self.comm.rank} of {self.comm.size}, vector {self.vector_id}"
-        return states.check(state, self._state(**(arrays or {})), f"{self.algorithm} for {self.n} elements", where, nan)
+        like = self._state(**self._like())
+        return states.check(state, like, f"{self.algorithm} for {self.n} elements", where, self.state_nan)
 
 
 def _listed(segments: Sequence[int]) -> str:

@@ -11,7 +11,7 @@ one until all ranks have said that they met none.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 from collectives import Communicator, Traffic
 from collectives.arrays import aligned_empty, narrow, widen
 from mpicomp.algorithms.base import Algorithm, VectorAggregator
-from mpicomp.algorithms.feedback import Feedback
+from mpicomp.algorithms.feedback import ErrorFeedback, Feedback
 from mpicomp.algorithms.nonfinite import all_finite_result, error
 from mpicomp.algorithms.onebit import Reports
 from mpicomp.codecs.base import Bytes, Codec, Draw
@@ -83,7 +83,10 @@ class Worker:
         self.codec, self.step, self.failed = codec, 0, False
         self._feedback, self._stream, self._rank = feedback, stream, rank
         self.residual, self._next = (np.zeros(n if feedback is not None else 0, dtype) for _ in range(2))
-        self._compensated = np.empty(longest if feedback is not None else 0, dtype)
+        # some codecs do error feedback themselves, in fewer passes and to the same bits
+        itself = isinstance(feedback, ErrorFeedback) and applied is None
+        self._encode_keeping = getattr(codec, "encode_keeping", None) if itself else None
+        self._compensated = np.empty(longest if feedback is not None and self._encode_keeping is None else 0, dtype)
         self._sent = np.empty_like(self._compensated)
         kind = np.uint16 if applied == "bfloat16" else applied
         self._rounded = np.empty(0 if applied is None else self._sent.size, kind)
@@ -104,8 +107,14 @@ class Worker:
         if self._feedback is None:
             self._write(part, payload, draw)
             return
-        compensated, sent = self._compensated[: len(cut)], self._sent[: len(cut)]
         residual, following = (whole[cut.start : cut.stop] for whole in (self.residual, self._next))
+        if self._encode_keeping is not None:
+            try:
+                self._encode_keeping(part, residual, payload, following)
+            except ValueError:
+                self._refused(following, payload, draw)
+            return
+        compensated, sent = self._compensated[: len(cut)], self._sent[: len(cut)]
         self._feedback.compensate(part, residual, compensated)
         self._write(compensated, payload, draw)
         self.codec.decode(payload, sent, weight=1)
@@ -113,19 +122,22 @@ class Worker:
             rounded = self._rounded[: len(cut)]
             narrow(sent, self._applied, rounded)
             widen(rounded, self._applied, sent)
-        self._feedback.keep(part, compensated, sent, residual, following)
-        if not all_finite(following):
+        if not self._feedback.keep(part, compensated, sent, residual, following):
             self.failed = True
 
     def _write(self, values: NDArray[Any], payload: Bytes, draw: Draw) -> None:
         try:
             self.codec.encode(values, payload, draw=draw)
         except ValueError:
-            if all_finite(values):
-                raise
-            # the others wait for a payload that they can decode, and are told at the end
-            self.failed = True
-            self.codec.encode(np.zeros_like(values), payload, draw=draw)
+            self._refused(values, payload, draw)
+
+    def _refused(self, values: NDArray[Any], payload: Bytes, draw: Draw) -> None:
+        """The codec raised: over values that are not finite zeros are sent instead."""
+        if all_finite(values):
+            raise
+        # the others wait for a payload that they can decode, and are told at the end
+        self.failed = True
+        self.codec.encode(np.zeros_like(values), payload, draw=draw)
 
     def commit(self) -> None:
         """The step is good on all ranks: its residual is the next step's."""
@@ -181,12 +193,14 @@ class CodedAggregator(VectorAggregator):
         self._reports.mine[0] = _BAD if mine else _OVERFLOWED if any(others) else _GOOD
         self._reports.start()
 
-    def _put(self, cut: range, part: NDArray[Any]) -> None:
-        """Write float32 or float64 results where they belong, narrowed."""
+    def _put(self, cut: range, decode: Callable[[NDArray[Any]], object], spare: NDArray[Any]) -> None:
+        """Let `decode` write results where they belong; those of 16 bits it writes, wide, into `spare`."""
         out = self._out[cut.start : cut.stop]
         if self._wide is None:
-            out[:] = part
+            decode(out)
         else:
+            part = spare[: len(cut)]
+            decode(part)
             narrow(part, self.dtype, out)
         if not all_finite_result(out, self.dtype):
             self._finite = False
@@ -194,7 +208,7 @@ class CodedAggregator(VectorAggregator):
 
 def take_mean(codec: Codec, payloads: Sequence[Bytes], mean: NDArray[Any], decoded: NDArray[Any]) -> None:
     """Overwrite `mean` with that of what payloads hold, added up in their order; `decoded` is overwritten too."""
-    add = getattr(codec, "add", None)  # of few elements
+    add = getattr(codec, "add", None)  # in one pass, or of few elements
     codec.decode(payloads[0], mean, weight=1)
     for payload in payloads[1:]:
         if add is not None:

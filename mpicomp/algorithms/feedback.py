@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
+
+from mpicomp.kernels import feedback as kernels
 
 Part = NDArray[Any]
 
@@ -20,8 +21,15 @@ class Feedback(Protocol):
     def compensate(self, values: Part, residual: Part, out: Part) -> None:
         """Overwrite `out` with what is to be encoded."""
 
-    def keep(self, values: Part, compensated: Part, sent: Part, residual: Part, out: Part) -> None:
-        """Overwrite `out` with the next residual; `sent` is what the codec made of `compensated`, which is spoiled."""
+    def keep(self, values: Part, compensated: Part, sent: Part, residual: Part, out: Part) -> bool:
+        """Overwrite `out` with the next residual; `sent` is what the codec made of `compensated`.
+
+        Returns
+        -------
+        bool
+            Whether it is finite.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +38,11 @@ class ErrorFeedback:
 
     def compensate(self, values: Part, residual: Part, out: Part) -> None:
         """See `Feedback`."""
-        np.add(values, residual, out=out)
+        kernels.compensate(values, residual, None, out)
 
-    def keep(self, values: Part, compensated: Part, sent: Part, residual: Part, out: Part) -> None:
+    def keep(self, values: Part, compensated: Part, sent: Part, residual: Part, out: Part) -> bool:
         """See `Feedback`."""
-        np.subtract(compensated, sent, out=out)
+        return bool(kernels.keep(compensated, sent, residual, None, out))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +54,8 @@ class ErrorAccumulation:
 
     def compensate(self, values: Part, residual: Part, out: Part) -> None:
         """See `Feedback`."""
-        np.multiply(residual, residual.dtype.type(self.alpha), out=out)
-        np.add(out, values, out=out)
+        kernels.compensate(values, residual, residual.dtype.type(self.alpha), out)
 
-    def keep(self, values: Part, compensated: Part, sent: Part, residual: Part, out: Part) -> None:
+    def keep(self, values: Part, compensated: Part, sent: Part, residual: Part, out: Part) -> bool:
         """See `Feedback`."""
-        np.multiply(residual, residual.dtype.type(self.beta), out=out)
-        np.subtract(values, sent, out=compensated)
-        np.add(out, compensated, out=out)
+        return bool(kernels.keep(values, sent, residual, residual.dtype.type(self.beta), out))

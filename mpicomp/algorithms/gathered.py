@@ -41,7 +41,7 @@ class GatheredPayload:
         By `gather_program`.
     worker : Worker
     put : callable
-        ``put(cut, mean)`` is given the result of a piece.
+        ``put(cut, decode, spare)`` lets ``decode(array)`` write the result of a piece; `spare` is long enough for it.
     """
 
     slots = 0
@@ -90,10 +90,8 @@ class GatheredPayload:
         self._missing[k] -= 1
         if self._missing[k]:
             return
-        cut = self._cuts[k]
-        mean, decoded = self._mean[: len(cut)], self._decoded[: len(cut)]
-        take_mean(self._worker.codec, self._payloads[k::count], mean, decoded)
-        self._put(cut, mean)
+        codec, payloads, decoded = self._worker.codec, self._payloads[k::count], self._decoded[: len(self._cuts[k])]
+        self._put(self._cuts[k], lambda out: take_mean(codec, payloads, out, decoded), self._mean)
 
 
 class GatheredAggregator(CodedAggregator):

@@ -160,6 +160,7 @@ class MarsitAggregator(VectorAggregator):
         "magnitudes": "shared",
         "residual": "mean",
     }
+    state_nan = "magnitudes"  # of segments not seen yet
 
     def __init__(
         self,
@@ -384,6 +385,10 @@ class MarsitAggregator(VectorAggregator):
         residual = {} if settled is None else {"residual": settled}
         return self._state(gamma=self.gamma, magnitudes=self._magnitudes.copy(), **residual)
 
+    def _like(self) -> dict[str, NDArray[Any]]:
+        residual = {} if self.residual is None else {"residual": self.residual}
+        return {"gamma": np.zeros(()), "magnitudes": self._magnitudes, **residual}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken, to the bit; all ranks load what was taken at one step.
 
@@ -393,10 +398,7 @@ class MarsitAggregator(VectorAggregator):
             The state is another method's, of another length, other segments or without a residual that is needed, or
             not finite. Nothing is changed then.
         """
-        like = {"gamma": np.zeros(()), "magnitudes": self._magnitudes}
-        if self.residual is not None:
-            like["residual"] = self.residual
-        taken = self._check_state(state, like, nan="magnitudes")  # of segments not seen yet
+        taken = self._taken(state)
         if self.residual is not None:
             self.residual[:] = taken["residual"]
         running = taken["magnitudes"].copy()

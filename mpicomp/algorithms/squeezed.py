@@ -47,7 +47,7 @@ class SqueezedPayload:
     worker, owner : Worker
         The rank's own half of a step, and what it does as an owner.
     put : callable
-        ``put(cut, result)`` is given the result of a piece.
+        ``put(cut, decode, spare)`` lets ``decode(array)`` write the result of a piece; `spare` is long enough for it.
     """
 
     def __init__(self, program: Program, worker: Worker, owner: Worker, put: Any) -> None:
@@ -124,10 +124,8 @@ class SqueezedPayload:
 
     def finish(self, piece: int) -> None:
         """See `Payload`."""
-        cut = self._cuts[piece]
-        result = self._decoded[: len(cut)]
-        self._owner.codec.decode(self._results[piece], result, weight=self._size)
-        self._put(cut, result)
+        decode, payload = self._owner.codec.decode, self._results[piece]
+        self._put(self._cuts[piece], lambda out: decode(payload, out, weight=self._size), self._decoded)
 
     @staticmethod
     def _message(payload: Bytes) -> Any:

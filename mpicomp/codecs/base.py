@@ -78,6 +78,14 @@ class Mergeable(Codec, Protocol):
         ...
 
 
+class Keeping(Codec, Protocol):
+    """A codec that does error feedback while it encodes, without decoding what it has encoded."""
+
+    def encode_keeping(self, values: NDArray[Any], residual: NDArray[Any], payload: Bytes, left: NDArray[Any]) -> None:
+        """As `encode` for p = values + residual; `left` is overwritten with p less what `decode` makes of it."""
+        ...
+
+
 class Variable(Codec, Protocol):
     """A codec whose `nbytes` is the most that a payload may take; the end of most need not be sent."""
 

@@ -11,6 +11,7 @@ References: DoubleSqueeze (Tang et al., ICML 2019); 1-bit SGD (Seide et al., Int
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -20,18 +21,71 @@ from numpy.typing import NDArray
 from mpicomp.codecs.base import Bytes, Draw
 from mpicomp.codecs.buckets import Bucketed, count, finite, lengths, norms, to_float32
 from mpicomp.codecs.options import choice
-from mpicomp.kernels.buckets import side_sums, spread
+from mpicomp.kernels.buckets import L1, L2, keep_sides, keep_signs, side_sums, spread
 from mpicomp.kernels.sign import pack
 
-
-def _pack(values: NDArray[Any], planes: NDArray[np.uint64]) -> None:
-    zero = values.dtype.type(0)
-    if not pack(values, planes[0], False, zero, zero):
-        raise ValueError("the values contain NaN or infinity")
+_NOT_FINITE = "the values contain NaN or infinity"
 
 
 @dataclass(frozen=True, slots=True)
-class OneBit(Bucketed):
+class _Sides(Bucketed):
+    """Base of codecs of which a payload has, for each bucket, what its upper and its lower side decode to."""
+
+    @abstractmethod
+    def _numbers(self, values: NDArray[Any]) -> tuple[NDArray[np.float32], ...]:
+        """What is sent of the buckets, all finite; raises ValueError if a value is not."""
+
+    @abstractmethod
+    def _keep(
+        self,
+        values: NDArray[Any],
+        residual: NDArray[Any],
+        left: NDArray[Any],
+        bits: NDArray[np.uint64],
+        numbers: NDArray[np.float32],
+    ) -> bool:
+        """Overwrite the last three; False if a sum is not finite."""
+
+    @staticmethod
+    @abstractmethod
+    def _sides(numbers: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """What the sides decode to, from finite numbers [kinds, buckets]."""
+
+    def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
+        """Nothing is drawn. Raises ValueError if a value is not finite."""
+        planes = self._write(payload, values.size, *self._numbers(values))
+        zero = values.dtype.type(0)
+        if not pack(values, planes[0], False, zero, zero):
+            raise ValueError(_NOT_FINITE)
+
+    def encode_keeping(self, values: NDArray[Any], residual: NDArray[Any], payload: Bytes, left: NDArray[Any]) -> None:
+        """See `Keeping`. Raises ValueError if a sum is not finite."""
+        numbers, planes = self._read(payload, left.size, 1)
+        payload[: self._header(left.size)] = 0
+        if not self._keep(values, residual, left, planes[0], numbers):
+            raise ValueError(_NOT_FINITE)
+
+    def decode(self, payload: Bytes, values: NDArray[Any], *, weight: int) -> None:
+        """Write its side's number for each element; a damaged one that is not finite counts as 0."""
+        self._spread(payload, values, weight, adding=False)
+
+    def add(self, payload: Bytes, sums: NDArray[Any]) -> None:
+        """Add what `decode` would write to `sums`.
+
+        Raises
+        ------
+        ValueError
+            The payload has a wrong size.
+        """
+        self._spread(payload, sums, 1, adding=True)
+
+    def _spread(self, payload: Bytes, values: NDArray[Any], weight: int, adding: bool) -> None:
+        numbers, planes = self._read(payload, values.size, weight)
+        spread(planes[0], *self._sides(finite(numbers).astype(values.dtype)), self.bucket, values, adding)
+
+
+@dataclass(frozen=True, slots=True)
+class OneBit(_Sides):
     """Signs times one scale per bucket.
 
     Parameters
@@ -48,21 +102,30 @@ class OneBit(Bucketed):
         Bucketed.__post_init__(self)
         choice(self, "scale", ("l2", "l1"))
 
-    def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
-        """Nothing is drawn. Raises ValueError if a value is not finite."""
+    def _numbers(self, values: NDArray[Any]) -> tuple[NDArray[np.float32], ...]:
         d = lengths(values.size, self.bucket)
         found = norms(values, self.bucket, self.scale) / (np.sqrt(d) if self.scale == "l2" else d)
-        _pack(values, self._write(payload, values.size, to_float32(found, values)))
+        return (to_float32(found, values),)
 
-    def decode(self, payload: Bytes, values: NDArray[Any], *, weight: int) -> None:
-        """Write +s or -s for each element; a damaged scale that is not finite counts as 0."""
-        (scales,), planes = self._read(payload, values.size, weight)
-        above = finite(scales).astype(values.dtype)
-        spread(planes[0], above, np.where(above == 0, above, -above), self.bucket, values)
+    def _keep(
+        self,
+        values: NDArray[Any],
+        residual: NDArray[Any],
+        left: NDArray[Any],
+        bits: NDArray[np.uint64],
+        numbers: NDArray[np.float32],
+    ) -> bool:
+        kind = L2 if self.scale == "l2" else L1
+        return bool(keep_signs(values, residual, self.bucket, kind, left, bits, numbers[0]))
+
+    @staticmethod
+    def _sides(numbers: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        above = numbers[0]
+        return above, np.where(above == 0, above, -above)
 
 
 @dataclass(frozen=True, slots=True)
-class TwoMeans(Bucketed):
+class TwoMeans(_Sides):
     """Each side's mean.
 
     Parameters
@@ -73,17 +136,25 @@ class TwoMeans(Bucketed):
 
     numbers: ClassVar[int] = 2
 
-    def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
-        """Nothing is drawn. Raises ValueError if a value is not finite."""
+    def _numbers(self, values: NDArray[Any]) -> tuple[NDArray[np.float32], ...]:
         of_buckets = count(values.size, self.bucket)
         above, below, n_above = np.empty(of_buckets), np.empty(of_buckets), np.empty(of_buckets, np.int64)
         side_sums(values, self.bucket, above, below, n_above)
         n_below = lengths(values.size, self.bucket) - n_above
         above, below = above / np.maximum(n_above, 1), below / np.maximum(n_below, 1)
-        _pack(values, self._write(payload, values.size, to_float32(above, values), to_float32(below, values)))
+        return to_float32(above, values), to_float32(below, values)
 
-    def decode(self, payload: Bytes, values: NDArray[Any], *, weight: int) -> None:
-        """Write each element's mean; a damaged one that is not finite counts as 0."""
-        means, planes = self._read(payload, values.size, weight)
-        above, below = finite(means).astype(values.dtype)
-        spread(planes[0], above, below, self.bucket, values)
+    def _keep(
+        self,
+        values: NDArray[Any],
+        residual: NDArray[Any],
+        left: NDArray[Any],
+        bits: NDArray[np.uint64],
+        numbers: NDArray[np.float32],
+    ) -> bool:
+        return bool(keep_sides(values, residual, self.bucket, left, bits, numbers))
+
+    @staticmethod
+    def _sides(numbers: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        above, below = numbers
+        return above, below

@@ -68,6 +68,9 @@ class GradientRounds:
         """The counter."""
         return {"rounds": self.rounds}
 
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing: a counter fits always."""
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.rounds = state["rounds"]

@@ -84,11 +84,17 @@ class Lane:
             key: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for key, value in state.items()
         }
 
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """ValueError if `state` is none that `load_state_dict` takes."""
+        self.aggregator.check_state_dict(_of_arrays(state))
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state`, of tensors or of arrays, was taken."""
-        self.aggregator.load_state_dict(
-            {key: value.numpy() if torch.is_tensor(value) else value for key, value in state.items()}
-        )
+        self.aggregator.load_state_dict(_of_arrays(state))
+
+
+def _of_arrays(state: dict[str, Any]) -> dict[str, Any]:
+    return {key: value.numpy() if torch.is_tensor(value) else value for key, value in state.items()}
 
 
 def _as_array(tensor: Tensor) -> NDArray[Any] | Tensor:

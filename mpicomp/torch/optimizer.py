@@ -240,7 +240,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises
         ------
         ValueError
-            The state was not made by a DistributedOptimizer of this mode and these buckets.
+            The state was not made by a DistributedOptimizer of this mode, method and these buckets. Nothing is changed
+            then.
         """
         own = state_dict.get(_STATE_KEY)
         if own is None:
@@ -252,6 +253,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f"the state is for synchronize={own['mode']!r} and {len(own['aggregators'])} buckets, but this one "
                 f"has {self.mode!r} and {len(self.aggregators)}; build it with the same options"
             )
+        for lane, state in zip(self._rounds.lanes, own["aggregators"], strict=True):
+            lane.check_state_dict(state)
+        self._rounds.check_state_dict(own["rounds"])
         self.optimizer.load_state_dict({key: value for key, value in state_dict.items() if key != _STATE_KEY})
         for lane, state in zip(self._rounds.lanes, own["aggregators"], strict=True):
             lane.load_state_dict(state)

@@ -129,6 +129,16 @@ class UpdateRounds:
             "common": [flat.clone() for flat in self._common] if self.steps else [],
         }
 
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """ValueError if `state` is none that `load_state_dict` takes."""
+        saved = [one.shape for one in (*state["masters"], *state["common"])]
+        here = [one.shape for one in (*self._masters.masters, *(self._common if state["steps"] else ()))]
+        if saved != here:
+            raise ValueError(
+                f"the state's masters and common model are tensors of {saved}, here they would be of {here}; build the "
+                "optimizer with the same options and model"
+            )
+
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""

@@ -107,3 +107,33 @@ def test_another_modes_state_is_refused(comm: Communicator) -> None:
     saved = wrap(model, Dense(), comm).state_dict()
     with pytest.raises(ValueError, match="synchronize='gradients'"):
         wrap(model, Dense(), comm, synchronize="updates").load_state_dict(saved)
+
+
+@pytest.mark.parametrize("synchronize", ["gradients", "updates"])
+def test_a_state_that_fits_in_part_changes_nothing(comm: Communicator, synchronize: str) -> None:
+    model = make_model()
+    distributed = wrap(model, Marsit(), comm, synchronize=synchronize)
+    train(model, distributed, comm, range(2))
+    state = copy.deepcopy(distributed.state_dict())
+    train(model, distributed, comm, range(2, 4))
+    before = copy.deepcopy(distributed.state_dict())
+    assert len(state["mpicomp"]["aggregators"]) > 1
+    state["mpicomp"]["aggregators"][-1]["residual"][0] = float("nan")
+    with pytest.raises(ValueError, match=f"rank {comm.rank} of {comm.size}.*residual holds NaN"):
+        distributed.load_state_dict(state)
+    after = distributed.state_dict()
+    assert str(after["state"]) == str(before["state"])
+    for old, new in zip(before["mpicomp"]["aggregators"], after["mpicomp"]["aggregators"], strict=True):
+        assert old["step"] == new["step"]
+        assert (old["residual"] == new["residual"]).all()
+
+
+def test_a_state_of_another_model_is_refused_before_anything_is_changed(comm: Communicator) -> None:
+    model = make_model()
+    distributed = wrap(model, Dense(), comm, synchronize="updates", local_steps=2)
+    train(model, distributed, comm, range(1))
+    state = copy.deepcopy(distributed.state_dict())
+    state["mpicomp"]["rounds"]["common"] = []
+    with pytest.raises(ValueError, match="same options and model"):
+        distributed.load_state_dict(state)
+    assert distributed.in_round
