@@ -25,7 +25,7 @@ class Traffic:
         From start to result.
     clock : callable
         What all these seconds are measured by. By `time.thread_time` they are the processor's that this rank has used
-        itself, whoever else used it in between.
+        itself, whoever else used it in between. Traces need `time.perf_counter`, the default.
     """
 
     calls: int = 0
@@ -61,7 +61,7 @@ COSTS = tuple(one.name for one in fields(Traffic) if one.name not in ("calls", "
 
 @dataclass(slots=True)
 class TrafficLog:
-    """The last call's cost and the sum of all, by a clock that can be changed between calls; see `Traffic`."""
+    """The last call's cost, and the sum of all, by a `clock` that can be set between calls; see `Traffic`."""
 
     last: Traffic = field(default_factory=Traffic)
     total: Traffic = field(default_factory=Traffic)

@@ -28,9 +28,17 @@ _log = logging.getLogger("collectives")
 _thread = threading.local()
 
 
-def rest_by(rest: Callable[[], None] | None) -> None:
-    """Let this thread wait by calling `rest`, which sleeps until something may have come; None: by polling again."""
+def rest_by(rest: Callable[[], None] | None) -> Callable[[], None] | None:
+    """Let this thread wait by calling `rest`, which sleeps until something may have come; None: by polling.
+
+    Returns
+    -------
+    callable or None
+        What it did before.
+    """
+    before: Callable[[], None] | None = getattr(_thread, "rest", None)
     _thread.rest = rest
+    return before
 
 
 def spins() -> int:
@@ -78,14 +86,14 @@ class Patience:
         self._rest: Callable[[], None] | None = getattr(_thread, "rest", None)
         self._spins, self._warned = 0, False
         self._looked = self._stalled_s = 0.0
-        self.since = 0.0  # when nothing began to move; 0: something did
+        self.since = 0.0  # when nothing began to move, if nothing does
         self.waited_s = 0.0
 
     def moved(self) -> None:
         """Something happened: start over."""
-        if self.since:
+        if self._spins:
             self.waited_s += self._clock() - self.since
-            self._spins, self.since, self._warned = 0, 0.0, False
+            self._spins, self._warned = 0, False
 
     def idle(self) -> None:
         """Nothing happened in this turn.

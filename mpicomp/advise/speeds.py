@@ -119,14 +119,14 @@ def _solve(more: tuple[int, int, float], less: tuple[int, int, float]) -> tuple[
 def _costs(ring: Communicator, algorithm: Algorithm, n: int, dtype: str, calls: int) -> NDArray[np.float64]:
     """Processor seconds of encoding, merging, decoding and the rest, which is moving: medians, mean over ranks.
 
-    On the wall they would contain what other ranks do with a core that they share; and polling is no work, so a rank
-    that waits here sleeps instead.
+    On the wall they would contain what other ranks do with a core that they share. A rank that waits sleeps here and
+    looks now and then, as polling all the time would be taken for moving.
     """
-    rest_by(lambda: time.sleep(NAP_S))
+    before = rest_by(lambda: time.sleep(NAP_S))
     try:
         everyones = _calls(ring, algorithm, n, dtype, calls, time.thread_time)
     finally:
-        rest_by(None)
+        rest_by(before)
     found: NDArray[np.float64] = np.median(everyones, axis=1).mean(axis=0)
     found[0] = max(0.0, found[0] - found[1:].sum())
     return np.roll(found, -1)

@@ -94,7 +94,19 @@ _lower_compare(operator.lt, "<")
 _lower_compare(operator.eq, "==")
 
 
+def _align_stack(builder: Any) -> None:
+    """Let the function that is being built begin its stack frame at a multiple of `STACK`.
+
+    LLVM spills vectors to wherever the stack happens to be: in one process of twenty a vector that a loop spills lies
+    across two pages, and the loop takes four times as long.
+    """
+    attributes = builder.function.attributes
+    attributes.alignstack = STACK
+    attributes.add("nounwind")  # which all of Numba's functions are; without any name llvmlite writes no attributes
+
+
 def _splat(builder: Any, value: Any, lanes: int) -> Any:
+    _align_stack(builder)
     vector = ir.VectorType(value.type, lanes)
     one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
     mask = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
@@ -138,17 +150,6 @@ def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any
     return builder.bitcast(builder.gep(data, [index]), vector.llvm.as_pointer())
 
 
-def _align_stack(builder: Any) -> None:
-    """Let the function that is being built begin its stack frame at a multiple of `STACK`.
-
-    LLVM spills vectors to wherever the stack happens to be: in one process of twenty a vector that a loop spills lies
-    across two pages, and the loop takes four times as long.
-    """
-    attributes = builder.function.attributes
-    attributes.alignstack = STACK
-    attributes.add("nounwind")  # which all of Numba's functions are; without any name llvmlite writes no attributes
-
-
 def _load_of(lanes: int) -> Any:
     def typed(typingctx: Any, array: Any, index: Any) -> Any:
         result = Vec(array.dtype, lanes)
@@ -173,6 +174,7 @@ load_bytes = _load_of(BYTES)
 def _store(streaming: bool) -> Any:
     def typed(typingctx: Any, array: Any, index: Any, vector: Any) -> Any:
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            _align_stack(builder)
             at = context.cast(builder, args[1], sig.args[1], types.intp)
             pointer = _pointer(context, builder, sig.args[0], args[0], at, vector)
             instruction = builder.store(args[2], pointer, align=32 if streaming else array.dtype.bitwidth // 8)
