@@ -3,7 +3,8 @@
 # make lint    ruff and mypy
 # make bench   the all-reduce against MPI's own on 2 ranks; BENCH="--count 1e6 ..." for others
 # make test-mpich   the multi-rank tests once more, on the other MPI library
-# make test-system  tests on emulated hosts and under Slurm; as root, with the Debian packages that .ci/run names
+# make test-system  tests on emulated hosts and under Slurm (test-cluster, test-slurm); as root, with the Debian packages
+#              that .ci/run names
 # make clean   forgets the environments and all caches
 #
 # Works as root and as any user, and from any directory with -C. PYTHON names the interpreter to build on.
@@ -20,7 +21,7 @@ RANKS ?= 1,2,3,4,8
 READY := .venv/.ready
 READY_MPICH := .venv-mpich/.ready
 
-.PHONY: help setup train test test-unit test-mpi test-mpich test-system lint bench clean
+.PHONY: help setup train test test-unit test-mpi test-mpich test-system test-cluster test-slurm lint bench clean
 MAKEFLAGS += --no-print-directory
 
 help:
@@ -54,8 +55,14 @@ test-mpi: $(READY)
 test-mpich: $(READY_MPICH)
 	.venv-mpich/bin/python tests/run_lanes.py --ranks 2,4
 
-test-system: $(READY)
-	source slurm/env.sh && timeout -k 10 3600 python -m pytest tests/system
+test-system: test-cluster test-slurm
+
+test-cluster: $(READY)
+	source slurm/env.sh && timeout -k 10 1800 python -m pytest tests/system --ignore=tests/system/slurm
+
+# Most of the time jobs wait for Slurm: several clusters at once wait at the same time.
+test-slurm: $(READY)
+	source slurm/env.sh && timeout -k 10 3600 python -m pytest tests/system/slurm --numprocesses 3 --dist worksteal
 
 lint: $(READY)
 	.venv/bin/ruff check .

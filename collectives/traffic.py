@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
 
-@dataclass(slots=True)
+@dataclass
 class Traffic:
     """Cost of one call, or of many.
 
@@ -24,8 +24,9 @@ class Traffic:
     seconds_total : float
         From start to result.
     clock : callable
-        What all these seconds are measured by. By `time.thread_time` they are the processor's that this rank has used
-        itself, whoever else used it in between. Traces need `time.perf_counter`, the default.
+        What all these seconds are measured by; no field of the dataclass. By `time.thread_time` they are the
+        processor's that this rank has used itself, whoever else used it in between. Traces need `time.perf_counter`,
+        the default.
     """
 
     calls: int = 0
@@ -36,7 +37,9 @@ class Traffic:
     seconds_decoding: float = 0.0
     seconds_waiting: float = 0.0
     seconds_total: float = 0.0
-    clock: Callable[[], float] = field(default=time.perf_counter, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.clock: Callable[[], float] = time.perf_counter
 
     def add(self, other: Traffic) -> None:
         """Count another call in."""
@@ -55,7 +58,7 @@ class Traffic:
         return self.seconds_total
 
 
-COSTS = tuple(one.name for one in fields(Traffic) if one.name not in ("calls", "clock"))
+COSTS = tuple(one.name for one in fields(Traffic) if one.name != "calls")
 """What grows from call to call."""
 
 
@@ -69,7 +72,8 @@ class TrafficLog:
 
     def begin(self) -> Traffic:
         """Start a call; its cost is counted into `last`."""
-        self.last = Traffic(calls=1, clock=self.clock)
+        self.last = Traffic(calls=1)
+        self.last.clock = self.clock
         return self.last
 
     def end(self) -> None:

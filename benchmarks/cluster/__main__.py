@@ -98,29 +98,40 @@ def grid(cells: Sequence[Cell], folder: Path, options: argparse.Namespace) -> li
 
 
 def write(folder: Path, options: argparse.Namespace) -> None:
-    """Tables and plots of all records there are."""
+    """Tables and plots of all records there are; what has none stays in the document as it is."""
     records, overlaps = read(folder, "cluster"), read(folder / "overlap", "overlap")
+    networks, timed = read(folder / "predicted", "predicted"), read(folder / "methods", "methods")
+    trained = training.records(folder / "training")
     document = options.docs or (None if options.json_dir else DOCUMENT)
     folder_of_figures = options.figures or (folder if options.json_dir else FIGURES)
     drawn = draw(records, overlaps, folder_of_figures)
-    trained = training.records(folder / "training")
     curves = training.draw(trained, folder_of_figures)
     for path in (*drawn, *curves):
         tell(f"wrote {path}")
     bodies = tables(records, overlaps)
-    networks = read(folder / "predicted", "predicted")
     bodies["cluster-training"] = training.render(trained)
     bodies["cluster-predictions"] = predicted.render(networks, records)
-    bodies["cluster-methods"] = methods.render(read(folder / "methods", "methods"))
+    bodies["cluster-methods"] = methods.render(timed)
     bodies["cluster-targets"] = targets.render(records, overlaps, networks)
-    if document is not None:
-        bodies["cluster-figures"] = figures(drawn, document.parent)
-        bodies["cluster-training"] += "\n\n" + figures(curves, document.parent)
-    for name, body in bodies.items():
-        if document is None:
+    if document is None:
+        for name, body in bodies.items():
             print(f"\n## {name}\n\n{body}", flush=True)
-        else:
+        return
+    bodies["cluster-figures"] = figures(drawn, document.parent)
+    bodies["cluster-training"] += "\n\n" + figures(curves, document.parent)
+    made_of = {
+        "cluster-overlap": [overlaps],
+        "cluster-figures": [records, overlaps],
+        "cluster-training": [curves],
+        "cluster-predictions": [networks, records],
+        "cluster-methods": [timed],
+        "cluster-targets": [records, overlaps, networks],
+    }
+    for name, body in bodies.items():
+        if all(made_of.get(name, [records])):
             document.write_text(replace_block(document.read_text(), name, body))
+        else:
+            tell(f"{name} stays as it is: not all it is made of has been measured here")
 
 
 def figures(paths: Sequence[Path], base: Path) -> str:

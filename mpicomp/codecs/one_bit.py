@@ -36,15 +36,8 @@ class _Sides(Bucketed):
         """What is sent of the buckets, all finite; raises ValueError if a value is not."""
 
     @abstractmethod
-    def _keep(
-        self,
-        values: NDArray[Any],
-        residual: NDArray[Any],
-        left: NDArray[Any],
-        bits: NDArray[np.uint64],
-        numbers: NDArray[np.float32],
-    ) -> bool:
-        """Overwrite the last three; False if a sum is not finite."""
+    def _keep(self, *arrays: NDArray[Any]) -> bool:
+        """From values and residual, overwrite what is left, bits and numbers; False if a sum is not finite."""
 
     @staticmethod
     @abstractmethod
@@ -107,16 +100,8 @@ class OneBit(_Sides):
         found = norms(values, self.bucket, self.scale) / (np.sqrt(d) if self.scale == "l2" else d)
         return (to_float32(found, values),)
 
-    def _keep(
-        self,
-        values: NDArray[Any],
-        residual: NDArray[Any],
-        left: NDArray[Any],
-        bits: NDArray[np.uint64],
-        numbers: NDArray[np.float32],
-    ) -> bool:
-        kind = L2 if self.scale == "l2" else L1
-        return bool(keep_signs(values, residual, self.bucket, kind, left, bits, numbers[0]))
+    def _keep(self, *arrays: NDArray[Any]) -> bool:
+        return bool(keep_signs(*arrays, self.bucket, L2 if self.scale == "l2" else L1))
 
     @staticmethod
     def _sides(numbers: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -144,15 +129,8 @@ class TwoMeans(_Sides):
         above, below = above / np.maximum(n_above, 1), below / np.maximum(n_below, 1)
         return to_float32(above, values), to_float32(below, values)
 
-    def _keep(
-        self,
-        values: NDArray[Any],
-        residual: NDArray[Any],
-        left: NDArray[Any],
-        bits: NDArray[np.uint64],
-        numbers: NDArray[np.float32],
-    ) -> bool:
-        return bool(keep_sides(values, residual, self.bucket, left, bits, numbers))
+    def _keep(self, *arrays: NDArray[Any]) -> bool:
+        return bool(keep_sides(*arrays, self.bucket))
 
     @staticmethod
     def _sides(numbers: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:

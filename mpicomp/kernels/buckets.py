@@ -201,11 +201,12 @@ def _number(found):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def keep_signs(values, residual, bucket, kind, left, bits, scales):  # type: ignore[no-untyped-def]
+def keep_signs(values, residual, left, bits, scales, bucket, kind):  # type: ignore[no-untyped-def]
     """Signs of p = values + residual, a scale for each bucket, and left = p - scale sgn(p); p is in the caches by then.
 
-    values, residual, left : float32[n] or float64[n]. kind : L2 or L1, the norm that the scale is made of.
-    bits : uint64[ceil(n / 64)]. scales : float32[ceil(n / bucket)]. Left, bits and scales are overwritten.
+    values, residual, left : float32[n] or float64[n]. bits : uint64[ceil(n / 64)].
+    scales : float32[1, ceil(n / bucket)]. kind : L2 or L1, the norm that the scale is made of.
+    Left, bits and scales are overwritten.
 
     Returns
     -------
@@ -213,7 +214,7 @@ def keep_signs(values, residual, bucket, kind, left, bits, scales):  # type: ign
         Whether all of p is finite.
     """
     strange = float64(0)
-    for b in range(scales.size):
+    for b in range(scales.shape[1]):
         first, end = b * bucket, min(left.size, (b + 1) * bucket)
         total = float64(0)
         for start in range(first, end, BLOCK):
@@ -221,14 +222,14 @@ def keep_signs(values, residual, bucket, kind, left, bits, scales):  # type: ign
             _add(values, residual, left, start, stop)
             total += _squares(left, start, stop) if kind == L2 else _magnitudes(left, start, stop)
         length = float64(end - first)
-        scales[b] = _number(np.sqrt(total) / np.sqrt(length) if kind == L2 else total / length)
-        high = left.dtype.type(scales[b])
+        scales[0, b] = _number(np.sqrt(total) / np.sqrt(length) if kind == L2 else total / length)
+        high = left.dtype.type(scales[0, b])
         strange += _pack_and_subtract(left, bits, first, end, high, high if high == 0 else -high)
     return strange == 0
 
 
 @njit(nogil=True, cache=True)
-def keep_sides(values, residual, bucket, left, bits, means):  # type: ignore[no-untyped-def]
+def keep_sides(values, residual, left, bits, means, bucket):  # type: ignore[no-untyped-def]
     """As `keep_signs`, with the mean of each side. means : float32[2, ceil(n / bucket)], the upper sides' first."""
     strange = float64(0)
     for b in range(means.shape[1]):

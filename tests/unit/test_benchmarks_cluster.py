@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +296,20 @@ def test_the_document_has_a_place_for_every_table() -> None:
     assert set(places.values()) == {NOTHING}
     for name in places:
         assert replace_block(text, name, "other") != text
+
+
+def test_tables_stay_as_they_are_where_what_they_are_made_of_is_not_measured(tmp_path: Path) -> None:
+    document = tmp_path / "docs.md"
+    document.write_text(program.DOCUMENT.read_text())
+    options = program._parser().parse_args(["--docs", str(document), "--figures", str(tmp_path / "figures")])
+    program.write(tmp_path / "records", options)
+    assert document.read_text() == program.DOCUMENT.read_text()
+
+    write(overlap_record(2, 500), tmp_path / "records" / "overlap" / "a.json")
+    program.write(tmp_path / "records", options)
+    blocks = re.compile(r"<!-- begin (\S+) -->(.*?)<!-- end", re.DOTALL)
+    before, after = (dict(blocks.findall(path.read_text())) for path in (program.DOCUMENT, document))
+    assert {name for name in before if before[name] != after[name]} == {"cluster-overlap"}
 
 
 def test_plots_are_written_for_what_was_measured(tmp_path: Path) -> None:

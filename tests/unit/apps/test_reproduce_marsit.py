@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +20,14 @@ from apps.reproduce.marsit_methods import TIMED
 from apps.reproduce.marsit_model import Images, Perceptron, train
 from apps.reproduce.marsit_periods import expected_bits
 from apps.reproduce.marsit_signs import matching
-from apps.reproduce.marsit_time import PHASES, communicating, of_topology, torus_against_ring, unless_busy
+from apps.reproduce.marsit_time import (
+    PHASES,
+    communicating,
+    of_topology,
+    others_use,
+    torus_against_ring,
+    unless_busy,
+)
 from apps.reproduce.plots import Bars, stacked_bars
 from apps.reproduce.side_by_side import side_by_side
 from collectives import Traffic
@@ -152,6 +162,17 @@ def test_verdicts_on_time() -> None:
     torus = {"PSGD": timed(0.4), "Marsit": timed(0.05)}
     assert torus_against_ring({"ring": ring, "torus": torus}).holds
     assert not torus_against_ring({"ring": torus, "torus": ring}).holds
+
+
+def test_a_process_that_computes_is_seen_by_one_that_sleeps() -> None:
+    quiet = others_use(0.2)
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        try:
+            busy = max(others_use(0.2) for _ in range(5))
+        finally:
+            other.kill()
+    assert 0 <= quiet <= os.cpu_count()
+    assert busy > 0.5
 
 
 def test_times_taken_on_a_busy_machine_are_not_judged() -> None:

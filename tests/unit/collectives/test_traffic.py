@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -19,6 +21,11 @@ def test_costs_are_all_that_adds_up() -> None:
     both.add(one)
     assert both.calls == 2
     assert [getattr(both, name) for name in COSTS] == [2 + 2 * number for number in range(len(COSTS))]
+
+
+def test_what_a_call_cost_can_be_written_as_json() -> None:
+    cost = Traffic(calls=1, bytes_sent=5)
+    assert Traffic(**json.loads(json.dumps(asdict(cost)))) == cost
 
 
 @pytest.mark.parametrize(
