@@ -27,7 +27,9 @@ from mpicomp.codecs.base import Bytes, Codec, Draw
 from mpicomp.kernels.sign import all_finite
 from mpicomp.random import Stream
 
-PIECE_ELEMENTS = 1 << 18  # of which encoding and summing take place in the caches
+LONG_PIECE = 1 << 19  # elements of which encoding and summing take place in the caches
+SHORT_PIECE = 1 << 18  # below, each piece's messages and calls take longer than its codec
+LEAST_PIECES = 32  # that travel while others are encoded, where they need not be shorter than `SHORT_PIECE`
 _GOOD, _OVERFLOWED, _BAD = 0, 1, 2  # what a rank says of its step
 
 
@@ -38,7 +40,8 @@ def piece_elements(codec: Codec, n: int, piece_bytes: int, back: Codec | None = 
     """
     units = -(-n // codec.alignment)
     unit_bytes = max(1, *(one.nbytes(codec.alignment) for one in (codec, back or codec)))
-    most = min(piece_bytes // unit_bytes, PIECE_ELEMENTS // codec.alignment, units)
+    suitable = min(LONG_PIECE, max(SHORT_PIECE, n // LEAST_PIECES))
+    most = min(piece_bytes // unit_bytes, suitable // codec.alignment, units)
     return codec.alignment * max(1, most)
 
 
