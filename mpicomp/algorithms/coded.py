@@ -89,6 +89,7 @@ class Worker:
         # some codecs do error feedback themselves, in fewer passes and to the same bits
         itself = isinstance(feedback, ErrorFeedback) and applied is None
         self._encode_keeping = getattr(codec, "encode_keeping", None) if itself else None
+        self._encode_telling = getattr(codec, "encode_telling", None)
         self._compensated = np.empty(longest if feedback is not None and self._encode_keeping is None else 0, dtype)
         self._sent = np.empty_like(self._compensated)
         kind = np.uint16 if applied == "bfloat16" else applied
@@ -119,8 +120,7 @@ class Worker:
             return
         compensated, sent = self._compensated[: len(cut)], self._sent[: len(cut)]
         self._feedback.compensate(part, residual, compensated)
-        self._write(compensated, payload, draw)
-        self.codec.decode(payload, sent, weight=1)
+        self._write(compensated, payload, draw, sent)
         if self._applied is not None:
             rounded = self._rounded[: len(cut)]
             narrow(sent, self._applied, rounded)
@@ -128,11 +128,17 @@ class Worker:
         if not self._feedback.keep(part, compensated, sent, residual, following):
             self.failed = True
 
-    def _write(self, values: NDArray[Any], payload: Bytes, draw: Draw) -> None:
+    def _write(self, values: NDArray[Any], payload: Bytes, draw: Draw, sent: NDArray[Any] | None = None) -> None:
+        """Encode, and overwrite `sent`, if there is one, with what others will decode."""
         try:
+            if sent is not None and self._encode_telling is not None:
+                self._encode_telling(values, payload, sent, draw=draw)
+                return
             self.codec.encode(values, payload, draw=draw)
         except ValueError:
             self._refused(values, payload, draw)
+        if sent is not None:
+            self.codec.decode(payload, sent, weight=1)
 
     def _refused(self, values: NDArray[Any], payload: Bytes, draw: Draw) -> None:
         """The codec raised: over values that are not finite zeros are sent instead."""

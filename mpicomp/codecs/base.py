@@ -86,6 +86,14 @@ class Keeping(Codec, Protocol):
         ...
 
 
+class Telling(Codec, Protocol):
+    """A codec that knows what it sends without decoding it."""
+
+    def encode_telling(self, values: NDArray[Any], payload: Bytes, sent: NDArray[Any], *, draw: Draw) -> None:
+        """As `encode`; `sent` is overwritten with what `decode` makes of the payload."""
+        ...
+
+
 class Variable(Codec, Protocol):
     """A codec whose `nbytes` is the most that a payload may take; the end of most need not be sent."""
 

@@ -100,8 +100,13 @@ class Quantizer(Bucketed):
         ValueError
             A value is not finite.
         """
-        scales = self.scales(values)
-        self.pack(self.codes(values, scales, draw), scales, payload)
+        self.pack(*self._drawn(values, draw), payload)
+
+    def encode_telling(self, values: NDArray[Any], payload: Bytes, sent: NDArray[Any], *, draw: Draw) -> None:
+        """See `Telling`. Raises ValueError if a value is not finite."""
+        codes, scales = self._drawn(values, draw)
+        self.pack(codes, scales, payload)
+        self._values(codes, scales, sent)
 
     def decode(self, payload: Bytes, values: NDArray[Any], *, weight: int) -> None:
         """Write N l / s for each element; a damaged norm that is not finite counts as 0."""
@@ -115,7 +120,15 @@ class Quantizer(Bucketed):
             if values.size:
                 message = payload[self._length(values.size).stop : self.used(payload, values.size)]
                 entropy.decode(message, self._symbols, codes)
-        dequantize(codes, self.bucket, finite(scales), self.levels, self._negative, values)
+        self._values(codes, finite(scales), values)
+
+    def _values(self, codes: NDArray[np.uint8], scales: NDArray[np.float32], out: NDArray[Any]) -> None:
+        dequantize(codes, self.bucket, scales, self.levels, self._negative, out)
+
+    def _drawn(self, values: NDArray[Any], draw: Draw) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Codes, and N of each bucket."""
+        scales = self.scales(values)
+        return self.codes(values, scales, draw), scales
 
     def scales(self, values: NDArray[Any]) -> NDArray[np.float32]:
         """N of each bucket."""
@@ -161,9 +174,9 @@ class Ternary(Quantizer):
         choice(self, "levels", (1,))
         choice(self, "norm", ("linf",))
 
-    def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
-        """See `Quantizer.encode`."""
+    def _drawn(self, values: NDArray[Any], draw: Draw) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """See `Quantizer`; the scales are not those that levels were drawn by."""
         codes = self.codes(values, self.scales(values), draw)
         drawn = np.add.reduceat(codes != 0, np.arange(0, codes.size, self.bucket)) if codes.size else np.zeros(0)
         found = norms(values, self.bucket, "l2") / np.sqrt(np.maximum(drawn, 1))
-        self.pack(codes, to_float32(found, values), payload)
+        return codes, to_float32(found, values)
