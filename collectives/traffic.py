@@ -62,13 +62,15 @@ COSTS = tuple(one.name for one in fields(Traffic) if one.name != "calls")
 """What grows from call to call."""
 
 
-@dataclass(slots=True)
+@dataclass
 class TrafficLog:
     """The last call's cost, and the sum of all, by a `clock` that can be set between calls; see `Traffic`."""
 
     last: Traffic = field(default_factory=Traffic)
     total: Traffic = field(default_factory=Traffic)
-    clock: Callable[[], float] = time.perf_counter
+
+    def __post_init__(self) -> None:
+        self.clock: Callable[[], float] = time.perf_counter
 
     def begin(self) -> Traffic:
         """Start a call; its cost is counted into `last`."""

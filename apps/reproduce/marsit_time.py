@@ -30,13 +30,13 @@ def figure_5(book: Book, seeds: int, full: bool) -> tuple[list[Claim], list[Path
     request = {"part": "split", "topologies": [*TOPOLOGIES], "hidden": 1024, "batch": 16, "rounds": 60 if full else 20}
 
     def measure() -> Record:
-        load = others_use()
+        busy = {"others_use": others_use()}
         try:
-            return {**on_hosts(RATE, HOSTS, MODULE, request), "load": load}
+            return {**on_hosts(RATE, HOSTS, MODULE, request), **busy}
         except ClusterError as error:
-            return {**on_this_machine(HOSTS, MODULE, request), "load": load, "no_hosts": str(error)}
+            return {**on_this_machine(HOSTS, MODULE, request), **busy, "no_hosts": str(error)}
 
-    found = book.record("figure-5", {**request, "hosts": HOSTS, "rate": RATE}, measure)
+    found = book.record("figure-5", {**request, "hosts": HOSTS, "rate": RATE, "looked_s": LOOK_S}, measure)
     split = {
         topology: {name: np.array(rows) for name, rows in of_one.items()} for topology, of_one in found["split"].items()
     }
@@ -57,15 +57,14 @@ def figure_5(book: Book, seeds: int, full: bool) -> tuple[list[Claim], list[Path
         *(of_topology(topology, of_one, differs) for topology, of_one in split.items()),
         torus_against_ring(split),
     ]
-    return [unless_busy(claim, found["load"]) for claim in claims], [figure]
+    return [unless_busy(claim, found["others_use"]) for claim in claims], [figure]
 
 
-def others_use(seconds: float = LOOK_S) -> float:
+def others_use(seconds: float = LOOK_S, accounts: Path = Path("/proc/stat")) -> float:
     """How many processors are used while this process sleeps; 0 where the system does not tell.
 
     The load average would count what this study itself has computed in the minutes before.
     """
-    accounts = Path("/proc/stat")
     if not accounts.exists():
         return 0.0
 
@@ -81,11 +80,11 @@ def others_use(seconds: float = LOOK_S) -> float:
     return (os.cpu_count() or 1) * (total - idle) / max(total, 1)
 
 
-def unless_busy(claim: Claim, load: float) -> Claim:
-    """The claim, not judged if other programs had the processors while times were taken."""
-    if load <= BUSY:
+def unless_busy(claim: Claim, processors: float) -> Claim:
+    """The claim, not judged if other programs used processors right before times were taken."""
+    if processors <= BUSY:
         return claim
-    said = f"**not judged**: others used {load:.1f} processors; remove figure-5.json, try again"
+    said = f"**not judged**: others used {processors:.1f} processors before; remove figure-5.json, try again"
     return replace(claim, holds=None, differs=f"{said}; {claim.differs}")
 
 

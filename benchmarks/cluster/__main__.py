@@ -128,7 +128,7 @@ def write(folder: Path, options: argparse.Namespace) -> None:
         "cluster-targets": [records, overlaps, networks],
     }
     for name, body in bodies.items():
-        if all(made_of.get(name, [records])):
+        if body != NOTHING and all(made_of.get(name, [records])):
             document.write_text(replace_block(document.read_text(), name, body))
         else:
             tell(f"{name} stays as it is: not all it is made of has been measured here")

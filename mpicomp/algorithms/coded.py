@@ -89,7 +89,6 @@ class Worker:
         # some codecs do error feedback themselves, in fewer passes and to the same bits
         itself = isinstance(feedback, ErrorFeedback) and applied is None
         self._encode_keeping = getattr(codec, "encode_keeping", None) if itself else None
-        self._encode_telling = getattr(codec, "encode_telling", None)
         self._compensated = np.empty(longest if feedback is not None and self._encode_keeping is None else 0, dtype)
         self._sent = np.empty_like(self._compensated)
         kind = np.uint16 if applied == "bfloat16" else applied
@@ -131,8 +130,9 @@ class Worker:
     def _write(self, values: NDArray[Any], payload: Bytes, draw: Draw, sent: NDArray[Any] | None = None) -> None:
         """Encode, and overwrite `sent`, if there is one, with what others will decode."""
         try:
-            if sent is not None and self._encode_telling is not None:
-                self._encode_telling(values, payload, sent, draw=draw)
+            telling = getattr(self.codec, "encode_telling", None)
+            if sent is not None and telling is not None:
+                telling(values, payload, sent, draw=draw)
                 return
             self.codec.encode(values, payload, draw=draw)
         except ValueError:

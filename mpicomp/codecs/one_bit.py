@@ -36,8 +36,16 @@ class _Sides(Bucketed):
         """What is sent of the buckets, all finite; raises ValueError if a value is not."""
 
     @abstractmethod
-    def _keep(self, *arrays: NDArray[Any]) -> bool:
-        """From values and residual, overwrite what is left, bits and numbers; False if a sum is not finite."""
+    def _keep(
+        self,
+        values: NDArray[Any],
+        residual: NDArray[Any],
+        left: NDArray[Any],
+        bits: NDArray[np.uint64],
+        numbers: NDArray[np.float32],
+        /,
+    ) -> bool:
+        """Overwrite the last three; False if a sum is not finite."""
 
     @staticmethod
     @abstractmethod

@@ -311,6 +311,14 @@ def test_tables_stay_as_they_are_where_what_they_are_made_of_is_not_measured(tmp
     before, after = (dict(blocks.findall(path.read_text())) for path in (program.DOCUMENT, document))
     assert {name for name in before if before[name] != after[name]} == {"cluster-overlap"}
 
+    eight = cell()
+    eight["settings"] = Cell(Net(8, "1gbit"), 100_000_000).settings
+    write(eight, tmp_path / "records" / "b.json")
+    program.write(tmp_path / "records", options)
+    blocks_now = dict(blocks.findall(document.read_text()))
+    assert blocks_now["cluster-nodes"] != before["cluster-nodes"]
+    assert blocks_now["cluster-sizes"] == before["cluster-sizes"]  # of four nodes
+
 
 def test_plots_are_written_for_what_was_measured(tmp_path: Path) -> None:
     assert draw([], [], tmp_path) == []

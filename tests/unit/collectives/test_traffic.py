@@ -11,7 +11,7 @@ import pytest
 
 import mpicomp
 from collectives import Communicator, Traffic
-from collectives.traffic import COSTS
+from collectives.traffic import COSTS, TrafficLog
 
 
 def test_costs_are_all_that_adds_up() -> None:
@@ -26,6 +26,7 @@ def test_costs_are_all_that_adds_up() -> None:
 def test_what_a_call_cost_can_be_written_as_json() -> None:
     cost = Traffic(calls=1, bytes_sent=5)
     assert Traffic(**json.loads(json.dumps(asdict(cost)))) == cost
+    assert json.loads(json.dumps(asdict(TrafficLog(last=cost))))["last"]["bytes_sent"] == 5
 
 
 @pytest.mark.parametrize(
