@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.cluster.sides import Side
 from collectives import Communicator, Traffic
@@ -15,6 +16,12 @@ from collectives.traffic import COSTS
 from mpicomp.bench.measure import gather, line_up
 
 MOST_REPEATS = 200
+WARMED_S = 1.0
+"""Ways that take no longer are called once before each timed call: what only they use is then as fresh as in training.
+
+A round can take a minute, and some virtual machines take back memory that was left alone for half a minute: 200 MB were
+then read in 27 ms instead of 7.
+"""
 
 
 def called(repeat: int, repeats: int, rounds: int) -> bool:
@@ -62,12 +69,13 @@ def measure(
         the kernel's count, and ``wire_bytes_most``.
     """
     names = list(sides)
-    first, before = _first_calls(sides, comm, timed_at_once)
+    first, spent = _first_calls(sides, comm, timed_at_once)
     slowest = gather(comm, first["estimate"]).max(axis=0)
     share_s = budget_s / max(1, len(names))
+    warmed = slowest <= WARMED_S
     repeats = [
-        repeats_for(seconds, share_s, least) - (name in timed_at_once)
-        for name, seconds in zip(names, slowest, strict=True)
+        repeats_for(seconds * (1 + warm), share_s, least) - (name in timed_at_once)
+        for name, seconds, warm in zip(names, slowest, warmed, strict=True)
     ]
     rounds = max(repeats, default=0)
     seconds, cpu = np.full((len(names), rounds + 1), np.nan), np.full((len(names), rounds + 1), np.nan)
@@ -78,7 +86,12 @@ def measure(
         for place in range(len(names)):
             i = (number + place) % len(names)
             if called(number, repeats[i], rounds):
-                seconds[i, number], cpu[i, number] = _timed(sides[names[i]], comm)
+                side = sides[names[i]]
+                if warmed[i]:
+                    side.call()
+                before = _costs(side.traffic)
+                seconds[i, number], cpu[i, number] = _timed(side, comm)
+                spent[names[i]] += _costs(side.traffic) - before
     everyones, everyones_cpu = gather(comm, seconds), gather(comm, cpu)
     sent = gather(comm, first["wire"])
     found = {}
@@ -90,19 +103,19 @@ def measure(
             "cpu_s": float(everyones_cpu[:, i, there].mean()),
             "wire_bytes": float(sent[:, i].mean()),
             "wire_bytes_most": float(sent[:, i].max()),
-            "cost": _cost(comm, sides[name].traffic, before[name], int(there.sum())),
+            "cost": _cost(comm, spent[name] / there.sum()),
         }
     return found
 
 
 def _first_calls(
     sides: Mapping[str, Side], comm: Communicator, timed_at_once: set[str]
-) -> tuple[dict[str, Any], dict[str, list[float]]]:
-    """Warm every side up and check its result; what our traffic stood at when timing began."""
+) -> tuple[dict[str, Any], dict[str, NDArray[np.float64]]]:
+    """Warm every side up and check its result; and what the timed ones of these calls cost us."""
     first = {what: np.zeros(len(sides)) for what in ("seconds", "cpu", "wire", "estimate")}
-    before = {}
+    spent = {}
     for i, (name, side) in enumerate(sides.items()):
-        untimed = _costs(side.traffic)
+        before = _costs(side.traffic)
         comm.barrier()
         sent = wire_bytes()
         first["seconds"][i], first["cpu"][i] = _timed(side, comm)
@@ -110,9 +123,9 @@ def _first_calls(
         first["wire"][i] = wire_bytes() - sent
         side.check()
         at_once = name in timed_at_once
+        spent[name] = (_costs(side.traffic) - before) * at_once
         first["estimate"][i] = first["seconds"][i] if at_once else _timed(side, comm)[0]
-        before[name] = untimed if at_once else _costs(side.traffic)
-    return first, before
+    return first, spent
 
 
 def _timed(side: Side, comm: Communicator) -> tuple[float, float]:
@@ -124,14 +137,13 @@ def _timed(side: Side, comm: Communicator) -> tuple[float, float]:
     return elapsed, time.process_time() - cpu
 
 
-def _costs(traffic: Traffic | None) -> list[float]:
-    return [] if traffic is None else [float(getattr(traffic, name)) for name in COSTS]
+def _costs(traffic: Traffic | None) -> NDArray[np.float64]:
+    return np.array([] if traffic is None else [float(getattr(traffic, name)) for name in COSTS])
 
 
-def _cost(comm: Communicator, traffic: Traffic | None, before: list[float], calls: int) -> dict[str, float] | None:
-    if traffic is None:
+def _cost(comm: Communicator, mine: NDArray[np.float64]) -> dict[str, float] | None:
+    if not mine.size:
         return None
-    mine = (np.array(_costs(traffic)) - np.array(before)) / calls
     everyones = gather(comm, mine)
     most = float(everyones[:, COSTS.index("bytes_sent")].max())
     return dict(zip(COSTS, everyones.mean(axis=0).tolist(), strict=True)) | {"bytes_sent_most": most}

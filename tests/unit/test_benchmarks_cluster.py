@@ -146,27 +146,31 @@ def test_a_way_with_few_calls_has_them_spread_over_the_rounds() -> None:
     assert repeats_for(1e-9, share_s=5, least=3) == rounds.MOST_REPEATS
 
 
-def test_every_side_is_checked_once_and_what_is_slow_is_timed_from_its_first_call(
+def test_every_side_is_checked_once_what_is_slow_is_timed_at_once_and_what_is_quick_is_warmed_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(rounds.time, "perf_counter", lambda: now[0])
     calls: list[str] = []
+    checked: list[str] = []
     traffic = Traffic()
 
-    def side(name: str, first_s: float, seconds: float) -> Side:
+    def side(name: str, cold_s: float, seconds: float) -> Side:
         def call() -> None:
-            now[0] += seconds if name in calls else first_s
+            cold = calls[-1:] != [name]  # something else was called in between
+            now[0] += cold_s if cold else seconds
+            traffic.bytes_sent += 0 if name == "slow" else 100 if cold else 5
             calls.append(name)
-            traffic.bytes_sent += 5 if name == "quick" else 0
 
-        return Side(call, lambda: calls.append(f"check {name}"), traffic if name == "quick" else None)
+        return Side(call, lambda: checked.append(name), traffic if name == "quick" else None)
 
     with Communicator(MPI.COMM_SELF) as comm:
         sides = {"quick": side("quick", 9, 1), "slow": side("slow", 50, 50)}
-        found = measure(sides, comm, budget_s=12, least=3, timed_at_once={"slow"})
-    assert calls[:5] == ["quick", "check quick", "quick", "slow", "check slow"]
+        found = measure(sides, comm, budget_s=24, least=3, timed_at_once={"slow"})
+    assert checked == ["quick", "slow"]
+    assert calls[:3] == ["quick", "quick", "slow"]
     assert found["quick"]["times_s"] == [1.0] * 6
+    assert calls.count("quick") == 2 + 2 * 6
     assert found["slow"]["times_s"] == [50.0] * 3
     assert calls.count("slow") == 3
     assert found["quick"]["cost"]["bytes_sent"] == 5
