@@ -112,7 +112,8 @@ def write(folder: Path, options: argparse.Namespace) -> None:
     bodies["cluster-training"] = training.render(trained)
     bodies["cluster-predictions"] = predicted.render(networks, records)
     bodies["cluster-methods"] = methods.render(timed)
-    bodies["cluster-targets"] = targets.render(records, overlaps, networks)
+    bodies["cluster-targets"] = targets.render(records, networks)
+    bodies["cluster-overlap"] += "\n\n" + targets.render_overlaps(overlaps)
     if document is None:
         for name, body in bodies.items():
             print(f"\n## {name}\n\n{body}", flush=True)
@@ -125,7 +126,7 @@ def write(folder: Path, options: argparse.Namespace) -> None:
         "cluster-training": [curves],
         "cluster-predictions": [networks, records],
         "cluster-methods": [timed],
-        "cluster-targets": [records, overlaps, networks],
+        "cluster-targets": [records, networks],
     }
     for name, body in bodies.items():
         if body != NOTHING and all(made_of.get(name, [records])):

@@ -47,11 +47,18 @@ OVERLAP_FOUR, OVERLAP_TWO = 0.85, 0.75
 EQUAL = 0.15  # logarithm of wire over computing: nearer is called equal
 
 
-def render(records: Sequence[Record], overlaps: Sequence[Record], predicted: Sequence[Record]) -> str:
-    """A table; what is not measured has no line."""
+def render(records: Sequence[Record], predicted: Sequence[Record]) -> str:
+    """A table of ratios; what is not measured has no line."""
     by_cell = {_cell(record): record for record in records}
-    rows = [*_ratios(by_cell), *_bound(by_cell), *_torus(by_cell, predicted)]
-    rows += [*_overlaps(overlaps)]
+    return _table([*_ratios(by_cell), *_bound(by_cell), *_torus(by_cell, predicted)])
+
+
+def render_overlaps(overlaps: Sequence[Record]) -> str:
+    """A table like `render`'s."""
+    return _table([*_overlaps(overlaps)])
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
     return table(("what", "measured", "target", ""), rows) if rows else "Not measured yet."
 
 

@@ -161,9 +161,7 @@ def test_verdicts_on_time() -> None:
     assert not torus_against_ring({"ring": torus, "torus": ring}).holds
 
 
-def test_what_others_use_is_what_processors_do_beside_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_others_use_is_what_processors_do_beside_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     accounts = tmp_path / "stat"
     accounts.write_text("cpu  100 0 50 800 10 0 0 0 0 0\ncpu0 ...\n")
 
