@@ -19,7 +19,7 @@ MOST_REPEATS = 200
 WARMED_S = 1.0
 """Ways that take no longer are called once before each timed call: what only they use is then as fresh as in training.
 
-A round can take a minute, and some virtual machines take back memory that was left alone for half a minute: 200 MB were
+A round can take a minute, and some virtual machines take back memory that was left alone for as long: 200 MB were
 then read in 27 ms instead of 7.
 """
 
