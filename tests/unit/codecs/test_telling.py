@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mpicomp.algorithms.coded import Worker
+from mpicomp.algorithms.feedback import ErrorAccumulation
 from mpicomp.codecs import Draw, Quantizer
 from mpicomp.codecs.quantizer import Ternary
 from mpicomp.random import Stream
@@ -43,3 +45,16 @@ def test_values_that_are_not_finite_are_refused(codec: Quantizer) -> None:
         codec.encode_telling(
             values, np.empty(codec.nbytes(700), np.uint8), np.empty_like(values), draw=Draw(Stream(5, 0, "code"), 3, 1)
         )
+
+
+def test_error_feedback_does_not_decode_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec, n = Quantizer(bucket=64, levels=2, norm="l2", coding="entropy"), 640
+    worker = Worker(codec, ErrorAccumulation(0.2, 0.9), n, np.dtype(np.float32), n, Stream(5, 0, "code"), 0)
+    values, sent = np.random.default_rng(0).standard_normal(n).astype(np.float32), np.empty(n, np.float32)
+    payload = np.empty(codec.nbytes(n), np.uint8)
+    with monkeypatch.context() as patched:
+        patched.setattr(Quantizer, "decode", None)
+        worker.encode(values, range(n), payload)
+    worker.commit()
+    codec.decode(payload, sent, weight=1)
+    assert (worker.residual == values - sent).all()
