@@ -6,11 +6,17 @@ import ctypes
 import os
 import platform
 import re
+import threading
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 _PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_SCALING_ELEMENTS, _SCALING_TURNS, _SCALING_S = 1 << 24, 5, 0.05
 
 
 def machine_facts() -> dict[str, Any]:
@@ -46,6 +52,36 @@ def describe(facts: dict[str, Any]) -> str:
         f"Numba {facts['numba']}, Python {facts['python']}; huge pages: {facts['huge_pages']}, "
         f"{facts['huge_mb']:.0f} of {facts['resident_mb']:.0f} MB resident on them; load {facts['load']:.1f}"
     )
+
+
+def memory_scaling() -> float:
+    """How many times as fast as one processor all of them read memory at once; on a quiet machine, in half a second.
+
+    Processors that share a way to memory reach little more together than one alone. Which ones a virtual machine has
+    can change while it runs.
+    """
+    vectors = [np.ones(_SCALING_ELEMENTS, np.float32) for _ in range(len(os.sched_getaffinity(0)))]
+    reached = [(passes(vectors[:1]), passes(vectors)) for _ in range(_SCALING_TURNS)]
+    return float(np.median([together / alone for alone, together in reached]))
+
+
+def passes(vectors: list[NDArray[np.float32]]) -> float:
+    """How often a second threads read the vectors, one each."""
+    done = [0] * len(vectors)
+    end = time.perf_counter() + _SCALING_S
+
+    def read(mine: int) -> None:
+        while time.perf_counter() < end:
+            vectors[mine].max()  # without Python's lock
+            done[mine] += 1
+
+    threads = [threading.Thread(target=read, args=(mine,)) for mine in range(len(vectors))]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(done) / (time.perf_counter() - start)
 
 
 def huge_page_policy(text: str) -> str:

@@ -7,14 +7,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
 from apps.cluster.network import ClusterError
 from benchmarks.cluster import methods, predicted, sweep, targets, training
 from benchmarks.cluster.drive import Limits, has_mpich, measure_cells, tell
-from benchmarks.cluster.grid import RATES, SIZES, TWO_LEVEL, Cell, by_net, default_plan, product
+from benchmarks.cluster.grid import RATES, SIZES, TWO_LEVEL, Cell, Net, by_net, default_plan, product
 from benchmarks.cluster.plots import draw
 from benchmarks.cluster.records import read
 from benchmarks.cluster.tables import NOTHING, tables
@@ -29,7 +29,7 @@ CAPTIONS = {
     "cluster-stages": "Where the time goes",
     "cluster-overlap": "Wire, computing and both",
 }
-PARTS = ("grid", "overlap", "predicted", "methods", "training", "tables")
+PARTS = ("grid", "overlap", "methods", "training", "tables")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,8 +48,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         failed += grid(cells, folder, options)
     if "overlap" in options.only:
         failed += sweep.run(folder / "overlap", options.fresh)
-    if "predicted" in options.only:
-        failed += predicted.run(folder / "predicted", options.fresh)
     if "methods" in options.only:
         failed += methods.run(folder / "methods", options.fresh)
     if "training" in options.only:
@@ -100,7 +98,7 @@ def grid(cells: Sequence[Cell], folder: Path, options: argparse.Namespace) -> li
 def write(folder: Path, options: argparse.Namespace) -> None:
     """Tables and plots of all records there are; what has none stays in the document as it is."""
     records, overlaps = read(folder, "cluster"), read(folder / "overlap", "overlap")
-    networks, timed = read(folder / "predicted", "predicted"), read(folder / "methods", "methods")
+    timed = read(folder / "methods", "methods")
     trained = training.records(folder / "training")
     document = options.docs or (None if options.json_dir else DOCUMENT)
     folder_of_figures = options.figures or (folder if options.json_dir else FIGURES)
@@ -110,9 +108,9 @@ def write(folder: Path, options: argparse.Namespace) -> None:
         tell(f"wrote {path}")
     bodies = tables(records, overlaps)
     bodies["cluster-training"] = training.render(trained)
-    bodies["cluster-predictions"] = predicted.render(networks, records)
+    bodies["cluster-predictions"] = predicted.render(records)
     bodies["cluster-methods"] = methods.render(timed)
-    bodies["cluster-targets"] = targets.render(records, networks)
+    bodies["cluster-targets"] = targets.render(records)
     bodies["cluster-overlap"] += "\n\n" + targets.render_overlaps(overlaps)
     if document is None:
         for name, body in bodies.items():
@@ -120,13 +118,11 @@ def write(folder: Path, options: argparse.Namespace) -> None:
         return
     bodies["cluster-figures"] = figures(drawn, document.parent)
     bodies["cluster-training"] += "\n\n" + figures(curves, document.parent)
-    made_of = {
+    made_of: dict[str, list[Sequence[object] | Mapping[Net, object]]] = {
         "cluster-overlap": [overlaps],
         "cluster-figures": [records, overlaps],
         "cluster-training": [curves],
-        "cluster-predictions": [networks, records],
         "cluster-methods": [timed],
-        "cluster-targets": [records, networks],
     }
     for name, body in bodies.items():
         if body != NOTHING and all(made_of.get(name, [records])):

@@ -20,6 +20,7 @@ from benchmarks.cluster.grid import Cell, Net
 from benchmarks.cluster.records import merge, write
 from benchmarks.cluster.tuned import SETTINGS
 from benchmarks.cluster.ways import LEAST_REPEATS, MEMORY_PART, MPICH_DEFAULT, choose, memory_bytes, of_library
+from benchmarks.facts import memory_scaling
 from benchmarks.jobs import PROJECT
 from benchmarks.record import Record
 
@@ -99,7 +100,8 @@ def measure_cells(
                     asked.append({"bytes": cell.nbytes, "ways": names, "path": str(path.resolve())})
             jobs = sum(other.library == phase.library for other in sequence)
             budget_s = limits.budget_s / jobs / (3 if phase.library == "mpich" else 1)
-            request = {"cells": asked, "least": phase.least, "budget_s": budget_s, "links": links}
+            request = {"cells": asked, "least": phase.least, "budget_s": budget_s, "links": links,
+                       "advise": phase.library == "openmpi"}  # fmt: skip
             if asked:
                 run_job(network, Path(scratch), net, phase.library, request)
     for cell in cells:
@@ -126,7 +128,9 @@ def measure_alone(kind: str, net: Net, path: Path, **request: Any) -> Record:
 
 
 def run_job(network: Network, folder: Path, net: Net, library: str, request: dict[str, Any]) -> None:
-    """Run `benchmarks.cluster.job` on all hosts to its end. Its records show the load before it began, not its own.
+    """Run `benchmarks.cluster.job` on all hosts to its end.
+
+    Its records show the load before it began, not its own, and how memory was shared then.
 
     Raises
     ------
@@ -138,7 +142,7 @@ def run_job(network: Network, folder: Path, net: Net, library: str, request: dic
         "net": asdict(net),
         "library": library,
         "address": network.nodes[0].address,
-        "load": round(os.getloadavg()[0], 2),
+        "facts": {"load": round(os.getloadavg()[0], 2), "memory_scaling": [memory_scaling()]},
     }
     path.write_text(json.dumps(head | request))
     run_on_hosts(network, folder, f"{library} job on {net.name}", ["-m", "benchmarks.cluster.job", str(path)], library)

@@ -14,7 +14,7 @@ import mpicomp
 from benchmarks.cluster.grid import Cell, Net
 from benchmarks.cluster.methods import measure_here as measure_methods
 from benchmarks.cluster.overlap import measure_overlap
-from benchmarks.cluster.predicted import measure_here as measure_prediction
+from benchmarks.cluster.predicted import LEAST_BYTES, measure_advice
 from benchmarks.cluster.rounds import measure
 from benchmarks.cluster.sides import Resources
 from benchmarks.cluster.vectors import fill
@@ -26,7 +26,6 @@ from collectives.arrays import aligned_empty
 
 ALONE: Mapping[str, tuple[str, Callable[[Communicator, dict[str, Any]], Record]]] = {
     "overlap": ("ring", lambda comm, request: measure_overlap(comm, request["n"], request["repeats"])),
-    "predicted": ("auto", lambda comm, request: measure_prediction(comm)),
     "methods": ("ring", lambda comm, request: measure_methods(comm, request["n"], request["repeats"])),
 }
 """Jobs that have a cluster of their own: their topology, and what they measure."""
@@ -42,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         topology, measure_one = ALONE[request["library"]]
         with Communicator(topology=topology) as comm:
             record = measure_one(comm, request)
-            record["facts"]["load"] = request["load"]
+            record["facts"] |= request["facts"]
             _publish(comm, {**record, "links": request["links"], "settings": request["net"]}, request["path"])
         return 0
     known = {way.name: way for way in of_library(request["library"], net.nodes)}
@@ -51,8 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for asked in request["cells"]:
         cell = Cell(net, asked["bytes"])
         ways = [known[name] for name in asked["ways"]]
-        record = measure_cell(resources, cell, ways, request["budget_s"], request["least"])
-        record["facts"]["load"] = request["load"]
+        advised = [measure_advice(resources.comm, cell.n)] if request["advise"] and cell.nbytes >= LEAST_BYTES else []
+        record = measure_cell(resources, cell, ways, request["budget_s"], request["least"]) | {"advised": advised}
+        record["facts"] |= request["facts"]
         extra = {"library": request["library"], "links": request["links"]}
         _publish(resources.comm, {**record, **extra}, asked["path"])
     resources.close()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.cluster.grid import Cell, Net
 from benchmarks.record import Record
 
 IN_MPICH = " (MPICH job)"
@@ -28,10 +29,36 @@ def merge(parts: Sequence[Record], left_out: dict[str, str]) -> Record:
     return {
         "part": "cluster",
         "settings": first["settings"],
-        "facts": first["facts"] | {"mpi": " and ".join(dict.fromkeys(_library(part) for part in parts))},
+        "facts": first["facts"] | of_jobs(parts),
         "links": first["links"],
+        "advised": [advised for part in parts for advised in part["advised"]],
         "ways": {name: _together(jobs) for name, jobs in ways.items()},
         "left_out": left_out,
+    }
+
+
+def cell_of(record: Record) -> Cell:
+    """Which cell a record of the grid is of."""
+    settings = record["settings"]
+    return Cell(Net(settings["nodes"], settings["rate"], settings["between"]), settings["bytes"])
+
+
+def in_order(records: Iterable[Record]) -> list[Record]:
+    """By nodes, links and size."""
+
+    def place(record: Record) -> tuple[Any, ...]:
+        cell = cell_of(record)
+        return cell.net.nodes, cell.net.between != "none", cell.net.bits_per_s or float("inf"), cell.nbytes
+
+    return sorted(records, key=place)
+
+
+def of_jobs(parts: Sequence[Record]) -> dict[str, Any]:
+    """The facts that differ between jobs."""
+    return {
+        "mpi": " and ".join(dict.fromkeys(_library(part) for part in parts)),
+        "load": max(part["facts"]["load"] for part in parts),
+        "memory_scaling": [scaling for part in parts for scaling in part["facts"].get("memory_scaling", [])],
     }
 
 

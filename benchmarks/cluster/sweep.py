@@ -3,38 +3,64 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from apps.cluster.network import ClusterError
 from benchmarks.cluster.drive import measure_alone, tell
 from benchmarks.cluster.figures import crossing
 from benchmarks.cluster.grid import Net
+from benchmarks.cluster.records import of_jobs, write
+from benchmarks.record import Record
 
-N, REPEATS = 25_000_000, 25
+N, REPEATS, JOBS = 25_000_000, 25, 5
 NETS = (Net(4, "1gbit"), *(Net(2, rate) for rate in ("500mbit", "1gbit", "2gbit", "4gbit", "8gbit", "none")))
 
 
-def run(folder: Path, fresh: bool, n: int = N, repeats: int = REPEATS) -> list[str]:
+def run(folder: Path, fresh: bool, n: int = N, repeats: int = REPEATS, jobs: int = JOBS) -> list[str]:
     """Measure what is missing; returns what failed."""
-    failed = []
-    records = []
-    for net in NETS:
-        try:
-            record = _one(net, folder / f"overlap-{net.name}.json", fresh, n, repeats)
-        except ClusterError as error:
-            failed.append(f"overlap, {net.name}: {error}")
-            continue
-        if net.nodes == 2:
-            records.append(record)
+    failed = _measure({net: f"overlap-{net.name}" for net in NETS}, folder, fresh, n, repeats, jobs)
+    paths = [folder / f"overlap-{net.name}.json" for net in NETS if net.nodes == 2]
+    records = [json.loads(path.read_text()) for path in paths if path.exists()]
     balanced_mbit = balance([(rate_of(record), record["wire_s"] / record["compute_s"]) for record in records])
     if balanced_mbit is None:
         return [*failed, "overlap: no rate found at which wire and computing take equally long"]
-    try:
-        _one(Net(2, f"{balanced_mbit}mbit"), folder / "overlap-balanced.json", fresh, n, repeats)
-    except ClusterError as error:
-        failed.append(f"overlap, {balanced_mbit} Mbit/s: {error}")
+    balanced = {Net(2, f"{balanced_mbit}mbit"): "overlap-balanced"}
+    return failed + _measure(balanced, folder, fresh, n, repeats, jobs)
+
+
+def _measure(names: Mapping[Net, str], folder: Path, fresh: bool, n: int, repeats: int, jobs: int) -> list[str]:
+    """Let the clusters whose record is missing take turns, a job each; returns what failed."""
+    failed = []
+    missing = {net: name for net, name in names.items() if fresh or not (folder / f"{name}.json").exists()}
+    measured: dict[Net, list[Record]] = {net: [] for net in missing}
+    for job in range(jobs):
+        for net, name in missing.items():
+            tell(f"overlap, job {job + 1} of {jobs}: {net.nodes} nodes, {net.links}")
+            try:
+                one = measure_alone("overlap", net, folder / "parts" / f"{name}.json", n=n, repeats=repeats)
+            except ClusterError as error:
+                failed.append(f"overlap, {net.name}: {error}")
+                continue
+            measured[net].append(one)
+    for net, records in measured.items():
+        if records:
+            write(together(records), folder / f"{missing[net]}.json")
     return failed
+
+
+def together(jobs: Sequence[Record]) -> Record:
+    """One record of several jobs on the same links: medians over jobs, and each job's overlap."""
+    names = ("wire_s", "compute_s", "together_s", "overlap", "exposed_s")
+    return {
+        **jobs[0],
+        **{name: median(job[name] for job in jobs) for name in names},
+        "overlaps": [job["overlap"] for job in jobs],
+        "times_s": [job["times_s"] for job in jobs],
+        "facts": jobs[0]["facts"] | of_jobs(jobs),
+    }
 
 
 def rate_of(record: dict[str, Any]) -> float:
@@ -46,11 +72,3 @@ def balance(points: list[tuple[float, float]]) -> int | None:
     """The rate in Mbit/s where the quotient is 1, from (bits per second of payload, wire over compute)."""
     found = crossing(points)
     return None if found is None else round(found / 0.956 / 1e6)
-
-
-def _one(net: Net, path: Path, fresh: bool, n: int, repeats: int) -> dict[str, Any]:
-    if path.exists() and not fresh:
-        record: dict[str, Any] = json.loads(path.read_text())
-        return record
-    tell(f"overlap: {net.nodes} nodes, {net.links}")
-    return measure_alone("overlap", net, path, n=n, repeats=repeats)

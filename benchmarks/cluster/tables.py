@@ -19,7 +19,7 @@ from benchmarks.cluster.figures import (
     speedup,
 )
 from benchmarks.cluster.grid import RATES, Net, size_text
-from benchmarks.cluster.records import IN_MPICH
+from benchmarks.cluster.records import IN_MPICH, in_order
 from benchmarks.cluster.ways import (
     DENSE_RING,
     GLOO,
@@ -62,7 +62,7 @@ COMPARED = (
 
 def tables(records: Sequence[Record], overlaps: Sequence[Record]) -> dict[str, str]:
     """All tables by the name of their place in the document."""
-    ordered = sorted(records, key=_place)
+    ordered = in_order(records)
     return {
         "cluster-sizes": _by_size(ordered),
         "cluster-rates": _by_rate(ordered),
@@ -79,12 +79,6 @@ def tables(records: Sequence[Record], overlaps: Sequence[Record]) -> dict[str, s
 def links(settings: dict[str, Any]) -> str:
     """What the links of a cell are called."""
     return Net(settings["nodes"], settings["rate"], settings["between"]).links
-
-
-def _place(record: Record) -> tuple[Any, ...]:
-    settings = record["settings"]
-    rate = nominal_rate(record)
-    return settings["nodes"], settings["between"] != "none", rate or float("inf"), settings["bytes"]
 
 
 def _by_size(records: Sequence[Record]) -> str:
@@ -215,12 +209,18 @@ def _overlap(records: Sequence[Record]) -> str:
             links(record["settings"]),
             str(Rate(round(payload_rate(record), -6))),
             *(scaled(record[f"{name}_s"], MS) for name in ("wire", "compute", "together")),
-            f"{record['overlap']:.0%}",
+            hidden(record),
             scaled(record["exposed_s"], MS),
         )
         for record in sorted(records, key=lambda one: (one["settings"]["nodes"], payload_rate(one)))
     ]
     return _with_footer([table(columns, rows)] if rows else [], records)
+
+
+def hidden(record: Record) -> str:
+    """The overlap as a median over jobs, and the range of theirs."""
+    each = record["overlaps"]
+    return f"{record['overlap']:.0%} ({100 * min(each):.0f} to {max(each):.0%})"
 
 
 def _left_out(records: Sequence[Record]) -> str:
@@ -294,4 +294,14 @@ def _with_footer(found: Sequence[str], records: Sequence[Record]) -> str:
         if " †" in "".join(found)
         else ""
     )
-    return "\n\n".join(found) + f"\n\n<sub>{note}Load: the highest before a job. {describe(facts)}.</sub>"
+    note += f"Load: the highest before a job. {describe(facts)}.{_scaling(records)}"
+    return "\n\n".join(found) + f"\n\n<sub>{note}</sub>"
+
+
+def _scaling(records: Sequence[Record]) -> str:
+    """How much more memory gave to all processors than to one, before the jobs."""
+    found = [float(one) for record in records for one in record["facts"].get("memory_scaling", ())]
+    if not found:
+        return ""
+    ends = dict.fromkeys((f"{min(found):.1f}", f"{max(found):.1f}"))
+    return f" All processors at once read memory {' to '.join(ends)} times as fast as one."

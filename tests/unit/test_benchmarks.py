@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from benchmarks import learning, run_all, runs, timing
 from benchmarks.cascading import amplitude, matching_rate
-from benchmarks.facts import describe, forget_peak, huge_page_policy, machine_facts, peak_resident_bytes, resident_bytes
+from benchmarks.facts import (
+    describe,
+    forget_peak,
+    huge_page_policy,
+    machine_facts,
+    memory_scaling,
+    passes,
+    peak_resident_bytes,
+    resident_bytes,
+)
 from benchmarks.jobs import PROJECT, environment, run
 from benchmarks.record import replace_block, scaled, table
 from benchmarks.runs import Outcome, Run
@@ -71,6 +83,31 @@ def test_facts_make_a_sentence() -> None:
     assert json.loads(json.dumps(facts)) == facts
     assert facts["cpu"] in describe(facts)
     assert huge_page_policy("always [madvise] never\n") == "madvise"
+
+
+def test_what_memory_gives_to_all_processors_is_held_against_what_it_gives_to_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def noted(vectors: list[NDArray[np.float32]]) -> float:
+        asked.append(len(vectors))
+        return 10.0 * len(vectors) ** 0.5
+
+    monkeypatch.setattr("benchmarks.facts.passes", noted)
+    cores = len(os.sched_getaffinity(0))
+    assert memory_scaling() == pytest.approx(cores**0.5)
+    assert set(asked) == {1, cores}
+
+
+def test_passes_over_memory_are_counted_as_rates() -> None:
+    vector = np.ones(1 << 20, np.float32)
+    vector.max()
+    start = time.perf_counter()
+    for _ in range(20):
+        vector.max()
+    alone = 20 / (time.perf_counter() - start)
+    assert 0.1 < passes([vector]) / alone < 10  # no more is known of a busy machine
 
 
 def test_a_peak_of_memory_is_seen_after_it_is_over() -> None:

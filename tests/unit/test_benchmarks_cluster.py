@@ -12,7 +12,7 @@ import pytest
 from mpi4py import MPI
 
 from benchmarks.cluster import __main__ as program
-from benchmarks.cluster import rounds, vectors
+from benchmarks.cluster import rounds, sweep, vectors
 from benchmarks.cluster.drive import phases
 from benchmarks.cluster.figures import best_mpi, bound_s, crossing, over_bound, over_mpich, spared, speedup
 from benchmarks.cluster.grid import Cell, Net, by_net, default_plan, parse_size, product, size_text
@@ -49,6 +49,7 @@ def part(library: str, ways: dict[str, Any], nbytes: int = 1_000_000, rate: str 
         "facts": machine_facts() | {"mpi": "MPICH Version: 5\nmore" if library == "mpich" else "Open MPI 5"},
         "links": links,
         "ways": ways,
+        "advised": [],
     }
 
 
@@ -197,6 +198,9 @@ def test_parts_of_a_cell_are_put_together_call_by_call() -> None:
     first = part("openmpi", {"dense ring": timed(1.0, 2.0, cost={"bytes_sent": 10.0}), "Gloo": timed(1.0)})
     second = part("openmpi", {"dense ring": timed(6.0, cost={"bytes_sent": 40.0})})
     on_mpich = part("mpich", {"dense ring": timed(4.0, cost={"bytes_sent": 10.0}), "MPICH": timed(5.0)})
+    first["facts"] |= {"load": 0.2, "memory_scaling": [1.1]}
+    second["facts"] |= {"load": 1.2, "memory_scaling": [1.9]}
+    first["advised"], second["advised"] = [{"piece_bytes": 1}], [{"piece_bytes": 2}]
     merged = merge([first, on_mpich, second], {})
     assert list(merged["ways"]) == ["dense ring", "Gloo", "dense ring (MPICH job)", "MPICH"]
     ring = merged["ways"]["dense ring"]
@@ -204,6 +208,9 @@ def test_parts_of_a_cell_are_put_together_call_by_call() -> None:
     assert (ring["elapsed_s"], ring["cost"]["bytes_sent"]) == (3.0, 20.0)
     assert merged["ways"]["Gloo"]["cost"] is None
     assert merged["facts"]["mpi"] == "Open MPI 5 and MPICH 5"
+    assert merged["facts"]["memory_scaling"] == [1.1, 1.9]
+    assert merged["facts"]["load"] >= 1.2
+    assert merged["advised"] == [{"piece_bytes": 1}, {"piece_bytes": 2}]
 
 
 def test_records_are_read_as_written(tmp_path: Path) -> None:
@@ -266,7 +273,21 @@ def overlap_record(nodes: int, mbit: int) -> dict[str, Any]:
     links = [{"what": "", "asked": "", "bits_per_s": mbit * 0.95e6}]
     settings = {"nodes": nodes, "rate": f"{mbit}mbit", "between": "none"}
     head = {"part": "overlap", "n": 1_000_000, "facts": machine_facts(), "links": links, "settings": settings}
-    return {**head, **times, "overlap": 0.5, "exposed_s": 0.001}
+    return {**head, **times, "overlap": 0.5, "overlaps": [0.4, 0.5, 0.8], "exposed_s": 0.001}
+
+
+def test_several_jobs_overlap_as_the_median_of_theirs() -> None:
+    jobs = [
+        overlap_record(2, 1000) | {"overlap": part, "wire_s": wire_s, "times_s": {}}
+        for part, wire_s in ((0.9, 3.0), (0.5, 1.0), (0.7, 2.0))
+    ]
+    for job, scaling in zip(jobs, (1.1, 1.9, 1.5), strict=True):
+        job["facts"] = job["facts"] | {"memory_scaling": [scaling]}
+    made = sweep.together(jobs)
+    assert (made["overlap"], made["wire_s"], made["overlaps"]) == (0.7, 2.0, [0.9, 0.5, 0.7])
+    text = tables([], [made])["cluster-overlap"]
+    assert "| 70% (50 to 90%) |" in text
+    assert "All processors at once read memory 1.1 to 1.9 times as fast as one." in text
 
 
 def grid_of_records() -> list[dict[str, Any]]:
@@ -289,7 +310,7 @@ def test_tables_name_the_best_algorithm_and_what_was_left_out() -> None:
     assert "| 8 | 1gbit/100mbit | 16MB |" in made["cluster-nodes"]
     assert "| 4 | 1gbit | 100MB | dense auto | no time |" in made["cluster-left-out"]
     assert "| 4.50 |" in made["cluster-mpich"]
-    assert "| 4 | 1000mbit | 950 Mbit/s | 30.0 | 20.0 | 40.0 | 50% | 1.00 |" in made["cluster-overlap"]
+    assert "| 4 | 1000mbit | 950 Mbit/s | 30.0 | 20.0 | 40.0 | 50% (40 to 80%) | 1.00 |" in made["cluster-overlap"]
     assert "1gbit/100mbit" not in made["cluster-bound"]
     assert "6000 (6000) | 1200 | 5.00 | 1263 | 4.75 |" in made["cluster-bound"]
 
