@@ -100,6 +100,11 @@ def test_what_memory_gives_to_all_processors_is_held_against_what_it_gives_to_on
     assert set(asked) == {1, cores}
 
 
+def test_a_machine_that_stalls_for_a_turn_is_measured_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.facts._SCALING_S", -1.0)
+    assert passes([np.ones(10, np.float32)] * 2) > 0
+
+
 def test_passes_over_memory_are_counted_as_rates() -> None:
     vector = np.ones(1 << 20, np.float32)
     vector.max()
