@@ -41,7 +41,15 @@ def measure_network(comm: Communicator) -> LinkModel:
     within = {width: _seconds_a_message(comm, _inside(comm.rank, width)) for width in (*widths, size)}
     across = {width: _seconds_a_message(comm, _beyond(comm.rank, width, size)) for width in widths}
     fast = min(within.values())
-    groups = [w for w in widths if within[w] <= SLOWER * fast and across[w] > SLOWER * within[w]]
+
+    def fall_apart(width: int) -> bool:
+        return within[width] <= SLOWER * fast and across[width] > SLOWER * within[width]
+
+    groups = [width for width in widths if fall_apart(width)]
+    for width in groups:  # a rank that had to wait looks like a slow way, but hardly twice
+        within[width] = min(within[width], _seconds_a_message(comm, _inside(comm.rank, width)))
+        across[width] = min(across[width], _seconds_a_message(comm, _beyond(comm.rank, width, size)))
+    groups = [width for width in groups if fall_apart(width)]
     width = max(groups, default=size)
     nbytes = comm.packed_piece_bytes()
     latency_s, bandwidth = _latency(comm, _inside(comm.rank, width)), nbytes / within[width]

@@ -73,16 +73,20 @@ def measure_speed(comm: Communicator, algorithm: Algorithm, n: int, dtype: str, 
         tiny = _calls(ring, algorithm, TINY, dtype, TINY_CALLS, time.perf_counter)
         tiny_s = float(np.median(tiny[:, :, 0].max(axis=0)))
     encoding_s, merging_s, decoding_s, other_s = costs.tolist()
-    shape = dtype, size, comm.packed_piece_bytes()
-    message_s, byte_s = _solve(
-        (*_traffic(algorithm, sample, *shape), other_s), (*_traffic(algorithm, small, *shape), float(less[3]))
-    )
-    merged = sample * (size - 1) / size
-    work = Work(encoding_s / sample, merging_s / merged, decoding_s / sample, message_s, byte_s, measure_sharing(comm))
     # what travelling takes here, whatever network is predicted for
     here = LinkModel(measure_latency(comm), network.bandwidth_bytes_s)
     travelling_s = simulate_time(Ring(), size, TINY, wire.nbytes, here, alignment=wire.alignment)
-    return Speed(work, max(0.0, tiny_s - travelling_s))
+    sharing, left_s = measure_sharing(comm), max(0.0, tiny_s - travelling_s)
+    handlings = 2 * 2 * (size - 1) * sharing  # of a ring's messages that wait for each other, where sent and received
+    shape = dtype, size, comm.packed_piece_bytes()
+    message_s, byte_s = _solve(
+        (*_traffic(algorithm, sample, *shape), other_s),
+        (*_traffic(algorithm, small, *shape), float(less[3])),
+        left_s / handlings,
+    )
+    merged = sample * (size - 1) / size
+    work = Work(encoding_s / sample, merging_s / merged, decoding_s / sample, message_s, byte_s, sharing)
+    return Speed(work, left_s - handlings * message_s)
 
 
 def measure_sharing(comm: Communicator) -> float:
@@ -103,17 +107,16 @@ def _traffic(algorithm: Algorithm, n: int, dtype: str, size: int, piece_bytes: i
     return steps * -(-n // (size * wire.piece_elements)), steps * wire.nbytes(n, 1) // size
 
 
-def _solve(more: tuple[int, int, float], less: tuple[int, int, float]) -> tuple[float, float]:
-    """Seconds per message and per byte, neither negative, from two (messages, bytes, seconds)."""
+def _solve(more: tuple[int, int, float], less: tuple[int, int, float], most_s: float) -> tuple[float, float]:
+    """Seconds per message and per byte, neither negative, from two (messages, bytes, seconds); all of the first's.
+
+    A message takes `most_s` at most: a call of few elements, timed as a whole, has messages too.
+    """
     (m1, b1, s1), (m2, b2, s2) = more, less
     determinant = m1 * b2 - m2 * b1
-    if determinant:
-        message_s, byte_s = (s1 * b2 - s2 * b1) / determinant, (m1 * s2 - m2 * s1) / determinant
-        if message_s >= 0 and byte_s >= 0:
-            return message_s, byte_s
-        if message_s < 0:
-            return 0.0, max(0.0, s1 / b1)
-    return max(0.0, s1 / m1), 0.0
+    message_s = (s1 * b2 - s2 * b1) / determinant if determinant else s1 / m1
+    message_s = max(0.0, min(message_s, s1 / m1, most_s))
+    return message_s, (s1 - m1 * message_s) / b1
 
 
 def _costs(ring: Communicator, algorithm: Algorithm, n: int, dtype: str, calls: int) -> NDArray[np.float64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,23 @@ def test_every_rank_finds_the_same_network() -> None:
     assert len(set(WORLD.allgather(found))) == 1
     assert found.latency_s >= 0
     assert found.bandwidth_bytes_s > 1e6
+
+
+@pytest.mark.mpi(min_size=4, max_size=4)
+@pytest.mark.parametrize(("slow_calls", "group_size"), [(1, None), (2, 2)])
+def test_groups_must_be_found_twice(slow_calls: int, group_size: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: Counter[bool] = Counter()
+
+    def seconds(comm: Communicator, peers: tuple[int, int]) -> float:
+        beyond = peers == ((comm.rank + 2) % 4, (comm.rank - 2) % 4)
+        calls[beyond] += 1
+        return 1e-3 if beyond and calls[beyond] <= slow_calls else 1e-4
+
+    monkeypatch.setattr("collectives.probe._seconds_a_message", seconds)
+    with Communicator() as comm:
+        found = measure_network(comm)
+    assert found.group_size == group_size
+    assert found.uplink_bytes_s == (None if group_size is None else 2 * comm.packed_piece_bytes() / 1e-3)
 
 
 @pytest.mark.parametrize("n", [1, 1000, 100_000, 2_000_000])

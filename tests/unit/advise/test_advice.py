@@ -139,7 +139,13 @@ def test_rates_as_network_people_say_them(bytes_s: float, text: str) -> None:
 
 
 def test_what_messages_and_bytes_cost_is_told_apart() -> None:
-    assert _solve((40, 1000, 40 * 3.0 + 1000 * 0.5), (20, 200, 20 * 3.0 + 200 * 0.5)) == pytest.approx((3.0, 0.5))
-    assert _solve((40, 1000, 10.0), (40, 250, 2.5)) == pytest.approx((0.0, 0.01))  # bytes alone
-    assert _solve((40, 1000, 10.0), (20, 200, 8.0)) == pytest.approx((0.25, 0.0))  # less for more: messages alone
-    assert _solve((6, 1000, 10.0), (6, 1000, 10.0)) == pytest.approx((10 / 6, 0.0))
+    assert _solve((40, 1000, 40 * 3.0 + 1000 * 0.5), (20, 200, 20 * 3.0 + 200 * 0.5), math.inf) == pytest.approx(
+        (3.0, 0.5)
+    )
+    assert _solve((40, 1000, 10.0), (40, 250, 2.5), math.inf) == pytest.approx((0.0, 0.01))  # bytes alone
+    assert _solve((40, 1000, 10.0), (20, 200, 8.0), math.inf) == pytest.approx(
+        (0.25, 0.0)
+    )  # less for more: messages alone
+    assert _solve((6, 1000, 10.0), (6, 1000, 10.0), math.inf) == pytest.approx((10 / 6, 0.0))
+    # no message takes longer than a whole call leaves it: bytes take the rest
+    assert _solve((40, 1000, 40 * 3.0 + 1000 * 0.5), (20, 200, 20 * 3.0 + 200 * 0.5), 1.0) == pytest.approx((1.0, 0.58))
