@@ -122,14 +122,20 @@ def _solve(more: tuple[int, int, float], less: tuple[int, int, float], most_s: f
 def _costs(ring: Communicator, algorithm: Algorithm, n: int, dtype: str, calls: int) -> NDArray[np.float64]:
     """Processor seconds of encoding, merging, decoding and the rest, which is moving: medians, mean over ranks.
 
-    On the wall they would contain what other ranks do with a core that they share. A rank that waits sleeps here and
-    looks now and then, as polling all the time would be taken for moving.
+    On the wall they would contain what other ranks do with a core that they share. A rank that waits polls, which is
+    taken for moving, or sleeps and looks now and then, after which all it does is slower: of both the lesser counts.
     """
+    polling = _stages(_calls(ring, algorithm, n, dtype, calls, time.thread_time))
     before = rest_by(lambda: time.sleep(NAP_S))
     try:
-        everyones = _calls(ring, algorithm, n, dtype, calls, time.thread_time)
+        sleeping = _stages(_calls(ring, algorithm, n, dtype, calls, time.thread_time))
     finally:
         rest_by(before)
+    return np.minimum(polling, sleeping)
+
+
+def _stages(everyones: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of calls as `_calls` gives them: encoding, merging, decoding, and what is left of the whole."""
     found: NDArray[np.float64] = np.median(everyones, axis=1).mean(axis=0)
     found[0] = max(0.0, found[0] - found[1:].sum())
     return np.roll(found, -1)

@@ -6,11 +6,14 @@ import argparse
 import math
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from collectives import Ring
 from collectives.network import LinkModel, Work
-from mpicomp.advise import METHODS, add_arguments, predictions, report
+from collectives.waiting import rest_by
+from mpicomp.advise import METHODS, add_arguments, predictions, report, speeds
 from mpicomp.advise.predict import Job, Way, break_even, fastest_dense, topologies
 from mpicomp.advise.request import Request
 from mpicomp.advise.speeds import Speed, _solve
@@ -149,3 +152,13 @@ def test_what_messages_and_bytes_cost_is_told_apart() -> None:
     assert _solve((6, 1000, 10.0), (6, 1000, 10.0), math.inf) == pytest.approx((10 / 6, 0.0))
     # no message takes longer than a whole call leaves it: bytes take the rest
     assert _solve((40, 1000, 40 * 3.0 + 1000 * 0.5), (20, 200, 20 * 3.0 + 200 * 0.5), 1.0) == pytest.approx((1.0, 0.58))
+
+
+def test_of_ranks_that_poll_and_ranks_that_sleep_the_lesser_cost_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def calls(*arguments: object) -> NDArray[np.float64]:
+        of_a_call = [9.0, 3.0, 2.0, 1.0] if rest_by(None) else [20.0, 2.0, 2.5, 0.5]
+        return np.array([[of_a_call] * 3] * 2)
+
+    monkeypatch.setattr(speeds, "_calls", calls)
+    found = speeds._costs(None, Dense(), 1, "float32", 3)  # type: ignore[arg-type]
+    assert found.tolist() == [2.0, 2.0, 0.5, 3.0]  # encoding, merging, decoding, and the rest: 9 - 3 - 2 - 1
