@@ -56,6 +56,7 @@ JOBS = (
     Job("small-calls", "small-calls-2-ranks", "small_calls", 2),
     Job("startup", "startup", "startup"),
     Job("memory", "memory", "memory", 2),
+    Job("left-alone", "left-alone", "left_alone"),
     Job("cascading", "cascading", "cascading", 8),
     Job("learning", "learning", "learning"),
 )

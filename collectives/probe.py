@@ -42,14 +42,17 @@ def measure_network(comm: Communicator) -> LinkModel:
     across = {width: _seconds_a_message(comm, _beyond(comm.rank, width, size)) for width in widths}
     fast = min(within.values())
 
-    def fall_apart(width: int) -> bool:
-        return within[width] <= SLOWER * fast and across[width] > SLOWER * within[width]
+    def fall_apart(inside_s: float, beyond_s: float) -> bool:
+        return inside_s <= SLOWER * fast and beyond_s > SLOWER * inside_s
 
-    groups = [width for width in widths if fall_apart(width)]
-    for width in groups:  # a rank that had to wait looks like a slow way, but hardly twice
-        within[width] = min(within[width], _seconds_a_message(comm, _inside(comm.rank, width)))
-        across[width] = min(across[width], _seconds_a_message(comm, _beyond(comm.rank, width, size)))
-    groups = [width for width in groups if fall_apart(width)]
+    groups = []
+    for width in widths:
+        if fall_apart(within[width], across[width]):  # once more: a rank that had to wait looks like a slow way
+            inside_s = _seconds_a_message(comm, _inside(comm.rank, width))
+            beyond_s = _seconds_a_message(comm, _beyond(comm.rank, width, size))
+            if fall_apart(inside_s, beyond_s):
+                groups.append(width)
+            within[width], across[width] = min(within[width], inside_s), min(across[width], beyond_s)
     width = max(groups, default=size)
     nbytes = comm.packed_piece_bytes()
     latency_s, bandwidth = _latency(comm, _inside(comm.rank, width)), nbytes / within[width]

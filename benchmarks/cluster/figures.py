@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from statistics import median
+from typing import Any
 
 from apps.cluster.rates import Rate
 from benchmarks.cluster.ways import DENSE_RING, MPI_DEFAULT, MPICH_DEFAULT, ONE_BIT_RING, TUNED
@@ -33,6 +35,22 @@ def speedup(record: Record, way: str, over: str) -> float | None:
     ours = seconds(record, way)
     theirs = (best[1] if best else None) if over == "best MPI" else seconds(record, over)
     return None if ours is None or theirs is None else theirs / ours
+
+
+def speedups_by_job(record: Record, way: str, over: str) -> list[float]:
+    """The same of the medians of each job."""
+    best = best_mpi(record)
+    baseline = best[0] if over == "best MPI" and best is not None else over
+    if way not in record["ways"] or baseline not in record["ways"]:
+        return []
+    pairs = zip(_by_job(record["ways"][way]), _by_job(record["ways"][baseline]), strict=True)
+    return [theirs / ours for ours, theirs in pairs]
+
+
+def _by_job(timed: dict[str, Any]) -> list[float]:
+    """The median of each job's times."""
+    ends = list(accumulate(timed["calls_per_job"], initial=0))
+    return [median(timed["times_s"][start:end]) for start, end in pairwise(ends)]
 
 
 def over_mpich(record: Record) -> float | None:

@@ -16,9 +16,10 @@ from benchmarks.cluster.drive import measure_alone, tell
 from benchmarks.cluster.grid import Net
 from benchmarks.cluster.records import write
 from benchmarks.cluster.rounds import WARMED_S
+from benchmarks.cluster.tables import scaling
 from benchmarks.cluster.vectors import fill
-from benchmarks.facts import machine_facts
-from benchmarks.record import Record, footer, scaled, table
+from benchmarks.facts import describe, machine_facts
+from benchmarks.record import Record, scaled, table
 from collectives import Communicator
 from collectives.arrays import aligned_empty
 from mpicomp.algorithms import Aggregator, Algorithm
@@ -127,7 +128,8 @@ def render(records: Sequence[Record]) -> str:
             "call over the longer", "faster than dense", "fewer bytes",
         )  # fmt: skip
         parts.append(f"**{net.nodes} nodes, {net.links}**\n\n{table(columns, rows)}")
-    return "\n\n".join(parts) + footer({"settings": {"n": records[0]["n"]}, "facts": records[0]["facts"]})
+    note = f"n {records[0]['n']}. {describe(records[0]['facts'])}.{scaling(records)}"
+    return "\n\n".join(parts) + f"\n\n<sub>{note}</sub>"
 
 
 def _row(name: str, record: Record, judged: bool) -> tuple[str, ...]:

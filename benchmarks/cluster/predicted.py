@@ -7,7 +7,7 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from benchmarks.cluster.grid import TWO_LEVEL, product, size_text
+from benchmarks.cluster.grid import TWO_LEVEL, Cell, product, size_text
 from benchmarks.cluster.records import cell_of, in_order
 from benchmarks.cluster.ways import DENSE_RING, ONE_BIT_RING
 from benchmarks.record import Record, scaled, table
@@ -47,9 +47,9 @@ def measure_advice(comm: Communicator, n: int) -> dict[str, Any]:
     }
 
 
-def predict(record: Record, way: str) -> float:
-    """Seconds of a call in a record's cell: the mean of what follows from what each of its jobs measured."""
-    cell, (algorithm, topology) = cell_of(record), WAYS[way]
+def predict(record: Record, way: str, cell: Cell | None = None) -> float:
+    """Seconds of a call in a record's cell, or in another: the mean of what follows from each job's measurements."""
+    cell, (algorithm, topology) = cell or cell_of(record), WAYS[way]
     found = []
     for advised in record["advised"]:
         measured = advised["speeds"]["dense" if isinstance(algorithm, Dense) else "one-bit"]
@@ -60,8 +60,8 @@ def predict(record: Record, way: str) -> float:
 
 
 def render(measured: Sequence[Record]) -> str:
-    """Tables: what was measured of each network, and each prediction; and how many are close."""
-    advised = [record for record in in_order(measured) if record["advised"]]
+    """Tables: what was measured of each chosen cell's network, and each prediction; and how many are close."""
+    advised = [record for record in in_order(measured) if record.get("advised")]
     chosen = [record for record in advised if cell_of(record) in CELLS]
     if not chosen:
         return "Not measured yet."

@@ -31,7 +31,7 @@ def merge(parts: Sequence[Record], left_out: dict[str, str]) -> Record:
         "settings": first["settings"],
         "facts": first["facts"] | of_jobs(parts),
         "links": first["links"],
-        "advised": [advised for part in parts for advised in part["advised"]],
+        "advised": [advised for part in parts for advised in part.get("advised", [])],
         "ways": {name: _together(jobs) for name, jobs in ways.items()},
         "left_out": left_out,
     }

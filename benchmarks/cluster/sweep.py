@@ -24,7 +24,9 @@ def run(folder: Path, fresh: bool, n: int = N, repeats: int = REPEATS, jobs: int
     failed = _measure({net: f"overlap-{net.name}" for net in NETS}, folder, fresh, n, repeats, jobs)
     paths = [folder / f"overlap-{net.name}.json" for net in NETS if net.nodes == 2]
     records = [json.loads(path.read_text()) for path in paths if path.exists()]
-    balanced_mbit = balance([(rate_of(record), record["wire_s"] / record["compute_s"]) for record in records])
+    # computing does not depend on the rate, but on how memory was shared meanwhile
+    compute_s = median(record["compute_s"] for record in records) if records else 1.0
+    balanced_mbit = balance([(rate_of(record), record["wire_s"] / compute_s) for record in records])
     if balanced_mbit is None:
         return [*failed, "overlap: no rate found at which wire and computing take equally long"]
     balanced = {Net(2, f"{balanced_mbit}mbit"): "overlap-balanced"}
@@ -32,33 +34,41 @@ def run(folder: Path, fresh: bool, n: int = N, repeats: int = REPEATS, jobs: int
 
 
 def _measure(names: Mapping[Net, str], folder: Path, fresh: bool, n: int, repeats: int, jobs: int) -> list[str]:
-    """Let the clusters whose record is missing take turns, a job each; returns what failed."""
+    """Let the clusters whose record is missing take turns, a job each; returns what failed, which has no record."""
     failed = []
     missing = {net: name for net, name in names.items() if fresh or not (folder / f"{name}.json").exists()}
-    measured: dict[Net, list[Record]] = {net: [] for net in missing}
+    parts = {net: [folder / "parts" / f"{name}.{job}.json" for job in range(jobs)] for net, name in missing.items()}
+    for path in (path for paths in parts.values() for path in paths if fresh):
+        path.unlink(missing_ok=True)
     for job in range(jobs):
-        for net, name in missing.items():
-            tell(f"overlap, job {job + 1} of {jobs}: {net.nodes} nodes, {net.links}")
-            try:
-                one = measure_alone("overlap", net, folder / "parts" / f"{name}.json", n=n, repeats=repeats)
-            except ClusterError as error:
-                failed.append(f"overlap, {net.name}: {error}")
-                continue
-            measured[net].append(one)
-    for net, records in measured.items():
-        if records:
-            write(together(records), folder / f"{missing[net]}.json")
+        for net, paths in parts.items():
+            if not paths[job].exists():
+                tell(f"overlap, job {job + 1} of {jobs}: {net.nodes} nodes, {net.links}")
+                try:
+                    measure_alone("overlap", net, paths[job], n=n, repeats=repeats)
+                except ClusterError as error:
+                    failed.append(f"overlap, {net.name}, job {job + 1}: {error}")
+    for net, paths in parts.items():
+        if all(path.exists() for path in paths):
+            write(together([json.loads(path.read_text()) for path in paths]), folder / f"{missing[net]}.json")
+            for path in paths:
+                path.unlink()
     return failed
 
 
 def together(jobs: Sequence[Record]) -> Record:
-    """One record of several jobs on the same links: medians over jobs, and each job's overlap."""
+    """One record of several jobs on links of the same rate: medians over jobs, and each job's overlap."""
     names = ("wire_s", "compute_s", "together_s", "overlap", "exposed_s")
+    links = [
+        {**first, "bits_per_s": median(link["bits_per_s"] for link in (first, *others))}
+        for first, *others in zip(*(job["links"] for job in jobs), strict=True)
+    ]
     return {
         **jobs[0],
         **{name: median(job[name] for job in jobs) for name in names},
         "overlaps": [job["overlap"] for job in jobs],
-        "times_s": [job["times_s"] for job in jobs],
+        "times_s": {name: [job["times_s"][name] for job in jobs] for name in jobs[0]["times_s"]},
+        "links": links,
         "facts": jobs[0]["facts"] | of_jobs(jobs),
     }
 

@@ -219,7 +219,7 @@ def _overlap(records: Sequence[Record]) -> str:
 
 def hidden(record: Record) -> str:
     """The overlap as a median over jobs, and the range of theirs."""
-    each = record["overlaps"]
+    each = record.get("overlaps", [record["overlap"]])
     return f"{record['overlap']:.0%} ({100 * min(each):.0f} to {max(each):.0%})"
 
 
@@ -294,11 +294,11 @@ def _with_footer(found: Sequence[str], records: Sequence[Record]) -> str:
         if " †" in "".join(found)
         else ""
     )
-    note += f"Load: the highest before a job. {describe(facts)}.{_scaling(records)}"
+    note += f"Load: the highest before a job. {describe(facts)}.{scaling(records)}"
     return "\n\n".join(found) + f"\n\n<sub>{note}</sub>"
 
 
-def _scaling(records: Sequence[Record]) -> str:
+def scaling(records: Sequence[Record]) -> str:
     """How much more memory gave to all processors than to one, before the jobs."""
     found = [float(one) for record in records for one in record["facts"].get("memory_scaling", ())]
     if not found:

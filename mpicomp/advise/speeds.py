@@ -77,16 +77,17 @@ def measure_speed(comm: Communicator, algorithm: Algorithm, n: int, dtype: str, 
     here = LinkModel(measure_latency(comm), network.bandwidth_bytes_s)
     travelling_s = simulate_time(Ring(), size, TINY, wire.nbytes, here, alignment=wire.alignment)
     sharing, left_s = measure_sharing(comm), max(0.0, tiny_s - travelling_s)
-    handlings = 2 * 2 * (size - 1) * sharing  # of a ring's messages that wait for each other, where sent and received
+    # what a call takes longer if a message does by one: a ring's wait for each other, and are handled at both ends
+    of_messages = 2 * 2 * (size - 1) * sharing
     shape = dtype, size, comm.packed_piece_bytes()
     message_s, byte_s = _solve(
         (*_traffic(algorithm, sample, *shape), other_s),
         (*_traffic(algorithm, small, *shape), float(less[3])),
-        left_s / handlings,
+        left_s / of_messages,
     )
     merged = sample * (size - 1) / size
     work = Work(encoding_s / sample, merging_s / merged, decoding_s / sample, message_s, byte_s, sharing)
-    return Speed(work, left_s - handlings * message_s)
+    return Speed(work, max(0.0, left_s - of_messages * message_s))
 
 
 def measure_sharing(comm: Communicator) -> float:
@@ -108,15 +109,16 @@ def _traffic(algorithm: Algorithm, n: int, dtype: str, size: int, piece_bytes: i
 
 
 def _solve(more: tuple[int, int, float], less: tuple[int, int, float], most_s: float) -> tuple[float, float]:
-    """Seconds per message and per byte, neither negative, from two (messages, bytes, seconds); all of the first's.
+    """Seconds per message and per byte, neither negative, from two (messages, bytes, seconds).
 
-    A message takes `most_s` at most: a call of few elements, timed as a whole, has messages too.
+    A message takes `most_s` at most: a call of few elements, timed as a whole, has messages too. Where that or a sign
+    decides, the seconds of the second are left out of account; those of the first are explained always.
     """
     (m1, b1, s1), (m2, b2, s2) = more, less
     determinant = m1 * b2 - m2 * b1
     message_s = (s1 * b2 - s2 * b1) / determinant if determinant else s1 / m1
     message_s = max(0.0, min(message_s, s1 / m1, most_s))
-    return message_s, (s1 - m1 * message_s) / b1
+    return message_s, max(0.0, s1 - m1 * message_s) / b1  # rounding can leave less than nothing
 
 
 def _costs(ring: Communicator, algorithm: Algorithm, n: int, dtype: str, calls: int) -> NDArray[np.float64]:

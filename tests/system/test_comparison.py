@@ -12,9 +12,9 @@ import pytest
 
 from apps.cluster.measured import Measured
 from apps.cluster.network import NAMESPACES, PREFIX
-from benchmarks.cluster import methods
-from benchmarks.cluster.drive import measure_alone
-from benchmarks.cluster.grid import Net
+from benchmarks.cluster import methods, predicted
+from benchmarks.cluster.drive import Limits, measure_alone, measure_cells
+from benchmarks.cluster.grid import Cell, Net
 from benchmarks.cluster.ways import of_library
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -63,6 +63,22 @@ def test_all_ways_are_right_and_timed_and_a_cell_is_measured_once(tmp_path: Path
     again, output = compare(tmp_path, "--nodes", "3", "--rates", "none")
     assert again == record
     assert "none: 400kB" not in output
+
+
+@pytest.mark.timeout(LIMIT_S + 2 * END_S)
+def test_a_long_vectors_cell_is_predicted_from_what_its_job_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Measured, "true", True)
+    monkeypatch.setattr("benchmarks.cluster.drive.LONGEST_JOB_S", LIMIT_S)
+    cell = Cell(Net(2, "100mbit"), predicted.LEAST_BYTES)
+    measure_cells(cell.net, [cell], tmp_path, Limits(budget_s=1.0), mpich=False)
+    record = json.loads((tmp_path / f"{cell.name}.json").read_text())
+    assert len(record["advised"]) == len(record["facts"]["memory_scaling"]) == 1
+    for way in predicted.WAYS.keys() & record["ways"]:
+        assert predicted.predict(record, way) > 0
+    wire_s = 8 * cell.nbytes / 100e6
+    assert 0.5 * wire_s < predicted.predict(record, "dense ring") < 2 * wire_s
 
 
 @pytest.mark.timeout(LIMIT_S + 2 * END_S)

@@ -11,10 +11,20 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from apps.cluster.network import ClusterError
 from benchmarks.cluster import __main__ as program
 from benchmarks.cluster import rounds, sweep, vectors
 from benchmarks.cluster.drive import phases
-from benchmarks.cluster.figures import best_mpi, bound_s, crossing, over_bound, over_mpich, spared, speedup
+from benchmarks.cluster.figures import (
+    best_mpi,
+    bound_s,
+    crossing,
+    over_bound,
+    over_mpich,
+    spared,
+    speedup,
+    speedups_by_job,
+)
 from benchmarks.cluster.grid import Cell, Net, by_net, default_plan, parse_size, product, size_text
 from benchmarks.cluster.overlap import overlap
 from benchmarks.cluster.plots import draw
@@ -229,6 +239,14 @@ def test_speed_ups_name_their_baseline() -> None:
     assert over_mpich(record) == 4.5
 
 
+def test_speed_ups_of_each_job_are_of_its_own_times() -> None:
+    jobs = (((1.0, 3.0, 2.0), (8.0, 4.0)), ((4.0,), (2.0, 8.0, 16.0)))
+    parts = [part("openmpi", {"one-bit ring": timed(*ours), "MPI ring": timed(*theirs)}) for ours, theirs in jobs]
+    record = merge(parts, {})
+    assert speedups_by_job(record, "one-bit ring", "best MPI") == [6.0 / 2.0, 8.0 / 4.0]
+    assert speedups_by_job(record, "one-bit ring", "dense ring") == []
+
+
 def test_the_bound_is_what_the_busiest_link_carries() -> None:
     record = cell(100_000_000)
     assert bound_s(record, 1e9) == pytest.approx(1.2)
@@ -281,13 +299,42 @@ def test_several_jobs_overlap_as_the_median_of_theirs() -> None:
         overlap_record(2, 1000) | {"overlap": part, "wire_s": wire_s, "times_s": {}}
         for part, wire_s in ((0.9, 3.0), (0.5, 1.0), (0.7, 2.0))
     ]
-    for job, scaling in zip(jobs, (1.1, 1.9, 1.5), strict=True):
+    for job, scaling, rate in zip(jobs, (1.1, 1.9, 1.5), (9e8, 9.2e8, 9.9e8), strict=True):
         job["facts"] = job["facts"] | {"memory_scaling": [scaling]}
+        job["links"][0]["bits_per_s"] = rate
     made = sweep.together(jobs)
     assert (made["overlap"], made["wire_s"], made["overlaps"]) == (0.7, 2.0, [0.9, 0.5, 0.7])
+    assert sweep.rate_of(made) == 9.2e8
     text = tables([], [made])["cluster-overlap"]
     assert "| 70% (50 to 90%) |" in text
     assert "All processors at once read memory 1.1 to 1.9 times as fast as one." in text
+
+
+def test_overlap_goes_on_with_the_jobs_that_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    broken = True
+
+    def measure_alone(kind: str, net: Net, path: Path, **request: Any) -> dict[str, Any]:
+        asked.append(path.name)
+        if net.rate == "1gbit" and broken:
+            raise ClusterError("a link is slow")
+        record = overlap_record(net.nodes, 1000) | {"times_s": {}}
+        write(record, path)
+        return record
+
+    monkeypatch.setattr(sweep, "measure_alone", measure_alone)
+    monkeypatch.setattr(sweep, "tell", lambda text: None)
+    names = {Net(2, "1gbit"): "one", Net(2, "2gbit"): "two"}
+    failed = sweep._measure(names, tmp_path, False, 1000, 1, 2)
+    assert failed == [f"overlap, 2x1gbit, job {job}: a link is slow" for job in (1, 2)]
+    assert [path.name for path in tmp_path.glob("*.json")] == ["two.json"]
+    assert asked == ["one.0.json", "two.0.json", "one.1.json", "two.1.json"]
+    broken, asked[:] = False, ["before"]
+    write(overlap_record(2, 1000) | {"times_s": {}}, tmp_path / "parts" / "one.0.json")
+    assert sweep._measure(names, tmp_path, False, 1000, 1, 2) == []
+    assert asked == ["before", "one.1.json"]
+    assert len(json.loads((tmp_path / "one.json").read_text())["overlaps"]) == 2
+    assert not list((tmp_path / "parts").iterdir())
 
 
 def grid_of_records() -> list[dict[str, Any]]:

@@ -150,6 +150,7 @@ def test_what_messages_and_bytes_cost_is_told_apart() -> None:
         (0.25, 0.0)
     )  # less for more: messages alone
     assert _solve((6, 1000, 10.0), (6, 1000, 10.0), math.inf) == pytest.approx((10 / 6, 0.0))
+    assert _solve((25, 1000, 7.0), (25, 1000, 7.0), math.inf) == (7 / 25, 0.0)  # 7 - 25 * (7 / 25) is not 0
     # no message takes longer than a whole call leaves it: bytes take the rest
     assert _solve((40, 1000, 40 * 3.0 + 1000 * 0.5), (20, 200, 20 * 3.0 + 200 * 0.5), 1.0) == pytest.approx((1.0, 0.58))
 
