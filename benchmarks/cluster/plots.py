@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
-from benchmarks.cluster.figures import NOTEWORTHY, best_mpi, crossing, payload_rate, seconds, spared, speedup
+from benchmarks.cluster.figures import NOTEWORTHY, balanced, best_mpi, crossing, payload_rate, seconds, spared, speedup
 from benchmarks.cluster.grid import size_text
 from benchmarks.cluster.tables import FULL, SHOWN_BYTES, links
 from benchmarks.cluster.ways import DENSE_RING, GLOO, MARSIT_RING, MPI_DEFAULT, MPICH_DEFAULT, ONE_BIT, ONE_BIT_RING
@@ -222,7 +222,8 @@ def overlap_by_rate(records: Sequence[Record]) -> Figure | None:
     right.axhline(0, color="0.6", linewidth=0.8)
     right.axhline(100, color="0.6", linewidth=0.8, linestyle=":")
     right.set_ylabel("part of the shorter that is hidden, %")
-    balanced = crossing([(rate, r["wire_s"] / r["compute_s"]) for rate, r in zip(rates, records, strict=True)])
+    found = balanced(records)
+    equal = None if found is None else found / MBIT
     for axis in (left, right):
         axis.set_xscale("log")
         axis.set_xlabel("payload that a link carries, Mbit/s")
@@ -231,10 +232,10 @@ def overlap_by_rate(records: Sequence[Record]) -> Figure | None:
         axis.xaxis.set_minor_locator(NullLocator())
         axis.tick_params(axis="x", labelrotation=45)
         axis.grid(alpha=0.3)
-        if balanced is not None:
-            axis.axvline(balanced, color="C3", linewidth=0.8)
-    if balanced is not None:
-        right.set_title(f"wire alone = compute alone at {_rate_text(balanced)}", fontsize=10, color="C3")
+        if equal is not None:
+            axis.axvline(equal, color="C3", linewidth=0.8)
+    if equal is not None:
+        right.set_title(f"wire alone = compute alone at {_rate_text(equal)}", fontsize=10, color="C3")
     n = records[0]["n"]
     figure.suptitle(f"one-bit ring, 2 emulated nodes, {size_text(4 * n)}")
     return figure

@@ -6,11 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from apps.cluster.network import ClusterError
 from benchmarks.cluster.drive import measure_alone, tell
-from benchmarks.cluster.figures import crossing
+from benchmarks.cluster.figures import balanced
 from benchmarks.cluster.grid import Net
 from benchmarks.cluster.records import of_jobs, write
 from benchmarks.record import Record
@@ -24,13 +23,11 @@ def run(folder: Path, fresh: bool, n: int = N, repeats: int = REPEATS, jobs: int
     failed = _measure({net: f"overlap-{net.name}" for net in NETS}, folder, fresh, n, repeats, jobs)
     paths = [folder / f"overlap-{net.name}.json" for net in NETS if net.nodes == 2]
     records = [json.loads(path.read_text()) for path in paths if path.exists()]
-    # computing does not depend on the rate, but on how memory was shared meanwhile
-    compute_s = median(record["compute_s"] for record in records) if records else 1.0
-    balanced_mbit = balance([(rate_of(record), record["wire_s"] / compute_s) for record in records])
+    balanced_mbit = balance(records)
     if balanced_mbit is None:
         return [*failed, "overlap: no rate found at which wire and computing take equally long"]
-    balanced = {Net(2, f"{balanced_mbit}mbit"): "overlap-balanced"}
-    return failed + _measure(balanced, folder, fresh, n, repeats, jobs)
+    equal = {Net(2, f"{balanced_mbit}mbit"): "overlap-balanced"}
+    return failed + _measure(equal, folder, fresh, n, repeats, jobs)
 
 
 def _measure(names: Mapping[Net, str], folder: Path, fresh: bool, n: int, repeats: int, jobs: int) -> list[str]:
@@ -73,12 +70,7 @@ def together(jobs: Sequence[Record]) -> Record:
     }
 
 
-def rate_of(record: dict[str, Any]) -> float:
-    """Payload bits per second that the slowest link of a record carried."""
-    return float(min(link["bits_per_s"] for link in record["links"]))
-
-
-def balance(points: list[tuple[float, float]]) -> int | None:
-    """The rate in Mbit/s where the quotient is 1, from (bits per second of payload, wire over compute)."""
-    found = crossing(points)
+def balance(records: Sequence[Record]) -> int | None:
+    """The rate to ask for, in Mbit/s, so that wire and computing take equally long."""
+    found = balanced(records)
     return None if found is None else round(found / 0.956 / 1e6)
