@@ -11,6 +11,7 @@ vector stay with the parts. Counters and scales are the same on all ranks.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 State = dict[str, Any]
 _TEXT, _DIGEST = "state", "sha256"
+# NumPy reads headers by `ast.literal_eval`, and CPython 3.11's parser counts the depth of all threads' trees together:
+# two at a time may end in a SystemError (python/cpython#106905).
+_reading = threading.Lock()
 
 
 def save_state(path: str | PathLike[str], state: State) -> None:
@@ -65,7 +69,7 @@ def load_state(path: str | PathLike[str]) -> State:
     OSError
         It cannot be read.
     """
-    with Path(path).open("rb") as file:
+    with Path(path).open("rb") as file, _reading:
         try:
             members = dict(np.load(file, allow_pickle=False))
             text, digest = bytes(members.pop(_TEXT)).decode(), members.pop(_DIGEST)

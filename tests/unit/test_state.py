@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +128,32 @@ def test_a_value_that_was_exchanged_behind_the_archives_back_is_told(tmp_path: P
         np.savez(file, **members)
     with pytest.raises(ValueError, match=r"is altered \(its SHA-256 is not the one it names\): load an earlier one"):
         load_state(path)
+
+
+@pytest.fixture
+def restless() -> Iterator[None]:
+    """Threads change places also within calls of C functions: whenever these make garbage collection run."""
+
+    def pause(_phase: str, _info: dict[str, int]) -> None:
+        time.sleep(0)
+
+    between, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    sys.setswitchinterval(1e-6)
+    gc.set_threshold(20)
+    gc.callbacks.append(pause)
+    yield
+    gc.callbacks.remove(pause)
+    gc.set_threshold(*thresholds)
+    sys.setswitchinterval(between)
+
+
+@pytest.mark.usefixtures("restless")
+def test_threads_read_states_at_the_same_time(tmp_path: Path) -> None:
+    path = tmp_path / "state.npz"
+    save_state(path, SMALL)
+    with ThreadPoolExecutor(4) as threads:
+        for state in threads.map(load_state, [path] * 40):
+            assert_same(SMALL, state)
 
 
 def test_other_files_are_no_states(tmp_path: Path) -> None:
