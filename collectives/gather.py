@@ -10,10 +10,36 @@ of one common timetable, so own pieces and others' alternate once the first have
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from collectives.plan import Plan, Step, Transfer
+from collectives.plan import Plan
 from collectives.program import Message, Program
+from collectives.ring import Exchange, Index, all_gather, lockstep_plan
+
+
+@dataclass(frozen=True, slots=True)
+class AllGather:
+    """One payload a rank, each a chunk, from each to all: no all-reduce, but planned, traced and timed like one."""
+
+    @property
+    def name(self) -> str:
+        """``"all-gather"``."""
+        return "all-gather"
+
+    def n_chunks(self, size: int) -> int:
+        """One a rank."""
+        return size
+
+    def exchanges(self, rank: Index, size: int) -> Iterator[Exchange]:
+        """The steps of one rank, or of an array of ranks."""
+        after, before = (rank + 1) % size, (rank - 1) % size
+        for sent, received in all_gather(rank, size):
+            yield Exchange(after, before, sent, received, 1, 1, 0)
+
+    def plan(self, rank: int, size: int) -> Plan:
+        """Rank ``rank``'s part among ``size`` ranks."""
+        return lockstep_plan(rank, size, size, self.exchanges(rank, size))
 
 
 def gather_program(rank: int, size: int, cuts: Sequence[range]) -> Program:
@@ -48,7 +74,7 @@ def gather_program(rank: int, size: int, cuts: Sequence[range]) -> Program:
     for message in sends:
         chains[message.piece].append(message)
     return Program(
-        _plan(rank, size),
+        AllGather().plan(rank, size),
         tuple(cuts) * size,
         tuple(map(tuple, chains)),
         tuple(sends),
@@ -59,19 +85,3 @@ def gather_program(rank: int, size: int, cuts: Sequence[range]) -> Program:
         tuple((tuple(out), tuple(into)) for out, into in steps),
         0,
     )
-
-
-def _plan(rank: int, size: int) -> Plan:
-    """What an all-gather of one piece a rank looks like, for messages and traces."""
-    steps = tuple(
-        Step(
-            (Transfer((rank + 1) % size, _one((rank - hop) % size), 1),),
-            (Transfer((rank - 1) % size, _one((rank - 1 - hop) % size), 1),),
-        )
-        for hop in range(size - 1)
-    )
-    return Plan(rank, size, size, steps)
-
-
-def _one(chunk: int) -> range:
-    return range(chunk, chunk + 1)

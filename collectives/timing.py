@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from collectives.gather import AllGather
 from collectives.network import Ints, LinkModel, Seconds, Work
 from collectives.partition import partition, pieces
 from collectives.plan import Topology
@@ -97,7 +98,7 @@ class _Clocks:
         self._lengths, self._link, self._work = lengths, link, work
         self.ready = np.zeros((size, lengths.size))
         self._out, self._in, self._encoder, self._merger = np.zeros((4, size))
-        self._merging, self._moving = np.zeros((2, size))  # processor time
+        self._encoding, self._merging, self._moving = np.zeros((3, size))  # processor time
         n_groups = int(link.group(np.array([size - 1]))[0]) + 1 if size else 1
         self._up, self._down = np.zeros((2, n_groups))
         self._unencoded = np.ones((size, lengths.size), bool) if work.encode_s else None
@@ -112,6 +113,7 @@ class _Clocks:
                 done = self._encoder[ranks][:, None] + busy.cumsum(axis=1)
                 self.ready[rows, units] = np.where(new, done, self.ready[rows, units])
                 self._encoder[ranks], self._unencoded[rows, units] = done[:, -1], False
+                self._encoding[ranks] += busy.sum(axis=1)
 
     def deliver(self, sources: Ints, destinations: Ints, units: Ints, payload: Ints, merges: bool) -> None:
         """Send each source's units (a row each) to its destination; no rank is in it twice on one side."""
@@ -142,6 +144,8 @@ class _Clocks:
             done = _serve(started, self._merger[destinations], merging)
             self._merger[destinations] = done[:, -1]
             self._merging[destinations] += merging.sum(axis=1)
+        elif self._unencoded is not None:  # of an all-gather; in an all-reduce each rank has sent its own before
+            self._unencoded[destinations[:, None], units] = False
         self.ready[destinations[:, None], units] = done
 
     def _pass(self, done: Seconds, before: Seconds, busy: Seconds, groups: Ints, free: Seconds) -> Seconds:
@@ -173,7 +177,7 @@ class _Clocks:
             ready = np.take_along_axis(self.ready, order, axis=1)
             decoding = self._lengths[order] * (work.sharing * work.decode_s)
             last = _serve(ready, np.zeros(len(ready)), decoding)
-        busy = self._merging + work.sharing * (n * (work.encode_s + work.decode_s) + self._moving)
+        busy = self._encoding + self._merging + work.sharing * (n * work.decode_s + self._moving)
         return float(max(last.max(), busy.max()))
 
 
@@ -193,11 +197,11 @@ def simulate_time(
     Parameters
     ----------
     topology : Topology
-        Whose plans to run.
+        Whose plans to run; also `AllGather`.
     size : int
         Ranks; thousands are fine.
     n_elements : int
-        Length of the vector.
+        Length of the vector; of an all-gather, that of each rank's.
     nbytes : callable
         ``nbytes(n_elements, weight)``, the payload of a message of that many elements summed over that many ranks.
     link : LinkModel
@@ -215,7 +219,8 @@ def simulate_time(
         The topology does not fit ``size`` ranks.
     """
     n_chunks = topology.plan(0, size).n_chunks
-    chunks = partition(n_elements, n_chunks, alignment)
+    gathers = isinstance(topology, AllGather)
+    chunks = [range(n_elements)] * size if gathers else partition(n_elements, n_chunks, alignment)
     longest = max(1, n_elements) if piece_elements is None else piece_elements
     cut = [pieces(chunk, longest, alignment) for chunk in chunks]
     # All chunks get equally many units; those beyond a chunk's pieces are empty and cost nothing.

@@ -27,22 +27,16 @@ from collectives.arrays import aligned_empty
 from collectives.probe import measure_network
 from collectives.waiting import wait
 from mpicomp.advise import report
-from mpicomp.advise.predict import Job, break_even, fastest_dense, ways
+from mpicomp.advise.methods import COMPARED, METHODS
+from mpicomp.advise.predict import MOST_WALKED, WALKED, Job, break_even, fastest_dense, ways
 from mpicomp.advise.request import Request
 from mpicomp.advise.speeds import Speed, measure_speed, without_dense_rounds
-from mpicomp.algorithms import Algorithm, Dense, Marsit
 from mpicomp.bench.measure import gather, line_up
 from mpicomp.joint import open_file, refuse
 
 __all__ = ["METHODS", "add_arguments", "run"]
 
 COMMAND = "mpicomp advise"
-# CascadingSSDM is not among them: it is there to show that it fails.
-METHODS: Mapping[str, Algorithm] = {
-    "dense": Dense(),
-    "marsit-100": Marsit(full_precision_every=100),
-    "marsit": Marsit(full_precision_every=None),
-}
 ALONE = "one rank sends and merges nothing: start two or more with mpirun, also with --network and --ranks"
 MPI_CALLS, MPI_LONGEST_S = 3, 10.0
 AGREEING_S = 60.0
@@ -59,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compute-ms", default="0", help="what a step computes beside the all-reduce (default %(default)s)"
     )
+    parser.add_argument("--methods", help="names, with commas, where not all are wanted; dense is always measured")
     parser.add_argument("--network", metavar="FILE", help="take the network from here, and measure kernels alone")
     parser.add_argument("--save", metavar="FILE", help="write the network, for Communicator(network=FILE)")
     parser.add_argument("--ranks", help="predict for as many ranks on such a network, not for this job's")
@@ -106,7 +101,7 @@ def _run(request: Request, comm: Communicator, record_file: TextIO | None, netwo
     network = request.network or measure_network(comm)
     if network_file is not None:
         network_file.write(json.dumps(asdict(network), indent=1) + "\n")
-    plain = {name: without_dense_rounds(algorithm) for name, algorithm in METHODS.items()}
+    plain = {name: without_dense_rounds(METHODS[name]) for name in request.methods}
     measured = {
         one: measure_speed(comm, one, request.count, request.dtype, network) for one in dict.fromkeys(plain.values())
     }
@@ -133,12 +128,12 @@ def predictions(request: Request, job: Job, speeds: Mapping[str, Speed], mpi_s: 
     request : Request
     job : Job
     speeds : dict of Speed
-        Of each of `METHODS`.
+        Of each method that is asked for.
     mpi_s : float or None
         MPI's own all-reduce, measured.
     """
     dense = fastest_dense(job, speeds["dense"])
-    methods = {name: (algorithm, speeds[name]) for name, algorithm in METHODS.items()}
+    methods = {name: (METHODS[name], speed) for name, speed in speeds.items()}
     rows = []
     for topology, way in ways(job, methods, speeds["dense"]):
         seconds = way.seconds(job)
@@ -147,6 +142,7 @@ def predictions(request: Request, job: Job, speeds: Mapping[str, Speed], mpi_s: 
             {
                 "method": way.method,
                 "topology": topology,
+                "compared": way.method in COMPARED,
                 "seconds": seconds,
                 "step_s": seconds + request.compute_s,
                 "break_even_bytes_s": even,
@@ -158,10 +154,14 @@ def predictions(request: Request, job: Job, speeds: Mapping[str, Speed], mpi_s: 
         "dtype": job.dtype,
         "compute_s": request.compute_s,
         "network": asdict(job.network),
-        "speeds": {name: asdict(speed.work) | {"call_s": speed.call_s} for name, speed in speeds.items()},
+        "speeds": {
+            name: asdict(speed.work) | {"call_s": speed.call_s, "volume": speed.volume}
+            for name, speed in speeds.items()
+        },
         "mpi_s": mpi_s,
         "dense_s": dense(job),
         "rows": rows,
+        "not_predicted": list(WALKED) if job.size > MOST_WALKED else [],
     }
 
 

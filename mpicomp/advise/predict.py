@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
 from collectives import TOPOLOGIES, HalvingDoubling, Ring, Topology, TopologyError, Torus
+from collectives.direct import Direct
+from collectives.gather import AllGather
 from collectives.network import LinkModel
 from collectives.timing import simulate_time
 from mpicomp.advise.speeds import Speed
@@ -16,6 +18,7 @@ from mpicomp.algorithms import Algorithm, Dense
 LOWEST, HIGHEST = 1e4, 1e13  # bytes per second: where break-even is looked for
 FARTHER, CLOSE, STEPS = 8.0, 1.03, 10  # how the search goes out, when it is good enough, and when it ends
 MOST_WALKED = 64  # ranks: beyond, only topologies whose time can be found for all ranks at once
+WALKED = ("tree", "double-tree", "star", "segmented-ring", AllGather().name, Direct().name)  # up to there
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class Way:
         Its name here.
     algorithm : Algorithm
     topology : Topology
+        Or the method's own route.
     speed, dense_speed : Speed
         Of the method, and of the dense sums of its full-precision rounds.
     """
@@ -80,8 +84,12 @@ class Way:
 
 def _simulated(job: Job, algorithm: Algorithm, topology: Topology, speed: Speed) -> float:
     wire = algorithm.wire(job.n, job.dtype, job.size, job.piece_bytes)
+
+    def nbytes(elements: int, weight: int) -> int:
+        return round(speed.volume * wire.nbytes(elements, weight))
+
     travelling_s = simulate_time(
-        topology, job.size, job.n, wire.nbytes, job.network, wire.piece_elements, speed.work, alignment=wire.alignment
+        topology, job.size, job.n, nbytes, job.network, wire.piece_elements, speed.work, alignment=wire.alignment
     )
     return speed.call_s + travelling_s
 
@@ -95,7 +103,7 @@ def topologies(size: int, network: LinkModel) -> Iterator[tuple[str, Topology]]:
     if network.group_size is not None and size % network.group_size == 0:
         tori.add((size // network.group_size, network.group_size))
     for name, make in TOPOLOGIES.items():
-        if size > MOST_WALKED and name in ("tree", "double-tree", "star", "segmented-ring"):
+        if size > MOST_WALKED and name in WALKED:
             continue
         if name == "torus":
             for rows, cols in sorted(tori):
@@ -110,10 +118,13 @@ def topologies(size: int, network: LinkModel) -> Iterator[tuple[str, Topology]]:
 
 
 def ways(job: Job, methods: Mapping[str, tuple[Algorithm, Speed]], dense_speed: Speed) -> Iterator[tuple[str, Way]]:
-    """Every method over every topology that fits, with the topology's name."""
+    """Every method over every topology that fits, or by its own route, with the name of that."""
     for method, (algorithm, speed) in methods.items():
-        for name, topology in topologies(job.size, job.network):
-            yield name, Way(method, algorithm, topology, speed, dense_speed)
+        route = algorithm.wire(job.n, job.dtype, job.size, job.piece_bytes).route
+        fitting = topologies(job.size, job.network) if route is None else [(route.name, route)]
+        for name, topology in fitting:
+            if job.size <= MOST_WALKED or name not in WALKED:
+                yield name, Way(method, algorithm, topology, speed, dense_speed)
 
 
 def break_even(way: Way, dense: Callable[[Job], float], job: Job) -> float | None:

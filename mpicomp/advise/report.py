@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-COLUMNS = (("method", 12), ("topology", 18), ("all-reduce", 12), ("step", 12), ("of dense", 9), ("pays below", 14))
+COLUMNS = (("method", 14), ("topology", 18), ("all-reduce", 12), ("step", 12), ("of dense", 9), ("pays below", 14))
 CAUTION = "Compare accuracy with a dense run of your training before you rely on it."
 WORTH = 1.05  # so many times faster, or compressing is not worth its noise
 
@@ -37,6 +37,8 @@ def _heading(record: dict[str, Any]) -> list[str]:
         f"{count} elements of {record['dtype']} ({mb:.4g} MB), {duration(record['compute_s'])} of computing a step",
         f"# network: {link}",
     ]
+    if record["not_predicted"]:
+        lines.append(f"# not predicted for so many ranks: {', '.join(record['not_predicted'])}")
     if record["mpi_s"] is not None:
         lines.append(f"# MPI's own all-reduce, measured: {duration(record['mpi_s'])}; below is predicted")
     lines.append("  ".join(f"{name:<{width}}" if width > 14 or name == "method" else f"{name:>{width}}"
@@ -50,7 +52,7 @@ def _cells(record: dict[str, Any]) -> Any:
     def cells(row: dict[str, Any]) -> str:
         pays = "-" if row["method"] == "dense" else _pays(row["break_even_bytes_s"])
         return (
-            f"{row['method']:<12}  {row['topology']:<18}  {duration(row['seconds']):>12}  "
+            f"{row['method']:<14}  {row['topology']:<18}  {duration(row['seconds']):>12}  "
             f"{duration(row['step_s']):>12}  {dense_s / row['step_s']:>8.2f}x  {pays:>14}"
         )
 
@@ -73,6 +75,7 @@ def advice(record: dict[str, Any]) -> str:
     """One plain sentence."""
     dense_s = dense_step(record)
     compressed = [row for row in record["rows"] if row["method"] != "dense"]
+    compressed = [row for row in compressed if not row["compared"]] or compressed
     best = min(compressed, key=lambda row: float(row["step_s"]))
     name = f"{best['method']} over {best['topology']}"
     even, here = best["break_even_bytes_s"], record["network"]["bandwidth_bytes_s"]

@@ -7,6 +7,7 @@ import importlib
 from dataclasses import dataclass
 
 from collectives.network import LinkModel
+from mpicomp.advise.methods import METHODS, chosen
 from mpicomp.values import DTYPES, choice, count, integer, number, seconds
 
 
@@ -21,6 +22,8 @@ class Request:
     dtype : str
     compute_s : float
         Of a step.
+    methods : tuple of str
+        Of `METHODS`, dense among them.
     network : LinkModel or None
         None: to be measured.
     ranks : int or None
@@ -31,6 +34,7 @@ class Request:
     count: int
     dtype: str
     compute_s: float
+    methods: tuple[str, ...]
     network: LinkModel | None
     ranks: int | None
     timeout_s: float
@@ -49,6 +53,7 @@ class Request:
         return cls(
             dtype=choice("--dtype", args.dtype, DTYPES),
             compute_s=number("--compute-ms", args.compute_ms, 0.0) / 1e3,
+            methods=tuple(METHODS) if args.methods is None else chosen(args.methods),
             network=_network(args.network),
             ranks=None if args.ranks is None else integer("--ranks", args.ranks, 2),
             timeout_s=seconds("--timeout", args.timeout),

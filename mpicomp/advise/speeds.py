@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from collectives import Communicator, Ring
 from collectives.arrays import aligned_empty
+from collectives.gather import AllGather
 from collectives.network import LinkModel, Work
 from collectives.probe import measure_latency
 from collectives.timing import simulate_time
@@ -35,10 +36,13 @@ class Speed:
     work : Work
     call_s : float
         Of a call, whatever its length.
+    volume : float
+        Bytes that are sent, as a part of what messages hold at most: less than 1 with codes of varying length.
     """
 
     work: Work
     call_s: float
+    volume: float = 1.0
 
 
 def without_dense_rounds(algorithm: Algorithm) -> Algorithm:
@@ -50,7 +54,9 @@ def without_dense_rounds(algorithm: Algorithm) -> Algorithm:
 
 
 def measure_speed(comm: Communicator, algorithm: Algorithm, n: int, dtype: str, network: LinkModel) -> Speed:
-    """Run samples around a ring of all ranks, at most `n` elements long; collective, the same on every rank.
+    """Run samples around a ring of all ranks, or by the method's own route, at most `n` elements long; collective.
+
+    The same on every rank.
 
     Raises
     ------
@@ -63,8 +69,11 @@ def measure_speed(comm: Communicator, algorithm: Algorithm, n: int, dtype: str, 
     algorithm = without_dense_rounds(algorithm)
     size = comm.size
     wire = algorithm.wire(n, dtype, size, comm.packed_piece_bytes())
-    bytes_an_element = wire.nbytes(FEWEST, 1) / FEWEST
-    fitting = SAMPLE_S * network.bandwidth_bytes_s / (2 * bytes_an_element)
+    route = wire.route or Ring()
+    gathers = isinstance(route, AllGather)
+    shape = dtype, size, comm.packed_piece_bytes()
+    bytes_an_element = _traffic(algorithm, FEWEST, *shape)[1] / 2 / FEWEST  # each way
+    fitting = SAMPLE_S * network.bandwidth_bytes_s / bytes_an_element
     sample = int(min(n, MOST, max(FEWEST, fitting)))
     small = max(1, sample // 4)
     with Communicator(comm.mpi_comm, Ring(), comm.timeout, piece_bytes=comm.piece_bytes) as ring:
@@ -72,22 +81,21 @@ def measure_speed(comm: Communicator, algorithm: Algorithm, n: int, dtype: str, 
         less = _costs(ring, algorithm, small, dtype, CALLS)
         tiny = _calls(ring, algorithm, TINY, dtype, TINY_CALLS, time.perf_counter)
         tiny_s = float(np.median(tiny[:, :, 0].max(axis=0)))
-    encoding_s, merging_s, decoding_s, other_s = costs.tolist()
+    encoding_s, merging_s, decoding_s, other_s, sent = costs.tolist()
+    more, fewer = (_traffic(algorithm, some, *shape) for some in (sample, small))
+    volume = 2 * sent / more[1]
     # what travelling takes here, whatever network is predicted for
     here = LinkModel(measure_latency(comm), network.bandwidth_bytes_s)
-    travelling_s = simulate_time(Ring(), size, TINY, wire.nbytes, here, alignment=wire.alignment)
+    travelling_s = simulate_time(route, size, TINY, wire.nbytes, here, alignment=wire.alignment)
     sharing, left_s = measure_sharing(comm), max(0.0, tiny_s - travelling_s)
-    # what a call takes longer if a message does by one: a ring's wait for each other, and are handled at both ends
-    of_messages = 2 * 2 * (size - 1) * sharing
-    shape = dtype, size, comm.packed_piece_bytes()
+    # what a call takes longer if a message does by one: they wait for each other, and are handled at both ends
+    of_messages = 2 * (1 if gathers else 2) * (size - 1) * sharing
     message_s, byte_s = _solve(
-        (*_traffic(algorithm, sample, *shape), other_s),
-        (*_traffic(algorithm, small, *shape), float(less[3])),
-        left_s / of_messages,
+        (more[0], 2 * sent, other_s), (fewer[0], 2 * float(less[4]), float(less[3])), left_s / of_messages
     )
-    merged = sample * (size - 1) / size
-    work = Work(encoding_s / sample, merging_s / merged, decoding_s / sample, message_s, byte_s, sharing)
-    return Speed(work, max(0.0, left_s - of_messages * message_s))
+    merged, decoded = sample * (size - 1) / size, sample * (size if gathers else 1)
+    work = Work(encoding_s / sample, merging_s / merged, decoding_s / decoded, message_s, byte_s, sharing)
+    return Speed(work, max(0.0, left_s - of_messages * message_s), volume)
 
 
 def measure_sharing(comm: Communicator) -> float:
@@ -102,13 +110,17 @@ def measure_sharing(comm: Communicator) -> float:
 
 
 def _traffic(algorithm: Algorithm, n: int, dtype: str, size: int, piece_bytes: int) -> tuple[int, int]:
-    """Messages and bytes that a rank of a ring sends and receives."""
+    """Messages and bytes that a rank sends and receives, around a ring or by the method's own route."""
     wire = algorithm.wire(n, dtype, size, piece_bytes)
-    steps = 2 * 2 * (size - 1)
-    return steps * -(-n // (size * wire.piece_elements)), steps * wire.nbytes(n, 1) // size
+    route = wire.route or Ring()
+    plan = route.plan(0, size)
+    chunk = n if isinstance(route, AllGather) else -(-n // plan.n_chunks)
+    weights = [sent.weight for step in plan.steps for sent in step.sends]
+    pieces = -(-chunk // wire.piece_elements)
+    return 2 * len(weights) * pieces, 2 * sum(wire.nbytes(chunk, weight) for weight in weights)
 
 
-def _solve(more: tuple[int, int, float], less: tuple[int, int, float], most_s: float) -> tuple[float, float]:
+def _solve(more: tuple[int, float, float], less: tuple[int, float, float], most_s: float) -> tuple[float, float]:
     """Seconds per message and per byte, neither negative, from two (messages, bytes, seconds).
 
     A message takes `most_s` at most: a call of few elements, timed as a whole, has messages too. Where that or a sign
@@ -122,7 +134,9 @@ def _solve(more: tuple[int, int, float], less: tuple[int, int, float], most_s: f
 
 
 def _costs(ring: Communicator, algorithm: Algorithm, n: int, dtype: str, calls: int) -> NDArray[np.float64]:
-    """Processor seconds of encoding, merging, decoding and the rest, which is moving: medians, mean over ranks.
+    """Processor seconds of encoding, merging, decoding and the rest, which is moving, and bytes sent.
+
+    Medians, mean over ranks.
 
     On the wall they would contain what other ranks do with a core that they share. A rank that waits polls, which is
     taken for moving, or sleeps and looks now and then, after which all it does is slower: of both the lesser counts.
@@ -137,24 +151,24 @@ def _costs(ring: Communicator, algorithm: Algorithm, n: int, dtype: str, calls: 
 
 
 def _stages(everyones: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of calls as `_calls` gives them: encoding, merging, decoding, and what is left of the whole."""
-    found: NDArray[np.float64] = np.median(everyones, axis=1).mean(axis=0)
-    found[0] = max(0.0, found[0] - found[1:].sum())
-    return np.roll(found, -1)
+    """Of calls as `_calls` gives them: encoding, merging, decoding, what is left of the whole, and bytes."""
+    total, encoding, merging, decoding, sent = np.median(everyones, axis=1).mean(axis=0)
+    return np.array([encoding, merging, decoding, max(0.0, total - encoding - merging - decoding), sent])
 
 
 def _calls(
     ring: Communicator, algorithm: Algorithm, n: int, dtype: str, calls: int, clock: Callable[[], float]
 ) -> NDArray[np.float64]:
-    """Of each rank and call: seconds altogether, encoding, merging and decoding, by a clock."""
+    """Of each rank and call: seconds altogether, encoding, merging and decoding, by a clock; and bytes sent."""
     x, out = aligned_empty(n, dtype, 64), aligned_empty(n, dtype, 64)
     x[:] = np.random.default_rng((1, ring.rank)).standard_normal(n, np.float32)
     aggregator = algorithm.start(ring, n, dtype=dtype)
     aggregator.traffic.clock = clock
-    mine = np.zeros((WARM_UPS + calls, 4))
+    mine = np.zeros((WARM_UPS + calls, 5))
     for call in mine:
         line_up(ring)
         aggregator.aggregate(x, out)
         last = aggregator.traffic.last
-        call[:] = last.seconds_total, last.seconds_encoding, last.seconds_merging, last.seconds_decoding
+        call[:4] = last.seconds_total, last.seconds_encoding, last.seconds_merging, last.seconds_decoding
+        call[4] = last.bytes_sent
     return gather(ring, mine[WARM_UPS:])

@@ -14,6 +14,7 @@ from collectives import Communicator, NonFiniteGradient, Traffic, TrafficLog
 from collectives.agreement import fingerprint
 from collectives.arrays import FLOATS, empty_like, flat, widen
 from collectives.communicator import VERSION
+from collectives.plan import Topology
 from mpicomp.algorithms import states
 
 Synchronize = Literal["updates", "gradients"]
@@ -33,11 +34,14 @@ class Wire:
         Longest message.
     alignment : int
         Elements; messages begin at multiples of it.
+    route : Topology or None
+        How it goes whatever the topology, unless that is a star; None: as the topology says.
     """
 
     nbytes: Callable[[int, int], int]
     piece_elements: int
     alignment: int = 64
+    route: Topology | None = None
 
 
 class Aggregator(Protocol):

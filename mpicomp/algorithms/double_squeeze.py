@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from collectives import Communicator
+from collectives.direct import Direct
 from mpicomp.algorithms.base import Synchronize, Wire
 from mpicomp.algorithms.coded import piece_elements
 from mpicomp.algorithms.feedback import ErrorFeedback, Feedback
@@ -89,6 +90,7 @@ class Squeezing(ABC):
             lambda elements, weight: second.nbytes(elements) if weight == ranks else codec.nbytes(elements),
             piece_elements(codec, n, piece_bytes, second),
             codec.alignment,
+            Direct(),
         )
 
 

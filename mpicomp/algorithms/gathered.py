@@ -17,7 +17,7 @@ from mpi4py import MPI
 from numpy.typing import DTypeLike, NDArray
 
 from collectives import Communicator, Traffic
-from collectives.gather import gather_program
+from collectives.gather import AllGather, gather_program
 from collectives.partition import pieces
 from collectives.program import Program
 from collectives.star import Star
@@ -193,4 +193,4 @@ class GatheredOptions:
     def wire(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> Wire:
         """See `Algorithm.wire`: the same bytes whatever a message's weight."""
         codec = self.codec_for(dtype)
-        return Wire(codec.nbytes, piece_elements(codec, n, piece_bytes), codec.alignment)
+        return Wire(codec.nbytes, piece_elements(codec, n, piece_bytes), codec.alignment, AllGather())

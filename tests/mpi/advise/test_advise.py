@@ -114,14 +114,31 @@ def test_ranks_that_know_different_networks_are_told() -> None:
 @pytest.mark.mpi(min_size=2, max_size=4)
 def test_the_command_measures_predicts_and_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = "--json", str(tmp_path / "advice.json"), "--save", str(tmp_path / "network.json")
-    assert main(["advise", "--count", "1e5", "--compute-ms", "5", *files]) == 0
+    assert (
+        main(
+            [
+                "advise",
+                "--count",
+                "1e5",
+                "--compute-ms",
+                "5",
+                "--methods",
+                "marsit-100,marsit,ecq-sgd,double-squeeze",
+                *files,
+            ]
+        )
+        == 0
+    )
     printed = capsys.readouterr().out
     assert bool(printed) == (WORLD.rank == 0)
     if WORLD.rank == 0:
         record = json.loads((tmp_path / "advice.json").read_text())
         assert record["ranks"] == WORLD.size
         assert LinkModel.load(tmp_path / "network.json").bandwidth_bytes_s == record["network"]["bandwidth_bytes_s"]
-        assert {row["method"] for row in record["rows"]} == {"dense", "marsit-100", "marsit"}
+        methods = "dense", "marsit-100", "marsit", "ecq-sgd", "double-squeeze"
+        assert tuple(dict.fromkeys(row["method"] for row in record["rows"])) == methods
+        assert record["speeds"]["ecq-sgd"]["volume"] < 0.9  # coded
+        assert all(record["speeds"][name]["volume"] == pytest.approx(1, abs=0.05) for name in ("dense", "marsit"))
         assert all(0 < row["seconds"] < 60 for row in record["rows"])
         assert printed.rstrip().endswith(".")
 
@@ -129,7 +146,8 @@ def test_the_command_measures_predicts_and_saves(tmp_path: Path, capsys: pytest.
 @pytest.mark.mpi(min_size=2, max_size=4)
 def test_a_saved_network_is_not_measured_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     TWO_LEVEL.save(tmp_path / "network.json")
-    assert main(["advise", "--count", "1e5", "--ranks", "16", "--network", str(tmp_path / "network.json")]) == 0
+    network = "--network", str(tmp_path / "network.json")
+    assert main(["advise", "--count", "1e5", "--ranks", "16", "--methods", "marsit", *network]) == 0
     if WORLD.rank == 0:
         printed = capsys.readouterr().out
         assert "# 16 ranks" in printed

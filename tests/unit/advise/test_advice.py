@@ -11,10 +11,12 @@ import pytest
 from numpy.typing import NDArray
 
 from collectives import Ring
+from collectives.gather import AllGather
 from collectives.network import LinkModel, Work
 from collectives.waiting import rest_by
-from mpicomp.advise import METHODS, add_arguments, predictions, report, speeds
-from mpicomp.advise.predict import Job, Way, break_even, fastest_dense, topologies
+from mpicomp.advise import add_arguments, predictions, report, speeds
+from mpicomp.advise.methods import COMPARED, METHODS
+from mpicomp.advise.predict import MOST_WALKED, Job, Way, break_even, fastest_dense, topologies
 from mpicomp.advise.request import Request
 from mpicomp.advise.speeds import Speed, _solve
 from mpicomp.algorithms import Dense, Marsit
@@ -32,12 +34,13 @@ def request(*arguments: str) -> Request:
 
 def advised(bandwidth: float, *arguments: str) -> dict[str, Any]:
     job = Job(4, N, "float32", LinkModel(5e-5, bandwidth), 57_344)
-    speeds = {name: DENSE_SPEED if name == "dense" else SPEED for name in METHODS}
-    return predictions(request("--count", str(N), *arguments), job, speeds, None) | {"hosts": 4}
+    asked = request("--count", str(N), *arguments)
+    speeds = {name: DENSE_SPEED if name == "dense" else SPEED for name in asked.methods}
+    return predictions(asked, job, speeds, None) | {"hosts": 4}
 
 
 def test_slow_links_are_worth_compressing_for_and_fast_ones_are_not() -> None:
-    slow, fast = advised(1e7), advised(1e11)
+    slow, fast = (advised(bandwidth, "--methods", "marsit-100,marsit") for bandwidth in (1e7, 1e11))
     assert report.advice(slow).startswith("Compress with marsit over ")
     assert "; on links above " in report.advice(slow)
     assert report.advice(fast).startswith("Do not compress: ")
@@ -60,10 +63,41 @@ def test_mpi_is_a_dense_sum_too() -> None:
 def test_the_report_has_a_line_for_every_method_and_topology() -> None:
     record = advised(1e7)
     lines = report.text(record).splitlines()
-    expected = [(method, name) for method in METHODS for name, _ in topologies(4, LinkModel(0.0, 1.0))]
+    own = {name: METHODS[name].wire(N, "float32", 4, 57_344).route for name in METHODS}
+    over = {name: [of for of, _ in topologies(4, LinkModel(0.0, 1.0))] if own[name] is None else [] for name in own}
+    expected = [(name, of) for name, route in own.items() for of in (over[name] if route is None else [route.name])]
     assert [tuple(line.split()[:2]) for line in lines[3:-2]] == expected
+    assert {("qsgd", "all-gather"), ("double-squeeze", "direct"), ("scalecom", "star")} < set(expected)
     assert "80 Mbit/s" in lines[1]
     assert report.text(record | {"mpi_s": 0.25}).splitlines()[2].endswith("250 ms; below is predicted")
+
+
+def test_what_is_there_to_compare_with_is_advised_only_where_nothing_else_was_asked_for() -> None:
+    rows = advised(1e6)["rows"]
+    assert min(rows, key=lambda row: row["seconds"])["method"] in COMPARED
+    assert report.advice(advised(1e6)).startswith("Compress with scalecom over ")
+    assert report.advice(advised(1e6, "--methods", "random-k")).startswith("Compress with random-k over ")
+
+
+def test_what_is_not_predicted_for_many_ranks_is_named() -> None:
+    asked = request("--count", "1e5", "--methods", "marsit,qsgd")
+    speeds = dict.fromkeys(asked.methods, SPEED)
+    job = Job(MOST_WALKED + 1, 100_000, "float32", LinkModel(5e-5, 1e8), 57_344)
+    record = predictions(asked, job, speeds, None) | {"hosts": 4}
+    assert {row["topology"] for row in record["rows"]} == {"ring", "torus:5x13", "halving-doubling"}
+    assert (
+        "\n# not predicted for so many ranks: tree, double-tree, star, segmented-ring, all-gather, direct\n"
+        in report.text(record)
+    )
+
+
+def test_codes_of_varying_length_travel_for_as_long_as_they_are() -> None:
+    job = Job(4, N, "float32", LinkModel(0.0, 1e6), 57_344)
+    whole, half = (
+        Way("ecq-sgd", METHODS["ecq-sgd"], AllGather(), Speed(Work(), 0.0, volume), DENSE_SPEED).seconds(job)
+        for volume in (1.0, 0.5)
+    )
+    assert half == pytest.approx(whole / 2, rel=1e-3)
 
 
 def test_at_break_even_both_take_as_long() -> None:
@@ -112,6 +146,8 @@ def test_a_torus_follows_the_groups() -> None:
         (("--count", "5", "--ranks", "1"), "--ranks 1: give a whole number of at least 2"),
         (("--count", "5", "--ranks", "2.5"), "--ranks 2.5: give a whole number of at least 2"),
         (("--count", "5", "--timeout", "0"), "--timeout 0"),
+        (("--count", "5", "--methods", "marsit, marzipan"), "--methods marsit, marzipan: there is no 'marzipan'"),
+        (("--count", "5", "--methods", "dense"), "--methods dense: name one or more to compare with dense"),
         (("--count", "5", "--network", "/nowhere/network.json"), "--network /nowhere/network.json: No such file"),
         (("--model", "torch"), "write it as package.module:callable"),
         (("--model", "torch.nn:Nothing"), "--model torch.nn:Nothing: AttributeError"),
@@ -157,9 +193,9 @@ def test_what_messages_and_bytes_cost_is_told_apart() -> None:
 
 def test_of_ranks_that_poll_and_ranks_that_sleep_the_lesser_cost_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     def calls(*arguments: object) -> NDArray[np.float64]:
-        of_a_call = [9.0, 3.0, 2.0, 1.0] if rest_by(None) else [20.0, 2.0, 2.5, 0.5]
+        of_a_call = [9.0, 3.0, 2.0, 1.0, 7.0] if rest_by(None) else [20.0, 2.0, 2.5, 0.5, 7.0]
         return np.array([[of_a_call] * 3] * 2)
 
     monkeypatch.setattr(speeds, "_calls", calls)
     found = speeds._costs(None, Dense(), 1, "float32", 3)  # type: ignore[arg-type]
-    assert found.tolist() == [2.0, 2.0, 0.5, 3.0]  # encoding, merging, decoding, and the rest: 9 - 3 - 2 - 1
+    assert found.tolist() == [2.0, 2.0, 0.5, 3.0, 7.0]  # encoding, merging, decoding, the rest: 9 - 3 - 2 - 1; bytes

@@ -7,6 +7,7 @@ from math import log2
 
 import pytest
 
+from collectives.gather import AllGather
 from collectives.halving import HalvingDoubling
 from collectives.network import LinkModel, Work
 from collectives.plan import Plan, Topology
@@ -47,6 +48,18 @@ def test_ring(size: int) -> None:
     assert seconds(Ring(), size) == pytest.approx(2 * (size - 1) * (LINK.latency_s + vector_s / size))
     merged = seconds(Ring(), size, merge_s=MERGE_S)
     assert merged - seconds(Ring(), size) == pytest.approx((size - 1) * MERGE_S * N / size)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_in_an_all_gather_each_encodes_its_own_and_decodes_everyones(size: int) -> None:
+    vector_s = 4 * N / LINK.bandwidth_bytes_s
+    bare = seconds(AllGather(), size)
+    assert bare == pytest.approx((size - 1) * (LINK.latency_s + vector_s))
+    assert seconds(AllGather(), size, encode_s=3e-9) == pytest.approx(bare + 3e-9 * N)
+    assert seconds(AllGather(), size, decode_s=3e-9) == pytest.approx(bare + 3e-9 * N)  # the last alone is waited for
+    slow_s = size * vector_s / N  # decoding a vector takes longer than all others' coming
+    assert seconds(AllGather(), size, encode_s=1e-9, decode_s=slow_s) == pytest.approx(N * (1e-9 + size * slow_s))
+    assert seconds(AllGather(), size, piece_elements=6400) == pytest.approx(bare - (size - 2) * (LINK.latency_s), 0.01)
 
 
 LATENCY_ALONE = LinkModel(latency_s=1.0, bandwidth_bytes_s=1e30)
