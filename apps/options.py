@@ -97,6 +97,9 @@ def _parser() -> argparse.ArgumentParser:
     communication.add_argument("--local-steps", type=_positive, default=1, help="optimizer steps per synchronization")
     communication.add_argument("--bucket-mb", type=_positive_float, default=25.0, help="largest bucket, MiB")
     communication.add_argument("--topology", default="auto", help="schedule of the all-reduce, by name")
+    communication.add_argument(
+        "--network", metavar="FILE", help='what topology "auto" goes by, from mpicomp advise --save'
+    )
     communication.add_argument("--timeout", type=_positive_float, default=60.0, help="seconds a silent rank is awaited")
     output = parser.add_argument_group("output")
     output.add_argument("--json", type=Path, metavar="FILE", help="write one JSON line per epoch and one at the end")

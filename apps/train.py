@@ -49,9 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     # More threads than one per rank would fight over the cores, and change the order of sums.
     torch.set_num_threads(1)
     try:
-        comm = Communicator(topology=options.topology, timeout=options.timeout, trace=options.trace)
+        comm = Communicator(
+            topology=options.topology, timeout=options.timeout, trace=options.trace, network=options.network
+        )
     except ValueError as error:
-        return _fail(MPI.COMM_WORLD, f"--topology {options.topology}: {error}")
+        network = "" if options.network is None else f" --network {options.network}"
+        return _fail(MPI.COMM_WORLD, f"--topology {options.topology}{network}: {error}")
     except OSError as error:
         return _fail(MPI.COMM_WORLD, f"--trace {options.trace}: {error}")
     with comm:

@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--option", action="append", default=[], metavar="KEY=VALUE", help="of the algorithm: full_precision_every=None"
     )
     parser.add_argument("--topology", default="auto", help="schedule of the all-reduce, by name (default %(default)s)")
+    parser.add_argument("--network", metavar="FILE", help='what topology "auto" goes by, from mpicomp advise --save')
     parser.add_argument(
         "--count", default="25e6", help="elements: 25e6, or several as 1e3,1e6, or min:max:factor (default %(default)s)"
     )
@@ -74,9 +75,10 @@ def run(args: argparse.Namespace) -> int:
         # all ranks have the same arguments and therefore the same error: one tells it, and none ends the job before
         return refuse(world, COMMAND, str(error))
     try:
-        comm = Communicator(world, args.topology, request.timeout_s, trace=args.trace)
+        comm = Communicator(world, args.topology, request.timeout_s, trace=args.trace, network=args.network)
     except ValueError as error:
-        return refuse(world, COMMAND, f"--topology {args.topology}: {error}")
+        network = "" if args.network is None else f" --network {args.network}"
+        return refuse(world, COMMAND, f"--topology {args.topology}{network}: {error}")
     except OSError as error:
         return refuse(world, COMMAND, f"--trace {args.trace}: {error}")
     try:

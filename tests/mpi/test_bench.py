@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import Communicator
+from collectives import Communicator, LinkModel
 from mpicomp.algorithms.base import VectorAggregator
 from mpicomp.bench.measure import measure
 from mpicomp.cli import main
@@ -53,6 +53,26 @@ def test_every_method_is_found_correct_and_its_bits_are_counted(
     assert line["bits_per_element"] == pytest.approx(bits, rel=0.02)
     assert line["speedup"] == pytest.approx(line["baseline_seconds"] / line["seconds"])
     assert bool(printed) == (WORLD.rank == 0)
+
+
+def test_auto_goes_by_the_network_that_is_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = []
+
+    class Watched(Communicator):
+        def __enter__(self) -> Communicator:
+            known.append(self.network)
+            return super().__enter__()
+
+    monkeypatch.setattr("mpicomp.bench.Communicator", Watched)
+    network = LinkModel(1e-3, 1e7)
+    network.save(tmp_path / "network.json")
+    status, _ = bench(tmp_path, "--count", "1e3", "--network", str(tmp_path / "network.json"))
+    assert status == 0
+    assert known == [network]
+    assert main(["bench", *QUICK, "--network", str(tmp_path / "none.json")]) == 2
+    assert ("--topology auto --network" in capsys.readouterr().err) == (WORLD.rank == 0)
 
 
 @pytest.mark.mpi(min_size=2)
