@@ -14,8 +14,19 @@ from types import FrameType
 from apps.cluster.network import ClusterError
 from benchmarks.cluster import methods, predicted, sweep, targets, training
 from benchmarks.cluster.drive import Limits, has_mpich, measure_cells, tell
-from benchmarks.cluster.grid import RATES, SIZES, TWO_LEVEL, Cell, Net, by_net, default_plan, product
-from benchmarks.cluster.plots import draw
+from benchmarks.cluster.grid import (
+    BUDGET_S,
+    RATES,
+    SIZES,
+    TARGET_BUDGET_S,
+    TWO_LEVEL,
+    Cell,
+    Net,
+    by_net,
+    default_plan,
+    product,
+)
+from benchmarks.cluster.plots import draw, draw_iterations
 from benchmarks.cluster.records import read
 from benchmarks.cluster.tables import NOTHING, tables
 from benchmarks.jobs import PROJECT
@@ -28,6 +39,7 @@ CAPTIONS = {
     "cluster-speedup": "Speed-up against rate",
     "cluster-stages": "Where the time goes",
     "cluster-overlap": "Wire, computing and both",
+    "cluster-methods": "Time of an iteration by method",
 }
 PARTS = ("grid", "overlap", "methods", "training", "tables")
 
@@ -104,7 +116,8 @@ def write(folder: Path, options: argparse.Namespace) -> None:
     folder_of_figures = options.figures or (folder if options.json_dir else FIGURES)
     drawn = draw(records, overlaps, folder_of_figures)
     curves = training.draw(trained, folder_of_figures)
-    for path in (*drawn, *curves):
+    bars = draw_iterations(timed, folder_of_figures)
+    for path in (*drawn, *curves, *bars):
         tell(f"wrote {path}")
     bodies = tables(records, overlaps)
     bodies["cluster-training"] = training.render(trained)
@@ -118,6 +131,8 @@ def write(folder: Path, options: argparse.Namespace) -> None:
         return
     bodies["cluster-figures"] = figures(drawn, document.parent)
     bodies["cluster-training"] += "\n\n" + figures(curves, document.parent)
+    if bars:
+        bodies["cluster-methods"] += "\n\n" + figures(bars, document.parent)
     made_of: dict[str, list[Sequence[object] | Mapping[Net, object]]] = {
         "cluster-overlap": [overlaps],
         "cluster-figures": [records, overlaps],
@@ -156,12 +171,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.cluster",
         description="All-reduces compared on an emulated cluster: ours, MPI's, its tuned algorithms', Gloo's. "
-        "Needs root. Without --nodes, --rates and --sizes a plan of about two hours.",
+        "Needs root. Without --nodes, --rates and --sizes a plan of two and a half hours.",
     )
     parser.add_argument("--nodes", metavar="N,N", help="numbers of hosts")
     parser.add_argument("--rates", metavar="RATE,RATE", help=f"of links; {TWO_LEVEL}: two groups, rate between them")
     parser.add_argument("--sizes", metavar="SIZE,SIZE", help=f"of the vectors, as in {','.join(SIZES)}")
-    parser.add_argument("--budget-s", type=float, default=limits.budget_s, help="timed calls of a cell (%(default)s)")
+    parser.add_argument(
+        "--budget-s",
+        type=float,
+        help=f"timed calls of a cell ({BUDGET_S:g}; {TARGET_BUDGET_S:g} where it has targets)",
+    )
     parser.add_argument(
         "--longest-s", type=float, default=limits.longest_s, help="leave out ways that take longer a call (%(default)s)"
     )

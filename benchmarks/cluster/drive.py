@@ -16,10 +16,10 @@ from typing import Any
 from apps.cluster.measured import Measured, measure
 from apps.cluster.mpi import mpirun
 from apps.cluster.network import ClusterError, Network
-from benchmarks.cluster.grid import Cell, Net
+from benchmarks.cluster.grid import Cell, Net, default_budget_s
 from benchmarks.cluster.records import merge, write
 from benchmarks.cluster.tuned import SETTINGS
-from benchmarks.cluster.ways import LEAST_REPEATS, MEMORY_PART, MPICH_DEFAULT, choose, memory_bytes, of_library
+from benchmarks.cluster.ways import MEMORY_PART, MPICH_DEFAULT, choose, memory_bytes, of_library
 from benchmarks.facts import memory_scaling
 from benchmarks.jobs import PROJECT
 from benchmarks.record import Record
@@ -35,33 +35,24 @@ class Limits:
 
     Attributes
     ----------
-    budget_s : float
-        For timed calls with Open MPI; three calls of each way are made even where they take longer. MPICH gets a third.
+    budget_s : float, optional
+        For timed calls with Open MPI; the least calls of each way are made even where they take longer. MPICH gets a
+        third. Default: `default_budget_s` of the cell.
     longest_s : float
         A way that is expected to take longer a call is left out.
     """
 
-    budget_s: float = 30.0
+    budget_s: float | None = None
     longest_s: float = 15.0
 
-
-@dataclass(frozen=True)
-class Phase:
-    """A job of the sequence that takes turns on a cluster: which library, and calls of each way at least."""
-
-    number: int
-    library: str
-    least: int
+    def budget_of(self, cell: Cell) -> float:
+        """Seconds for a cell."""
+        return default_budget_s(cell) if self.budget_s is None else self.budget_s
 
 
-def phases(mpich: bool) -> list[Phase]:
-    """Open MPI, MPICH, Open MPI, MPICH; without MPICH one job is enough."""
-    if not mpich:
-        return [Phase(0, "openmpi", LEAST_REPEATS)]
-    order = ("openmpi", "mpich") * 2
-    return [
-        Phase(i, library, (LEAST_REPEATS + 1) // 2 if i < 2 else LEAST_REPEATS // 2) for i, library in enumerate(order)
-    ]
+def job_sequence(mpich: bool) -> list[str]:
+    """The libraries of the jobs that take turns on a cluster; without MPICH one job is enough."""
+    return ["openmpi", "mpich"] * 2 if mpich else ["openmpi"]
 
 
 def measure_cells(
@@ -74,38 +65,34 @@ def measure_cells(
     ClusterError
         A link is not what was asked for, or a job failed; parts that were measured before stay.
     """
-    sequence = phases(mpich)
-    parts = {
-        (cell, phase): folder / "parts" / f"{cell.name}.{phase.number}.json" for cell in cells for phase in sequence
-    }
+    sequence = job_sequence(mpich)
+    parts = {cell: [folder / "parts" / f"{cell.name}.{job}.json" for job in range(len(sequence))] for cell in cells}
     (folder / "parts").mkdir(parents=True, exist_ok=True)
-    for path in parts.values() if fresh else ():
+    for path in (path for paths in parts.values() for path in paths if fresh):
         path.unlink(missing_ok=True)
     left_out: dict[Cell, dict[str, str]] = {cell: {} for cell in cells}
     with tempfile.TemporaryDirectory(prefix="mpicomp-cluster-") as scratch, Network(net.layout) as network:
-        links = [_link(link) for link in measure(network)]
-        for phase in sequence:
-            ways = of_library(phase.library, net.nodes)
+        links = link_records(measure(network))
+        for job, library in enumerate(sequence):
+            ways = of_library(library, net.nodes)
             asked = []
             for cell in cells:
-                chosen, without = choose(ways, cell, limits.budget_s, limits.longest_s)
-                if phase.library == "mpich" and MPICH_DEFAULT in without:
+                chosen, without = choose(ways, cell, limits.budget_of(cell), limits.longest_s)
+                if library == "mpich" and MPICH_DEFAULT in without:
                     chosen = []  # the others are there to be compared with it
                 if memory_bytes(chosen, cell) > MEMORY_PART * free_bytes():
                     chosen, without = [], {way.name: "not enough memory" for way in ways}
-                left_out[cell] |= {_named(name, phase.library): why for name, why in without.items()}
-                path = parts[cell, phase]
+                left_out[cell] |= {_named(name, library): why for name, why in without.items()}
+                path = parts[cell][job]
                 if chosen and not path.exists():
-                    names = [way.name for way in chosen]
-                    asked.append({"bytes": cell.nbytes, "ways": names, "path": str(path.resolve())})
-            jobs = sum(other.library == phase.library for other in sequence)
-            budget_s = limits.budget_s / jobs / (3 if phase.library == "mpich" else 1)
-            request = {"cells": asked, "least": phase.least, "budget_s": budget_s, "links": links,
-                       "advise": phase.library == "openmpi"}  # fmt: skip
+                    share = sequence.count(library) * (3 if library == "mpich" else 1)
+                    asked.append({"bytes": cell.nbytes, "ways": [way.name for way in chosen],
+                                  "budget_s": limits.budget_of(cell) / share, "path": str(path.resolve())})  # fmt: skip
             if asked:
-                run_job(network, Path(scratch), net, phase.library, request)
+                request = {"cells": asked, "links": links, "advise": library == "openmpi"}
+                run_job(network, Path(scratch), net, library, request)
     for cell in cells:
-        mine = [parts[cell, phase] for phase in sequence if parts[cell, phase].exists()]
+        mine = [path for path in parts[cell] if path.exists()]
         if mine:
             write(merge([json.loads(path.read_text()) for path in mine], left_out[cell]), folder / f"{cell.name}.json")
         for path in mine:
@@ -121,7 +108,7 @@ def measure_alone(kind: str, net: Net, path: Path, **request: Any) -> Record:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="mpicomp-cluster-") as scratch, Network(net.layout) as network:
-        links = [_link(link) for link in measure(network)]
+        links = link_records(measure(network))
         run_job(network, Path(scratch), net, kind, {**request, "links": links, "path": str(path.resolve())})
     record: Record = json.loads(path.read_text())
     return record
@@ -204,6 +191,11 @@ def free_bytes() -> int:
     return 0
 
 
+def link_records(links: Sequence[Measured]) -> list[dict[str, Any]]:
+    """Measured links for a record."""
+    return [{"what": link.what, "asked": str(link.asked), "bits_per_s": link.bits_per_s} for link in links]
+
+
 def tell(text: str) -> None:
     """A line of progress."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
@@ -211,7 +203,3 @@ def tell(text: str) -> None:
 
 def _named(name: str, library: str) -> str:
     return name if library == "openmpi" else f"{name} (MPICH job)"
-
-
-def _link(link: Measured) -> dict[str, Any]:
-    return {"what": link.what, "asked": str(link.asked), "bits_per_s": link.bits_per_s}

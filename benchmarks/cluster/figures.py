@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from statistics import median
-from typing import Any
 
 from apps.cluster.rates import Rate
-from benchmarks.cluster.ways import DENSE_RING, MPI_DEFAULT, MPICH_DEFAULT, ONE_BIT_RING, TUNED
+from benchmarks.cluster.records import medians_by_job
+from benchmarks.cluster.ways import DENSE_RING, MPI_DEFAULT, MPICH_DEFAULT, ONE_BIT_RING, TUNED_WAYS
 from benchmarks.record import Record
 
 NOTEWORTHY = 0.1
 """From what part on the bucket of a link is told of."""
-MPI_WAYS = (MPI_DEFAULT, *(f"MPI {name}" for name in TUNED.values()))
+MPI_WAYS = (MPI_DEFAULT, *TUNED_WAYS)
 
 
 def seconds(record: Record, way: str) -> float | None:
-    """Median of a way; None where it was not measured."""
+    """Median over jobs of a way's median in each; None where it was not measured."""
     timed = record["ways"].get(way)
     return None if timed is None else float(timed["median_s"])
 
@@ -43,14 +43,8 @@ def speedups_by_job(record: Record, way: str, over: str) -> list[float]:
     baseline = best[0] if over == "best MPI" and best is not None else over
     if way not in record["ways"] or baseline not in record["ways"]:
         return []
-    pairs = zip(_by_job(record["ways"][way]), _by_job(record["ways"][baseline]), strict=True)
+    pairs = zip(*(medians_by_job(record["ways"][name]) for name in (way, baseline)), strict=True)
     return [theirs / ours for ours, theirs in pairs]
-
-
-def _by_job(timed: dict[str, Any]) -> list[float]:
-    """The median of each job's times."""
-    ends = list(accumulate(timed["calls_per_job"], initial=0))
-    return [median(timed["times_s"][start:end]) for start, end in pairwise(ends)]
 
 
 def over_mpich(record: Record) -> float | None:

@@ -13,6 +13,8 @@ from apps.cluster.rates import Rate
 RATES = ("100mbit", "1gbit", "10gbit", "none")
 SIZES = ("4kB", "64kB", "1MB", "16MB", "100MB", "400MB")
 TWO_LEVEL = "1gbit/100mbit"
+BUDGET_S, TARGET_BUDGET_S = 15.0, 60.0
+"""Seconds of timed calls with Open MPI in a cell, and in one that targets are of."""
 UNITS = {"kB": 1_000, "MB": 1_000_000}
 
 
@@ -128,13 +130,19 @@ def product(nodes: Iterable[int], links: Iterable[str], sizes: Iterable[str]) ->
 
 
 def default_plan() -> list[Cell]:
-    """Four nodes in full, two and eight and the two-level network at chosen sizes: about an hour."""
+    """Four nodes in full; other numbers of nodes and the two-level network at chosen rates and sizes: 1.5 hours."""
     return [
         *product((4,), RATES, SIZES),
         *product((8,), (TWO_LEVEL,), ("64kB", "1MB", "16MB", "100MB")),
-        *product((2, 8), ("1gbit", "10gbit"), ("64kB", "100MB")),
+        *product((2, 8), ("1gbit", "10gbit", "none"), ("64kB", "100MB")),
         *product((2, 8), ("100mbit",), ("16MB",)),
+        *product((3, 5, 6, 7), ("1gbit",), ("16MB",)),
     ]
+
+
+def default_budget_s(cell: Cell) -> float:
+    """Seconds of timed calls of a cell."""
+    return TARGET_BUDGET_S if cell in product((4,), ("1gbit", "10gbit"), ("100MB",)) else BUDGET_S
 
 
 def by_net(cells: Sequence[Cell]) -> dict[Net, list[Cell]]:

@@ -14,7 +14,7 @@ import mpicomp
 from benchmarks.cluster.grid import Cell, Net
 from benchmarks.cluster.methods import measure_here as measure_methods
 from benchmarks.cluster.overlap import measure_overlap
-from benchmarks.cluster.predicted import LEAST_BYTES, measure_advice
+from benchmarks.cluster.predicted import measure_advice
 from benchmarks.cluster.rounds import measure
 from benchmarks.cluster.sides import Resources
 from benchmarks.cluster.vectors import fill
@@ -50,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for asked in request["cells"]:
         cell = Cell(net, asked["bytes"])
         ways = [known[name] for name in asked["ways"]]
-        advised = [measure_advice(resources.comm, cell.n)] if request["advise"] and cell.nbytes >= LEAST_BYTES else []
-        record = measure_cell(resources, cell, ways, request["budget_s"], request["least"]) | {"advised": advised}
+        advised = [measure_advice(resources.comm, cell.n)] if request["advise"] else []
+        record = measure_cell(resources, cell, ways, asked["budget_s"]) | {"advised": advised}
         record["facts"] |= request["facts"]
         extra = {"library": request["library"], "links": request["links"]}
         _publish(resources.comm, {**record, **extra}, asked["path"])
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure_cell(resources: Resources, cell: Cell, ways: Sequence[Way], budget_s: float, least: int) -> Record:
+def measure_cell(resources: Resources, cell: Cell, ways: Sequence[Way], budget_s: float) -> Record:
     """Time all ways on vectors of one size; collective."""
     comm = resources.comm
     x, out = aligned_empty(cell.n, np.float32), aligned_empty(cell.n, np.float32)
@@ -67,7 +67,7 @@ def measure_cell(resources: Resources, cell: Cell, ways: Sequence[Way], budget_s
     out[:] = 0
     sides = {way.name: resources.side(way, x, out) for way in ways}
     slow = {way.name for way in ways if way.predicted_s(cell) > SLOW_S}
-    timed = measure(sides, comm, budget_s, least, slow)
+    timed = measure(sides, comm, budget_s, {way.name: way.least for way in ways}, slow)
     return {"part": "cluster", "settings": cell.settings, "facts": machine_facts(), "ways": timed}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ import mpicomp
 from apps.cluster.network import ClusterError
 from benchmarks.cluster.drive import measure_alone, tell
 from benchmarks.cluster.grid import Net
+from benchmarks.cluster.predicted import CLOSE, FAR, measure_methods
 from benchmarks.cluster.records import write
-from benchmarks.cluster.rounds import WARMED_S
+from benchmarks.cluster.rounds import WARMED_S, costs_of, mean_cost, timed
 from benchmarks.cluster.tables import scaling
 from benchmarks.cluster.vectors import fill
 from benchmarks.facts import describe, machine_facts
-from benchmarks.record import Record, scaled, table
+from benchmarks.record import Record, both, scaled, table
 from collectives import Communicator
 from collectives.arrays import aligned_empty
 from mpicomp.algorithms import Aggregator, Algorithm
@@ -46,26 +48,32 @@ MS = 1e-3
 
 
 def measure_here(comm: Communicator, n: int, repeats: int) -> Record:
-    """Time all methods in turn; collective."""
+    """Predict all methods, and time them in turn and what a training step computes; collective."""
+    from benchmarks.cluster.computing import BATCH, training_step  # torch, which other jobs can do without
+
+    predicted = measure_methods(comm, METHODS, n) if comm.size > 1 else {}
     x, out = aligned_empty(n, np.float32), aligned_empty(n, np.float32)
     fill(x, comm.rank)
     out[:] = 0
     started = {name: method.start(comm, n) for name, method in METHODS.items()}
-    seconds = {name: np.zeros(repeats) for name in METHODS}
+    step = training_step(n, comm.rank)
+    parameters = step()
+    computing = np.zeros((repeats, 2))
+    spent: dict[str, list[NDArray[np.float64]]] = {name: [] for name in METHODS}
     codec = {name: np.zeros(-(-repeats // 2)) for name in METHODS}
     took = np.zeros(len(started))
     for repeat in range(-2, repeats):  # two rounds are not counted; the second tells who is quick
+        step()
+        computing[max(0, repeat)] = timed(step, comm)  # the first that counts takes the place of the others
         for i, (name, aggregator) in enumerate(started.items()):
+            call = partial(aggregator.aggregate, x, out)
             if repeat >= 0 and took[i] <= WARMED_S:
-                aggregator.aggregate(x, out)
-            line_up(comm)
-            start = time.perf_counter()
-            aggregator.aggregate(x, out)
-            elapsed = time.perf_counter() - start
+                call()
+            elapsed, cpu = timed(call, comm)
             if repeat < 0:
                 took[i] = elapsed
             else:
-                seconds[name][repeat] = elapsed
+                spent[name].append(np.array([elapsed, cpu, *costs_of(aggregator.traffic.last)]))
             if repeat >= 0 and repeat % 2 == 0:
                 line_up(comm)
                 codec[name][repeat // 2] = codec_processor_s(aggregator, x, out)
@@ -73,14 +81,32 @@ def measure_here(comm: Communicator, n: int, repeats: int) -> Record:
             took = gather(comm, took).max(axis=0)
     rows = {}
     for name, aggregator in started.items():
-        times = gather(comm, seconds[name]).max(axis=0)
+        mine = np.array(spent[name])
         rows[name] = {
-            "times_s": times.tolist(),
-            "median_s": float(np.median(times)),
+            **summary(comm, mine[:, :2]),
+            "cost": mean_cost(comm, mine[:, 2:].mean(axis=0)),
             "bytes_sent": float(gather(comm, np.array([aggregator.traffic.last.bytes_sent], np.float64)).max()),
             "codec_s": np.median(gather(comm, codec[name]), axis=1).tolist(),
+            "predicted_s": predicted.get(name),
         }
-    return {"part": "methods", "n": n, "facts": machine_facts(), "rows": rows}
+    compute = summary(comm, computing) | {"parameters": parameters, "batch": BATCH}
+    return {"part": "methods", "n": n, "facts": machine_facts(), "rows": rows, "compute": compute}
+
+
+def summary(comm: Communicator, mine: NDArray[np.float64]) -> dict[str, Any]:
+    """Of this rank's elapsed and processor seconds of each call, ``[calls, 2]``; collective.
+
+    Returns
+    -------
+    dict
+        ``times_s`` of the slowest rank, their ``median_s`` and ``min_s``; ``elapsed_s`` and ``cpu_s``, means over
+        calls and ranks.
+    """
+    everyones = gather(comm, mine)
+    times = everyones[:, :, 0].max(axis=0)
+    elapsed_s, cpu_s = everyones.mean(axis=(0, 1)).tolist()
+    return {"times_s": times.tolist(), "median_s": float(np.median(times)), "min_s": float(times.min()),
+            "elapsed_s": elapsed_s, "cpu_s": cpu_s}  # fmt: skip
 
 
 def codec_processor_s(aggregator: Aggregator, x: NDArray[Any], out: NDArray[Any]) -> float:
@@ -125,11 +151,40 @@ def render(records: Sequence[Record]) -> str:
         rows = [_row(name, record, net.rate == JUDGED) for name in record["rows"]]
         columns = (
             "method", "call, ms", "MB sent", "these alone, ms", "codec of a rank, ms", "of all ranks, ms",
-            "call over the longer", "faster than dense", "fewer bytes",
+            "call over the longer", "faster than dense", "fewer bytes", "predicted, ms",
         )  # fmt: skip
-        parts.append(f"**{net.nodes} nodes, {net.links}**\n\n{table(columns, rows)}")
+        heading = f"**{net.nodes} nodes, {net.links}**{_computing(record)}"
+        parts.append(f"{heading}\n\n{table(columns, rows)}{_predictions(record)}")
     note = f"n {records[0]['n']}. {describe(records[0]['facts'])}.{scaling(records)}"
     return "\n\n".join(parts) + f"\n\n<sub>{note}</sub>"
+
+
+def _error(row: dict[str, Any]) -> float | None:
+    """How far the prediction is off; None where there is none."""
+    return None if row.get("predicted_s") is None else float(row["predicted_s"] / row["median_s"] - 1)
+
+
+def _predictions(record: Record) -> str:
+    """How many are close."""
+    errors = [abs(error) for row in record["rows"].values() if (error := _error(row)) is not None]
+    if not errors:
+        return ""
+    close, far = sum(error <= CLOSE for error in errors), sum(error > FAR for error in errors)
+    return f"\n\nPredicted: {close} of {len(errors)} within {CLOSE:.0%}, {far} off by more than {FAR:.0%}."
+
+
+def _computing(record: Record) -> str:
+    """What the training step took; older records do not tell."""
+    compute = record.get("compute")
+    if compute is None:
+        return ""
+    network = f"an MLP of {compute['parameters']:,} parameters, {compute['batch']} images a rank"
+    return f" (forward and backward of {network}: {_call(compute)} ms)"
+
+
+def _call(row: dict[str, Any]) -> str:
+    """Median, minimum, and processor time of a rank; of older records the median alone."""
+    return f"{both(row, MS)} / {scaled(row['cpu_s'], MS)}" if "cpu_s" in row else scaled(row["median_s"], MS)
 
 
 def _row(name: str, record: Record, judged: bool) -> tuple[str, ...]:
@@ -138,9 +193,10 @@ def _row(name: str, record: Record, judged: bool) -> tuple[str, ...]:
     codec_s = computing_s(row["codec_s"], record["facts"]["cores"])
     gain, ratio = dense["median_s"] / row["median_s"], dense["bytes_sent"] / row["bytes_sent"]
     short = judged and gain < LEAST_OVER * ratio and ratio <= MOST_RATIO
+    error = _error(row)
     return (
         name,
-        scaled(row["median_s"], MS),
+        _call(row),
         f"{row['bytes_sent'] / 1e6:.3g}",
         scaled(wire_s, MS),
         scaled(float(np.mean(row["codec_s"])), MS),
@@ -148,4 +204,5 @@ def _row(name: str, record: Record, judged: bool) -> tuple[str, ...]:
         f"{row['median_s'] / max(wire_s, codec_s):.2f}",
         f"{gain:.1f}" + (" †" if short else ""),
         f"{ratio:.1f}",
+        "–" if error is None else f"{scaled(row['predicted_s'], MS)} ({error:+.0%})",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import matplotlib as mpl
@@ -31,13 +32,17 @@ STYLES = {
     GLOO: ("C4", "P", ":"),
     MPICH_DEFAULT: ("C5", "X", ":"),
 }
+REST: dict[str, Any] = {"facecolor": "white", "edgecolor": "0.6", "hatch": "////"}
 STAGES = (
     ("encode", "seconds_encoding", "C0"),
     ("merge", "seconds_merging", "C2"),
     ("decode", "seconds_decoding", "C1"),
     ("exposed wait", "seconds_waiting", "0.8"),
 )
+OTHERS: dict[str, Any] = {"marker": "*", "markersize": 12, "markerfacecolor": "none", "linestyle": "none"}
 BOX = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8}
+COMPUTE = "C7"
+CLIPPED, SPACE = 2.5, 1.17  # bars end at so many medians; and what labels need beyond
 BARS = (*(f"one-bit {name}" for name in ONE_BIT), MARSIT_RING, "Marsit torus", DENSE_RING)
 
 
@@ -55,8 +60,24 @@ def draw(records: Sequence[Record], overlaps: Sequence[Record], folder: Path) ->
         "cluster-time": time_by_size(full),
         "cluster-speedup": speedup_by_rate(full),
         "cluster-stages": stages(full),
-        "cluster-overlap": overlap_by_rate([record for record in overlaps if record["settings"]["nodes"] == 2]),
+        "cluster-overlap": overlap_by_rate(overlaps),
     }
+    return _write(drawn, folder)
+
+
+def draw_iterations(records: Sequence[Record], folder: Path) -> list[Path]:
+    """Draw the iterations of all methods; records that do not tell of their stages are left out.
+
+    Returns
+    -------
+    list of Path
+        Files written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    return _write({"cluster-methods": iterations([record for record in records if "compute" in record])}, folder)
+
+
+def _write(drawn: dict[str, Figure | None], folder: Path) -> list[Path]:
     written = []
     for name, figure in drawn.items():
         if figure is not None:
@@ -174,7 +195,7 @@ def stages(records: Sequence[Record]) -> Figure | None:
                 width = 100 * timed["cost"][field] / whole
                 axis.barh(place, width, left=left, color=color, height=0.7)
                 left += width
-            axis.barh(place, max(0.0, 100 - left), left=left, color="white", edgecolor="0.6", hatch="////", height=0.7)
+            axis.barh(place, max(0.0, 100 - left), left=left, height=0.7, **REST)
             axis.text(103, place, f"{scaled(whole, 1e-3)} ms", va="center", fontsize=8)
         axis.set_xlim(0, 135)
         axis.set_xticks(range(0, 101, 25))
@@ -183,19 +204,54 @@ def stages(records: Sequence[Record]) -> Figure | None:
     axes[0][0].set_yticks(range(len(names)), names)
     axes[0][0].invert_yaxis()
     patches = [mpl.patches.Patch(color=color, label=label) for label, _, color in STAGES]
-    patches.append(
-        mpl.patches.Patch(facecolor="white", edgecolor="0.6", hatch="////", label="MPI, Python, others' turn")
-    )
+    patches.append(mpl.patches.Patch(label="MPI, Python, others' turn", **REST))
     figure.legend(handles=patches, loc="outside lower center", ncols=5 if len(shown) > 1 else 3, frameon=False)
     figure.suptitle(f"{FULL} emulated nodes, {size_text(max(SHOWN_BYTES))}: mean over calls and ranks")
     return figure
 
 
-def overlap_by_rate(records: Sequence[Record]) -> Figure | None:
-    """Wire, compute and both against the rate, and the overlap."""
+def iterations(records: Sequence[Record]) -> Figure | None:
+    """Time of an iteration, a bar for each method: computing and the all-reduce's stages; a panel for each rate."""
+    shown = sorted(records, key=payload_rate, reverse=True)
+    if not shown:
+        return None
+    figure, axes = plt.subplots(
+        1, len(shown), figsize=(2 + 5 * len(shown), 5.6), sharey=True, squeeze=False, layout="constrained"
+    )
+    names = list(shown[0]["rows"])
+    looks: list[dict[str, Any]] = [{"color": COMPUTE}, *({"color": color} for _, _, color in STAGES), REST]
+    for axis, record in zip(axes[0], shown, strict=True):
+        compute_ms = 1e3 * record["compute"]["elapsed_s"]
+        wholes = {name: compute_ms + 1e3 * row["elapsed_s"] for name, row in record["rows"].items()}
+        end = CLIPPED * median(wholes.values())
+        for place, name in enumerate(names):
+            parts = [compute_ms, *(1e3 * record["rows"][name]["cost"][field] for _, field, _ in STAGES)]
+            parts.append(max(0.0, wholes[name] - sum(parts)))
+            left = 0.0
+            for width, look in zip(parts, looks, strict=True):
+                axis.barh(place, min(width, end - left), left=left, height=0.7, **look)
+                left = min(left + width, end)
+            longer = "→ " if wholes[name] > end else ""
+            axis.text(left + 0.01 * end, place, f"{longer}{scaled(wholes[name], 1)} ms", va="center", fontsize=8)
+        axis.set_xlim(0, SPACE * end)
+        axis.set_title(_rate_title(links(record["settings"]), [record]), fontsize=10)
+        axis.set_xlabel("ms of an iteration")
+    axes[0][0].set_yticks(range(len(names)), names)
+    axes[0][0].invert_yaxis()
+    labels = ("compute: forward and backward", *(label for label, _, _ in STAGES), "moving bytes, Python")
+    patches = [mpl.patches.Patch(label=label, **look) for label, look in zip(labels, looks, strict=True)]
+    figure.legend(handles=patches, loc="outside lower center", ncols=6 if len(shown) > 1 else 3, frameon=False)
+    nodes, n = shown[0]["settings"]["nodes"], shown[0]["n"]
+    figure.suptitle(f"{nodes} emulated nodes, {size_text(4 * n)}: mean over calls and ranks; arrows: longer than drawn")
+    return figure
+
+
+def overlap_by_rate(overlaps: Sequence[Record]) -> Figure | None:
+    """Wire, compute and both against the rate, and the overlap; lines of two nodes, hollow points of more."""
+    records = sorted((record for record in overlaps if record["settings"]["nodes"] == 2), key=payload_rate)
+    others = [record for record in overlaps if record["settings"]["nodes"] != 2]
     if len(records) < 2:
         return None
-    records = sorted(records, key=payload_rate)
     rates = [payload_rate(record) / MBIT for record in records]
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     for name, label, color, marker in (
@@ -211,13 +267,19 @@ def overlap_by_rate(records: Sequence[Record]) -> Figure | None:
             markersize=4,
             label=label,
         )
+        for record in others:
+            left.plot(payload_rate(record) / MBIT, 1e3 * record[f"{name}_s"], color=color, **OTHERS)
     both = [1e3 * (record["wire_s"] + record["compute_s"]) for record in records]
     left.plot(rates, both, color="0.6", linestyle="--", label="one after the other")
     most = [1e3 * max(record["wire_s"], record["compute_s"]) for record in records]
     left.plot(rates, most, color="0.6", linestyle=":", label="all of the shorter hidden")
     left.set_ylabel("ms")
     left.set_ylim(bottom=0)
-    figure.legend(loc="outside lower center", ncols=5, frameon=False)
+    for record in others:
+        right.plot(payload_rate(record) / MBIT, 100 * record["overlap"], color="black", **OTHERS)
+    if others:
+        left.plot([], [], color="black", label=f"{others[0]['settings']['nodes']} nodes", **OTHERS)
+    figure.legend(loc="outside lower center", ncols=6, frameon=False)
     right.plot(rates, [100 * record["overlap"] for record in records], color="black", marker="D", markersize=4)
     right.axhline(0, color="0.6", linewidth=0.8)
     right.axhline(100, color="0.6", linewidth=0.8, linestyle=":")
@@ -237,7 +299,8 @@ def overlap_by_rate(records: Sequence[Record]) -> Figure | None:
     if equal is not None:
         right.set_title(f"wire alone = compute alone at {_rate_text(equal)}", fontsize=10, color="C3")
     n = records[0]["n"]
-    figure.suptitle(f"one-bit ring, 2 emulated nodes, {size_text(4 * n)}")
+    stars = f"; stars: {others[0]['settings']['nodes']}" if others else ""
+    figure.suptitle(f"one-bit ring, {size_text(4 * n)}, 2 emulated nodes{stars}")
     return figure
 
 

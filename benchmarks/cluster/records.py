@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -67,8 +69,14 @@ def _library(part: Record) -> str:
     return " ".join(part["facts"]["mpi"].splitlines()[0].replace("Version:", "").split())
 
 
+def medians_by_job(timed: dict[str, Any]) -> list[float]:
+    """The median of each job's times."""
+    ends = accumulate(timed["calls_per_job"], initial=0)
+    return [median(timed["times_s"][start:end]) for start, end in pairwise(ends)]
+
+
 def _together(jobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Several jobs' timings of one way: times one after the other, the rest as means over calls."""
+    """Several jobs' timings of one way: times one after the other, the median over jobs, the rest over all calls."""
     weights = [len(job["times_s"]) for job in jobs]
     times = [seconds for job in jobs for seconds in job["times_s"]]
 
@@ -77,7 +85,7 @@ def _together(jobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
     costs = [job["cost"] for job in jobs]
     return {
-        "median_s": float(np.median(times)),
+        "median_s": median(median(job["times_s"]) for job in jobs),
         "min_s": min(times),
         "p99_s": float(np.percentile(times, 99)),
         **{name: mean([job[name] for job in jobs]) for name in ("elapsed_s", "cpu_s", "wire_bytes", "wire_bytes_most")},
@@ -96,6 +104,9 @@ def write(record: Record, path: Path) -> None:
 
 
 def read(folder: Path, part: str) -> list[Record]:
-    """All records of a part ("cluster" or "overlap") in a folder."""
+    """All records of a part ("cluster", "overlap" or "methods") in a folder."""
     records = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    return [record for record in records if record["part"] == part]
+    found = [record for record in records if record["part"] == part]
+    for timed in (timed for record in found for timed in record.get("ways", {}).values()):
+        timed["median_s"] = median(medians_by_job(timed))  # older ones have the median of all calls
+    return found

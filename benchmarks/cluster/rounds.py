@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ def wire_bytes() -> int:
 
 
 def measure(
-    sides: Mapping[str, Side], comm: Communicator, budget_s: float, least: int, timed_at_once: set[str]
+    sides: Mapping[str, Side], comm: Communicator, budget_s: float, least: Mapping[str, int], timed_at_once: set[str]
 ) -> dict[str, dict[str, Any]]:
     """Call every side once and check it, then time them in rounds; each round begins with the next one. Collective.
 
@@ -56,7 +56,7 @@ def measure(
         Its ranks line up before each call.
     budget_s : float
         Of all calls, shared evenly.
-    least : int
+    least : dict of int
         Calls of each that are timed at least.
     timed_at_once : set of str
         Sides so slow that the first call counts too. Of the others a second one tells how often there is time for them.
@@ -74,7 +74,7 @@ def measure(
     share_s = budget_s / max(1, len(names))
     warmed = slowest <= WARMED_S
     repeats = [
-        repeats_for(seconds * (1 + warm), share_s, least) - (name in timed_at_once)
+        repeats_for(seconds * (1 + warm), share_s, least[name]) - (name in timed_at_once)
         for name, seconds, warm in zip(names, slowest, warmed, strict=True)
     ]
     rounds = max(repeats, default=0)
@@ -89,9 +89,9 @@ def measure(
                 side = sides[names[i]]
                 if warmed[i]:
                     side.call()
-                before = _costs(side.traffic)
-                seconds[i, number], cpu[i, number] = _timed(side, comm)
-                spent[names[i]] += _costs(side.traffic) - before
+                before = costs_of(side.traffic)
+                seconds[i, number], cpu[i, number] = timed(side.call, comm)
+                spent[names[i]] += costs_of(side.traffic) - before
     everyones, everyones_cpu = gather(comm, seconds), gather(comm, cpu)
     sent = gather(comm, first["wire"])
     found = {}
@@ -103,7 +103,7 @@ def measure(
             "cpu_s": float(everyones_cpu[:, i, there].mean()),
             "wire_bytes": float(sent[:, i].mean()),
             "wire_bytes_most": float(sent[:, i].max()),
-            "cost": _cost(comm, spent[name] / there.sum()),
+            "cost": mean_cost(comm, spent[name] / there.sum()),
         }
     return found
 
@@ -115,33 +115,35 @@ def _first_calls(
     first = {what: np.zeros(len(sides)) for what in ("seconds", "cpu", "wire", "estimate")}
     spent = {}
     for i, (name, side) in enumerate(sides.items()):
-        before = _costs(side.traffic)
+        before = costs_of(side.traffic)
         comm.barrier()
         sent = wire_bytes()
-        first["seconds"][i], first["cpu"][i] = _timed(side, comm)
+        first["seconds"][i], first["cpu"][i] = timed(side.call, comm)
         comm.barrier()
         first["wire"][i] = wire_bytes() - sent
         side.check()
         at_once = name in timed_at_once
-        spent[name] = (_costs(side.traffic) - before) * at_once
-        first["estimate"][i] = first["seconds"][i] if at_once else _timed(side, comm)[0]
+        spent[name] = (costs_of(side.traffic) - before) * at_once
+        first["estimate"][i] = first["seconds"][i] if at_once else timed(side.call, comm)[0]
     return first, spent
 
 
-def _timed(side: Side, comm: Communicator) -> tuple[float, float]:
-    """Elapsed and processor seconds of a call on this rank."""
+def timed(call: Callable[[], object], comm: Communicator) -> tuple[float, float]:
+    """Elapsed and processor seconds of a call on this rank, after all have lined up; collective."""
     line_up(comm)
     cpu, start = time.process_time(), time.perf_counter()
-    side.call()
+    call()
     elapsed = time.perf_counter() - start
     return elapsed, time.process_time() - cpu
 
 
-def _costs(traffic: Traffic | None) -> NDArray[np.float64]:
+def costs_of(traffic: Traffic | None) -> NDArray[np.float64]:
+    """Its `COSTS`; none without traffic."""
     return np.array([] if traffic is None else [float(getattr(traffic, name)) for name in COSTS])
 
 
-def _cost(comm: Communicator, mine: NDArray[np.float64]) -> dict[str, float] | None:
+def mean_cost(comm: Communicator, mine: NDArray[np.float64]) -> dict[str, float] | None:
+    """The mean over ranks of what `costs_of` gives, and ``bytes_sent_most`` by one; collective."""
     if not mine.size:
         return None
     everyones = gather(comm, mine)

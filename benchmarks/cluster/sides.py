@@ -63,11 +63,11 @@ class Resources:
             for way in ways
             if way.kind in ("one-bit", "marsit", "dense")
         }
-        numbers = sorted({int(way.option) for way in ways if way.kind == "tuned"})
+        tuned = [way.option for way in ways if way.kind == "tuned"]
         self._tuned: dict[str, MPI.Comm] = {}
-        if numbers:
+        if tuned:
             algorithm = AllreduceAlgorithm()
-            self._tuned = {str(number): algorithm.dup(world, number) for number in numbers}
+            self._tuned = {option: algorithm.dup(world, *map(int, option.split(":"))) for option in tuned}
         self._gloo = any(way.kind == "gloo" for way in ways)
         if self._gloo:
             _start_gloo(world, address, interface)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from apps.cluster.measured import measure
 from apps.cluster.network import ClusterError, Network
+from apps.cluster.rates import Rate
 from apps.plot import plot, read_run
-from benchmarks.cluster.drive import run_on_hosts, tell
+from benchmarks.cluster.drive import link_records, run_on_hosts, tell
 from benchmarks.cluster.grid import Net
 from benchmarks.record import table
 
@@ -40,13 +41,14 @@ def run(folder: Path, fresh: bool) -> list[str]:
             continue
         try:
             with tempfile.TemporaryDirectory(prefix="mpicomp-cluster-") as scratch, Network(net.layout) as network:
-                measure(network)
+                links = {"kind": "links", "links": link_records(measure(network))}
                 for way in missing:
                     tell(f"training: {net.links}, {way}")
                     path = _path(folder, net, way)
                     path.parent.mkdir(parents=True, exist_ok=True)
                     arguments = ["-m", "apps.train", *SETTINGS, *WAYS[way], "--json", str(path.resolve())]
                     run_on_hosts(network, Path(scratch), f"training of {way} on {net.name}", arguments)
+                    path.write_text(json.dumps(links) + "\n" + path.read_text())
         except ClusterError as error:
             failed.append(f"training, {net.name}: {error}")
     return failed
@@ -81,8 +83,16 @@ def render(found: dict[Net, dict[str, list[dict[str, Any]]]]) -> str:
                 "way", f"seconds to {goal:.1%}", f"accuracy after {EPOCHS} epochs", "seconds", "of them communicating",
                 "MB sent by a rank",
             )  # fmt: skip
-            texts.append(f"**4 nodes, {net.links}**\n\n{table(columns, rows)}")
+            texts.append(f"**4 nodes, {net.links}**\n\n{table(columns, rows)}{_rates(runs.values())}")
     return "\n\n".join(texts) or "Not measured yet."
+
+
+def _rates(runs: Iterable[Sequence[dict[str, Any]]]) -> str:
+    """What the slowest link carried before the runs; older ones do not tell."""
+    measured = [lines[0]["links"] for lines in runs if lines[0]["kind"] == "links"]
+    slowest = sorted(min(link["bits_per_s"] for link in links) for links in measured)
+    ends = dict.fromkeys(str(Rate(round(rate, -5))) for rate in (slowest[:1] + slowest[-1:]))
+    return f"\n\n<sub>Payload that the slowest link carried before: {' to '.join(ends)}.</sub>" if ends else ""
 
 
 def seconds_to(goal: float, epochs: Sequence[dict[str, Any]]) -> float | None:

@@ -1,7 +1,7 @@
 """Open MPI's all-reduce by an algorithm of choice, through the tools interface of MPI (MPI_T).
 
-The module coll/tuned reads the number of the forced algorithm when a communicator is made, if the job was started with
-``coll_tuned_use_dynamic_rules``; the number can be set in between. 0: its own decision.
+The module coll/tuned reads the number of the forced algorithm and its segment size when a communicator is made, if the
+job was started with ``coll_tuned_use_dynamic_rules``; both can be set in between. 0: its own decision, and no segments.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from mpi4py import MPI
 
 VARIABLE = b"coll_tuned_allreduce_algorithm"
+SEGMENT = VARIABLE + b"_segmentsize"
 SETTINGS = {"OMPI_MCA_coll_tuned_use_dynamic_rules": "1"}
 
 
@@ -21,42 +22,46 @@ class ToolsError(RuntimeError):
 
 
 class AllreduceAlgorithm:
-    """The control variable.
+    """The control variables.
 
     Raises
     ------
     ToolsError
-        This MPI has no such variable.
+        This MPI has no such variables.
     """
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(_path_of_libmpi())
-        got, index, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-        self._handle = ctypes.c_void_p()
-        self._call("MPI_T_init_thread", MPI.THREAD_SINGLE, ctypes.byref(got))
-        self._call("MPI_T_cvar_get_index", VARIABLE, ctypes.byref(index))
-        self._call("MPI_T_cvar_handle_alloc", index, None, ctypes.byref(self._handle), ctypes.byref(count))
+        self._call("MPI_T_init_thread", MPI.THREAD_SINGLE, ctypes.byref(ctypes.c_int()))
+        self._handles = {name: self._handle(name) for name in (VARIABLE, SEGMENT)}
 
-    def dup(self, comm: MPI.Comm, number: int) -> MPI.Comm:
-        """A duplicate of `comm` whose Allreduce is algorithm `number`; collective.
+    def dup(self, comm: MPI.Comm, number: int, segment_bytes: int = 0) -> MPI.Comm:
+        """A duplicate of `comm` whose Allreduce is algorithm `number`, in segments of so many bytes; collective.
 
         Raises
         ------
         ToolsError
-            The number is not taken.
+            A number is not taken.
         """
-        self._set(number)
+        self._set(number, segment_bytes)
         try:
             return comm.Dup()
         finally:
-            self._set(0)
+            self._set(0, 0)
 
-    def _set(self, number: int) -> None:
-        taken = ctypes.c_int(-1)
-        self._call("MPI_T_cvar_write", self._handle, ctypes.byref(ctypes.c_int(number)))
-        self._call("MPI_T_cvar_read", self._handle, ctypes.byref(taken))
-        if taken.value != number:
-            raise ToolsError(f"{VARIABLE.decode()} is {taken.value} after it was set to {number}")
+    def _handle(self, name: bytes) -> ctypes.c_void_p:
+        index, handle = ctypes.c_int(), ctypes.c_void_p()
+        self._call("MPI_T_cvar_get_index", name, ctypes.byref(index))
+        self._call("MPI_T_cvar_handle_alloc", index, None, ctypes.byref(handle), ctypes.byref(ctypes.c_int()))
+        return handle
+
+    def _set(self, *values: int) -> None:
+        for (name, handle), value in zip(self._handles.items(), values, strict=True):
+            taken = ctypes.c_int(-1)
+            self._call("MPI_T_cvar_write", handle, ctypes.byref(ctypes.c_int(value)))
+            self._call("MPI_T_cvar_read", handle, ctypes.byref(taken))
+            if taken.value != value:
+                raise ToolsError(f"{name.decode()} is {taken.value} after it was set to {value}")
 
     def _call(self, name: str, *arguments: object) -> None:
         status = getattr(self._library, name)(*arguments)

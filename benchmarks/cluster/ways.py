@@ -12,13 +12,17 @@ from collectives.topologies import topology
 COPY_BYTES_PER_S = 1.0e9  # what one core gets through MPI, TCP and the sum, roughly
 CORES = 2
 LATENCY_S = 2e-4  # of a round
-LEAST_REPEATS = 3
+LEAST_REPEATS, LEAST_OPTIONAL = 3, 2  # timed calls in each job: of ways that are core, and of the others
 SLOW_S = 2.0  # calls expected to take longer are timed from the first one
 MEMORY_PART = 0.7  # of what is free
 ONE_BIT = ("ring", "segmented-ring", "torus", "tree", "double-tree", "halving-doubling", "star")
 MOST_NODES_OF_A_STAR = 4
 # Of Open MPI's coll_tuned_allreduce_algorithm.
 TUNED = {2: "reduce + broadcast", 3: "recursive doubling", 4: "ring", 5: "segmented ring", 6: "Rabenseifner"}
+SEGMENTED_RING, SEGMENT_BYTES = 5, 1 << 20  # its default of 0 bytes makes it the ring
+TUNED_WAYS = {f"MPI {name}": str(number) for number, name in TUNED.items()} | {
+    "MPI segmented ring, 1 MiB": f"{SEGMENTED_RING}:{SEGMENT_BYTES}"
+}
 MPI_DEFAULT, MPICH_DEFAULT, GLOO = "MPI default", "MPICH", "Gloo"
 DENSE_RING, DENSE_AUTO, ONE_BIT_RING, MARSIT_RING = "dense ring", "dense auto", "one-bit ring", "Marsit ring"
 LIBRARIES = ("openmpi", "mpich")
@@ -33,7 +37,7 @@ class Way:
     name : str
     kind : "one-bit", "marsit", "dense", "mpi", "tuned" or "gloo"
     option : str
-        Topology, or number of the algorithm.
+        Topology, or number of the algorithm, and behind a colon the bytes of a segment.
     core : bool
         Wanted even where time is short.
     """
@@ -47,6 +51,11 @@ class Way:
     def packed(self) -> bool:
         """One bit per element travels."""
         return self.kind in ("one-bit", "marsit")
+
+    @property
+    def least(self) -> int:
+        """Calls that each job times at least."""
+        return LEAST_REPEATS if self.core else LEAST_OPTIONAL
 
     def load(self, nodes: int) -> float:
         """What the busiest rank sends, in vectors of float32; a coarse guess."""
@@ -82,15 +91,13 @@ def of_library(library: str, nodes: int) -> list[Way]:
         ring,
         Way(DENSE_AUTO, "dense", "auto"),
         Way(MPI_DEFAULT, "mpi", core=True),
-        *(Way(f"MPI {name}", "tuned", str(number), core=number == 4) for number, name in TUNED.items()),
+        *(Way(name, "tuned", option, core=option == "4") for name, option in TUNED_WAYS.items()),
         Way(GLOO, "gloo", core=True),
     ]
 
 
 def fits(name: str, nodes: int) -> bool:
     """Whether a topology is one of its own on so many nodes."""
-    if name == "star":
-        return nodes <= MOST_NODES_OF_A_STAR
     if name == "torus":  # with one row it is a ring
         return any(nodes % rows == 0 for rows in range(2, int(nodes**0.5) + 1))
     topology(name).plan(0, nodes)
@@ -105,7 +112,7 @@ def choose(ways: Sequence[Way], cell: Cell, budget_s: float, longest_s: float) -
     ways : sequence of Way
     cell : Cell
     budget_s : float
-        Of the cell; ways that are not core give way where three calls of each take longer.
+        Of the cell; ways that are not core give way where `LEAST_REPEATS` calls of each take longer.
     longest_s : float
         Of a call.
 
@@ -119,7 +126,9 @@ def choose(ways: Sequence[Way], cell: Cell, budget_s: float, longest_s: float) -
     left_out = {}
     for way in ways:
         expected_s = way.predicted_s(cell)
-        if expected_s > longest_s:
+        if way.option == "star" and cell.net.nodes > MOST_NODES_OF_A_STAR:
+            left_out[way.name] = f"more than {MOST_NODES_OF_A_STAR} nodes, and its centre sends to each of the others"
+        elif expected_s > longest_s:
             left_out[way.name] = f"would take {expected_s:.0f} s a call"
     chosen = [way for way in ways if way.name not in left_out]
     optional = sorted((way for way in chosen if not way.core), key=lambda way: way.predicted_s(cell))

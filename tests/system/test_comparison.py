@@ -47,16 +47,17 @@ def compare(folder: Path, *options: str) -> tuple[dict[str, Any], str]:
 def test_all_ways_are_right_and_timed_and_a_cell_is_measured_once(tmp_path: Path) -> None:
     # without a limit, which a busy machine could not keep
     record, output = compare(tmp_path, "--nodes", "3", "--rates", "none")
-    assert set(record["ways"]) == {way.name for way in of_library("openmpi", 3)}
+    ways = {way.name: way for way in of_library("openmpi", 3)}
+    assert set(record["ways"]) == set(ways)
     assert not record["left_out"]
     sent = {name: timed["wire_bytes_most"] / NBYTES for name, timed in record["ways"].items()}
     for name, timed in record["ways"].items():
-        assert len(timed["times_s"]) >= 3
+        assert len(timed["times_s"]) >= ways[name].least
         assert 0 < timed["min_s"] <= timed["median_s"] <= timed["p99_s"]
         assert (sent[name] < 0.2) == name.startswith(("one-bit", "Marsit")), name
     assert "| 3 | none | 400kB" in output
     # MPI's algorithm is switched within the job: each sends what is its own among three
-    for name in ("MPI ring", "MPI segmented ring", "dense ring", "Gloo"):
+    for name in ("MPI ring", "MPI segmented ring", "MPI segmented ring, 1 MiB", "dense ring", "Gloo"):
         assert sent[name] == pytest.approx(4 / 3, rel=0.1), name
     assert sent["MPI recursive doubling"] == pytest.approx(2, rel=0.1)  # the third rank's part goes through another
     assert "none: 400kB" in output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import re
 from pathlib import Path
@@ -14,7 +15,7 @@ from mpi4py import MPI
 from apps.cluster.network import ClusterError
 from benchmarks.cluster import __main__ as program
 from benchmarks.cluster import rounds, sweep, vectors
-from benchmarks.cluster.drive import phases
+from benchmarks.cluster.drive import Limits, job_sequence
 from benchmarks.cluster.figures import (
     best_mpi,
     bound_s,
@@ -28,13 +29,15 @@ from benchmarks.cluster.figures import (
 )
 from benchmarks.cluster.grid import Cell, Net, by_net, default_plan, parse_size, product, size_text
 from benchmarks.cluster.overlap import overlap
-from benchmarks.cluster.plots import draw
+from benchmarks.cluster.plots import draw, overlap_by_rate
 from benchmarks.cluster.records import merge, read, write
 from benchmarks.cluster.rounds import called, measure, repeats_for
 from benchmarks.cluster.sides import Side
 from benchmarks.cluster.sweep import balance
 from benchmarks.cluster.tables import NOTHING, tables
-from benchmarks.cluster.ways import LEAST_REPEATS, choose, memory_bytes, of_library
+from benchmarks.cluster.targets import N_BYTES, TARGETS
+from benchmarks.cluster.tuned import AllreduceAlgorithm
+from benchmarks.cluster.ways import choose, memory_bytes, of_library
 from benchmarks.facts import machine_facts
 from benchmarks.record import replace_block
 from collectives import Communicator, Traffic
@@ -99,8 +102,15 @@ def test_the_default_plan_has_four_nodes_in_full_and_no_cell_twice() -> None:
     plan = default_plan()
     assert len(set(plan)) == len({one.name for one in plan}) == len(plan)
     assert sum(one.net.nodes == 4 for one in plan) == 24
-    assert {one.net.nodes for one in plan} == {2, 4, 8}
-    assert "8x1gbit-100mbit" in {net.name for net in by_net(plan)}
+    assert {one.net.nodes for one in plan} == set(range(2, 9))
+    assert {"8x1gbit-100mbit", "2xnone", "8xnone"} < {net.name for net in by_net(plan)}
+
+
+def test_a_cell_with_targets_has_more_time_unless_all_have_the_same() -> None:
+    with_targets = {Cell(Net.parse(one.nodes, one.links), N_BYTES) for one in TARGETS}
+    assert {one for one in default_plan() if Limits().budget_of(one) == 60} == with_targets
+    assert {Limits().budget_of(one) for one in set(default_plan()) - with_targets} == {15}
+    assert {Limits(budget_s=2).budget_of(one) for one in default_plan()} == {2}
 
 
 def test_options_make_a_grid_of_their_own() -> None:
@@ -113,8 +123,8 @@ def test_topologies_that_fit_are_compared() -> None:
     names = {nodes: {way.name for way in of_library("openmpi", nodes)} for nodes in (2, 3, 4, 8)}
     assert "one-bit torus" not in names[2] | names[3]
     assert "one-bit torus" in names[4] & names[8]
-    assert "one-bit star" in names[4] - names[8]
     assert {"MPI default", "MPI recursive doubling", "MPI ring", "MPI segmented ring", "MPI Rabenseifner"} < names[2]
+    assert "MPI segmented ring, 1 MiB" in names[2]
     assert {way.name for way in of_library("mpich", 4)} == {"one-bit ring", "dense ring", "MPICH"}
 
 
@@ -127,6 +137,14 @@ def test_what_takes_too_long_is_left_out_and_the_rest_gives_way_to_what_matters(
     assert {"dense ring", "MPI default", "MPI ring", "Gloo"} < {way.name for way in kept}
     assert left_out["MPI recursive doubling"] == "no time: 2.6 s a call"
     assert choose(ways, quick, budget_s=20, longest_s=15) == (ways, {})
+
+
+def test_a_star_of_many_nodes_is_listed_as_left_out() -> None:
+    (many,) = product((8,), ("1gbit",), ("64kB",))
+    kept, left_out = choose(of_library("openmpi", 8), many, budget_s=20, longest_s=15)
+    assert "one-bit star" not in {way.name for way in kept}
+    text = tables([cell() | {"settings": many.settings, "left_out": left_out}], [])["cluster-left-out"]
+    assert "| 8 | 1gbit | 64kB | one-bit star | more than 4 nodes, and its centre sends to each of the others |" in text
 
 
 def test_slower_links_more_nodes_and_longer_vectors_are_expected_to_take_longer() -> None:
@@ -143,11 +161,28 @@ def test_memory_covers_residuals_of_all_ranks() -> None:
     assert memory_bytes(ways, one) > 8 * 5 * 400e6  # input, output, MPI's own, two residuals
 
 
-def test_jobs_of_both_libraries_take_turns_and_call_often_enough() -> None:
-    sequence = phases(mpich=True)
-    assert [phase.library for phase in sequence] == ["openmpi", "mpich", "openmpi", "mpich"]
-    assert sum(phase.least for phase in sequence if phase.library == "openmpi") == LEAST_REPEATS
-    assert [(phase.library, phase.least) for phase in phases(mpich=False)] == [("openmpi", LEAST_REPEATS)]
+def test_jobs_of_both_libraries_take_turns_and_each_calls_often_enough() -> None:
+    assert job_sequence(mpich=True) == ["openmpi", "mpich", "openmpi", "mpich"]
+    assert job_sequence(mpich=False) == ["openmpi"]
+    least = {way.name: way.least for way in of_library("openmpi", 4)}
+    assert least["dense ring"] == least["MPI ring"] == least["one-bit star"] == 3
+    assert least["dense auto"] == least["MPI Rabenseifner"] == 2
+
+
+def test_algorithm_and_segments_are_set_only_while_a_communicator_is_made() -> None:
+    algorithm = AllreduceAlgorithm()
+
+    class Watched:
+        def Dup(self) -> list[int]:  # noqa: N802
+            found = ctypes.c_int()
+            values = []
+            for handle in algorithm._handles.values():
+                algorithm._call("MPI_T_cvar_read", handle, ctypes.byref(found))
+                values.append(found.value)
+            return values
+
+    assert algorithm.dup(Watched(), 5, 1 << 20) == [5, 1 << 20]
+    assert Watched().Dup() == [0, 0]
 
 
 def test_a_way_with_few_calls_has_them_spread_over_the_rounds() -> None:
@@ -178,7 +213,7 @@ def test_every_side_is_checked_once_what_is_slow_is_timed_at_once_and_what_is_qu
 
     with Communicator(MPI.COMM_SELF) as comm:
         sides = {"quick": side("quick", 9, 1), "slow": side("slow", 50, 50)}
-        found = measure(sides, comm, budget_s=24, least=3, timed_at_once={"slow"})
+        found = measure(sides, comm, budget_s=24, least={"quick": 1, "slow": 3}, timed_at_once={"slow"})
     assert checked == ["quick", "slow"]
     assert calls[:3] == ["quick", "quick", "slow"]
     assert found["quick"]["times_s"] == [1.0] * 6
@@ -205,7 +240,7 @@ def test_wrong_sums_and_wrong_signs_are_told(spoil: int) -> None:
         check.one_bit("ours", signs)
 
 
-def test_parts_of_a_cell_are_put_together_call_by_call() -> None:
+def test_parts_of_a_cell_are_put_together_job_by_job() -> None:
     first = part("openmpi", {"dense ring": timed(1.0, 2.0, cost={"bytes_sent": 10.0}), "Gloo": timed(1.0)})
     second = part("openmpi", {"dense ring": timed(6.0, cost={"bytes_sent": 40.0})})
     on_mpich = part("mpich", {"dense ring": timed(4.0, cost={"bytes_sent": 10.0}), "MPICH": timed(5.0)})
@@ -215,7 +250,7 @@ def test_parts_of_a_cell_are_put_together_call_by_call() -> None:
     merged = merge([first, on_mpich, second], {})
     assert list(merged["ways"]) == ["dense ring", "Gloo", "dense ring (MPICH job)", "MPICH"]
     ring = merged["ways"]["dense ring"]
-    assert (ring["times_s"], ring["median_s"], ring["min_s"]) == ([1.0, 2.0, 6.0], 2.0, 1.0)
+    assert (ring["times_s"], ring["median_s"], ring["min_s"]) == ([1.0, 2.0, 6.0], (1.5 + 6.0) / 2, 1.0)
     assert (ring["elapsed_s"], ring["cost"]["bytes_sent"]) == (3.0, 20.0)
     assert merged["ways"]["Gloo"]["cost"] is None
     assert merged["facts"]["mpi"] == "Open MPI 5 and MPICH 5"
@@ -229,6 +264,14 @@ def test_records_are_read_as_written(tmp_path: Path) -> None:
     write(record, tmp_path / "some" / "a.json")
     assert read(tmp_path / "some", "cluster") == [json.loads(json.dumps(record))]
     assert read(tmp_path / "some", "overlap") == []
+
+
+def test_jobs_of_older_records_count_alike_however_many_calls_each_had(tmp_path: Path) -> None:
+    record = merge([part("openmpi", {"Gloo": timed(*times)}) for times in ((1.0, 1.0, 4.0), (9.0,))], {})
+    record["ways"]["Gloo"]["median_s"] = 2.5
+    write(record, tmp_path / "a.json")
+    (again,) = read(tmp_path, "cluster")
+    assert again["ways"]["Gloo"]["median_s"] == 5.0
 
 
 def test_speed_ups_name_their_baseline() -> None:
@@ -291,6 +334,15 @@ def test_overlap_is_the_hidden_part_of_the_shorter() -> None:
     assert overlap(1.0, 4.0, 5.0) == 0
     assert overlap(2.0, 2.0, 3.0) == 0.5
     assert overlap(2.0, 2.0, 5.0) == -0.5
+
+
+def test_overlap_of_four_nodes_is_a_point_of_its_own() -> None:
+    two = [overlap_record(2, mbit) for mbit in (500, 1000)]
+    figure = overlap_by_rate([*two, overlap_record(4, 2000) | {"overlap": 0.9}])
+    assert figure is not None
+    drawn = {line.get_marker(): (list(line.get_xdata()), list(line.get_ydata())) for line in figure.axes[1].lines}
+    assert drawn["D"] == ([475, 950], [50, 50])
+    assert drawn["*"] == ([1900], [90])
 
 
 def overlap_record(nodes: int, mbit: int) -> dict[str, Any]:
@@ -359,14 +411,17 @@ def test_tables_name_the_best_algorithm_and_what_was_left_out() -> None:
     made = tables(grid_of_records(), [overlap_record(2, 1000), overlap_record(4, 1000)])
     row = next(line for line in made["cluster-sizes"].splitlines() if line.startswith("| 100MB | 500"))
     cells = [text.strip() for text in row.strip("|").split("|")]
-    assert cells[5:7] == ["4000 (4000) Rabenseifner", "7000 (7000)"]
+    assert cells[5:7] == ["4000 (4000) / 2000 Rabenseifner", "7000 (7000) / 3500"]
     assert cells[-3:] == ["8.00", "12.0", "2.00"]
     assert "| 8 | 1gbit/100mbit | 16MB |" in made["cluster-nodes"]
     assert "| 4 | 1gbit | 100MB | dense auto | no time |" in made["cluster-left-out"]
     assert "| 4.50 |" in made["cluster-mpich"]
     assert "| 4 | 1000mbit | 950 Mbit/s | 30.0 | 20.0 | 40.0 | 50% (40 to 80%) | 1.00 |" in made["cluster-overlap"]
     assert "1gbit/100mbit" not in made["cluster-bound"]
-    assert "6000 (6000) | 1200 | 5.00 | 1263 | 4.75 |" in made["cluster-bound"]
+    assert "6000 (6000) / 3000 | 1200 | 5.00 | 1263 | 4.75 |" in made["cluster-bound"]
+    for name in ("MPI Rabenseifner (best of Open MPI)", "MPI ring", "MPICH"):
+        assert f"\n| {name} | " in made["cluster-cost"]
+    assert "| 4 | 1gbit | 1MB" in tables([cell()], [])["cluster-topologies"]
 
 
 def test_the_document_has_a_place_for_every_table() -> None:
@@ -401,7 +456,7 @@ def test_tables_stay_as_they_are_where_what_they_are_made_of_is_not_measured(tmp
 
 def test_plots_are_written_for_what_was_measured(tmp_path: Path) -> None:
     assert draw([], [], tmp_path) == []
-    overlaps = [overlap_record(2, mbit) for mbit in (500, 1000, 2000)]
+    overlaps = [*(overlap_record(2, mbit) for mbit in (500, 1000, 2000)), overlap_record(4, 1000)]
     written = draw(grid_of_records(), overlaps, tmp_path / "figures")
     assert [path.stem for path in written] == ["cluster-time", "cluster-speedup", "cluster-stages", "cluster-overlap"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
