@@ -1,17 +1,20 @@
 """How much of the computing of a one-bit ring is hidden behind the wire, on every rank of a job.
 
 *Wire* runs the same program with the same pieces and buffers, and computes nothing. *Compute* calls the same kernels on
-the same pieces, on all ranks at once, and sends nothing. *Together* is the real call. All three take turns.
+the same pieces, on all ranks at once, and sends nothing. *Together* is the real call. All three take turns. *Moving* is
+the processor time of the wire alone where ranks that wait sleep, and do not poll.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.cluster.rounds import timed as timed_call
 from benchmarks.cluster.sides import ONE_BIT
 from benchmarks.cluster.vectors import fill
 from benchmarks.facts import machine_facts
@@ -20,12 +23,15 @@ from collectives import Communicator, Traffic
 from collectives.arrays import aligned_empty
 from collectives.payload import Cache
 from collectives.program import Message, Program
+from collectives.waiting import rest_by
 from mpicomp.algorithms.marsit import STREAMING_ELEMENTS
 from mpicomp.algorithms.onebit import OneBitPayload, one_bit_exchange
 from mpicomp.bench.measure import gather
 from mpicomp.codecs.sign import Sign
 from mpicomp.kernels.sign import pack, unpack
 from mpicomp.random import Stream
+
+NAP_S = 1e-4
 
 
 def overlap(wire_s: float, compute_s: float, together_s: float) -> float:
@@ -106,7 +112,8 @@ def measure_overlap(comm: Communicator, n: int, repeats: int) -> dict[str, Any]:
     -------
     dict
         Times of the slowest rank of each call, medians, the overlap of the medians, and ``exposed_s``: what the real
-        call waited with nothing to do, mean over ranks and calls.
+        call waited with nothing to do, mean over ranks and calls; and ``moving_s``, the median over calls of the mean
+        over ranks.
     """
     x, out = aligned_empty(n, np.float32), aligned_empty(n, np.float32)
     fill(x, comm.rank)
@@ -119,6 +126,11 @@ def measure_overlap(comm: Communicator, n: int, repeats: int) -> dict[str, Any]:
         "together": lambda: aggregator.aggregate(x, out),
     }
     timed = alternate(sides, repeats, comm=comm)
+    before = rest_by(lambda: time.sleep(NAP_S))
+    try:
+        moving = np.array([timed_call(sides["wire"], comm)[1] for _ in range(repeats)])
+    finally:
+        rest_by(before)
     total = aggregator.traffic.total
     exposed = float(gather(comm, np.array([total.seconds_waiting / total.calls])).mean())
     medians = {name: float(np.median(seconds)) for name, seconds in timed.items()}
@@ -130,5 +142,6 @@ def measure_overlap(comm: Communicator, n: int, repeats: int) -> dict[str, Any]:
         **{f"{name}_s": median for name, median in medians.items()},
         "overlap": overlap(medians["wire"], medians["compute"], medians["together"]),
         "exposed_s": exposed,
+        "moving_s": float(np.median(gather(comm, moving).mean(axis=0))),
         "bytes_sent": aggregator.traffic.last.bytes_sent,
     }

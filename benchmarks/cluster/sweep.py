@@ -55,14 +55,14 @@ def _measure(names: Mapping[Net, str], folder: Path, fresh: bool, n: int, repeat
 
 def together(jobs: Sequence[Record]) -> Record:
     """One record of several jobs on links of the same rate: medians over jobs, and each job's overlap."""
-    names = ("wire_s", "compute_s", "together_s", "overlap", "exposed_s")
+    names = ("wire_s", "compute_s", "together_s", "overlap", "exposed_s", "moving_s")
     links = [
         {**first, "bits_per_s": median(link["bits_per_s"] for link in (first, *others))}
         for first, *others in zip(*(job["links"] for job in jobs), strict=True)
     ]
     return {
         **jobs[0],
-        **{name: median(job[name] for job in jobs) for name in names},
+        **{name: median(job[name] for job in jobs) for name in names if name in jobs[0]},
         "overlaps": [job["overlap"] for job in jobs],
         "times_s": {name: [job["times_s"][name] for job in jobs] for name in jobs[0]["times_s"]},
         "links": links,

@@ -207,7 +207,7 @@ def _costs(name: str, timed: dict[str, Any]) -> tuple[str, ...]:
 def _overlap(records: Sequence[Record]) -> str:
     columns = (
         "nodes", "links", "payload measured", "wire alone, ms", "compute alone, ms", "together, ms", "overlap",
-        "exposed wait, ms",
+        "exposed wait, ms", "moving, ms of processor",
     )  # fmt: skip
     rows = [
         (
@@ -217,6 +217,7 @@ def _overlap(records: Sequence[Record]) -> str:
             *(scaled(record[f"{name}_s"], MS) for name in ("wire", "compute", "together")),
             hidden(record),
             scaled(record["exposed_s"], MS),
+            scaled(record["moving_s"], MS) if "moving_s" in record else "",
         )
         for record in sorted(records, key=lambda one: (one["settings"]["nodes"], payload_rate(one)))
     ]
