@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from apps.cluster.measured import measure
-from apps.cluster.mpi import mpirun
+from apps.cluster.mpi import mpirun, require_mpirun
 from apps.cluster.network import ClusterError, Layout, Network
 from apps.cluster.rates import Rate
 
@@ -33,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
     try:
+        require_mpirun(options.mpi)
         with tempfile.TemporaryDirectory(prefix="mpicomp-cluster-") as folder, Network(layout) as network:
             if not options.no_check:
                 for link in measure(network):

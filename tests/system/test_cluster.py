@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,20 +20,22 @@ from apps.cluster.network import run as run_command
 from apps.cluster.rates import Rate
 
 PROJECT = Path(__file__).resolve().parents[2]
+MPICH = PROJECT / ".venv-mpich" / "bin" / "python"
 TIMEOUT_S = 120
 NAME = "from mpi4py import MPI; print(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, MPI.Get_processor_name(), flush=True)"
 SLEEP = "import time, mpicomp; comm = mpicomp.Communicator(); print('started', flush=True); time.sleep(60)"
 
 
-def start(*arguments: str, **options: object) -> subprocess.Popen[str]:
+def start(*arguments: str, python: str = sys.executable, own_session: bool = False) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "apps.cluster", *arguments],
-        cwd=PROJECT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
-    )  # type: ignore[call-overload, no-any-return]  # fmt: skip
+        [python, "-m", "apps.cluster", *arguments],
+        cwd=PROJECT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=own_session,
+    )  # fmt: skip
 
 
-def run(*arguments: str) -> tuple[int, str, str]:
-    with start(*arguments) as process:
+def run(*arguments: str, python: str = sys.executable) -> tuple[int, str, str]:
+    with start(*arguments, python=python) as process:
         output, errors = process.communicate(timeout=TIMEOUT_S)
     return process.returncode, output, errors
 
@@ -38,10 +44,18 @@ def left(pid: int) -> list[str]:
     return [path.name for path in NAMESPACES.glob(f"{PREFIX}{pid}-*")]
 
 
+def on_hosts(pid: int) -> list[int]:
+    return [int(found) for name in left(pid) for found in run_command("ip", "netns", "pids", name).split()]
+
+
+def gone(pids: list[int]) -> bool:
+    return not any(Path(f"/proc/{pid}/exe").exists() for pid in pids)
+
+
 @pytest.fixture
 def sleeping() -> Iterator[subprocess.Popen[str]]:
     """A cluster whose ranks have started and sleep."""
-    with start("--nodes", "2", "--no-check", "--", sys.executable, "-c", SLEEP) as process:
+    with start("--nodes", "2", "--no-check", "--", sys.executable, "-c", SLEEP, own_session=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline().strip() == "started"
         assert len(left(process.pid)) == 3
@@ -55,6 +69,51 @@ def test_every_node_is_a_host_of_its_own() -> None:
     )
     assert status == 0, errors
     assert sorted(output.split("\n")[:-1]) == [f"{rank} 6 node{rank // 2}" for rank in range(6)]
+
+
+SUM = """
+import sys, numpy as np, mpicomp
+from mpi4py import MPI
+with mpicomp.Communicator() as comm:
+    found = comm.allreduce(np.full(1000, comm.rank + 1, np.float32))
+    library = MPI.Get_library_version().split()[0]
+    sys.stdout.write(f"{comm.rank} {MPI.Get_processor_name()} {library} {set(found.tolist())}\\n")
+"""
+
+
+@pytest.mark.skipif(not MPICH.exists(), reason="make test-mpich has not made the environment with MPICH")
+def test_mpich_sums_over_hosts_of_its_own() -> None:
+    status, output, errors = run(
+        "--nodes", "3", "--mpi", "mpich", "--no-check", "--", str(MPICH), "-c", SUM, python=str(MPICH)
+    )
+    assert status == 0, errors
+    assert sorted(output.splitlines()) == [f"{rank} node{rank} MPICH {{6.0}}" for rank in range(3)]
+
+
+@pytest.mark.skipif(not MPICH.exists(), reason="make test-mpich has not made the environment with MPICH")
+def test_each_mpi_is_told_from_the_other() -> None:
+    """By their launchers as they are; a stand-in says the same in the unit tests."""
+    for python, mpi in ((sys.executable, "mpich"), (str(MPICH), "openmpi")):
+        status, _, errors = run("--mpi", mpi, "--", "sleep", "0.3", python=python)
+        assert status == 1
+        assert f"{Path(python).with_name('mpirun')} is not the launcher of --mpi {mpi}" in errors
+
+
+def test_a_benchmark_runs_as_documented() -> None:
+    status, output, errors = run("--nodes", "2", "--rate", "100mbit", "--", "mpicomp", "bench", "--count", "1e4")
+    assert status == 0, errors
+    assert "2 ranks on 2 hosts" in output
+    assert re.search(r"^ +40000 +10000 .* ok$", output, re.MULTILINE), output
+
+
+def test_advice_goes_by_the_rate_of_the_links(tmp_path: Path) -> None:
+    record = tmp_path / "advice.json"
+    # far more than the token bucket holds
+    advise = ["mpicomp", "advise", "--count", "1e5", "--methods", "marsit", "--json", str(record)]
+    status, output, errors = run("--nodes", "2", "--rate", "100mbit", "--no-check", "--", *advise)
+    assert status == 0, errors
+    assert 8 * json.loads(record.read_text())["network"]["bandwidth_bytes_s"] == pytest.approx(96e6, rel=0.25)
+    assert output.splitlines()[-1].startswith("Compress with "), output  # 33 ms dense, 3 packed
 
 
 # Listens on one host, connects from the other, and tells what both ends send by.
@@ -114,19 +173,47 @@ def test_the_jobs_exit_status_is_handed_on() -> None:
     assert status == 7
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_who_is_interrupted_leaves_nothing_behind(sleeping: subprocess.Popen[str], number: signal.Signals) -> None:
-    sleeping.send_signal(number)
+@pytest.mark.parametrize(
+    ("send", "number"),
+    [
+        pytest.param(os.killpg, signal.SIGINT, id="a terminal's Ctrl-C"),
+        pytest.param(os.kill, signal.SIGINT, id="SIGINT"),
+        pytest.param(os.kill, signal.SIGTERM, id="SIGTERM"),
+    ],
+)
+def test_who_is_interrupted_leaves_nothing_behind(
+    sleeping: subprocess.Popen[str], send: Callable[[int, int], None], number: signal.Signals
+) -> None:
+    pids = on_hosts(sleeping.pid)
+    assert len(pids) >= 4  # two ranks at least, and two daemons
+    send(sleeping.pid, number)
     assert sleeping.wait(30) == 128 + number
     assert not left(sleeping.pid)
+    assert gone(pids)
+
+
+def test_who_presses_ctrl_c_again_while_hosts_are_removed_leaves_nothing_behind(
+    sleeping: subprocess.Popen[str],
+) -> None:
+    pids = on_hosts(sleeping.pid)
+    os.killpg(sleeping.pid, signal.SIGINT)
+    while len(left(sleeping.pid)) == 3:
+        time.sleep(1e-3)
+    os.killpg(sleeping.pid, signal.SIGINT)
+    assert sleeping.wait(30) == 128 + signal.SIGINT
+    assert not left(sleeping.pid)
+    assert gone(pids)
+    assert not {"node0", "group0"} & {path.name for path in Path("/sys/class/net").iterdir()}
 
 
 def test_what_a_killed_cluster_leaves_behind_the_next_one_removes(sleeping: subprocess.Popen[str]) -> None:
+    pids = on_hosts(sleeping.pid)
     sleeping.kill()
     sleeping.wait(30)
     assert left(sleeping.pid)
     assert run("--nodes", "1", "--no-check", "--", "sleep", "0.3")[0] == 0
     assert not left(sleeping.pid)
+    assert gone(pids)
 
 
 @pytest.mark.parametrize(
@@ -150,6 +237,19 @@ def test_without_root_the_cure_is_named(monkeypatch: pytest.MonkeyPatch, capsys:
     assert capsys.readouterr().err.strip() == "error: network namespaces need root: run this with sudo"
 
 
-def test_delay_works_or_the_missing_module_is_named() -> None:
-    status, _, errors = run("--nodes", "2", "--delay-ms", "5", "--", "sleep", "0.3")
-    assert status == 0 or "sch_netem" in errors
+@pytest.mark.parametrize(("option", "chosen"), [("--delay-ms", "delay 5"), ("--loss-percent", "loss 5%")])
+def test_delay_and_loss_work_or_the_missing_module_is_named(option: str, chosen: str) -> None:
+    tried = "ip link add probe type veth && tc qdisc add dev probe root netem delay 1ms"
+    there = subprocess.run(["unshare", "--net", "sh", "-c", tried], capture_output=True, check=False).returncode == 0
+    with start(
+        "--nodes", "2", option, "5", "--no-check", "--", "sh", "-c", "tc qdisc show dev eth0; sleep 0.3"
+    ) as process:
+        output, errors = process.communicate(timeout=TIMEOUT_S)
+    if there:
+        assert process.returncode == 0, errors
+        assert len(re.findall(f"^qdisc netem 1: root .*{chosen}", output, re.MULTILINE)) == 2, output
+    else:
+        assert process.returncode == 1
+        assert errors.startswith("error: delay and loss need the kernel's module sch_netem, which is not there (`tc ")
+        assert errors.endswith("); leave out --delay-ms and --loss-percent\n")
+        assert not left(process.pid)

@@ -416,7 +416,8 @@ def test_tables_name_the_best_algorithm_and_what_was_left_out() -> None:
     assert "| 8 | 1gbit/100mbit | 16MB |" in made["cluster-nodes"]
     assert "| 4 | 1gbit | 100MB | dense auto | no time |" in made["cluster-left-out"]
     assert "| 4.50 |" in made["cluster-mpich"]
-    assert "| 4 | 1000mbit | 950 Mbit/s | 30.0 | 20.0 | 40.0 | 50% (40 to 80%) | 1.00 | 3.00 |" in made["cluster-overlap"]
+    four = "| 4 | 1000mbit | 950 Mbit/s | 30.0 | 20.0 | 40.0 | 50% (40 to 80%) | 1.00 | 3.00 |"
+    assert four in made["cluster-overlap"]
     assert "1gbit/100mbit" not in made["cluster-bound"]
     assert "6000 (6000) / 3000 | 1200 | 5.00 | 1263 | 4.75 |" in made["cluster-bound"]
     for name in ("MPI Rabenseifner (best of Open MPI)", "MPI ring", "MPICH"):

@@ -29,12 +29,15 @@ class JobRecord:
         As ``RUNNING``, ``COMPLETED``.
     exit_code : str
         Exit status and signal of the batch script, as ``0:0``.
+    steps : str
+        The highest of its steps, written likewise.
     restarts : int
         How often it was requeued.
     """
 
     state: str
     exit_code: str
+    steps: str
     restarts: int
 
 
@@ -62,9 +65,9 @@ class Job:
     @property
     def record(self) -> JobRecord:
         """The job as the controller sees it now."""
-        line = self._cluster.run("scontrol", "--oneliner", "show", "job", self.id)
+        line = self._cluster.run("scontrol", "--oneliner", "--details", "show", "job", self.id)
         fields = dict(field.partition("=")[::2] for field in line.split())
-        return JobRecord(fields["JobState"], fields["ExitCode"], int(fields["Restarts"]))
+        return JobRecord(fields["JobState"], fields["ExitCode"], fields["DerivedExitCode"], int(fields["Restarts"]))
 
     def wait_for(self, happened: Callable[[], bool], what: str) -> None:
         """Poll until `happened`; if it does not, fail with the job's output and the daemons' last words."""

@@ -1,0 +1,76 @@
+"""``.ci/run`` with stand-ins for make and for what a machine may lack: what is skipped is said."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / ".ci" / "run"
+TOOLS = ("bash", "cat", "chmod", "dirname", "env", "mktemp", "rm", "setsid")
+SLURM = ("munged", "slurmctld", "slurmd", "sbatch")
+PROGRAMS = dict.fromkeys((*SLURM, "ip", "tc", "unshare"), "") | {"make": 'echo "made $1"', "apt-get": "exit 1"}
+PMIX = "usr/lib/x/pmix2/lib/libpmix.so"
+
+
+def check(folder: Path, uid: int = 0, without: tuple[str, ...] = (), **programs: str) -> tuple[str, str]:
+    """Run the script in a folder where the system's lies too; what it made, and what it warned of."""
+    programs = {name: text for name, text in (PROGRAMS | programs).items() if name not in without}
+    for path in (".ci", ".venv/bin", "bin", "usr/sbin", str(Path(PMIX).parent)):
+        (folder / path).mkdir(parents=True)
+    stand_ins = {f"bin/{name}": text for name, text in programs.items()}
+    for path, text in {**stand_ins, "bin/id": f"echo {uid}", ".venv/bin/python": ""}.items():
+        (folder / path).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / path).chmod(0o755)
+    for name in TOOLS:
+        (folder / "bin" / name).symlink_to(shutil.which(name) or name)
+    if PMIX not in without:
+        (folder / PMIX).touch()
+    (folder / ".ci" / "run").write_text(SCRIPT.read_text().replace("/usr/", f"{folder}/usr/"))
+    done = subprocess.run(
+        [folder / "bin" / "bash", ".ci/run"], cwd=folder, env=os.environ | {"PATH": str(folder / "bin")},
+        capture_output=True, text=True, timeout=50, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def test_a_machine_that_has_all_skips_nothing(tmp_path: Path) -> None:
+    made, warned = check(tmp_path)
+    assert "made test-cluster" in made
+    assert "made test-slurm" in made
+    assert not warned
+
+
+@pytest.mark.parametrize(
+    ("lacking", "told"),
+    [
+        ({"uid": 1000}, "it needs root"),
+        ({"without": ("ip",)}, "iproute2 could not be installed"),
+        ({"without": ("tc",)}, "iproute2 could not be installed"),
+        (
+            {"unshare": "echo Operation not permitted >&2; exit 1"},
+            "the kernel refuses network namespaces or what belongs into them: Operation not permitted",
+        ),
+    ],
+)
+def test_where_hosts_cannot_be_emulated_their_tests_are_skipped_aloud(
+    lacking: dict[str, object], told: str, tmp_path: Path
+) -> None:
+    made, warned = check(tmp_path, **lacking)  # type: ignore[arg-type]
+    assert "made test-cluster" not in made
+    assert f"!!! make test-cluster is SKIPPED: {told}\n" in warned
+
+
+def test_without_pmix_it_is_said_which_test_is_skipped(tmp_path: Path) -> None:
+    made, warned = check(tmp_path, without=(PMIX,))
+    assert "made test-slurm" in made
+    assert warned == "!!! the test of srun as a launcher will be SKIPPED: libpmix-dev could not be installed\n"
+
+
+def test_without_slurm_its_tests_are_skipped_aloud(tmp_path: Path) -> None:
+    _, warned = check(tmp_path, without=("slurmd",))
+    assert warned == "!!! tests under Slurm will be SKIPPED: Slurm could not be installed\n"
