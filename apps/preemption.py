@@ -1,8 +1,8 @@
 """Turning a request to stop into a checkpoint.
 
 A batch system announces preemption or a time limit with SIGTERM. Open MPI's ``mpirun`` passes a SIGTERM of its own on,
-but kills the ranks a second later and calls that a failure; SIGUSR1 it only passes on: batch scripts send it that. Both
-are taken here as "save and end"; ranks may hear it at different moments, so they agree at the next step.
+but kills the ranks a quarter of a second later and calls that a failure; SIGUSR1 it only passes on: batch scripts send
+it that. Both are taken here as "save and end"; ranks may hear it at different moments, so they agree at the next step.
 """
 
 from __future__ import annotations

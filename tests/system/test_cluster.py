@@ -197,8 +197,8 @@ def test_who_presses_ctrl_c_again_while_hosts_are_removed_leaves_nothing_behind(
 ) -> None:
     pids = on_hosts(sleeping.pid)
     os.killpg(sleeping.pid, signal.SIGINT)
-    while len(left(sleeping.pid)) == 3:
-        time.sleep(1e-3)
+    while len(left(sleeping.pid)) == 3 and sleeping.poll() is None:
+        time.sleep(1e-4)
     os.killpg(sleeping.pid, signal.SIGINT)
     assert sleeping.wait(30) == 128 + signal.SIGINT
     assert not left(sleeping.pid)

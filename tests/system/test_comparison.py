@@ -108,7 +108,10 @@ def test_every_method_is_timed_beside_its_bytes_and_its_computing(
     record = json.loads((tmp_path / f"methods-{net.name}.json").read_text())
     assert list(record["rows"]) == list(methods.METHODS)
     for name, row in record["rows"].items():
-        assert row["median_s"] > min(row["codec_s"]) > 0, name
+        assert min(row["codec_s"]) > 0, name
+        stages = (row["cost"][f"seconds_{stage}"] for stage in ("encoding", "merging", "decoding", "waiting"))
+        assert 0 <= sum(stages) <= row["cost"]["seconds_total"] <= row["elapsed_s"], name
+        assert row["predicted_s"] > 0, name
     sent = {name: row["bytes_sent"] for name, row in record["rows"].items()}
     assert sent["dense"] == pytest.approx(4 * n, rel=0.01)
     assert sent["Marsit"] == pytest.approx(n / 8, rel=0.02)

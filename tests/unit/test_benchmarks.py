@@ -112,7 +112,7 @@ def test_passes_over_memory_are_counted_as_rates() -> None:
     for _ in range(20):
         vector.max()
     alone = 20 / (time.perf_counter() - start)
-    assert 0.1 < passes([vector]) / alone < 10  # no more is known of a busy machine
+    assert 0.1 < max(passes([vector]) for _ in range(5)) / alone < 10  # no more is known of a busy machine
 
 
 def test_a_peak_of_memory_is_seen_after_it_is_over() -> None:

@@ -121,7 +121,7 @@ def test_a_cancelled_job_stays_cancelled_and_another_goes_on_from_its_newest_che
     assert (record.state, record.steps, record.restarts) == ("CANCELLED", "0:15", 0), job.output
     assert record.exit_code in ("0:0", "1:0"), job.output
     after = checkpoints(job.folder)
-    assert before[-1] in after  # whether one more was in time is left to chance
+    assert after[-1] >= before[-1]  # whether one more was in time is left to chance
 
     folder = f"runs/{job.folder.name}"
     monkeypatch.setitem(cluster.env, "MPICOMP_RUN", folder)

@@ -315,7 +315,7 @@ def test_a_call_that_not_all_ranks_make_ends_by_the_timeout() -> None:
 
     start = time.monotonic()
     with pytest.raises(CollectiveTimeout, match=r"rank 0 of 3: not all ranks .* no answer from rank 1"):
-        run_local(3, work, timeout=0.4)
+        run_local(3, work, timeout=1.0)
     assert time.monotonic() - start < 5
 
 

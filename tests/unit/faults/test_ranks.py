@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(2 * JOB_S)
 # ends the job for all.
 STOPPED = """
 mpicomp.install_abort_hook()
-comm = mpicomp.Communicator(topology="ring", timeout=1.5, verify=VERIFY)
+comm = mpicomp.Communicator(topology="ring", timeout=3, verify=VERIFY)
 tell(f"pid-{comm.rank}", os.getpid())
 x = np.ones(1000, np.float32)
 for call in range(1, 5):
