@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 from collectives.payload import MergedPayload, Payload, Requests
 from collectives.program import Message, Program
-from collectives.trace.recorder import END, Event, Trace
+from collectives.trace.recorder import ARGS, CALL, END, KIND, START, Event, Trace
 from collectives.waiting import Patience, Testable
 
 
@@ -100,7 +100,15 @@ class TracedRequest:
         if not self._request.Test():
             return False
         self._event[END] = self._trace.clock()
+        self._trace.over = self._event
         return True
+
+
+def _end(wait: Event, at: float, over: Event) -> None:
+    """End a wait, by the message that was found to be over meanwhile if one was."""
+    wait[END] = at
+    if over is not None and over[END] >= wait[START]:
+        wait[ARGS], wait[CALL] = {"until": over[KIND], **over[ARGS]}, over[CALL]
 
 
 class AwaitedRequest(TracedRequest):
@@ -118,7 +126,7 @@ class AwaitedRequest(TracedRequest):
             self._wait = self._trace.begin("wait")
         if not super().Test():
             return False
-        self._wait[END] = self._event[END]
+        _end(self._wait, self._event[END], self._event)
         return True
 
 
@@ -172,7 +180,8 @@ class TracedPatience:
         """See `Patience`."""
         self._patience.moved()
         if self._wait is not None:
-            self._wait[END], self._wait = self._trace.clock(), None
+            _end(self._wait, self._trace.clock(), self._trace.over)
+            self._wait = None
 
     def idle(self) -> None:
         """See `Patience`."""

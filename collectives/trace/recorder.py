@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from collectives.trace.clock import Reading, offset_at
 
 MOST_EVENTS = 1 << 17  # 22 MB of memory along a plan, 40 MB of short calls; older ones give way to newer ones
-START, END = 2, 3  # where an event has its times
+KIND, START, END, ARGS, CALL = 0, 2, 3, 4, 5  # where an event has what
 
 # (kind, name, start, end, args, call, bytes): times by this rank's clock, a list where the end comes later
 Event = Any
@@ -62,6 +62,8 @@ class Trace:
         Programs run so far; the same on all ranks at the same message.
     labels : dict
         Of programs, by identity; see `collectives.trace.follow`.
+    over : event or None
+        The message that was the last to be found over.
     readings : list of Reading
         How far rank 0's clock is ahead.
     origin : float
@@ -86,6 +88,7 @@ class Trace:
         self.add = self._events.append
         self.calls = 0
         self.labels: dict[int, Any] = {}
+        self.over: Event = None
         self.readings = [Reading(0.0, 0.0, 0.0)]
         self.origin, self.run = clock(), 0.0
         folder.mkdir(parents=True, exist_ok=True)

@@ -22,6 +22,7 @@ from tests.mpi.collectives.traces import everyones, require_aligned, require_nes
 
 EVERY_SIZE = True
 N = 40_000
+MESSAGE = "call", "peer", "message", "piece", "chunk"
 COMPUTING = {"encode": "seconds_encoding", "decode": "seconds_decoding", "merge": "seconds_merging"}
 
 
@@ -67,6 +68,28 @@ def test_every_piece_and_every_message_is_there(
             assert len(spans(trace, "check")) == 3
             assert len([s for s in spans(trace, "wait") if s["name"] == "reports"]) >= 3
     assert len(table([RankTrace.of(trace) for trace in traces]).splitlines()) == 1 + mpi_comm.size
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("piece_bytes", [None, 512], ids=["walked", "executed"])
+def test_a_wait_names_the_message_that_ends_it(mpi_comm: MPI.Intracomm, folder: Path, piece_bytes: int | None) -> None:
+    with Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=piece_bytes, trace=folder) as comm:
+        for _ in range(3):
+            comm.allreduce(np.ones(N))
+    ended = 0
+    for trace in everyones(mpi_comm, folder):
+        over = {event["id"]: event["ts"] for event in trace["traceEvents"] if event["ph"] == "e"}
+        messages = {
+            (event["cat"], *(event["args"][key] for key in MESSAGE)): event["id"]
+            for event in trace["traceEvents"]
+            if event["ph"] == "b"
+        }
+        for wait in spans(trace, "wait"):
+            if "until" in wait["args"]:
+                named = wait["args"]["until"], *(wait["args"][key] for key in MESSAGE)
+                assert -1e-3 <= over[messages[named]] - wait["ts"] <= wait["dur"] + 1e-3
+                ended += 1
+    assert ended
 
 
 @pytest.mark.parametrize("piece_bytes", [None, 512], ids=["walked", "executed"])
