@@ -37,7 +37,7 @@ SlurmctldPort={ports[0]}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket,cred_expire=10
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 MessageTimeout=60
 CredType=cred/munge
 StateSaveLocation={folder}/state
