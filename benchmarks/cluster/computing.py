@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import sqrt
 
 import torch
-from torch.nn import functional as F  # noqa: N812
+from torch.nn.functional import cross_entropy
 
 from apps.models import build
 
@@ -41,7 +41,7 @@ def training_step(n: int, seed: int) -> Callable[[], int]:
 
     def step() -> int:
         model.zero_grad()
-        torch.autograd.backward(F.cross_entropy(model(images), labels))
+        torch.autograd.backward(cross_entropy(model(images), labels))
         return sum(0 if one.grad is None else one.grad.numel() for one in model.parameters())
 
     return step
