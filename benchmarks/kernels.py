@@ -15,9 +15,10 @@ from benchmarks.timing import Sides, alternate, summary
 from collectives.arrays import aligned_empty
 from collectives.communicator import SHARED_PIECE_BYTES
 from mpicomp.codecs.sign import mix_words, scratch
+from mpicomp.kernels.lanes import fold
 from mpicomp.kernels.random import merge_words
 from mpicomp.kernels.sign import BLOCK, encode, pack, unpack
-from mpicomp.kernels.simd import LANES, fence, fold, load, splat, stream
+from mpicomp.kernels.simd import LANES, fence, load, splat, stream
 from mpicomp.random import GROUP, Stream, source
 
 MS = 1e-3

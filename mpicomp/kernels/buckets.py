@@ -5,20 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, float64, int64, njit, uint64
 
+from mpicomp.kernels.lanes import bit_count, fold, to_bits, to_mask, widen
 from mpicomp.kernels.sign import BLOCK
-from mpicomp.kernels.simd import (
-    LANES,
-    absolute,
-    bit_count,
-    fold,
-    load,
-    select,
-    splat,
-    store,
-    to_bits,
-    to_mask,
-    widen,
-)
+from mpicomp.kernels.simd import LANES, absolute, load, select, splat, store
 
 L2, L1 = 0, 1  # which norm
 FLOAT32_MAX = np.float64(np.finfo(np.float32).max)

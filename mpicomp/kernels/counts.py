@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import float64, njit, uint64
 
+from mpicomp.kernels.lanes import to_byte_mask, to_floats, to_mask
 from mpicomp.kernels.simd import (
     BYTES,
     LANES,
@@ -21,9 +22,6 @@ from mpicomp.kernels.simd import (
     splat_word,
     store,
     stream,
-    to_byte_mask,
-    to_floats,
-    to_mask,
 )
 
 FEW_PLANES = 6  # twice a count less its weight fits a signed byte, whatever the count

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from numba import float64, njit, uint64
 
+from mpicomp.kernels.lanes import fold, to_bits, widen
 from mpicomp.kernels.sign import BLOCK, BLOCK_WORDS
-from mpicomp.kernels.simd import LANES, absolute, fence, fold, load, select, splat, store, stream, to_bits, widen
+from mpicomp.kernels.simd import LANES, absolute, fence, load, select, splat, store, stream
 
 
 @njit(nogil=True, inline="always")

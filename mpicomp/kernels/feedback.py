@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from numba import njit
 
-from mpicomp.kernels.simd import LANES, fold, load, splat, store
+from mpicomp.kernels.lanes import fold
+from mpicomp.kernels.simd import LANES, load, splat, store
 
 
 @njit(nogil=True, cache=True)

@@ -12,7 +12,8 @@ import numpy as np
 from numba import njit, uint64
 from numpy.typing import DTypeLike, NDArray
 
-from mpicomp.kernels.simd import LANES, load, select, splat, store, to_bits, to_mask
+from mpicomp.kernels.lanes import to_bits, to_mask
+from mpicomp.kernels.simd import LANES, load, select, splat, store
 
 
 def powers_of_two(bits: int, dtype: DTypeLike) -> NDArray[Any]:

@@ -8,20 +8,9 @@ from __future__ import annotations
 import numpy as np
 from numba import float64, int32, njit, uint32, uint64
 
+from mpicomp.kernels.lanes import narrow, to_float64, to_uint8, to_uint32, widen
 from mpicomp.kernels.random import draw, load_keys
-from mpicomp.kernels.simd import (
-    LANES,
-    absolute,
-    load,
-    narrow,
-    select,
-    splat,
-    store,
-    to_float64,
-    to_uint8,
-    to_uint32,
-    widen,
-)
+from mpicomp.kernels.simd import LANES, absolute, load, select, splat, store
 
 TILE = 4096
 ONE_OF_2_32 = np.float64(2.0**-32)

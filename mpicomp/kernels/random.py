@@ -21,18 +21,8 @@ import numpy as np
 from numba import njit, uint64
 from numba.cpython.unsafe.numbers import trailing_zeros
 
-from mpicomp.kernels.simd import (
-    as_bytes,
-    as_words,
-    iota,
-    load_bytes,
-    load_words,
-    lookup,
-    select,
-    splat_word,
-    store,
-    to_bits,
-)
+from mpicomp.kernels.lanes import as_bytes, as_words, lookup, to_bits
+from mpicomp.kernels.simd import iota, load_bytes, load_words, select, splat_word, store
 
 MULTIPLIER_0, MULTIPLIER_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 LOW = np.uint64(0xFFFFFFFF)

@@ -8,21 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numba import float64, int32, njit, uint16, uint64
 
-from mpicomp.kernels.simd import (
-    LANES,
-    absolute,
-    count,
-    fence,
-    fold,
-    load,
-    select,
-    splat,
-    store,
-    stream,
-    to_bits,
-    to_mask,
-    widen,
-)
+from mpicomp.kernels.lanes import count, fold, to_bits, to_mask, widen
+from mpicomp.kernels.simd import LANES, absolute, fence, load, select, splat, store, stream
 
 BLOCK = 4096  # elements whose magnitudes are summed before they meet the others: fixed, so that sums repeat
 BLOCK_WORDS = BLOCK // 64

@@ -6,8 +6,9 @@ import numpy as np
 from numba import float64, int64, njit, uint64
 from numba.cpython.unsafe.numbers import trailing_zeros
 
+from mpicomp.kernels.lanes import fold, lane
 from mpicomp.kernels.random import LOW, draw, load_keys
-from mpicomp.kernels.simd import LANES, fold, lane, load, splat
+from mpicomp.kernels.simd import LANES, load, splat
 
 # Places of elements -------------------------------------------------------------------------------------------------
 

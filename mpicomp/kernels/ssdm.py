@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numba import float64, njit, uint64
 
+from mpicomp.kernels.lanes import as_lanes, fold, lane, to_bits, to_float64, widen
 from mpicomp.kernels.random import LOW, draw, load_keys
 from mpicomp.kernels.sign import BLOCK
-from mpicomp.kernels.simd import LANES, as_lanes, fold, lane, load, splat, store, to_bits, to_float64, widen
+from mpicomp.kernels.simd import LANES, load, splat, store
 
 TWO_31 = np.float64(2147483648.0)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, float64, njit, uint64
 
+from mpicomp.kernels.lanes import fold, lane, widen
 from mpicomp.kernels.random import LOW, draw, load_keys
 from mpicomp.kernels.sign import BLOCK
-from mpicomp.kernels.simd import fold, lane, load, splat, widen
+from mpicomp.kernels.simd import load, splat
 
 TWO_31 = np.float64(2147483648.0)
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 from numba import int64, njit, uint64
 from numba.cpython.unsafe.numbers import trailing_zeros
 
-from mpicomp.kernels.simd import LANES, bit_count, greatest, load, select, splat, store, to_bits, to_integers
+from mpicomp.kernels.lanes import bit_count, greatest, to_bits, to_integers
+from mpicomp.kernels.simd import LANES, load, select, splat, store
 
 
 @njit(nogil=True, inline="always")
