@@ -110,7 +110,9 @@ def test_every_method_is_timed_beside_its_bytes_and_its_computing(
     for name, row in record["rows"].items():
         assert min(row["codec_s"]) > 0, name
         stages = (row["cost"][f"seconds_{stage}"] for stage in ("encoding", "merging", "decoding", "waiting"))
-        assert 0 <= sum(stages) <= row["cost"]["seconds_total"] <= row["elapsed_s"], name
+        total_s, rounding = row["cost"]["seconds_total"], 1 + 1e-9
+        assert 0 <= sum(stages) <= total_s * rounding, name
+        assert total_s <= row["elapsed_s"] * rounding, name
         assert row["predicted_s"] > 0, name
     sent = {name: row["bytes_sent"] for name, row in record["rows"].items()}
     assert sent["dense"] == pytest.approx(4 * n, rel=0.01)

@@ -231,7 +231,9 @@ def test_stages_of_every_method_and_what_training_computes_are_measured() -> Non
     for name, row in record["rows"].items():
         spent = [row["cost"][f"seconds_{stage}"] for stage in ("encoding", "merging", "decoding", "waiting")]
         assert (sum(spent) > 0) == (name != "dense")  # which has nothing to do on one rank
-        assert sum(spent) <= row["cost"]["seconds_total"] <= row["elapsed_s"], name
+        total_s, rounding = row["cost"]["seconds_total"], 1 + 1e-9
+        assert sum(spent) <= total_s * rounding, name
+        assert total_s <= row["elapsed_s"] * rounding, name
 
 
 def test_methods_that_go_their_own_way_are_predicted_too() -> None:
