@@ -93,7 +93,7 @@ def test_overlap_is_measured(tmp_path: Path) -> None:
     record = measure_alone("overlap", Net(2, "100mbit"), tmp_path / "record.json", n=n, repeats=5)
     assert record["wire_s"] > 8 * (n / 8 - 80_000) / 100e6  # n / 8 bytes, less what the token bucket holds
     assert record["compute_s"] > 0
-    assert record["together_s"] < 2 * (record["wire_s"] + record["compute_s"])
+    assert record["together_s"] < 5 * (record["wire_s"] + record["compute_s"])
     assert record["bytes_sent"] == pytest.approx(n / 8, rel=0.01)
 
 
