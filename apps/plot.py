@@ -51,6 +51,20 @@ def read_run(path: Path) -> list[dict[str, Any]]:
     return records
 
 
+def settings(name: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The first record of the run `name` that tells its settings: others may come before, such as measured links.
+
+    Raises
+    ------
+    ValueError
+        None does.
+    """
+    for record in records:
+        if "algorithm" in record and "dataset" in record:
+            return record
+    raise ValueError(f"{name} holds no epoch of a training run; write it with apps.train --json")
+
+
 def label(record: dict[str, Any]) -> str:
     """A short name of a run: the method and what is not its default."""
     options = [f"{key}={value}" for key, value in record["algorithm_options"].items() if key != "full_precision_every"]
@@ -68,7 +82,13 @@ def plot(runs: Sequence[tuple[str, list[dict[str, Any]]]], out: Path) -> None:
         Name and records of each run.
     out
         Image file to write; its suffix names the format.
+
+    Raises
+    ------
+    ValueError
+        The first run does not tell its settings.
     """
+    first = settings(*runs[0])
     figure, axes = plt.subplots(1, len(_AXES), figsize=(13, 4), sharey=True, layout="constrained")
     for axis, (field, factor, title, logarithmic) in zip(axes, _AXES, strict=True):
         for number, (name, records) in enumerate(runs):
@@ -90,7 +110,6 @@ def plot(runs: Sequence[tuple[str, list[dict[str, Any]]]], out: Path) -> None:
     axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0].set_ylabel("test accuracy, %")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(runs), frameon=False)
-    first = runs[0][1][0]
     figure.suptitle(
         f"{first['dataset']}, {first['model']}, {first['ranks']} ranks, {first['optimizer']} {first['lr']:g}"
     )
@@ -122,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         runs = [read_run(path) for path in options.runs]
-        names = [label(records[0]) for records in runs]
+        names = [label(settings(str(path), records)) for path, records in zip(options.runs, runs, strict=True)]
         if len(set(names)) < len(names):
             names = [f"{name} ({path.stem})" for name, path in zip(names, options.runs, strict=True)]
         plot(list(zip(names, runs, strict=True)), options.out)

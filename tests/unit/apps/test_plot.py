@@ -52,9 +52,20 @@ def test_draws_runs_that_end_in_divergence_or_send_nothing(tmp_path: Path, chang
     assert out.read_bytes().startswith(b"\x89PNG")
 
 
+def test_what_a_run_tells_before_its_epochs_is_passed_over(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a.json", 3)
+    path.write_text(json.dumps({"kind": "links", "links": []}) + "\n" + path.read_text())
+    assert main([str(path), "--out", str(tmp_path / "plot.png")]) == 0
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("not json\n", "line 1 is not JSON"), ("", "no training run"), ("[1]\n", "no training run")],
+    [
+        ("not json\n", "line 1 is not JSON"),
+        ("", "no training run"),
+        ("[1]\n", "no training run"),
+        ('{"kind": "links"}\n', "no epoch of a training run"),
+    ],
 )
 def test_refuses_other_files_in_one_line(
     tmp_path: Path, content: str, message: str, capsys: pytest.CaptureFixture[str]
