@@ -41,7 +41,8 @@ def read_run(path: Path) -> list[dict[str, Any]]:
         It cannot be read.
     """
     records = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    # what is no text becomes a line that is not JSON
+    for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), start=1):
         try:
             records.append(json.loads(line))
         except ValueError as error:

@@ -98,7 +98,7 @@ def _run(command: Sequence[str], env: Mapping[str, str], folder: Path) -> Record
             _end(job)
     found = folder / "found.json"
     if status or not found.exists():
-        tail = "\n".join(log.read_text().splitlines()[-30:])
+        tail = "\n".join(log.read_text("utf-8", "replace").splitlines()[-30:])
         raise JobFailed(f"{' '.join(command[-2:])} ended with status {status}; it said last:\n{tail}")
     record: Record = json.loads(found.read_text())
     return record

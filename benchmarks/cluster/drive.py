@@ -163,7 +163,7 @@ def run_on_hosts(network: Network, folder: Path, what: str, arguments: Sequence[
         finally:
             _end(job)
     if status:
-        tail = "\n".join(log.read_text().splitlines()[-30:])
+        tail = "\n".join(log.read_text("utf-8", "replace").splitlines()[-30:])
         raise ClusterError(f"the {what} ended with status {status}; it said last:\n{tail}")
 
 

@@ -62,16 +62,17 @@ def test_what_a_run_tells_before_its_epochs_is_passed_over(tmp_path: Path) -> No
     ("content", "message"),
     [
         ("not json\n", "line 1 is not JSON"),
+        (b"\x89PNG", "line 1 is not JSON"),
         ("", "no training run"),
         ("[1]\n", "no training run"),
         ('{"kind": "links"}\n', "no epoch of a training run"),
     ],
 )
 def test_refuses_other_files_in_one_line(
-    tmp_path: Path, content: str, message: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, content: str | bytes, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run.json"
-    path.write_text(content)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
     assert main([str(path)]) == 1
     error = capsys.readouterr().err
     assert message in error
