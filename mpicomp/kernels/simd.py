@@ -5,7 +5,7 @@ into good code, so the kernels say what they want. A ``Vec`` lives in registers;
 any CPU, so nothing here names an instruction set.
 
 Lanes: floats and masks have ``LANES`` = 16; random words and packed signs are ``WORDS`` = 4 words of 64 bits, or the
-same as ``BYTES`` = 32 bytes.
+same as ``BYTES`` = 32 bytes. Conversions, masks and reductions are in `mpicomp.kernels.lanes`.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,17 +103,17 @@ def test_jobs_of_both_libraries_take_turns_and_each_calls_often_enough() -> None
 def test_algorithm_and_segments_are_set_only_while_a_communicator_is_made() -> None:
     algorithm = AllreduceAlgorithm()
 
-    class Watched:
-        def Dup(self) -> list[int]:  # noqa: N802
-            found = ctypes.c_int()
-            values = []
-            for handle in algorithm._handles.values():
-                algorithm._call("MPI_T_cvar_read", handle, ctypes.byref(found))
-                values.append(found.value)
-            return values
+    def settings() -> list[int]:
+        found = ctypes.c_int()
+        values = []
+        for handle in algorithm._handles.values():
+            algorithm._call("MPI_T_cvar_read", handle, ctypes.byref(found))
+            values.append(found.value)
+        return values
 
-    assert algorithm.dup(Watched(), 5, 1 << 20) == [5, 1 << 20]
-    assert Watched().Dup() == [0, 0]
+    watched: Any = SimpleNamespace(Dup=settings)
+    assert algorithm.dup(watched, 5, 1 << 20) == [5, 1 << 20]
+    assert settings() == [0, 0]
 
 
 def test_a_way_with_few_calls_has_them_spread_over_the_rounds() -> None:
