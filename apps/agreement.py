@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from collectives import Communicator
-from collectives.agreement import gather_texts
+from collectives.consistency.call_check import gather_texts
 
 
 class JobError(Exception):

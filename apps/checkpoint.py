@@ -26,7 +26,7 @@ from torch import Tensor
 from apps.agreement import JobError, gather, together
 from apps.packing import pack, unpack
 from collectives import Communicator
-from mpicomp.files import flush_folder, flushed
+from mpicomp.checkpoint.atomic_file import flush_folder, flushed
 
 KEPT = 2
 _MANIFEST = "manifest.json"

@@ -11,7 +11,7 @@ from typing import Any
 from apps.data import DATASETS
 from apps.models import MODELS
 from apps.schedule import DECAYS
-from mpicomp.cli import assignment
+from mpicomp.cli.main import assignment
 
 DEFAULT_LR = {"sgd": 0.1, "momentum": 0.03, "adam": 0.001}
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpicomp.packing import join, split
+from mpicomp.checkpoint.tree import join, split
 
 
 def pack(state: Any) -> tuple[dict[str, Tensor], str]:

@@ -14,8 +14,8 @@ from benchmarks.facts import machine_facts
 from benchmarks.record import Record, both, footer, parser, publish, scaled, table
 from benchmarks.timing import alternate, summary
 from collectives import Communicator, Traffic
-from collectives.arrays import aligned_empty
-from mpicomp.bench.measure import gather
+from collectives.memory import aligned_empty
+from mpicomp.cli.bench.measure import gather
 
 MS = 1e-3
 MPI_ALONE = "MPI_Allreduce"

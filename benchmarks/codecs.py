@@ -14,12 +14,12 @@ import numpy as np
 from benchmarks.facts import machine_facts
 from benchmarks.record import Record, footer, parser, publish, scaled, table
 from benchmarks.timing import Sides, alternate, summary
-from collectives.arrays import aligned_empty
 from collectives.communicator import SHARED_PIECE_BYTES
-from collectives.partition import pieces
-from mpicomp.algorithms.coded import piece_elements
+from collectives.execution.partition import pieces
+from collectives.memory import aligned_empty
 from mpicomp.codecs import Clipping, Codec, Counts, Draw, OneBit, Quantizer, TopK, TwoMeans
-from mpicomp.random import Stream
+from mpicomp.kernels.streams import Stream
+from mpicomp.reducers.coded import piece_elements
 
 MS = 1e-3
 CODECS: dict[str, Codec] = {

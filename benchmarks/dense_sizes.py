@@ -14,7 +14,7 @@ from benchmarks.facts import machine_facts
 from benchmarks.record import Record, both, footer, parser, publish, scaled, table
 from benchmarks.timing import alternate, summary
 from collectives import Communicator
-from collectives.arrays import aligned_empty
+from collectives.memory import aligned_empty
 
 US = 1e-6
 KIB, MIB = 1 << 10, 1 << 20

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from benchmarks.facts import machine_facts
 from benchmarks.record import Record, footer, parser, publish, table
 from benchmarks.timing import Sides, alternate
-from mpicomp.codecs import entropy
+from mpicomp.codecs import rans as entropy
 
 TARGETS = ((9, 0.1), (9, 0.3), (9, 0.5), (9, 1.0), (9, 2.0), (3, 0.1), (3, 0.5), (255, 2.0))
 """Levels, and bits per symbol."""

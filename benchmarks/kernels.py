@@ -12,14 +12,14 @@ from numba import njit
 from benchmarks.facts import machine_facts
 from benchmarks.record import Record, footer, parser, publish, scaled, table
 from benchmarks.timing import Sides, alternate, summary
-from collectives.arrays import aligned_empty
 from collectives.communicator import SHARED_PIECE_BYTES
+from collectives.memory import aligned_empty
 from mpicomp.codecs.sign import mix_words, scratch
-from mpicomp.kernels.lanes import fold
-from mpicomp.kernels.random import merge_words
-from mpicomp.kernels.sign import BLOCK, encode, pack, unpack
-from mpicomp.kernels.simd import LANES, fence, load, splat, stream
-from mpicomp.random import GROUP, Stream, source
+from mpicomp.kernels.cpu.lanes import fold
+from mpicomp.kernels.cpu.philox import merge_words
+from mpicomp.kernels.cpu.sign import BLOCK, encode, pack, unpack
+from mpicomp.kernels.cpu.simd import LANES, fence, load, splat, stream
+from mpicomp.kernels.streams import GROUP, Stream, source
 
 MS = 1e-3
 

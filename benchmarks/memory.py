@@ -19,9 +19,9 @@ import mpicomp
 from benchmarks.facts import forget_peak, machine_facts, peak_resident_bytes, release_free_memory, resident_bytes
 from benchmarks.record import Record, footer, parser, publish, table
 from collectives import Communicator
-from collectives.arrays import aligned_empty
+from collectives.memory import aligned_empty
 from mpicomp.algorithms import Algorithm
-from mpicomp.bench.measure import gather
+from mpicomp.cli.bench.measure import gather
 
 METHODS: dict[str, Algorithm] = {
     "one-bit alone": mpicomp.Marsit(None, compensation=False, global_step=1.0),

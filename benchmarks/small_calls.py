@@ -14,11 +14,11 @@ from benchmarks.facts import machine_facts
 from benchmarks.record import Record, both, footer, parser, publish, scaled, table
 from benchmarks.timing import Sides, alternate, summary
 from collectives import Communicator
-from collectives.arrays import aligned_empty
+from collectives.memory import aligned_empty
 from mpicomp.codecs.sign import mix_words, scratch
-from mpicomp.kernels.random import merge_words
-from mpicomp.kernels.sign import BLOCK, encode, pack, unpack
-from mpicomp.random import GROUP, Stream, source
+from mpicomp.kernels.cpu.philox import merge_words
+from mpicomp.kernels.cpu.sign import BLOCK, encode, pack, unpack
+from mpicomp.kernels.streams import GROUP, Stream, source
 
 US = 1e-6
 COUNTS = (1, 16, 256, 1024, 4096, 16_384, 65_536)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives import Communicator
-from mpicomp.bench.measure import gather, line_up
+from mpicomp.cli.bench.measure import gather, line_up
 
 Seconds = NDArray[np.float64]
 Sides = Mapping[str, Callable[[], object]]

@@ -1,7 +1,7 @@
 """Collectives on non-blocking MPI: schedules as data, one executor for all of them, payloads as opaque bytes."""
 
 from collectives.communicator import Communicator
-from collectives.direct import Direct
+from collectives.cost.link import LinkModel
 from collectives.errors import (
     CollectiveError,
     CollectiveMismatch,
@@ -10,16 +10,16 @@ from collectives.errors import (
     NonFiniteGradient,
     PeerFailure,
 )
-from collectives.halving import HalvingDoubling
-from collectives.handle import Handle
-from collectives.network import LinkModel
-from collectives.plan import Plan, PlanError, Step, Topology, TopologyError, Transfer
-from collectives.ring import Ring
-from collectives.star import Star
-from collectives.topologies import TOPOLOGIES, topology
-from collectives.torus import Torus
-from collectives.traffic import Traffic, TrafficLog
-from collectives.tree import DoubleTree, Tree
+from collectives.execution.handle import Handle
+from collectives.schedules.direct import Direct
+from collectives.schedules.halving_doubling import HalvingDoubling
+from collectives.schedules.plan import Plan, PlanError, Step, Topology, TopologyError, Transfer
+from collectives.schedules.registry import TOPOLOGIES, topology
+from collectives.schedules.ring import Ring
+from collectives.schedules.star import Star
+from collectives.schedules.torus import Torus
+from collectives.schedules.tree import DoubleTree, Tree
+from collectives.trace.traffic import Traffic, TrafficLog
 
 __all__ = [
     "TOPOLOGIES",

@@ -10,24 +10,26 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from collectives import choosing, exchange, transport
-from collectives.agreement import fingerprint
-from collectives.arrays import FLOATS, INTEGERS, Flat
-from collectives.execute import Execution
-from collectives.halving import HalvingDoubling
-from collectives.handle import Handle
-from collectives.network import LinkModel
+from collectives import planner
+from collectives.consistency.call_check import fingerprint
+from collectives.cost.link import LinkModel
+from collectives.dense import variable_size
+from collectives.dense.allreduce import DenseSums, along_the_plan, fresh_places
+from collectives.execution.handle import Handle
+from collectives.execution.pipelined import PipelinedExecution
+from collectives.execution.program import Program, compile_plan
+from collectives.group import Group
+from collectives.memory import FLOATS, INTEGERS, Flat
 from collectives.operands import operands, writable_operand
-from collectives.plan import Plan, Topology
-from collectives.program import Program, compile_plan
-from collectives.ranks import Ranks
-from collectives.ring import Ring
-from collectives.sums import DenseSums, along_the_plan, fresh_places
-from collectives.topologies import topology as topology_of
-from collectives.traffic import Traffic
+from collectives.progress import eager_limit
+from collectives.schedules.halving_doubling import HalvingDoubling
+from collectives.schedules.plan import Plan, Topology
+from collectives.schedules.registry import topology as topology_of
+from collectives.schedules.ring import Ring
+from collectives.trace.traffic import Traffic
 
 VERSION = 1  # of the wire format: ranks must agree on it
-SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces; between nodes, see `transport`
+SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces; between nodes, see `eager_limit`
 LATENCY_BYTES = 16_384  # packed payloads below this go in the fewest rounds
 AGREEING_S = 60.0  # at least, that ranks which are only starting are awaited
 MOST_REMEMBERED = 512  # programs, and calls, of different lengths
@@ -36,7 +38,7 @@ Op = Literal["sum", "mean"]
 _Value = TypeVar("_Value")
 
 
-class Communicator(Ranks):
+class Communicator(Group):
     """A group of ranks and how they talk.
 
     Parameters
@@ -88,26 +90,26 @@ class Communicator(Ranks):
     ) -> None:
         if not timeout > 0:
             raise ValueError(f"the timeout must be a positive number of seconds, not {timeout}")
-        if piece_bytes is not None and not 1 <= piece_bytes <= exchange.LARGEST:
-            raise ValueError(f"piece_bytes must lie in 1 .. {exchange.LARGEST}, not {piece_bytes}")
+        if piece_bytes is not None and not 1 <= piece_bytes <= variable_size.LARGEST:
+            raise ValueError(f"piece_bytes must lie in 1 .. {variable_size.LARGEST}, not {piece_bytes}")
         parent = MPI.COMM_WORLD if mpi_comm is None else mpi_comm
         self.topology: str | Topology = topology if topology in ("auto", "mpi") else topology_of(topology)
         if not isinstance(self.topology, str):
             self.topology.plan(parent.rank, parent.size)
         super().__init__(parent, timeout, verify)
         patience_s = max(timeout, AGREEING_S)
-        self._eager_bytes = SHARED_PIECE_BYTES if self.one_node else transport.piece_bytes(self.mpi_comm, patience_s)
+        self._eager_bytes = SHARED_PIECE_BYTES if self.one_node else eager_limit.piece_bytes(self.mpi_comm, patience_s)
         self.piece_bytes = piece_bytes
         self._sums = DenseSums()
         try:
-            self.network = choosing.agreed(self.mpi_comm, network, patience_s)
+            self.network = planner.agreed(self.mpi_comm, network, patience_s)
         except ValueError:
             self.close()
             raise
         self._fastest = (
             None
             if self.network is None or self.size == 1
-            else choosing.fastest(self.size, self.network, self.packed_piece_bytes())
+            else planner.fastest(self.size, self.network, self.packed_piece_bytes())
         )
         self.traffic = Traffic()
         self._plans: dict[Topology, Plan] = {}
@@ -196,11 +198,11 @@ class Communicator(Ranks):
         """Like `allreduce`, but returns at once. `x` and `out` must be left alone until the handle is done."""
         source, target, result = operands(self, x, op, out)
 
-        def make() -> Execution:
+        def make() -> PipelinedExecution:
             # a call that the ranks do not agree on takes no tag, be it made by another method elsewhere
             vectors = source.values, source.dtype, op == "mean", target.values
             made = along_the_plan(self, *vectors, fresh_places)
-            return Execution(self.mpi_comm, *made, self.next_tag(), self.timeout, Traffic(), trace=self.trace)
+            return PipelinedExecution(self.mpi_comm, *made, self.next_tag(), self.timeout, Traffic(), trace=self.trace)
 
         return self.start(*self._call(source, op, "iallreduce"), make, result)
 
@@ -245,9 +247,9 @@ class Communicator(Ranks):
             raise ValueError(f"rank {self.rank} of {self.size}: there is no rank {root} to broadcast from")
         payload = vector.values.view(np.uint8)
         try:
-            exchange.broadcast(self.mpi_comm, payload, root, self.timeout)
+            variable_size.broadcast(self.mpi_comm, payload, root, self.timeout)
         except BaseException as error:
-            self.abandon(error, payload, vector)
+            self.abort(error, payload, vector)
             raise
         return x
 

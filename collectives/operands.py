@@ -6,52 +6,52 @@ from typing import Any
 
 import numpy as np
 
-from collectives.arrays import FLOATS, INTEGERS, Flat, empty_like, flat
-from collectives.ranks import Ranks
+from collectives.group import Group
+from collectives.memory import FLOATS, INTEGERS, Flat, empty_like, flat
 
 
-def operand(ranks: Ranks, x: Any, call: str, allowed: tuple[str, ...]) -> Flat:
+def operand(group: Group, x: Any, call: str, allowed: tuple[str, ...]) -> Flat:
     """The vector of an array, whose element type must be an `allowed` one.
 
     Raises
     ------
     CollectiveMismatch
-        Only other ranks' can be used.
+        Only another rank's array cannot be used.
     TypeError, ValueError
         This rank's cannot; names rank and call.
     """
     try:
         return flat(x, allowed)
     except (TypeError, ValueError) as error:
-        ranks.refuse(type(error)(f"{_here(ranks, call)}: {error}"), call)
+        group.reject(type(error)(f"{_here(group, call)}: {error}"), call)
 
 
-def writable_operand(ranks: Ranks, x: Any, call: str, allowed: tuple[str, ...]) -> Flat:
+def writable_operand(group: Group, x: Any, call: str, allowed: tuple[str, ...]) -> Flat:
     """Like `operand`, but it must not be read-only."""
-    vector = operand(ranks, x, call, allowed)
+    vector = operand(group, x, call, allowed)
     if not vector.values.flags.writeable:
         problem = "the array is read-only; pass one that can be written"
-        ranks.refuse(ValueError(f"{_here(ranks, call)}: {problem}"), call)
+        group.reject(ValueError(f"{_here(group, call)}: {problem}"), call)
     return vector
 
 
-def operands(ranks: Ranks, x: Any, op: str, out: Any) -> tuple[Flat, Flat, Any]:
+def operands(group: Group, x: Any, op: str, out: Any) -> tuple[Flat, Flat, Any]:
     """Vectors of an all-reduce's array and of its result, and the result; raises what `operand` does."""
     call = f"allreduce({op})"
     if op not in ("sum", "mean"):
-        ranks.refuse(ValueError(f"rank {ranks.rank} of {ranks.size}: op is {op!r}; choose 'sum' or 'mean'"), call)
-    source = operand(ranks, x, call, FLOATS + INTEGERS if op == "sum" else FLOATS)
+        group.reject(ValueError(f"rank {group.rank} of {group.size}: op is {op!r}; choose 'sum' or 'mean'"), call)
+    source = operand(group, x, call, FLOATS + INTEGERS if op == "sum" else FLOATS)
     result = empty_like(x) if out is None else out
-    target = operand(ranks, result, f"{call}, out", (source.dtype,))
+    target = operand(group, result, f"{call}, out", (source.dtype,))
     if target.shape != source.shape or not target.values.flags.writeable:
         problem = f"out has shape {target.shape}, the array {source.shape}, and out must be writeable"
-        ranks.refuse(ValueError(f"{_here(ranks, call)}: {problem}"), call)
+        group.reject(ValueError(f"{_here(group, call)}: {problem}"), call)
     apart = not np.may_share_memory(source.values, target.values)
     if not apart and source.values.ctypes.data != target.values.ctypes.data:
         problem = "out overlaps the array; pass the array itself or one that shares no memory with it"
-        ranks.refuse(ValueError(f"{_here(ranks, call)}: {problem}"), call)
+        group.reject(ValueError(f"{_here(group, call)}: {problem}"), call)
     return source, target, result
 
 
-def _here(ranks: Ranks, call: str) -> str:
-    return f"rank {ranks.rank} of {ranks.size}, {call}"
+def _here(group: Group, call: str) -> str:
+    return f"rank {group.rank} of {group.size}, {call}"

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from collectives.communicator import Communicator
-from collectives.network import LinkModel
+from collectives.cost.link import LinkModel
 
 IN_FLIGHT = 8
 STREAMS = 3  # the middle one of them counts

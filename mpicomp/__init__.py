@@ -13,7 +13,7 @@ if TYPE_CHECKING:
         Communicator,
         NonFiniteGradient,
     )
-    from collectives.local import run_local
+    from collectives.threads.run_local import run_local
     from mpicomp.abort import install_abort_hook
     from mpicomp.algorithms import (
         ALGORITHMS,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         TrueTopK,
         algorithm,
     )
-    from mpicomp.state import load_state, redistribute, save_state
+    from mpicomp.checkpoint.state import load_state, redistribute, save_state
 
 __version__ = "0.1.0"
 
@@ -49,7 +49,7 @@ _HOMES = {
         "Communicator",
         "NonFiniteGradient",
     ),
-    "collectives.local": ("run_local",),
+    "collectives.threads.run_local": ("run_local",),
     "mpicomp.abort": ("install_abort_hook",),
     "mpicomp.algorithms": (
         "ALGORITHMS",
@@ -72,7 +72,7 @@ _HOMES = {
         "TrueTopK",
         "algorithm",
     ),
-    "mpicomp.state": ("load_state", "redistribute", "save_state"),
+    "mpicomp.checkpoint.state": ("load_state", "redistribute", "save_state"),
 }
 
 __all__ = [

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives import Communicator, exchange
+from collectives import Communicator
+from collectives.dense import variable_size
 
 Vector = NDArray[Any]
 
@@ -35,7 +36,7 @@ def gather_rows(comm: Communicator, vector: Vector) -> Vector:
     CollectiveTimeout, PeerFailure
     """
     flat = np.ascontiguousarray(vector).reshape(-1)
-    rows = exchange.all_gather(comm.mpi_comm, flat.view(np.uint8), comm.timeout)
+    rows = variable_size.all_gather(comm.mpi_comm, flat.view(np.uint8), comm.timeout)
     sizes = [row.size // flat.itemsize for row in rows]
     if len(set(sizes)) > 1:
         raise ValueError(f"rank {comm.rank} of {comm.size}: the ranks' vectors have {sizes} elements, not all as many")

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mpicomp.codecs import Codec, Draw
-from mpicomp.random import Stream
+from mpicomp.kernels.streams import Stream
 
 LENGTHS = (0, 1, 7, 8, 9, 63, 64, 65, 1000, 4095, 4096, 4097)
 GUARD = 0xA5

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from mpicomp import QSGD, Dense, DoubleSqueeze, MemSGD, TopKSGD
 from mpicomp.algorithms import Algorithm
-from mpicomp.algorithms.uncompressed import Uncompressed
 from mpicomp.codecs import OneBit, Quantizer, TopK
 from mpicomp.codecs.base import Codec
+from mpicomp.codecs.full_precision import FullPrecision
 
 RANKS = 4
 RATE, CHUNK = 100, 6400
@@ -52,7 +52,7 @@ def methods(bucket: int = BUCKET) -> dict[str, Algorithm]:
 
 def codecs(name: str, bucket: int = BUCKET) -> tuple[Codec, Codec]:
     """Of the first pass and, where there is one, of the second."""
-    one_bit, top_k, as_it_is = OneBit(bucket), TopK(RATE, CHUNK), Uncompressed("float32")
+    one_bit, top_k, as_it_is = OneBit(bucket), TopK(RATE, CHUNK), FullPrecision("float32")
     known: dict[str, tuple[Codec, Codec]] = {
         DENSE: (as_it_is, as_it_is),
         DS_1BIT: (one_bit, one_bit),

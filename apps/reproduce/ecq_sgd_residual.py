@@ -14,7 +14,7 @@ from apps.reproduce.claims import Claim, paired
 from apps.reproduce.ecq_sgd_studies import ALPHAS, BETAS, DATA, SPARSE, WIDE, Found, cell, ends
 from mpicomp.codecs import Draw, Quantizer
 from mpicomp.codecs.base import sent_bytes
-from mpicomp.random import Stream
+from mpicomp.kernels.streams import Stream
 
 _STREAM = Stream(0, 0, "study")
 

@@ -14,7 +14,7 @@ from scipy.special import expit
 from mpicomp.algorithms import ECQSGD, QSGD, Algorithm, Dense, OneBitSGD, TernGrad
 from mpicomp.codecs import Draw, Quantizer
 from mpicomp.codecs.base import sent_bytes
-from mpicomp.random import Stream
+from mpicomp.kernels.streams import Stream
 
 Values = NDArray[np.float32]
 DIVERGED = 100.0

@@ -19,7 +19,7 @@ from apps.models import build
 from apps.reproduce.book import Record
 from apps.reproduce.marsit_methods import TIMED
 from collectives import Communicator, Traffic
-from mpicomp.bench.measure import gather, line_up
+from mpicomp.cli.bench.measure import gather, line_up
 
 WARMING = 2  # calls that compile kernels and start from cold
 

@@ -13,7 +13,7 @@ from apps.data import load
 from apps.reproduce.book import Record
 from apps.schedule import Schedule
 from collectives import Communicator
-from collectives.local import run_local
+from collectives.threads.run_local import run_local
 from mpicomp.algorithms import Algorithm
 
 Values = NDArray[np.float32]
@@ -140,7 +140,7 @@ def train(
         rng = np.random.default_rng((seed, comm.rank, 6))
         w, momentum, found = model.initial(seed), np.zeros(model.n, np.float32), []
         gradient, result = np.zeros_like(w), np.zeros_like(w)
-        aggregator = method.start(comm, model.n, segments=model.segments)
+        aggregator = method.start(comm, model.n, tensor_lengths=model.segments)
         for step in range(steps + 1):
             if step in looks and comm.rank == 0:
                 found.append(model.accuracy(w, images.test_x, images.test_y))

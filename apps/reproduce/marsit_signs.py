@@ -14,7 +14,7 @@ from apps.reproduce.claims import Claim
 from apps.reproduce.marsit_model import Perceptron, garments
 from apps.reproduce.plots import Curve, curves
 from collectives import Communicator
-from collectives.local import run_local
+from collectives.threads.run_local import run_local
 from mpicomp import SSDM, CascadingSSDM, MajorityVote, Marsit
 from mpicomp.algorithms import Algorithm
 from mpicomp.diagnostics import matching_rate

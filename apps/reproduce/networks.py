@@ -14,7 +14,7 @@ from apps.options import parse
 from apps.reproduce.book import Book, Record
 from apps.training import Training
 from collectives import Communicator, NonFiniteGradient
-from collectives.local import run_local
+from collectives.threads.run_local import run_local
 from mpicomp.algorithms import Algorithm
 
 Watch = Callable[[Communicator, Training], None]

@@ -13,7 +13,7 @@ from apps.reproduce.claims import Claim
 from apps.reproduce.over_mpi import on_this_machine
 from apps.reproduce.plots import Curve, curves
 from mpicomp.torch.buckets import NamedParameter, make_buckets
-from mpicomp.torch.rates import bucket_rates, compression_rates
+from mpicomp.torch.layer_rates import bucket_rates, compression_rates
 
 JOB = "apps.reproduce.scalecom_job"
 RATE = 112  # as in the paper's figure

@@ -15,7 +15,7 @@ import mpicomp
 from apps.reproduce.book import Record
 from collectives import Communicator
 from mpicomp.algorithms import ALGORITHMS, Algorithm
-from mpicomp.bench.measure import gather
+from mpicomp.cli.bench.measure import gather
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,7 +44,7 @@ def measure(comm: Communicator, steps: int, asked: Record) -> Record:
     """
     method: Algorithm = ALGORITHMS[asked["name"]](**asked["options"])
     n = asked["n"]
-    aggregator: Any = method.start(comm, n, segments=asked["segments"])
+    aggregator: Any = method.start(comm, n, tensor_lengths=asked["segments"])
     filled = []
     before = 0
     for step in range(steps + 1):

@@ -119,10 +119,10 @@ class Studied(ScaleCom):
         *,
         dtype: DTypeLike | str = np.float32,
         vector_id: int = 0,
-        segments: Sequence[int] | None = None,
+        tensor_lengths: Sequence[int] | None = None,
     ) -> StudiedAggregator:
         """See `Algorithm.start`."""
-        return StudiedAggregator(self, comm, n, dtype, vector_id, segments)
+        return StudiedAggregator(self, comm, n, dtype, vector_id, tensor_lengths)
 
 
 class StudiedAggregator(ScaleComAggregator):

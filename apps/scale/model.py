@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from collectives import DoubleTree, HalvingDoubling, LinkModel, Ring, Topology, Torus, Tree
-from collectives.network import Work
-from collectives.timing import simulate_time
+from collectives.cost.link import Work
+from collectives.cost.simulate import simulate_time
 from mpicomp.algorithms import Algorithm, Dense, Marsit
 
 MODEL = 1  # another number when the simulator counts otherwise: what is remembered is then forgotten
@@ -47,7 +47,7 @@ class Point:
 
     def seconds(self) -> float:
         """Simulate it."""
-        wire = METHODS[self.method].wire(self.n, "float32", self.ranks, PIECE_BYTES)
+        wire = METHODS[self.method].message_model(self.n, "float32", self.ranks, PIECE_BYTES)
         work = WORKS[self.method]
         return simulate_time(
             self._plans(), self.ranks, self.n, wire.nbytes, self.network, wire.piece_elements, work,

@@ -38,7 +38,7 @@ CAPTIONS = {
     "cluster-time": "Time against size",
     "cluster-speedup": "Speed-up against rate",
     "cluster-stages": "Where the time goes",
-    "cluster-overlap": "Wire, computing and both",
+    "cluster-overlap": "MessageModel, computing and both",
     "cluster-methods": "Time of an iteration by method",
 }
 PARTS = ("grid", "overlap", "methods", "training", "tables")

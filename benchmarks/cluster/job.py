@@ -22,7 +22,7 @@ from benchmarks.cluster.ways import SLOW_S, Way, of_library
 from benchmarks.facts import machine_facts
 from benchmarks.record import Record
 from collectives import Communicator
-from collectives.arrays import aligned_empty
+from collectives.memory import aligned_empty
 
 ALONE: Mapping[str, tuple[str, Callable[[Communicator, dict[str, Any]], Record]]] = {
     "overlap": ("ring", lambda comm, request: measure_overlap(comm, request["n"], request["repeats"])),

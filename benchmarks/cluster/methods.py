@@ -23,9 +23,9 @@ from benchmarks.cluster.vectors import fill
 from benchmarks.facts import describe, machine_facts
 from benchmarks.record import Record, both, scaled, table
 from collectives import Communicator
-from collectives.arrays import aligned_empty
+from collectives.memory import aligned_empty
 from mpicomp.algorithms import Aggregator, Algorithm
-from mpicomp.bench.measure import gather, line_up
+from mpicomp.cli.bench.measure import gather, line_up
 
 N = 25_000_000
 REPEATS = {Net(4, "1gbit"): 7, Net(4, "100mbit"): 3}  # a dense call takes 13 s over the slower links

@@ -20,16 +20,16 @@ from benchmarks.cluster.vectors import fill
 from benchmarks.facts import machine_facts
 from benchmarks.timing import alternate
 from collectives import Communicator, Traffic
-from collectives.arrays import aligned_empty
-from collectives.payload import Cache
-from collectives.program import Message, Program
-from collectives.waiting import rest_by
+from collectives.execution.payload import Cache
+from collectives.execution.program import Message, Program
+from collectives.memory import aligned_empty
+from collectives.progress.polling import rest_by
 from mpicomp.algorithms.marsit import STREAMING_ELEMENTS
-from mpicomp.algorithms.onebit import OneBitPayload, one_bit_exchange
-from mpicomp.bench.measure import gather
+from mpicomp.cli.bench.measure import gather
 from mpicomp.codecs.sign import Sign
-from mpicomp.kernels.sign import pack, unpack
-from mpicomp.random import Stream
+from mpicomp.kernels.cpu.sign import pack, unpack
+from mpicomp.kernels.streams import Stream
+from mpicomp.reducers.sign_merge import OneBitPayload, one_bit_exchange
 
 NAP_S = 1e-4
 

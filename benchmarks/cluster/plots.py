@@ -247,7 +247,7 @@ def iterations(records: Sequence[Record]) -> Figure | None:
 
 
 def overlap_by_rate(overlaps: Sequence[Record]) -> Figure | None:
-    """Wire, compute and both against the rate, and the overlap; lines of two nodes, hollow points of more."""
+    """MessageModel, compute and both against the rate, and the overlap; lines of two nodes, hollow points of more."""
     records = sorted((record for record in overlaps if record["settings"]["nodes"] == 2), key=payload_rate)
     others = [record for record in overlaps if record["settings"]["nodes"] != 2]
     if len(records) < 2:

@@ -13,12 +13,12 @@ from benchmarks.cluster.records import cell_of, in_order
 from benchmarks.cluster.ways import DENSE_RING, MPI_DEFAULT, ONE_BIT, ONE_BIT_RING
 from benchmarks.record import Record, scaled, table
 from collectives import Communicator, LinkModel, Ring, Topology, Torus, topology
-from collectives.network import Work
+from collectives.cost.link import Work
 from collectives.probe import measure_network
-from mpicomp.advise.predict import Job, Way
-from mpicomp.advise.report import WORTH, duration, rate
-from mpicomp.advise.speeds import Speed, measure_speed, without_dense_rounds
 from mpicomp.algorithms import Algorithm, Dense, Marsit
+from mpicomp.cli.advise.predict import Job, Way
+from mpicomp.cli.advise.report import WORTH, duration, rate
+from mpicomp.cli.advise.speeds import Speed, measure_speed, without_dense_rounds
 
 # 24 configurations, chosen before any was measured.
 CELLS = (
@@ -69,7 +69,7 @@ def measure_methods(comm: Communicator, methods: Mapping[str, Algorithm], n: int
     found = {}
     for name, algorithm in methods.items():
         speed = measure_speed(comm, algorithm, n, "float32", network)
-        over = algorithm.wire(n, "float32", comm.size, job.piece_bytes).route or Ring()
+        over = algorithm.message_model(n, "float32", comm.size, job.piece_bytes).route or Ring()
         found[name] = Way(name, without_dense_rounds(algorithm), over, speed, speed).seconds(job)
     return found
 

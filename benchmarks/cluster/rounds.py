@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from benchmarks.cluster.sides import Side
 from collectives import Communicator, Traffic
-from collectives.traffic import COSTS
-from mpicomp.bench.measure import gather, line_up
+from collectives.trace.traffic import COSTS
+from mpicomp.cli.bench.measure import gather, line_up
 
 MOST_REPEATS = 200
 WARMED_S = 1.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import log2
 
 from benchmarks.cluster.grid import Cell
-from collectives.topologies import topology
+from collectives.schedules.registry import topology
 
 COPY_BYTES_PER_S = 1.0e9  # what one core gets through MPI, TCP and the sum, roughly
 CORES = 2

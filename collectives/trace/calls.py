@@ -12,12 +12,12 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from collectives.agreement import gather_texts
 from collectives.communicator import Communicator
-from collectives.handle import Handle
+from collectives.consistency.call_check import gather_texts
+from collectives.execution.handle import Handle
+from collectives.progress.polling import wait
 from collectives.trace.clock import compare
 from collectives.trace.recorder import Span, Trace
-from collectives.waiting import wait
 
 GRACE_S = 0.5  # that ranks which gave up leave each other for writing, as one of them may end the job
 
@@ -154,6 +154,6 @@ class TracedCommunicator(Communicator):
                 self._recorder.readings.append(compare(self.mpi_comm, self._recorder.clock, self.timeout))
             super().close()
         except BaseException as error:
-            self.abandon(error)
+            self.abort(error)
             raise
         self._recorder.write()

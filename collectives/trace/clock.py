@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from collectives.waiting import wait
+from collectives.progress.polling import wait
 
 TAG = 32_001  # used for nothing else
 ROUNDS = 48

@@ -61,7 +61,7 @@ class Trace:
     calls : int
         Programs run so far; the same on all ranks at the same message.
     labels : dict
-        Of programs, by identity; see `collectives.trace.follow`.
+        Of programs, by identity; see `collectives.execution.tracing`.
     over : event or None
         The message that was the last to be found over.
     readings : list of Reading

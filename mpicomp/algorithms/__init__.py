@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpicomp.algorithms.base import Aggregator, Algorithm
-from mpicomp.algorithms.cascading import CascadingSSDM
+from mpicomp.aggregator.base import Aggregator, Algorithm
+from mpicomp.algorithms.cascading_ssdm import CascadingSSDM
 from mpicomp.algorithms.dense import Dense
 from mpicomp.algorithms.double_squeeze import DoubleSqueeze, MemSGD
 from mpicomp.algorithms.ef_signsgd import EFSignSGD
-from mpicomp.algorithms.majority import MajorityVote
+from mpicomp.algorithms.majority_vote import MajorityVote
 from mpicomp.algorithms.marsit import Marsit
 from mpicomp.algorithms.one_bit_sgd import OneBitSGD
 from mpicomp.algorithms.qsgd import ECQSGD, QSGD

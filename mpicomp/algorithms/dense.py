@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from collectives import Communicator, Traffic
-from collectives.dense import SIXTEEN_BIT
-from collectives.sums import PIECE_BYTES
-from mpicomp.algorithms.base import Synchronize, VectorAggregator, Wire
-from mpicomp.algorithms.nonfinite import all_finite_result, raise_non_finite
-from mpicomp.kernels.sign import all_finite
+from collectives.dense.allreduce import PIECE_BYTES
+from collectives.dense.payload import SIXTEEN_BIT
+from mpicomp.aggregator.base import MessageModel, Synchronize, VectorAggregator
+from mpicomp.aggregator.nonfinite import all_finite_result, raise_non_finite
+from mpicomp.kernels.cpu.sign import all_finite
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Dense:
     """Mean over ranks in full precision (parallel SGD, "PSGD")."""
 
     synchronize: ClassVar[Synchronize] = "gradients"
-    takes_segments: ClassVar[bool] = False
+    uses_tensor_lengths: ClassVar[bool] = False
 
     def start(
         self,
@@ -31,16 +31,16 @@ class Dense:
         *,
         dtype: DTypeLike | str = np.float32,
         vector_id: int = 0,
-        segments: Sequence[int] | None = None,
+        tensor_lengths: Sequence[int] | None = None,
     ) -> DenseAggregator:
         """See `Algorithm.start`."""
         return DenseAggregator(self, comm, n, dtype, vector_id)
 
-    def wire(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> Wire:
-        """See `Algorithm.wire`: 16-bit elements travel as float32 until their sum is complete."""
+    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
+        """See `Algorithm.message_model`: 16-bit elements travel as float32 until their sum is complete."""
         summing = 8 if dtype == "float64" else 4
         complete = 2 if dtype in SIXTEEN_BIT else summing
-        return Wire(
+        return MessageModel(
             lambda elements, weight: elements * (complete if weight == ranks else summing), PIECE_BYTES // summing
         )
 

@@ -23,16 +23,16 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from collectives import Communicator
-from collectives.direct import Direct
-from mpicomp.algorithms.base import Synchronize, Wire
-from mpicomp.algorithms.coded import piece_elements
-from mpicomp.algorithms.feedback import ErrorFeedback, Feedback
-from mpicomp.algorithms.squeezed import SqueezedAggregator
-from mpicomp.algorithms.uncompressed import Uncompressed
+from collectives.schedules.direct import Direct
+from mpicomp.aggregator.base import MessageModel, Synchronize
 from mpicomp.codecs.base import Codec
-from mpicomp.codecs.compressors import compressor
-from mpicomp.codecs.one_bit import OneBit
+from mpicomp.codecs.error_feedback import ErrorFeedback, Feedback
+from mpicomp.codecs.full_precision import FullPrecision
 from mpicomp.codecs.options import integer
+from mpicomp.codecs.registry import compressor
+from mpicomp.codecs.scaled_sign import OneBit
+from mpicomp.reducers.coded import piece_elements
+from mpicomp.reducers.two_pass import TwoPassAggregator
 
 _DEFAULT = OneBit(1 << 15)
 
@@ -59,7 +59,7 @@ class Squeezing(ABC):
     seed: int = 0
 
     synchronize: ClassVar[Synchronize] = "gradients"
-    takes_segments: ClassVar[bool] = False
+    uses_tensor_lengths: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "compressor", compressor(self.compressor))
@@ -76,17 +76,17 @@ class Squeezing(ABC):
         *,
         dtype: DTypeLike | str = np.float32,
         vector_id: int = 0,
-        segments: Sequence[int] | None = None,
-    ) -> SqueezedAggregator:
-        """See `Algorithm.start`; segments play no part."""
+        tensor_lengths: Sequence[int] | None = None,
+    ) -> TwoPassAggregator:
+        """See `Algorithm.start`; tensor_lengths play no part."""
         second, owners = self.second(dtype if isinstance(dtype, str) else np.dtype(dtype).name)
         codec = compressor(self.compressor)
-        return SqueezedAggregator(self, comm, n, dtype, vector_id, codec, second, ErrorFeedback(), owners, self.seed)
+        return TwoPassAggregator(self, comm, n, dtype, vector_id, codec, second, ErrorFeedback(), owners, self.seed)
 
-    def wire(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> Wire:
-        """See `Algorithm.wire`."""
+    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
+        """See `Algorithm.message_model`."""
         codec, (second, _) = compressor(self.compressor), self.second(dtype)
-        return Wire(
+        return MessageModel(
             lambda elements, weight: second.nbytes(elements) if weight == ranks else codec.nbytes(elements),
             piece_elements(codec, n, piece_bytes, second),
             codec.alignment,
@@ -121,4 +121,4 @@ class MemSGD(Squeezing):
 
     def second(self, dtype: str) -> tuple[Codec, Feedback | None]:
         """See `Squeezing`."""
-        return Uncompressed(dtype), None
+        return FullPrecision(dtype), None

@@ -25,16 +25,16 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from collectives import Communicator, NonFiniteGradient
-from collectives.arrays import aligned_empty
-from mpicomp.algorithms import nonfinite
-from mpicomp.algorithms.base import StateKind, Synchronize, VectorAggregator, Wire
-from mpicomp.algorithms.counted import STREAMING_ELEMENTS, counts_wire
-from mpicomp.algorithms.onebit import Reports
-from mpicomp.algorithms.scaled import ScaledAggregator
-from mpicomp.codecs.counts import Counts
+from collectives.memory import aligned_empty
+from mpicomp.aggregator import nonfinite
+from mpicomp.aggregator.base import MessageModel, StateKind, Synchronize, VectorAggregator
 from mpicomp.codecs.options import integer
-from mpicomp.kernels.counts import segment_totals
-from mpicomp.kernels.ef_sign import compensate_and_pack, settle
+from mpicomp.codecs.vote_counts import Counts
+from mpicomp.kernels.cpu.ef_sign import compensate_and_pack, settle
+from mpicomp.kernels.cpu.vote_counts import segment_totals
+from mpicomp.reducers.scaled import ScaledAggregator
+from mpicomp.reducers.sign_merge import SideChannel
+from mpicomp.reducers.vote_count import STREAMING_ELEMENTS, counts_wire
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class EFSignSGD:
     bucket: int | None = None
 
     synchronize: ClassVar[Synchronize] = "gradients"
-    takes_segments: ClassVar[bool] = True
+    uses_tensor_lengths: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         integer(self, "bucket", 1, also=(None,))
@@ -68,13 +68,13 @@ class EFSignSGD:
         *,
         dtype: DTypeLike | str = np.float32,
         vector_id: int = 0,
-        segments: Sequence[int] | None = None,
+        tensor_lengths: Sequence[int] | None = None,
     ) -> EFSignSGDAggregator:
         """See `Algorithm.start`."""
-        return EFSignSGDAggregator(self, comm, n, dtype, vector_id, segments)
+        return EFSignSGDAggregator(self, comm, n, dtype, vector_id, tensor_lengths)
 
-    def wire(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> Wire:
-        """See `Algorithm.wire`; the scales, which go once to every rank, are spread over both phases."""
+    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
+        """See `Algorithm.message_model`; the scales, which go once to every rank, are spread over both phases."""
         counts, bucket = Counts(), self.bucket
 
         def nbytes(elements: int, weight: int) -> int:
@@ -105,9 +105,9 @@ class EFSignSGDAggregator(ScaledAggregator):
         n: int,
         dtype: DTypeLike | str,
         vector_id: int,
-        segments: Sequence[int] | None,
+        tensor_lengths: Sequence[int] | None,
     ) -> None:
-        super().__init__(options, comm, n, dtype, vector_id, segments, bucket=options.bucket)
+        super().__init__(options, comm, n, dtype, vector_id, tensor_lengths, bucket=options.bucket)
         self._kept, self._next = (aligned_empty(n, self._compute) for _ in range(2))
         self._kept[:] = 0
         self._next[:] = 0
@@ -115,7 +115,7 @@ class EFSignSGDAggregator(ScaledAggregator):
         self.scales = np.zeros_like(self.factors)
         self._new_scales: NDArray[Any] | None = None  # None: not known yet
         self._problem: NonFiniteGradient | None = None
-        self._reports = Reports(comm, self.factors.size)
+        self._side_channel = SideChannel(comm, self.factors.size)
         self._counted: list[int] = []  # pieces whose counts were there before the scales
 
     # One step --------------------------------------------------------------------------------------------------------
@@ -145,11 +145,11 @@ class EFSignSGDAggregator(ScaledAggregator):
 
     def _encoded(self) -> None:
         """Send this rank's norms while the signs are still travelling."""
-        segment_totals(self._sums, self.stretches.firsts, self._reports.mine)
-        self._reports.start()
+        segment_totals(self._sums, self.stretches.firsts, self._side_channel.mine)
+        self._side_channel.start()
 
     def _finish(self, piece: int) -> None:
-        if self._new_scales is None and self._reports.arrived():
+        if self._new_scales is None and self._side_channel.arrived():
             self._take_scales()
         if self._new_scales is None or self._problem is not None:
             self._counted.append(piece)
@@ -158,8 +158,8 @@ class EFSignSGDAggregator(ScaledAggregator):
 
     def _take_scales(self) -> None:
         """Make scales of the ranks' norms, added up in rank order; messages may still be in flight, so do not raise."""
-        self._reports.collect(self._traffic)
-        norms, size = self._reports.everyones, self.comm.size
+        self._side_channel.collect(self._traffic)
+        norms, size = self._side_channel.everyones, self.comm.size
         where = f"vector {self.vector_id}, step {self.step}"
         bad = tuple(int(rank) for rank in np.flatnonzero(~np.isfinite(norms).all(axis=1)))
         with np.errstate(over="ignore", invalid="ignore"):

@@ -29,15 +29,14 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from collectives import Communicator, Traffic
-from collectives.agreement import fingerprint
-from collectives.arrays import narrow, widen
-from mpicomp.algorithms import nonfinite
-from mpicomp.algorithms.base import StateKind, Synchronize, VectorAggregator, Wire
-from mpicomp.algorithms.onebit import one_bit_exchange, wire
-from mpicomp.algorithms.segments import Run, cut_runs, padded_lengths
+from collectives.consistency.call_check import fingerprint
+from collectives.memory import narrow, widen
+from mpicomp.aggregator import nonfinite
+from mpicomp.aggregator.base import MessageModel, StateKind, Synchronize, VectorAggregator
 from mpicomp.codecs.options import choice, flag, integer, number
+from mpicomp.codecs.scale_groups import Run, cut_runs, padded_lengths
 from mpicomp.codecs.sign import UNSIGNED
-from mpicomp.kernels.sign import (
+from mpicomp.kernels.cpu.sign import (
     add_and_clear,
     add_up,
     all_finite,
@@ -49,7 +48,8 @@ from mpicomp.kernels.sign import (
     subtract_result,
     unpack,
 )
-from mpicomp.random import Stream
+from mpicomp.kernels.streams import Stream
+from mpicomp.reducers.sign_merge import one_bit_exchange, wire
 
 AVERAGE = 0.9  # of the magnitudes' running mean
 GAMMA = 4.0
@@ -98,7 +98,7 @@ class Marsit:
     seed: int = 0
 
     synchronize: ClassVar[Synchronize] = "updates"
-    takes_segments: ClassVar[bool] = True
+    uses_tensor_lengths: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         integer(self, "full_precision_every", 1, also=(None,))
@@ -117,13 +117,13 @@ class Marsit:
         *,
         dtype: DTypeLike | str = np.float32,
         vector_id: int = 0,
-        segments: Sequence[int] | None = None,
+        tensor_lengths: Sequence[int] | None = None,
     ) -> MarsitAggregator:
         """See `Algorithm.start`."""
-        return MarsitAggregator(self, comm, n, dtype, vector_id, segments)
+        return MarsitAggregator(self, comm, n, dtype, vector_id, tensor_lengths)
 
-    def wire(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> Wire:
-        """See `Algorithm.wire`: between full-precision rounds."""
+    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
+        """See `Algorithm.message_model`: between full-precision rounds."""
         return wire(n, piece_bytes)
 
 
@@ -160,7 +160,7 @@ class MarsitAggregator(VectorAggregator):
         "magnitudes": "shared",
         "residual": "mean",
     }
-    state_nan = "magnitudes"  # of segments not seen yet
+    state_nan = "magnitudes"  # of tensor_lengths not seen yet
 
     def __init__(
         self,
@@ -169,11 +169,11 @@ class MarsitAggregator(VectorAggregator):
         n: int,
         dtype: DTypeLike | str,
         vector_id: int,
-        segments: Sequence[int] | None,
+        tensor_lengths: Sequence[int] | None,
     ) -> None:
-        super().__init__(options, comm, n, dtype, vector_id, segments)
+        super().__init__(options, comm, n, dtype, vector_id, tensor_lengths)
         self.options = options
-        self._lengths, padded = padded_lengths(segments, n)
+        self._lengths, padded = padded_lengths(tensor_lengths, n)
         kind = self._compute.type
         self._constants = kind(0), np.nextafter(kind(0), kind(1))
         self._exchange = one_bit_exchange(
@@ -298,18 +298,18 @@ class MarsitAggregator(VectorAggregator):
 
     def _encoded(self) -> None:
         """All of this rank's sums are there: send them while the bits are still travelling."""
-        reports = self._exchange.reports
-        add_up(self._sums, self._firsts, self._clipped, reports.mine)
-        reports.start()
+        side_channel = self._exchange.side_channel
+        add_up(self._sums, self._firsts, self._clipped, side_channel.mine)
+        side_channel.start()
 
     def _collect(self, traffic: Traffic) -> None:
         """Take in the ranks' sums, in rank order; raise if one of them is not finite."""
-        reports = self._exchange.reports
-        reports.collect(traffic)
-        clipped = follow(reports.everyones, self._counts, AVERAGE, self._magnitudes)
+        side_channel = self._exchange.side_channel
+        side_channel.collect(traffic)
+        clipped = follow(side_channel.everyones, self._counts, AVERAGE, self._magnitudes)
         if math.isnan(clipped):
             self._spoiled = self.residual is not None
-            bad = tuple(int(rank) for rank in np.flatnonzero(~np.isfinite(reports.everyones).all(axis=1)))
+            bad = tuple(int(rank) for rank in np.flatnonzero(~np.isfinite(side_channel.everyones).all(axis=1)))
             raise nonfinite.error(self.comm, bad, f"vector {self.vector_id}, step {self.step}")
         self.clipped_fraction = clipped / self._elements
 
@@ -395,7 +395,7 @@ class MarsitAggregator(VectorAggregator):
         Raises
         ------
         ValueError
-            The state is another method's, of another length, other segments or without a residual that is needed, or
+            The state is another method's, of another length, other tensors or without a residual that is needed, or
             not finite. Nothing is changed then.
         """
         taken = self._taken(state)

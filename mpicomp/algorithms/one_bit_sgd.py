@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpicomp.algorithms.feedback import ErrorFeedback
-from mpicomp.algorithms.gathered import GatheredOptions
 from mpicomp.codecs.base import Codec
-from mpicomp.codecs.one_bit import TwoMeans
+from mpicomp.codecs.error_feedback import ErrorFeedback
 from mpicomp.codecs.options import adopt
+from mpicomp.codecs.scaled_sign import TwoMeans
+from mpicomp.reducers.all_gather import GatheredOptions
 
 
 @dataclass(frozen=True)

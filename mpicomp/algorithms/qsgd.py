@@ -14,11 +14,11 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from mpicomp.algorithms.feedback import ErrorAccumulation
-from mpicomp.algorithms.gathered import GatheredOptions
 from mpicomp.codecs.base import Codec
+from mpicomp.codecs.error_feedback import ErrorAccumulation
 from mpicomp.codecs.options import adopt, integer, number
 from mpicomp.codecs.quantizer import Quantizer
+from mpicomp.reducers.all_gather import GatheredOptions
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from collectives import Communicator, Traffic
-from mpicomp.algorithms.base import Wire
-from mpicomp.algorithms.shared_indices import Part, SharedIndices, SharedIndicesAggregator, shared_wire
+from mpicomp.aggregator.base import MessageModel
 from mpicomp.codecs.options import integer
-from mpicomp.kernels.sparse import draw_strata, finite_sum
-from mpicomp.random import Stream, source
+from mpicomp.kernels.cpu.sparse import draw_strata, finite_sum
+from mpicomp.kernels.streams import Stream, source
+from mpicomp.reducers.shared_indices import Part, SharedIndices, SharedIndicesAggregator, shared_wire
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ class RandomK(SharedIndices):
         *,
         dtype: DTypeLike | str = np.float32,
         vector_id: int = 0,
-        segments: Sequence[int] | None = None,
+        tensor_lengths: Sequence[int] | None = None,
     ) -> RandomKAggregator:
-        """See `Algorithm.start`; segments play no part."""
-        return RandomKAggregator(self, comm, n, dtype, vector_id, segments)
+        """See `Algorithm.start`; tensor_lengths play no part."""
+        return RandomKAggregator(self, comm, n, dtype, vector_id, tensor_lengths)
 
-    def wire(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> Wire:
-        """See `Algorithm.wire`."""
+    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
+        """See `Algorithm.message_model`."""
         return shared_wire(n, dtype, ranks, piece_bytes, self.rate, 1, 0)
 
 
@@ -78,9 +78,9 @@ class RandomKAggregator(SharedIndicesAggregator):
         n: int,
         dtype: DTypeLike | str,
         vector_id: int,
-        segments: Sequence[int] | None,
+        tensor_lengths: Sequence[int] | None,
     ) -> None:
-        super().__init__(options, comm, n, dtype, vector_id, segments, (options.rate,), None)
+        super().__init__(options, comm, n, dtype, vector_id, tensor_lengths, (options.rate,), None)
         self._chooser = Drawn(self.parts, Stream(options.seed, vector_id, "indices"))
 
 

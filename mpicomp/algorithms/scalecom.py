@@ -26,19 +26,19 @@ from mpi4py import MPI
 from numpy.typing import DTypeLike, NDArray
 
 from collectives import Communicator, Traffic
-from collectives.broadcasting import Broadcast
 from collectives.communicator import LATENCY_BYTES
-from mpicomp.algorithms.base import Wire
-from mpicomp.algorithms.shared_indices import (
+from collectives.schedules.broadcast import Broadcast
+from mpicomp.aggregator.base import MessageModel
+from mpicomp.codecs.options import MOST_ELEMENTS, chunk, flag, require, whole
+from mpicomp.codecs.top_k import Selector, index_bits, pack_indices, unpack_indices
+from mpicomp.kernels.cpu.sparse import expand, finite_sum
+from mpicomp.reducers.shared_indices import (
     BRIEF_ELEMENTS,
     Part,
     SharedIndices,
     SharedIndicesAggregator,
     shared_wire,
 )
-from mpicomp.codecs.options import MOST_ELEMENTS, chunk, flag, require, whole
-from mpicomp.codecs.sparse import Selector, index_bits, pack_indices, unpack_indices
-from mpicomp.kernels.sparse import expand, finite_sum
 
 Rates = tuple[int, ...] | tuple[tuple[int, ...], ...]
 
@@ -93,12 +93,12 @@ class ScaleCom(SharedIndices):
         chunk(self, flat)
 
     @property
-    def takes_segments(self) -> bool:
-        """See `Algorithm.takes_segments`: each has a rate, or all have one."""
+    def uses_tensor_lengths(self) -> bool:
+        """See `Algorithm.uses_tensor_lengths`: each has a rate, or all have one."""
         return self.rates is not None
 
     def rates_of(self, vector_id: int) -> tuple[int, ...]:
-        """Of a vector's segments; a single one is the whole vector's."""
+        """Of a vector's tensor_lengths; a single one is the whole vector's."""
         if self.rates is None:
             return (self.rate,)
         if isinstance(self.rates[0], int):
@@ -114,13 +114,13 @@ class ScaleCom(SharedIndices):
         *,
         dtype: DTypeLike | str = np.float32,
         vector_id: int = 0,
-        segments: Sequence[int] | None = None,
+        tensor_lengths: Sequence[int] | None = None,
     ) -> ScaleComAggregator:
-        """See `Algorithm.start`; segments play a part where there are `rates`."""
-        return ScaleComAggregator(self, comm, n, dtype, vector_id, segments)
+        """See `Algorithm.start`; tensor_lengths play a part where there are `rates`."""
+        return ScaleComAggregator(self, comm, n, dtype, vector_id, tensor_lengths)
 
-    def wire(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> Wire:
-        """See `Algorithm.wire`: at `rate`, between warm-up and end."""
+    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
+        """See `Algorithm.message_model`: at `rate`, between warm-up and end."""
         chunk = max(1, n) if self.exact else self.chunk or self.rate
         keep = -(-chunk // self.rate)
         return shared_wire(n, dtype, ranks, piece_bytes, chunk, keep, index_bits(chunk))
@@ -136,10 +136,10 @@ class ScaleComAggregator(SharedIndicesAggregator):
         n: int,
         dtype: DTypeLike | str,
         vector_id: int,
-        segments: Sequence[int] | None,
+        tensor_lengths: Sequence[int] | None,
     ) -> None:
         rates = options.rates_of(vector_id)
-        super().__init__(options, comm, n, dtype, vector_id, segments, rates, options.chunk, options.exact)
+        super().__init__(options, comm, n, dtype, vector_id, tensor_lengths, rates, options.chunk, options.exact)
         self._chooser = LeaderChoice(comm, self.parts, self._compute, self._tag)
 
 

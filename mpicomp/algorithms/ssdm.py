@@ -25,19 +25,19 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from collectives import Communicator
-from mpicomp.algorithms import nonfinite
-from mpicomp.algorithms.base import StateKind, Synchronize, VectorAggregator, Wire
-from mpicomp.algorithms.counted import CountsPayload, Words, counts_wire
-from mpicomp.algorithms.counted_elias import EliasPayload
-from mpicomp.algorithms.onebit import Reports
-from mpicomp.algorithms.scaled import ScaledAggregator
-from mpicomp.codecs.counts import Counts
-from mpicomp.codecs.elias import Elias
+from mpicomp.aggregator import nonfinite
+from mpicomp.aggregator.base import MessageModel, StateKind, Synchronize, VectorAggregator
+from mpicomp.codecs.elias_counts import Elias
 from mpicomp.codecs.options import choice, integer, number
-from mpicomp.kernels.counts import segment_totals
-from mpicomp.kernels.sign import BLOCK
-from mpicomp.kernels.ssdm import squares, stochastic_signs
-from mpicomp.random import Stream, source
+from mpicomp.codecs.vote_counts import Counts
+from mpicomp.kernels.cpu.sign import BLOCK
+from mpicomp.kernels.cpu.ssdm import squares, stochastic_signs
+from mpicomp.kernels.cpu.vote_counts import segment_totals
+from mpicomp.kernels.streams import Stream, source
+from mpicomp.reducers.scaled import ScaledAggregator
+from mpicomp.reducers.sign_merge import SideChannel
+from mpicomp.reducers.vote_count import VoteCountPayload, Words, counts_wire
+from mpicomp.reducers.vote_count_elias import EliasPayload
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class SSDM:
     seed: int = 0
 
     synchronize: ClassVar[Synchronize] = "gradients"
-    takes_segments: ClassVar[bool] = True
+    uses_tensor_lengths: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         number(self, "momentum", "at least 0 and below 1", lambda beta: 0 <= beta < 1)
@@ -82,13 +82,13 @@ class SSDM:
         *,
         dtype: DTypeLike | str = np.float32,
         vector_id: int = 0,
-        segments: Sequence[int] | None = None,
+        tensor_lengths: Sequence[int] | None = None,
     ) -> SSDMAggregator:
         """See `Algorithm.start`."""
-        return SSDMAggregator(self, comm, n, dtype, vector_id, segments)
+        return SSDMAggregator(self, comm, n, dtype, vector_id, tensor_lengths)
 
-    def wire(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> Wire:
-        """See `Algorithm.wire`; with Elias' codes the most there can be."""
+    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
+        """See `Algorithm.message_model`; with Elias' codes the most there can be."""
         return counts_wire(n, ranks, piece_bytes, (Elias() if self.coding == "elias" else Counts()).nbytes)
 
 
@@ -117,10 +117,12 @@ class SSDMAggregator(ScaledAggregator):
         n: int,
         dtype: DTypeLike | str,
         vector_id: int,
-        segments: Sequence[int] | None,
+        tensor_lengths: Sequence[int] | None,
     ) -> None:
         elias = options.coding == "elias"
-        super().__init__(options, comm, n, dtype, vector_id, segments, EliasPayload if elias else CountsPayload)
+        super().__init__(
+            options, comm, n, dtype, vector_id, tensor_lengths, EliasPayload if elias else VoteCountPayload
+        )
         if elias:
             self._requests = None  # messages of other lengths at every step
         self.options = options
@@ -130,7 +132,7 @@ class SSDMAggregator(ScaledAggregator):
         self._schedule = Stream(options.seed, vector_id, "stochastic sign").schedule()
         self._source = source(comm.rank)
         self._norms = np.zeros(self.factors.size)  # N of each segment
-        self._reports = Reports(comm, self.factors.size)
+        self._side_channel = SideChannel(comm, self.factors.size)
         self._parts = [list(self._cut(piece)) for piece in range(len(self._program.pieces))]
 
     def _cut(self, piece: int) -> Iterator[Part]:
@@ -150,18 +152,18 @@ class SSDMAggregator(ScaledAggregator):
         start = self._traffic.clock()
         for part in chain.from_iterable(self._parts):
             squares(self._values[part.elements], self._momentum_of(part.elements), self._beta, self._gain, part.sums)
-        mine = self._reports.mine
+        mine = self._side_channel.mine
         segment_totals(self._sums, self.stretches.firsts, mine)
         # rounded once; finite vectors have finite norms, where the sum of squares is
         np.sqrt(mine, out=mine)
         mine[:] = np.where(np.isfinite(mine), np.minimum(mine, np.finfo(self._compute).max), mine).astype(self._compute)
         known = self._traffic.clock()
-        self._reports.start()
-        self._reports.collect(self._traffic)
+        self._side_channel.start()
+        self._side_channel.collect(self._traffic)
         self._traffic.seconds_encoding += known - start
         self._traffic.seconds_waiting += self._traffic.clock() - known
         self._traffic.seconds_total += self._traffic.clock() - start
-        self._set_scales(self._reports.everyones)
+        self._set_scales(self._side_channel.everyones)
         self._travel()
 
     def _set_scales(self, norms: NDArray[np.float64]) -> None:

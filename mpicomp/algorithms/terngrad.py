@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives import Traffic
-from mpicomp.algorithms.gathered import GatheredAggregator, GatheredOptions
-from mpicomp.algorithms.nonfinite import error
+from mpicomp.aggregator.nonfinite import error
 from mpicomp.codecs.base import Bytes, Codec, Draw
-from mpicomp.codecs.buckets import count, lengths, norms, to_float32
+from mpicomp.codecs.bucketed import count, lengths, norms, to_float32
 from mpicomp.codecs.options import adopt, integer, number
 from mpicomp.codecs.quantizer import Quantizer
-from mpicomp.kernels.sign import all_finite
+from mpicomp.kernels.cpu.sign import all_finite
+from mpicomp.reducers.all_gather import AllGatherAggregator, GatheredOptions
 
 
 class _Shared:
@@ -41,7 +41,7 @@ class _Shared:
         self.codec.pack(self.codec.codes(values, scales, draw), scales, payload)
 
 
-class TernGradAggregator(GatheredAggregator):
+class TernGradAggregator(AllGatherAggregator):
     """Shares scales before codes are gathered."""
 
     algorithm: TernGrad
@@ -92,7 +92,7 @@ class TernGrad(GatheredOptions):
     clip: float | None = 2.5
     seed: int = 0
 
-    aggregator: ClassVar[type[GatheredAggregator]] = TernGradAggregator
+    aggregator: ClassVar[type[AllGatherAggregator]] = TernGradAggregator
 
     def __post_init__(self) -> None:
         adopt(self, self.codec)

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpicomp.algorithms.feedback import ErrorFeedback
-from mpicomp.algorithms.gathered import GatheredOptions
 from mpicomp.codecs.base import Codec
+from mpicomp.codecs.error_feedback import ErrorFeedback
 from mpicomp.codecs.options import adopt
-from mpicomp.codecs.sparse import TopK
+from mpicomp.codecs.top_k import TopK
+from mpicomp.reducers.all_gather import GatheredOptions
 
 
 @dataclass(frozen=True)

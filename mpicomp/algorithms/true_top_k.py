@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from collectives import Communicator, Traffic
-from collectives.arrays import add
-from mpicomp.algorithms.base import Wire
+from collectives.memory import add
+from mpicomp.aggregator.base import MessageModel
 from mpicomp.algorithms.dense import Dense
-from mpicomp.algorithms.shared_indices import Part, SharedIndices, SharedIndicesAggregator
 from mpicomp.codecs.options import chunk, flag
-from mpicomp.codecs.sparse import Selector
-from mpicomp.kernels.sign import all_finite
-from mpicomp.kernels.sparse import expand
+from mpicomp.codecs.top_k import Selector
+from mpicomp.kernels.cpu.sign import all_finite
+from mpicomp.kernels.cpu.sparse import expand
+from mpicomp.reducers.shared_indices import Part, SharedIndices, SharedIndicesAggregator
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,14 @@ class TrueTopK(SharedIndices):
         *,
         dtype: DTypeLike | str = np.float32,
         vector_id: int = 0,
-        segments: Sequence[int] | None = None,
+        tensor_lengths: Sequence[int] | None = None,
     ) -> TrueTopKAggregator:
-        """See `Algorithm.start`; segments play no part."""
-        return TrueTopKAggregator(self, comm, n, dtype, vector_id, segments)
+        """See `Algorithm.start`; tensor_lengths play no part."""
+        return TrueTopKAggregator(self, comm, n, dtype, vector_id, tensor_lengths)
 
-    def wire(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> Wire:
-        """See `Algorithm.wire`: all elements travel in full precision; the few that travel again are left out."""
-        return Dense().wire(n, "float64" if dtype == "float64" else "float32", ranks, piece_bytes)
+    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
+        """See `Algorithm.message_model`: all elements travel in full precision; the few others do not count."""
+        return Dense().message_model(n, "float64" if dtype == "float64" else "float32", ranks, piece_bytes)
 
 
 class TrueTopKAggregator(SharedIndicesAggregator):
@@ -82,9 +82,11 @@ class TrueTopKAggregator(SharedIndicesAggregator):
         n: int,
         dtype: DTypeLike | str,
         vector_id: int,
-        segments: Sequence[int] | None,
+        tensor_lengths: Sequence[int] | None,
     ) -> None:
-        super().__init__(options, comm, n, dtype, vector_id, segments, (options.rate,), options.chunk, options.exact)
+        super().__init__(
+            options, comm, n, dtype, vector_id, tensor_lengths, (options.rate,), options.chunk, options.exact
+        )
         self._chooser = TrueChoice(comm, self.parts, n, self._compute)
 
 

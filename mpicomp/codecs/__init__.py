@@ -1,16 +1,16 @@
 """Codecs: values to bytes and back, one file a family."""
 
 from mpicomp.codecs.base import Codec, Draw, Mergeable
-from mpicomp.codecs.buckets import Bucketed
+from mpicomp.codecs.bucketed import Bucketed
 from mpicomp.codecs.clipping import Clipping
-from mpicomp.codecs.compressors import COMPRESSORS, compressor
-from mpicomp.codecs.counts import Counts
-from mpicomp.codecs.elias import Elias
-from mpicomp.codecs.one_bit import OneBit, TwoMeans
+from mpicomp.codecs.elias_counts import Elias
 from mpicomp.codecs.quantizer import Quantizer, Ternary
+from mpicomp.codecs.registry import COMPRESSORS, compressor
+from mpicomp.codecs.scaled_sign import OneBit, TwoMeans
 from mpicomp.codecs.sign import Sign
-from mpicomp.codecs.sparse import RandomSparsification, TopK
 from mpicomp.codecs.stochastic_sign import StochasticSign
+from mpicomp.codecs.top_k import RandomSparsification, TopK
+from mpicomp.codecs.vote_counts import Counts
 
 __all__ = [
     "COMPRESSORS",

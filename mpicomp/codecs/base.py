@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from mpicomp.random import Stream, source
+from mpicomp.kernels.streams import Stream, source
 
 Bytes = NDArray[np.uint8]
 

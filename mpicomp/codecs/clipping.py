@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from mpicomp.codecs.base import Bytes, Draw, check_size
 from mpicomp.codecs.options import integer
-from mpicomp.kernels.clipping import join_bytes, split_bytes
-from mpicomp.kernels.planes import pack_planes, powers_of_two, unpack_planes
-from mpicomp.kernels.sign import all_finite
+from mpicomp.kernels.cpu.clipping import join_bytes, split_bytes
+from mpicomp.kernels.cpu.planes import pack_planes, powers_of_two, unpack_planes
+from mpicomp.kernels.cpu.sign import all_finite
 
 _POWERS = powers_of_two(8, np.uint8)
 _EXPONENT = np.uint32(0x7F800000)

@@ -5,13 +5,13 @@
 
 N is the bucket's norm, l2 or l_inf. With l2, E ||Q(v) - v||^2 <= min(d / s^2, sqrt(d) / s) ||v||^2 for buckets of d.
 
-Wire format: each bucket's N as float32 (`mpicomp.codecs.buckets`), then codes of ceil(log2(2 s + 1)) bits as bit
+Wire format: each bucket's N as float32 (`mpicomp.codecs.bucketed`), then codes of ceil(log2(2 s + 1)) bits as bit
 planes: plane j, ceil(n / 64) words, has bit j of each code. A code is the level, with the sign (1: negative) as the
 highest bit.
 
 With entropy coding the codes are symbols, 0 to s and, below zero, s + level; right behind the norms stands the length
 of what follows, little-endian, in as few bytes as the longest message of n symbols needs, then the message of
-`mpicomp.codecs.entropy`.
+`mpicomp.codecs.rans`.
 
 References: QSGD (Alistarh et al., NIPS 2017); ECQ-SGD (Wu et al., ICML 2018); TernGrad (Wen et al., NIPS 2017).
 """
@@ -24,12 +24,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mpicomp.codecs import entropy
+from mpicomp.codecs import rans
 from mpicomp.codecs.base import Bytes, Draw, check_size
-from mpicomp.codecs.buckets import Bucketed, count, finite, norms, to_float32
+from mpicomp.codecs.bucketed import Bucketed, count, finite, norms, to_float32
 from mpicomp.codecs.options import choice, integer
-from mpicomp.kernels.planes import pack_planes, powers_of_two, unpack_planes
-from mpicomp.kernels.quantize import TILE, dequantize, quantize
+from mpicomp.kernels.cpu.planes import pack_planes, powers_of_two, unpack_planes
+from mpicomp.kernels.cpu.quantizer import TILE, dequantize, quantize
 
 MOST_LEVELS = 127
 _POWERS = powers_of_two(8, np.uint8)
@@ -69,7 +69,7 @@ class Quantizer(Bucketed):
         """Exact size of fixed codes; the most that others may take."""
         if self.coding == "fixed":
             return Bucketed.nbytes(self, n, weight)
-        return -(-(self._length(n).stop + entropy.most_bytes(n, self._symbols)) // 8) * 8 if n else 0
+        return -(-(self._length(n).stop + rans.most_bytes(n, self._symbols)) // 8) * 8 if n else 0
 
     def used(self, payload: Bytes, n: int) -> int:
         """Bytes of a payload of `n` elements that need be sent."""
@@ -81,7 +81,7 @@ class Quantizer(Bucketed):
     def _length(self, n: int) -> range:
         """Bytes of a payload that hold how long the message of `n` symbols behind them is."""
         start = 4 * count(n, self.bucket)
-        return range(start, start + -(-entropy.most_bytes(n, self._symbols).bit_length() // 8))
+        return range(start, start + -(-rans.most_bytes(n, self._symbols).bit_length() // 8))
 
     @property
     def _symbols(self) -> int:
@@ -89,7 +89,7 @@ class Quantizer(Bucketed):
 
     @property
     def _negative(self) -> int:
-        """See `mpicomp.kernels.quantize`."""
+        """See `mpicomp.kernels.cpu.quantizer`."""
         return 1 << (self.bits - 1) if self.coding == "fixed" else self.levels
 
     def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
@@ -119,7 +119,7 @@ class Quantizer(Bucketed):
             scales = payload[: 4 * count(values.size, self.bucket)].view(np.float32)
             if values.size:
                 message = payload[self._length(values.size).stop : self.used(payload, values.size)]
-                entropy.decode(message, self._symbols, codes)
+                rans.decode(message, self._symbols, codes)
         self._values(codes, finite(scales), values)
 
     def _values(self, codes: NDArray[np.uint8], scales: NDArray[np.float32], out: NDArray[Any]) -> None:
@@ -151,7 +151,7 @@ class Quantizer(Bucketed):
         if codes.size:
             payload[: scales.nbytes].view(np.float32)[:] = scales
             length = self._length(codes.size)
-            used = entropy.encode(codes, self._symbols, payload[length.stop :])
+            used = rans.encode(codes, self._symbols, payload[length.stop :])
             written = used.to_bytes(len(length), "little")
             payload[length.start : length.stop] = np.frombuffer(written, np.uint8)
             payload[length.stop + used :] = 0

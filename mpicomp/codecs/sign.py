@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpicomp.codecs.base import Bytes, Draw, check_size
-from mpicomp.kernels.random import draw_words, merge_words
-from mpicomp.kernels.sign import BLOCK, pack, unpack
-from mpicomp.random import GROUP, TILE, bernoulli_table
+from mpicomp.kernels.cpu.philox import draw_words, merge_words
+from mpicomp.kernels.cpu.sign import BLOCK, pack, unpack
+from mpicomp.kernels.streams import GROUP, TILE, bernoulli_table
 
 UNSIGNED: dict[int, np.dtype[Any]] = {2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
 _SCRATCH = 24 * TILE

@@ -12,6 +12,6 @@ the ranks' models equal. Tensors live on the CPU; NumPy views of them reach the 
 """
 
 from mpicomp.torch.optimizer import DistributedOptimizer
-from mpicomp.torch.replicas import average_buffers, broadcast_parameters
+from mpicomp.torch.replication import average_buffers, broadcast_parameters
 
 __all__ = ["DistributedOptimizer", "average_buffers", "broadcast_parameters"]

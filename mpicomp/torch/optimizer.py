@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 
 from collectives import Communicator
-from collectives.agreement import fingerprint
+from collectives.consistency.call_check import fingerprint
 from mpicomp.algorithms import Algorithm
-from mpicomp.torch.gradients import GradientRounds
-from mpicomp.torch.lanes import open_lanes
-from mpicomp.torch.masters import Masters
-from mpicomp.torch.members import Members
-from mpicomp.torch.replicas import require_same_layout, require_same_values
-from mpicomp.torch.updates import UpdateRounds
+from mpicomp.torch.bucket_reducer import open_bucket_reducers
+from mpicomp.torch.gradient_averaging import GradientRounds
+from mpicomp.torch.local_updates import UpdateRounds
+from mpicomp.torch.master_weights import MasterWeights
+from mpicomp.torch.parameters import Parameters
+from mpicomp.torch.replication import require_same_layout, require_same_values
 
 _STATE_KEY = "mpicomp"
 
@@ -105,10 +105,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.comm = Communicator() if comm is None else comm
         try:
             _check_options(mode, local_steps, bucket_mb)
-            self._members = Members(optimizer, {parameter: name for name, parameter in named_parameters or ()})
+            self._members = Parameters(optimizer, {parameter: name for name, parameter in named_parameters or ()})
         except ValueError as error:
             here = f"rank {self.comm.rank} of {self.comm.size}: {error}"
-            self.comm.refuse(ValueError(here), "wrapping an optimizer")
+            self.comm.reject(ValueError(here), "wrapping an optimizer")
         options = f"DistributedOptimizer(synchronize={mode!r}, local_steps={local_steps}, bucket_mb={bucket_mb:g})"
         self.comm.agree(fingerprint(options), lambda: options)
         members = self._members.trained
@@ -116,13 +116,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._checked_values = False
         self._rounds: GradientRounds | UpdateRounds
         if mode == "gradients":
-            self._rounds = GradientRounds(open_lanes(members, algorithm, self.comm, bucket_mb), self.comm)
+            self._rounds = GradientRounds(open_bucket_reducers(members, algorithm, self.comm, bucket_mb), self.comm)
         else:
-            masters = Masters(optimizer)
-            lanes = open_lanes(masters.substitute(members), algorithm, self.comm, bucket_mb)
+            masters = MasterWeights(optimizer)
+            reducers = open_bucket_reducers(masters.substitute(members), algorithm, self.comm, bucket_mb)
             skip_nonfinite = getattr(algorithm, "nonfinite", None) == "skip"
-            self._rounds = UpdateRounds(lanes, self.comm, masters, local_steps, skip_nonfinite)
-        self.aggregators = tuple(lane.aggregator for lane in self._rounds.lanes)
+            self._rounds = UpdateRounds(reducers, self.comm, masters, local_steps, skip_nonfinite)
+        self.aggregators = tuple(reducer.aggregator for reducer in self._rounds.reducers)
 
     @property
     def rounds(self) -> int:
@@ -230,7 +230,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         own = {
             "mode": self.mode,
             "rounds": self._rounds.state_dict(),
-            "aggregators": [lane.state_dict() for lane in self._rounds.lanes],
+            "aggregators": [reducer.state_dict() for reducer in self._rounds.reducers],
         }
         return {**self.optimizer.state_dict(), _STATE_KEY: own}
 
@@ -253,12 +253,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f"the state is for synchronize={own['mode']!r} and {len(own['aggregators'])} buckets, but this one "
                 f"has {self.mode!r} and {len(self.aggregators)}; build it with the same options"
             )
-        for lane, state in zip(self._rounds.lanes, own["aggregators"], strict=True):
-            lane.check_state_dict(state)
+        for reducer, state in zip(self._rounds.reducers, own["aggregators"], strict=True):
+            reducer.check_state_dict(state)
         self._rounds.check_state_dict(own["rounds"])
         self.optimizer.load_state_dict({key: value for key, value in state_dict.items() if key != _STATE_KEY})
-        for lane, state in zip(self._rounds.lanes, own["aggregators"], strict=True):
-            lane.load_state_dict(state)
+        for reducer, state in zip(self._rounds.reducers, own["aggregators"], strict=True):
+            reducer.load_state_dict(state)
         self._rounds.load_state_dict(own["rounds"])
         # Between two rounds the ranks' models rightly differ.
         self._checked_values = self.in_round

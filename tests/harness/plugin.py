@@ -82,11 +82,11 @@ class RankAgreement:
         if not all(error for _, error in answers):  # an error that all ranks share is pytest's to report
             for rank, (_, error) in enumerate(answers):
                 if error:
-                    self.refuse(f"rank {rank} of {self.size} could not collect the tests, others could: {error}")
+                    self.reject(f"rank {rank} of {self.size} could not collect the tests, others could: {error}")
         for rank, (theirs, _) in enumerate(answers):
             if theirs != answers[0][0]:
                 odd = sorted(set(theirs) ^ set(answers[0][0])) or ["the order"]
-                self.refuse(f"rank {rank} of {self.size} collected other tests than rank 0: {odd[0]} differs")
+                self.reject(f"rank {rank} of {self.size} collected other tests than rank 0: {odd[0]} differs")
 
     # -- the same verdict on every rank -----------------------------------------------------------------------------
 

@@ -12,9 +12,9 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator, LinkModel
-from mpicomp.algorithms.base import VectorAggregator
-from mpicomp.bench.measure import measure
-from mpicomp.cli import main
+from mpicomp.aggregator.base import VectorAggregator
+from mpicomp.cli.bench.measure import measure
+from mpicomp.cli.main import main
 
 WORLD = MPI.COMM_WORLD
 QUICK = ("--repeats", "2", "--warmup", "0")
@@ -65,7 +65,7 @@ def test_auto_goes_by_the_network_that_is_given(
             known.append(self.network)
             return super().__enter__()
 
-    monkeypatch.setattr("mpicomp.bench.Communicator", Watched)
+    monkeypatch.setattr("mpicomp.cli.bench.Communicator", Watched)
     network = LinkModel(1e-3, 1e7)
     network.save(tmp_path / "network.json")
     status, _ = bench(tmp_path, "--count", "1e3", "--network", str(tmp_path / "network.json"))

@@ -8,8 +8,8 @@ import time
 import pytest
 from mpi4py import MPI
 
-from mpicomp import doctor
-from mpicomp.doctor import job
+from mpicomp.cli import doctor
+from mpicomp.cli.doctor import job
 
 
 @pytest.mark.mpi(min_size=2)

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from mpicomp.codecs import Codec, Draw
 from mpicomp.codecs.clipping import Clipping
-from mpicomp.codecs.one_bit import OneBit, TwoMeans
 from mpicomp.codecs.quantizer import Quantizer, Ternary
-from mpicomp.codecs.sparse import RandomSparsification, TopK
-from mpicomp.random import bernoulli_table
+from mpicomp.codecs.scaled_sign import OneBit, TwoMeans
+from mpicomp.codecs.top_k import RandomSparsification, TopK
+from mpicomp.kernels.streams import bernoulli_table
 from tests.reference.philox import mix_words
 from tests.reference.signs import block_sums, unpack_bits
 from tests.reference.stochastic_signs import uniforms

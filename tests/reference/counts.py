@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpicomp.random import Stream
+from mpicomp.kernels.streams import Stream
 from tests.reference.philox import draw
 from tests.reference.signs import BLOCK, magnitude_from, pack_bits, signs, unpack_bits
 from tests.reference.stochastic_signs import sums_of_squares, uniforms
@@ -98,7 +98,7 @@ class OneProcess(ABC):
     dtype : type
         Of the vectors.
     lengths : tuple of int
-        Of the segments, each padded to a multiple of 64, the last up to the vector's end; () is one segment.
+        Of the tensor_lengths, each padded to a multiple of 64, the last up to the vector's end; () is one segment.
     """
 
     def __init__(self, size: int, n: int, dtype: Any = np.float32, lengths: tuple[int, ...] = ()) -> None:
@@ -168,7 +168,7 @@ class Majority(OneProcess):
 
 
 class EFSign(OneProcess):
-    """EF-signSGD; scales of buckets counted from each segment's start, or of whole segments."""
+    """EF-signSGD; scales of buckets counted from each segment's start, or of whole tensor_lengths."""
 
     def __init__(self, *where: Any, bucket: int | None = None) -> None:
         super().__init__(*where)

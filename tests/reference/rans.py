@@ -1,4 +1,4 @@
-"""A decoder of `mpicomp.codecs.entropy`'s payloads in plain integers, from their description."""
+"""A decoder of `mpicomp.codecs.rans`'s payloads in plain integers, from their description."""
 
 from __future__ import annotations
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpicomp.bench.measure import Measurement
-from mpicomp.bench.report import bits_per_element, record
-from mpicomp.cli import assignment, main
-from mpicomp.values import counts
+from mpicomp.cli.arguments import counts
+from mpicomp.cli.bench.measure import Measurement
+from mpicomp.cli.bench.report import bits_per_element, record
+from mpicomp.cli.main import assignment, main
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from benchmarks.cluster.plots import draw_iterations, iterations
 from benchmarks.cluster.records import write
 from benchmarks.facts import machine_facts
 from collectives import Communicator, LinkModel
-from collectives.local import run_local
+from collectives.threads.run_local import run_local
 
 
 def advice(link: LinkModel) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from mpicomp.doctor import environment, job
-from mpicomp.doctor.finding import Finding, examine
+from mpicomp.cli.doctor import environment, job
+from mpicomp.cli.doctor.finding import Finding, examine
 
 VERSIONS = {"mpicomp": "1", "numpy": "1", "MPI": "1"}
 
@@ -21,7 +21,7 @@ def doctor(tmp_path: Path, **env: str) -> tuple[int, dict[str, dict[str, str]]]:
     """Run the command as a user would and return its exit status and its findings by name."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_COMM", "PMI", "SLURM"))}
     done = subprocess.run(
-        [sys.executable, "-m", "mpicomp.cli", "doctor", "--json"],
+        [sys.executable, "-m", "mpicomp.cli.main", "doctor", "--json"],
         env=clean | {"NUMBA_CACHE_DIR": str(tmp_path)} | env,
         capture_output=True,
         text=True,

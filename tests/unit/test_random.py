@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from mpicomp.random import Stream, bernoulli_table, key_schedule, source
+from mpicomp.kernels.streams import Stream, bernoulli_table, key_schedule, source
 
 EXACTNESS = Fraction(1, 2**33)
 WEIGHTS = [(a, total - a) for total in range(2, 34) for a in range(1, total)]

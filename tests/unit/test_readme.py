@@ -18,9 +18,12 @@ import pytest
 import collectives
 import mpicomp
 from apps import options as train_options
-from collectives import communicator, doubling, sums
-from mpicomp import bench, cli
-from mpicomp.bench.request import Request
+from collectives import communicator
+from collectives.consistency import recursive_doubling as doubling
+from collectives.dense import allreduce as sums
+from mpicomp.cli import bench
+from mpicomp.cli import main as cli
+from mpicomp.cli.bench.request import Request
 from tests.documents import DOCUMENTS, PROJECT, anchors, commands, inline_code, links, prose, rows
 
 README, DOCS = PROJECT / "README.md", PROJECT / "docs"
@@ -28,10 +31,10 @@ TRAINING, CHOOSING, ERRORS = DOCS / "training.md", DOCS / "choosing.md", DOCS / 
 
 # How a command names a program, and the file that declares its options.
 PROGRAMS = {
-    "mpicomp bench": "mpicomp/bench/__init__.py",
-    "mpicomp doctor": "mpicomp/doctor/__init__.py",
-    "mpicomp advise": "mpicomp/advise/__init__.py",
-    "mpicomp trace": "mpicomp/trace.py",
+    "mpicomp bench": "mpicomp/cli/bench/__init__.py",
+    "mpicomp doctor": "mpicomp/cli/doctor/__init__.py",
+    "mpicomp advise": "mpicomp/cli/advise/__init__.py",
+    "mpicomp trace": "mpicomp/cli/trace.py",
     "python -m apps.train": "apps/options.py",
     "python -m apps.compare": "apps/compare.py",
     "python -m apps.plot": "apps/plot.py",
@@ -43,7 +46,7 @@ PROGRAMS = {
     "python -m benchmarks.learning": "benchmarks/learning.py",
     "python tests/run_lanes.py": "tests/run_lanes.py",
     "slurm/train.sbatch": "apps/options.py",
-    "slurm/bench.sbatch": "mpicomp/bench/__init__.py",
+    "slurm/bench.sbatch": "mpicomp/cli/bench/__init__.py",
 }
 # Options of mpirun, pip, scancel and the like.
 FOREIGN = {"--bind-to", "--oversubscribe", "--allow-run-as-root", "--mca", "--batch", "--signal"}
@@ -220,7 +223,7 @@ def test_every_error_of_collectives_is_described() -> None:
 @pytest.mark.parametrize(
     ("document", "command"),
     [
-        (CHOOSING, ("mpicomp.cli", "bench", "--count", "100", "--repeats", "1")),
+        (CHOOSING, ("mpicomp.cli.main", "bench", "--count", "100", "--repeats", "1")),
         (TRAINING, ("apps.train", "--epochs", "1", "--hidden", "4")),
     ],
     ids=["bench", "train"],

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from collectives.local import run_local
+from collectives.threads.run_local import run_local
 from mpicomp import ALGORITHMS, CascadingSSDM, Communicator, Dense, Marsit
-from mpicomp.state import load_state, redistribute, save_state
+from mpicomp.checkpoint.state import load_state, redistribute, save_state
 
 N = 3 * 4096 + 5
 NESTED: dict[str, Any] = {

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from collectives import Communicator
-from collectives.local import run_local
+from collectives.threads.run_local import run_local
 from collectives.trace.clock import Reading, offset_at
 from collectives.trace.recorder import Trace, flush
-from mpicomp.cli import main
-from mpicomp.trace import RankTrace, overlap, read, table, union
+from mpicomp.cli.main import main
+from mpicomp.cli.trace import RankTrace, overlap, read, table, union
 
 
 def span(kind: str, start: float, end: float) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from mpi4py import MPI
 
 import mpicomp
 from collectives import Communicator, Ring
-from collectives.choosing import fastest
-from collectives.network import LinkModel
+from collectives.cost.link import LinkModel
+from collectives.planner import fastest
 from collectives.probe import measure_network
-from mpicomp.cli import main
+from mpicomp.cli.main import main
 
 WORLD = MPI.COMM_WORLD
 TWO_LEVEL = LinkModel(1e-5, 1e9, group_size=2, between_latency_s=1e-4, uplink_bytes_s=1e7)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from mpicomp import ECQSGD, DoubleSqueeze, LocalTopK, MemSGD, OneBitSGD, TernGrad, TopKSGD
 from mpicomp.codecs import Codec, Draw
-from mpicomp.codecs.sparse import TopK
-from mpicomp.random import Stream
+from mpicomp.codecs.top_k import TopK
+from mpicomp.kernels.streams import Stream
 from tests.reference.compressors import decoded, float32, norm
 
 Vectors = NDArray[Any]

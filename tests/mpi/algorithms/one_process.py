@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives.plan import Topology
+from collectives.schedules.plan import Topology
 from mpicomp import Marsit
 from mpicomp.codecs import Draw, Sign
-from mpicomp.random import Stream
+from mpicomp.kernels.streams import Stream
 from tests.mpi.collectives.one_process import dense, hops
 from tests.reference.signs import BLOCK, encode_own, encode_plain, magnitudes, pack_bits, signs, unpack_bits
 
@@ -34,7 +34,7 @@ class OneProcess:
         Ranks and elements.
     dtype : type
         Of the vectors.
-    segments : tuple of int
+    tensor_lengths : tuple of int
         Multiples of 64; () is one segment.
 
     Attributes
@@ -49,12 +49,12 @@ class OneProcess:
         size: int,
         n: int,
         dtype: Any = np.float32,
-        segments: tuple[int, ...] = (),
+        tensor_lengths: tuple[int, ...] = (),
     ) -> None:
         self.options, self.topology, self.size, self.n, self.dtype = options, topology, size, n, dtype
         self.compute = np.float64 if dtype == np.float64 else np.float32
         self.residuals = np.zeros((size, n), self.compute)
-        self.lengths = np.array(segments or [n])
+        self.lengths = np.array(tensor_lengths or [n])
         self.gamma = GAMMA if options.gamma == "auto" else options.gamma
         self.averages: NDArray[np.float64] | None = None
         self.t = 0

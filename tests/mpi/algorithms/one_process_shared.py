@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives.plan import Topology
+from collectives.schedules.plan import Topology
 from mpicomp import RandomK, ScaleCom, TrueTopK
-from mpicomp.random import Stream
+from mpicomp.kernels.streams import Stream
 from tests.mpi.collectives.one_process import dense
 from tests.reference.sparse import Places, strata, top
 
@@ -28,7 +28,7 @@ class OneProcess:
         Ranks and elements.
     dtype : type
         Of the vectors.
-    segments : tuple of int
+    tensor_lengths : tuple of int
         Multiples of 64; () is one segment.
 
     Attributes
@@ -45,12 +45,12 @@ class OneProcess:
         size: int,
         n: int,
         dtype: Any = np.float32,
-        segments: tuple[int, ...] = (),
+        tensor_lengths: tuple[int, ...] = (),
     ) -> None:
         self.options, self.topology, self.size, self.n, self.dtype = options, topology, size, n, dtype
         self.compute = np.float64 if dtype == np.float64 else np.float32
         self.residuals = np.zeros((size, n), self.compute)
-        self.segments = segments
+        self.tensor_lengths = tensor_lengths
         self.places: Places = np.zeros(0, np.int64)
         self.t = 0
 
@@ -78,7 +78,7 @@ class OneProcess:
             x, rates = dense(self.topology, compensated, "mean"), (options.rate,)
         else:
             x, rates = compensated[t % self.size], options.rates_of(0)
-        lengths = self.segments if len(rates) > 1 else (self.n,)
+        lengths = self.tensor_lengths if len(rates) > 1 else (self.n,)
         found, start = [], 0
         for length, rate in zip(lengths, rates, strict=True):
             chunk = max(1, length) if options.exact else options.chunk or rate

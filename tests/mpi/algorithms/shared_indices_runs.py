@@ -11,7 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from mpicomp import RandomK, ScaleCom, TrueTopK
-from mpicomp.algorithms import scalecom, shared_indices
+from mpicomp.algorithms import scalecom
+from mpicomp.reducers import shared_indices
 from tests.mpi.algorithms.one_process_shared import Options
 
 N = 3001

@@ -10,10 +10,10 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from collectives import Communicator, NonFiniteGradient, Star
-from collectives.doubling import rounds_of
+from collectives.consistency.recursive_doubling import rounds_of
 from mpicomp import ECQSGD, QSGD, DoubleSqueeze, LocalTopK, MemSGD, OneBitSGD, TernGrad
 from mpicomp.codecs import Draw, OneBit, TwoMeans
-from mpicomp.random import Stream
+from mpicomp.kernels.streams import Stream
 from tests.mpi.algorithms.coded_one_process import codec_of, gradients
 from tests.mpi.collectives.conftest import TIMEOUT_S
 from tests.mpi.collectives.lanes import same_everywhere
@@ -132,7 +132,7 @@ class Written:
 def test_of_entropy_codes_mpi_gets_the_bytes_that_were_written(mpi_comm: MPI.Intracomm) -> None:
     """Each rank sends its own codes and all others' but those of the rank that they come round to."""
     n, size = 20_000, mpi_comm.size
-    reports = 8 * (size - 1)
+    side_channel = 8 * (size - 1)
     agreement = 8 * sum(one.sends for one in rounds_of(mpi_comm.rank, size)) if size > 1 else 0
     with Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=4096) as comm:
         aggregator = ECQSGD(alpha=0.3, bucket=512).start(comm, n)
@@ -143,7 +143,7 @@ def test_of_entropy_codes_mpi_gets_the_bytes_that_were_written(mpi_comm: MPI.Int
             aggregator.aggregate(gradients(size, n, np.float32, step)[comm.rank])
             of_ranks = comm.mpi_comm.allgather(written.bytes)
             passed_on = sum(of_ranks) - of_ranks[(comm.rank + 1) % size]
-            assert aggregator.traffic.last.bytes_sent == passed_on + reports + agreement
+            assert aggregator.traffic.last.bytes_sent == passed_on + side_channel + agreement
             assert 0 < written.bytes < written.nbytes(n)
 
 

@@ -11,12 +11,12 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from collectives import Communicator, DoubleTree, HalvingDoubling, NonFiniteGradient, Ring, Star, Torus, Tree
-from collectives.doubling import rounds_of
-from collectives.partition import partition
-from collectives.plan import Topology
-from collectives.simulate import bytes_per_rank
+from collectives.consistency.recursive_doubling import rounds_of
+from collectives.execution.partition import partition
+from collectives.schedules.plan import Topology
+from collectives.schedules.verify import bytes_per_rank
 from mpicomp.algorithms.ef_signsgd import EFSignSGD
-from mpicomp.algorithms.majority import MajorityVote
+from mpicomp.algorithms.majority_vote import MajorityVote
 from mpicomp.algorithms.ssdm import SSDM
 from tests.mpi.collectives.conftest import TIMEOUT_S
 from tests.mpi.collectives.lanes import same_everywhere, topologies
@@ -50,7 +50,7 @@ METHODS: dict[str, tuple[Any, Any]] = {
 
 @cache
 def gradients(size: int, step: int, n: int = N, dtype: Any = np.float32, lengths: tuple[int, ...] = ()) -> NDArray[Any]:
-    """One row a rank: some signal, much noise, and zeros, as between segments; even numbers of ranks have ties."""
+    """One row a rank: some signal, much noise, and zeros, as between tensors; even numbers of ranks have ties."""
     rng = np.random.default_rng([size, step])
     rows = (rng.standard_normal((size, n)) + rng.standard_normal(n) / 2).astype(dtype)
     rows[:, ::97] = 0
@@ -84,7 +84,7 @@ def check(
     options = METHODS[name][0]
     results = np.empty((steps, n), dtype)
     with Communicator(mpi_comm, topology or "auto", TIMEOUT_S, piece_bytes=piece_bytes) as comm:
-        how: dict[str, Any] = {"dtype": dtype, "vector_id": VECTOR, "segments": lengths or None}
+        how: dict[str, Any] = {"dtype": dtype, "vector_id": VECTOR, "tensor_lengths": lengths or None}
         first, second = options.start(comm, n, **how), options.start(comm, n, **how)
         for step in range(steps):
             if step == steps // 2:
@@ -174,8 +174,8 @@ def test_segments_have_scales_of_their_own(mpi_comm: MPI.Intracomm, name: str) -
 def test_neither_slots_nor_arrival_order_change_a_bit(
     mpi_comm: MPI.Intracomm, jitter: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mpicomp.algorithms.counted.MOST_SLOTS", 1)
-    monkeypatch.setattr("mpicomp.algorithms.counted.BRIEF_ELEMENTS", 0)
+    monkeypatch.setattr("mpicomp.reducers.vote_count.MOST_SLOTS", 1)
+    monkeypatch.setattr("mpicomp.reducers.vote_count.BRIEF_ELEMENTS", 0)
     jitter(mpi_comm.rank)
     check(mpi_comm, Ring(), "ef-signsgd")
     check(mpi_comm, DoubleTree(), "ssdm, elias")
@@ -305,7 +305,7 @@ def test_a_ring_sends_growing_counts_and_then_whole_ones_or_single_bits(mpi_comm
 
 def test_other_topologies_send_what_their_plans_say(mpi_comm: MPI.Intracomm) -> None:
     for options in (MajorityVote(), EFSignSGD()):
-        wire = options.wire(N, "float32", mpi_comm.size, 1 << 20)
+        wire = options.message_model(N, "float32", mpi_comm.size, 1 << 20)
         for topology in topologies(mpi_comm.size):
             plan = topology.plan(mpi_comm.rank, mpi_comm.size)
             expected = bytes_per_rank(plan, partition(N, plan.n_chunks, wire.alignment), wire.nbytes)

@@ -13,9 +13,9 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from collectives import Communicator, DoubleTree, Ring, Torus
-from collectives.plan import Topology
+from collectives.schedules.plan import Topology
 from mpicomp import Marsit
-from mpicomp.algorithms import onebit
+from mpicomp.reducers import sign_merge as onebit
 from tests.mpi.algorithms.one_process import OneProcess
 from tests.mpi.collectives.conftest import TIMEOUT_S
 from tests.mpi.collectives.lanes import same_everywhere, topologies
@@ -53,13 +53,13 @@ class Run:
     options: Marsit
     n: int = N
     dtype: Any = np.float32
-    segments: tuple[int, ...] = ()
+    tensor_lengths: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self.results: list[NDArray[Any]] = []
         self.residuals: list[list[NDArray[Any]] | None] = []
         with Communicator(self.mpi_comm, self.topology or "auto", TIMEOUT_S, piece_bytes=ONE_BLOCK) as comm:
-            aggregator = self.options.start(comm, self.n, dtype=self.dtype, segments=self.segments or None)
+            aggregator = self.options.start(comm, self.n, dtype=self.dtype, tensor_lengths=self.tensor_lengths or None)
             for step in range(STEPS):
                 self.results.append(aggregator.aggregate(updates(comm.size, step, self.n, self.dtype)[comm.rank]))
                 self.residuals.append(self.mpi_comm.gather(aggregator.state_dict().get("residual", np.zeros(self.n))))
@@ -68,7 +68,7 @@ class Run:
     def check(self) -> None:
         if self.mpi_comm.rank:
             return
-        expected = OneProcess(self.options, self.topology, self.mpi_comm.size, self.n, self.dtype, self.segments)
+        expected = OneProcess(self.options, self.topology, self.mpi_comm.size, self.n, self.dtype, self.tensor_lengths)
         for step, (result, residuals) in enumerate(zip(self.results, self.residuals, strict=True)):
             where = (self.topology, self.options, step)
             assert result.dtype == self.dtype, where
@@ -102,7 +102,7 @@ def test_other_floats_keep_residuals_of_their_results(mpi_comm: MPI.Intracomm, k
 
 @pytest.mark.parametrize("kind", ["own", "paper"])
 def test_segments_have_steps_of_their_own(mpi_comm: MPI.Intracomm, kind: str) -> None:
-    Run(mpi_comm, Ring(), OPTIONS[kind], segments=(64, 4096 + 128, N - 64 - 4096 - 128)).check()
+    Run(mpi_comm, Ring(), OPTIONS[kind], tensor_lengths=(64, 4096 + 128, N - 64 - 4096 - 128)).check()
 
 
 def results(mpi_comm: MPI.Intracomm, topology: Topology, kind: str, piece_bytes: int | None) -> list[bytes]:

@@ -12,10 +12,10 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from collectives import Communicator, HalvingDoubling, Torus, Tree
-from collectives.plan import Topology
+from collectives.schedules.plan import Topology
 from mpicomp import Marsit
-from mpicomp.algorithms import onebit
 from mpicomp.algorithms.marsit import MarsitAggregator
+from mpicomp.reducers import sign_merge as onebit
 from tests.mpi.collectives.conftest import TIMEOUT_S
 from tests.mpi.collectives.lanes import same_everywhere, topologies
 from tests.reference.statistics import assert_binomial, assert_chi_square

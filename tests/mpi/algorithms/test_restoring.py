@@ -51,13 +51,13 @@ def test_a_state_that_one_rank_alone_restores_is_a_mismatch(mpi_comm: MPI.Intrac
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("segments", [(100, 64), (64,) * 10])
-def test_segments_that_differ_are_a_mismatch(mpi_comm: MPI.Intracomm, segments: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("tensor_lengths", [(100, 64), (64,) * 10])
+def test_segments_that_differ_are_a_mismatch(mpi_comm: MPI.Intracomm, tensor_lengths: tuple[int, ...]) -> None:
     with Communicator(mpi_comm, timeout=TIMEOUT_S) as comm:
-        n = sum(-(-length // 64) * 64 for length in segments)
-        mine = segments if comm.rank else (n,)
-        aggregator = Marsit(None).start(comm, n, segments=mine)
-        with pytest.raises(CollectiveMismatch, match=f"in {len(segments)} segments"):
+        n = sum(-(-length // 64) * 64 for length in tensor_lengths)
+        mine = tensor_lengths if comm.rank else (n,)
+        aggregator = Marsit(None).start(comm, n, tensor_lengths=mine)
+        with pytest.raises(CollectiveMismatch, match=f"in {len(tensor_lengths)} tensors"):
             aggregator.aggregate(np.ones(n, np.float32))
 
 

@@ -9,7 +9,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator, DoubleTree, HalvingDoubling, Ring
-from collectives.plan import Topology
+from collectives.schedules.plan import Topology
 from mpicomp import ScaleCom
 from tests.mpi.algorithms.one_process_shared import OneProcess, Options
 from tests.mpi.algorithms.shared_indices_runs import METHODS, STEPS, N, gradients, way
@@ -28,12 +28,12 @@ def check(
     steps: int = STEPS,
     n: int = N,
     dtype: Any = np.float32,
-    segments: tuple[int, ...] = (),
+    tensor_lengths: tuple[int, ...] = (),
 ) -> None:
     """Compare a run with that of one process, which rank 0 makes."""
     runs = []
     with Communicator(mpi_comm, topology, TIMEOUT_S, piece_bytes=512) as comm:
-        aggregator: Any = options.start(comm, n, dtype=dtype, segments=segments or None)
+        aggregator: Any = options.start(comm, n, dtype=dtype, tensor_lengths=tensor_lengths or None)
         for step in range(steps):
             result = aggregator.aggregate(gradients(comm.size, step, n, dtype)[comm.rank])
             residuals = np.empty((comm.size, n), aggregator.residual.dtype) if comm.rank == 0 else None
@@ -42,7 +42,7 @@ def check(
         assert same_everywhere(comm, np.array([result for result, _, _ in runs]))
     if mpi_comm.rank:
         return
-    expected = OneProcess(options, topology, mpi_comm.size, n, dtype, segments)
+    expected = OneProcess(options, topology, mpi_comm.size, n, dtype, tensor_lengths)
     for step, (result, residuals, places) in enumerate(runs):
         where = f"{topology}, {options}, step {step}"
         np.testing.assert_array_equal(result, expected.step(gradients(mpi_comm.size, step, n, dtype)), where)
@@ -94,4 +94,4 @@ def test_other_floats_keep_float32_residuals_or_better(
 
 @pytest.mark.parametrize("options", [ScaleCom(rates=(25, 1, 400)), ScaleCom(rates=(25, 50, 5), chunk=200)], ids=str)
 def test_segments_have_rates_of_their_own(mpi_comm: MPI.Intracomm, options: ScaleCom, way: str) -> None:
-    check(mpi_comm, Ring(), options, steps=3, segments=(1024, 64, N - 1024 - 64))
+    check(mpi_comm, Ring(), options, steps=3, tensor_lengths=(1024, 64, N - 1024 - 64))

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from mpi4py import MPI
 
-from collectives.doubling import Doubling
-from collectives.execute import Execution
-from collectives.walk import Walk
+from collectives.consistency.recursive_doubling import RecursiveDoubling
+from collectives.execution.pipelined import PipelinedExecution
+from collectives.execution.stepwise import StepwiseExecution
 from tests.mpi.collectives.lanes import parametrize_sizes
 
 TIMEOUT_S = 20.0
@@ -45,8 +45,8 @@ def jitter(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
             return late
 
-        monkeypatch.setattr(Execution, "turn", delayed(Execution.turn, 0.05))
-        monkeypatch.setattr(Walk, "_step", delayed(Walk._step, 0.5))
-        monkeypatch.setattr(Doubling, "_take", delayed(Doubling._take, 0.5))
+        monkeypatch.setattr(PipelinedExecution, "turn", delayed(PipelinedExecution.turn, 0.05))
+        monkeypatch.setattr(StepwiseExecution, "_step", delayed(StepwiseExecution._step, 0.5))
+        monkeypatch.setattr(RecursiveDoubling, "_take", delayed(RecursiveDoubling._take, 0.5))
 
     return start

@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from collectives import Communicator, Torus
-from collectives.plan import Topology
-from collectives.topologies import TOPOLOGIES
+from collectives.schedules.plan import Topology
+from collectives.schedules.registry import TOPOLOGIES
 
 # Sizes whose plans powers of two hide, tried as parts of a lane of at least this many ranks.
 PARTS = (5, 7)

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives.partition import partition
-from collectives.plan import Topology
-from collectives.simulate import all_plans, deliveries
+from collectives.execution.partition import partition
+from collectives.schedules.plan import Topology
+from collectives.schedules.verify import all_plans, deliveries
 
 DENSE_ALIGNMENT = 64
 

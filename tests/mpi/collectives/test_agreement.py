@@ -1,4 +1,4 @@
-"""Ranks that do not make the same call: one text for all of them, and the communicator stays usable."""
+"""Group that do not make the same call: one text for all of them, and the communicator stays usable."""
 
 from __future__ import annotations
 

@@ -12,8 +12,9 @@ import torch
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from collectives import Communicator, DoubleTree, Ring, Star, Traffic, ranks, sums
-from collectives.topologies import TOPOLOGIES
+from collectives import Communicator, DoubleTree, Ring, Star, Traffic, group
+from collectives.dense import allreduce
+from collectives.schedules.registry import TOPOLOGIES
 from tests.mpi.collectives.conftest import TIMEOUT_S
 from tests.mpi.collectives.lanes import same_everywhere, topologies
 from tests.mpi.collectives.one_process import dense
@@ -120,7 +121,7 @@ def test_neither_pieces_nor_slots_nor_arrival_order_change_a_sum(
     for topology in tried:
         expected = dense(topology, every)
         for piece_bytes, slots in ((64, 1), (512, 3), (None, 40)):
-            monkeypatch.setattr(sums, "SLOTS", slots)
+            monkeypatch.setattr(allreduce, "SLOTS", slots)
             with Communicator(mpi_comm, topology, TIMEOUT_S, piece_bytes=piece_bytes) as comm:
                 assert (comm.allreduce(every[comm.rank]) == expected).all(), (topology, piece_bytes, slots)
     jitter(mpi_comm.rank)
@@ -132,20 +133,20 @@ def test_neither_pieces_nor_slots_nor_arrival_order_change_a_sum(
 
 @pytest.mark.mpi(min_size=2)
 def test_long_pieces_do_not_stay_in_memory(mpi_comm: MPI.Intracomm) -> None:
-    longest = 4 * sums.PIECE_BYTES
+    longest = 4 * allreduce.PIECE_BYTES
     with Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=longest) as comm:
         for nbytes in (100_000, 4 * longest):
             comm.allreduce(np.ones(nbytes // 4, np.float32))
-        assert sum(place.nbytes for place in comm._sums.kept) <= sums.SLOTS * sums.PIECE_BYTES
+        assert sum(place.nbytes for place in comm._sums.kept) <= allreduce.SLOTS * allreduce.PIECE_BYTES
     assert not comm._sums.kept
 
 
-def test_ranks_that_walk_a_plan_and_ranks_that_execute_it_understand_each_other(
+def test_ranks_that_run_a_plan_stepwise_and_ranks_that_pipeline_it_understand_each_other(
     mpi_comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     every = vectors(mpi_comm.size, 2503)
     if mpi_comm.rank % 2:
-        monkeypatch.setattr(ranks, "walks", lambda program, payload: False)
+        monkeypatch.setattr(group, "runs_stepwise", lambda program, payload: False)
     for topology in topologies(mpi_comm.size):
         with Communicator(mpi_comm, topology, TIMEOUT_S) as comm:
             assert (comm.allreduce(every[comm.rank]) == dense(topology, every)).all(), topology

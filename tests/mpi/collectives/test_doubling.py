@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import CollectiveMismatch, Communicator, doubling
+from collectives import CollectiveMismatch, Communicator
+from collectives.consistency import recursive_doubling as doubling
 from tests.mpi.collectives.conftest import TIMEOUT_S
 from tests.mpi.collectives.lanes import same_everywhere
 

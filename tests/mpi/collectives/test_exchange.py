@@ -12,7 +12,8 @@ import torch
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from collectives import CollectiveTimeout, Communicator, CommunicatorClosed, Traffic, exchange
+from collectives import CollectiveTimeout, Communicator, CommunicatorClosed, Traffic
+from collectives.dense import variable_size as exchange
 from tests.mpi.collectives.conftest import TIMEOUT_S
 
 

@@ -9,7 +9,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import CollectiveMismatch, CollectiveTimeout, Communicator
-from collectives.topologies import TOPOLOGIES
+from collectives.schedules.registry import TOPOLOGIES
 from tests.mpi.collectives.conftest import TIMEOUT_S
 
 

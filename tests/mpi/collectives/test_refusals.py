@@ -11,7 +11,7 @@ import torch
 from mpi4py import MPI
 
 from collectives import CollectiveMismatch, Communicator, CommunicatorClosed
-from collectives.doubling import Doubling
+from collectives.consistency.recursive_doubling import RecursiveDoubling
 from tests.mpi.collectives.conftest import TIMEOUT_S
 
 
@@ -73,14 +73,14 @@ def test_pieces_of_different_lengths_are_a_mismatch(mpi_comm: MPI.Intracomm) -> 
 def test_an_interrupted_check_closes_the_communicator(
     comm: Communicator, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = Doubling.start
+    start = RecursiveDoubling.start
 
     def interrupted(*args: Any) -> None:
         start(*args)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Doubling, "start", interrupted)
+        patched.setattr(RecursiveDoubling, "start", interrupted)
         with pytest.raises(KeyboardInterrupt):
             getattr(comm, call)(np.ones(4))
     for again in (comm.allreduce, comm.iallreduce):
@@ -112,7 +112,7 @@ def test_an_interrupted_call_closes_the_communicator(comm: Communicator, monkeyp
     def interrupt(*args: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("collectives.doubling.Doubling.start", interrupt)
+    monkeypatch.setattr("collectives.consistency.recursive_doubling.RecursiveDoubling.start", interrupt)
     with pytest.raises(KeyboardInterrupt):
         comm.allreduce(np.ones(4))
     with pytest.raises(CommunicatorClosed, match=f"rank {comm.rank} of {comm.size}: .* KeyboardInterrupt"):

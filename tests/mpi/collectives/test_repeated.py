@@ -40,7 +40,7 @@ def test_marsit_gives_the_same_without_persistent_collectives(
             return np.array([aggregator.aggregate(row) for row in u])
 
     expected = run()
-    monkeypatch.setattr("collectives.repeated.Repeated.__init__", _without_persistence)
+    monkeypatch.setattr("collectives.execution.requests.Repeated.__init__", _without_persistence)
     np.testing.assert_array_equal(run(), expected)
 
 
@@ -50,7 +50,7 @@ def _without_persistence(self: Any, persistent: Any, once: Any) -> None:
 
 @pytest.mark.mpi(min_size=2)
 def test_a_library_that_has_none_is_noticed(mpi_comm: MPI.Intracomm) -> None:
-    from collectives.repeated import Repeated
+    from collectives.execution.requests import Repeated
 
     mine, least = np.array([float(mpi_comm.rank)]), np.zeros(1)
     repeated = Repeated(refuse, lambda: mpi_comm.Iallreduce(mine, least, MPI.MAX))

@@ -20,7 +20,7 @@ from collectives import CollectiveTimeout, Communicator
 from collectives.trace import Trace
 from collectives.trace.recorder import flush
 from mpicomp import CascadingSSDM, Marsit
-from mpicomp.trace import RankTrace
+from mpicomp.cli.trace import RankTrace
 from tests.mpi.collectives.conftest import TIMEOUT_S
 from tests.mpi.collectives.traces import everyones, require_nested, spans, vector
 
@@ -125,7 +125,7 @@ def test_a_trace_that_cannot_be_written_hides_no_error(
     failing = Communicator(mpi_comm, "ring", TIMEOUT_S, trace=folder / "failing")
     with pytest.raises(KeyError):
         fail()
-    failing.abandon(KeyError())
+    failing.abort(KeyError())
     told = [message for message in caplog.messages if "cannot be written" in message]
     assert told == [unwritten(mpi_comm, folder / name) for name in ("left", "failing")]
 
@@ -165,8 +165,8 @@ def test_without_a_trace_nothing_is_recorded(mpi_comm: MPI.Intracomm, monkeypatc
 
     for name in ("begin", "span", "around", "phases", "__init__"):
         monkeypatch.setattr(Trace, name, never)
-    monkeypatch.setattr("collectives.execute.followed", never)
-    monkeypatch.setattr("collectives.walk.followed", never)
+    monkeypatch.setattr("collectives.execution.pipelined.followed", never)
+    monkeypatch.setattr("collectives.execution.stepwise.followed", never)
     with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
         assert type(comm) is Communicator
         Marsit().start(comm, 1000).aggregate(vector(comm.rank, 1000))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from mpi4py import MPI
 
-from collectives.transport import EAGER_LIMIT, HEADROOM, LEAST_BYTES, MOST_BYTES, USUAL_BYTES, piece_bytes
+from collectives.progress.eager_limit import EAGER_LIMIT, HEADROOM, LEAST_BYTES, MOST_BYTES, USUAL_BYTES, piece_bytes
 
 WORLD = MPI.COMM_WORLD
 

@@ -11,15 +11,15 @@ import pytest
 from numpy.typing import NDArray
 
 from collectives import Ring
-from collectives.gather import AllGather
-from collectives.network import LinkModel, Work
-from collectives.waiting import rest_by
-from mpicomp.advise import add_arguments, predictions, report, speeds
-from mpicomp.advise.methods import COMPARED, METHODS
-from mpicomp.advise.predict import MOST_WALKED, Job, Way, break_even, fastest_dense, topologies
-from mpicomp.advise.request import Request
-from mpicomp.advise.speeds import Speed, _solve
+from collectives.cost.link import LinkModel, Work
+from collectives.progress.polling import rest_by
+from collectives.schedules.all_gather import AllGather
 from mpicomp.algorithms import Dense, Marsit
+from mpicomp.cli.advise import add_arguments, predictions, report, speeds
+from mpicomp.cli.advise.methods import COMPARED, METHODS
+from mpicomp.cli.advise.predict import MOST_WALKED, Job, Way, break_even, fastest_dense, topologies
+from mpicomp.cli.advise.request import Request
+from mpicomp.cli.advise.speeds import Speed, _solve
 
 SPEED = Speed(Work(4e-10, 1e-10, 3e-10, 5e-6), 1e-4)
 DENSE_SPEED = Speed(Work(0.0, 5e-10, 0.0, 5e-6), 5e-5)
@@ -63,7 +63,7 @@ def test_mpi_is_a_dense_sum_too() -> None:
 def test_the_report_has_a_line_for_every_method_and_topology() -> None:
     record = advised(1e7)
     lines = report.text(record).splitlines()
-    own = {name: METHODS[name].wire(N, "float32", 4, 57_344).route for name in METHODS}
+    own = {name: METHODS[name].message_model(N, "float32", 4, 57_344).route for name in METHODS}
     over = {name: [of for of, _ in topologies(4, LinkModel(0.0, 1.0))] if own[name] is None else [] for name in own}
     expected = [(name, of) for name, route in own.items() for of in (over[name] if route is None else [route.name])]
     assert [tuple(line.split()[:2]) for line in lines[3:-2]] == expected

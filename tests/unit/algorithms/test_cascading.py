@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from collectives.partition import partition
-from collectives.topologies import topology as topology_of
+from collectives.execution.partition import partition
+from collectives.schedules.registry import topology as topology_of
 from mpicomp import Communicator
 from mpicomp.algorithms import CascadingSSDM
 from mpicomp.codecs.stochastic_sign import norm
-from mpicomp.random import Stream
+from mpicomp.kernels.streams import Stream
 from tests.reference.signs import unpack_bits
 from tests.reference.statistics import assert_binomial
 from tests.reference.stochastic_signs import stochastic_bits

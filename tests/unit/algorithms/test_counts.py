@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from collectives import NonFiniteGradient
 from mpicomp import Communicator, redistribute, run_local
 from mpicomp.algorithms.ef_signsgd import EFSignSGD
-from mpicomp.algorithms.majority import MajorityVote
+from mpicomp.algorithms.majority_vote import MajorityVote
 from mpicomp.algorithms.ssdm import SSDM
 from tests.reference import counts as reference
 from tests.reference.statistics import assert_binomial
@@ -47,7 +47,7 @@ def test_results_and_states_are_the_reference_s(
     name: str, dtype: Any, lengths: tuple[int, ...], way: str, request: pytest.FixtureRequest
 ) -> None:
     options, simulation = METHODS[name]
-    aggregator = options.start(request.getfixturevalue(way), N, dtype=dtype, segments=lengths or None)
+    aggregator = options.start(request.getfixturevalue(way), N, dtype=dtype, tensor_lengths=lengths or None)
     expected = simulation(1, N, dtype, lengths if name != "majority" else ())
     padding = expected.spread(expected.lengths) == 0
     for g in gradients(dtype=dtype):
@@ -148,7 +148,7 @@ def test_a_vector_of_zeros_gives_zeros(scale: str, comm: Communicator) -> None:
         assert not SSDM(scale=scale).start(comm, n).aggregate(np.zeros(n, np.float32)).any()
     half = np.zeros(256, np.float32)
     half[:128] = 1
-    result = SSDM(scale=scale).start(comm, 256, segments=(128, 128)).aggregate(half)
+    result = SSDM(scale=scale).start(comm, 256, tensor_lengths=(128, 128)).aggregate(half)
     assert result[:128].all()
     assert not result[128:].any()
     assert not EFSignSGD().start(comm, N).aggregate(np.zeros(N, np.float32)).any()

@@ -132,7 +132,7 @@ def test_segments_have_steps_of_their_own_in_results_and_residuals(rule: Any, co
     n, starts = sum(lengths), np.cumsum([0, *lengths[:-1]])
     scale = np.repeat([1.0, 30.0, 0.01, 5.0, 1000.0, 0.3], lengths).astype(np.float32)
     real = np.concatenate([np.arange(length) < size for size, length in zip(sizes, lengths, strict=True)])
-    aggregator = Marsit(7, residual=rule).start(comm, n, segments=sizes)
+    aggregator = Marsit(7, residual=rule).start(comm, n, tensor_lengths=sizes)
     reference = OneRankMarsit(n, np.float32, rule, 7)
     running = np.full(len(sizes), np.nan)
     for t, u in enumerate(updates(n) * scale * real):
@@ -179,7 +179,7 @@ def test_sixteen_bit_results_are_rounded_before_the_residual_sees_them(
 )
 def test_pieces_give_what_the_whole_vector_gives(options: Marsit, comm: Communicator, pieces: Communicator) -> None:
     sizes = [100, 64, 4096, 5000, N - 9280 - 64]
-    whole, cut = (options.start(communicator, N, segments=sizes) for communicator in (comm, pieces))
+    whole, cut = (options.start(communicator, N, tensor_lengths=sizes) for communicator in (comm, pieces))
     for u in updates():
         np.testing.assert_array_equal(whole.aggregate(u), cut.aggregate(u))
         assert whole.clipped_fraction == cut.clipped_fraction
@@ -245,7 +245,7 @@ def test_automatic_step_is_gamma_times_the_running_magnitude(
 
 
 def test_automatic_step_of_a_vector_of_zeros_is_zero(comm: Communicator) -> None:
-    aggregator = Marsit(None).start(comm, 100, segments=[64, 36])
+    aggregator = Marsit(None).start(comm, 100, tensor_lengths=[64, 36])
     for _ in range(3):
         assert not aggregator.aggregate(np.zeros(100, np.float32)).any()
 

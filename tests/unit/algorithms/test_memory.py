@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from collectives import Plan, Topology
-from collectives.program import compile_plan
-from collectives.sums import PIECE_BYTES, SLOTS
-from collectives.topologies import topology
+from collectives.dense.allreduce import PIECE_BYTES, SLOTS
+from collectives.execution.program import compile_plan
+from collectives.schedules.registry import topology
 from mpicomp import Communicator, Marsit
 from mpicomp.algorithms import ALGORITHMS, Aggregator, algorithm
-from mpicomp.algorithms.onebit import MEMORY_MATTERS, OneBitPayload
-from mpicomp.random import Stream
+from mpicomp.kernels.streams import Stream
+from mpicomp.reducers.sign_merge import MEMORY_MATTERS, OneBitPayload
 
 N = 8_000_000
 CONSTANT = 1 << 18

@@ -154,6 +154,6 @@ def test_a_global_step_beyond_the_type_is_refused_at_the_start(comm: Communicato
 def test_no_message_of_two_passes_is_longer_than_a_piece(name: str) -> None:
     """MEM-SGD sends whole floats back, 32 times as many bytes as it gets."""
     for piece_bytes in (57_000, 200_000, 1_000_000):
-        wire = algorithm(name).wire(10_000_000, "float32", 4, piece_bytes)
+        wire = algorithm(name).message_model(10_000_000, "float32", 4, piece_bytes)
         longest = max(wire.nbytes(wire.piece_elements, weight) for weight in (1, 4))
         assert longest <= piece_bytes or wire.piece_elements == wire.alignment

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mpicomp.algorithms.coded import LONG_PIECE, SHORT_PIECE, piece_elements
-from mpicomp.codecs.one_bit import OneBit
 from mpicomp.codecs.quantizer import Quantizer
+from mpicomp.codecs.scaled_sign import OneBit
+from mpicomp.reducers.coded import LONG_PIECE, SHORT_PIECE, piece_elements
 
 MUCH = 1 << 30  # bytes
 

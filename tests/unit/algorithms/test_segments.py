@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectives.partition import pieces
-from mpicomp.algorithms.segments import Stretches, cut_runs, padded_lengths
+from collectives.execution.partition import pieces
+from mpicomp.codecs.scale_groups import ScaleGroups, cut_runs, padded_lengths
 
 BLOCK = 4096
 # around multiples of words and of blocks
@@ -19,21 +19,21 @@ LENGTHS = st.lists(
 )
 
 
-def padded(segments: list[int], ragged: bool) -> tuple[int, list[int]]:
+def padded(tensor_lengths: list[int], ragged: bool) -> tuple[int, list[int]]:
     """Elements in all and per segment; ragged: the vector ends with its last segment."""
-    lengths = [-(-length // 64) * 64 for length in segments]
+    lengths = [-(-length // 64) * 64 for length in tensor_lengths]
     if ragged:
-        lengths[-1] = segments[-1]
+        lengths[-1] = tensor_lengths[-1]
     return sum(lengths), lengths
 
 
-@given(segments=LENGTHS, ragged=st.booleans())
+@given(tensor_lengths=LENGTHS, ragged=st.booleans())
 def test_each_segment_is_padded_to_words_and_the_last_may_end_with_the_vector(
-    segments: list[int], ragged: bool
+    tensor_lengths: list[int], ragged: bool
 ) -> None:
-    n, lengths = padded(segments, ragged)
-    real, filled = padded_lengths(segments, n)
-    assert real.tolist() == segments
+    n, lengths = padded(tensor_lengths, ragged)
+    real, filled = padded_lengths(tensor_lengths, n)
+    assert real.tolist() == tensor_lengths
     assert filled.tolist() == lengths
 
 
@@ -44,18 +44,18 @@ def test_without_segments_the_vector_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("segments", "n"),
+    ("tensor_lengths", "n"),
     [([64], 128), ([65, 1], 66), ([65, 1], 128), ([65, 1], 193), ([64, 0], 64), ([-64, 128], 64), ([], 5), ([100], 99)],
 )
-def test_segments_that_do_not_fill_the_vector_are_refused(segments: list[int], n: int) -> None:
+def test_segments_that_do_not_fill_the_vector_are_refused(tensor_lengths: list[int], n: int) -> None:
     with pytest.raises(ValueError, match=f"fill -?[0-9]+ elements, not {n}"):
-        padded_lengths(segments, n)
+        padded_lengths(tensor_lengths, n)
 
 
-@given(segments=LENGTHS, ragged=st.booleans(), blocks=st.integers(1, 4))
-def test_runs_cut_the_vector_at_pieces_segments_and_blocks(segments: list[int], ragged: bool, blocks: int) -> None:
-    n, _ = padded(segments, ragged)
-    _, lengths = padded_lengths(segments, n)
+@given(tensor_lengths=LENGTHS, ragged=st.booleans(), blocks=st.integers(1, 4))
+def test_runs_cut_the_vector_at_pieces_tensors_and_blocks(tensor_lengths: list[int], ragged: bool, blocks: int) -> None:
+    n, _ = padded(tensor_lengths, ragged)
+    _, lengths = padded_lengths(tensor_lengths, n)
     cuts = pieces(range(n), blocks * BLOCK, BLOCK)
     runs, firsts = cut_runs(cuts, lengths)
     ends = np.cumsum(lengths)
@@ -76,13 +76,13 @@ def test_runs_cut_the_vector_at_pieces_segments_and_blocks(segments: list[int], 
             element, block = stop, run.sums.stop
             assert run.sums.stop - run.sums.start == -(-(stop - start) // BLOCK)
         assert element == cut.stop
-    assert seen == list(range(len(segments)))
+    assert seen == list(range(len(tensor_lengths)))
 
 
-@given(segments=LENGTHS, ragged=st.booleans())
-def test_blocks_of_sums_do_not_depend_on_the_pieces(segments: list[int], ragged: bool) -> None:
-    n, _ = padded(segments, ragged)
-    _, lengths = padded_lengths(segments, n)
+@given(tensor_lengths=LENGTHS, ragged=st.booleans())
+def test_blocks_of_sums_do_not_depend_on_the_pieces(tensor_lengths: list[int], ragged: bool) -> None:
+    n, _ = padded(tensor_lengths, ragged)
+    _, lengths = padded_lengths(tensor_lengths, n)
 
     def blocks(cuts: tuple[range, ...]) -> list[int]:
         runs, _ = cut_runs(cuts, lengths)
@@ -99,6 +99,6 @@ def test_blocks_of_sums_do_not_depend_on_the_pieces(segments: list[int], ragged:
 
 
 def test_a_bucket_longer_than_any_vector_is_a_whole_segment() -> None:
-    found, whole = Stretches.of([100, 200], 328, sys.maxsize), Stretches.of([100, 200], 328)
+    found, whole = ScaleGroups.of([100, 200], 328, sys.maxsize), ScaleGroups.of([100, 200], 328)
     np.testing.assert_array_equal(found.stops, whole.stops)
     assert found.blocks == whole.blocks == 2

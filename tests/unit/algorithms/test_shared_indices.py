@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from mpicomp import Communicator
 from mpicomp.algorithms import RandomK, ScaleCom, TrueTopK
-from mpicomp.algorithms.shared_indices import PART_ELEMENTS, lay_out
-from mpicomp.codecs.sparse import kept
+from mpicomp.codecs.top_k import kept
+from mpicomp.reducers.shared_indices import PART_ELEMENTS, lay_out
 from tests.reference.sparse import top
 
 N = 4096 + 77
@@ -66,10 +66,10 @@ def test_rates_are_those_of_a_vectors_segments() -> None:
 
 
 def test_rates_that_are_not_as_many_as_the_segments_are_refused(comm: Communicator) -> None:
-    for segments in (None, (64,), (64, 64, 64)):
-        n = sum(segments or (192,))
-        with pytest.raises(ValueError, match=r"vector 0 has \d segments, but rates has 2 for it"):
-            ScaleCom(rates=(25, 50)).start(comm, n, segments=segments)
+    for tensor_lengths in (None, (64,), (64, 64, 64)):
+        n = sum(tensor_lengths or (192,))
+        with pytest.raises(ValueError, match=r"vector 0 has \d tensors, but rates has 2 for it"):
+            ScaleCom(rates=(25, 50)).start(comm, n, tensor_lengths=tensor_lengths)
 
 
 @given(
@@ -142,7 +142,7 @@ def test_vectors_under_one_seed_draw_differently(comm: Communicator) -> None:
 @pytest.mark.parametrize("options", [ScaleCom(20, chunk=100), RandomK(20), TrueTopK(20)], ids=str)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_messages_are_as_long_as_the_values_and_their_places(options: Any, dtype: str) -> None:
-    wire = options.wire(10**6, dtype, 4, 1 << 16)
+    wire = options.message_model(10**6, dtype, 4, 1 << 16)
     summing = 8 if dtype == "float64" else 4
     complete = 2 if dtype == "float16" else summing
     if isinstance(options, TrueTopK):

@@ -88,11 +88,11 @@ def stored(state: dict[str, Any]) -> dict[str, Any]:
 def test_another_aggregator_goes_on_from_a_stored_state(
     method: Any, dtype: str, taken: int, comm: Communicator
 ) -> None:
-    going_on = method.start(comm, N, dtype=dtype, segments=SEGMENTS)
+    going_on = method.start(comm, N, dtype=dtype, tensor_lengths=SEGMENTS)
     given = updates(dtype)
     for u in given[:taken]:
         going_on.aggregate(u)
-    resumed = method.start(comm, N, dtype=dtype, segments=SEGMENTS)
+    resumed = method.start(comm, N, dtype=dtype, tensor_lengths=SEGMENTS)
     resumed.load_state_dict(stored(going_on.state_dict()))
     assert_same(resumed.state_dict(), going_on.state_dict())
     for u in given[taken:]:
@@ -146,9 +146,11 @@ def refused(aggregator: Any, state: dict[str, Any], told: str) -> None:
     assert_same(aggregator.state_dict(), before)
 
 
-def taken_after_steps(method: Any, comm: Communicator, n: int = N, segments: Any = None) -> tuple[Any, dict[str, Any]]:
+def taken_after_steps(
+    method: Any, comm: Communicator, n: int = N, tensor_lengths: Any = None
+) -> tuple[Any, dict[str, Any]]:
     """An aggregator, and another's state that has other numbers in everything."""
-    aggregator, other = (method.start(comm, n, segments=segments) for _ in range(2))
+    aggregator, other = (method.start(comm, n, tensor_lengths=tensor_lengths) for _ in range(2))
     given = updates()[:, :n]
     aggregator.aggregate(given[0])
     for u in given[1:4]:
@@ -201,7 +203,7 @@ def damaged(name: str, value: Any) -> Iterator[tuple[Any, str]]:
 
 @every_method
 def test_a_state_with_one_bad_entry_is_refused_whole(method: Any, comm: Communicator) -> None:
-    aggregator, state = taken_after_steps(method, comm, segments=SEGMENTS)
+    aggregator, state = taken_after_steps(method, comm, tensor_lengths=SEGMENTS)
     for name, value in state.items():
         for wrong, told in damaged(name, value):
             refused(aggregator, state | {name: wrong}, told)
@@ -227,6 +229,6 @@ def test_all_ranks_refuse_what_one_of_them_would(topology: Any) -> None:
 
 
 def test_a_state_of_other_segments_is_refused_whole(comm: Communicator) -> None:
-    segmented, _ = taken_after_steps(Marsit(7), comm, segments=SEGMENTS)
+    segmented, _ = taken_after_steps(Marsit(7), comm, tensor_lengths=SEGMENTS)
     _, single = taken_after_steps(Marsit(7), comm)
     refused(segmented, single, r"magnitudes has shape \(1,\), not \(3,\): start the aggregator with the options")

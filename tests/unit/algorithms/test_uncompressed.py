@@ -1,4 +1,4 @@
-"""Uncompressed: the codec contract, and that nothing is lost: what is no number has to be seen by all who get it."""
+"""FullPrecision: the codec contract, and that nothing is lost: what is no number has to be seen by all who get it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from mpicomp.algorithms.uncompressed import Uncompressed
+from mpicomp.codecs.full_precision import FullPrecision
 from tests.contracts import GUARD, CodecContract, encoded, gaussian
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 
 class TestUncompressed(CodecContract):
-    codec = Uncompressed("float32")
+    codec = FullPrecision("float32")
 
     def check_round_trip(self, values: NDArray[Any], decoded: NDArray[Any]) -> None:
         np.testing.assert_array_equal(decoded, values)
@@ -40,7 +40,7 @@ class TestUncompressed(CodecContract):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_values_of_a_vectors_type_come_back_to_the_bit(dtype: str) -> None:
-    codec, wide = Uncompressed(dtype), np.float64 if dtype == "float64" else np.float32
+    codec, wide = FullPrecision(dtype), np.float64 if dtype == "float64" else np.float32
     values = gaussian(1000, wide)
     values[:3] = 0.0, -0.0, 1e5
     rounded = torch.from_numpy(values).to(getattr(torch, dtype)).to(torch.float64).numpy()
@@ -54,7 +54,7 @@ def test_values_of_a_vectors_type_come_back_to_the_bit(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_payloads_cut_off_or_too_long_are_refused_and_write_nothing(dtype: str) -> None:
-    codec = Uncompressed(dtype)
+    codec = FullPrecision(dtype)
     wide = np.float64 if dtype == "float64" else np.float32
     payload = encoded(codec, gaussian(130, wide))
     for wrong in (payload[:-1], payload[:-8], payload[:0], np.append(payload, np.zeros(8, np.uint8))):
@@ -74,7 +74,7 @@ def test_any_bytes_of_16_bits_are_numbers_or_none(dtype: str) -> None:
     every = np.arange(1 << 16, dtype=np.uint16)
     expected = torch.from_numpy(every.view(np.int16)).view(getattr(torch, dtype)).float().numpy()
     memory = np.full(every.size + 200, 7, np.float32)
-    Uncompressed(dtype).decode(every.view(np.uint8), memory[100:-100], weight=1)
+    FullPrecision(dtype).decode(every.view(np.uint8), memory[100:-100], weight=1)
     np.testing.assert_array_equal(memory[100:-100], expected)
     assert (memory[:100] == 7).all()
     assert (memory[-100:] == 7).all()

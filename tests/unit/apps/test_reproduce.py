@@ -16,7 +16,7 @@ from apps.reproduce.ecq_sgd_residual import growth, relative_error
 from apps.reproduce.ecq_sgd_studies import Study, one_seed, studies
 from apps.reproduce.linear import Together, classification, regression, synthetic, train
 from collectives import Communicator
-from collectives.local import run_local
+from collectives.threads.run_local import run_local
 from mpicomp import ECQSGD, QSGD, Dense, Marsit, OneBitSGD, TernGrad
 from mpicomp.algorithms import Algorithm
 from mpicomp.codecs import Quantizer

@@ -31,7 +31,7 @@ from apps.reproduce.doublesqueeze_methods import (
 )
 from apps.reproduce.doublesqueeze_times import MODEL, RATES, RESNET_18, WORD, word
 from collectives import Communicator
-from collectives.local import run_local
+from collectives.threads.run_local import run_local
 
 N = 30_000
 

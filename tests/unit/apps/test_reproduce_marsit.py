@@ -28,7 +28,7 @@ from apps.reproduce.marsit_time import (
 from apps.reproduce.plots import Bars, stacked_bars
 from apps.reproduce.side_by_side import side_by_side
 from collectives import Traffic
-from collectives.local import run_local
+from collectives.threads.run_local import run_local
 from mpicomp import Marsit
 
 MODEL = Perceptron(7, 5, 3)

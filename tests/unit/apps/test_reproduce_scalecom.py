@@ -15,7 +15,7 @@ from apps.reproduce.scalecom_bytes import guided, volume
 from apps.reproduce.scalecom_job import gradient, measure
 from apps.reproduce.scalecom_leaders import choices
 from apps.reproduce.scalecom_memories import EVERY, distances
-from collectives.local import run_local
+from collectives.threads.run_local import run_local
 from mpicomp import LocalTopK, ScaleCom
 
 OPTIONS = ("--dataset", "digits", "--optimizer", "sgd", "--lr", "0.1", "--epochs", "1")

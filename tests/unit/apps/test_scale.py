@@ -10,7 +10,7 @@ import pytest
 from apps.scale.__main__ import main
 from apps.scale.model import METHODS, TOPOLOGIES, Point, powers, simulate
 from collectives import LinkModel, Ring
-from collectives.timing import simulate_time
+from collectives.cost.simulate import simulate_time
 
 NETWORK = LinkModel(2e-5, 1.25e9)
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mpicomp.codecs.counts import Counts, planes_of
 from mpicomp.codecs.sign import Sign
+from mpicomp.codecs.vote_counts import Counts, planes_of
 from tests.contracts import LENGTHS, CodecContract, draw_at, encoded, gaussian
 from tests.reference import counts as reference
 from tests.reference.signs import unpack_bits

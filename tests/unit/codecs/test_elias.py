@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mpicomp.codecs.counts import Counts, planes_of
-from mpicomp.codecs.elias import DELTA, FIXED, GAMMA, HEADER, MOST_WEIGHT, Elias, message_bytes, scratch, tables
+from mpicomp.codecs.elias_counts import DELTA, FIXED, GAMMA, HEADER, MOST_WEIGHT, Elias, message_bytes, scratch, tables
+from mpicomp.codecs.vote_counts import Counts, planes_of
 from tests.contracts import LENGTHS, CodecContract, encoded
 from tests.reference import counts as reference
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mpicomp.codecs import entropy
+from mpicomp.codecs import rans as entropy
 from tests.reference import rans as reference
 
 GUARD = 0xA5

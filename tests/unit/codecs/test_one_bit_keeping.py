@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mpicomp.codecs.base import Draw
-from mpicomp.codecs.one_bit import OneBit, TwoMeans
-from mpicomp.random import Stream
+from mpicomp.codecs.scaled_sign import OneBit, TwoMeans
+from mpicomp.kernels.streams import Stream
 
 DRAW = Draw(Stream(0, 0, "none is drawn"), 0, 0)
 CODECS = [

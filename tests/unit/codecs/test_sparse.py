@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from mpicomp.codecs import Codec
 from mpicomp.codecs.base import sent_bytes
-from mpicomp.codecs.sparse import RandomSparsification, TopK, kept
-from mpicomp.random import bernoulli_table
+from mpicomp.codecs.top_k import RandomSparsification, TopK, kept
+from mpicomp.kernels.streams import bernoulli_table
 from tests.contracts import CodecContract, draw_at, encoded, gaussian
 from tests.reference.philox import mix_words
 from tests.reference.signs import unpack_bits

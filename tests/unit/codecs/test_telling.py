@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mpicomp.algorithms.coded import Worker
-from mpicomp.algorithms.feedback import ErrorAccumulation
 from mpicomp.codecs import Draw, Quantizer
+from mpicomp.codecs.error_feedback import ErrorAccumulation
 from mpicomp.codecs.quantizer import Ternary
-from mpicomp.random import Stream
+from mpicomp.kernels.streams import Stream
+from mpicomp.reducers.coded import FeedbackEncoder
 
 CODECS = [
     Quantizer(bucket=100, levels=4, norm="linf"),
@@ -49,7 +49,7 @@ def test_values_that_are_not_finite_are_refused(codec: Quantizer) -> None:
 
 def test_error_feedback_does_not_decode_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     codec, n = Quantizer(bucket=64, levels=2, norm="l2", coding="entropy"), 640
-    worker = Worker(codec, ErrorAccumulation(0.2, 0.9), n, np.dtype(np.float32), n, Stream(5, 0, "code"), 0)
+    worker = FeedbackEncoder(codec, ErrorAccumulation(0.2, 0.9), n, np.dtype(np.float32), n, Stream(5, 0, "code"), 0)
     values, sent = np.random.default_rng(0).standard_normal(n).astype(np.float32), np.empty(n, np.float32)
     payload = np.empty(codec.nbytes(n), np.uint8)
     with monkeypatch.context() as patched:

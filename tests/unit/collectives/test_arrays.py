@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from collectives.arrays import PAGE, aligned_empty, flat
+from collectives.memory import PAGE, aligned_empty, flat
 
 
 def test_a_vector_keeps_its_tensor_alive() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from collectives import TopologyError
-from collectives.broadcasting import Broadcast
-from collectives.plan import Plan
+from collectives.schedules.broadcast import Broadcast
+from collectives.schedules.plan import Plan
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 16, 33)
 

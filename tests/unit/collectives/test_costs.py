@@ -6,14 +6,14 @@ from math import ceil, log2
 
 import pytest
 
-from collectives.halving import HalvingDoubling
-from collectives.partition import partition
-from collectives.plan import Plan, Topology
-from collectives.ring import Ring
-from collectives.simulate import all_plans, bytes_per_rank, merges_per_chunk, prove
-from collectives.star import Star
-from collectives.torus import Torus
-from collectives.tree import DoubleTree, Tree
+from collectives.execution.partition import partition
+from collectives.schedules.halving_doubling import HalvingDoubling
+from collectives.schedules.plan import Plan, Topology
+from collectives.schedules.ring import Ring
+from collectives.schedules.star import Star
+from collectives.schedules.torus import Torus
+from collectives.schedules.tree import DoubleTree, Tree
+from collectives.schedules.verify import all_plans, bytes_per_rank, merges_per_chunk, prove
 
 ELEMENT_BYTES = 4
 

@@ -1,4 +1,4 @@
-"""Ranks that are threads: the bits of the multi-rank tests, and no rank left waiting."""
+"""Group that are threads: the bits of the multi-rank tests, and no rank left waiting."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from collectives import (
     Star,
     TopologyError,
     Torus,
-    exchange,
 )
-from collectives.local import run_local
-from collectives.partition import partition
-from collectives.plan import Topology
+from collectives.dense import variable_size as exchange
+from collectives.execution.partition import partition
+from collectives.schedules.plan import Topology
+from collectives.threads.run_local import run_local
 from mpicomp import CascadingSSDM, Dense, Marsit
 from mpicomp.codecs import Draw, StochasticSign
-from mpicomp.random import Stream
+from mpicomp.kernels.streams import Stream
 from tests.mpi.algorithms.one_process import OneProcess
 from tests.mpi.collectives.lanes import topologies
 from tests.mpi.collectives.one_process import dense, hops

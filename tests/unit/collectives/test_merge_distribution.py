@@ -6,10 +6,10 @@ from fractions import Fraction
 
 import pytest
 
-from collectives.plan import Topology
-from collectives.simulate import all_plans, deliveries
-from collectives.topologies import TOPOLOGIES
-from collectives.torus import Torus
+from collectives.schedules.plan import Topology
+from collectives.schedules.registry import TOPOLOGIES
+from collectives.schedules.torus import Torus
+from collectives.schedules.verify import all_plans, deliveries
 
 
 def winners(topology: Topology, size: int) -> list[list[list[Fraction]]]:

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from collectives.plan import Plan, PlanError, Step, Transfer
-from collectives.ring import Ring
-from collectives.simulate import all_plans, deliveries, prove
-from collectives.star import Star
-from collectives.topologies import TOPOLOGIES
+from collectives.schedules.plan import Plan, PlanError, Step, Transfer
+from collectives.schedules.registry import TOPOLOGIES
+from collectives.schedules.ring import Ring
+from collectives.schedules.star import Star
+from collectives.schedules.verify import all_plans, deliveries, prove
 
 
 def with_steps(plans: list[Plan], rank: int, steps: list[Step]) -> list[Plan]:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from collectives import HalvingDoubling, Ring, Torus
-from collectives.choosing import fastest
-from collectives.network import LinkModel, Work
-from collectives.timing import simulate_time
+from collectives.cost.link import LinkModel, Work
+from collectives.cost.simulate import simulate_time
+from collectives.planner import fastest
 
 TWO_LEVEL = LinkModel(1e-5, 1e9, group_size=4, between_latency_s=1e-4, uplink_bytes_s=1e7)
 

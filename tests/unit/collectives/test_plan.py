@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from collectives.plan import Plan, PlanError, Step, TopologyError, Transfer, steps_by_time
-from collectives.ring import Ring
-from collectives.star import Star
-from collectives.topologies import TOPOLOGIES, topology
-from collectives.torus import Torus
-from collectives.tree import DoubleTree, Tree
+from collectives.schedules.plan import Plan, PlanError, Step, TopologyError, Transfer, steps_by_time
+from collectives.schedules.registry import TOPOLOGIES, topology
+from collectives.schedules.ring import Ring
+from collectives.schedules.star import Star
+from collectives.schedules.torus import Torus
+from collectives.schedules.tree import DoubleTree, Tree
 
 
 def send(peer: int = 1, chunks: range = range(1), weight: int = 1) -> Transfer:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from collectives.direct import Direct
-from collectives.halving import HalvingDoubling
-from collectives.plan import Topology
-from collectives.ring import Ring
-from collectives.simulate import all_plans, prove
-from collectives.star import Star
-from collectives.topologies import TOPOLOGIES
-from collectives.torus import Torus
-from collectives.tree import DoubleTree, Tree
+from collectives.schedules.direct import Direct
+from collectives.schedules.halving_doubling import HalvingDoubling
+from collectives.schedules.plan import Topology
+from collectives.schedules.registry import TOPOLOGIES
+from collectives.schedules.ring import Ring
+from collectives.schedules.star import Star
+from collectives.schedules.torus import Torus
+from collectives.schedules.tree import DoubleTree, Tree
+from collectives.schedules.verify import all_plans, prove
 
 SIZES = range(1, 34)
 VARIANTS = [

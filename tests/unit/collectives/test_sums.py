@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from collectives import Communicator, HalvingDoubling, Ring, Tree
-from collectives.local import run_local
-from collectives.plan import Topology
-from collectives.sums import PIECE_BYTES, SHORT_BYTES, along_the_plan, fresh_places
+from collectives.dense.allreduce import PIECE_BYTES, SHORT_BYTES, along_the_plan, fresh_places
+from collectives.schedules.plan import Topology
+from collectives.threads.run_local import run_local
 
 CHUNK_BYTES = 2 * PIECE_BYTES  # a multiple of every length below
 ALMOST = SHORT_BYTES - 512

@@ -7,17 +7,17 @@ from math import log2
 
 import pytest
 
-from collectives.gather import AllGather
-from collectives.halving import HalvingDoubling
-from collectives.network import LinkModel, Work
-from collectives.plan import Plan, Topology
-from collectives.ring import Ring
-from collectives.simulate import all_plans, prove
-from collectives.star import Star
-from collectives.timing import simulate_time
-from collectives.topologies import TOPOLOGIES
-from collectives.torus import Torus
-from collectives.tree import DoubleTree, Tree
+from collectives.cost.link import LinkModel, Work
+from collectives.cost.simulate import simulate_time
+from collectives.schedules.all_gather import AllGather
+from collectives.schedules.halving_doubling import HalvingDoubling
+from collectives.schedules.plan import Plan, Topology
+from collectives.schedules.registry import TOPOLOGIES
+from collectives.schedules.ring import Ring
+from collectives.schedules.star import Star
+from collectives.schedules.torus import Torus
+from collectives.schedules.tree import DoubleTree, Tree
+from collectives.schedules.verify import all_plans, prove
 
 LINK = LinkModel(latency_s=1e-4, bandwidth_bytes_s=1e8)
 N = 64 * 12 * 16 * 25

@@ -7,39 +7,39 @@ import time
 import pytest
 
 from collectives import CollectiveTimeout
-from collectives.waiting import Patience
+from collectives.progress.polling import Backoff
 
 
-def wait_for_ever(patience: Patience) -> None:
+def wait_for_ever(backoff: Backoff) -> None:
     while True:
-        patience.idle()
+        backoff.idle()
 
 
 def test_gives_up_after_the_timeout_with_the_reason() -> None:
-    patience = Patience(0.2, lambda: "rank 1 of 2 waits")
+    backoff = Backoff(0.2, lambda: "rank 1 of 2 waits")
     started = time.monotonic()
     with pytest.raises(CollectiveTimeout, match="rank 1 of 2 waits after 0"):
-        wait_for_ever(patience)
+        wait_for_ever(backoff)
     assert time.monotonic() - started >= 0.2
 
 
 def test_time_spent_elsewhere_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the caller computes between two looks, or a job that is stopped and continued."""
     now = 100.0
-    monkeypatch.setattr("collectives.waiting.time.perf_counter", lambda: now)
-    patience = Patience(2.0, lambda: "rank 1 of 2 waits")
+    monkeypatch.setattr("collectives.progress.polling.time.perf_counter", lambda: now)
+    backoff = Backoff(2.0, lambda: "rank 1 of 2 waits")
     for _ in range(200):
-        patience.idle()
+        backoff.idle()
     now += 3600
     for _ in range(32):
-        patience.idle()
+        backoff.idle()
 
 
 def test_something_that_moves_starts_the_clock_anew() -> None:
-    patience = Patience(0.3, lambda: "rank 1 of 2 waits")
+    backoff = Backoff(0.3, lambda: "rank 1 of 2 waits")
     ends = time.monotonic() + 0.6
     while time.monotonic() < ends:
         for _ in range(40):
-            patience.idle()
-        patience.moved()
-    assert patience.waited_s > 0.3
+            backoff.idle()
+        backoff.moved()
+    assert backoff.waited_s > 0.3

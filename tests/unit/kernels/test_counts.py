@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mpicomp.codecs.counts import planes_of, write_values
-from mpicomp.kernels.counts import add_counts, majority, segment_totals
+from mpicomp.codecs.vote_counts import planes_of, write_values
+from mpicomp.kernels.cpu.vote_counts import add_counts, majority, segment_totals
 from tests.reference import counts as reference
 from tests.reference.signs import pack_bits, unpack_bits
 

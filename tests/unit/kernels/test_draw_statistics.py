@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mpicomp.codecs.sign import mix_words, scratch
-from mpicomp.random import Stream, source
+from mpicomp.kernels.streams import Stream, source
 from tests.reference.statistics import assert_binomial, assert_chi_square
 
 BITS = 1 << 20

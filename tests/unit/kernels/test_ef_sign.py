@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from collectives.arrays import aligned_empty
-from mpicomp.algorithms.segments import Stretches
-from mpicomp.kernels.ef_sign import compensate_and_pack, settle
+from collectives.memory import aligned_empty
+from mpicomp.codecs.scale_groups import ScaleGroups
+from mpicomp.kernels.cpu.ef_sign import compensate_and_pack, settle
 from tests.reference.signs import magnitude_from, magnitudes, pack_bits
 
 LENGTHS = (0, 1, 7, 8, 9, 15, 16, 17, 63, 64, 65, 1000, 4095, 4096, 4097, 3 * 4096 + 65, 100_003)
@@ -29,7 +29,7 @@ def encode(
     g: Vector,
     before: Vector,
     scales: Vector,
-    where: Stretches,
+    where: ScaleGroups,
     cut: range,
     streaming: bool,
     after: Vector,
@@ -49,7 +49,7 @@ def test_one_pass_is_the_reference_s_steps(dtype: Any, n: int, scale: float) -> 
     g, before, s = values(n, dtype, 0), values(n, dtype, 1), dtype(scale)
     given = g.copy(), before.copy()
     residual = before - np.where(before >= 0, s, -s)
-    want, where = g + residual, Stretches.of(None, n)
+    want, where = g + residual, ScaleGroups.of(None, n)
     for streaming in (False, True):
         room = aligned_empty(n + 16, dtype)
         room[:] = 77
@@ -70,7 +70,7 @@ def test_one_pass_is_the_reference_s_steps(dtype: Any, n: int, scale: float) -> 
 def test_buckets_of_any_length_have_scales_of_their_own_whatever_the_pieces(dtype: Any, bucket: int | None) -> None:
     segments = (65, 5 * 4096 + 3, 1, 40_000)
     n = sum(-(-length // 64) * 64 for length in segments[:-1]) + segments[-1]
-    where = Stretches.of(segments, n, bucket)
+    where = ScaleGroups.of(segments, n, bucket)
     g, before = values(n, dtype, 0), values(n, dtype, 1)
     scales = np.random.default_rng(0).random(where.starts.size).astype(dtype)
     scale, real = np.zeros(n, dtype), np.zeros(n, bool)
@@ -108,7 +108,7 @@ def blocks(start: int, stop: int) -> list[tuple[int, int]]:
 
 def test_negative_zero_counts_as_zero() -> None:
     for n in (10, 100):
-        zeros, after, where = np.full(n, -0.0, np.float32), np.empty(n, np.float32), Stretches.of(None, n)
+        zeros, after, where = np.full(n, -0.0, np.float32), np.empty(n, np.float32), ScaleGroups.of(None, n)
         bits = encode(zeros, zeros, np.zeros(1, np.float32), where, range(n), False, after, np.zeros(1))
         assert np.bitwise_count(bits).sum() == n
         encode(zeros, zeros, np.full(1, 2, np.float32), where, range(n), False, after, np.zeros(1))
@@ -122,5 +122,5 @@ def test_sums_show_what_is_not_finite(bad: float) -> None:
         g[position] = bad
         sums = np.zeros(-(-n // 4096))
         scales = np.ones(1, np.float32)
-        encode(g, values(n, np.float32, 1), scales, Stretches.of(None, n), range(n), False, after, sums)
+        encode(g, values(n, np.float32, 1), scales, ScaleGroups.of(None, n), range(n), False, after, sums)
         assert np.flatnonzero(~np.isfinite(sums)).tolist() == [position // 4096]

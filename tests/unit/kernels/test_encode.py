@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mpicomp.kernels.sign import add_and_clear, encode, magnitudes, subtract_result
+from mpicomp.kernels.cpu.sign import add_and_clear, encode, magnitudes, subtract_result
 from tests.reference import signs as reference
 
 LENGTHS = (0, 1, 7, 8, 9, 63, 64, 65, 1000, 4095, 4096, 4097, 3 * 4096 + 65, 100_003)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mpicomp.algorithms.feedback import ErrorAccumulation, ErrorFeedback
+from mpicomp.codecs.error_feedback import ErrorAccumulation, ErrorFeedback
 
 LENGTHS = (1, 15, 16, 17, 1000)
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from collectives.arrays import widen
-from mpicomp.algorithms.nonfinite import all_finite_result
-from mpicomp.kernels.sign import all_finite, pack, unpack
+from collectives.memory import widen
+from mpicomp.aggregator.nonfinite import all_finite_result
+from mpicomp.kernels.cpu.sign import all_finite, pack, unpack
 from tests.reference import signs as reference
 
 LENGTHS = (0, 1, 7, 8, 9, 15, 16, 17, 63, 64, 65, 127, 128, 129, 1000, 4095, 4096, 4097, 3 * 4096 + 65, 100_003)

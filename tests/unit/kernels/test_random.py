@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from numba import njit
 from numpy.typing import NDArray
 
-from mpicomp.kernels.random import draw, draw_words, load_keys, merge_words
-from mpicomp.kernels.simd import store
-from mpicomp.random import Stream, bernoulli_table, key_schedule
+from mpicomp.kernels.cpu.philox import draw, draw_words, load_keys, merge_words
+from mpicomp.kernels.cpu.simd import store
+from mpicomp.kernels.streams import Stream, bernoulli_table, key_schedule
 from tests.reference import philox as reference
 
 # Random123's kat_vectors for philox4x32 with 7 rounds: counter, key, output

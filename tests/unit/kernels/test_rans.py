@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mpicomp.kernels import rans
+from mpicomp.kernels.cpu import rans
 
 
 def normalised(counts: list[int], bits: int) -> NDArray[np.int64]:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpicomp.kernels.sparse import draw_strata, expand, finite_sum, pick, put, remember
-from mpicomp.random import Stream, source
+from mpicomp.kernels.cpu.sparse import draw_strata, expand, finite_sum, pick, put, remember
+from mpicomp.kernels.streams import Stream, source
 from tests.reference.sparse import strata, top, within_chunks
 from tests.reference.statistics import assert_chi_square
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mpicomp.kernels.ssdm import squares, stochastic_signs
-from mpicomp.random import Stream
+from mpicomp.kernels.cpu.ssdm import squares, stochastic_signs
+from mpicomp.kernels.streams import Stream
 from tests.reference.signs import pack_bits
 from tests.reference.stochastic_signs import sums_of_squares, uniforms
 

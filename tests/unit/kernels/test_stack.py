@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from mpicomp.kernels.lanes import fold
-from mpicomp.kernels.simd import LANES, load
+from mpicomp.kernels.cpu.lanes import fold
+from mpicomp.kernels.cpu.simd import LANES, load
 
 
 def test_functions_with_vectors_align_their_stack() -> None:

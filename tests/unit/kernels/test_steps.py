@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mpicomp.kernels.sign import add_up, follow, set_steps
+from mpicomp.kernels.cpu.sign import add_up, follow, set_steps
 
 COUNTS = np.array([10.0, 4.0])
 # clipped elements, then sums of |u| of two segments, of three ranks

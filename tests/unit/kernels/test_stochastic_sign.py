@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mpicomp.kernels.stochastic_sign import stochastic_pack, sum_of_squares
-from mpicomp.random import Stream
+from mpicomp.kernels.cpu.stochastic_sign import stochastic_pack, sum_of_squares
+from mpicomp.kernels.streams import Stream
 from tests.reference.stochastic_signs import stochastic_bits, sums_of_squares
 
 LENGTHS = (0, 1, 7, 8, 9, 15, 16, 17, 63, 64, 65, 511, 512, 513, 1000, 4095, 4096, 4097, 3 * 4096 + 65, 100_003)

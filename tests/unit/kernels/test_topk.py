@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mpicomp.codecs.sparse import Selector, kept
+from mpicomp.codecs.top_k import Selector, kept
 from tests.reference.sparse import top, within_chunks
 
 LENGTHS = (0, 1, 7, 15, 16, 17, 63, 64, 65, 99, 100, 101, 1000, 4096, 5003)

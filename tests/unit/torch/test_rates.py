@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mpicomp import ScaleCom
 from mpicomp.torch.buckets import NamedParameter, make_buckets
-from mpicomp.torch.rates import bucket_rates, compression_rates, flops_to_gradient, rate_of
+from mpicomp.torch.layer_rates import bucket_rates, compression_rates, flops_to_gradient, rate_of
 
 
 class Net(nn.Module):

@@ -1,0 +1,1 @@
+"""Whether all ranks make the same call, and which ranks are missing."""

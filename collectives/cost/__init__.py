@@ -1,0 +1,1 @@
+"""What a schedule takes on a modelled network, without MPI."""

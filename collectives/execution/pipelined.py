@@ -1,0 +1,254 @@
+"""The one loop that runs a plan over MPI, as a data flow of pieces.
+
+A piece is merged when its message and its local encoding are there, and forwarded at once. MPI makes no progress while
+Python computes, so the loop alternates: test the oldest receive of each peer; if nothing has landed, do one piece of
+work that is due anyway, most urgent first (encode, prepare a merge, decode), and test again. Receives are posted ahead,
+in plan order, as far as there are buffers for them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import cast
+from weakref import WeakMethod
+
+from mpi4py import MPI
+
+from collectives.errors import PeerFailure
+from collectives.execution.payload import Cache, MergedPayload, Payload, Requests, not_received, not_sent
+from collectives.execution.program import Message, Program
+from collectives.execution.tracing import TracedBackoff, followed
+from collectives.progress.polling import Backoff
+from collectives.trace.recorder import Trace
+from collectives.trace.traffic import Traffic
+
+
+class PipelinedExecution:
+    """One run of a program. `run` blocks until it is done; `turn` does one bit of it.
+
+    Parameters
+    ----------
+    comm : MPI.Comm
+    program : Program
+    payload : Payload
+        Of a program that merges, a `MergedPayload`.
+    tag : int
+        Of all its messages: unique among what is in flight on `comm`.
+    timeout_s : float
+        Seconds without progress before `CollectiveTimeout`.
+    traffic : Traffic
+        Counted into.
+    encoded : callable, optional
+        Called once, when this rank's own contribution is complete.
+    cache : dict, optional
+        Where persistent requests are kept between runs of a program on the same buffers.
+    trace : Trace, optional
+        Where to record what happens.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        program: Program,
+        payload: Payload,
+        tag: int,
+        timeout_s: float,
+        traffic: Traffic,
+        encoded: Callable[[], None] | None = None,
+        cache: Cache | None = None,
+        trace: Trace | None = None,
+    ) -> None:
+        self._program, self._payload, self._requests = program, payload, Requests(comm, tag, cache)
+        self._trace = trace
+        if trace is not None:
+            self._payload, self._requests = followed(trace, program, payload, self._requests)
+        self._merged = cast(MergedPayload, self._payload)  # where the program has merges
+        self._traffic, self._encoded = traffic, encoded
+        # a strong reference would be a cycle: payload and vectors would stay until the garbage collector comes round
+        describe = WeakMethod(self._describe)
+        self.backoff: Backoff | TracedBackoff = Backoff(timeout_s, lambda: (describe() or str)(), clock=traffic.clock)
+        count = len(program.pieces)
+        self._at = [0] * count  # position in the piece's chain; -1: to be encoded first
+        for piece in program.encode_order:
+            self._at[piece] = -1
+        self._sends_left = [0] * count  # sends of the piece still in flight
+        self._landed: dict[int, int] = {}  # receive -> slot
+        self._to_encode = deque(program.encode_order)
+        self._to_finish: deque[int] = deque()
+        self._to_prepare: deque[tuple[Message, int]] = deque()
+        self._unmerged: set[int] = set()  # receives posted and not merged yet
+        self._unfinished = count
+        self._next_recv = 0
+        self._slots = [*range(payload.slots)]
+        self._posted: dict[int, deque[tuple[MPI.Request, Message, int]]] = {p: deque() for p in program.peers_in}
+        self._queues: dict[int, deque[Message]] = {}
+        for message in program.sends:
+            self._queues.setdefault(message.peer, deque()).append(message)
+        self._sending: deque[tuple[MPI.Request, Message]] = deque()
+        self._last: Message | None = None
+
+    @property
+    def done(self) -> bool:
+        """All pieces final and turned into the result, all sends taken over by MPI or the peer."""
+        return not self._unfinished and not self._sending
+
+    def run(self) -> None:
+        """Block until done.
+
+        Raises
+        ------
+        CollectiveTimeout, PeerFailure
+        """
+        if self._trace is not None:
+            self.backoff = TracedBackoff(self._trace, self.backoff)
+        backoff, turn, clock = self.backoff, self.turn, self._traffic.clock
+        start = clock()
+        while self._unfinished or self._sending:
+            if turn():
+                backoff.moved()
+            else:
+                backoff.idle()
+        backoff.moved()
+        self._traffic.seconds_total += clock() - start
+        self._traffic.seconds_waiting += backoff.waited_s
+
+    def turn(self) -> bool:
+        """Do the most urgent thing there is; False if there is nothing to do but wait."""
+        try:
+            return self._poll() or self._work()
+        except MPI.Exception as error:
+            raise PeerFailure(f"{self._describe()}: MPI says {error}") from error
+
+    def _work(self) -> bool:
+        """Do the most urgent piece of work; False if there is none."""
+        clock = self._traffic.clock
+        if self._to_encode:
+            piece = self._to_encode.popleft()
+            start = clock()
+            self._payload.encode(piece)
+            self._traffic.seconds_encoding += clock() - start
+            self._at[piece] = 0
+            if self._program.last_recv[piece] < 0:
+                self._to_finish.append(piece)
+            self._advance(piece)
+            if not self._to_encode and self._encoded is not None:
+                self._encoded()
+        elif self._to_prepare:
+            message, slot = self._to_prepare.popleft()
+            if message.index in self._unmerged:
+                start = clock()
+                self._merged.prepare(message, slot)
+                self._traffic.seconds_merging += clock() - start
+        elif self._to_finish:
+            piece = self._to_finish.popleft()
+            start = clock()
+            self._payload.finish(piece)
+            self._traffic.seconds_decoding += clock() - start
+            self._unfinished -= 1
+        else:
+            return False
+        return True
+
+    def _poll(self) -> bool:
+        """Take what has arrived and been sent, and post receives; False if nothing has."""
+        moved = False
+        for queue in self._posted.values():
+            if queue and queue[0][0].Test():
+                self.backoff.moved()  # what is done with it is no waiting
+                _, message, slot = queue.popleft()
+                self._landed[message.index] = slot
+                self._last = message
+                self._advance(message.piece)
+                moved = True
+        while self._sending and self._sending[0][0].Test():
+            self._sends_left[self._sending.popleft()[1].piece] -= 1
+            moved = True
+        if self._next_recv < len(self._program.recvs):
+            self._post()
+        return moved
+
+    def _post(self) -> None:
+        """Post receives in plan order while there are buffers to receive into."""
+        recvs = self._program.recvs
+        while self._next_recv < len(recvs):
+            message = recvs[self._next_recv]
+            if message.held_weight:
+                if not self._slots:
+                    return
+                slot = self._slots.pop()
+                buffer = self._merged.incoming(message.piece, slot, message.weight)
+                self._to_prepare.append((message, slot))
+                self._unmerged.add(message.index)
+            else:
+                # the piece gives way only when this rank's own part in it is over and sent
+                piece, slot = message.piece, -1
+                at = self._at[piece]
+                if at < 0 or self._program.chains[piece][at] is not message or not self._sent(piece):
+                    return
+                buffer = self._payload.replacing(piece, message.weight)
+            request = self._requests.receive((message.index, slot), buffer, message.peer)
+            self._posted[message.peer].append((request, message, slot))
+            self._next_recv += 1
+
+    def _sent(self, piece: int) -> bool:
+        """Whether no send of the piece is in flight; they may end in another order than they began."""
+        if self._sends_left[piece]:
+            for entry in [entry for entry in self._sending if entry[1].piece == piece]:
+                if entry[0].Test():
+                    self._sending.remove(entry)
+                    self._sends_left[piece] -= 1
+        return not self._sends_left[piece]
+
+    def _send(self, message: Message) -> None:
+        buffer = self._payload.outgoing(message.piece, message.weight)
+        request = self._requests.send(message.index, buffer, message.peer)
+        self._sends_left[message.piece] += 1
+        self._sending.append((request, message))
+        self._traffic.bytes_sent += buffer[1]
+        self._traffic.messages += 1
+
+    def _advance(self, piece: int) -> None:
+        """Take a piece, and those that waited for it, as far along their chains as possible."""
+        work = [piece]
+        while work:
+            piece = work.pop()
+            chain, at = self._program.chains[piece], self._at[piece]
+            last = self._program.last_recv[piece]
+            if at < 0:
+                continue
+            before = at
+            while at < len(chain):
+                message = chain[at]
+                if message.is_send:
+                    queue = self._queues[message.peer]
+                    if queue[0] is not message:
+                        break
+                    queue.popleft()
+                    self._send(message)
+                    if queue:
+                        work.append(queue[0].piece)
+                else:
+                    slot = self._landed.pop(message.index, None)
+                    if slot is None:
+                        break
+                    if message.held_weight:
+                        start = self._traffic.clock()
+                        self._merged.merge(message, slot)
+                        self._traffic.seconds_merging += self._traffic.clock() - start
+                        self._slots.append(slot)
+                        self._unmerged.discard(message.index)
+                at += 1
+            self._at[piece] = at
+            if before <= last < at:
+                self._to_finish.append(piece)
+
+    def _describe(self) -> str:
+        plan = self._program.plan
+        here = f"rank {plan.rank} of {plan.size}"
+        oldest = min((q[0][1] for q in self._posted.values() if q), key=lambda m: m.index, default=None)
+        if oldest is None and self._next_recv < len(self._program.recvs) and not self._sending:
+            oldest = self._program.recvs[self._next_recv]
+        if oldest is not None:
+            return not_received(here, oldest, self._last)
+        return not_sent(here, self._sending[0][1]) if self._sending else here

@@ -1,0 +1,190 @@
+"""What stands between the executor and what it moves, and records it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple, cast
+
+from collectives.execution.payload import MergedPayload, Payload, Requests
+from collectives.execution.program import Message, Program
+from collectives.progress.polling import Backoff, Testable
+from collectives.trace.recorder import ARGS, CALL, END, KIND, START, Event, Trace
+
+
+class Labels(NamedTuple):
+    """What a trace says of a program's pieces and messages; made once, and shared by all events."""
+
+    pieces: list[dict[str, int]]
+    sends: list[dict[str, int]]
+    receives: list[dict[str, int]]
+
+
+def labels_of(program: Program, known: dict[int, Labels]) -> Labels:
+    """A program's labels, known for as long as it lives.
+
+    Messages to one peer, or from it, are numbered, as both ends send and receive them.
+    """
+    found = known.get(id(program))
+    if found is None:
+        pieces = [{"piece": number, "elements": len(cut)} for number, cut in enumerate(program.pieces)]
+        for message in program.sends + program.recvs:
+            pieces[message.piece]["chunk"] = message.chunk
+        found = known[id(program)] = Labels(pieces, _labels(program.sends), _labels(program.recvs))
+        weakref.finalize(program, known.pop, id(program), None).atexit = False
+    return found
+
+
+def _labels(messages: tuple[Message, ...]) -> list[dict[str, int]]:
+    counts: dict[int, int] = {}
+    made = []
+    for message in messages:
+        number = counts[message.peer] = counts.get(message.peer, -1) + 1
+        place = {"piece": message.piece, "chunk": message.chunk, "step": message.step}
+        made.append({"message": number, "peer": message.peer, **place, "weight": message.weight})
+    return made
+
+
+class TracedPayload:
+    """A payload whose work is recorded; see `Payload`."""
+
+    def __init__(self, trace: Trace, labels: Labels, payload: Payload) -> None:
+        self._clock, self._add, self._call = trace.clock, trace.add, trace.calls
+        self._pieces, self._payload = labels.pieces, payload
+        self.slots, self.brief = payload.slots, payload.brief
+        self.outgoing, self.replacing = payload.outgoing, payload.replacing
+
+    def encode(self, piece: int) -> None:
+        """See `Payload`."""
+        start = self._clock()
+        self._payload.encode(piece)
+        self._add(("encode", "", start, self._clock(), self._pieces[piece], self._call, 0))
+
+    def finish(self, piece: int) -> None:
+        """See `Payload`."""
+        start = self._clock()
+        self._payload.finish(piece)
+        self._add(("decode", "", start, self._clock(), self._pieces[piece], self._call, 0))
+
+
+class TracedMergedPayload(TracedPayload):
+    """One that merges; see `MergedPayload`."""
+
+    def __init__(self, trace: Trace, labels: Labels, payload: Payload) -> None:
+        super().__init__(trace, labels, payload)
+        self._receives, self._merged = labels.receives, cast(MergedPayload, payload)
+        self.incoming = self._merged.incoming
+
+    def prepare(self, message: Message, slot: int) -> None:
+        """See `Payload`."""
+        start = self._clock()
+        self._merged.prepare(message, slot)
+        self._add(("prepare", "", start, self._clock(), self._receives[message.index], self._call, 0))
+
+    def merge(self, message: Message, slot: int) -> None:
+        """See `Payload`."""
+        start = self._clock()
+        self._merged.merge(message, slot)
+        self._add(("merge", "", start, self._clock(), self._receives[message.index], self._call, 0))
+
+
+class TracedRequest:
+    """A request that notes when it was first found to be over."""
+
+    __slots__ = ("_event", "_request", "_trace")
+
+    def __init__(self, trace: Trace, request: Testable, event: Event) -> None:
+        self._trace, self._request, self._event = trace, request, event
+
+    def Test(self) -> bool:  # noqa: N802 - MPI's name
+        """See `Testable`."""
+        if not self._request.Test():
+            return False
+        self._event[END] = self._trace.clock()
+        self._trace.over = self._event
+        return True
+
+
+def _end(wait: Event, at: float, over: Event) -> None:
+    """End a wait, by the message that was found to be over meanwhile if one was."""
+    wait[END] = at
+    if over is not None and over[END] >= wait[START]:
+        wait[ARGS], wait[CALL] = {"until": over[KIND], **over[ARGS]}, over[CALL]
+
+
+class AwaitedRequest(TracedRequest):
+    """One that is asked for only when there is nothing else to do: from the first time on, the rank waits."""
+
+    __slots__ = ("_wait",)
+
+    def __init__(self, trace: Trace, request: Testable, event: Event) -> None:
+        super().__init__(trace, request, event)
+        self._wait: Event = None
+
+    def Test(self) -> bool:  # noqa: N802 - MPI's name
+        """See `Testable`."""
+        if self._wait is None:
+            self._wait = self._trace.begin("wait")
+        if not super().Test():
+            return False
+        _end(self._wait, self._event[END], self._event)
+        return True
+
+
+class TracedRequests(Requests):
+    """Starts messages and records them; `kind` is that of the requests handed out."""
+
+    __slots__ = ("_call", "_kind", "_labels", "_requests", "_trace")
+
+    def __init__(self, trace: Trace, labels: Labels, requests: Requests, kind: type[TracedRequest]) -> None:
+        self._trace, self._labels, self._requests, self._kind = trace, labels, requests, kind
+        self._call = trace.calls
+
+    def receive(self, key: tuple[int, int], buffer: Any, peer: int) -> Any:
+        """See `Requests`."""
+        return self._record("receive", self._labels.receives[key[0]], buffer, self._requests.receive, key, peer)
+
+    def send(self, index: int, buffer: Any, peer: int) -> Any:
+        """See `Requests`."""
+        return self._record("send", self._labels.sends[index], buffer, self._requests.send, index, peer)
+
+    def _record(self, kind: str, label: dict[str, int], buffer: Any, start: Any, key: Any, peer: int) -> TracedRequest:
+        trace = self._trace
+        event = [kind, "", trace.clock(), None, label, self._call, buffer[1]]
+        trace.add(event)
+        return self._kind(trace, start(key, buffer, peer), event)
+
+
+def followed(
+    trace: Trace, program: Program, payload: Payload, requests: Requests, kind: type[TracedRequest] = TracedRequest
+) -> tuple[TracedPayload, TracedRequests]:
+    """Payload and requests of one more run of a program, recorded."""
+    trace.calls += 1
+    labels = labels_of(program, trace.labels)
+    traced = TracedMergedPayload if payload.slots else TracedPayload
+    return traced(trace, labels, payload), TracedRequests(trace, labels, requests, kind)
+
+
+class TracedBackoff:
+    """A backoff whose waits are recorded; see `Backoff`."""
+
+    def __init__(self, trace: Trace, backoff: Backoff | TracedBackoff) -> None:
+        self._trace, self._patience = trace, backoff
+        self._wait: Event = None
+
+    @property
+    def waited_s(self) -> float:
+        """See `Backoff`."""
+        return self._patience.waited_s
+
+    def moved(self) -> None:
+        """See `Backoff`."""
+        self._patience.moved()
+        if self._wait is not None:
+            _end(self._wait, self._trace.clock(), self._trace.over)
+            self._wait = None
+
+    def idle(self) -> None:
+        """See `Backoff`."""
+        if self._wait is None:
+            self._wait = self._trace.begin("wait")
+        self._patience.idle()

@@ -1,0 +1,162 @@
+"""Schedules as data: who sends which chunks to whom, and how many ranks each message speaks for.
+
+A plan is one rank's part of an all-reduce, as a pure function of (rank, size). Rules every plan obeys:
+
+- A vector is cut into ``n_chunks`` chunks. A rank starts out holding its own contribution (weight 1) to each of them.
+- All transfers of a step may be in flight at once. A send carries the chunk as it was when the step began, so no chunk
+  is both sent and received, nor received twice, in one step.
+- A receive with ``held_weight`` 0 overwrites the chunk; otherwise it merges ``weight`` incoming ranks into
+  ``held_weight`` held ones.
+- For each ordered pair of ranks, the transfers that one sends are, in plan order, those the other receives: the same
+  chunks and weight. Both ends take a message at the same point of one common timetable, so a plan neither deadlocks
+  when it is run step by step with rendezvous sends nor when it is run as a data flow.
+
+`collectives.schedules.verify.prove` holds a set of plans to all of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import combinations, product
+from typing import Protocol, runtime_checkable
+
+
+class TopologyError(ValueError):
+    """A topology cannot be laid over this number of ranks."""
+
+
+class PlanError(ValueError):
+    """A plan is malformed, or a set of plans does not compute an all-reduce."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A run of neighbouring chunks going to, or coming from, one peer, in ascending order.
+
+    Attributes
+    ----------
+    peer : int
+        The rank at the other end.
+    chunks : range
+        Chunk numbers, step 1, not empty.
+    weight : int
+        How many ranks' contributions each chunk in the message carries.
+    held_weight : int
+        Receives only: how many ranks' contributions the receiver holds when the message arrives; 0 overwrites.
+    """
+
+    peer: int
+    chunks: range
+    weight: int
+    held_weight: int = 0
+
+    def __post_init__(self) -> None:
+        if self.chunks.step != 1 or not self.chunks or self.chunks.start < 0:
+            raise PlanError(f"chunks must be a non-empty run of chunk numbers with step 1, not {self.chunks}")
+        if self.weight < 1 or self.held_weight < 0:
+            raise PlanError(
+                f"a message carries at least one rank: weight {self.weight}, held_weight {self.held_weight}"
+            )
+
+
+def _overlap(a: range, b: range) -> bool:
+    return a.start < b.stop and b.start < a.stop
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Transfers that may all be in flight at once."""
+
+    sends: tuple[Transfer, ...]
+    recvs: tuple[Transfer, ...]
+
+    def __post_init__(self) -> None:
+        if not self.sends and not self.recvs:
+            raise PlanError("a step needs at least one transfer")
+        for send in self.sends:
+            if send.held_weight:
+                raise PlanError(f"a send to rank {send.peer} merges nothing, yet its held_weight is {send.held_weight}")
+        for send, recv in product(self.sends, self.recvs):
+            if _overlap(send.chunks, recv.chunks):
+                raise PlanError(f"chunks {send.chunks} are sent while chunks {recv.chunks} are received in one step")
+        for one, other in combinations(self.recvs, 2):
+            if _overlap(one.chunks, other.chunks):
+                raise PlanError(f"chunks {one.chunks} and {other.chunks} overlap and are received in one step")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One rank's part of an all-reduce.
+
+    Attributes
+    ----------
+    rank, size : int
+        Whose part of how many.
+    n_chunks : int
+        Into how many chunks the vector is cut; the same on all ranks.
+    steps : tuple of Step
+        In order; none where ``size`` is 1.
+
+    Raises
+    ------
+    PlanError
+        A peer, a chunk or a weight lies outside what ``rank``, ``size`` and ``n_chunks`` allow.
+    """
+
+    rank: int
+    size: int
+    n_chunks: int
+    steps: tuple[Step, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise PlanError(f"rank {self.rank} is not one of {self.size} ranks")
+        if self.n_chunks < 1:
+            raise PlanError(f"a plan needs at least one chunk, not {self.n_chunks}")
+        for index, step in enumerate(self.steps):
+            for transfer in (*step.sends, *step.recvs):
+                problem = self._problem(transfer)
+                if problem:
+                    raise PlanError(f"rank {self.rank} of {self.size}, step {index}: {problem}")
+
+    def _problem(self, transfer: Transfer) -> str:
+        if not 0 <= transfer.peer < self.size or transfer.peer == self.rank:
+            return f"rank {transfer.peer} cannot be its peer"
+        if transfer.chunks.stop > self.n_chunks:
+            return f"chunks {transfer.chunks} go beyond the {self.n_chunks} there are"
+        if transfer.weight + transfer.held_weight > self.size:
+            return f"weight {transfer.weight} + {transfer.held_weight} is more than the {self.size} ranks there are"
+        return ""
+
+
+@runtime_checkable
+class Topology(Protocol):
+    """Makes plans. Implementations are frozen dataclasses: printable, comparable, hashable."""
+
+    @property
+    def name(self) -> str:
+        """The name it goes by on a command line, such as ``"ring"``."""
+        ...
+
+    def plan(self, rank: int, size: int) -> Plan:
+        """Rank ``rank``'s part among ``size`` ranks; raises TopologyError where they do not fit."""
+        ...
+
+
+def steps_by_time(sends: Iterable[tuple[int, Transfer]], recvs: Iterable[tuple[int, Transfer]]) -> tuple[Step, ...]:
+    """Group one rank's entries in a common timetable into steps.
+
+    Where both ends of every message name the same time, the ranks can walk the timetable together, so the steps cannot
+    deadlock. Times at which this rank has nothing to do are dropped; within a time the given order is kept.
+
+    Parameters
+    ----------
+    sends, recvs : iterable of (time, Transfer)
+        In any order of time.
+    """
+    slots: dict[int, tuple[list[Transfer], list[Transfer]]] = {}
+    for side, entries in enumerate((sends, recvs)):
+        for time, transfer in entries:
+            slots.setdefault(time, ([], []))[side].append(transfer)
+    return tuple(Step(tuple(slots[time][0]), tuple(slots[time][1])) for time in sorted(slots))

@@ -1,0 +1,230 @@
+"""All ranks' plans in one process: the proof that they make an all-reduce, and what they cost in bytes and rounds.
+
+The time they take on a modelled network is `collectives.cost.simulate.simulate_time`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from collectives.schedules.plan import Plan, PlanError, Topology, Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One message on its way from a step of its source into a step of its destination."""
+
+    source: int
+    destination: int
+    chunks: range
+    weight: int
+    held_weight: int
+    source_step: int
+    destination_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a proved set of plans does.
+
+    Attributes
+    ----------
+    rounds : int
+        Messages in the longest chain of which each needs what the one before brought.
+    messages : tuple of int
+        Transfers sent, per rank.
+    chunks_sent : tuple of int
+        Chunks in those transfers, per rank.
+    """
+
+    rounds: int
+    messages: tuple[int, ...]
+    chunks_sent: tuple[int, ...]
+
+
+def all_plans(topology: Topology, size: int) -> list[Plan]:
+    """Every rank's plan, in rank order."""
+    return [topology.plan(rank, size) for rank in range(size)]
+
+
+def deliveries(plans: Sequence[Plan]) -> Iterator[Delivery]:
+    """Walk all ranks' plans together, step by step with rendezvous sends, and yield each message.
+
+    A rank enters a step when all transfers of the one before are through, and then posts all of the step's at once; a
+    message goes through when both ends have posted it. To act on each message as it comes, reading the source's chunks
+    and changing the destination's, is a correct execution of the plans.
+
+    Parameters
+    ----------
+    plans : sequence of Plan
+        Entry r is rank r's plan.
+
+    Raises
+    ------
+    PlanError
+        The plans do not belong together, two ranks disagree on the next message between them, or no message can go
+        through though some are left.
+    """
+    for rank, plan in enumerate(plans):
+        if (plan.rank, plan.size, plan.n_chunks) != (rank, len(plans), plans[0].n_chunks):
+            raise PlanError(
+                f"entry {rank} of {len(plans)} plans is that of rank {plan.rank} of {plan.size} with {plan.n_chunks} "
+                f"chunks: give one plan a rank, in rank order, all with {plans[0].n_chunks} chunks"
+            )
+    # What each rank has posted and waits for, by (source, destination); and how many of those per rank.
+    sends: defaultdict[tuple[int, int], deque[Transfer]] = defaultdict(deque)
+    recvs: defaultdict[tuple[int, int], deque[Transfer]] = defaultdict(deque)
+    waiting = [0] * len(plans)
+    at_step = [-1] * len(plans)
+    free = deque(range(len(plans)))
+    while free:
+        rank = free.popleft()
+        at_step[rank] += 1
+        if at_step[rank] == len(plans[rank].steps):
+            continue
+        step = plans[rank].steps[at_step[rank]]
+        waiting[rank] = len(step.sends) + len(step.recvs)
+        for send in step.sends:
+            sends[rank, send.peer].append(send)
+        for recv in step.recvs:
+            recvs[recv.peer, rank].append(recv)
+        pairs = [(rank, send.peer) for send in step.sends] + [(recv.peer, rank) for recv in step.recvs]
+        for source, destination in pairs:
+            if not sends[source, destination] or not recvs[source, destination]:
+                continue
+            send, recv = sends[source, destination].popleft(), recvs[source, destination].popleft()
+            if (send.chunks, send.weight) != (recv.chunks, recv.weight):
+                raise PlanError(
+                    f"rank {destination} of {len(plans)}, step {at_step[destination]}: expects chunks {recv.chunks} of "
+                    f"weight {recv.weight} from rank {source}, which in its step {at_step[source]} sends chunks "
+                    f"{send.chunks} of weight {send.weight}"
+                )
+            yield Delivery(
+                source, destination, recv.chunks, recv.weight, recv.held_weight, at_step[source], at_step[destination]
+            )
+            for end in (source, destination):
+                waiting[end] -= 1
+                if not waiting[end]:
+                    free.append(end)
+    _check_finished(plans, at_step, sends, recvs)
+
+
+def _check_finished(
+    plans: Sequence[Plan],
+    at_step: Sequence[int],
+    sends: dict[tuple[int, int], deque[Transfer]],
+    recvs: dict[tuple[int, int], deque[Transfer]],
+) -> None:
+    for queues, verb in ((recvs, "receive"), (sends, "send")):
+        for (source, destination), queue in queues.items():
+            if queue:
+                rank, peer = (destination, source) if queues is recvs else (source, destination)
+                finished = at_step[peer] == len(plans[peer].steps)
+                whereabouts = "has finished" if finished else f"is in step {at_step[peer]} and waits itself"
+                raise PlanError(
+                    f"rank {rank} of {len(plans)}, step {at_step[rank]}: deadlock, it waits to {verb} chunks "
+                    f"{queue[0].chunks}, but rank {peer} {whereabouts}"
+                )
+
+
+def prove(plans: Sequence[Plan]) -> Report:
+    """Show that the plans leave every rank with every chunk summed over all ranks, each counted once.
+
+    Parameters
+    ----------
+    plans : sequence of Plan
+        Entry r is rank r's plan.
+
+    Raises
+    ------
+    PlanError
+        They deadlock, disagree on the order of messages, lose a contribution or count it twice, state a weight that is
+        not what a message or a holder carries, or leave a chunk incomplete. Names rank, step and chunk.
+    """
+    size = len(plans)
+    n_chunks = plans[0].n_chunks if plans else 0
+    # held[rank][chunk]: the ranks summed in it, one bit each; depth: messages in the longest chain behind it.
+    held = [[1 << rank] * n_chunks for rank in range(size)]
+    depth = [[0] * n_chunks for _ in range(size)]
+    for message in deliveries(plans):
+        for chunk in message.chunks:
+            incoming, there = held[message.source][chunk], held[message.destination][chunk]
+            problem = _weight_problem(message, incoming, there)
+            if problem:
+                raise PlanError(
+                    f"rank {message.destination} of {size}, step {message.destination_step}, chunk {chunk} from rank "
+                    f"{message.source}: {problem}"
+                )
+            held[message.destination][chunk] = incoming | there
+            chain = depth[message.source][chunk] + 1
+            if message.held_weight:
+                chain = max(chain, depth[message.destination][chunk])
+            depth[message.destination][chunk] = chain
+    everyone = (1 << size) - 1
+    for rank, chunks in enumerate(held):
+        for chunk, ranks in enumerate(chunks):
+            if ranks != everyone:
+                raise PlanError(
+                    f"rank {rank} of {size}, after its last step {len(plans[rank].steps) - 1}: chunk {chunk} lacks the "
+                    f"contributions of ranks {_members(everyone & ~ranks)}"
+                )
+    return Report(
+        rounds=max((chain for chains in depth for chain in chains), default=0),
+        messages=tuple(sum(len(step.sends) for step in plan.steps) for plan in plans),
+        chunks_sent=tuple(sum(len(send.chunks) for step in plan.steps for send in step.sends) for plan in plans),
+    )
+
+
+def _weight_problem(message: Delivery, incoming: int, there: int) -> str:
+    if incoming.bit_count() != message.weight:
+        return f"the message is said to carry {message.weight} ranks but carries {incoming.bit_count()}"
+    if not message.held_weight:
+        lost = there & ~incoming
+        return f"overwriting it loses the contributions of ranks {_members(lost)}" if lost else ""
+    if there.bit_count() != message.held_weight:
+        return f"what it merges into is said to hold {message.held_weight} ranks but holds {there.bit_count()}"
+    twice = there & incoming
+    return f"merging it counts the contributions of ranks {_members(twice)} twice" if twice else ""
+
+
+def _members(ranks: int) -> list[int]:
+    return [rank for rank in range(ranks.bit_length()) if ranks >> rank & 1]
+
+
+def merges_per_chunk(plan: Plan) -> tuple[int, ...]:
+    """How often this rank merges into each chunk.
+
+    A merge that draws random words must draw different ones each time; numbered 0, 1, ... in plan order, a chunk's
+    merges stay below this count.
+    """
+    counts = [0] * plan.n_chunks
+    for step in plan.steps:
+        for recv in step.recvs:
+            if recv.held_weight:
+                for chunk in recv.chunks:
+                    counts[chunk] += 1
+    return tuple(counts)
+
+
+def bytes_per_rank(plan: Plan, partition: Sequence[range], nbytes: Callable[[int, int], int]) -> int:
+    """Payload bytes that this rank sends.
+
+    Parameters
+    ----------
+    plan : Plan
+        The rank's plan.
+    partition : sequence of range
+        Element range of each chunk, as `collectives.execution.partition.partition` makes it.
+    nbytes : callable
+        ``nbytes(n_elements, weight)``, the payload of that many elements summed over that many ranks. Not asked for
+        empty chunks: they send nothing.
+    """
+    return sum(
+        nbytes(len(partition[chunk]), send.weight)
+        for step in plan.steps
+        for send in step.sends
+        for chunk in send.chunks
+        if partition[chunk]
+    )

@@ -1,0 +1,1 @@
+"""All ranks in one process, as threads."""

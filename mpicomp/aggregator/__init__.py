@@ -1,0 +1,1 @@
+"""One vector's residual, step counter and calls."""

@@ -1,0 +1,1 @@
+"""States on disk, and for another number of ranks."""

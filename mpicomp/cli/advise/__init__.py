@@ -1,0 +1,182 @@
+"""``mpicomp advise`` measures network and kernels, and predicts what each method would make of a training step.
+
+``mpirun -n 4 mpicomp advise --count 25e6 --compute-ms 120``
+
+The exit status is 0; 1 where a collective failed; 2 for arguments that cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any, TextIO
+
+import numpy as np
+from mpi4py import MPI
+
+import mpicomp
+from collectives import CollectiveError, Communicator
+from collectives.consistency.call_check import gather_texts
+from collectives.memory import aligned_empty
+from collectives.probe import measure_network
+from collectives.progress.polling import wait
+from mpicomp.cli.advise import report
+from mpicomp.cli.advise.methods import COMPARED, METHODS
+from mpicomp.cli.advise.predict import MOST_WALKED, WALKED, Job, break_even, fastest_dense, ways
+from mpicomp.cli.advise.request import Request
+from mpicomp.cli.advise.speeds import Speed, measure_speed, without_dense_rounds
+from mpicomp.cli.bench.measure import gather, line_up
+from mpicomp.cli.rank0 import open_file, reject
+
+__all__ = ["METHODS", "add_arguments", "run"]
+
+COMMAND = "mpicomp advise"
+ALONE = "one rank sends and merges nothing: start two or more with mpirun, also with --network and --ranks"
+MPI_CALLS, MPI_LONGEST_S = 3, 10.0
+AGREEING_S = 60.0
+PREDICTING_S = 600.0  # the other ranks wait as long for rank 0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``mpicomp advise``. Their values are read in `run`, where one rank can speak for all."""
+    parser.add_argument("--count", help="elements of the gradient, such as 25e6")
+    parser.add_argument(
+        "--model", metavar="MODULE:NAME", help="instead of --count: what makes a torch model, whose parameters count"
+    )
+    parser.add_argument("--dtype", default="float32", help="float16, float32 or float64 (default %(default)s)")
+    parser.add_argument(
+        "--compute-ms", default="0", help="what a step computes beside the all-reduce (default %(default)s)"
+    )
+    parser.add_argument("--methods", help="names, with commas, where not all are wanted; dense is always measured")
+    parser.add_argument("--network", metavar="FILE", help="take the network from here, and measure kernels alone")
+    parser.add_argument("--save", metavar="FILE", help="write the network, for Communicator(network=FILE)")
+    parser.add_argument("--ranks", help="predict for as many ranks on such a network, not for this job's")
+    parser.add_argument("--timeout", default="60", help="seconds a silent rank is awaited (default %(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="write network, speeds and predictions")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, predict, advise; the exit status, the same on every rank."""
+    mpicomp.install_abort_hook()
+    world = MPI.COMM_WORLD
+    request, problem = None, ""
+    try:
+        request = Request.parse(args)
+    except ValueError as error:
+        problem = str(error)
+    # files and models may be there for some ranks alone
+    problem = next(filter(None, gather_texts(world, problem, AGREEING_S)), "")
+    if request is None or problem:
+        return reject(world, COMMAND, problem)
+    try:
+        comm = Communicator(world, timeout=request.timeout_s, network=request.network)
+    except ValueError as error:
+        return reject(world, COMMAND, f"--network {args.network}: {error}")
+    try:
+        with comm, ExitStack() as stack:
+            if comm.size == 1:
+                return reject(comm.mpi_comm, COMMAND, ALONE)
+            files: list[TextIO | None] = []
+            for option, path in (("--json", args.json), ("--save", args.save)):
+                file, problem = open_file(comm, option, path)
+                if problem:
+                    return reject(comm.mpi_comm, COMMAND, problem)
+                files.append(file if file is None else stack.enter_context(file))
+            _run(request, comm, *files)
+            return 0
+    except CollectiveError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        world.Abort(1)
+        return 1
+
+
+def _run(request: Request, comm: Communicator, record_file: TextIO | None, network_file: TextIO | None) -> None:
+    hosts = len(set(gather_texts(comm.mpi_comm, platform.node(), comm.timeout)))
+    network = request.network or measure_network(comm)
+    if network_file is not None:
+        network_file.write(json.dumps(asdict(network), indent=1) + "\n")
+    plain = {name: without_dense_rounds(METHODS[name]) for name in request.methods}
+    measured = {
+        one: measure_speed(comm, one, request.count, request.dtype, network) for one in dict.fromkeys(plain.values())
+    }
+    speeds = {name: measured[one] for name, one in plain.items()}
+    size = request.ranks or comm.size
+    job = Job(size, request.count, request.dtype, network, comm.packed_piece_bytes())
+    mpi_s = None
+    if size == comm.size and request.network is None:
+        mpi_s = time_mpi(comm, request.count, request.dtype, fastest_dense(job, speeds["dense"])(job))
+    if comm.rank == 0:
+        record = predictions(request, job, speeds, mpi_s) | {"hosts": hosts}
+        print(report.text(record), flush=True)
+        if record_file is not None:
+            record_file.write(json.dumps(record, indent=1) + "\n")
+    here = f"rank {comm.rank} of {comm.size}"
+    wait(comm.mpi_comm.Ibarrier(), PREDICTING_S, lambda: f"{here}: rank 0 does not end its predictions")
+
+
+def predictions(request: Request, job: Job, speeds: Mapping[str, Speed], mpi_s: float | None) -> dict[str, Any]:
+    """Everything that is told, as JSON takes it.
+
+    Parameters
+    ----------
+    request : Request
+    job : Job
+    speeds : dict of Speed
+        Of each method that is asked for.
+    mpi_s : float or None
+        MPI's own all-reduce, measured.
+    """
+    dense = fastest_dense(job, speeds["dense"])
+    methods = {name: (METHODS[name], speed) for name, speed in speeds.items()}
+    rows = []
+    for topology, way in ways(job, methods, speeds["dense"]):
+        seconds = way.seconds(job)
+        even = None if way.method == "dense" else break_even(way, dense, job)
+        rows.append(
+            {
+                "method": way.method,
+                "topology": topology,
+                "compared": way.method in COMPARED,
+                "seconds": seconds,
+                "step_s": seconds + request.compute_s,
+                "break_even_bytes_s": even,
+            }
+        )
+    return {
+        "ranks": job.size,
+        "count": job.n,
+        "dtype": job.dtype,
+        "compute_s": request.compute_s,
+        "network": asdict(job.network),
+        "speeds": {
+            name: asdict(speed.work) | {"call_s": speed.call_s, "volume": speed.volume}
+            for name, speed in speeds.items()
+        },
+        "mpi_s": mpi_s,
+        "dense_s": dense(job),
+        "rows": rows,
+        "not_predicted": list(WALKED) if job.size > MOST_WALKED else [],
+    }
+
+
+def time_mpi(comm: Communicator, n: int, dtype: str, expected_s: float) -> float:
+    """Median time of MPI's own all-reduce on the slowest rank; of a part of the vector where all of it takes long."""
+    part = min(1.0, MPI_LONGEST_S / max(expected_s * (MPI_CALLS + 1), 1e-9))
+    count = max(1, int(n * part))
+    kind = "float32" if dtype == "float16" else dtype
+    x, out = aligned_empty(count, kind, 64), aligned_empty(count, kind, 64)
+    x[:] = 1
+    mine = np.zeros(MPI_CALLS)
+    for call in range(-1, MPI_CALLS):
+        line_up(comm)
+        start = time.perf_counter()
+        comm.mpi_comm.Allreduce(x, out)
+        if call >= 0:
+            mine[call] = time.perf_counter() - start
+    return float(np.median(gather(comm, mine).max(axis=0))) * n / count

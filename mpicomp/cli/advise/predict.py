@@ -1,0 +1,169 @@
+"""What a step would take: the model of time, given a network and what the ranks' processors can do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+
+from collectives import TOPOLOGIES, HalvingDoubling, Ring, Topology, TopologyError, Torus
+from collectives.cost.link import LinkModel
+from collectives.cost.simulate import simulate_time
+from collectives.schedules.all_gather import AllGather
+from collectives.schedules.direct import Direct
+from mpicomp.algorithms import Algorithm, Dense
+from mpicomp.cli.advise.speeds import Speed
+
+LOWEST, HIGHEST = 1e4, 1e13  # bytes per second: where break-even is looked for
+FARTHER, CLOSE, STEPS = 8.0, 1.03, 10  # how the search goes out, when it is good enough, and when it ends
+MOST_WALKED = 64  # ranks: beyond, only topologies whose time can be found for all ranks at once
+WALKED = ("tree", "double-tree", "star", "segmented-ring", AllGather().name, Direct().name)  # up to there
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be reduced, and where.
+
+    Attributes
+    ----------
+    size : int
+        Ranks.
+    n : int
+        Elements.
+    dtype : str
+    network : LinkModel
+    piece_bytes : int
+        Longest message of packed payloads.
+    """
+
+    size: int
+    n: int
+    dtype: str
+    network: LinkModel
+    piece_bytes: int
+
+    def scaled(self, factor: float) -> Job:
+        """The same with all links so many times as fast."""
+        link = self.network
+        uplink = None if link.uplink_bytes_s is None else link.uplink_bytes_s * factor
+        scaled = replace(link, bandwidth_bytes_s=link.bandwidth_bytes_s * factor, uplink_bytes_s=uplink)
+        return replace(self, network=scaled)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A method over a topology.
+
+    Attributes
+    ----------
+    method : str
+        Its name here.
+    algorithm : Algorithm
+    topology : Topology
+        Or the method's own route.
+    speed, dense_speed : Speed
+        Of the method, and of the dense sums of its full-precision rounds.
+    """
+
+    method: str
+    algorithm: Algorithm
+    topology: Topology
+    speed: Speed
+    dense_speed: Speed
+
+    def seconds(self, job: Job) -> float:
+        """Predicted time of a call; of a method with full-precision rounds, the mean."""
+        every = getattr(self.algorithm, "full_precision_every", None)
+        seconds = _seconds(job, self.algorithm, self.topology, self.speed)
+        dense_part = 0.0 if every is None else 1 / every
+        if not dense_part:
+            return seconds
+        return (1 - dense_part) * seconds + dense_part * _seconds(job, Dense(), self.topology, self.dense_speed)
+
+
+def _simulated(job: Job, algorithm: Algorithm, topology: Topology, speed: Speed) -> float:
+    wire = algorithm.message_model(job.n, job.dtype, job.size, job.piece_bytes)
+
+    def nbytes(elements: int, weight: int) -> int:
+        return round(speed.volume * wire.nbytes(elements, weight))
+
+    travelling_s = simulate_time(
+        topology, job.size, job.n, nbytes, job.network, wire.piece_elements, speed.work, alignment=wire.alignment
+    )
+    return speed.call_s + travelling_s
+
+
+_seconds: Callable[..., float] = lru_cache(maxsize=4096)(_simulated)  # of topologies too: all are frozen
+
+
+def topologies(size: int, network: LinkModel) -> Iterator[tuple[str, Topology]]:
+    """All that fit, by name; tori of the most square shape, and of a row per group of ranks."""
+    tori = {Torus().shape(size)}
+    if network.group_size is not None and size % network.group_size == 0:
+        tori.add((size // network.group_size, network.group_size))
+    for name, make in TOPOLOGIES.items():
+        if size > MOST_WALKED and name in WALKED:
+            continue
+        if name == "torus":
+            for rows, cols in sorted(tori):
+                if min(rows, cols) > 1:
+                    yield f"torus:{rows}x{cols}", Torus(rows, cols)
+            continue
+        try:
+            make().plan(0, size)
+        except TopologyError:
+            continue
+        yield name, make()
+
+
+def ways(job: Job, methods: Mapping[str, tuple[Algorithm, Speed]], dense_speed: Speed) -> Iterator[tuple[str, Way]]:
+    """Every method over every topology that fits, or by its own route, with the name of that."""
+    for method, (algorithm, speed) in methods.items():
+        route = algorithm.message_model(job.n, job.dtype, job.size, job.piece_bytes).route
+        fitting = topologies(job.size, job.network) if route is None else [(route.name, route)]
+        for name, topology in fitting:
+            if job.size <= MOST_WALKED or name not in WALKED:
+                yield name, Way(method, algorithm, topology, speed, dense_speed)
+
+
+def break_even(way: Way, dense: Callable[[Job], float], job: Job) -> float | None:
+    """Bytes per second of each rank's link, to a few percent, below which a way is faster than a dense sum.
+
+    None: it never is, on links of any speed; infinity: it always is.
+    """
+
+    def lead(factor: float) -> float:
+        """Logarithm of how many times as long the dense sum takes, on links `factor` times as fast."""
+        scaled = job.scaled(factor)
+        return math.log(dense(scaled) / way.seconds(scaled))
+
+    here = job.network.bandwidth_bytes_s
+    won = lead(1.0)
+    low, high = (1.0, FARTHER) if won > 0 else (1 / FARTHER, 1.0)
+    leads = (won, lead(high)) if won > 0 else (lead(low), won)
+    while leads[1] > 0 and here * high < HIGHEST:
+        low, high = high, high * FARTHER
+        leads = leads[1], lead(high)
+    while leads[0] < 0 and here * low > LOWEST:
+        low, high = low / FARTHER, low
+        leads = lead(low), leads[0]
+    if leads[0] < 0:
+        return None
+    if leads[1] > 0:
+        return math.inf
+    for _ in range(STEPS):
+        # where a straight line between both ends crosses, not too near to either
+        part = min(0.9, max(0.1, leads[0] / (leads[0] - leads[1])))
+        middle = low * (high / low) ** part
+        found = lead(middle)
+        low, high, leads = (middle, high, (found, leads[1])) if found > 0 else (low, middle, (leads[0], found))
+        if high / low < CLOSE:
+            break
+    return here * math.sqrt(low * high)
+
+
+def fastest_dense(job: Job, speed: Speed) -> Callable[[Job], float]:
+    """What gives the time of our own dense sum on other links, over the best of the topologies that move least."""
+    frugal = [one for _, one in topologies(job.size, job.network) if isinstance(one, Ring | HalvingDoubling | Torus)]
+    return cache(lambda other: min(_seconds(other, Dense(), topology, speed) for topology in frugal))

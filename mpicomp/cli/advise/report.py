@@ -1,0 +1,116 @@
+"""What ``mpicomp advise`` prints."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+COLUMNS = (("method", 14), ("topology", 18), ("all-reduce", 12), ("step", 12), ("of dense", 9), ("pays below", 14))
+CAUTION = "Compare accuracy with a dense run of your training before you rely on it."
+WORTH = 1.05  # so many times faster, or compressing is not worth its noise
+
+
+def text(record: dict[str, Any]) -> str:
+    """The whole report.
+
+    Parameters
+    ----------
+    record : dict
+        From `mpicomp.cli.advise.predictions`, and ``hosts``.
+    """
+    return "\n".join((*_heading(record), *map(_cells(record), record["rows"]), "", advice(record)))
+
+
+def _heading(record: dict[str, Any]) -> list[str]:
+    network, count = record["network"], record["count"]
+    link = f"{rate(network['bandwidth_bytes_s'])} and {duration(network['latency_s'])} between neighbours"
+    if network["uplink_bytes_s"] is not None:
+        link += (
+            f"; groups of {network['group_size']} ranks share {rate(network['uplink_bytes_s'])} to the others, "
+            f"{duration(network['between_latency_s'] or network['latency_s'])} away"
+        )
+    mb = count * np.dtype(record["dtype"]).itemsize / 1e6
+    lines = [
+        f"# {record['ranks']} ranks; measured on {record['hosts']} host{'s'[: record['hosts'] > 1]}; "
+        f"{count} elements of {record['dtype']} ({mb:.4g} MB), {duration(record['compute_s'])} of computing a step",
+        f"# network: {link}",
+    ]
+    if record["not_predicted"]:
+        lines.append(f"# not predicted for so many ranks: {', '.join(record['not_predicted'])}")
+    if record["mpi_s"] is not None:
+        lines.append(f"# MPI's own all-reduce, measured: {duration(record['mpi_s'])}; below is predicted")
+    lines.append("  ".join(f"{name:<{width}}" if width > 14 or name == "method" else f"{name:>{width}}"
+                           for name, width in COLUMNS))  # fmt: skip
+    return lines
+
+
+def _cells(record: dict[str, Any]) -> Any:
+    dense_s = dense_step(record)
+
+    def cells(row: dict[str, Any]) -> str:
+        pays = "-" if row["method"] == "dense" else _pays(row["break_even_bytes_s"])
+        return (
+            f"{row['method']:<14}  {row['topology']:<18}  {duration(row['seconds']):>12}  "
+            f"{duration(row['step_s']):>12}  {dense_s / row['step_s']:>8.2f}x  {pays:>14}"
+        )
+
+    return cells
+
+
+def _pays(even: float | None) -> str:
+    return "never" if even is None else "always" if math.isinf(even) else rate(even)
+
+
+def dense_step(record: dict[str, Any]) -> float:
+    """Seconds of a step with the fastest dense sum that there is, MPI's included."""
+    found = [record["dense_s"], *(row["seconds"] for row in record["rows"] if row["method"] == "dense")]
+    if record["mpi_s"] is not None:
+        found.append(record["mpi_s"])
+    return float(min(found) + record["compute_s"])
+
+
+def advice(record: dict[str, Any]) -> str:
+    """One plain sentence."""
+    dense_s = dense_step(record)
+    compressed = [row for row in record["rows"] if row["method"] != "dense"]
+    compressed = [row for row in compressed if not row["compared"]] or compressed
+    best = min(compressed, key=lambda row: float(row["step_s"]))
+    name = f"{best['method']} over {best['topology']}"
+    even, here = best["break_even_bytes_s"], record["network"]["bandwidth_bytes_s"]
+    known = even is not None and not math.isinf(even)
+    gain = dense_s / best["step_s"]
+    if gain >= WORTH:
+        limit = f"; on links above {rate(even)} it would not pay" if known and even > here else ""
+        return (
+            f"Compress with {name}: a step takes {duration(best['step_s'])} instead of {duration(dense_s)}, "
+            f"{gain:.1f} times as fast{limit}. {CAUTION}"
+        )
+    text = (
+        f"Do not compress: a step takes {duration(dense_s)} without, and {duration(best['step_s'])} with {name}, "
+        "the fastest"
+    )
+    reducing = dense_s - record["compute_s"]
+    if best["seconds"] < reducing:
+        return f"{text}: the all-reduce is too small a part of it."
+    if known and even < here:
+        return f"{text}. It would pay on links below {rate(even)}."
+    return f"{text}."
+
+
+def duration(seconds: float) -> str:
+    """Seconds in a unit that suits them."""
+    for factor, unit in ((1.0, "s"), (1e3, "ms")):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.4g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def rate(bytes_s: float) -> str:
+    """Bytes per second as network people say it."""
+    bits = 8 * bytes_s
+    for factor, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s")):
+        if bits >= factor:
+            return f"{bits / factor:.3g} {unit}"
+    return f"{bits / 1e3:.3g} kbit/s"

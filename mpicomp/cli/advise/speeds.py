@@ -1,0 +1,174 @@
+"""How fast this job's ranks compute: the work of a method, measured where and with whom it will be done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectives import Communicator, Ring
+from collectives.cost.link import LinkModel, Work
+from collectives.cost.simulate import simulate_time
+from collectives.memory import aligned_empty
+from collectives.probe import measure_latency
+from collectives.progress.polling import rest_by
+from collectives.schedules.all_gather import AllGather
+from mpicomp.algorithms import Algorithm
+from mpicomp.cli.bench.measure import gather, line_up
+
+SAMPLE_S = 0.25  # about as long as a sample may travel
+FEWEST, MOST = 1 << 18, 1 << 23  # elements of a sample
+TINY = 64
+WARM_UPS, CALLS, TINY_CALLS = 1, 5, 30
+NAP_S = 1e-4  # between two looks of a rank that waits
+SHARING_ELEMENTS, SHARING_S = 1 << 16, 0.15
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a method costs on this machine.
+
+    Attributes
+    ----------
+    work : Work
+    call_s : float
+        Of a call, whatever its length.
+    volume : float
+        Bytes that are sent, as a part of what messages hold at most: less than 1 with codes of varying length.
+    """
+
+    work: Work
+    call_s: float
+    volume: float = 1.0
+
+
+def without_dense_rounds(algorithm: Algorithm) -> Algorithm:
+    """The method as it is between its full-precision rounds."""
+    if getattr(algorithm, "full_precision_every", None) is None:
+        return algorithm
+    changed: Algorithm = replace(algorithm, full_precision_every=None)  # type: ignore[type-var]
+    return changed
+
+
+def measure_speed(comm: Communicator, algorithm: Algorithm, n: int, dtype: str, network: LinkModel) -> Speed:
+    """Run samples around a ring of all ranks, or by the method's own route, at most `n` elements long; collective.
+
+    The same on every rank.
+
+    Raises
+    ------
+    CollectiveError
+    ValueError
+        There is one rank, which merges nothing.
+    """
+    if comm.size == 1:
+        raise ValueError("one rank merges nothing: start more of them with mpirun")
+    algorithm = without_dense_rounds(algorithm)
+    size = comm.size
+    wire = algorithm.message_model(n, dtype, size, comm.packed_piece_bytes())
+    route = wire.route or Ring()
+    gathers = isinstance(route, AllGather)
+    shape = dtype, size, comm.packed_piece_bytes()
+    bytes_an_element = _traffic(algorithm, FEWEST, *shape)[1] / 2 / FEWEST  # each way
+    fitting = SAMPLE_S * network.bandwidth_bytes_s / bytes_an_element
+    sample = int(min(n, MOST, max(FEWEST, fitting)))
+    small = max(1, sample // 4)
+    with Communicator(comm.mpi_comm, Ring(), comm.timeout, piece_bytes=comm.piece_bytes) as ring:
+        costs = _costs(ring, algorithm, sample, dtype, CALLS)
+        less = _costs(ring, algorithm, small, dtype, CALLS)
+        tiny = _calls(ring, algorithm, TINY, dtype, TINY_CALLS, time.perf_counter)
+        tiny_s = float(np.median(tiny[:, :, 0].max(axis=0)))
+    encoding_s, merging_s, decoding_s, other_s, sent = costs.tolist()
+    more, fewer = (_traffic(algorithm, some, *shape) for some in (sample, small))
+    volume = 2 * sent / more[1]
+    # what travelling takes here, whatever network is predicted for
+    here = LinkModel(measure_latency(comm), network.bandwidth_bytes_s)
+    travelling_s = simulate_time(route, size, TINY, wire.nbytes, here, alignment=wire.alignment)
+    sharing, left_s = measure_sharing(comm), max(0.0, tiny_s - travelling_s)
+    # what a call takes longer if a message does by one: they wait for each other, and are handled at both ends
+    of_messages = 2 * (1 if gathers else 2) * (size - 1) * sharing
+    message_s, byte_s = _solve(
+        (more[0], 2 * sent, other_s), (fewer[0], 2 * float(less[4]), float(less[3])), left_s / of_messages
+    )
+    merged, decoded = sample * (size - 1) / size, sample * (size if gathers else 1)
+    work = Work(encoding_s / sample, merging_s / merged, decoding_s / decoded, message_s, byte_s, sharing)
+    return Speed(work, max(0.0, left_s - of_messages * message_s), volume)
+
+
+def measure_sharing(comm: Communicator) -> float:
+    """How many times as long as its processor is busy with it a rank computes where all compute at once."""
+    x = np.ones(SHARING_ELEMENTS, np.float32)
+    line_up(comm)
+    start, used = time.perf_counter(), -time.thread_time()
+    while (spent := time.perf_counter() - start) < SHARING_S:
+        x.sum()
+    used += time.thread_time()
+    return max(1.0, 1 / float(gather(comm, np.array([used / spent])).mean()))
+
+
+def _traffic(algorithm: Algorithm, n: int, dtype: str, size: int, piece_bytes: int) -> tuple[int, int]:
+    """Messages and bytes that a rank sends and receives, around a ring or by the method's own route."""
+    wire = algorithm.message_model(n, dtype, size, piece_bytes)
+    route = wire.route or Ring()
+    plan = route.plan(0, size)
+    chunk = n if isinstance(route, AllGather) else -(-n // plan.n_chunks)
+    weights = [sent.weight for step in plan.steps for sent in step.sends]
+    pieces = -(-chunk // wire.piece_elements)
+    return 2 * len(weights) * pieces, 2 * sum(wire.nbytes(chunk, weight) for weight in weights)
+
+
+def _solve(more: tuple[int, float, float], less: tuple[int, float, float], most_s: float) -> tuple[float, float]:
+    """Seconds per message and per byte, neither negative, from two (messages, bytes, seconds).
+
+    A message takes `most_s` at most: a call of few elements, timed as a whole, has messages too. Where that or a sign
+    decides, the seconds of the second are left out of account; those of the first are explained always.
+    """
+    (m1, b1, s1), (m2, b2, s2) = more, less
+    determinant = m1 * b2 - m2 * b1
+    message_s = (s1 * b2 - s2 * b1) / determinant if determinant else s1 / m1
+    message_s = max(0.0, min(message_s, s1 / m1, most_s))
+    return message_s, max(0.0, s1 - m1 * message_s) / b1  # rounding can leave less than nothing
+
+
+def _costs(ring: Communicator, algorithm: Algorithm, n: int, dtype: str, calls: int) -> NDArray[np.float64]:
+    """Processor seconds of encoding, merging, decoding and the rest, which is moving, and bytes sent.
+
+    Medians, mean over ranks.
+
+    On the wall they would contain what other ranks do with a core that they share. A rank that waits polls, which is
+    taken for moving, or sleeps and looks now and then, after which all it does is slower: of both the lesser counts.
+    """
+    polling = _stages(_calls(ring, algorithm, n, dtype, calls, time.thread_time))
+    before = rest_by(lambda: time.sleep(NAP_S))
+    try:
+        sleeping = _stages(_calls(ring, algorithm, n, dtype, calls, time.thread_time))
+    finally:
+        rest_by(before)
+    return np.minimum(polling, sleeping)
+
+
+def _stages(everyones: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of calls as `_calls` gives them: encoding, merging, decoding, what is left of the whole, and bytes."""
+    total, encoding, merging, decoding, sent = np.median(everyones, axis=1).mean(axis=0)
+    return np.array([encoding, merging, decoding, max(0.0, total - encoding - merging - decoding), sent])
+
+
+def _calls(
+    ring: Communicator, algorithm: Algorithm, n: int, dtype: str, calls: int, clock: Callable[[], float]
+) -> NDArray[np.float64]:
+    """Of each rank and call: seconds altogether, encoding, merging and decoding, by a clock; and bytes sent."""
+    x, out = aligned_empty(n, dtype, 64), aligned_empty(n, dtype, 64)
+    x[:] = np.random.default_rng((1, ring.rank)).standard_normal(n, np.float32)
+    aggregator = algorithm.start(ring, n, dtype=dtype)
+    aggregator.traffic.clock = clock
+    mine = np.zeros((WARM_UPS + calls, 5))
+    for call in mine:
+        line_up(ring)
+        aggregator.aggregate(x, out)
+        last = aggregator.traffic.last
+        call[:4] = last.seconds_total, last.seconds_encoding, last.seconds_merging, last.seconds_decoding
+        call[4] = last.bytes_sent
+    return gather(ring, mine[WARM_UPS:])

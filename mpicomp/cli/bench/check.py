@@ -1,0 +1,131 @@
+"""Whether a result is right: not by tolerance of what a method loses, but by what it promises.
+
+- All: the same bits on every rank.
+- Dense sums and means, and full-precision rounds: within rounding of a sum in float64.
+- Marsit's one-bit rounds: one magnitude everywhere, the global step; elements on whose sign all ranks agree keep it;
+  over all elements as many are positive as the vote shares k/M say, within six standard deviations.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectives import Communicator
+from collectives.consistency.call_check import gather_texts
+from mpicomp.algorithms.dense import DenseAggregator
+from mpicomp.algorithms.marsit import MarsitAggregator
+from mpicomp.cli.bench.subjects import Aggregated, Subject
+
+TILE = 1 << 20  # elements compared at a time: a check needs little memory beyond the vectors
+DEVIATIONS = 6.0
+
+
+def checked_call(comm: Communicator, subject: Subject, x: NDArray[Any], out: NDArray[Any]) -> str:
+    """Make one call and judge its result; collective.
+
+    Returns
+    -------
+    str
+        What is wrong, the same on every rank; empty if nothing is.
+    """
+    aggregator = subject.aggregator if isinstance(subject, Aggregated) else None
+    problem = ""
+    if isinstance(aggregator, MarsitAggregator):
+        problem = _marsit(comm, aggregator, x, out)
+    else:
+        subject(x, out)
+        if aggregator is None or isinstance(aggregator, DenseAggregator):
+            problem = _mean(comm, x, out, 1 if subject.sums else comm.size)
+    digest = hashlib.blake2b(out.view(np.uint8).data, digest_size=8).hexdigest()
+    digests = gather_texts(comm.mpi_comm, digest, comm.timeout)
+    odd = [rank for rank, other in enumerate(digests) if other != digests[0]]
+    return f"rank {odd[0]} of {comm.size} has another result than rank 0" if odd else problem
+
+
+def _sums(comm: Communicator, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Sum over ranks, by MPI."""
+    total = np.empty_like(rows)
+    comm.wait(comm.mpi_comm.Iallreduce(rows, total), lambda: f"rank {comm.rank} of {comm.size}: the check does not end")
+    return total
+
+
+def _tiles(n: int) -> list[slice]:
+    return [slice(start, min(start + TILE, n)) for start in range(0, n, TILE)]
+
+
+def _mean(comm: Communicator, values: NDArray[Any], out: NDArray[Any], divisor: int) -> str:
+    """Compare `out` with the sum of the ranks' values, divided."""
+    # a result of 16 bits is rounded from a float32 sum; every addition rounds once
+    unit, final = (float(np.finfo(dtype).eps) for dtype in (values.dtype, out.dtype))
+    unit = min(unit, float(np.finfo(np.float32).eps))
+    for tile in _tiles(out.size):
+        part = values[tile].astype(np.float64)
+        exact, magnitude = _sums(comm, np.stack([part, np.abs(part)])) / divisor
+        error = np.abs(out[tile].astype(np.float64) - exact)
+        allowed = (
+            2 * (comm.size + 1) * unit * magnitude + final * np.abs(exact) + np.finfo(out.dtype).smallest_subnormal
+        )
+        wrong = np.flatnonzero(~(error <= allowed))
+        if wrong.size:
+            i = int(wrong[0])
+            return f"element {tile.start + i} is {out[tile][i]}, the exact result is {exact[i]:.9g}"
+    return ""
+
+
+def _marsit(comm: Communicator, aggregator: MarsitAggregator, x: NDArray[Any], out: NDArray[Any]) -> str:
+    """Call it, knowing the residual from before."""
+    options = aggregator.options
+    residual, gamma = aggregator.settled_residual(), aggregator.gamma
+    every = options.full_precision_every
+    dense = every is not None and aggregator.step % every == 0
+    aggregator.aggregate(x, out)
+    compute = np.float64 if x.dtype == np.float64 else np.float32
+    signed = x.astype(compute) if residual is None else x.astype(compute) + residual
+    if not dense:
+        step = options.global_step
+        if step == "auto":
+            # the vector is the same in every call, so the running mean of its magnitude is that magnitude
+            step = (
+                gamma
+                * float(_sums(comm, np.array([np.abs(x, dtype=compute).sum(dtype=np.float64)]))[0])
+                / comm.size
+                / x.size
+            )
+        return _votes(comm, signed, residual is not None, out, step)
+    after = aggregator.settled_residual()
+    left = float(_sums(comm, np.array([0.0 if after is None else np.abs(after).max()]))[0])
+    if left:
+        return "a full-precision round left a residual"
+    return _mean(comm, signed, out, comm.size)
+
+
+def _votes(comm: Communicator, signed: NDArray[Any], zero_is_positive: bool, out: NDArray[Any], step: float) -> str:
+    """Judge a one-bit result by the ranks' votes."""
+    size = comm.size
+    tolerance = 1e-5 + float(np.finfo(out.dtype).eps)
+    magnitude = float(abs(out[0]))
+    if not math.isclose(magnitude, step, rel_tol=tolerance):
+        return f"the result's magnitude is {magnitude:.9g}, the global step is {step:.9g}"
+    positive, expected, variance = 0, 0.0, 0.0
+    for tile in _tiles(out.size):
+        part = signed[tile]
+        # without a residual the sign of 0 alternates: such a vote is in nobody's favour
+        votes = _sums(comm, np.stack([part >= 0 if zero_is_positive else part > 0, part < 0]).astype(np.float64))
+        chosen = out[tile] > 0
+        if np.any(np.abs(out[tile]) != out.dtype.type(magnitude)):
+            return f"elements {tile.start} to {tile.stop - 1} do not all have the magnitude {magnitude:.9g}"
+        flipped = np.flatnonzero(((votes[0] == size) & ~chosen) | ((votes[1] == size) & chosen))
+        if flipped.size:
+            return f"element {tile.start + int(flipped[0])} has another sign than all ranks voted for"
+        share = (votes[0] + (size - votes[0] - votes[1]) / 2) / size
+        positive += int(np.count_nonzero(chosen))
+        expected += float(share.sum())
+        variance += float((share * (1 - share)).sum())
+    if abs(positive - expected) > DEVIATIONS * math.sqrt(variance) + 1:
+        return f"{positive} elements are positive, the votes lead to expect {expected:.0f} +- {math.sqrt(variance):.0f}"
+    return ""

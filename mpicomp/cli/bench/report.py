@@ -1,0 +1,143 @@
+"""What rank 0 prints and writes: nccl-tests' columns and a few more, and JSON lines."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from mpicomp.cli.bench.measure import Measurement
+
+COLUMNS = (
+    ("size", "(B)", 11),
+    ("count", "", 11),
+    ("time", "(us)", 10),
+    ("p99", "(us)", 10),
+    ("algbw", "(GB/s)", 8),
+    ("busbw", "(GB/s)", 8),
+    ("sent/rank", "(B)", 11),
+    ("messages", "", 8),
+    ("bits/el", "", 7),
+    ("baseline", "(us)", 10),
+    ("speed-up", "", 8),
+    ("check", "", 5),
+)
+
+
+def bits_per_element(bytes_sent_per_rank: float, count: int, ranks: int) -> float | None:
+    """Bits an element costs in each of the two phases, from bytes handed to MPI; None for one rank.
+
+    An all-reduce of b bits per element in its reduce phase and in its gather phase sends 2 b (M - 1)/M bits per
+    element and rank: one-bit methods come out at 1.00, float32 at 32.00.
+    """
+    return 8 * bytes_sent_per_rank * ranks / (2 * count * (ranks - 1)) if ranks > 1 else None
+
+
+def record(
+    common: dict[str, Any], count: int, measured: Measurement, verdict: str | None, dense: dict[str, int]
+) -> dict[str, Any]:
+    """One line of JSON.
+
+    Parameters
+    ----------
+    common : dict
+        Fields that all lines share.
+    count : int
+        Elements.
+    measured : Measurement
+    verdict : str or None
+        What the check found, empty for nothing; None: not checked.
+    dense : dict
+        Of a method with full-precision rounds: its ``every``, the ``bytes`` that one of them sends per rank, and the
+        number of ``calls`` among those timed. Empty for the others.
+    """
+    ranks, nbytes = common["ranks"], count * np.dtype(common["dtype"]).itemsize
+    seconds, p99 = np.percentile(measured.seconds, (50, 99)).tolist()
+    bandwidth = nbytes / seconds
+    other = measured.baseline_seconds
+    sent = measured.cost["bytes_sent"]
+    return {
+        **common,
+        "count": count,
+        "nbytes": nbytes,
+        "seconds": seconds,
+        "p99_seconds": p99,
+        "min_seconds": float(measured.seconds.min()),
+        "algbw_gb_s": bandwidth / 1e9,
+        "busbw_gb_s": bandwidth * 2 * (ranks - 1) / ranks / 1e9,
+        "bytes_sent_per_rank": sent,
+        "messages_per_rank": measured.cost["messages"],
+        "bits_per_element": bits_per_element(sent, count, ranks),
+        "bits_per_element_long_run": bits_per_element(_long_run(sent, measured.seconds.size, dense), count, ranks),
+        "full_precision_calls": dense.get("calls", 0),
+        **{
+            f"{name}_seconds": measured.cost[f"seconds_{name}"]
+            for name in ("encoding", "merging", "decoding", "waiting")
+        },
+        "baseline_seconds": None if other is None else float(np.median(other)),
+        "baseline_p99_seconds": None if other is None else float(np.percentile(other, 99)),
+        "baseline_min_seconds": None if other is None else float(other.min()),
+        "speedup": None if other is None else float(np.median(other)) / seconds,
+        "check": None if verdict is None else verdict or "ok",
+    }
+
+
+def _long_run(sent: float, calls: int, dense: dict[str, int]) -> float:
+    """Bytes per call over a whole period of `every` calls."""
+    if not dense or dense["calls"] == calls:
+        return sent
+    one_bit = (sent * calls - dense["bytes"] * dense["calls"]) / (calls - dense["calls"])
+    return (dense["bytes"] + (dense["every"] - 1) * one_bit) / dense["every"]
+
+
+def heading(common: dict[str, Any]) -> str:
+    """Lines above the table."""
+    options = ", ".join(f"{key}={value}" for key, value in common["options"].items())
+    hosts = len(common["hosts"])
+    lines = [
+        f"# {common['algorithm']}{f' ({options})' if options else ''} over {common['topology']}, {common['dtype']}, "
+        f"{common['ranks']} ranks on {hosts} host{'s'[: hosts > 1]}, {common['mpi_library']}",
+        f"# time: median over {common['repeats']} calls of the slowest rank; baseline: {common['baseline']}, in turn",
+    ]
+    lines += ["  ".join(f"{row[which]:>{row[2]}}" for row in COLUMNS).rstrip() for which in (0, 1)]
+    return "\n".join(lines)
+
+
+def row(line: dict[str, Any]) -> str:
+    """One vector length."""
+    check = "-" if line["check"] is None else "ok" if line["check"] == "ok" else "WRONG"
+    cells = (
+        str(line["nbytes"]),
+        str(line["count"]),
+        _number(1e6 * line["seconds"]),
+        _number(1e6 * line["p99_seconds"]),
+        _number(line["algbw_gb_s"]),
+        _number(line["busbw_gb_s"]),
+        f"{line['bytes_sent_per_rank']:.0f}",
+        f"{line['messages_per_rank']:.0f}",
+        "-" if line["bits_per_element"] is None else f"{line['bits_per_element']:.2f}",
+        "-" if line["baseline_seconds"] is None else _number(1e6 * line["baseline_seconds"]),
+        "-" if line["speedup"] is None else f"{line['speedup']:.2f}x",
+        check,
+    )
+    return "  ".join(f"{cell:>{column[2]}}" for cell, column in zip(cells, COLUMNS, strict=True))
+
+
+def _number(value: float) -> str:
+    digits = max(0, 3 - math.floor(math.log10(value))) if value > 0 else 0
+    return f"{value:.{min(digits, 4)}f}"
+
+
+def notes(line: dict[str, Any], every: int | None) -> list[str]:
+    """What a reader could misread in a line."""
+    found = []
+    if every is not None and every > 1 and line["bits_per_element_long_run"] is not None:
+        found.append(
+            f"# every {every}th call is in full precision; of the {line['repeats']} timed calls "
+            f"{line['full_precision_calls']} {'was' if line['full_precision_calls'] == 1 else 'were'}; "
+            f"in the long run {line['bits_per_element_long_run']:.2f} bits/el"
+        )
+    if line["check"] not in (None, "ok"):
+        found.append(f"# WRONG: {line['check']}")
+    return found

@@ -1,0 +1,80 @@
+"""What `mpicomp bench` is asked to time, read from its arguments."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import Any
+
+import mpicomp
+from mpicomp.algorithms import ALGORITHMS, Algorithm
+from mpicomp.cli.arguments import DTYPES, choice, counts, integer, seconds
+from mpicomp.cli.main import assignment
+
+ALLREDUCE = "allreduce"  # not a method: Communicator.allreduce itself, a dense sum
+BASELINES = ("mpi", "dense", "none")
+
+
+@dataclass(frozen=True)
+class Request:
+    """Parsed arguments.
+
+    Attributes
+    ----------
+    algorithm : Algorithm or None
+        None: `Communicator.allreduce`.
+    options : dict
+        Of the algorithm, as given.
+    counts : tuple of int
+        Elements of each vector.
+    """
+
+    name: str
+    algorithm: Algorithm | None
+    options: dict[str, Any]
+    counts: tuple[int, ...]
+    dtype: str
+    baseline: str
+    repeats: int
+    warmup: int
+    check: bool
+    seed: int
+    timeout_s: float
+
+    @classmethod
+    def parse(cls, args: argparse.Namespace) -> Request:
+        """Read the values of the options.
+
+        Raises
+        ------
+        ValueError
+            A value is not one that its option takes; names option, value and what it takes.
+        """
+        baseline = choice("--baseline", args.baseline, BASELINES)
+        dtype = choice("--dtype", args.dtype, DTYPES)
+        options = dict(map(assignment, args.option))
+        return cls(
+            args.algorithm,
+            _algorithm(args.algorithm, options),
+            options,
+            counts(args.count),
+            dtype,
+            baseline,
+            integer("--repeats", args.repeats, 1),
+            integer("--warmup", args.warmup, 0),
+            args.check,
+            integer("--seed", args.seed, 0),
+            seconds("--timeout", args.timeout),
+        )
+
+
+def _algorithm(name: str, options: dict[str, Any]) -> Algorithm | None:
+    if name == ALLREDUCE:
+        if options:
+            raise ValueError(f"--algorithm {ALLREDUCE} has no options, not {', '.join(options)}")
+        return None
+    choice("--algorithm", name, (*ALGORITHMS, ALLREDUCE))
+    try:
+        return mpicomp.algorithm(name, **options)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"--algorithm {name} cannot be made with these options: {error}") from error

@@ -1,0 +1,85 @@
+"""The Python side: compiled kernels and their cache, threads, packages in each other's way."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from pathlib import Path
+
+from mpicomp.cli.doctor.finding import Finding, Status, examine
+
+
+def findings(n_local_ranks: int) -> list[Finding]:
+    """Return what is to say of this process's packages and environment, with `n_local_ranks` ranks on this host."""
+    return [
+        examine("kernels", kernels, "FAIL"),
+        examine("threads", lambda: threads(n_local_ranks, os.environ)),
+        examine("pytest_mpi", lambda: pytest_mpi(packages_distributions())),
+        examine("torch", torch),
+    ]
+
+
+def kernels() -> Finding:
+    """Load all kernels and look into the folders where Numba keeps the compiled ones."""
+    try:
+        folders = set(_cache_folders())
+    except Exception as error:
+        if "no locator available" not in str(error):
+            raise
+        cure = "set NUMBA_CACHE_DIR to a folder that you may write"
+        return Finding("kernels", "FAIL", f"Numba {version('numba')} finds no folder for its cache", cure)
+    shown = ", ".join(map(str, sorted(folders)))
+    frozen = [folder for folder in folders if not os.access(_existing(folder), os.W_OK)]
+    n_compiled = sum(1 for folder in folders for _ in folder.glob("*.nbc"))
+    status: Status = "ok" if n_compiled and not frozen else "warn"
+    cure = ""
+    if frozen:
+        cure = "not writable: set NUMBA_CACHE_DIR to a folder that you may write, or every start compiles anew"
+    elif not n_compiled:
+        cure = "the first calls will compile: run a job once with one rank before you start many"
+    return Finding("kernels", status, f"Numba {version('numba')}, {n_compiled} compiled in {shown}", cure)
+
+
+def _cache_folders() -> Iterator[Path]:
+    package = importlib.import_module("mpicomp.kernels")
+    for module in pkgutil.walk_packages(package.__path__, "mpicomp.kernels."):
+        if ".cuda" in module.name:
+            continue
+        for kernel in vars(importlib.import_module(module.name)).values():
+            path = getattr(getattr(kernel, "stats", None), "cache_path", None)
+            if path is not None:
+                yield Path(path)
+
+
+def _existing(folder: Path) -> Path:
+    """Return the folder, or the nearest above it that exists."""
+    return next(place for place in (folder, *folder.parents) if place.exists())
+
+
+def threads(n_local_ranks: int, environ: Mapping[str, str]) -> Finding:
+    """Look for thread pools that would fight: NumPy's and torch's take every core unless told otherwise."""
+    shown = ", ".join(f"{name}={value}" for name, value in sorted(environ.items()) if name.endswith("_NUM_THREADS"))
+    if n_local_ranks > 1 and "OMP_NUM_THREADS" not in environ:
+        text = f"OMP_NUM_THREADS is not set, and {n_local_ranks} ranks are on this host"
+        return Finding("threads", "warn", text, "set OMP_NUM_THREADS=1, or the cores of a rank")
+    return Finding("threads", "ok", shown or "no limit set")
+
+
+def pytest_mpi(distributions: Mapping[str, list[str]]) -> Finding:
+    """Look for the two packages that install one module; `distributions` maps modules to packages."""
+    found = sorted(set(distributions.get("pytest_mpi", ())))
+    if set(found) - {"pytest-mpi"}:
+        cure = "the tests need pytest-mpi: pip uninstall mpi-pytest, then pip install --force-reinstall pytest-mpi"
+        return Finding("pytest_mpi", "warn", f"the module is from {' and '.join(found)}", cure)
+    return Finding("pytest_mpi", "ok", found[0] if found else "not installed: needed by the tests only")
+
+
+def torch() -> Finding:
+    """Look for torch without importing it."""
+    try:
+        return Finding("torch", "ok", version("torch"))
+    except PackageNotFoundError:
+        return Finding("torch", "ok", "not installed: mpicomp.torch needs it (pip install 'mpicomp[torch]')")

@@ -1,0 +1,72 @@
+"""The command ``mpicomp``."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+# Each module has add_arguments(parser) and run(args) -> exit status.
+COMMANDS = {
+    "doctor": ("mpicomp.cli.doctor", "find out whether a job can run here, and what would slow it down"),
+    "bench": ("mpicomp.cli.bench", "time an all-reduce against MPI's own"),
+    "advise": ("mpicomp.cli.advise", "predict what each method would make of a training step on this network"),
+    "trace": ("mpicomp.cli.trace", "join the ranks' traces into one, and tell what their time was spent on"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand.
+
+    Parameters
+    ----------
+    argv
+        The arguments after the program's name; None takes them from the command line.
+
+    Returns
+    -------
+    int
+        The exit status.
+    """
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    parser = argparse.ArgumentParser(prog="mpicomp", description="Gradient all-reduce with few bits over plain MPI.")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="|".join(COMMANDS))
+    for name, (module, summary) in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        # Only the chosen command is imported: the doctor must work where the others cannot even be loaded.
+        if name in arguments[:1]:
+            command = importlib.import_module(module)
+            command.add_arguments(subparser)
+            subparser.set_defaults(run=command.run)
+    args = parser.parse_args(arguments)
+    status: int = args.run(args)
+    return status
+
+
+def assignment(text: str) -> tuple[str, Any]:
+    """One option of a method: ``"clip=inf"`` gives ``("clip", inf)``; words stay text, dashes in keys may be used.
+
+    Raises
+    ------
+    ValueError
+        There is no key.
+    """
+    key, equals, value = text.partition("=")
+    key = key.replace("-", "_")
+    if not equals or not key.isidentifier():
+        raise ValueError(f"--option {text}: write it as key=value, such as full_precision_every=None")
+    for read in (ast.literal_eval, float):
+        try:
+            found = read(value)
+        except (ValueError, SyntaxError):
+            continue
+        if found is None or isinstance(found, bool | int | float):
+            return key, found
+    return key, value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

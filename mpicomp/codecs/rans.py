@@ -1,0 +1,207 @@
+"""Entropy coding of small integers, such as a quantizer's codes: rANS with one table of frequencies per message.
+
+Of `levels` possible values, w = floor(log_levels 256) neighbours are coded as one super-symbol, the first counting
+most. A message then costs the entropy of these, which is at most w times that of one symbol, and a step of the coder
+covers w symbols. Statistics are the message's own.
+
+Messages of up to 8192 symbols are coded with w = 1 and one state: four states and the frequencies of all neighbours
+would take more bytes than the symbols do.
+
+Wire format. The last super-symbol is filled up with zeros.
+
+    byte 0      0: plain, 1: coded
+    plain       the super-symbols, one byte each; w as in long messages
+    coded       the states, 1 or 4, as little-endian uint32
+                frequencies of the levels^w super-symbols out of 2^b, b = min(14, bits of their number), as Elias gamma
+                codes of frequency + 1, lowest bits first, up to a byte's end. The code of a frequency 0 is followed by
+                that of how many of these there are in a row. The codes end where the frequencies add up to 2^b
+                words, as little-endian uint16
+
+`mpicomp.kernels.cpu.rans` has the arithmetic. Super-symbol i is decoded from state i mod 4, or from the only one.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpicomp.codecs.base import Bytes
+from mpicomp.kernels.cpu import rans
+
+PLAIN, CODED = 0, 1
+MOST_LEVELS = 255
+SHORT = 8192
+"""Symbols of the longest message that is coded with one state."""
+_MODE_BYTES, _STATES = 1, 4
+_FREQUENCY_BYTES = 1024  # more than 256 codes of 29 bits
+
+
+def symbols_together(levels: int) -> int:
+    """Symbols in a super-symbol.
+
+    Raises
+    ------
+    ValueError
+        `levels` is out of range.
+    """
+    if not 2 <= levels <= MOST_LEVELS:
+        raise ValueError(f"entropy coding takes symbols of 2 to {MOST_LEVELS} levels, not {levels}")
+    together = 1
+    while levels ** (together + 1) <= 256:
+        together += 1
+    return together
+
+
+def most_bytes(n: int, levels: int) -> int:
+    """Longest payload of `n` symbols."""
+    return _MODE_BYTES + -(-n // symbols_together(levels))
+
+
+def encode(symbols: NDArray[np.uint8], levels: int, payload: Bytes) -> int:
+    """Code symbols.
+
+    Parameters
+    ----------
+    symbols : uint8[n]
+        Below `levels`.
+    levels : int
+        2 to 255.
+    payload : uint8[most_bytes(n, levels), or more]
+        Overwritten.
+
+    Returns
+    -------
+    int
+        Bytes of the payload that are the message; the others are of no use.
+
+    Raises
+    ------
+    ValueError
+        A symbol is not below `levels`, or the payload is too short.
+    """
+    most = most_bytes(symbols.size, levels)
+    if payload.size < most:
+        raise ValueError(f"{symbols.size} symbols of {levels} levels may take {most} bytes, not {payload.size}")
+    together, states = _shape(symbols.size, levels)
+    packed, counts = _grouped(symbols, levels, together)
+    used = _code(packed, counts[: levels**together], states, payload[:most])
+    if used:
+        return used
+    payload[0] = PLAIN
+    if together < symbols_together(levels):
+        packed, _ = _grouped(symbols, levels, symbols_together(levels))
+    payload[_MODE_BYTES:most] = packed
+    return most
+
+
+def decode(payload: Bytes, levels: int, symbols: NDArray[np.uint8]) -> None:
+    """Take symbols out of a payload again.
+
+    Parameters
+    ----------
+    payload : uint8
+        The bytes that `encode` used.
+    levels : int
+        As they were coded.
+    symbols : uint8[n]
+        Overwritten with symbols below `levels`, whatever the payload holds; n as it was coded.
+
+    Raises
+    ------
+    ValueError
+        The payload is seen to be damaged.
+    """
+    n, together, states = symbols.size, symbols_together(levels), 0
+    if payload.size and payload[0] == CODED:
+        together, states = _shape(n, levels)
+    packed = symbols if together == 1 else np.empty(-(-n // together), np.uint8)
+    sound = False
+    if states and n:
+        sound = _uncode(payload, levels**together, states, packed)
+    elif payload.size == _MODE_BYTES + packed.size and payload[0] == PLAIN:
+        packed[:] = payload[_MODE_BYTES:]
+        sound = int(packed.max(initial=0)) < levels**together
+    if not sound:
+        symbols[:] = 0
+        raise ValueError(f"a payload of {n} symbols of {levels} levels, of {payload.size} bytes, is damaged")
+    if together > 1:
+        rans.ungroup(packed, _digits(levels), together, symbols)
+
+
+def _shape(n: int, levels: int) -> tuple[int, int]:
+    """Symbols in a super-symbol, and states, of a coded message of `n` symbols."""
+    return (1, 1) if n <= SHORT else (symbols_together(levels), _STATES)
+
+
+def _grouped(symbols: Bytes, levels: int, together: int) -> tuple[Bytes, NDArray[np.int64]]:
+    """Super-symbols, and how often each of 256 occurs; raises ValueError for a symbol that is not below `levels`."""
+    places, whole = _places(levels, together), symbols.size // together
+    packed, counts = np.empty(-(-symbols.size // together), np.uint8), np.zeros((4, 256), np.int64)
+    largest = int(rans.group(symbols, places, packed[:whole], counts))
+    if whole < packed.size:
+        last = np.zeros(together, np.uint8)
+        rest = symbols[whole * together :]
+        last[: rest.size] = rest
+        largest = max(largest, int(rans.group(last, places, packed[whole:], counts)))
+    if largest >= levels:
+        raise ValueError(f"a symbol is {largest}, but there are {levels} levels: symbols are 0 to {levels - 1}")
+    return packed, counts.sum(axis=0)
+
+
+def _bits(n_packed: int) -> int:
+    """Frequencies add up to 2^bits, which leaves room for every super-symbol that occurs."""
+    return min(rans.MOST_BITS, n_packed.bit_length())
+
+
+def _code(packed: Bytes, counts: NDArray[np.int64], states: int, payload: Bytes) -> int:
+    """Write a coded message; returns its bytes, or 0 if it would not fit."""
+    if not packed.size:
+        return 0
+    bits = _bits(packed.size)
+    frequencies, written = np.empty_like(counts), np.empty(_FREQUENCY_BYTES, np.uint8)
+    rans.normalise(counts, bits, frequencies)
+    taken = int(rans.write_frequencies(frequencies, written))
+    frequencies_at = _MODE_BYTES + 4 * states
+    words_at = frequencies_at + taken
+    table, left = np.empty((counts.size, rans.ENCODER_COLUMNS), np.uint32), np.empty(states, np.uint64)
+    rans.make_encoder(frequencies, bits, table)
+    begin = int(rans.push(packed, table, words_at, payload, left))
+    if begin < words_at:
+        return 0
+    used = words_at + payload.size - begin
+    payload[0] = CODED
+    payload[_MODE_BYTES:frequencies_at] = left.astype("<u4").view(np.uint8)
+    payload[frequencies_at:words_at] = written[:taken]
+    payload[words_at:used] = payload[begin:]
+    return used
+
+
+def _uncode(payload: Bytes, alphabet: int, states: int, packed: Bytes) -> bool:
+    """Read a coded message; returns whether it was sound."""
+    bits, frequencies, frequencies_at = _bits(packed.size), np.empty(alphabet, np.int64), _MODE_BYTES + 4 * states
+    words_at = int(rans.read_frequencies(payload, frequencies_at, bits, frequencies))
+    if words_at < 0:
+        return False
+    held = payload[_MODE_BYTES:frequencies_at].copy().view("<u4").astype(np.uint64)
+    slots, ranges = np.empty(1 << bits, np.uint8), np.empty((256, 2), np.uint32)
+    rans.make_decoder(frequencies, slots, ranges)
+    end = int(rans.pull(payload, words_at, held, slots, ranges, bits, packed))
+    return end == payload.size and bool((held == rans.LOWEST).all())
+
+
+@lru_cache(maxsize=2 * MOST_LEVELS)
+def _places(levels: int, together: int) -> tuple[int, ...]:
+    """What each symbol of a super-symbol is worth."""
+    return tuple(levels**place for place in reversed(range(together)))
+
+
+@lru_cache(maxsize=MOST_LEVELS)
+def _digits(levels: int) -> Bytes:
+    """uint8[256 * 16]: the symbols of each super-symbol, and zeros."""
+    digits = np.zeros((256, 16), np.uint8)
+    every = np.arange(256)
+    for column, place in enumerate(_places(levels, symbols_together(levels))):
+        digits[:, column] = every // place % levels
+    return digits.reshape(-1)

@@ -1,0 +1,287 @@
+"""Few elements of a vector: the largest of each chunk, or a random part of all.
+
+`TopK`, wire format: the values that are kept, chunk after chunk, in ascending order of place, as float32 (or float64),
+zeros up to a multiple of 8 bytes; then their places within the chunks as bit planes of ceil(log2 chunk) bits
+(`mpicomp.kernels.cpu.planes`). The size follows from the number of elements.
+
+`RandomSparsification`, wire format: 32 bytes of header, then float32 values in ascending order of place, zeros up to
+the end. Which elements they are is not sent: receivers draw the same bits. The header says from where: key (two 32-bit
+words), step, source (32 bits each), first group of 512 elements, number of values (64 bits each), all little-endian.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpicomp.codecs import options
+from mpicomp.codecs.base import Bytes, Draw, check_size
+from mpicomp.codecs.sign import scratch
+from mpicomp.kernels.cpu.philox import draw_words
+from mpicomp.kernels.cpu.planes import pack_planes, powers_of_two, unpack_planes
+from mpicomp.kernels.cpu.sign import all_finite
+from mpicomp.kernels.cpu.sparse import add_chunks, compress_masked, spread_chunks, spread_masked
+from mpicomp.kernels.cpu.top_k import largest, several
+from mpicomp.kernels.streams import GROUP, bernoulli_table, key_schedule
+
+_DEEPEST = 16  # elements of the groups whose maxima are taken
+_MASKS: dict[int, Any] = {4: np.uint32(0x7FFFFFFF), 8: np.uint64(0x7FFFFFFFFFFFFFFF)}
+_INFINITY = {4: 0x7F800000, 8: 0x7FF0000000000000}
+_POWERS = powers_of_two(32, np.uint32)
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+_HEADER = 32
+
+
+def kept(n: int, chunk: int, keep: int) -> int:
+    """How many elements are kept of `n`: `keep` of each chunk, of a short one of m elements ceil(keep m / chunk)."""
+    return n // chunk * keep + -(-(n % chunk * keep) // chunk)
+
+
+def index_bits(chunk: int) -> int:
+    """Bits of a place within a chunk."""
+    return (chunk - 1).bit_length()
+
+
+class Selector:
+    """Picks the largest magnitudes of each chunk.
+
+    Parameters
+    ----------
+    chunk : int
+        Elements, 1 to 2^32.
+    keep : int
+        Kept of each, 1 to `chunk`.
+    dtype : dtype
+        float32 or float64.
+    """
+
+    def __init__(self, chunk: int, keep: int, dtype: Any) -> None:
+        self.chunk, self.keep = chunk, keep
+        itemsize = np.dtype(dtype).itemsize
+        self._mask, self._infinity = _MASKS[itemsize], _INFINITY[itemsize]
+        if keep == 1:
+            return
+        # at least twice as many groups as elements to be kept: then few others reach the bound
+        self._depth = max(1, min(_DEEPEST, chunk // (2 * keep)))
+        sizes = self._mask.dtype
+        self._maxima = np.empty(chunk // self._depth + 64, sizes)
+        reaching = min(chunk, keep * (self._depth + 1))
+        self._places, self._sizes = np.empty(reaching, np.uint32), np.empty(reaching + 16, sizes)
+
+    def __call__(
+        self, x: NDArray[Any], residual: NDArray[Any] | None, indices: NDArray[np.uint32], values: NDArray[Any]
+    ) -> bool:
+        """Overwrite `indices` and `values` with the places within chunks, ascending, and elements of x + residual.
+
+        Returns
+        -------
+        bool
+            Whether all of x + residual is finite.
+        """
+        if not x.size:
+            return True
+        if self.keep == 1:
+            most = largest(x, residual, self.chunk, self._mask, indices, values)
+        else:
+            high = np.uint64(1 << (8 * self._mask.nbytes - 2))
+            work = self._maxima, self._places, self._sizes
+            most = several(x, residual, self.chunk, self.keep, self._depth, self._mask, high, *work, indices, values)
+        return int(most) < self._infinity
+
+
+def pack_indices(indices: NDArray[np.uint32], planes: NDArray[np.uint64]) -> None:
+    """Places within chunks to bit planes. planes : uint64[bits, ceil(k / 64)], overwritten."""
+    if planes.size:
+        pack_planes(indices, _POWERS, planes)
+
+
+def unpack_indices(planes: NDArray[np.uint64], indices: NDArray[np.uint32]) -> None:
+    """The opposite of `pack_indices`; places may lie outside their chunks where planes are damaged."""
+    if planes.size:
+        unpack_planes(planes, _POWERS, indices)
+    else:
+        indices[:] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """The largest magnitudes of each chunk; everything else decodes to 0. For float32 and float64 values.
+
+    Parameters
+    ----------
+    rate : int
+        Elements per element that is kept.
+    chunk : int, optional
+        Elements among which the chunk / rate largest are looked for: a multiple of `rate`. None: `rate`, of which one
+        is kept. Longer ones cost more, and find larger magnitudes where these lie close together.
+    double : bool
+        Send float64; otherwise values are rounded to float32.
+
+    Raises
+    ------
+    ValueError
+        An option is out of range.
+    """
+
+    rate: int = 100
+    chunk: int | None = None
+    double: bool = False
+
+    def __post_init__(self) -> None:
+        options.integer(self, "rate", 1, options.MOST_ELEMENTS)
+        options.chunk(self, (self.rate,))
+        options.flag(self, "double")
+
+    @property
+    def elements(self) -> int:
+        """Of a chunk."""
+        return self.chunk or self.rate
+
+    @property
+    def keep(self) -> int:
+        """Of each chunk."""
+        return self.elements // self.rate
+
+    @property
+    def alignment(self) -> int:
+        """Elements; chunks and words of 64 elements both fit."""
+        return math.lcm(self.elements, 64)
+
+    def nbytes(self, n: int, weight: int = 1) -> int:
+        """Values, rounded up to 8 bytes, and planes of words; whatever the weight."""
+        found = kept(n, self.elements, self.keep)
+        return self._planes_start(found) + 8 * index_bits(self.elements) * -(-found // 64)
+
+    def _planes_start(self, found: int) -> int:
+        return -(-(8 if self.double else 4) * found // 8) * 8
+
+    def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
+        """Nothing is drawn.
+
+        Raises
+        ------
+        ValueError
+            A value is not finite.
+        """
+        chosen, planes = self._parts(payload, values.size, 1)
+        indices, found = np.empty(chosen.size, np.uint32), np.empty(chosen.size, values.dtype)
+        if not Selector(self.elements, self.keep, values.dtype)(values, None, indices, found):
+            raise ValueError("the values contain NaN or infinity")
+        if values.itemsize > chosen.itemsize:
+            np.clip(found, -_FLOAT32_MAX, _FLOAT32_MAX, out=found)
+        payload[: self._planes_start(chosen.size)] = 0
+        chosen[:] = found
+        pack_indices(indices, planes)
+
+    def decode(self, payload: Bytes, values: NDArray[Any], *, weight: int) -> None:
+        """Write what was kept, and 0 elsewhere; what damage made NaN or infinite counts as 0."""
+        chosen, indices = self._read(payload, values.size, weight)
+        if values.itemsize < chosen.itemsize:
+            chosen = np.clip(np.nan_to_num(chosen, nan=0, posinf=0, neginf=0), -_FLOAT32_MAX, _FLOAT32_MAX)
+        spread_chunks(chosen, indices, self.elements, self.keep, values)
+
+    def add(self, payload: Bytes, sums: NDArray[Any]) -> None:
+        """Add what `decode` would write to `sums`, looking at the elements alone that were kept.
+
+        Raises
+        ------
+        ValueError
+            The payload has a wrong size.
+        """
+        add_chunks(*self._read(payload, sums.size, 1), self.elements, self.keep, sums)
+
+    def _read(self, payload: Bytes, n: int, weight: int) -> tuple[NDArray[Any], NDArray[np.uint32]]:
+        chosen, planes = self._parts(payload, n, weight)
+        indices = np.empty(chosen.size, np.uint32)
+        unpack_indices(planes, indices)
+        return chosen, indices
+
+    def _parts(self, payload: Bytes, n: int, weight: int) -> tuple[NDArray[Any], NDArray[np.uint64]]:
+        """Values and planes, in place; raises ValueError for a wrong size."""
+        check_size(self, payload, n, weight)
+        found = kept(n, self.elements, self.keep)
+        chosen = payload[: (8 if self.double else 4) * found].view(np.float64 if self.double else np.float32)
+        planes = payload[self._planes_start(found) :].view(np.uint64)
+        return chosen, planes.reshape(index_bits(self.elements), -(-found // 64))
+
+
+@dataclass(frozen=True, slots=True)
+class RandomSparsification:
+    """Each value z becomes z / p with probability p, else 0: unbiased. For float32 and float64 values.
+
+    How many values there are differs from payload to payload, so `nbytes` is the most there can be: eight standard
+    deviations above n p. One payload in 10^14 has more; elements then count as not drawn, from the last one on.
+
+    Parameters
+    ----------
+    p : float
+        In (0, 1].
+
+    Raises
+    ------
+    ValueError
+        `p` is out of range.
+    """
+
+    p: float = 0.01
+
+    def __post_init__(self) -> None:
+        options.number(self, "p", "above 0 and at most 1", lambda p: 0 < p <= 1)
+
+    @property
+    def alignment(self) -> int:
+        """Elements that share a counter of random words."""
+        return GROUP
+
+    def nbytes(self, n: int, weight: int = 1) -> int:
+        """Header and the most values, rounded up to 8 bytes; whatever the weight."""
+        mean = n * self.p
+        most = min(n, math.ceil(mean + 8 * math.sqrt(mean * (1 - self.p)) + 32))
+        return _HEADER + -(-4 * most // 8) * 8
+
+    def used(self, payload: Bytes, n: int) -> int:
+        """Bytes of a payload of `n` elements that say something; what follows need not be sent."""
+        return _HEADER + min(4 * int(payload[24:_HEADER].view(np.uint64)[0]), payload.size - _HEADER)
+
+    def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
+        """Draw which values are kept.
+
+        Raises
+        ------
+        ValueError
+            A value is not finite.
+        """
+        check_size(self, payload, values.size, 1)
+        if not all_finite(values):
+            raise ValueError("the values contain NaN or infinity")
+        payload[:] = 0
+        payload[:16].view(np.uint32)[:] = (*draw.stream.key(), draw.step & 0xFFFFFFFF, draw.source)
+        header = payload[16:_HEADER].view(np.uint64)
+        header[0] = draw.offset // GROUP
+        room = payload[_HEADER:].view(np.float32)
+        header[1] = compress_masked(values, self._words(payload, values.size), float(self.p), _FLOAT32_MAX, room)
+
+    def decode(self, payload: Bytes, values: NDArray[Any], *, weight: int) -> None:
+        """Draw the same bits and put the values there; what damage made NaN or infinite counts as 0."""
+        check_size(self, payload, values.size, weight)
+        chosen = payload[_HEADER : self.used(payload, values.size)].view(np.float32)
+        spread_masked(self._words(payload, values.size), chosen, values)
+
+    def _words(self, payload: Bytes, n: int) -> NDArray[np.uint64]:
+        """Random words, a bit of which is 1 with probability p, from where the header says."""
+        words = np.empty(8 * -(-n // GROUP), np.uint64)
+        if self.p == 1:
+            words[:] = ~np.uint64(0)
+            return words
+        key_0, key_1, step, source = payload[:16].view(np.uint32).tolist()
+        first = payload[16:24].view(np.uint64)[0]
+        chance = Fraction(self.p)
+        table, rest = bernoulli_table(chance.numerator, chance.denominator - chance.numerator)
+        schedule = key_schedule(key_0, key_1)
+        draw_words(schedule, first, np.uint64(step), np.uint64(source), table, rest, scratch(), words)
+        return words

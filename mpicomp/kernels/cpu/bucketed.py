@@ -1,0 +1,236 @@
+"""Numbers of each bucket: norms and means, summed in float64 over blocks of 4096 elements from the bucket's start."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import float32, float64, int64, njit, uint64
+
+from mpicomp.kernels.cpu.lanes import bit_count, fold, to_bits, to_mask, widen
+from mpicomp.kernels.cpu.sign import BLOCK
+from mpicomp.kernels.cpu.simd import LANES, absolute, load, select, splat, store
+
+L2, L1 = 0, 1  # which norm
+FLOAT32_MAX = np.float64(np.finfo(np.float32).max)
+
+
+@njit(nogil=True, inline="always")
+def _squares(x, start, end):  # type: ignore[no-untyped-def]
+    total = widen(splat(x.dtype.type(0)))
+    i = start
+    while i + LANES <= end:
+        v = widen(load(x, i))
+        total = total + v * v
+        i += LANES
+    rest = float64(0)
+    while i < end:
+        rest += float64(x[i]) * float64(x[i])
+        i += 1
+    return fold(total) + rest
+
+
+@njit(nogil=True, inline="always")
+def _magnitudes(x, start, end):  # type: ignore[no-untyped-def]
+    total = widen(splat(x.dtype.type(0)))
+    i = start
+    while i + LANES <= end:
+        total = total + widen(absolute(load(x, i)))
+        i += LANES
+    rest = float64(0)
+    while i < end:
+        rest += abs(float64(x[i]))
+        i += 1
+    return fold(total) + rest
+
+
+@njit(nogil=True, inline="always")
+def _add(values, residual, x, start, end):  # type: ignore[no-untyped-def]
+    i = start
+    while i + LANES <= end:
+        store(x, i, load(values, i) + load(residual, i))
+        i += LANES
+    while i < end:
+        x[i] = values[i] + residual[i]
+        i += 1
+
+
+@njit(nogil=True, cache=True)
+def norms(x, bucket, kind, sums):  # type: ignore[no-untyped-def]
+    """Sum of squares (L2) or of magnitudes (L1) of each bucket.
+
+    x : float32[n] or float64[n]. bucket : elements of each, counted from x[0]; the last may be short.
+    sums : float64[ceil(n / bucket)], overwritten.
+    """
+    for b in range(sums.size):
+        end = min(x.size, (b + 1) * bucket)
+        total = float64(0)
+        for start in range(b * bucket, end, BLOCK):
+            stop = min(end, start + BLOCK)
+            total += _squares(x, start, stop) if kind == L2 else _magnitudes(x, start, stop)
+        sums[b] = total
+
+
+@njit(nogil=True, cache=True)
+def largest(bits, mask, bucket, out):  # type: ignore[no-untyped-def]
+    """Largest magnitude of each bucket, by the order of floats' bits: NaN and infinity are above all numbers.
+
+    bits : the values' bits, int32[n] or int64[n]. mask : all but the sign. out : like bits [ceil(n / bucket)],
+    overwritten.
+    """
+    for b in range(out.size):
+        part = bits[b * bucket : min(bits.size, (b + 1) * bucket)]
+        most = mask ^ mask
+        for i in range(part.size):
+            magnitude = part[i] & mask
+            most = magnitude if magnitude > most else most  # LLVM takes this by whole vectors, not so max()
+        out[b] = most
+
+
+@njit(nogil=True, inline="always")
+def _sides(x, start, stop):  # type: ignore[no-untyped-def]
+    """Sums of the elements of a block that are 0 or more and of the others, and how many the former are."""
+    zero = x.dtype.type(0)
+    nothing = splat(zero)
+    total_up, total_down, count = widen(nothing), widen(nothing), 0
+    i = start
+    while i + LANES <= stop:
+        v = load(x, i)
+        positive = v >= nothing
+        total_up = total_up + widen(select(positive, v, nothing))
+        total_down = total_down + widen(select(positive, nothing, v))
+        count += int64(bit_count(to_bits(positive)))
+        i += LANES
+    rest_up, rest_down = float64(0), float64(0)
+    while i < stop:
+        if x[i] >= zero:
+            rest_up += float64(x[i])
+            count += 1
+        else:
+            rest_down += float64(x[i])
+        i += 1
+    return fold(total_up) + rest_up, fold(total_down) + rest_down, count
+
+
+@njit(nogil=True, cache=True)
+def side_sums(x, bucket, above, below, n_above):  # type: ignore[no-untyped-def]
+    """Sums of the elements that are 0 or more and of the others, and how many the former are, of each bucket.
+
+    x : float32[n] or float64[n]. above, below : float64[ceil(n / bucket)]; n_above : int64 likewise; overwritten.
+    """
+    for b in range(above.size):
+        end = min(x.size, (b + 1) * bucket)
+        up, down, count = float64(0), float64(0), 0
+        for start in range(b * bucket, end, BLOCK):
+            of_block = _sides(x, start, min(end, start + BLOCK))
+            up, down, count = up + of_block[0], down + of_block[1], count + of_block[2]
+        above[b], below[b], n_above[b] = up, down, count
+
+
+@njit(nogil=True, cache=True)
+def spread(bits, above, below, bucket, out, adding):  # type: ignore[no-untyped-def]
+    """out[i] = its bucket's `above` where bit i is 1, else its `below`; `adding`: added to what is there.
+
+    bits : uint64[ceil(n / 64)]. above, below : like out [ceil(n / bucket)]. out : float32[n] or float64[n],
+    overwritten. adding : bool.
+    """
+    for b in range(above.size):
+        i, end = b * bucket, min(out.size, (b + 1) * bucket)
+        high, low = above[b], below[b]
+        p, m = splat(high), splat(low)
+        while i < end:
+            word = bits[i // 64]
+            if i % 64 or i + 64 > end:
+                value = high if (word >> uint64(i % 64)) & uint64(1) else low
+                out[i] = out[i] + value if adding else value
+                i += 1
+            else:
+                for k in range(64 // LANES):
+                    chosen = select(to_mask(word, LANES * k), p, m)
+                    store(out, i + LANES * k, load(out, i + LANES * k) + chosen if adding else chosen)
+                i += 64
+
+
+@njit(nogil=True, inline="always")
+def _pack_and_subtract(x, bits, start, end, high, low):  # type: ignore[no-untyped-def]
+    """Bit i = (x[i] >= 0); then subtract from x[i] `high` where that is 1, else `low`; 0 if all of x was finite.
+
+    Bits of a word before `start` stay; those behind `end` become 0.
+    """
+    zero = x.dtype.type(0)
+    nothing, rest = splat(zero), zero
+    strange = nothing  # the difference of a number and itself is 0, of NaN and infinity it is not
+    p, m = splat(high), splat(low)
+    i = start
+    while i < end:
+        word = uint64(0)
+        if i % 64 or i + 64 > end:
+            v = x[i]
+            rest += v - v
+            if i % 64:
+                word = bits[i // 64]
+            bits[i // 64] = word | uint64(v >= zero) << uint64(i % 64)
+            x[i] = v - (high if v >= zero else low)
+            i += 1
+        else:
+            for k in range(64 // LANES):
+                vector = load(x, i + LANES * k)
+                strange = strange + (vector - vector)
+                positive = vector >= nothing
+                word |= to_bits(positive) << uint64(LANES * k)
+                store(x, i + LANES * k, vector - select(positive, p, m))
+            bits[i // 64] = word
+            i += 64
+    return fold(strange) + rest
+
+
+@njit(nogil=True, inline="always")
+def _number(found):  # type: ignore[no-untyped-def]
+    """As float32, rounded once; the largest where it is beyond, 0 for NaN."""
+    bounded = min(max(found, -FLOAT32_MAX), FLOAT32_MAX)
+    return float32(bounded) if found == found else float32(0)
+
+
+@njit(nogil=True, cache=True)
+def keep_signs(values, residual, left, bits, scales, bucket, kind):  # type: ignore[no-untyped-def]
+    """Signs of p = values + residual, a scale for each bucket, and left = p - scale sgn(p); p is in the caches by then.
+
+    values, residual, left : float32[n] or float64[n]. bits : uint64[ceil(n / 64)].
+    scales : float32[1, ceil(n / bucket)]. kind : L2 or L1, the norm that the scale is made of.
+    Left, bits and scales are overwritten.
+
+    Returns
+    -------
+    bool
+        Whether all of p is finite.
+    """
+    strange = float64(0)
+    for b in range(scales.shape[1]):
+        first, end = b * bucket, min(left.size, (b + 1) * bucket)
+        total = float64(0)
+        for start in range(first, end, BLOCK):
+            stop = min(end, start + BLOCK)
+            _add(values, residual, left, start, stop)
+            total += _squares(left, start, stop) if kind == L2 else _magnitudes(left, start, stop)
+        length = float64(end - first)
+        scales[0, b] = _number(np.sqrt(total) / np.sqrt(length) if kind == L2 else total / length)
+        high = left.dtype.type(scales[0, b])
+        strange += _pack_and_subtract(left, bits, first, end, high, high if high == 0 else -high)
+    return strange == 0
+
+
+@njit(nogil=True, cache=True)
+def keep_sides(values, residual, left, bits, means, bucket):  # type: ignore[no-untyped-def]
+    """As `keep_signs`, with the mean of each side. means : float32[2, ceil(n / bucket)], the upper sides' first."""
+    strange = float64(0)
+    for b in range(means.shape[1]):
+        first, end = b * bucket, min(left.size, (b + 1) * bucket)
+        up, down, count = float64(0), float64(0), 0
+        for start in range(first, end, BLOCK):
+            stop = min(end, start + BLOCK)
+            _add(values, residual, left, start, stop)
+            of_block = _sides(left, start, stop)
+            up, down, count = up + of_block[0], down + of_block[1], count + of_block[2]
+        means[0, b] = _number(up / max(count, 1))
+        means[1, b] = _number(down / max(end - first - count, 1))
+        high, low = left.dtype.type(means[0, b]), left.dtype.type(means[1, b])
+        strange += _pack_and_subtract(left, bits, first, end, high, low)
+    return strange == 0

@@ -1,0 +1,230 @@
+"""What becomes of whole vectors: lanes of other types, masks, sums and other single values, bytes looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from mpicomp.kernels.cpu.simd import BYTES, LANES, WORDS, Vec
+
+
+def _conversion(dtype: Any, emit: Callable[[Any, Any, Any], Any], lanes: int | None = None) -> Any:
+    """Of a vector: as many lanes of `dtype`, or `lanes` of them. `emit` takes builder, value and what it becomes."""
+
+    def typed(typingctx: Any, vector: Any) -> Any:
+        result = Vec(dtype, lanes or vector.lanes)
+
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            return emit(builder, args[0], result.llvm)
+
+        return result(vector), codegen
+
+    return intrinsic(typed)
+
+
+def _conversion_to_type_of(emit: Callable[[Any, Any, Any], Any]) -> Any:
+    """Of a vector and a number: lanes of the number's type."""
+
+    def typed(typingctx: Any, vector: Any, like: Any) -> Any:
+        result = Vec(like, vector.lanes)
+
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            return emit(builder, args[0], result.llvm)
+
+        return result(vector, like), codegen
+
+    return intrinsic(typed)
+
+
+def _widen(builder: Any, value: Any, result: Any) -> Any:
+    return value if value.type == result else builder.fpext(value, result)
+
+
+def _narrow(builder: Any, value: Any, result: Any) -> Any:
+    return value if value.type == result else builder.fptrunc(value, result)
+
+
+def _to_uint32(builder: Any, value: Any, result: Any) -> Any:
+    convert = builder.zext if isinstance(value.type.element, ir.IntType) else builder.fptosi
+    return convert(value, result)
+
+
+#: float32 or float64 lanes as float64 lanes.
+widen = _conversion(types.float64, _widen)
+#: float64 lanes rounded to the number's float type.
+narrow = _conversion_to_type_of(_narrow)
+#: Unsigned integers as float64 lanes.
+to_float64 = _conversion(types.float64, ir.IRBuilder.uitofp)
+#: Signed integers as lanes of the number's float type.
+to_floats = _conversion_to_type_of(ir.IRBuilder.sitofp)
+#: Bytes, or float64 from 0 to 2^31 without what is behind the point, as lanes of 32 bits.
+to_uint32 = _conversion(types.uint32, _to_uint32)
+#: The low byte of each lane.
+to_uint8 = _conversion(types.uint8, ir.IRBuilder.trunc)
+#: The same 256 bits as 32 bytes, as 4 words.
+as_bytes = _conversion(types.uint8, ir.IRBuilder.bitcast, BYTES)
+as_words = _conversion(types.uint64, ir.IRBuilder.bitcast, WORDS)
+
+
+@intrinsic
+def to_bits(typingctx: Any, mask: Any) -> Any:
+    """The lanes of a mask as the low bits of a uint64, lane 0 lowest."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.zext(builder.bitcast(args[0], ir.IntType(mask.lanes)), ir.IntType(64))
+
+    return types.uint64(mask), codegen
+
+
+def _mask_of(lanes: int) -> Any:
+    def typed(typingctx: Any, word: Any, shift: Any) -> Any:
+        result = Vec(types.boolean, lanes)
+
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            shifted = builder.lshr(args[0], context.cast(builder, args[1], sig.args[1], types.uint64))
+            return builder.bitcast(builder.trunc(shifted, ir.IntType(lanes)), result.llvm)
+
+        return result(word, shift), codegen
+
+    return intrinsic(typed)
+
+
+#: Bits shift .. shift + 15 of a uint64 as a mask; likewise 32 bits, from shift on.
+to_mask = _mask_of(LANES)
+to_byte_mask = _mask_of(BYTES)
+
+
+@intrinsic
+def count(typingctx: Any, counts: Any, mask: Any) -> Any:
+    """Integers plus 1 in the lanes where the mask is set."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.sub(args[0], builder.sext(args[1], counts.llvm))
+
+    return counts(counts, mask), codegen
+
+
+@intrinsic
+def bit_count(typingctx: Any, word: Any) -> Any:
+    """How many bits of a uint64 are 1."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.ctpop(args[0])
+
+    return types.uint64(word), codegen
+
+
+@intrinsic
+def to_integers(typingctx: Any, value: Any) -> Any:
+    """The bits of a float, or of float lanes, as unsigned integers of the same width."""
+    floats = value.dtype if isinstance(value, Vec) else value
+    words = {types.float32: types.uint32, types.float64: types.uint64}[floats]
+    result = Vec(words, value.lanes) if isinstance(value, Vec) else words
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], result.llvm if isinstance(result, Vec) else ir.IntType(words.bitwidth))
+
+    return result(value), codegen
+
+
+@intrinsic
+def as_lanes(typingctx: Any, low: Any, high: Any) -> Any:
+    """Two vectors of 4 words as 16 unsigned numbers of 32 bits, each word's low half first."""
+    result = Vec(types.uint32, LANES)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        every = ir.Constant(ir.VectorType(ir.IntType(32), 2 * WORDS), list(range(2 * WORDS)))
+        return builder.bitcast(builder.shuffle_vector(*args, every), result.llvm)
+
+    return result(low, high), codegen
+
+
+@intrinsic
+def lane(typingctx: Any, low: Any, high: Any, index: Any) -> Any:
+    """Lane `index` of the two vectors in a row."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        at = builder.trunc(context.cast(builder, args[2], sig.args[2], types.intp), ir.IntType(32))
+        every = ir.Constant(ir.VectorType(ir.IntType(32), 2 * low.lanes), list(range(2 * low.lanes)))
+        return builder.extract_element(builder.shuffle_vector(args[0], args[1], every), at)
+
+    return low.dtype(low, high, index), codegen
+
+
+@intrinsic
+def fold(typingctx: Any, vector: Any) -> Any:
+    """Sum of all lanes, halves first: (l0 + l8), ... then (l0 + l4), ...: one order on every machine."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        value, lanes = args[0], vector.lanes
+        add = builder.fadd if isinstance(vector.dtype, types.Float) else builder.add
+        while lanes > 1:
+            lanes //= 2
+            i32 = ir.IntType(32)
+            low = ir.Constant(ir.VectorType(i32, lanes), list(range(lanes)))
+            high = ir.Constant(ir.VectorType(i32, lanes), list(range(lanes, 2 * lanes)))
+            value = add(builder.shuffle_vector(value, value, low), builder.shuffle_vector(value, value, high))
+        return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
+
+    return vector.dtype(vector), codegen
+
+
+@intrinsic
+def greatest(typingctx: Any, vector: Any) -> Any:
+    """Largest of unsigned lanes."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        value, lanes, i32 = args[0], vector.lanes, ir.IntType(32)
+        while lanes > 1:
+            lanes //= 2
+            halves = [ir.Constant(ir.VectorType(i32, lanes), list(range(k, k + lanes))) for k in (0, lanes)]
+            low, high = (builder.shuffle_vector(value, value, half) for half in halves)
+            value = builder.select(builder.icmp_unsigned(">", low, high), low, high)
+        return builder.extract_element(value, ir.Constant(i32, 0))
+
+    return vector.dtype(vector), codegen
+
+
+@intrinsic
+def lookup(typingctx: Any, table: Any, index: Any) -> Any:
+    """table[index[i]] per byte; the table is 16 bytes, twice in a row; indices are below 16."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        i32 = ir.IntType(32)
+        half = ir.VectorType(ir.IntType(8), 16)
+        shuffle = ir.FunctionType(half, [half, half])
+        features = context.codegen().magic_tuple()[2]
+        machine = builder.module.triple
+        if "+avx2" in features:
+            full = table.llvm
+            function = cgutils.get_or_insert_function(
+                builder.module, ir.FunctionType(full, [full, full]), "llvm.x86.avx2.pshuf.b"
+            )
+            return builder.call(function, args)
+        name = None
+        if "+ssse3" in features:
+            name = "llvm.x86.ssse3.pshuf.b.128"
+        elif machine.startswith(("aarch64", "arm64")):
+            name = "llvm.aarch64.neon.tbl1.v16i8"
+        halves = [ir.Constant(ir.VectorType(i32, 16), list(range(k, k + 16))) for k in (0, 16)]
+        tables, indices = ([builder.shuffle_vector(v, v, h) for h in halves] for v in args)
+        if name is not None:
+            function = cgutils.get_or_insert_function(builder.module, shuffle, name)
+            found = [builder.call(function, pair) for pair in zip(tables, indices, strict=True)]
+        else:
+            found = []
+            for one, at in zip(tables, indices, strict=True):
+                value = ir.Constant(half, ir.Undefined)
+                for lane in range(16):
+                    position = builder.zext(builder.extract_element(at, ir.Constant(i32, lane)), i32)
+                    byte = builder.extract_element(one, position)
+                    value = builder.insert_element(value, byte, ir.Constant(i32, lane))
+                found.append(value)
+        return builder.shuffle_vector(*found, ir.Constant(ir.VectorType(i32, 32), list(range(32))))
+
+    return index(table, index), codegen

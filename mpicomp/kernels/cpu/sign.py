@@ -1,0 +1,349 @@
+"""Signs to bits and back: one bit per element, element i is bit i mod 64 of word i div 64.
+
+Vectors are read in two halves at once: one stream of reads does not fill the memory bus of a core, two do.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import float64, int32, njit, uint16, uint64
+
+from mpicomp.kernels.cpu.lanes import count, fold, to_bits, to_mask, widen
+from mpicomp.kernels.cpu.simd import LANES, absolute, fence, load, select, splat, store, stream
+
+BLOCK = 4096  # elements whose magnitudes are summed before they meet the others: fixed, so that sums repeat
+BLOCK_WORDS = BLOCK // 64
+ODD_LANES = np.uint64(0xAAAAAAAAAAAAAAAA)
+
+
+@njit(nogil=True, inline="always")
+def _threshold(zero, tiny, odd_positive, residual):  # type: ignore[no-untyped-def]
+    """x >= threshold is "bit 1": 0 in every lane, or just above 0 in every other one, so that zeros alternate."""
+    if residual is not None:
+        return splat(zero)
+    if odd_positive:
+        return select(to_mask(ODD_LANES, 0), splat(zero), splat(tiny))
+    return select(to_mask(ODD_LANES, 0), splat(tiny), splat(zero))
+
+
+@njit(nogil=True, inline="always")
+def _encode_word(  # type: ignore[no-untyped-def]
+    u, residual, bits, j, threshold, step, limit, previous, magnitude, kept
+):
+    """One word: its sign bits stored, residual updated; returns the magnitudes, and lanes not clipped, so far."""
+    word, before = uint64(0), uint64(0)
+    if previous is not None:
+        before = bits[j]
+    for k in range(4):
+        i, shift = 64 * j + LANES * k, uint64(LANES * k)
+        x = load(u, i)
+        magnitude = magnitude + widen(absolute(x))
+        if residual is not None:
+            c = load(residual, i)
+            if previous is not None:
+                c = c - select(to_mask(before, shift), splat(previous), splat(-previous))
+            x = x + c
+        positive = x >= threshold
+        word |= to_bits(positive) << shift
+        if residual is not None:
+            if previous is None:
+                x = x - select(positive, splat(step), splat(-step))
+                # one comparison and one choice at a time: these are the processor's minimum and maximum
+                bounded = select(x > splat(limit), splat(limit), x)
+                bounded = select(bounded < splat(-limit), splat(-limit), bounded)
+                kept = count(kept, bounded == x)
+                x = bounded
+            store(residual, i, x)
+    bits[j] = word
+    return magnitude, kept
+
+
+@njit(nogil=True, inline="always")
+def _encode_tail(u, residual, bits, start, tiny, odd_positive, step, limit, previous):  # type: ignore[no-untyped-def]
+    """The last, partial word, element by element; bits past the end are 0."""
+    word, clipped, magnitude = uint64(0), 0, float64(0)
+    j = start // 64
+    for i in range(start, u.size):
+        x = u[i]
+        magnitude += abs(float64(x))
+        if residual is None:
+            zero_positive = (i % 2 == 1) == odd_positive
+            positive = x >= tiny or (x == 0 and zero_positive)
+        else:
+            c = residual[i]
+            if previous is not None:
+                c = c - previous if (bits[j] >> uint64(i - start)) & uint64(1) else c + previous
+            x = x + c
+            positive = x >= 0
+            if previous is None:
+                x = x - step if positive else x + step
+                if x > limit or x < -limit:
+                    clipped += 1
+                    x = limit if x > limit else -limit
+            residual[i] = x
+        word |= uint64(positive) << uint64(i - start)
+    bits[j] = word
+    return magnitude, clipped
+
+
+@njit(nogil=True, cache=True)
+def encode(u, residual, bits, step, limit, previous, odd_positive, zero, tiny, sums):  # type: ignore[no-untyped-def]
+    """Add the residual, take signs, pack them, leave the new residual: one pass.
+
+    Parameters
+    ----------
+    u : float32[n] or float64[n]
+    residual : like u, or None
+        Overwritten. None: the signs of `u` itself, zeros alternating.
+    bits : uint64[ceil(n / 64)]
+        Overwritten. With `previous`, holds the last result's bits on entry.
+    step, limit : scalars like u
+        Rule "own": residual <- clip(w - step sgn(w), -limit, limit), w = u + residual.
+    previous : scalar like u, or None
+        Rule "paper", lazily: w = u + (residual - previous * last result), residual <- w.
+    odd_positive : bool
+        Without a residual: whether zeros at odd indices (else at even ones) count as positive.
+    zero, tiny : scalars like u
+        0 and the smallest positive number.
+    sums : float64[ceil(n / 4096)]
+        Overwritten: sum of |u| per block; not finite where `u` is not.
+
+    Returns
+    -------
+    int
+        How many elements were clipped.
+    """
+    threshold = _threshold(zero, tiny, odd_positive, residual)
+    nothing = widen(splat(zero))
+    words = u.size // 64
+    half = words // BLOCK_WORDS // 2
+    clips = residual is not None and previous is None
+    clipped = 64 * words if clips else 0
+    none = splat(int32(0))
+    for b in range(half):
+        first, second, kept = nothing, nothing, none
+        for j in range(BLOCK_WORDS * b, BLOCK_WORDS * (b + 1)):
+            far = j + BLOCK_WORDS * half
+            first, kept = _encode_word(u, residual, bits, j, threshold, step, limit, previous, first, kept)
+            second, kept = _encode_word(u, residual, bits, far, threshold, step, limit, previous, second, kept)
+        sums[b], sums[b + half] = fold(first), fold(second)
+        clipped -= fold(kept)
+    for b in range(2 * half, sums.size):
+        total, kept = nothing, none
+        for j in range(BLOCK_WORDS * b, min(BLOCK_WORDS * (b + 1), words)):
+            total, kept = _encode_word(u, residual, bits, j, threshold, step, limit, previous, total, kept)
+        sums[b] = fold(total)
+        clipped -= fold(kept)
+    if words < bits.size:
+        magnitude, over_tail = _encode_tail(u, residual, bits, 64 * words, tiny, odd_positive, step, limit, previous)
+        sums[sums.size - 1] = magnitude + (sums[sums.size - 1] if words % BLOCK_WORDS else float64(0))
+        clipped += over_tail
+    return clipped
+
+
+@njit(nogil=True, inline="always")
+def _pack_word(x, j, threshold, nothing, check):  # type: ignore[no-untyped-def]
+    word = uint64(0)
+    for k in range(4):
+        v = load(x, 64 * j + LANES * k)
+        check = check + v * nothing
+        word |= to_bits(v >= threshold) << uint64(LANES * k)
+    return word, check
+
+
+@njit(nogil=True, cache=True)
+def pack(x, bits, odd_positive, zero, tiny):  # type: ignore[no-untyped-def]
+    """Signs of x as bits, zeros alternating as in `encode`; returns whether all of x is finite.
+
+    x : float32[n] or float64[n]; bits : uint64[ceil(n / 64)], overwritten.
+    """
+    threshold = _threshold(zero, tiny, odd_positive, None)
+    nothing = splat(zero)
+    check, check_far = nothing, nothing  # x * 0 is NaN for NaN and infinity
+    words = x.size // 64
+    half = words // 2
+    for j in range(half):
+        bits[j], check = _pack_word(x, j, threshold, nothing, check)
+        bits[j + half], check_far = _pack_word(x, j + half, threshold, nothing, check_far)
+    if words % 2:
+        bits[words - 1], check = _pack_word(x, words - 1, threshold, nothing, check)
+    total = fold(check + check_far)
+    if words < bits.size:
+        word = uint64(0)
+        for i in range(64 * words, x.size):
+            total += x[i] * zero
+            positive = x[i] >= tiny or (x[i] == 0 and (i % 2 == 1) == odd_positive)
+            word |= uint64(positive) << uint64(i - 64 * words)
+        bits[words] = word
+    return total == 0
+
+
+@njit(nogil=True, cache=True)
+def unpack(bits, positive, negative, streaming, out):  # type: ignore[no-untyped-def]
+    """out[i] = positive where bit i is 1, else negative.
+
+    bits : uint64[ceil(n / 64)]. positive, negative : the two values as unsigned integers of out's width, so that one
+    kernel writes every float type. streaming : store past the caches; `out` must then start at a multiple of 32 bytes.
+    out : unsigned integers [n], overwritten.
+    """
+    p, m = splat(positive), splat(negative)
+    words = out.size // 64
+    if streaming:
+        for j in range(words):
+            for k in range(4):
+                stream(out, 64 * j + LANES * k, select(to_mask(bits[j], LANES * k), p, m))
+        fence()
+    else:
+        for j in range(words):
+            for k in range(4):
+                store(out, 64 * j + LANES * k, select(to_mask(bits[j], LANES * k), p, m))
+    for i in range(64 * words, out.size):
+        out[i] = positive if (bits[words] >> uint64(i - 64 * words)) & uint64(1) else negative
+
+
+@njit(nogil=True, cache=True)
+def all_finite(x):  # type: ignore[no-untyped-def]
+    """Whether x, float32[n] or float64[n], has neither NaN nor infinity."""
+    nothing = splat(x.dtype.type(0))
+    check, check_far = nothing, nothing
+    half = x.size // (2 * LANES) * LANES
+    for i in range(0, half, LANES):
+        check = check + load(x, i) * nothing
+        check_far = check_far + load(x, i + half) * nothing
+    total = fold(check + check_far)
+    for i in range(2 * half, x.size):
+        total += x[i] * x.dtype.type(0)
+    return total == 0
+
+
+@njit(nogil=True, cache=True)
+def all_finite_16(bits, exponent):  # type: ignore[no-untyped-def]
+    """Whether 16-bit floats, uint16[n], have neither NaN nor infinity. exponent : uint16, the bits that it takes."""
+    found = uint16(0)
+    for i in range(bits.size):
+        found |= uint16(bits[i] & exponent == exponent)
+    return found == 0
+
+
+@njit(nogil=True, cache=True)
+def add_and_clear(u, residual, bits, previous, out, sums):  # type: ignore[no-untyped-def]
+    """A full-precision round's input: out = u + residual, residual = 0, and sums of |u| per block of 4096.
+
+    residual : like u, or None. bits, previous : as in `encode`; `previous` None: nothing is pending. out : like u,
+    overwritten. sums : float64[ceil(n / 4096)], overwritten.
+    """
+    zero = splat(u.dtype.type(0))
+    for b in range(sums.size):
+        total = widen(zero)
+        end = min(u.size, (b + 1) * BLOCK)
+        full = end // 64 * 64
+        for i in range(b * BLOCK, full, LANES):
+            x = load(u, i)
+            total = total + widen(absolute(x))
+            if residual is not None:
+                c = load(residual, i)
+                if previous is not None:
+                    c = c - select(to_mask(bits[i // 64], i % 64), splat(previous), splat(-previous))
+                x = x + c
+                store(residual, i, zero)
+            store(out, i, x)
+        rest = float64(0)
+        for i in range(full, end):
+            y = u[i]
+            rest += abs(float64(y))
+            if residual is not None:
+                d = residual[i]
+                if previous is not None:
+                    d = d - previous if (bits[i // 64] >> uint64(i % 64)) & uint64(1) else d + previous
+                y = y + d
+                residual[i] = 0
+            out[i] = y
+        sums[b] = fold(total) + rest
+
+
+@njit(nogil=True, cache=True)
+def subtract_result(residual, bits, previous):  # type: ignore[no-untyped-def]
+    """Settle what rule "paper" left pending: residual -= previous * last result."""
+    for i in range(residual.size):
+        positive = (bits[i // 64] >> uint64(i % 64)) & uint64(1)
+        residual[i] = residual[i] - previous if positive else residual[i] + previous
+
+
+@njit(nogil=True, cache=True)
+def magnitudes(u, sums):  # type: ignore[no-untyped-def]
+    """Sums of |u| as `encode` makes them. u : float32[n] or float64[n]; sums : float64[ceil(n / 4096)], overwritten."""
+    for b in range(sums.size):
+        total = widen(splat(u.dtype.type(0)))
+        end = min(u.size, (b + 1) * BLOCK)
+        full = end // 64 * 64
+        for i in range(b * BLOCK, full, LANES):
+            total = total + widen(absolute(load(u, i)))
+        rest = float64(0)
+        for i in range(full, end):
+            rest += abs(float64(u[i]))
+        sums[b] = fold(total) + rest
+
+
+@njit(nogil=True, cache=True)
+def add_up(sums, firsts, clipped, report):  # type: ignore[no-untyped-def]
+    """What a rank reports: the number of elements clipped, then the sum of |u| of each segment.
+
+    sums : float64[blocks]. firsts : int64[segments], each segment's first block.
+    report : float64[1 + segments], overwritten.
+    """
+    report[0] = clipped
+    for segment in range(firsts.size):
+        total = float64(0)
+        for block in range(firsts[segment], firsts[segment + 1] if segment + 1 < firsts.size else sums.size):
+            total += sums[block]
+        report[1 + segment] = total
+
+
+@njit(nogil=True, cache=True)
+def follow(gathered, counts, average, magnitudes):  # type: ignore[no-untyped-def]
+    """Take in what the ranks gathered: the running magnitudes, and how many elements they clipped.
+
+    gathered : float64[ranks, 1 + segments], clipped elements and sums of |u|; summed in rank order.
+    counts : float64[segments], elements over all ranks. average : weight of the past.
+    magnitudes : float64[segments], overwritten; NaN: no past.
+
+    Returns
+    -------
+    float
+        Clipped elements; NaN if a sum is not finite, and then `magnitudes` is left alone.
+    """
+    clipped, everything = float64(0), float64(0)
+    for rank in range(gathered.shape[0]):
+        clipped += gathered[rank, 0]
+        for segment in range(magnitudes.size):
+            everything += gathered[rank, 1 + segment]
+    if not np.isfinite(everything):
+        return np.nan
+    for segment in range(magnitudes.size):
+        total = float64(0)
+        for rank in range(gathered.shape[0]):
+            total += gathered[rank, 1 + segment]
+        mean = total / counts[segment]
+        past = magnitudes[segment]
+        magnitudes[segment] = average * past + (1 - average) * mean if past == past else mean
+    return clipped
+
+
+@njit(nogil=True, cache=True)
+def set_steps(magnitudes, gamma, clip, positive, negative, limits):  # type: ignore[no-untyped-def]
+    """The step s = gamma a of each segment, -s, and the residual's limit clip * s.
+
+    magnitudes : float64[segments]; positive, negative, limits : float32[segments] or float64[segments], overwritten.
+
+    Returns
+    -------
+    bool
+        Whether all steps are finite.
+    """
+    finite = True
+    for segment in range(magnitudes.size):
+        step = positive.dtype.type(gamma * magnitudes[segment])
+        positive[segment], negative[segment] = step, -step
+        limits[segment] = step * positive.dtype.type(clip)
+        finite = finite and np.isfinite(step)
+    return finite

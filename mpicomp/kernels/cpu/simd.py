@@ -1,0 +1,223 @@
+"""Vectors as Numba values: the few operations the kernels need, compiled to LLVM vector instructions.
+
+LLVM's auto-vectoriser turns neither "16 comparisons into 16 bits" nor a counter-based generator nor streaming stores
+into good code, so the kernels say what they want. A ``Vec`` lives in registers; LLVM legalises any width for
+any CPU, so nothing here names an instruction set.
+
+Lanes: floats and masks have ``LANES`` = 16; random words and packed signs are ``WORDS`` = 4 words of 64 bits, or the
+same as ``BYTES`` = 32 bytes. Conversions, masks and reductions are in `mpicomp.kernels.cpu.lanes`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, lower_builtin, models, register_model, type_callable
+
+LANES = 16
+WORDS = 4
+BYTES = 32
+STACK = 64  # bytes
+
+
+class Vec(types.Type):
+    """Numba type of a register vector: `lanes` values of scalar type `dtype` (boolean: a mask)."""
+
+    def __init__(self, dtype: Any, lanes: int) -> None:
+        self.dtype, self.lanes = dtype, lanes
+        super().__init__(name=f"Vec({dtype}, {lanes})")
+
+    @property
+    def llvm(self) -> ir.VectorType:
+        """The type it has in registers."""
+        widths = {types.float32: ir.FloatType(), types.float64: ir.DoubleType(), types.boolean: ir.IntType(1)}
+        return ir.VectorType(widths.get(self.dtype) or ir.IntType(self.dtype.bitwidth), self.lanes)
+
+
+@register_model(Vec)
+class _VecModel(models.PrimitiveModel):
+    def __init__(self, dmm: Any, fe_type: Vec) -> None:
+        super().__init__(dmm, fe_type, fe_type.llvm)
+
+
+def _typed(op: Callable[..., Any], result: Callable[[Vec], Vec]) -> None:
+    @type_callable(op)
+    def typer(context: Any) -> Callable[..., Vec | None]:
+        def typed(a: Any, b: Any) -> Vec | None:
+            return result(a) if isinstance(a, Vec) and a == b else None
+
+        return typed
+
+
+def _lower(op: Callable[..., Any], integer: str | None, floating: str | None) -> None:
+    """Let ``a op b`` on two equal vectors emit the named llvmlite instruction."""
+    _typed(op, lambda a: a)
+
+    @lower_builtin(op, Vec, Vec)
+    def lowered(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        name = floating if isinstance(sig.args[0].dtype, types.Float) else integer
+        assert name is not None
+        return getattr(builder, name)(*args)
+
+
+_lower(operator.add, "add", "fadd")
+_lower(operator.sub, "sub", "fsub")
+_lower(operator.mul, "mul", "fmul")
+_lower(operator.and_, "and_", None)
+_lower(operator.or_, "or_", None)
+_lower(operator.xor, "xor", None)
+_lower(operator.rshift, "lshr", None)
+_lower(operator.lshift, "shl", None)
+
+
+def _lower_compare(op: Callable[..., Any], symbol: str) -> None:
+    _typed(op, lambda a: Vec(types.boolean, a.lanes))
+
+    @lower_builtin(op, Vec, Vec)
+    def lowered(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        if isinstance(sig.args[0].dtype, types.Float):
+            return builder.fcmp_ordered(symbol, *args)
+        return builder.icmp_unsigned(symbol, *args)
+
+
+_lower_compare(operator.ge, ">=")
+_lower_compare(operator.gt, ">")
+_lower_compare(operator.lt, "<")
+_lower_compare(operator.eq, "==")
+
+
+def _align_stack(builder: Any) -> None:
+    """Let the function that is being built begin its stack frame at a multiple of `STACK`.
+
+    LLVM spills vectors to wherever the stack happens to be: in one process of twenty a vector that a loop spills lies
+    across two pages, and the loop takes four times as long.
+    """
+    attributes = builder.function.attributes
+    attributes.alignstack = STACK
+    attributes.add("nounwind")  # which all of Numba's functions are; without any name llvmlite writes no attributes
+
+
+def _splat(builder: Any, value: Any, lanes: int) -> Any:
+    _align_stack(builder)
+    vector = ir.VectorType(value.type, lanes)
+    one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
+    mask = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
+    return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), mask)
+
+
+def _splat_to(lanes: int) -> Any:
+    def typed(typingctx: Any, value: Any) -> Any:
+        result = Vec(value, lanes)
+
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            return _splat(builder, args[0], lanes)
+
+        return result(value), codegen
+
+    return intrinsic(typed)
+
+
+#: The scalar in all 16 lanes.
+splat = _splat_to(LANES)
+#: The 64-bit word in all 4 lanes.
+splat_word = _splat_to(WORDS)
+#: The byte, or another number, in all 32 lanes.
+splat_byte = _splat_to(BYTES)
+
+
+@intrinsic
+def iota(typingctx: Any, start: Any) -> Any:
+    """64-bit words start, start + 1, start + 2, start + 3."""
+    result = Vec(types.uint64, WORDS)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        base = context.cast(builder, args[0], sig.args[0], types.uint64)
+        return builder.add(_splat(builder, base, WORDS), ir.Constant(result.llvm, list(range(WORDS))))
+
+    return result(start), codegen
+
+
+def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any, vector: Vec) -> Any:
+    data = context.make_array(array_type)(context, builder, array).data
+    return builder.bitcast(builder.gep(data, [index]), vector.llvm.as_pointer())
+
+
+def _load_of(lanes: int) -> Any:
+    def typed(typingctx: Any, array: Any, index: Any) -> Any:
+        result = Vec(array.dtype, lanes)
+
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            _align_stack(builder)
+            at = context.cast(builder, args[1], sig.args[1], types.intp)
+            pointer = _pointer(context, builder, sig.args[0], args[0], at, result)
+            return builder.load(pointer, align=array.dtype.bitwidth // 8)
+
+        return result(array, index), codegen
+
+    return intrinsic(typed)
+
+
+#: 16 elements of an array from an index on; any alignment. Likewise 4 words, 32 bytes.
+load = _load_of(LANES)
+load_words = _load_of(WORDS)
+load_bytes = _load_of(BYTES)
+
+
+def _store(streaming: bool) -> Any:
+    def typed(typingctx: Any, array: Any, index: Any, vector: Any) -> Any:
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            _align_stack(builder)
+            at = context.cast(builder, args[1], sig.args[1], types.intp)
+            pointer = _pointer(context, builder, sig.args[0], args[0], at, vector)
+            instruction = builder.store(args[2], pointer, align=32 if streaming else array.dtype.bitwidth // 8)
+            if streaming:
+                one = ir.Constant(ir.IntType(32), 1)
+                instruction.set_metadata("nontemporal", builder.module.add_metadata([one]))
+            return context.get_dummy_value()
+
+        return types.none(array, index, vector), codegen
+
+    return typed
+
+
+store = intrinsic(_store(streaming=False))
+#: Store past the caches. The address must be a multiple of 32 bytes.
+stream = intrinsic(_store(streaming=True))
+
+
+@intrinsic
+def fence(typingctx: Any) -> Any:
+    """Order streaming stores before everything after: a message is not handed over half written."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.none(), codegen
+
+
+@intrinsic
+def select(typingctx: Any, mask: Any, a: Any, b: Any) -> Any:
+    """Lane by lane `a` where the mask is set, else `b`."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.select(*args)
+
+    return a(mask, a, b), codegen
+
+
+@intrinsic
+def absolute(typingctx: Any, vector: Any) -> Any:
+    """|x| per lane."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        name = f"llvm.fabs.v{vector.lanes}f{vector.dtype.bitwidth}"
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector.llvm, [vector.llvm]), name)
+        return builder.call(function, args)
+
+    return vector(vector), codegen

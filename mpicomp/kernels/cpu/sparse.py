@@ -1,0 +1,188 @@
+"""Few elements of a vector: picked out, put back, drawn."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import float64, int64, njit, uint64
+from numba.cpython.unsafe.numbers import trailing_zeros
+
+from mpicomp.kernels.cpu.lanes import fold, lane
+from mpicomp.kernels.cpu.philox import LOW, draw, load_keys
+from mpicomp.kernels.cpu.simd import LANES, load, splat
+
+# Places of elements -------------------------------------------------------------------------------------------------
+
+
+@njit(nogil=True, cache=True)
+def expand(indices, chunk, keep, start, stop, places):  # type: ignore[no-untyped-def]
+    """Places within chunks to places in the vector; such as lie outside, by damage, to the nearest inside.
+
+    indices : uint32[k], `keep` of each chunk. start, stop : elements of the vector that the chunks divide.
+    places : int64[k], overwritten.
+    """
+    base, left = int64(start), keep
+    for j in range(indices.size):
+        if left == 0:
+            base += chunk
+            left = keep
+        left -= 1
+        places[j] = min(base + min(int64(indices[j]), chunk - 1), stop - 1)
+
+
+@njit(nogil=True, cache=True)
+def draw_strata(schedule, first, step, source, chunk, start, stop, places):  # type: ignore[no-untyped-def]
+    """One place of each chunk, each with the same probability up to chunk 2^-32.
+
+    Chunk j of those from `first` on takes 32-bit word j mod 16 of draw (j mod 512) div 16 of group j div 512; its place
+    is the word times the chunk's length, div 2^32.
+
+    schedule : uint64[56], the stream's. step, source : uint64 counter words. start, stop : elements of the vector that
+    the chunks divide. places : int64[chunks], overwritten.
+    """
+    keys = load_keys(schedule)
+    for block in range(first // 16, (first + places.size + 15) // 16):
+        low, high = draw(keys, uint64(block // 32), uint64(block % 32), step, source)
+        for e in range(16):
+            j = 16 * block + e - first
+            if 0 <= j < places.size:
+                word = lane(low, high, e // 2)
+                uniform = word >> uint64(32) if e % 2 else word & LOW
+                base = start + j * chunk
+                length = min(chunk, stop - base)
+                places[j] = base + int64((uniform * uint64(length)) >> uint64(32))
+
+
+# A vector and its residual ------------------------------------------------------------------------------------------
+
+
+@njit(nogil=True, cache=True)
+def finite_sum(x, residual):  # type: ignore[no-untyped-def]
+    """Whether x + residual, float32[n] or float64[n], has neither NaN nor infinity."""
+    nothing = splat(x.dtype.type(0))
+    check = nothing
+    whole = x.size // LANES * LANES
+    for i in range(0, whole, LANES):
+        check = check + (load(x, i) + load(residual, i)) * nothing
+    total = fold(check)
+    for i in range(whole, x.size):
+        total += (x[i] + residual[i]) * x.dtype.type(0)
+    return total == 0
+
+
+@njit(nogil=True, cache=True)
+def pick(x, residual, places, limit, past, values, kept):  # type: ignore[no-untyped-def]
+    """values = x + residual at these places; returns whether all their magnitudes are at most `limit`.
+
+    past : scalar like x, or None. kept : like x, [k], overwritten with past * residual; None where `past` is.
+    """
+    within = True
+    for j in range(places.size):
+        p = places[j]
+        v = x[p] + residual[p]
+        within &= abs(v) <= limit
+        values[j] = v
+        if past is not None:
+            kept[j] = past * residual[p]
+    return within
+
+
+@njit(nogil=True, cache=True)
+def remember(x, residual, past, part, start, places, kept):  # type: ignore[no-untyped-def]
+    """residual = past * residual + part * (x + residual), but `kept` at these places.
+
+    x, residual : parts of the vectors that begin at element `start`. past, part : scalars like x; None and None: 0, 1.
+    places : int64[k], of the whole vectors. kept : as `pick` leaves it; None: zeros.
+    """
+    if past is None:
+        for i in range(x.size):
+            residual[i] = x[i] + residual[i]
+    else:
+        for i in range(x.size):
+            residual[i] = past * residual[i] + part * (x[i] + residual[i])
+    for j in range(places.size):
+        if kept is None:
+            residual[places[j] - start] = x.dtype.type(0)
+        else:
+            residual[places[j] - start] = kept[j]
+
+
+@njit(nogil=True, cache=True)
+def put(values, places, out):  # type: ignore[no-untyped-def]
+    """out[places] = values, of any type."""
+    for j in range(places.size):
+        out[places[j]] = values[j]
+
+
+# Payloads -----------------------------------------------------------------------------------------------------------
+
+
+@njit(nogil=True, cache=True)
+def spread_chunks(values, indices, chunk, keep, out):  # type: ignore[no-untyped-def]
+    """Overwrite `out` with zeros but for `values`, `keep` of each chunk; what is not finite becomes 0.
+
+    indices : uint32[k], places within chunks; such as lie outside are taken to the last element.
+    """
+    j = 0
+    for start in range(0, out.size, chunk):
+        stop = min(out.size, start + chunk)
+        for i in range(start, stop):
+            out[i] = 0
+        for _ in range((keep * (stop - start) + chunk - 1) // chunk):
+            if np.isfinite(values[j]):
+                out[start + min(int64(indices[j]), stop - start - 1)] = values[j]
+            j += 1
+
+
+@njit(nogil=True, cache=True)
+def add_chunks(values, indices, chunk, keep, sums):  # type: ignore[no-untyped-def]
+    """Like `spread_chunks`, but adds to what is there."""
+    j = 0
+    for start in range(0, sums.size, chunk):
+        length = min(sums.size - start, chunk)
+        for _ in range((keep * length + chunk - 1) // chunk):
+            if np.isfinite(values[j]):
+                sums[start + min(int64(indices[j]), length - 1)] += values[j]
+            j += 1
+
+
+@njit(nogil=True, cache=True)
+def compress_masked(x, words, divisor, most, kept):  # type: ignore[no-untyped-def]
+    """The elements of x whose bit is 1, divided, in order, as far as there is room; returns how many.
+
+    x : float32[n] or float64[n]. words : uint64[at least ceil(n / 64)]. divisor, most : float64; quotients are held
+    within -most .. most. kept : float32[room], overwritten as far as there are any.
+    """
+    found = 0
+    for w in range((x.size + 63) // 64):
+        word = words[w]
+        left = x.size - 64 * w
+        if left < 64:
+            word &= (uint64(1) << uint64(left)) - uint64(1)
+        while word and found < kept.size:
+            v = float64(x[64 * w + int64(trailing_zeros(word))]) / divisor
+            kept[found] = min(max(v, -most), most)
+            found += 1
+            word &= word - uint64(1)
+    return found
+
+
+@njit(nogil=True, cache=True)
+def spread_masked(words, kept, out):  # type: ignore[no-untyped-def]
+    """The opposite of `compress_masked`: zeros but where a bit is 1 and there is an element left.
+
+    kept : float32[k]; what is not finite becomes 0. out : float32[n] or float64[n], overwritten.
+    """
+    j = 0
+    for w in range((out.size + 63) // 64):
+        word = words[w]
+        base = 64 * w
+        left = min(64, out.size - base)
+        for i in range(base, base + left):
+            out[i] = 0
+        if left < 64:
+            word &= (uint64(1) << uint64(left)) - uint64(1)
+        while word and j < kept.size:
+            if np.isfinite(kept[j]):
+                out[base + int64(trailing_zeros(word))] = kept[j]
+            j += 1
+            word &= word - uint64(1)

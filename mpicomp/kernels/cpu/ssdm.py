@@ -1,0 +1,95 @@
+"""SSDM's two passes: the norm, with momentum or without, and stochastic signs, 32 random bits per element."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import float64, njit, uint64
+
+from mpicomp.kernels.cpu.lanes import as_lanes, fold, lane, to_bits, to_float64, widen
+from mpicomp.kernels.cpu.philox import LOW, draw, load_keys
+from mpicomp.kernels.cpu.sign import BLOCK
+from mpicomp.kernels.cpu.simd import LANES, load, splat, store
+
+TWO_31 = np.float64(2147483648.0)
+
+
+@njit(nogil=True, inline="always")
+def _moved(g, momentum, beta, gain, i):  # type: ignore[no-untyped-def]
+    """16 elements of beta momentum + gain g, or of g."""
+    x = load(g, i)
+    if momentum is not None:
+        x = splat(beta) * load(momentum, i) + splat(gain) * x
+    return x
+
+
+@njit(nogil=True, inline="always")
+def _moved_one(g, momentum, beta, gain, i):  # type: ignore[no-untyped-def]
+    x = g[i]
+    if momentum is not None:
+        x = beta * momentum[i] + gain * x
+    return x
+
+
+@njit(nogil=True, inline="always")
+def _squares_of_block(g, momentum, beta, gain, start, end):  # type: ignore[no-untyped-def]
+    total = widen(splat(g.dtype.type(0)))
+    whole = start + (end - start) // LANES * LANES
+    for i in range(start, whole, LANES):
+        x = widen(_moved(g, momentum, beta, gain, i))
+        total = total + x * x
+    rest = float64(0)
+    for i in range(whole, end):
+        y = float64(_moved_one(g, momentum, beta, gain, i))
+        rest += y * y
+    return fold(total) + rest
+
+
+@njit(nogil=True, cache=True)
+def squares(g, momentum, beta, gain, sums):  # type: ignore[no-untyped-def]
+    """Sum of squares of beta momentum + gain g per block of 4096, in float64; nothing else is written.
+
+    g : float32[n] or float64[n]. momentum : like g, or None: of g itself. beta, gain : scalars like g.
+    sums : float64[ceil(n / 4096)], overwritten.
+    """
+    for b in range(sums.size):
+        sums[b] = _squares_of_block(g, momentum, beta, gain, b * BLOCK, min(g.size, (b + 1) * BLOCK))
+
+
+@njit(nogil=True, cache=True)
+def stochastic_signs(schedule, first, step, source, g, momentum, beta, gain, norm, bits):  # type: ignore[no-untyped-def]
+    """momentum = beta momentum + gain g; bit i = 1 with probability 1/2 + x[i] / (2 norm), to 2^-32, x the momentum.
+
+    schedule, step, source : as in `philox.draw_words`; element e of a group of 512 takes 32-bit word
+    e mod 16 of draw e div 16. first : index of g[0] in its vector, a multiple of 64. g : float32[n] or float64[n].
+    momentum : like g, overwritten, or None: x is g itself. norm : float64; 0 gives fair coins.
+    bits : uint64[ceil(n / 64)], overwritten.
+    """
+    keys = load_keys(schedule)
+    scale = TWO_31 / norm if norm > 0 else float64(0)
+    middle, scales = splat(TWO_31), splat(scale)
+    words = g.size // 64
+    for j in range(words):
+        word = uint64(0)
+        for k in range(4):
+            i = 64 * j + LANES * k
+            element = first + uint64(i)
+            low, high = draw(keys, element >> uint64(9), (element >> uint64(4)) & uint64(31), step, source)
+            x = _moved(g, momentum, beta, gain, i)
+            if momentum is not None:
+                store(momentum, i, x)
+            below = middle + widen(x) * scales > to_float64(as_lanes(low, high))
+            word |= to_bits(below) << uint64(LANES * k)
+        bits[j] = word
+    if words < bits.size:
+        word = uint64(0)
+        for start in range(64 * words, g.size, LANES):
+            element = first + uint64(start)
+            low, high = draw(keys, element >> uint64(9), (element >> uint64(4)) & uint64(31), step, source)
+            for i in range(start, min(start + LANES, g.size)):
+                two = lane(low, high, (i - start) // 2)
+                uniform = two >> uint64(32) if (i - start) % 2 else two & LOW
+                y = _moved_one(g, momentum, beta, gain, i)
+                if momentum is not None:
+                    momentum[i] = y
+                word |= uint64(float64(uniform) < TWO_31 + float64(y) * scale) << uint64(i - 64 * words)
+        bits[words] = word

@@ -1,0 +1,1 @@
+"""How payloads get round and meet: one file each."""

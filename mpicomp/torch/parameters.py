@@ -1,0 +1,78 @@
+"""Which of an optimizer's parameters are synchronized: those that require a gradient when it is wrapped, for good."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from collectives import Communicator
+from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.replication import require_cpu
+
+
+class Parameters:
+    """An optimizer's parameters, in its order, those without elements left out.
+
+    Parameters
+    ----------
+    optimizer
+        Its parameters are looked at, not changed.
+    names
+        What error messages call them; the others are called by their position.
+
+    Attributes
+    ----------
+    trained, frozen
+        Parameters that required a gradient, and those that did not.
+
+    Raises
+    ------
+    ValueError
+        A parameter is not a dense floating-point CPU tensor, or none is to be trained.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> None:
+        self.trained: list[NamedParameter] = []
+        self.frozen: list[NamedParameter] = []
+        for g, group in enumerate(optimizer.param_groups):
+            for i, parameter in enumerate(group["params"]):
+                name = names.get(parameter, f"group {g}, parameter {i}")
+                require_cpu(name, parameter)
+                if not parameter.is_floating_point() or parameter.layout != torch.strided:
+                    raise ValueError(
+                        f"parameter {name!r} is a {parameter.layout} tensor of {parameter.dtype}; leave it out of the "
+                        "optimizer, since only dense float16, bfloat16, float32 and float64 can be synchronized"
+                    )
+                if parameter.numel():
+                    chosen = self.trained if parameter.requires_grad else self.frozen
+                    chosen.append(NamedParameter(name, parameter))
+        if not self.trained:
+            raise ValueError(
+                "the optimizer holds no parameter that requires a gradient; nothing is left to synchronize"
+            )
+
+    def require_unchanged(self, comm: Communicator) -> None:
+        """Refuse to go on if a parameter was frozen or unfrozen since; without communication if none was.
+
+        Raises
+        ------
+        ValueError
+            Names the parameter; the other ranks get CollectiveMismatch.
+        """
+        problem = ""
+        for member in self.frozen:
+            if member.parameter.requires_grad:
+                problem = (
+                    f"parameter {member.name!r} was frozen when the optimizer was wrapped, so nothing synchronizes it; "
+                    "unfreeze it before wrapping"
+                )
+        for member in self.trained:
+            if not member.parameter.requires_grad:
+                problem = (
+                    f"parameter {member.name!r} was frozen after the optimizer was wrapped, which would go on moving "
+                    "it; freeze it before wrapping"
+                )
+        if problem:
+            comm.reject(ValueError(f"rank {comm.rank} of {comm.size}: {problem}"), "an optimizer step")

@@ -1,0 +1,139 @@
+"""Making the ranks' models equal, and noticing when they are not."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from collectives import Communicator
+from collectives.consistency.call_check import fingerprint
+
+_BROADCAST_BYTES = 25 * 2**20
+
+
+def broadcast_parameters(
+    module_or_state_dict: torch.nn.Module | Mapping[str, Tensor], comm: Communicator | None = None, root: int = 0
+) -> None:
+    """Copy one rank's parameters and buffers to all ranks.
+
+    Parameters
+    ----------
+    module_or_state_dict
+        A module, or the tensors of one by name. Every tensor is **overwritten** on all ranks but `root`. CPU tensors of
+        any dtype and layout; the bits are copied as they are.
+    comm
+        Communicator; None makes one on all ranks of the job and closes it again.
+    root
+        Rank whose values all take.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An entry of this rank's is not a tensor, or not one in host memory; the others then raise CollectiveMismatch.
+    CollectiveMismatch
+        The ranks' tensors differ in name, shape or dtype.
+    """
+    named: Mapping[str, Tensor] = (
+        module_or_state_dict.state_dict() if isinstance(module_or_state_dict, torch.nn.Module) else module_or_state_dict
+    )
+    if comm is None:
+        with Communicator() as own:
+            _broadcast(named, own, root)
+    else:
+        _broadcast(named, comm, root)
+
+
+@torch.no_grad()
+def average_buffers(module: torch.nn.Module, comm: Communicator) -> None:
+    """Replace a module's floating-point buffers by their mean over the ranks, densely.
+
+    BatchNorm's running statistics are buffers, which each rank gathers from its own shard and no optimizer sees. Call
+    this before evaluating or saving the model, and under Marsit with each full-precision round
+    (``optimizer.rounds % full_precision_every == 1``), where the ranks' updates are averaged exactly too. Buffers of
+    other dtypes, such as the number of batches seen, are left alone.
+
+    Parameters
+    ----------
+    module
+        Its floating-point buffers are **overwritten**.
+    comm
+        Communicator of the ranks that train the module.
+    """
+    buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point() and buffer.numel()]
+    if not buffers or comm.size == 1:
+        return
+    dtype = torch.float64 if any(buffer.dtype == torch.float64 for buffer in buffers) else torch.float32
+    flat = torch.cat([buffer.reshape(-1).to(dtype) for buffer in buffers])
+    mean = torch.from_numpy(np.asarray(comm.allreduce(flat.numpy(), op="mean")))
+    parts = torch.split(mean, [buffer.numel() for buffer in buffers])
+    for buffer, part in zip(buffers, parts, strict=True):
+        buffer.copy_(part.view(buffer.shape))
+
+
+def require_same_layout(named: Mapping[str, Tensor], comm: Communicator) -> None:
+    """Raise CollectiveMismatch on every rank unless all have the same names, shapes and dtypes in the same order."""
+    layout = fingerprint("".join(f"{name} {tuple(tensor.shape)} {tensor.dtype}, " for name, tensor in named.items()))
+    n_elements = sum(tensor.numel() for tensor in named.values())
+    comm.agree(
+        layout,
+        lambda: (
+            f"{len(named)} tensors of {n_elements} elements whose names, shapes and dtypes have checksum {layout:x}"
+        ),
+    )
+
+
+def require_same_values(tensors: Iterable[Tensor], comm: Communicator) -> None:
+    """Raise CollectiveMismatch on every rank unless all hold the same bits."""
+    crc = 0
+    for tensor in tensors:
+        crc = zlib.crc32(_bytes_of(tensor).numpy().data, crc)
+    comm.agree(crc, lambda: f"parameters of checksum {crc:x}, which broadcast_parameters(model, comm) makes equal")
+
+
+def require_cpu(name: str, tensor: Tensor) -> None:
+    """Raise ValueError, with the tensor's name, unless it lives in host memory."""
+    if tensor.device.type != "cpu":
+        raise ValueError(
+            f"parameter {name!r} lives on {tensor.device}, which mpicomp.torch cannot reach; move the model to the CPU"
+        )
+
+
+@torch.no_grad()
+def _broadcast(named: Mapping[str, Tensor], comm: Communicator, root: int) -> None:
+    try:
+        for name, tensor in named.items():
+            if not torch.is_tensor(tensor):
+                raise TypeError(f"{name!r} is a {type(tensor).__name__}, not a tensor; leave it out")
+            require_cpu(name, tensor)
+    except (TypeError, ValueError) as error:
+        here = f"rank {comm.rank} of {comm.size}, broadcast_parameters: {error}"
+        comm.reject(type(error)(here), "broadcast_parameters")
+    require_same_layout(named, comm)
+    batch: list[Tensor] = []
+    nbytes = 0
+    for tensor in named.values():
+        batch.append(tensor)
+        nbytes += tensor.numel() * tensor.element_size()
+        if nbytes >= _BROADCAST_BYTES:
+            _broadcast_batch(batch, comm, root)
+            batch, nbytes = [], 0
+    _broadcast_batch(batch, comm, root)
+
+
+def _broadcast_batch(batch: Sequence[Tensor], comm: Communicator, root: int) -> None:
+    if not batch:
+        return
+    flat = torch.cat([_bytes_of(tensor) for tensor in batch])
+    received = torch.from_numpy(np.asarray(comm.broadcast(flat.numpy(), root=root)))
+    parts = torch.split(received, [tensor.numel() * tensor.element_size() for tensor in batch])
+    for tensor, part in zip(batch, parts, strict=True):
+        # clone: a part may start at any byte, and a view of wider elements needs an aligned start
+        tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
