@@ -89,7 +89,7 @@ def test_an_interrupted_check_closes_the_communicator(
 
 
 @pytest.mark.parametrize(
-    ("topology", "where"), [("mpi", "sums.widen"), ("ring", "dense.widen"), ("auto", "sums.widen")]
+    ("topology", "where"), [("mpi", "allreduce.widen"), ("ring", "payload.widen"), ("auto", "allreduce.widen")]
 )
 def test_a_rank_that_fails_amid_a_sum_goes_no_further(
     mpi_comm: MPI.Intracomm, topology: str, where: str, monkeypatch: pytest.MonkeyPatch
@@ -100,7 +100,7 @@ def test_a_rank_that_fails_amid_a_sum_goes_no_further(
     comm = Communicator(mpi_comm, topology, TIMEOUT_S, verify=False)
     if comm.size > 1:
         with monkeypatch.context() as patched:
-            patched.setattr(f"collectives.{where}", no_room)
+            patched.setattr(f"collectives.dense.{where}", no_room)
             with pytest.raises(MemoryError):
                 comm.allreduce(np.ones(100, np.float16))
         with pytest.raises(CommunicatorClosed, match="no room"):
