@@ -22,13 +22,17 @@ EVERY_SIZE = "EVERY_SIZE"
 
 
 def parametrize_sizes(metafunc: pytest.Metafunc) -> None:
-    """Run every test that asks for `mpi_comm` on the whole lane, and where sizes matter on 5 and 7 ranks too."""
+    """Run every test that asks for `mpi_comm` on the whole lane, and where sizes matter on 5 and 7 ranks too.
+
+    A module may say on which of its lane's ranks it runs: ``SIZES_OF_LANE(size)`` gives them.
+    """
     if "mpi_comm" not in metafunc.fixturenames or any(m.args[0] == "mpi_comm" for m in _parametrized(metafunc)):
         return
     plugin = metafunc.config.pluginmanager.get_plugin("rank_agreement")
     size = 1 if plugin is None else plugin.size
     parts = PARTS if size >= PARTS_FROM and getattr(metafunc.module, EVERY_SIZE, False) else ()
-    metafunc.parametrize("mpi_comm", [size, *parts], indirect=True)
+    sizes = getattr(metafunc.module, "SIZES_OF_LANE", lambda size: [size, *parts])(size)
+    metafunc.parametrize("mpi_comm", sizes, indirect=True)
 
 
 def _parametrized(metafunc: pytest.Metafunc) -> list[pytest.Mark]:

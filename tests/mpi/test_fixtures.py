@@ -26,13 +26,10 @@ OPTIONS = (
 )
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+def SIZES_OF_LANE(lane: int) -> list[int]:  # noqa: N802 - a constant of the module, for `tests.mpi.lanes`
     """Run on the whole lane, on 3 ranks of 4 (there is no record of 4), and on 5 of 8 too."""
-    if metafunc.function is not test_states_from_before_are_gone_on_from:
-        plugin = metafunc.config.pluginmanager.get_plugin("rank_agreement")
-        lane = 1 if plugin is None else plugin.size
-        whole = max(size for size in SIZES if size <= lane)
-        metafunc.parametrize("mpi_comm", sorted({whole, 5}) if lane > 5 else [whole], indirect=True)
+    whole = max(size for size in SIZES if size <= lane)
+    return sorted({whole, 5}) if lane > 5 else [whole]
 
 
 def compared(mpi_comm: MPI.Intracomm, chosen: list[Case]) -> list[str]:

@@ -120,7 +120,7 @@ def test_neither_pieces_nor_slots_nor_arrival_order_change_a_sum(
     for topology in tried:
         expected = dense(topology, every)
         for piece_bytes, slots in ((64, 1), (512, 3), (None, 40)):
-            monkeypatch.setattr(allreduce, "SLOTS", slots)
+            monkeypatch.setattr(allreduce, "RECEIVE_BUFFERS", slots)
             with Communicator(mpi_comm, topology, TIMEOUT_S, piece_bytes=piece_bytes) as comm:
                 assert (comm.allreduce(every[comm.rank]) == expected).all(), (topology, piece_bytes, slots)
     jitter(mpi_comm.rank)
