@@ -84,4 +84,4 @@ def test_a_chosen_gamma_outlives_a_restored_one(mpi_comm: MPI.Intracomm) -> None
         state = Marsit(None, gamma=4).start(comm, N).state_dict()
         chosen = Marsit(None, gamma=1).start(comm, N)
         chosen.load_state_dict(state)
-        assert chosen.gamma == 1
+        assert chosen.feedback.gamma == 1

@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from mpicomp import RandomK, ScaleCom, TrueTopK
-from mpicomp.algorithms import scalecom
-from mpicomp.reducers import shared_indices
+from mpicomp.codecs import memory
+from mpicomp.reducers import leader_choice, shared_indices
 from tests.reference.one_process.shared_indices import Options
 
 N = 3001
@@ -35,9 +35,9 @@ every_method = pytest.mark.parametrize("kind", METHODS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Short vectors go at once, long ones in parts and beside other work."""
     if request.param == "in parts":
-        for module in (shared_indices, scalecom):
+        for module in (shared_indices, leader_choice):
             monkeypatch.setattr(module, "BRIEF_ELEMENTS", 0)
-        monkeypatch.setattr(shared_indices, "PART_ELEMENTS", 500)
+        monkeypatch.setattr(memory, "PART_ELEMENTS", 500)
     return request.param
 
 
