@@ -12,7 +12,7 @@ import math
 import re
 import reprlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ MOST_DEPTH = 100
 MOST_DIGITS = 18  # any integer of 18 digits fits into 64 bits
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
+_MOST_LISTED = 300  # characters
 
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # an unterminated one reaches to the end of the text
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -59,14 +60,24 @@ def read_json(path: str | Path, cure: str, *, most_bytes: int = MOST_BYTES) -> A
         raise ValueError(f"{one_line(path)} is not JSON that can be read ({one_line(error)}); {cure}") from error
 
 
-def parse_json(text: str, *, most_depth: int = MOST_DEPTH, most_digits: int = MOST_DIGITS) -> Any:
+def parse_json(
+    text: str, *, most_depth: int = MOST_DEPTH, most_digits: int = MOST_DIGITS, surrogates: bool = False
+) -> Any:
     """Read one JSON text; NaN and Infinity are numbers, as Python writes them.
+
+    Parameters
+    ----------
+    text : str
+    most_depth, most_digits : int
+        A text with deeper nesting, or with an integer of more digits, is rejected.
+    surrogates : bool
+        Accept halves of surrogate pairs, which cannot be printed or sent to other ranks.
 
     Raises
     ------
     ValueError
-        The text is not JSON, is nested deeper than `most_depth`, has an integer of more than `most_digits` digits, a
-        number beyond float64, a key twice in one object, or half of a surrogate pair; one line.
+        The text is not JSON or beyond these limits, or it has a number beyond float64 or an object with a key twice;
+        one line.
     """
     _check_depth(text, most_depth)
 
@@ -79,7 +90,7 @@ def parse_json(text: str, *, most_depth: int = MOST_DEPTH, most_digits: int = MO
         found = json.loads(text, object_pairs_hook=_object, parse_int=integer, parse_float=_number)
     except RecursionError as error:  # the caller has used up most of the stack
         raise ValueError("the text is nested too deep") from error
-    if _SURROGATE.search(text):
+    if not surrogates and _SURROGATE.search(text):
         try:
             json.dumps(found, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
@@ -123,9 +134,15 @@ def shown(value: Any) -> str:
         return f"a large {type(value).__name__}"
 
 
+def listed(keys: Iterable[object]) -> str:
+    """Return the keys of a found object as messages list them, in order."""
+    text = ", ".join(sorted(one_line(key) for key in keys))
+    return text if len(text) <= _MOST_LISTED else f"{text[:_MOST_LISTED]}..."
+
+
 def one_line(error: object) -> str:
     """Return the text of an error or a path on one line that can be printed and sent to other ranks."""
-    return " ".join(str(error).encode(errors="backslashreplace").decode().split())
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in " ".join(str(error).split()))
 
 
 def _check_depth(text: str, most: int) -> None:

@@ -18,8 +18,8 @@ from collectives.schedules.plan import Topology
 from mpicomp.aggregator import state as states
 
 Synchronize = Literal["updates", "gradients"]
-StateKind = Literal["mean", "owner", "shared"]
-"""What an entry of a state becomes where other ranks go on with it: see `mpicomp.checkpoint.state.redistribute`."""
+StateKind = Literal["mean", "owner", "owned", "shared"]
+"""What an entry of a state becomes where other ranks go on with it: see `mpicomp.checkpoint.redistribute`."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Aggregator(Protocol):
     state_kinds : dict
         Of each key that `state_dict` may have. "mean": a float array whose mean over ranks is what is pending.
         "owner": an array[n], zero but for the elements that the rank owns; `load_state_dict` takes those alone.
-        "shared": equal on all ranks.
+        "owned": which elements these are, as an array of start and stop. "shared": equal on all ranks.
     """
 
     state_kinds: ClassVar[dict[str, StateKind]]

@@ -22,6 +22,7 @@ from collectives.schedules.direct import Direct
 from collectives.schedules.plan import Topology
 from collectives.schedules.star import Star
 from mpicomp.aggregator.base import Algorithm, StateKind, VectorAggregator
+from mpicomp.aggregator.state import OWNED, check_owned
 from mpicomp.codecs.base import Bytes, Codec, sent_bytes
 from mpicomp.codecs.error_feedback import Feedback
 from mpicomp.kernels.streams import Stream
@@ -150,6 +151,7 @@ class TwoPassAggregator(CodedAggregator):
         **VectorAggregator.state_kinds,
         "worker_error": "mean",
         "owner_error": "owner",
+        OWNED: "owned",
     }
 
     def __init__(
@@ -175,6 +177,7 @@ class TwoPassAggregator(CodedAggregator):
         # what an owner sends is the result itself: its error is what all ranks miss, rounding to 16 bits included
         applied = None if self._wide is None else self.dtype
         self.owner = FeedbackEncoder(second, owners_feedback, *here, of_owner, 0, applied)
+        self._keeps_owner_error = owners_feedback is not None
         self._payload = TwoPassPayload(self._program, self.worker, self.owner, self._put)
 
     def _exchange(self, values: NDArray[Any], traffic: Traffic) -> None:
@@ -189,9 +192,27 @@ class TwoPassAggregator(CodedAggregator):
     def _arrays(self) -> dict[str, NDArray[Any]]:
         return {"worker_error": self.worker.residual, "owner_error": self.owner.residual}
 
+    @property
+    def _own(self) -> range:
+        """The elements that this rank owns, which follow each other."""
+        own = [cut for cut, owned in zip(self._program.pieces, self._payload.owned, strict=True) if owned]
+        return range(own[0].start, own[-1].stop) if own else range(0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `VectorAggregator`; with the range of elements whose owner's error the state has."""
+        state = super().state_dict()
+        return state | {OWNED: np.array([self._own.start, self._own.stop])} if self._keeps_owner_error else state
+
+    def _taken(self, state: dict[str, Any]) -> dict[str, Any]:
+        taken = super()._taken(state)
+        if self._keeps_owner_error:
+            where = f"rank {self.comm.rank} of {self.comm.size}, vector {self.vector_id}"
+            check_owned(state, "owner_error", self._own, where)
+        return taken
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `VectorAggregator`; the owner's error stays 0 where this rank owns nothing."""
+        """See `VectorAggregator`; of the owners' errors this rank takes those of the elements that it owns."""
         super().load_state_dict(state)
-        for cut, owned in zip(self._program.pieces, self._payload.owned, strict=True):
-            if not owned:
-                self.owner.residual[cut.start : cut.stop] = 0
+        if self._keeps_owner_error:
+            self.owner.residual[: self._own.start] = 0
+            self.owner.residual[self._own.stop :] = 0

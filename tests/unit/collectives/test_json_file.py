@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from collectives.json_file import fields, one_line, parse_json, read_json, shown
+from collectives.json_file import fields, listed, one_line, parse_json, read_json, shown
 
 
 @pytest.mark.parametrize(
@@ -120,4 +120,6 @@ def test_a_quoted_value_is_short_and_printable() -> None:
         assert len(shown(value)) < 500
         assert shown(value).isprintable()
         shown(value).encode()
-    assert one_line("a\n b \ud800") == "a b \\ud800"
+    assert one_line("a\n b \ud800 \0ü") == "a b \\ud800 \\x00ü"
+    assert listed({"b": 1, "a\n": 2, 3: 4}) == "3, a, b"
+    assert len(listed(map(str, range(1000)))) < 400
