@@ -80,6 +80,8 @@ class Winners(NamedTuple):
     ----------
     n : int
         Elements.
+    words : int
+        Of a payload.
     labels : uint64
         Bit planes.
     distances : int64[groups] or None
@@ -87,6 +89,7 @@ class Winners(NamedTuple):
     """
 
     n: int
+    words: int
     labels: Words
     distances: NDArray[np.int64] | None
 
@@ -104,13 +107,13 @@ class Selection:
         The same on all ranks.
     """
 
-    __slots__ = ("_planes", "_rests", "_schedule", "_scratch", "_sources", "_tables", "_work", "codec")
+    __slots__ = ("_last", "_planes", "_rests", "_schedule", "_scratch", "_sources", "_tables", "_work", "codec")
 
     def __init__(self, codec: SharedSelection, stream: Stream) -> None:
         self.codec, ranks = codec, codec.ranks
         steps, odd = _steps(ranks) if codec.votes < ranks else (0, [])
         self._planes = (ranks - 1).bit_length() if steps else 0
-        self._sources = np.array([source(0, s) for s in range(steps + 1)], np.uint64)
+        self._sources, self._last = np.array([source(0, s) for s in range(steps)], np.uint64), source(0, steps)
         tables = [bernoulli_table(1, m - 1) for m in odd]
         self._tables = np.array([table for table, _ in tables], np.uint8).reshape(-1, 64)
         self._rests = np.array([rest for _, rest in tables], np.uint64).reshape(-1, 16)
@@ -122,17 +125,17 @@ class Selection:
         """Memory for the winners of `n` elements: log2(M) / M bits an element, rounded up, 0.71 bits at most."""
         groups = -(-self.codec.words(n) // ROW)
         distances = np.ones(groups, np.int64) if self.codec.votes == 2 else None
-        return Winners(n, np.empty(self._planes * ROW * groups, np.uint64), distances)
+        return Winners(n, self.codec.nbytes(n) // 8, np.empty(self._planes * ROW * groups, np.uint64), distances)
 
     def draw(self, winners: Winners, step: int, first: int) -> None:
         """Draw the winners of the run that begins at element `first`; what `winners` held is overwritten."""
         if not self._planes:
             return
-        ranks, sources, tables, rests = self.codec.ranks, self._sources[:-1], self._tables, self._rests
-        at = np.uint64(first // (GROUP * ranks)), np.uint64(step & 0xFFFFFFFF)
-        draw_labels(self._schedule, *at, sources, tables, rests, ranks, self._work, winners.labels)
+        schedule, ranks, work = self._schedule, self.codec.ranks, self._work
+        group, at = np.uint64(first // (GROUP * ranks)), np.uint64(step & 0xFFFFFFFF)
+        draw_labels(schedule, group, at, self._sources, self._tables, self._rests, ranks, work, winners.labels)
         if winners.distances is not None:
-            draw_distances(self._schedule, *at, self._sources[-1], ranks, winners.distances)
+            draw_distances(schedule, group, at, self._last, ranks, winners.distances)
 
     def encode(self, bits: Words, rank: int, winners: Winners, payload: Words) -> None:
         """Pick what a rank sends of its packed signs.
@@ -144,11 +147,10 @@ class Selection:
         ValueError
             The payload has a wrong size.
         """
-        words = self._words(winners, payload.size, exact=True)
-        for vote in range(self.codec.votes):
-            distances = winners.distances if vote else None
-            sent = payload[words * vote : words * (vote + 1)]
-            select_rows(bits, winners.labels, self._planes, distances, rank, self.codec.ranks, self._scratch, sent)
+        if payload.size != winners.words:
+            raise self._damaged(winners, payload.size)
+        ranks, planes = self.codec.ranks, self._planes
+        select_rows(bits, winners.labels, planes, winners.distances, rank, ranks, self._scratch, payload)
 
     def decode(self, payloads: Words, stride: int, winners: Winners, bits: Sequence[Words]) -> None:
         """Put all ranks' payloads where their elements are.
@@ -161,20 +163,17 @@ class Selection:
         ValueError
             A payload has a wrong size.
         """
-        words = self._words(winners, payloads.size - stride * (self.codec.ranks - 1), exact=False)
-        for vote in range(self.codec.votes):
-            distances, rows = winners.distances if vote else None, payloads[words * vote :]
-            planes, ranks, work = self._planes, self.codec.ranks, self._scratch
-            scatter_rows(rows, stride, winners.labels, planes, distances, ranks, work, bits[vote])
+        ranks, planes, second = self.codec.ranks, self._planes, bits[1] if winners.distances is not None else None
+        last = payloads.size - stride * (ranks - 1)
+        if min(last, stride) < winners.words:
+            raise self._damaged(winners, min(last, stride))
+        work, distances = self._scratch, winners.distances
+        scatter_rows(payloads, stride, winners.labels, planes, distances, ranks, work, bits[0], second)
 
-    def _words(self, winners: Winners, given: int, exact: bool) -> int:
-        """Words for each vote; raises ValueError if so many words are not a payload, or do not contain one."""
-        expected = self.codec.nbytes(winners.n) // 8
-        if given < expected or (exact and given > expected):
-            raise ValueError(
-                f"{self.codec}: a payload of {winners.n} elements has {expected} words, this one {given}: it is damaged"
-            )
-        return self.codec.words(winners.n)
+    def _damaged(self, winners: Winners, words: int) -> ValueError:
+        return ValueError(
+            f"{self.codec}: a payload of {winners.n} elements has {winners.words} words, not {words}: it is damaged"
+        )
 
 
 def write_votes(bits: Sequence[Words], positive: Any, negative: Any, streaming: bool, out: NDArray[Any]) -> None:

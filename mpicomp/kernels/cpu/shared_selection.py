@@ -146,14 +146,9 @@ def _select(words, labels, pitch, planes, distances, rank, ranks, scratch, paylo
             store(payload, i, load_words(scratch, 0))
 
 
-@njit(nogil=True, cache=True)
-def select_rows(words, labels, planes, distances, rank, ranks, scratch, payload):  # type: ignore[no-untyped-def]
-    """Keep the signs of the elements that this rank wins.
-
-    words : uint64[w], whole groups but for the last. labels : uint64[planes * 8 * groups]; planes : 0 where all labels
-    are 0. distances : int64[groups], or None for the first winners. scratch : uint64[16 * ranks + 8]. payload :
-    uint64[ceil(w / ranks)], overwritten.
-    """
+@njit(nogil=True)
+def _select_all(words, labels, planes, distances, rank, ranks, scratch, payload):  # type: ignore[no-untyped-def]
+    """`select_rows` of the first winners, or with `distances` of the second ones."""
     pitch, of_group = labels.size // max(planes, 1), ROW * ranks
     groups = words.size // of_group
     row, base = ROW * groups, of_group * groups
@@ -171,6 +166,20 @@ def select_rows(words, labels, planes, distances, rank, ranks, scratch, payload)
         _select(last, labels[row:], pitch, planes, distances[groups:], rank, ranks, scratch, sent)
     for i in range(width):
         payload[row + i] = sent[i]
+
+
+@njit(nogil=True, cache=True)
+def select_rows(words, labels, planes, distances, rank, ranks, scratch, payload):  # type: ignore[no-untyped-def]
+    """Keep the signs of the elements that this rank wins.
+
+    words : uint64[w], whole groups but for the last. labels : uint64[planes * 8 * groups]; planes : 0 where all labels
+    are 0. distances : int64[groups], or None where there is one winner. scratch : uint64[16 * ranks + 8]. payload :
+    uint64[votes * ceil(w / ranks)], overwritten.
+    """
+    size = (words.size + ranks - 1) // ranks
+    _select_all(words, labels, planes, None, rank, ranks, scratch, payload[:size])
+    if distances is not None:
+        _select_all(words, labels, planes, distances, rank, ranks, scratch, payload[size:])
 
 
 @njit(nogil=True)
@@ -211,13 +220,9 @@ def _scatter(payloads, stride, labels, pitch, planes, distances, ranks, scratch,
                 far = far + 1 if far + 1 < ranks else 0
 
 
-@njit(nogil=True, cache=True)
-def scatter_rows(payloads, stride, labels, planes, distances, ranks, scratch, bits):  # type: ignore[no-untyped-def]
-    """Put the ranks' payloads where their elements are.
-
-    payloads : uint64, rank r's from word `stride` * r on. scratch : uint64[24 * ranks]. bits : uint64[w], overwritten.
-    The others as in `select_rows`.
-    """
+@njit(nogil=True)
+def _scatter_all(payloads, stride, labels, planes, distances, ranks, scratch, bits):  # type: ignore[no-untyped-def]
+    """`scatter_rows` of the first winners, or with `distances` of the second ones."""
     pitch, of_group = labels.size // max(planes, 1), ROW * ranks
     groups = bits.size // of_group
     row, base = ROW * groups, of_group * groups
@@ -235,6 +240,19 @@ def scatter_rows(payloads, stride, labels, planes, distances, ranks, scratch, bi
         _scatter(sent, ROW, labels[row:], pitch, planes, distances[groups:], ranks, scratch, last)
     for i in range(bits.size - base):
         bits[base + i] = last[i // width * ROW + i % width]
+
+
+@njit(nogil=True, cache=True)
+def scatter_rows(payloads, stride, labels, planes, distances, ranks, scratch, first, second):  # type: ignore[no-untyped-def]
+    """Put the ranks' payloads where their elements are.
+
+    payloads : uint64, rank r's from word `stride` * r on. scratch : uint64[24 * ranks]. first, second : uint64[w], the
+    winners' signs, overwritten; `second` is None where there is one winner. The others as in `select_rows`.
+    """
+    _scatter_all(payloads, stride, labels, planes, None, ranks, scratch, first)
+    if distances is not None:
+        seconds = payloads[(first.size + ranks - 1) // ranks :]
+        _scatter_all(seconds, stride, labels, planes, distances, ranks, scratch, second)
 
 
 @njit(nogil=True, cache=True)
