@@ -111,9 +111,9 @@ class Selection:
 
     def __init__(self, codec: SharedSelection, stream: Stream) -> None:
         self.codec, ranks = codec, codec.ranks
-        steps, odd = _steps(ranks) if codec.votes < ranks else (0, [])
-        self._planes = (ranks - 1).bit_length() if steps else 0
-        self._sources, self._last = np.array([source(0, s) for s in range(steps)], np.uint64), source(0, steps)
+        draws, odd = _draws(ranks) if codec.votes < ranks else (0, [])
+        self._planes = (ranks - 1).bit_length() if draws else 0
+        self._sources, self._last = np.array([source(0, s) for s in range(draws)], np.uint64), source(0, draws)
         tables = [bernoulli_table(1, m - 1) for m in odd]
         self._tables = np.array([table for table, _ in tables], np.uint8).reshape(-1, 64)
         self._rests = np.array([rest for _, rest in tables], np.uint64).reshape(-1, 16)
@@ -156,7 +156,7 @@ class Selection:
         """Put all ranks' payloads where their elements are.
 
         payloads : uint64, rank r's from word stride * r on. bits : for each vote uint64[ceil(n / 64)], overwritten with
-        the winners' packed signs.
+        the winners' packed signs; one of them may be what this rank has encoded.
 
         Raises
         ------
@@ -189,11 +189,11 @@ def write_votes(bits: Sequence[Words], positive: Any, negative: Any, streaming: 
         unpack_pair(*bits, positive, out.dtype.type(0), negative, streaming, out)
 
 
-def _steps(ranks: int) -> tuple[int, list[int]]:
-    """Steps in which a label is drawn, and the odd numbers met on the way from M down to 1."""
-    odd, steps, m = [], 0, ranks
+def _draws(ranks: int) -> tuple[int, list[int]]:
+    """How often a label is drawn from, and the odd numbers met on the way from M down to 1."""
+    odd, draws, m = [], 0, ranks
     while m > 1:
         if m % 2:
             odd.append(m)
-        m, steps = m - 1 if m % 2 else m // 2, steps + 1
-    return steps, odd
+        m, draws = m - 1 if m % 2 else m // 2, draws + 1
+    return draws, odd

@@ -10,16 +10,16 @@ Labels are bit planes: bit k of a column's label is the column's bit of plane k.
 tree of two-way choices finds it, a level a plane. Row v gets the payload of rank (l + v) mod M: the payloads are
 rotated by 2^k rows where plane k says so, a stage a plane.
 
-Draws. The words of group g's planes are those of group g in `mpicomp.kernels.cpu.philox`. With m = M and k = 0, step
-s = 0, 1, 2, ... is, until m is 1:
+Draws. The words of group g's planes are those of group g in `mpicomp.kernels.cpu.philox`. With m = M and k = 0, draw
+number s = 0, 1, 2, ... is as follows, until m is 1:
 
 - m even: a fair bit becomes bit k of the label. Then m <- m / 2 and k <- k + 1.
 - m odd: with probability 1/m, bits k, k + 1, ... of the label are those of m - 1, and the label is done. Otherwise
   m <- m - 1.
 
-Step s draws with source(0, s): the rank plays no part. The distance is 1 + floor(x (M - 1) / 2^32), where x is output
-x0 of the Philox block with the counter (g mod 2^32, 2^8 (g div 2^32), step, source(0, number of steps)). Where every
-rank wins every element (M = 1, or M = 2 with two winners), nothing is drawn: labels are 0, distances 1.
+Draw s has source(0, s): it is the same on all ranks. The distance is 1 + floor(x (M - 1) / 2^32), where x is output x0
+of the Philox block with the counter (g mod 2^32, 2^8 (g div 2^32), step, source(0, number of draws)). Where every rank
+wins every element (M = 1, or M = 2 with two winners), nothing is drawn: labels are 0, distances 1.
 
 A word of columns takes 1 random word with M = 2, 2 with M = 4, 4.03 with M = 3, 5.03 with M = 5 and 8.06 with M = 7.
 Numbers of as many bits as M - 1 has, drawn again while they are M or more, take 7.8, 16 and 8.3 with M = 3, 5 and 7 and
@@ -48,9 +48,9 @@ def draw_labels(schedule, first_group, step, sources, tables, rests, ranks, scra
     schedule : uint64[56]
     step : uint64
         Counter word.
-    sources : uint64[steps]
-        Counter words, one per step.
-    tables, rests : uint8[odd steps, 64], uint64[odd steps, 16]
+    sources : uint64[draws]
+        Counter words.
+    tables, rests : uint8[odd m, 64], uint64[odd m, 16]
         Of probability 1/m for every odd m, in order: see `philox.draw_words`.
     ranks : int
         M.
