@@ -1,22 +1,19 @@
-"""Shared selection in plain NumPy, element by element, and Marsit with it, all ranks in one process."""
+"""Shared selection in plain NumPy, element by element."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpicomp.kernels.streams import Stream, bernoulli_table, source
 from tests.reference import philox
-from tests.reference.signs import encode_own, encode_plain, pack_bits, unpack_bits
+from tests.reference.signs import pack_bits, unpack_bits
 
 COLUMNS = 512  # of a row
 ROW = COLUMNS // 64  # words
 
 Words = NDArray[np.uint64]
 Numbers = NDArray[np.int64]
-Vectors = NDArray[Any]
 
 
 def draw_labels(key: tuple[int, int], first_group: int, groups: int, step: int, ranks: int) -> Numbers:
@@ -96,77 +93,3 @@ def payload(positive: NDArray[np.bool_], rank: int, who: Numbers, ranks: int) ->
 def votes_of(positive: NDArray[np.bool_], who: Numbers) -> NDArray[np.bool_]:
     """The winners' signs, from those of all ranks [ranks, n]: [votes, n]."""
     return positive[who, np.arange(positive.shape[1])]
-
-
-class SharedSelectionMarsit:
-    """Marsit with one or two winners and residual "own"; the global step is handed in.
-
-    Parameters
-    ----------
-    ranks, n : int
-    winners : int
-        1 or 2.
-    seed, vector_id : int
-    dtype : type
-        Of the vectors: float32 or float64.
-    every : int or None
-        K. A full-precision round adds the ranks' vectors in rank order.
-    clip : float
-    compensation : bool
-
-    Attributes
-    ----------
-    residuals : ndarray[ranks, n]
-    clipped : int
-        Elements of all residuals, at the last step.
-    who : int64[votes, n]
-        The winners of the last one-bit step.
-    """
-
-    def __init__(
-        self,
-        ranks: int,
-        n: int,
-        winners: int,
-        *,
-        seed: int = 0,
-        vector_id: int = 0,
-        dtype: Any = np.float32,
-        every: int | None = None,
-        clip: float = 1.0,
-        compensation: bool = True,
-    ) -> None:
-        self.ranks, self.n, self.winners, self.every, self.clip = ranks, n, winners, every, clip
-        self.stream, self.compensation = Stream(seed, vector_id, "selection"), compensation
-        self.residuals = np.zeros((ranks, n), dtype)
-        self.t = self.clipped = 0
-        self.who: Numbers = np.zeros((0, n), np.int64)
-
-    def step(self, updates: Vectors, s: Any) -> Vectors:
-        """One step: row m is rank m's update; `s` is a scalar, or one for each element; returns every rank's result."""
-        t, self.t, self.clipped = self.t, self.t + 1, 0
-        if self.every is not None and t % self.every == 0:
-            total = np.zeros_like(updates[0])
-            for row in updates + self.residuals:
-                total = total + row
-            self.residuals[:] = 0
-            return total / self.residuals.dtype.type(self.ranks)
-        positive = np.array([self._signs(rank, update, s, t) for rank, update in enumerate(updates)])
-        self.who = winners(self.n, self.ranks, self.winners, self.stream, t)
-        return self.result(positive, self.who, s)
-
-    def result(self, positive: NDArray[np.bool_], who: Numbers, s: Any) -> Vectors:
-        """S times the mean of the winners' signs."""
-        votes = votes_of(positive, who)
-        kind = self.residuals.dtype.type
-        return np.where(votes.all(axis=0), s, np.where(votes.any(axis=0), kind(0), -s)).astype(kind)
-
-    def _signs(self, rank: int, update: Vectors, s: Any, t: int) -> NDArray[np.bool_]:
-        """Encode one rank's update: its signs, and its residual."""
-        if not self.compensation:
-            return unpack_bits(encode_plain(update, t % 2 == 0).bits, self.n)
-        kind = update.dtype.type
-        encoded = encode_own(update, self.residuals[rank], s, s * kind(self.clip))
-        self.residuals[rank] = encoded.residual
-        self.clipped += encoded.clipped
-        return unpack_bits(encoded.bits, self.n)

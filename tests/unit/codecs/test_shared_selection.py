@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from mpicomp import Marsit
 from mpicomp.codecs.shared_selection import MOST_RANKS, SharedSelection, Winners, write_votes
 from mpicomp.kernels.cpu.sign import BLOCK, encode
 from mpicomp.kernels.streams import GROUP, Stream
 from tests.reference import shared_selection as reference
+from tests.reference.one_process.marsit import OneProcess
 from tests.reference.signs import pack_bits
 
 RANKS = (1, 2, 3, 4, 5, 7, 8, 17)
@@ -235,8 +237,8 @@ def test_votes_become_their_mean_and_nothing_else_is_written(width: Any, n: int)
 def test_steps_of_the_kernels_are_those_of_the_simulation(dtype: Any, ranks: int, votes: int) -> None:
     n, s = 5 * 4096 + 67, dtype(0.75)
     codec, zero, tiny = SharedSelection(ranks, votes), dtype(0), np.nextafter(dtype(0), dtype(1))
-    simulated = reference.SharedSelectionMarsit(ranks, n, votes, seed=8, vector_id=2, dtype=dtype)
-    selection, size = codec.bind(Stream(8, 2, "selection")), codec.nbytes(n) // 8
+    simulated = OneProcess(Marsit(None, global_step=0.75, seed=8), None, ranks, n, dtype, winners=votes)
+    selection, size = codec.bind(Stream(8, 0, "selection")), codec.nbytes(n) // 8
     winners = selection.reserve(n)
     residuals, sums = np.zeros((ranks, n), dtype), np.zeros(-(-n // BLOCK))
     bits = [np.empty(-(-n // 64), np.uint64) for _ in range(codec.votes)]
@@ -251,6 +253,6 @@ def test_steps_of_the_kernels_are_those_of_the_simulation(dtype: Any, ranks: int
             selection.encode(bits[0], rank, winners, payloads[rank])
         selection.decode(payloads.reshape(-1), size, winners, bits)
         write_votes(bits, positive, negative, False, out.view(width))
-        np.testing.assert_array_equal(out, simulated.step(updates, s))
+        np.testing.assert_array_equal(out, simulated.step(updates))
         np.testing.assert_array_equal(residuals, simulated.residuals)
         assert set(np.unique(out)) == ({-s, s} if codec.votes == 1 else {-s, zero, s})
