@@ -18,7 +18,7 @@ from mpicomp.kernels.streams import Stream
 from tests.reference.signs import pack_bits, unpack_bits
 from tests.reference.statistics import ERROR, assert_binomial, assert_chi_square
 
-RANKS = (2, 3, 4, 5, 7, 8, 17)
+RANKS = (2, 3, 4, 5, 7, 8, 11, 17)
 COLUMNS = 512
 ROW = COLUMNS // 64
 GROUPS = 400
