@@ -12,15 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpicomp.codecs.options import integer
-from mpicomp.kernels.cpu.shared_selection import draw_distances, draw_labels, scatter_rows, select_rows, unpack_pair
-from mpicomp.kernels.cpu.sign import BLOCK, unpack
-from mpicomp.kernels.streams import GROUP, TILE, Stream, bernoulli_table, source
+from mpicomp.kernels.streams import BLOCK, GROUP, TILE, Stream, bernoulli_table, source
 
 Words = NDArray[np.uint64]
 
@@ -68,9 +67,9 @@ class SharedSelection:
         """Of one rank's payload: n / (8 M) bytes per vote, rounded up to whole words."""
         return 8 * self.votes * self.words(n)
 
-    def bind(self, stream: Stream) -> Selection:
-        """Kernels and their working memory; all ranks give the same stream."""
-        return Selection(self, stream)
+    def bind(self, device_kernels: SimpleNamespace, stream: Stream) -> Selection:
+        """The selection, with working memory of its own; all ranks give the same stream."""
+        return Selection(self, device_kernels, stream)
 
 
 class Winners(NamedTuple):
@@ -95,7 +94,7 @@ class Winners(NamedTuple):
 
 
 class Selection:
-    """Draws winners, picks what a rank sends, and puts what has arrived where it belongs.
+    """`SharedSelection`, bound to kernels and a stream: what reducers call.
 
     It works on runs of elements. A run begins at a multiple of `SharedSelection.alignment`; it ends at one or with the
     vector.
@@ -103,13 +102,19 @@ class Selection:
     Parameters
     ----------
     codec : SharedSelection
+    device_kernels : namespace
+        See `mpicomp.kernels.of`.
     stream : Stream
         The same on all ranks.
     """
 
-    __slots__ = ("_last", "_planes", "_rests", "_schedule", "_scratch", "_sources", "_tables", "_work", "codec")
+    __slots__ = (
+        "_kernels", "_last", "_planes", "_rests", "_schedule", "_scratch", "_sources", "_tables", "_unpack", "_work",
+        "codec",
+    )  # fmt: skip
 
-    def __init__(self, codec: SharedSelection, stream: Stream) -> None:
+    def __init__(self, codec: SharedSelection, device_kernels: SimpleNamespace, stream: Stream) -> None:
+        self._kernels, self._unpack = device_kernels.shared_selection, device_kernels.sign.unpack
         self.codec, ranks = codec, codec.ranks
         draws, odd = _draws(ranks) if codec.votes < ranks else (0, [])
         self._planes = (ranks - 1).bit_length() if draws else 0
@@ -133,9 +138,11 @@ class Selection:
             return
         schedule, ranks, work = self._schedule, self.codec.ranks, self._work
         group, at = np.uint64(first // (GROUP * ranks)), np.uint64(step & 0xFFFFFFFF)
-        draw_labels(schedule, group, at, self._sources, self._tables, self._rests, ranks, work, winners.labels)
+        self._kernels.draw_labels(
+            schedule, group, at, self._sources, self._tables, self._rests, ranks, work, winners.labels
+        )
         if winners.distances is not None:
-            draw_distances(schedule, group, at, self._last, ranks, winners.distances)
+            self._kernels.draw_distances(schedule, group, at, self._last, ranks, winners.distances)
 
     def encode(self, bits: Words, rank: int, winners: Winners, payload: Words) -> None:
         """Pick what a rank sends of its packed signs.
@@ -150,7 +157,7 @@ class Selection:
         if payload.size != winners.words:
             raise self._damaged(winners, payload.size)
         ranks, planes = self.codec.ranks, self._planes
-        select_rows(bits, winners.labels, planes, winners.distances, rank, ranks, self._scratch, payload)
+        self._kernels.select_rows(bits, winners.labels, planes, winners.distances, rank, ranks, self._scratch, payload)
 
     def decode(self, payloads: Words, stride: int, winners: Winners, bits: Sequence[Words]) -> None:
         """Put all ranks' payloads where their elements are.
@@ -168,25 +175,26 @@ class Selection:
         if min(last, stride) < winners.words:
             raise self._damaged(winners, min(last, stride))
         work, distances = self._scratch, winners.distances
-        scatter_rows(payloads, stride, winners.labels, planes, distances, ranks, work, bits[0], second)
+        self._kernels.scatter_rows(payloads, stride, winners.labels, planes, distances, ranks, work, bits[0], second)
+
+    def write_votes(
+        self, bits: Sequence[Words], positive: Any, negative: Any, streaming: bool, out: NDArray[Any]
+    ) -> None:
+        """Write the mean of the winners' signs: out[i] = positive where all are +, negative where all are -, else 0.
+
+        bits : for each vote uint64[ceil(n / 64)]. positive, negative : the two values as unsigned integers of out's
+        width. streaming : store past the caches; `out` must then start at a multiple of 32 bytes. out : unsigned
+        integers [n], overwritten.
+        """
+        if len(bits) == 1:
+            self._unpack(bits[0], positive, negative, streaming, out)
+        else:
+            self._kernels.unpack_pair(*bits, positive, out.dtype.type(0), negative, streaming, out)
 
     def _damaged(self, winners: Winners, words: int) -> ValueError:
         return ValueError(
             f"{self.codec}: a payload of {winners.n} elements has {winners.words} words, not {words}: it is damaged"
         )
-
-
-def write_votes(bits: Sequence[Words], positive: Any, negative: Any, streaming: bool, out: NDArray[Any]) -> None:
-    """Write the mean of the winners' signs: out[i] = positive where all are +, negative where all are -, else 0.
-
-    bits : for each vote uint64[ceil(n / 64)]. positive, negative : the two values as unsigned integers of out's width.
-    streaming : store past the caches; `out` must then start at a multiple of 32 bytes. out : unsigned integers [n],
-    overwritten.
-    """
-    if len(bits) == 1:
-        unpack(bits[0], positive, negative, streaming, out)
-    else:
-        unpack_pair(*bits, positive, out.dtype.type(0), negative, streaming, out)
 
 
 def _draws(ranks: int) -> tuple[int, list[int]]:

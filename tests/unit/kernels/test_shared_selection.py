@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from mpicomp import kernels
 from mpicomp.codecs.shared_selection import SharedSelection
 from mpicomp.kernels.streams import Stream
 from tests.reference.signs import pack_bits, unpack_bits
@@ -42,7 +43,10 @@ def votes_on(packed: Sequence[Words], n: int, votes: int, **changed: Any) -> Wor
     at = PLACE | changed
     ranks = len(packed)
     codec = SharedSelection(ranks, votes)
-    selection, size = codec.bind(Stream(at["seed"], at["vector_id"], at["purpose"])), codec.nbytes(n) // 8
+    selection, size = (
+        codec.bind(kernels.of("cpu"), Stream(at["seed"], at["vector_id"], at["purpose"])),
+        codec.nbytes(n) // 8,
+    )
     winners, payloads = selection.reserve(n), np.empty((ranks, size), np.uint64)
     selection.draw(winners, at["step"], COLUMNS * ranks * at["group"])
     for rank, bits in enumerate(packed):
