@@ -25,6 +25,19 @@ def flags(comm: Communicator, mine: bool, traffic: Traffic | None = None) -> tup
     return tuple(int(rank) for rank in np.flatnonzero(everyone))
 
 
+def tell_why(sums: NDArray[np.float64], values: NDArray[Any]) -> None:
+    """Overwrite sums over a rank's vector that are not finite by the reason, which other ranks read by `bad_ranks`.
+
+    The reason is NaN where the vector itself holds NaN or infinity, and infinity where finite numbers overflowed.
+    """
+    sums[:] = np.inf if all_finite(values) else np.nan
+
+
+def bad_ranks(gathered: NDArray[np.float64]) -> tuple[int, ...]:
+    """Ranks whose vectors hold NaN or infinity, from the ranks' sums [ranks, sums] as `tell_why` leaves them."""
+    return tuple(int(rank) for rank in np.flatnonzero(np.isnan(gathered).any(axis=1)))
+
+
 def raise_non_finite(comm: Communicator, mine: bool, where: str) -> NoReturn:
     """Raise on all ranks, naming those that contributed; collective."""
     raise error(comm, flags(comm, mine), where)

@@ -166,8 +166,10 @@ class CascadingAggregator(VectorAggregator):
 
     def _reduce(self, values: NDArray[Any], out: NDArray[Any], traffic: Traffic) -> None:
         payload, size = self._payload, self.comm.size
-        with np.errstate(over="ignore"):  # of float64; its norm tells
-            payload.begin(values.astype(np.float32, copy=False), self.step)
+        if values.dtype == np.float64:  # infinity stays infinity, of which the norm tells
+            bounded = np.clip(values, -_LARGEST, _LARGEST)
+            values = np.where(np.isinf(values), values, bounded).astype(np.float32)
+        payload.begin(values, self.step)
         own_norm = float(norm(payload.values))
         gathered = np.zeros(size)
         request = self.comm.mpi_comm.Iallgather(np.array([own_norm]), gathered)

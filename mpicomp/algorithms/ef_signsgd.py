@@ -145,7 +145,9 @@ class EFSignSGDAggregator(ScaledAggregator):
 
     def _encoded(self) -> None:
         """Send this rank's norms while the signs are still travelling."""
-        segment_totals(self._sums, self.stretches.firsts, self._side_channel.mine)
+        mine = self._side_channel.mine
+        if not segment_totals(self._sums, self.stretches.firsts, mine):
+            nonfinite.tell_why(mine, self._values)
         self._side_channel.start()
 
     def _finish(self, piece: int) -> None:
@@ -161,7 +163,7 @@ class EFSignSGDAggregator(ScaledAggregator):
         self._side_channel.collect(self._traffic)
         norms, size = self._side_channel.everyones, self.comm.size
         where = f"vector {self.vector_id}, step {self.step}"
-        bad = tuple(int(rank) for rank in np.flatnonzero(~np.isfinite(norms).all(axis=1)))
+        bad = nonfinite.bad_ranks(norms)
         with np.errstate(over="ignore", invalid="ignore"):
             total = norms[0].copy()
             for row in norms[1:]:

@@ -299,7 +299,8 @@ class MarsitAggregator(VectorAggregator):
     def _encoded(self) -> None:
         """All of this rank's sums are there: send them while the bits are still travelling."""
         side_channel = self._exchange.side_channel
-        add_up(self._sums, self._firsts, self._clipped, side_channel.mine)
+        if not add_up(self._sums, self._firsts, self._clipped, side_channel.mine):
+            nonfinite.tell_why(side_channel.mine, self._values)
         side_channel.start()
 
     def _collect(self, traffic: Traffic) -> None:
@@ -309,7 +310,7 @@ class MarsitAggregator(VectorAggregator):
         clipped = follow(side_channel.everyones, self._counts, AVERAGE, self._magnitudes)
         if math.isnan(clipped):
             self._spoiled = self.residual is not None
-            bad = tuple(int(rank) for rank in np.flatnonzero(~np.isfinite(side_channel.everyones).all(axis=1)))
+            bad = nonfinite.bad_ranks(side_channel.everyones)
             raise nonfinite.error(self.comm, bad, f"vector {self.vector_id}, step {self.step}")
         self.clipped_fraction = clipped / self._elements
 
@@ -330,6 +331,7 @@ class MarsitAggregator(VectorAggregator):
             widen(self._positive.view(self._result_dtype), self.dtype, self._steps)
             finite = self._scale(self._steps.astype(np.float64), 1.0)
         if not finite:
+            self._magnitudes[:] = np.nan  # the next step measures anew, or it would meet the same mean for ever
             raise nonfinite.error(self.comm, (), f"the global step of vector {self.vector_id}, step {self.step}")
 
     def _scale(self, magnitudes: NDArray[np.float64], gamma: float) -> bool:

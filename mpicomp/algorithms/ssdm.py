@@ -153,9 +153,11 @@ class SSDMAggregator(ScaledAggregator):
         for part in chain.from_iterable(self._parts):
             squares(self._values[part.elements], self._momentum_of(part.elements), self._beta, self._gain, part.sums)
         mine = self._side_channel.mine
-        segment_totals(self._sums, self.stretches.firsts, mine)
-        # rounded once; finite vectors have finite norms, where the sum of squares is
+        finite = segment_totals(self._sums, self.stretches.firsts, mine)
         np.sqrt(mine, out=mine)
+        if not finite:
+            self._measure_large(mine)
+        # rounded once; a norm beyond the largest number becomes that: it is no less than any element
         mine[:] = np.where(np.isfinite(mine), np.minimum(mine, np.finfo(self._compute).max), mine).astype(self._compute)
         known = self._traffic.clock()
         self._side_channel.start()
@@ -166,12 +168,25 @@ class SSDMAggregator(ScaledAggregator):
         self._set_scales(self._side_channel.everyones)
         self._travel()
 
+    def _measure_large(self, norms: NDArray[np.float64]) -> None:
+        """Norms of float64 stretches whose squares overflow, by dividing by their largest magnitudes first."""
+        for stretch in np.flatnonzero(~np.isfinite(norms)):
+            part = slice(int(self.stretches.starts[stretch]), int(self.stretches.stops[stretch]))
+            x, momentum = self._values[part], self._momentum_of(part)
+            with np.errstate(over="ignore", invalid="ignore"):
+                if momentum is not None:
+                    x = self._beta * momentum + self._gain * x
+                largest = np.abs(x).max()
+                if np.isfinite(largest):
+                    norms[stretch] = min(largest * np.linalg.norm(x / largest), np.finfo(np.float64).max)
+        if not np.isfinite(norms).all():
+            nonfinite.tell_why(norms, self._values)
+
     def _set_scales(self, norms: NDArray[np.float64]) -> None:
         """N and the factors of this step; raise if they are not finite."""
         where = f"vector {self.vector_id}, step {self.step}"
-        bad = tuple(int(rank) for rank in np.flatnonzero(~np.isfinite(norms).all(axis=1)))
-        if bad:
-            raise nonfinite.error(self.comm, bad, where)
+        if not np.isfinite(norms).all():
+            raise nonfinite.error(self.comm, nonfinite.bad_ranks(norms), where)
         longest, size = norms.max(axis=0), self.comm.size
         if self.options.scale == "none":
             self._norms[:] = norms[self.comm.rank]

@@ -168,18 +168,19 @@ class CodedAggregator(VectorAggregator):
         super().__init__(algorithm, comm, n, dtype, vector_id)
         self._requests = comm.persistent(self)
         self._side_channel = SideChannel(comm, 1)
+        self._values: NDArray[Any] = np.empty(0)
         self._out: NDArray[Any] = np.empty(0)
         self._finite = True  # this step's result, which is the same on all ranks
 
     def _reduce(self, values: NDArray[Any], out: NDArray[Any], traffic: Traffic) -> None:
         if not self.n:
             return
-        self._out, self._finite = out, True
+        self._values, self._out, self._finite = values, out, True
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # looked for, and told
                 self._exchange(values, traffic)
         finally:
-            self._out = np.empty(0)  # the caller's is his to free
+            self._values = self._out = np.empty(0)  # the caller's are his to free
         self._side_channel.collect(traffic)
         said, where = self._side_channel.everyones[:, 0], f"vector {self.vector_id}, step {self.step}"
         bad = tuple(int(rank) for rank in np.flatnonzero(said == _BAD))
@@ -199,7 +200,8 @@ class CodedAggregator(VectorAggregator):
     def _tell(self) -> None:
         """Send the others what became of this rank's encoding; all of it is done."""
         mine, *others = (one.failed for one in self._workers())
-        self._side_channel.mine[0] = _BAD if mine else _OVERFLOWED if any(others) else _GOOD
+        bad = mine and not all_finite(self._values)  # else finite numbers overflowed
+        self._side_channel.mine[0] = _BAD if bad else _OVERFLOWED if mine or any(others) else _GOOD
         self._side_channel.start()
 
     def _put(self, cut: range, decode: Callable[[NDArray[Any]], object], spare: NDArray[Any]) -> None:

@@ -39,7 +39,7 @@ from mpicomp.reducers.sign_merge import SideChannel
 
 PART_ELEMENTS = 1 << 18  # that one piece of work takes, at most where chunks allow it
 BRIEF_ELEMENTS = 1 << 18  # up to here work takes less than keeping account of pieces
-_GOOD, _LARGE, _BAD = 0, 1, 2  # what a rank says of its numbers
+_GOOD, _LARGE, _OVERFLOWED, _BAD = range(4)  # what a rank says of its numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +257,10 @@ class SharedIndicesAggregator(VectorAggregator):
         finite = self._chooser.choose(self.step, values, self.residual, self.places, traffic)
         start = traffic.clock()
         within = pick(values, self.residual, self.places, self._limit, self._past, self._values, self._kept)
-        self._side_channel.mine[0] = _BAD if not finite else _GOOD if within else _LARGE
+        said = _GOOD if within else _LARGE
+        if not finite:  # of values + residual: finite numbers may have overflowed
+            said = _OVERFLOWED if all_finite(values) else _BAD
+        self._side_channel.mine[0] = said
         self._side_channel.start()
         traffic.seconds_encoding += traffic.clock() - start
         traffic.seconds_total += traffic.clock() - start
@@ -309,12 +312,13 @@ class SharedIndicesAggregator(VectorAggregator):
         said = self._side_channel.everyones[:, 0]
         where = f"vector {self.vector_id}, step {self.step}"
         bad = tuple(int(rank) for rank in np.flatnonzero(said == _BAD))
-        if bad:
+        if bad or (said == _OVERFLOWED).any():
             raise nonfinite.error(self.comm, bad, where)
         start = traffic.clock()
-        if said.any():  # large numbers, of which the mean may be infinite: the residual has been left alone so far
-            if not nonfinite.all_finite_result(self._means.view(self._result_dtype), self.dtype):
-                raise nonfinite.error(self.comm, (), where)
+        # small numbers cannot overflow: if their mean is not finite, the sum went wrong, and nobody learns it otherwise
+        if not nonfinite.all_finite_result(self._means.view(self._result_dtype), self.dtype):
+            raise nonfinite.error(self.comm, (), where)
+        if said.any():  # large numbers, of which the mean might have been infinite: the residual is still as it was
             for _ in self._renew_residual(values, traffic):
                 pass
         put(self._means, self.places, out.view(self._means.dtype))
