@@ -111,8 +111,8 @@ def expect(symbols, width, bits, total, expected):  # type: ignore[no-untyped-de
 
     They are products of the symbols' frequencies from the last symbol to the first, rounded down each time.
 
-    symbols : int64[levels], frequencies out of 2^bits. total : super-symbols; what occurs less often than a quarter of
-    a time in so many has probability 0. expected : int64[levels^width], overwritten.
+    symbols : int64[levels], frequencies out of 2^bits. total : super-symbols of the message; one that is expected less
+    than a quarter of a time among so many has probability 0. expected : int64[levels^width], overwritten.
     """
     for code in range(expected.size):
         p, rest = CERTAIN, code
