@@ -144,8 +144,8 @@ def jitter(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
             return late
 
-        monkeypatch.setattr(PipelinedExecution, "turn", delayed(PipelinedExecution.turn, 0.05))
-        monkeypatch.setattr(StepwiseExecution, "_step", delayed(StepwiseExecution._step, 0.5))
+        monkeypatch.setattr(PipelinedExecution, "_turn", delayed(PipelinedExecution._turn, 0.05))
+        monkeypatch.setattr(StepwiseExecution, "_round", delayed(StepwiseExecution._round, 0.5))
         monkeypatch.setattr(RecursiveDoubling, "_take", delayed(RecursiveDoubling._take, 0.5))
 
     return start

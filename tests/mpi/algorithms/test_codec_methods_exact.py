@@ -70,7 +70,7 @@ def test_equals_all_ranks_in_one_process_bit_for_bit(mpi_comm: MPI.Intracomm, me
                 np.testing.assert_array_equal(result, expected, f"n {n}, step {step}")
             state = on_root(comm, vars, reference)
             if isinstance(method, DoubleSqueeze | MemSGD):
-                np.testing.assert_array_equal(aggregator.worker.residual, state["errors"][comm.rank])
+                np.testing.assert_array_equal(aggregator.residual, state["errors"][comm.rank])
                 if isinstance(method, DoubleSqueeze):
                     np.testing.assert_array_equal(owned(aggregator), state["owners"])
             elif aggregator.residual.size:

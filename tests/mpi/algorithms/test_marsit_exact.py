@@ -117,7 +117,7 @@ def test_neither_pieces_nor_slots_nor_arrival_order_change_a_bit(
 ) -> None:
     tried = topologies(mpi_comm.size) if kind == "own" else [Ring(), DoubleTree()]
     expected = {topology: results(mpi_comm, topology, kind, None) for topology in tried}
-    monkeypatch.setattr(onebit, "MOST_SLOTS", 1)
+    monkeypatch.setattr(onebit, "MOST_BUFFERS", 1)
     jitter(mpi_comm.rank)
     for topology, first in expected.items():
         assert results(mpi_comm, topology, kind, ONE_BLOCK) == first, topology

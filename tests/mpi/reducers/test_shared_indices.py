@@ -37,7 +37,7 @@ def check(
             result = aggregator.aggregate(gradients(comm.size, step, n, dtype)[comm.rank])
             residuals = np.empty((comm.size, n), aggregator.residual.dtype) if comm.rank == 0 else None
             mpi_comm.Gather(aggregator.residual, residuals)
-            runs.append((result, residuals, aggregator.places.copy()))
+            runs.append((result, residuals, aggregator.feedback.places.copy()))
         assert same_everywhere(comm, np.array([result for result, _, _ in runs]))
     if mpi_comm.rank:
         return

@@ -28,7 +28,7 @@ def test_topology_auto_gives_every_rank_the_same(mpi_comm: MPI.Intracomm, way: s
             aggregator: Any = options.start(comm, N)
             results = [aggregator.aggregate(gradients(comm.size, step)[comm.rank]) for step in range(5)]
             assert same_everywhere(comm, np.array(results))
-            assert same_everywhere(comm, aggregator.places)
+            assert same_everywhere(comm, aggregator.feedback.places)
 
 
 def test_when_messages_arrive_changes_no_bit(mpi_comm: MPI.Intracomm, jitter: Callable[[int], None], way: str) -> None:
@@ -60,7 +60,7 @@ def test_compressing_the_mean_is_the_mean_of_what_is_compressed(mpi_comm: MPI.In
             g = gradients(comm.size, step)[comm.rank]
             compensated = gathered(comm, g + aggregator.residual)
             result = aggregator.aggregate(g)
-            places = aggregator.places
+            places = aggregator.feedback.places
             exact = compensated.mean(axis=0)
             tolerance = comm.size * 2.0**-23 * np.abs(compensated).mean(axis=0)
             assert (np.abs(result - exact)[places] <= tolerance[places]).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -182,13 +183,13 @@ def test_a_mean_that_is_not_finite_never_becomes_a_result(
     """Whatever summed the numbers wrongly: each of them was finite, and small."""
 
     def work(comm: Communicator) -> None:
-        correct = comm.dense
+        correct = comm.dense_steps
 
-        def dense(values: NDArray[Any], dtype: str, mean: bool, out: NDArray[Any], *others: Any) -> None:
-            correct(values, dtype, mean, out, *others)
+        def dense_steps(call: Any, values: Any, dtype: str, mean: bool, out: Any, *others: Any) -> Iterator[bool]:
+            yield from correct(call, values, dtype, mean, out, *others)
             out[-1] = bad
 
-        monkeypatch.setattr(comm, "dense", dense)
+        monkeypatch.setattr(comm, "dense_steps", dense_steps)
         with pytest.raises(NonFiniteGradient, match="from no rank"):
             method.start(comm, N).aggregate(np.ones(N, np.float32))
 

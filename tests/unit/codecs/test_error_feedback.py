@@ -7,9 +7,9 @@ import pytest
 
 from mpicomp.codecs import Draw, Quantizer
 from mpicomp.codecs.error_feedback import ErrorAccumulation
+from mpicomp.codecs.feedback_encoder import FeedbackEncoder
 from mpicomp.codecs.quantizer import Ternary
 from mpicomp.kernels.streams import Stream
-from mpicomp.reducers.coded import FeedbackEncoder
 
 CODECS = [
     Quantizer(bucket=100, levels=4, norm="linf"),

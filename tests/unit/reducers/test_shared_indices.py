@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from mpicomp import Communicator
 from mpicomp.algorithms import RandomK, ScaleCom, TrueTopK
+from mpicomp.codecs.memory import PART_ELEMENTS, lay_out
 from mpicomp.codecs.top_k import kept
-from mpicomp.reducers.shared_indices import PART_ELEMENTS, lay_out
 from tests.reference.sparse import top
 
 N = 4096 + 77
@@ -122,7 +122,7 @@ def test_one_rank_sends_its_own_largest_and_keeps_the_rest(options: ScaleCom | T
         residual = total.copy()
         residual[places] = 0
         result = aggregator.aggregate(g)
-        np.testing.assert_array_equal(aggregator.places, places)
+        np.testing.assert_array_equal(aggregator.feedback.places, places)
         np.testing.assert_array_equal(aggregator.residual, residual)
         np.testing.assert_array_equal(result, total - residual)
 
@@ -131,7 +131,7 @@ def test_vectors_under_one_seed_draw_differently(comm: Communicator) -> None:
     def places(vector_id: int, seed: int = 0) -> Any:
         aggregator = RandomK(10, seed=seed).start(comm, N, vector_id=vector_id)
         aggregator.aggregate(np.ones(N, np.float32))
-        return aggregator.places
+        return aggregator.feedback.places
 
     first = places(0)
     np.testing.assert_array_equal(places(0), first)

@@ -136,7 +136,7 @@ def test_long_pieces_do_not_stay_in_memory(mpi_comm: MPI.Intracomm) -> None:
     with Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=longest) as comm:
         for nbytes in (100_000, 4 * longest):
             comm.allreduce(np.ones(nbytes // 4, np.float32))
-        assert sum(place.nbytes for place in comm._sums.kept) <= allreduce.SLOTS * allreduce.PIECE_BYTES
+        assert sum(place.nbytes for place in comm._sums.kept) <= allreduce.RECEIVE_BUFFERS * allreduce.PIECE_BYTES
     assert not comm._sums.kept
 
 
