@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from itertools import product
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mpicomp.codecs import Codec, Draw
+from mpicomp.codecs.base import Adding
 from mpicomp.kernels.streams import Stream
 
 LENGTHS = (0, 1, 7, 8, 9, 63, 64, 65, 1000, 4095, 4096, 4097)
@@ -46,6 +48,11 @@ class CodecContract(ABC):
     codec: ClassVar[Codec]
     dtypes: ClassVar[tuple[type, ...]] = (np.float32,)
 
+    def __init_subclass__(cls) -> None:
+        """Refuse a test class that leaves out what a codec promises beyond the contract."""
+        if hasattr(getattr(cls, "codec", None), "add") and not issubclass(cls, AddingContract):
+            raise TypeError(f"{cls.codec} has add, so {cls.__name__} must be an AddingContract")
+
     @abstractmethod
     def check_round_trip(self, values: NDArray[Any], decoded: NDArray[Any]) -> None:
         """Assert that `decoded` is one of the results that encoding `values` may have."""
@@ -80,6 +87,16 @@ class CodecContract(ABC):
         for value in (0.0, -0.0, 1e-45, -1e-45, 3e38, -3e38):
             values = np.full(100, value, np.float32)
             assert np.isfinite(self.decoded(encoded(self.codec, values), 100)).all()
+
+    @pytest.mark.parametrize("magnitude", [1e39, 1e160, 1.7e308])
+    def test_float64_values_beyond_float32_decode_to_finite_values(self, magnitude: float) -> None:
+        if np.float64 in self.dtypes:
+            for values in (np.full(100, magnitude), magnitude * (gaussian(100, np.float64) / 4)):
+                payload = encoded(self.codec, values)
+                for dtype in (np.float32, np.float64):
+                    decoded = self.decoded(payload, 100, dtype)
+                    assert np.isfinite(decoded).all()
+                    assert (decoded * np.sign(values) >= 0).all()
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
     def test_values_that_are_not_finite_are_refused(self, bad: float) -> None:
@@ -129,3 +146,29 @@ class CodecContract(ABC):
                 moved = np.empty(n + offset, dtype)[offset:]
                 moved[:] = values
                 np.testing.assert_array_equal(encoded(self.codec, moved), want)
+
+
+class AddingContract(CodecContract):
+    """Of codecs with `add`: it adds what `decode` writes."""
+
+    codec: ClassVar[Adding]
+
+    @pytest.mark.parametrize("n", LENGTHS)
+    def test_adding_is_decoding_and_adding(self, n: int) -> None:
+        for dtype, magnitude in product(self.dtypes, (1, 1e300)):
+            values = gaussian(n, np.float64) * magnitude
+            most = np.finfo(dtype).max
+            self._adds_what_it_decodes(encoded(self.codec, np.clip(values, -most, most).astype(dtype)), n)
+
+    def test_adding_a_payload_of_a_wrong_size_is_refused(self) -> None:
+        payload = encoded(self.codec, gaussian(1000))
+        with pytest.raises(ValueError, match="damaged"):
+            self.codec.add(payload[:-8], np.zeros(1000, np.float32))
+
+    def _adds_what_it_decodes(self, payload: NDArray[np.uint8], n: int) -> None:
+        for dtype in (np.float32, np.float64):
+            sums = gaussian(n, dtype, seed=3)
+            with np.errstate(over="ignore"):
+                expected = sums + self.decoded(payload, n, dtype)
+            self.codec.add(payload, sums)
+            np.testing.assert_array_equal(sums, expected)
