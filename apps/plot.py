@@ -13,13 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("Agg")
 import numpy as np
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+
+from apps.plotting import legend, new_figure, plain_numbers, save
 
 _AXES = (
     ("epoch", 1.0, "epochs", False),
@@ -90,7 +88,7 @@ def plot(runs: Sequence[tuple[str, list[dict[str, Any]]]], out: Path) -> None:
         The first run does not tell its settings.
     """
     first = settings(*runs[0])
-    figure, axes = plt.subplots(1, len(_AXES), figsize=(13, 4), sharey=True, layout="constrained")
+    figure, (axes,) = new_figure(len(_AXES), size=(13, 4))
     for axis, (field, factor, title, logarithmic) in zip(axes, _AXES, strict=True):
         for number, (name, records) in enumerate(runs):
             epochs = [record for record in records if record["kind"] == "epoch"]
@@ -106,16 +104,15 @@ def plot(runs: Sequence[tuple[str, list[dict[str, Any]]]], out: Path) -> None:
         axis.grid(alpha=0.3)
         if logarithmic and all(record[field] > 0 for _, records in runs for record in records if field in record):
             axis.set_xscale("log")
-            axis.xaxis.set_major_formatter("{x:g}")
+            plain_numbers(axis.xaxis)
     _stretch(axes[0])
     axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0].set_ylabel("test accuracy, %")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(runs), frameon=False)
+    legend(figure, axes[0].get_lines())
     figure.suptitle(
         f"{first['dataset']}, {first['model']}, {first['ranks']} ranks, {first['optimizer']} {first['lr']:g}"
     )
-    figure.savefig(out, dpi=130)
-    plt.close(figure)
+    save(figure, out)
 
 
 def _stretch(axis: Axes) -> None:
@@ -131,7 +128,7 @@ def _stretch(axis: Axes) -> None:
     shown = [tick for tick in _TICKS if low <= tick <= high]
     axis.yaxis.set_major_locator(FixedLocator(shown) if len(shown) > 2 else MaxNLocator(5))
     axis.yaxis.set_minor_locator(NullLocator())
-    axis.yaxis.set_major_formatter("{x:g}")
+    plain_numbers(axis.yaxis)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

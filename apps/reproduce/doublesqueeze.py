@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from apps.plotting import Curve, panels
 from apps.reproduce import doublesqueeze_learning as learning
 from apps.reproduce import doublesqueeze_times as times
 from apps.reproduce.book import Book
@@ -19,7 +20,6 @@ from apps.reproduce.claims import Claim, paired
 from apps.reproduce.doublesqueeze_learning import MARGIN, Runs, final, slug, steps_per_epoch
 from apps.reproduce.doublesqueeze_methods import DENSE, DS_1BIT, DS_TOPK, FORMS, GROUPS
 from apps.reproduce.doublesqueeze_times import LARGEST, MODEL, RATES, RESNET_18, RIVALS, Times, seconds
-from apps.reproduce.plots import Curve, panels
 
 SHOWN = ("100mbit", "1gbit", "none")
 JUDGED = "100mbit"

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from apps.reproduce.book import Book, Record
+from apps.plotting import Curve, curves
+from apps.records import Record
+from apps.reproduce.book import Book
 from apps.reproduce.claims import Claim, Difference, paired
 from apps.reproduce.doublesqueeze_methods import (
     DENSE,
@@ -24,7 +26,6 @@ from apps.reproduce.doublesqueeze_methods import (
     methods,
 )
 from apps.reproduce.networks import Task, trained
-from apps.reproduce.plots import Curve, curves
 from apps.reproduce.side_by_side import side_by_side
 from apps.reproduce.tuning import climb
 

@@ -6,7 +6,9 @@ from functools import partial
 from pathlib import Path
 
 from apps.cluster.network import ClusterError
-from apps.reproduce.book import Book, Record
+from apps.plotting import Curve, curves
+from apps.records import Record
+from apps.reproduce.book import Book
 from apps.reproduce.claims import Claim
 from apps.reproduce.doublesqueeze_job import DETERMINISTIC
 from apps.reproduce.doublesqueeze_learning import BATCH, HIDDEN
@@ -24,7 +26,6 @@ from apps.reproduce.doublesqueeze_methods import (
     SPARSE,
 )
 from apps.reproduce.over_mpi import on_hosts, on_this_machine
-from apps.reproduce.plots import Curve, curves
 
 JOB = "apps.reproduce.doublesqueeze_job"
 RATES = {"100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s", "none": "not limited"}

@@ -15,11 +15,11 @@ from typing import Literal
 
 import numpy as np
 
+from apps.plotting import Curve, curves
 from apps.reproduce.book import Book
 from apps.reproduce.claims import Claim, paired
 from apps.reproduce.ecq_sgd_residual import residual, sizes, table_2
 from apps.reproduce.ecq_sgd_studies import ALPHAS, BATCH, BETAS, RANKS, SYN, Found, cell, ends, one_seed, studies
-from apps.reproduce.plots import Curve, curves
 from apps.reproduce.side_by_side import side_by_side
 
 AXES = {"loss": "loss over all samples", "distance": "distance to w*"}

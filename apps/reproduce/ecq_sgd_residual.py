@@ -9,7 +9,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from apps.reproduce.book import Book, Record
+from apps.records import Record
+from apps.reproduce.book import Book
 from apps.reproduce.claims import Claim, paired
 from apps.reproduce.ecq_sgd_studies import ALPHAS, BETAS, DATA, SPARSE, WIDE, Found, cell, ends
 from mpicomp.codecs import Draw, Quantizer

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from apps.reproduce.book import Book, Record
+from apps.records import Record
+from apps.reproduce.book import Book
 from apps.reproduce.linear import Problem, classification, regression, synthetic, train
 from mpicomp import ECQSGD, QSGD, Dense, OneBitSGD, TernGrad
 from mpicomp.algorithms import Algorithm

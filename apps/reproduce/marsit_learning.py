@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from apps.reproduce.book import Book, Record
+from apps.plotting import Curve, curves
+from apps.records import Record
+from apps.reproduce.book import Book
 from apps.reproduce.claims import Claim, Difference, paired
 from apps.reproduce.networks import Task, trained
-from apps.reproduce.plots import Curve, curves
 from apps.reproduce.side_by_side import side_by_side
 from apps.reproduce.tuning import climb
 from mpicomp import SSDM, CascadingSSDM, Dense, EFSignSGD, MajorityVote, Marsit

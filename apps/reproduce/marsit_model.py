@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apps.data import load
-from apps.reproduce.book import Record
+from apps.records import Record
 from apps.schedule import Schedule
 from collectives import Communicator
 from collectives.threads.run_local import run_local

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from apps.reproduce.book import Book, Record
+from apps.plotting import Curve, curves
+from apps.records import Record
+from apps.reproduce.book import Book
 from apps.reproduce.claims import Claim, paired
 from apps.reproduce.marsit_model import Perceptron, garments, train
 from apps.reproduce.over_mpi import on_this_machine
-from apps.reproduce.plots import Curve, curves
 from apps.reproduce.side_by_side import side_by_side
 from mpicomp import Marsit
 

@@ -11,7 +11,8 @@ import torch
 
 from apps.data import Dataset, Split, load
 from apps.options import parse
-from apps.reproduce.book import Book, Record
+from apps.records import Record
+from apps.reproduce.book import Book
 from apps.training import Training
 from collectives import Communicator, NonFiniteGradient
 from collectives.threads.run_local import run_local

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from apps.reproduce.book import Book, Record
+from apps.plotting import Curve, curves
+from apps.records import Record
+from apps.reproduce.book import Book
 from apps.reproduce.claims import Claim, paired
 from apps.reproduce.networks import Task, trained
-from apps.reproduce.plots import Curve, curves
 from apps.reproduce.scalecom_bytes import guidance, volume
 from apps.reproduce.scalecom_leaders import leaders
 from apps.reproduce.scalecom_memories import similarity

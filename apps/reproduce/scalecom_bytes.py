@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 
 from apps.models import build
-from apps.reproduce.book import Book, Record
+from apps.plotting import Curve, curves
+from apps.records import Record
+from apps.reproduce.book import Book
 from apps.reproduce.claims import Claim
 from apps.reproduce.over_mpi import on_this_machine
-from apps.reproduce.plots import Curve, curves
 from mpicomp.torch.buckets import NamedParameter, make_buckets
 from mpicomp.torch.layer_rates import bucket_rates, compression_rates
 

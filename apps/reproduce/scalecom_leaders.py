@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from apps.reproduce.book import Book, Record
+from apps.plotting import Curve, curves
+from apps.records import Record
+from apps.reproduce.book import Book
 from apps.reproduce.claims import Claim
 from apps.reproduce.networks import Task, train
-from apps.reproduce.plots import Curve, curves
 from apps.reproduce.scalecom_memories import EVERY, MODEL, SAME, length, plotted
 from apps.reproduce.side_by_side import side_by_side
 from apps.training import Training
