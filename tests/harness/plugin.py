@@ -64,7 +64,7 @@ class RankAgreement:
             if hasattr(plugin, "_is_testing_mpi"):
                 plugin._is_testing_mpi = False  # pytest-mpi would print a screenful, a NUL character in it
 
-    def refuse(self, message: str) -> NoReturn:
+    def reject(self, message: str) -> NoReturn:
         """End the run on all ranks, which must all call this, with one message."""
         if self.rank == 0:
             raise pytest.UsageError(message)

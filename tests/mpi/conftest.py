@@ -9,12 +9,16 @@ lanes it runs: elsewhere it is not collected.
 from __future__ import annotations
 
 import contextlib
+import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.mpi.lanes import parametrize_sizes
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -33,11 +37,15 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(RankAgreement(config), PLUGIN)
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    parametrize_sizes(metafunc)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     plugin: RankAgreement | None = config.pluginmanager.get_plugin(PLUGIN)
     wrong = next((problem for item in items if (problem := _marker_problem(item))), None)
     if wrong is not None and plugin is not None:
-        plugin.refuse(wrong)
+        plugin.reject(wrong)
     if wrong is not None:
         raise pytest.UsageError(wrong)
     if plugin is None:
@@ -109,3 +117,35 @@ def _agreed(comm: MPI.Intracomm) -> Iterator[None]:
     failed = {rank: summary for rank, summary in enumerate(summaries) if summary is not None}
     if failed:
         raise AssertionError(f"failed on {len(failed)} of {comm.size} ranks: {failed}") from mine
+
+
+@pytest.fixture
+def folder(mpi_comm: MPI.Intracomm, tmp_path: Path) -> Path:
+    """One folder for all ranks."""
+    path: Path = mpi_comm.bcast(tmp_path)
+    return path
+
+
+@pytest.fixture
+def jitter(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """``jitter(seed)``: from now on this rank sleeps now and then, so that messages arrive in another order."""
+    from collectives.consistency.recursive_doubling import RecursiveDoubling
+    from collectives.execution.pipelined import PipelinedExecution
+    from collectives.execution.stepwise import StepwiseExecution
+
+    def start(seed: int) -> None:
+        chance = random.Random(seed)
+
+        def delayed(method: Callable[..., Any], part: float) -> Callable[..., Any]:
+            def late(*args: Any) -> Any:
+                if chance.random() < part:
+                    time.sleep(chance.random() * 1e-3)
+                return method(*args)
+
+            return late
+
+        monkeypatch.setattr(PipelinedExecution, "turn", delayed(PipelinedExecution.turn, 0.05))
+        monkeypatch.setattr(StepwiseExecution, "_step", delayed(StepwiseExecution._step, 0.5))
+        monkeypatch.setattr(RecursiveDoubling, "_take", delayed(RecursiveDoubling._take, 0.5))
+
+    return start

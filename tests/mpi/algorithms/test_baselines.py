@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from collectives import Communicator
 from mpicomp import CascadingSSDM, Dense
-from tests.mpi.collectives.conftest import TIMEOUT_S
-from tests.mpi.collectives.lanes import same_everywhere, topologies
-from tests.mpi.collectives.one_process import dense
+from tests.mpi.lanes import TIMEOUT_S, same_everywhere, topologies
+from tests.reference.one_process.allreduce import dense
 
 EVERY_SIZE = True
 

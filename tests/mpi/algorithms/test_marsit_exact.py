@@ -16,9 +16,8 @@ from collectives import Communicator, DoubleTree, Ring, Torus
 from collectives.schedules.plan import Topology
 from mpicomp import Marsit
 from mpicomp.reducers import sign_merge as onebit
-from tests.mpi.algorithms.one_process import OneProcess
-from tests.mpi.collectives.conftest import TIMEOUT_S
-from tests.mpi.collectives.lanes import same_everywhere, topologies
+from tests.mpi.lanes import TIMEOUT_S, same_everywhere, topologies
+from tests.reference.one_process.marsit import OneProcess
 
 EVERY_SIZE = True
 N = 9 * 4096 + 11

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from collectives import Communicator, NonFiniteGradient
 from mpicomp import CascadingSSDM, Dense, Marsit
-from tests.mpi.collectives.conftest import TIMEOUT_S
+from tests.mpi.lanes import TIMEOUT_S
 from tests.reference.statistics import ERROR
 
 N = 5003

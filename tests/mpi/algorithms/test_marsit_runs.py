@@ -8,8 +8,7 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from mpicomp import Marsit
-from tests.mpi.collectives.conftest import TIMEOUT_S
-from tests.mpi.collectives.lanes import same_everywhere
+from tests.mpi.lanes import TIMEOUT_S, same_everywhere
 
 N = 5003
 OPTIONS = {

@@ -1,0 +1,88 @@
+"""Aggregators of different methods, options or vectors: one text on every rank, and the run goes on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mpi4py import MPI
+
+from collectives import CollectiveMismatch, Communicator
+from mpicomp import Dense, Marsit
+from tests.mpi.lanes import TIMEOUT_S, same_text_on
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+N = 1000
+OURS = Marsit(full_precision_every=100)
+Start = Callable[[Communicator], Any]
+
+# What the last rank starts while the others start Marsit(100) for float32[1000], and how that is told.
+DIFFERENT: dict[str, tuple[Start, str]] = {
+    "K": (lambda c: Marsit(full_precision_every=50).start(c, N), "full_precision_every=50"),
+    "seed": (lambda c: Marsit(seed=1).start(c, N), "seed=1"),
+    "residual": (lambda c: Marsit(residual="paper").start(c, N), "residual='paper'"),
+    "method": (lambda c: Dense().start(c, N), "Dense()"),
+    "length": (lambda c: OURS.start(c, N + 1), f"float32[{N + 1}]"),
+    "dtype": (lambda c: OURS.start(c, N, dtype=np.float64), f"float64[{N}]"),
+    "vector": (lambda c: OURS.start(c, N, vector_id=5), "number 5"),
+}
+
+
+@pytest.mark.parametrize("topology", ["auto", "ring"])
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_every_rank_is_told_who_differs_in_what(mpi_comm: MPI.Intracomm, topology: str, what: str) -> None:
+    odd = mpi_comm.size - 1
+    start, told = DIFFERENT[what]
+    with Communicator(mpi_comm, topology, TIMEOUT_S) as comm:
+        aggregator = start(comm) if comm.rank == odd else OURS.start(comm, N)
+        with pytest.raises(CollectiveMismatch) as caught:
+            aggregator.aggregate(np.ones(aggregator.n, aggregator.dtype))
+        text = same_text_on(comm, caught.value, range(comm.size))
+        mine = re.search(rf"rank {odd}: ([^;]*)", text)
+        theirs = re.search(r"rank.? 0[-0-9]*: ([^;]*)", text)
+        assert mine is not None
+        assert theirs is not None
+        assert told in mine[1]
+        assert told not in theirs[1]
+        assert (comm.allreduce(np.ones(3)) == comm.size).all()
+
+
+def test_a_rank_at_another_step_is_found_out(mpi_comm: MPI.Intracomm) -> None:
+    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
+        aggregator = OURS.start(comm, N)
+        if comm.rank == 0:
+            aggregator.load_state_dict(aggregator.state_dict() | {"step": 8})
+        with pytest.raises(CollectiveMismatch, match=r"rank 0: .*, step 8; rank.*, step 0\. "):
+            aggregator.aggregate(np.ones(N, np.float32))
+
+
+# What the last rank passes, and what it is told.
+UNFIT: dict[str, tuple[Any, type[Exception], str]] = {
+    "integers": (np.ones(N, np.int64), TypeError, "type int64"),
+    "non-contiguous": (np.ones(2 * N, np.float32)[::2], ValueError, "not contiguous"),
+    "requires grad": (torch.ones(N, requires_grad=True), TypeError, r"tensor\.detach\(\)"),
+    "another dtype": (np.ones(N), TypeError, "type float64, the aggregator was started for float32"),
+    "another length": (np.ones(N - 1, np.float32), ValueError, f"{N - 1} elements, .* for {N}"),
+}
+
+
+@pytest.mark.parametrize("what", UNFIT)
+def test_what_one_rank_cannot_aggregate_all_hear_of_and_the_run_goes_on(mpi_comm: MPI.Intracomm, what: str) -> None:
+    odd = mpi_comm.size - 1
+    vector, kind, told = UNFIT[what]
+    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
+        aggregator, twin = OURS.start(comm, N), OURS.start(comm, N)
+        ones = np.ones(N, np.float32)
+        aggregator.aggregate(ones)
+        twin.aggregate(ones)
+        with pytest.raises(kind if comm.rank == odd else CollectiveMismatch) as caught:
+            aggregator.aggregate(vector if comm.rank == odd else ones)
+        text = same_text_on(comm, caught.value, range(odd))
+        assert comm.rank < odd or re.search(f"rank {odd} of {comm.size}, vector 0: .*{told}", str(caught.value))
+        assert re.search(f"rank {odd} refuses aggregate: .*{told}", text)
+        assert (aggregator.aggregate(ones) == twin.aggregate(ones)).all()

@@ -1,0 +1,152 @@
+"""Finite but huge vectors: every method gives all ranks one result or one error, and an error loses nothing."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from collectives import Communicator, NonFiniteGradient
+from mpicomp.algorithms import (
+    ALGORITHMS,
+    ECQSGD,
+    QSGD,
+    SSDM,
+    DoubleSqueeze,
+    EFSignSGD,
+    LocalTopK,
+    Marsit,
+    MemSGD,
+    ScaleCom,
+    TernGrad,
+)
+from tests.mpi.lanes import TIMEOUT_S, same_everywhere
+
+N, STEPS = 700, 4
+METHODS: dict[str, Any] = {
+    **{name: method() for name, method in ALGORITHMS.items()},
+    "ecq-sgd, much": ECQSGD(alpha=1.5, beta=0.9, bucket=100, norm="linf"),
+    "qsgd, l2": QSGD(norm="l2", bucket=100, coding="entropy"),
+    "terngrad, unclipped": TernGrad(bucket=100, clip=None),
+    "ef-signsgd, buckets": EFSignSGD(bucket=100),
+    "ssdm, momentum": SSDM(momentum=0.9, scale="norm"),
+    "local top-k": LocalTopK(7),
+    "scalecom, filtered": ScaleCom(7, beta=0.3, warmup_steps=1),
+    **{
+        f"double-squeeze, {codec}": DoubleSqueeze(codec)
+        for codec in (
+            "two-means:bucket=100",
+            "quantize:bucket=100",
+            "ternary:bucket=100",
+            "top-k:rate=7",
+            "clip:bits=11",
+        )
+    },
+    "double-squeeze, sparse": DoubleSqueeze("random-sparsification:p=0.3"),
+    "mem-sgd, sparse": MemSGD("random-sparsification:p=0.3"),
+}
+
+
+PATTERNS: tuple[tuple[str, Any], ...] = (
+    ("one rank", np.float32),
+    ("ups and downs", np.float32),
+    ("all ranks", np.float32),
+    ("all ranks", np.float16),
+    ("ups and downs", np.float64),
+)
+
+
+def huge(pattern: str, comm: Communicator, step: int, dtype: Any) -> NDArray[Any]:
+    """Vectors near the end of a type's range, or within a tenth of it on the first step."""
+    largest = float(np.finfo(dtype).max) * (0.09 if step == 0 else 0.99)
+    rng = np.random.default_rng((comm.rank, step))
+    if pattern == "one rank":
+        return np.full(N, largest if comm.rank == comm.size - 1 else 1, dtype)
+    if pattern == "ups and downs":
+        return (largest * rng.choice([-1, 0, 1], N)).astype(dtype)
+    return (largest * rng.uniform(0.3, 1, N)).astype(dtype)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_overflow_is_one_error_for_all_ranks_and_changes_nothing(mpi_comm: MPI.Intracomm, name: str) -> None:
+    method, told = METHODS[name], 0
+    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
+        for pattern, dtype in PATTERNS:
+            tried, untried = method.start(comm, N, dtype=dtype), method.start(comm, N, dtype=dtype)
+            for step in range(STEPS):
+                vector = huge(pattern, comm, step, dtype)
+                before = tried.state_dict()
+                result, error = outcome(tried, vector)
+                assert len(set(comm.mpi_comm.allgather(error))) == 1, (pattern, dtype, step)
+                if error is None:
+                    assert np.isfinite(result).all(), (pattern, dtype, step)
+                    assert same_everywhere(comm, result), (pattern, dtype, step)
+                    np.testing.assert_array_equal(result, untried.aggregate(vector))
+                    continue
+                told += 1
+                if isinstance(method, Marsit):
+                    tried.load_state_dict(before)  # it says that it must be restored
+                np.testing.assert_equal(tried.state_dict(), before)
+    if name == "double-squeeze":
+        assert told  # or there was nothing to see
+
+
+def outcome(aggregator: Any, vector: NDArray[Any]) -> tuple[Any, str | None]:
+    """The result, or what every rank should be told."""
+    try:
+        return aggregator.aggregate(vector), None
+    except NonFiniteGradient as error:
+        return None, re.sub(r"^rank \d+ of", "rank ? of", str(error))
+
+
+@pytest.mark.parametrize("codec", ["one-bit:bucket=64", "quantize:bucket=64", "top-k:rate=7", "clip:bits=11"])
+def test_overflow_at_one_owner_is_told_by_all(mpi_comm: MPI.Intracomm, codec: str) -> None:
+    """What the ranks sent is finite, and so are owners' errors; their sum is not, on the owner of the last elements."""
+    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
+        tried = DoubleSqueeze(codec).start(comm, N)
+        pending = np.where(np.arange(N) < N - 8, 0, 3.3e38).astype(np.float32)
+        tried.load_state_dict(tried.state_dict() | {"owner_error": pending})
+        before = tried.state_dict()
+        result, error = outcome(tried, np.full(N, 3.3e38 / comm.size, np.float32))  # whose sum is finite
+        assert result is None
+        assert len(set(comm.mpi_comm.allgather(error))) == 1
+        assert error is not None
+        assert "in vector 0, step 0, from no rank (the sum overflowed)" in error
+        np.testing.assert_equal(tried.state_dict(), before)
+        assert np.isfinite(tried.aggregate(np.full(N, -1e38 / comm.size, np.float32))).all()
+
+
+def test_a_residual_that_overflows_though_all_that_was_sent_is_finite_is_told_by_all(mpi_comm: MPI.Intracomm) -> None:
+    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
+        tried = ECQSGD(alpha=1e-3, bucket=64).start(comm, N)
+        mine = np.full(N, 3.4e38 if comm.rank == comm.size - 1 else 0, np.float32)
+        tried.load_state_dict(tried.state_dict() | {"residual": mine})
+        before = tried.state_dict()
+        # of an l2 norm most are far above what they stand for, and the rest is 0: nothing of it is sent
+        vector = np.zeros(N, np.float32)
+        vector[::64] = 3.3e38
+        vector[1::64] = 1e37
+        _, error = outcome(tried, vector)
+        assert error is not None
+        assert f"from rank {comm.size - 1};" in error
+        np.testing.assert_equal(tried.state_dict(), before)
+
+
+@pytest.mark.parametrize("method", [QSGD(bucket=64), MemSGD("quantize:bucket=64")], ids=str)
+def test_a_mean_that_overflows_in_its_first_piece_is_told_by_all(mpi_comm: MPI.Intracomm, method: Any) -> None:
+    """What each rank sends is finite, and so are all later pieces."""
+    with Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=512) as comm:
+        tried = method.start(comm, 5000)
+        vector = np.where(np.arange(5000) < 64, 3.3e38, 1).astype(np.float32)
+        before = tried.state_dict()
+        _, error = outcome(tried, vector)
+        if comm.size == 1:
+            assert error is None
+            return
+        assert error is not None
+        assert "from no rank (the sum overflowed)" in error
+        np.testing.assert_equal(tried.state_dict(), before)

@@ -1,0 +1,149 @@
+"""Broadcast, barrier, and payloads whose sizes differ from rank to rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from collectives import CollectiveTimeout, Communicator, CommunicatorClosed, Traffic
+from collectives.dense import variable_size as exchange
+from tests.mpi.lanes import TIMEOUT_S
+
+
+@pytest.fixture
+def comm(mpi_comm: MPI.Intracomm) -> Iterator[Communicator]:
+    with Communicator(mpi_comm, timeout=TIMEOUT_S) as made:
+        yield made
+
+
+def payload(source: int, nbytes: int, destination: int = 0) -> NDArray[np.uint8]:
+    """Bytes that tell whose they are, and for whom."""
+    return np.random.default_rng([source, destination, nbytes]).integers(0, 256, nbytes, np.uint8)
+
+
+SIZES = {
+    "growing": lambda source, destination: 1000 * source + destination,
+    "one empty": lambda source, destination: 0 if source == 0 or destination == 1 else 77,
+    "only one": lambda source, destination: 30_000 if source == 0 else 0,
+    "all empty": lambda source, destination: 0,
+}
+
+
+@pytest.fixture(params=[exchange.LARGEST, 1000], ids=["one-round", "rounds"])
+def largest(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes that one call of MPI may move."""
+    monkeypatch.setattr(exchange, "LARGEST", request.param)
+
+
+@pytest.mark.usefixtures("largest")
+@pytest.mark.parametrize("kind", SIZES)
+def test_all_gather_brings_every_payload_to_every_rank(comm: Communicator, kind: str) -> None:
+    sizes, traffic = SIZES[kind], Traffic()
+    mine = payload(comm.rank, sizes(comm.rank, 0))
+    gathered = exchange.all_gather(comm.mpi_comm, mine, TIMEOUT_S, traffic)
+    assert len(gathered) == comm.size
+    for source, theirs in enumerate(gathered):
+        assert (theirs == payload(source, sizes(source, 0))).all()
+        assert theirs.size == sizes(source, 0)
+    assert traffic.bytes_sent == (comm.size - 1) * (8 + mine.size)
+
+
+@pytest.mark.usefixtures("largest")
+@pytest.mark.parametrize("kind", SIZES)
+def test_all_to_all_brings_each_payload_to_its_rank(comm: Communicator, kind: str) -> None:
+    sizes, me = SIZES[kind], comm.rank
+    outgoing = [payload(me, sizes(me, to), to) for to in range(comm.size)]
+    incoming = exchange.all_to_all(comm.mpi_comm, outgoing, TIMEOUT_S)
+    assert len(incoming) == comm.size
+    for source, theirs in enumerate(incoming):
+        assert theirs.size == sizes(source, me)
+        assert (theirs == payload(source, sizes(source, me), me)).all()
+
+
+def test_broadcast_overwrites_with_the_roots(comm: Communicator) -> None:
+    for root in range(comm.size):
+        for dtype in (np.float16, np.float32, np.float64, np.int64, np.uint8, np.bool_):
+            x = (np.arange(1001).reshape(7, 143) * (comm.rank + 3) % 5).astype(dtype)
+            assert comm.broadcast(x, root) is x
+            assert (x == (np.arange(1001).reshape(7, 143) * (root + 3) % 5).astype(dtype)).all()
+    assert comm.broadcast(np.empty((3, 0))).shape == (3, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
+def test_broadcast_takes_tensors(comm: Communicator, dtype: torch.dtype) -> None:
+    root = comm.size - 1
+    x = (torch.arange(10) % (comm.rank + 2)).to(dtype)
+    comm.broadcast(x, root)
+    assert torch.equal(x, (torch.arange(10) % (root + 2)).to(dtype))
+
+
+def test_broadcast_is_sent_in_parts_that_mpi_can_count(
+    mpi_comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "LARGEST", 100)
+    x = payload(mpi_comm.rank, 1234)
+    exchange.broadcast(mpi_comm, x, 0, TIMEOUT_S)
+    assert (x == payload(0, 1234)).all()
+
+
+def test_a_root_that_is_not_there_is_refused_everywhere(comm: Communicator) -> None:
+    with pytest.raises(ValueError, match=str(comm.size)):
+        comm.broadcast(np.ones(3), root=comm.size)
+    assert comm.allreduce(np.ones(1))[0] == comm.size
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("verify", [False, True])
+def test_nobody_leaves_a_barrier_before_the_last_has_come(mpi_comm: MPI.Intracomm, verify: bool) -> None:
+    with Communicator(mpi_comm, timeout=TIMEOUT_S, verify=verify) as comm:
+        arrived = time.monotonic()
+        if comm.rank == comm.size - 1:
+            time.sleep(0.2)
+            arrived = time.monotonic()
+        comm.barrier()
+        left = time.monotonic()
+    assert left >= max(mpi_comm.allgather(arrived))
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("call", ["barrier", "broadcast", "all_gather", "all_to_all"])
+def test_every_wait_has_a_deadline(mpi_comm: MPI.Intracomm, call: str) -> None:
+    comm = Communicator(mpi_comm, timeout=0.3, verify=call != "barrier")
+    calls: dict[str, Any] = {
+        "barrier": comm.barrier,
+        "broadcast": lambda: comm.broadcast(np.zeros(3)),
+        "all_gather": lambda: exchange.all_gather(comm.mpi_comm, np.zeros(3, np.uint8), comm.timeout),
+        "all_to_all": lambda: exchange.all_to_all(comm.mpi_comm, [np.zeros(3, np.uint8)] * comm.size, comm.timeout),
+    }
+    if comm.rank:
+        with pytest.raises(CollectiveTimeout, match=rf"rank {comm.rank} of {comm.size}.* after [\d.]+ s"):
+            calls[call]()
+    mpi_comm.barrier()
+
+
+def test_a_closed_communicator_says_so(mpi_comm: MPI.Intracomm) -> None:
+    comm = Communicator(mpi_comm)
+    comm.close()
+    comm.close()
+    with pytest.raises(CommunicatorClosed, match="was closed; make a new one"):
+        comm.allreduce(np.ones(3))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_after_a_timeout_the_communicator_refuses_and_a_new_one_works(mpi_comm: MPI.Intracomm) -> None:
+    comm = Communicator(mpi_comm, timeout=0.3)
+    if comm.rank:
+        with pytest.raises(CollectiveTimeout):
+            comm.allreduce(np.ones(3))
+        with pytest.raises(CommunicatorClosed, match="earlier call failed"):
+            comm.allreduce(np.ones(3))
+    mpi_comm.barrier()
+    with Communicator(mpi_comm) as another:
+        assert another.allreduce(np.ones(1))[0] == another.size

@@ -1,0 +1,151 @@
+"""Collectives under way side by side: handles, long sequences, several communicators, and the user's own messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import CollectiveMismatch, CollectiveTimeout, Communicator
+from collectives.schedules.registry import TOPOLOGIES
+from tests.mpi.lanes import TIMEOUT_S
+
+
+@pytest.fixture
+def comm(mpi_comm: MPI.Intracomm) -> Iterator[Communicator]:
+    with Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=1024) as made:
+        yield made
+
+
+def total(size: int, k: int) -> float:
+    """Sum over ranks of what rank r contributes to collective k: (r + 1) (k + 1)."""
+    return (k + 1) * size * (size + 1) / 2
+
+
+def start(comm: Communicator, k: int, n: int = 700) -> np.ndarray:
+    return np.full(n, (comm.rank + 1.0) * (k + 1))
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)])
+def test_handles_may_be_waited_for_in_any_order(mpi_comm: MPI.Intracomm, name: str, order: tuple[int, ...]) -> None:
+    with Communicator(mpi_comm, name, TIMEOUT_S, piece_bytes=1024) as comm:
+        handles = [comm.iallreduce(start(comm, k)) for k in range(4)]
+        for k in order:
+            assert (handles[k].wait() == total(comm.size, k)).all()
+            assert handles[k].test()
+
+
+def test_the_order_may_differ_from_rank_to_rank(comm: Communicator) -> None:
+    handles = [comm.iallreduce(start(comm, k)) for k in range(4)]
+    for i in range(4):
+        k = (i + comm.rank) % 4
+        assert (handles[k].wait() == total(comm.size, k)).all()
+
+
+def test_one_rank_may_wait_at_once_and_another_start_more_first(comm: Communicator) -> None:
+    if comm.rank % 2:
+        results = [comm.iallreduce(start(comm, k)).wait() for k in range(4)]
+    else:
+        results = [handle.wait() for handle in [comm.iallreduce(start(comm, k)) for k in range(4)]]
+    for k, result in enumerate(results):
+        assert (result == total(comm.size, k)).all()
+
+
+def test_a_blocking_call_may_come_while_handles_are_in_flight(comm: Communicator) -> None:
+    first = comm.iallreduce(start(comm, 0))
+    if comm.rank % 2:
+        assert (first.wait() == total(comm.size, 0)).all()
+    assert (comm.allreduce(start(comm, 1)) == total(comm.size, 1)).all()
+    comm.barrier()
+    assert (first.wait() == total(comm.size, 0)).all()
+
+
+def test_testing_alone_brings_a_handle_to_its_end(comm: Communicator) -> None:
+    x = start(comm, 0)
+    handle = comm.iallreduce(x, "mean", out=x)
+    while not handle.test():
+        pass
+    assert handle.wait() is x
+    assert (x == total(comm.size, 0) / comm.size).all()
+
+
+def test_a_handle_holds_on_to_its_buffers(comm: Communicator) -> None:
+    handles = [comm.iallreduce(start(comm, k)) for k in range(3)]
+    litter = [np.full(700, np.nan) for _ in range(50)]  # takes the place of whatever was freed
+    assert [float(handle.wait().max()) for handle in handles] == [total(comm.size, k) for k in range(3)]
+    assert len(litter) == 50
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_handle_does_not_wait_for_ever(mpi_comm: MPI.Intracomm) -> None:
+    comm = Communicator(mpi_comm, "ring", timeout=0.3)
+    if comm.rank:
+        with pytest.raises(CollectiveTimeout, match="not all ranks have come to call 1"):
+            comm.iallreduce(np.ones(5)).wait()
+    mpi_comm.barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_mismatch_is_raised_by_its_own_handle_alone(comm: Communicator) -> None:
+    good, bad = comm.iallreduce(start(comm, 0)), comm.iallreduce(np.ones(5 + (comm.rank == 1)))
+    also_good = comm.iallreduce(start(comm, 1))
+    assert (also_good.wait() == total(comm.size, 1)).all()
+    with pytest.raises(CollectiveMismatch, match=r"rank 1: iallreduce\(sum\) of float64\[6\]"):
+        bad.wait()
+    assert (good.wait() == total(comm.size, 0)).all()
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_a_long_sequence_of_collectives_stays_in_step(
+    mpi_comm: MPI.Intracomm, name: str, jitter: Callable[[int], None]
+) -> None:
+    jitter(100 + mpi_comm.rank)
+    with Communicator(mpi_comm, name, TIMEOUT_S, piece_bytes=512) as comm:
+        for k in range(30):
+            assert (comm.allreduce(start(comm, k, 10 * k)) == total(comm.size, k)).all()
+            if k % 7 == 0:
+                root = k % comm.size
+                assert comm.broadcast(np.array([comm.rank + k]), root)[0] == root + k
+
+
+@pytest.mark.mpi(min_size=2)
+def test_tags_stay_below_the_bound_and_come_round_again(comm: Communicator) -> None:
+    bound = min(32_767, MPI.COMM_WORLD.Get_attr(MPI.TAG_UB))
+    tags = [comm.next_tag() for _ in range(16_000 - 5)]
+    assert 0 < min(tags) <= max(tags) <= bound
+    for k in range(10):
+        assert (comm.allreduce(start(comm, k)) == total(comm.size, k)).all()
+    assert comm.next_tag() in tags
+
+
+def test_two_communicators_at_once_do_not_meet(mpi_comm: MPI.Intracomm) -> None:
+    with Communicator(mpi_comm, "ring", TIMEOUT_S) as one, Communicator(mpi_comm, "tree", TIMEOUT_S) as other:
+        a, b = one.iallreduce(start(one, 0)), other.iallreduce(start(other, 1))
+        c = one.iallreduce(start(one, 2))
+        assert (other.allreduce(start(other, 3)) == total(one.size, 3)).all()
+        for handle, k in ((c, 2), (b, 1), (a, 0)):
+            assert (handle.wait() == total(one.size, k)).all()
+
+
+def test_the_users_messages_on_the_parent_are_left_alone(mpi_comm: MPI.Intracomm) -> None:
+    with Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=256) as comm:
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        tags = [comm.next_tag() + step for step in range(-1, 3)] + [1, 2]
+        boxes = [np.zeros(64) for _ in tags]
+        receives = [mpi_comm.Irecv(box, left, tag) for box, tag in zip(boxes, tags, strict=True)]
+        for k in range(3):
+            assert (comm.allreduce(start(comm, k)) == total(comm.size, k)).all()
+        sends = [mpi_comm.Isend(np.full(64, float(comm.rank)), right, tag) for tag in tags]
+        assert (comm.allreduce(start(comm, 3)) == total(comm.size, 3)).all()
+        MPI.Request.Waitall(receives + sends)
+        assert all((box == left).all() for box in boxes)
+
+
+def test_closing_gives_back_what_making_took(mpi_comm: MPI.Intracomm) -> None:
+    for k in range(20):
+        with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
+            assert comm.allreduce(np.array([1.0]))[0] == comm.size, k
+        assert comm.mpi_comm == MPI.COMM_NULL

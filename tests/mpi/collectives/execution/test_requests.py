@@ -1,0 +1,101 @@
+"""Libraries without persistent collectives: everything works through non-blocking ones."""
+
+from __future__ import annotations
+
+import gc
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import Communicator
+from mpicomp import QSGD, MajorityVote, Marsit
+from tests.mpi.lanes import TIMEOUT_S
+
+
+def requests_of(comm: Communicator) -> list[MPI.Request]:
+    """All persistent requests of the communicator's users, by what would free them."""
+    found: list[MPI.Request] = []
+    frees: list[Any] = [free for _, free in comm._held.values()]
+    for free in frees:  # of a cache, or of a collective that the library may not have
+        found += free.args[0].values() if isinstance(free, partial) else [free.__self__._persistent]
+    return [request for request in found if request is not None]
+
+
+def refuse(*args: Any) -> Any:
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize("topology", ["auto", "ring"])
+def test_marsit_gives_the_same_without_persistent_collectives(
+    mpi_comm: MPI.Intracomm, topology: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    u = np.random.default_rng(mpi_comm.rank).standard_normal((6, 5000)).astype(np.float32)
+
+    def run() -> Any:
+        with Communicator(mpi_comm, topology, TIMEOUT_S) as comm:
+            aggregator = Marsit(full_precision_every=4).start(comm, 5000)
+            return np.array([aggregator.aggregate(row) for row in u])
+
+    expected = run()
+    monkeypatch.setattr("collectives.execution.requests.Repeated.__init__", _without_persistence)
+    np.testing.assert_array_equal(run(), expected)
+
+
+def _without_persistence(self: Any, persistent: Any, once: Any) -> None:
+    self._once, self._persistent, self.request = once, None, MPI.REQUEST_NULL
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_library_that_has_none_is_noticed(mpi_comm: MPI.Intracomm) -> None:
+    from collectives.execution.requests import Repeated
+
+    mine, least = np.array([float(mpi_comm.rank)]), np.zeros(1)
+    repeated = Repeated(refuse, lambda: mpi_comm.Iallreduce(mine, least, MPI.MAX))
+    for _ in range(2):
+        repeated.start()
+        repeated.request.Wait()
+        assert least[0] == mpi_comm.size - 1
+    repeated.free()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("method", [Marsit(), MajorityVote(), QSGD(coding="fixed")], ids=str)
+def test_requests_of_aggregators_that_are_gone_are_freed(mpi_comm: MPI.Intracomm, method: Any) -> None:
+    n = 300_000  # along the plan
+    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
+        aggregator = method.start(comm, n)
+        for _ in range(2):  # the first of Marsit's is dense
+            aggregator.aggregate(np.ones(n, np.float32))
+        requests = requests_of(comm)
+        assert len(requests) >= 2
+        assert MPI.REQUEST_NULL not in requests
+        del aggregator
+        gc.collect()
+        comm.barrier()
+        assert all(request == MPI.REQUEST_NULL for request in requests)
+        assert not comm._held
+
+
+@pytest.mark.mpi(min_size=2)
+def test_requests_are_freed_with_the_communicator(mpi_comm: MPI.Intracomm) -> None:
+    comm = Communicator(mpi_comm, "ring", TIMEOUT_S)
+    aggregator = MajorityVote().start(comm, 300_000)
+    aggregator.aggregate(np.ones(300_000, np.float32))
+    requests = requests_of(comm)
+    assert len(requests) >= 2
+    comm.close()
+    assert all(request == MPI.REQUEST_NULL for request in requests)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_vectors_of_ever_new_lengths_take_no_more_memory(
+    mpi_comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("collectives.communicator.MOST_REMEMBERED", 4)
+    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
+        for n in range(20):
+            assert (comm.allreduce(np.ones(n)) == comm.size).all()
+        assert len(comm._programs) == len(comm._calls) == 4

@@ -1,0 +1,119 @@
+"""Arrays that cannot be used as they are: told on every rank before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mpi4py import MPI
+
+from collectives import CollectiveMismatch, Communicator, CommunicatorClosed
+from collectives.consistency.recursive_doubling import RecursiveDoubling
+from tests.mpi.lanes import TIMEOUT_S
+
+
+@pytest.fixture(params=["ring", "auto"])
+def comm(request: pytest.FixtureRequest, mpi_comm: MPI.Intracomm) -> Iterator[Communicator]:
+    with Communicator(mpi_comm, request.param, TIMEOUT_S) as made:
+        yield made
+
+
+def unaligned(n: int) -> Any:
+    return np.zeros(4 * n + 1, np.uint8)[1:].view(np.float32)
+
+
+def test_unaligned_arrays_are_summed(comm: Communicator) -> None:
+    x, out = unaligned(1003), unaligned(1003)
+    x[:] = np.arange(1003)
+    comm.allreduce(x, out=out)
+    assert (out == comm.size * np.arange(1003)).all()
+    assert comm.broadcast(out)[1002] == comm.size * 1002
+
+
+def test_an_out_that_overlaps_the_array_is_refused(comm: Communicator) -> None:
+    memory = np.ones(1001, np.float32)
+    with pytest.raises(ValueError, match="out overlaps the array"):
+        comm.allreduce(memory[:-1], out=memory[1:])
+    assert (comm.allreduce(memory, out=memory) == comm.size).all()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("case", ["read-only", "sparse"])
+def test_what_one_rank_cannot_pass_is_a_mismatch_on_the_others(comm: Communicator, case: str) -> None:
+    culprit = comm.rank == comm.size - 1
+    x = np.ones(4, np.float32)
+    x.flags.writeable = not culprit
+    matrix = torch.eye(4)
+    call = {
+        "read-only": lambda: comm.broadcast(x),
+        "sparse": lambda: comm.allreduce(matrix.to_sparse() if culprit else matrix),
+    }[case]
+    with pytest.raises(ValueError if culprit else CollectiveMismatch, match=f"rank {comm.size - 1} of"):
+        call()
+    assert (comm.allreduce(np.ones(4)) == comm.size).all()
+
+
+def test_pieces_shorter_than_an_element_hold_one(mpi_comm: MPI.Intracomm) -> None:
+    with Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=2) as comm:
+        assert (comm.allreduce(np.ones(300)) == comm.size).all()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_pieces_of_different_lengths_are_a_mismatch(mpi_comm: MPI.Intracomm) -> None:
+    comm = Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=4096 + 64 * mpi_comm.rank)
+    with comm, pytest.raises(CollectiveMismatch, match="in pieces of 4096 bytes"):
+        comm.allreduce(np.ones(300))
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("call", ["allreduce", "iallreduce"])
+def test_an_interrupted_check_closes_the_communicator(
+    comm: Communicator, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = RecursiveDoubling.start
+
+    def interrupted(*args: Any) -> None:
+        start(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RecursiveDoubling, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            getattr(comm, call)(np.ones(4))
+    for again in (comm.allreduce, comm.iallreduce):
+        with pytest.raises(CommunicatorClosed, match="KeyboardInterrupt"):
+            again(np.ones(4))
+
+
+@pytest.mark.parametrize(
+    ("topology", "where"), [("mpi", "allreduce.widen"), ("ring", "payload.widen"), ("auto", "allreduce.widen")]
+)
+def test_a_rank_that_fails_amid_a_sum_goes_no_further(
+    mpi_comm: MPI.Intracomm, topology: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*args: Any) -> None:
+        raise MemoryError("no room")
+
+    comm = Communicator(mpi_comm, topology, TIMEOUT_S, verify=False)
+    if comm.size > 1:
+        with monkeypatch.context() as patched:
+            patched.setattr(f"collectives.dense.{where}", no_room)
+            with pytest.raises(MemoryError):
+                comm.allreduce(np.ones(100, np.float16))
+        with pytest.raises(CommunicatorClosed, match="no room"):
+            comm.allreduce(np.ones(100, np.float16))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_interrupted_call_closes_the_communicator(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("collectives.consistency.recursive_doubling.RecursiveDoubling.start", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        comm.allreduce(np.ones(4))
+    with pytest.raises(CommunicatorClosed, match=f"rank {comm.rank} of {comm.size}: .* KeyboardInterrupt"):
+        comm.allreduce(np.ones(4))

@@ -1,0 +1,53 @@
+"""How many ranks a test runs on, the topologies it runs over, and whether the ranks agree."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+from numpy.typing import NDArray
+
+from collectives import Communicator, Torus
+from collectives.schedules.plan import Topology
+from collectives.schedules.registry import TOPOLOGIES
+
+# How long the communicators of these tests wait for a silent rank.
+TIMEOUT_S = 20.0
+# Sizes whose plans powers of two hide, tried as parts of a lane of at least this many ranks.
+PARTS = (5, 7)
+PARTS_FROM = 8
+# A module that sets this to True has its tests run on these parts too.
+EVERY_SIZE = "EVERY_SIZE"
+
+
+def parametrize_sizes(metafunc: pytest.Metafunc) -> None:
+    """Run every test that asks for `mpi_comm` on the whole lane, and where sizes matter on 5 and 7 ranks too."""
+    if "mpi_comm" not in metafunc.fixturenames or any(m.args[0] == "mpi_comm" for m in _parametrized(metafunc)):
+        return
+    plugin = metafunc.config.pluginmanager.get_plugin("rank_agreement")
+    size = 1 if plugin is None else plugin.size
+    parts = PARTS if size >= PARTS_FROM and getattr(metafunc.module, EVERY_SIZE, False) else ()
+    metafunc.parametrize("mpi_comm", [size, *parts], indirect=True)
+
+
+def _parametrized(metafunc: pytest.Metafunc) -> list[pytest.Mark]:
+    return list(metafunc.definition.iter_markers("parametrize"))
+
+
+def topologies(size: int) -> list[Topology]:
+    """Every topology that fits, with its defaults; tori in all shapes of two rows or columns and more."""
+    tori: list[Topology] = [Torus(rows, size // rows) for rows in range(2, size // 2 + 1) if size % rows == 0]
+    return [make() for make in TOPOLOGIES.values()] + [torus for torus in tori if torus != Torus()]
+
+
+def same_everywhere(comm: Communicator, result: NDArray[Any]) -> bool:
+    """Whether all ranks have the same bytes."""
+    return len(set(comm.mpi_comm.allgather(hashlib.sha256(result).digest()))) == 1
+
+
+def same_text_on(comm: Communicator, error: BaseException, ranks: range) -> str:
+    """What the error says, which must be the same on these ranks."""
+    texts = comm.mpi_comm.allgather(str(error))
+    assert len({texts[rank] for rank in ranks}) == 1, texts
+    return texts[ranks[0]]

@@ -1,0 +1,201 @@
+"""What `mpicomp advise` makes of networks and speeds, and of arguments that cannot be used."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from collectives import Ring
+from collectives.cost.link import LinkModel, Work
+from collectives.progress.polling import rest_by
+from collectives.schedules.all_gather import AllGather
+from mpicomp.algorithms import Dense, Marsit
+from mpicomp.cli.advise import add_arguments, predictions, report, speeds
+from mpicomp.cli.advise.methods import COMPARED, METHODS
+from mpicomp.cli.advise.predict import MOST_WALKED, Job, Way, break_even, fastest_dense, topologies
+from mpicomp.cli.advise.request import Request
+from mpicomp.cli.advise.speeds import Speed, _solve
+
+SPEED = Speed(Work(4e-10, 1e-10, 3e-10, 5e-6), 1e-4)
+DENSE_SPEED = Speed(Work(0.0, 5e-10, 0.0, 5e-6), 5e-5)
+N = 1_000_000
+
+
+def request(*arguments: str) -> Request:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return Request.parse(parser.parse_args(arguments))
+
+
+def advised(bandwidth: float, *arguments: str) -> dict[str, Any]:
+    job = Job(4, N, "float32", LinkModel(5e-5, bandwidth), 57_344)
+    asked = request("--count", str(N), *arguments)
+    speeds = {name: DENSE_SPEED if name == "dense" else SPEED for name in asked.methods}
+    return predictions(asked, job, speeds, None) | {"hosts": 4}
+
+
+def test_slow_links_are_worth_compressing_for_and_fast_ones_are_not() -> None:
+    slow, fast = (advised(bandwidth, "--methods", "marsit-100,marsit") for bandwidth in (1e7, 1e11))
+    assert report.advice(slow).startswith("Compress with marsit over ")
+    assert "; on links above " in report.advice(slow)
+    assert report.advice(fast).startswith("Do not compress: ")
+    assert "It would pay on links below " in report.advice(fast)
+
+
+def test_what_a_step_computes_makes_compressing_matter_less() -> None:
+    advice = report.advice(advised(1e7, "--compute-ms", "1e6"))
+    assert advice.startswith("Do not compress: ")
+    assert advice.endswith(": the all-reduce is too small a part of it.")
+
+
+def test_mpi_is_a_dense_sum_too() -> None:
+    record = advised(1e7)
+    advice = report.advice(record | {"mpi_s": 1e-4})
+    assert advice.startswith("Do not compress: a step takes 100 us without")
+    assert "would pay" not in advice
+
+
+def test_the_report_has_a_line_for_every_method_and_topology() -> None:
+    record = advised(1e7)
+    lines = report.text(record).splitlines()
+    own = {name: METHODS[name].message_model(N, "float32", 4, 57_344).route for name in METHODS}
+    over = {name: [of for of, _ in topologies(4, LinkModel(0.0, 1.0))] if own[name] is None else [] for name in own}
+    expected = [(name, of) for name, route in own.items() for of in (over[name] if route is None else [route.name])]
+    assert [tuple(line.split()[:2]) for line in lines[3:-2]] == expected
+    assert {("qsgd", "all-gather"), ("double-squeeze", "direct"), ("scalecom", "star")} < set(expected)
+    assert "80 Mbit/s" in lines[1]
+    assert report.text(record | {"mpi_s": 0.25}).splitlines()[2].endswith("250 ms; below is predicted")
+
+
+def test_what_is_there_to_compare_with_is_advised_only_where_nothing_else_was_asked_for() -> None:
+    rows = advised(1e6)["rows"]
+    assert min(rows, key=lambda row: row["seconds"])["method"] in COMPARED
+    assert report.advice(advised(1e6)).startswith("Compress with scalecom over ")
+    assert report.advice(advised(1e6, "--methods", "random-k")).startswith("Compress with random-k over ")
+
+
+def test_what_is_not_predicted_for_many_ranks_is_named() -> None:
+    asked = request("--count", "1e5", "--methods", "marsit,qsgd")
+    speeds = dict.fromkeys(asked.methods, SPEED)
+    job = Job(MOST_WALKED + 1, 100_000, "float32", LinkModel(5e-5, 1e8), 57_344)
+    record = predictions(asked, job, speeds, None) | {"hosts": 4}
+    assert {row["topology"] for row in record["rows"]} == {"ring", "torus:5x13", "halving-doubling"}
+    assert (
+        "\n# not predicted for so many ranks: tree, double-tree, star, segmented-ring, all-gather, direct\n"
+        in report.text(record)
+    )
+
+
+def test_codes_of_varying_length_travel_for_as_long_as_they_are() -> None:
+    job = Job(4, N, "float32", LinkModel(0.0, 1e6), 57_344)
+    whole, half = (
+        Way("ecq-sgd", METHODS["ecq-sgd"], AllGather(), Speed(Work(), 0.0, volume), DENSE_SPEED).seconds(job)
+        for volume in (1.0, 0.5)
+    )
+    assert half == pytest.approx(whole / 2, rel=1e-3)
+
+
+def test_at_break_even_both_take_as_long() -> None:
+    job = Job(4, N, "float32", LinkModel(5e-5, 1e8), 57_344)
+    dense = fastest_dense(job, DENSE_SPEED)
+    way = Way("marsit", Marsit(None), Ring(), SPEED, DENSE_SPEED)
+    even = break_even(way, dense, job)
+    assert even is not None
+    there = job.scaled(even / 1e8)
+    assert way.seconds(there) == pytest.approx(dense(there), rel=0.02)
+
+
+def test_what_computes_too_long_never_pays_and_what_is_free_always_does() -> None:
+    job = Job(4, N, "float32", LinkModel(0.0, 1e8), 57_344)
+    dense = fastest_dense(job, DENSE_SPEED)
+    hopeless = Speed(Work(encode_s=1e3), 0.0)
+    assert break_even(Way("marsit", Marsit(None), Ring(), hopeless, DENSE_SPEED), dense, job) is None
+    free = Speed(Work(), 0.0)
+    assert break_even(Way("marsit", Marsit(None), Ring(), free, DENSE_SPEED), dense, job) == math.inf
+
+
+def test_full_precision_rounds_count_for_their_part() -> None:
+    job = Job(4, N, "float32", LinkModel(5e-5, 1e7), 57_344)
+    bit = Way("m", Marsit(None), Ring(), SPEED, DENSE_SPEED).seconds(job)
+    dense = Way("d", Dense(), Ring(), DENSE_SPEED, DENSE_SPEED).seconds(job)
+    mixed = Way("m", Marsit(10), Ring(), SPEED, DENSE_SPEED).seconds(job)
+    assert mixed == pytest.approx(0.9 * bit + 0.1 * dense)
+
+
+def test_a_torus_follows_the_groups() -> None:
+    names = [name for name, _ in topologies(12, LinkModel(0.0, 1.0, group_size=6))]
+    assert "torus:2x6" in names
+    assert "torus:3x4" in names
+    assert not any("torus" in name for name, _ in topologies(5, LinkModel(0.0, 1.0)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ((), "either --count 25e6 or --model"),
+        (("--count", "5", "--model", "a:b"), "either --count"),
+        (("--count", "1e3,1e4"), "--count 1e3,1e4: give one number"),
+        (("--count", "many"), "--count many"),
+        (("--count", "5", "--dtype", "int8"), "--dtype int8: choose one of"),
+        (("--count", "5", "--compute-ms", "-1"), "--compute-ms -1: give a number of at least 0"),
+        (("--count", "5", "--ranks", "1"), "--ranks 1: give a whole number of at least 2"),
+        (("--count", "5", "--ranks", "2.5"), "--ranks 2.5: give a whole number of at least 2"),
+        (("--count", "5", "--timeout", "0"), "--timeout 0"),
+        (("--count", "5", "--methods", "marsit, marzipan"), "--methods marsit, marzipan: there is no 'marzipan'"),
+        (("--count", "5", "--methods", "dense"), "--methods dense: name one or more to compare with dense"),
+        (("--count", "5", "--network", "/nowhere/network.json"), "--network /nowhere/network.json: No such file"),
+        (("--model", "torch"), "write it as package.module:callable"),
+        (("--model", "torch.nn:Nothing"), "--model torch.nn:Nothing: AttributeError"),
+        (("--model", "torch.nn:ReLU"), "has no trainable parameters"),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_told(arguments: tuple[str, ...], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem.replace(".", r"\.")):
+        request(*arguments)
+
+
+def test_a_model_says_how_long_its_gradient_is() -> None:
+    found = request("--model", "tests.unit.cli.test_advise:linear")
+    assert found.count == 7 * 3 + 3
+
+
+def linear() -> Any:
+    import torch
+
+    return torch.nn.Linear(7, 3)
+
+
+@pytest.mark.parametrize(
+    ("bytes_s", "text"), [(125e6, "1 Gbit/s"), (1.25e6, "10 Mbit/s"), (125, "1 kbit/s"), (1.25e9, "10 Gbit/s")]
+)
+def test_rates_as_network_people_say_them(bytes_s: float, text: str) -> None:
+    assert report.rate(bytes_s) == text
+
+
+def test_what_messages_and_bytes_cost_is_told_apart() -> None:
+    assert _solve((40, 1000, 40 * 3.0 + 1000 * 0.5), (20, 200, 20 * 3.0 + 200 * 0.5), math.inf) == pytest.approx(
+        (3.0, 0.5)
+    )
+    assert _solve((40, 1000, 10.0), (40, 250, 2.5), math.inf) == pytest.approx((0.0, 0.01))  # bytes alone
+    assert _solve((40, 1000, 10.0), (20, 200, 8.0), math.inf) == pytest.approx(
+        (0.25, 0.0)
+    )  # less for more: messages alone
+    assert _solve((6, 1000, 10.0), (6, 1000, 10.0), math.inf) == pytest.approx((10 / 6, 0.0))
+    assert _solve((25, 1000, 7.0), (25, 1000, 7.0), math.inf) == (7 / 25, 0.0)  # 7 - 25 * (7 / 25) is not 0
+    # no message takes longer than a whole call leaves it: bytes take the rest
+    assert _solve((40, 1000, 40 * 3.0 + 1000 * 0.5), (20, 200, 20 * 3.0 + 200 * 0.5), 1.0) == pytest.approx((1.0, 0.58))
+
+
+def test_of_ranks_that_poll_and_ranks_that_sleep_the_lesser_cost_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def calls(*arguments: object) -> NDArray[np.float64]:
+        of_a_call = [9.0, 3.0, 2.0, 1.0, 7.0] if rest_by(None) else [20.0, 2.0, 2.5, 0.5, 7.0]
+        return np.array([[of_a_call] * 3] * 2)
+
+    monkeypatch.setattr(speeds, "_calls", calls)
+    found = speeds._costs(None, Dense(), 1, "float32", 3)  # type: ignore[arg-type]
+    assert found.tolist() == [2.0, 2.0, 0.5, 3.0, 7.0]  # encoding, merging, decoding, the rest: 9 - 3 - 2 - 1; bytes
