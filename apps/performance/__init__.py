@@ -1,4 +1,4 @@
-"""Programs that measure what docs/performance.md shows: ``python -m apps.performance.run_all`` writes all its tables.
+"""Programs that measure what docs/performance-tables.md shows: ``python -m apps.performance.run_all`` writes it.
 
 Each part is a module that can be run alone. ``--quick`` runs it in a small form.
 

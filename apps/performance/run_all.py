@@ -1,4 +1,4 @@
-"""Measure everything that docs/performance.md shows, and write its tables.
+"""Measure everything that docs/performance-tables.md shows, and write its tables.
 
 Run ``python -m apps.performance.run_all`` on a machine that does nothing else. A part that has a record is not measured
 again, unless ``--fresh`` is given. ``--only kernels,allreduce`` names parts. ``--quick`` shows in minutes that every
@@ -20,7 +20,7 @@ from pathlib import Path
 from apps.launch import PROJECT, mpi_environment, python_command, run
 from apps.performance.record import replace_block
 
-DOCUMENT = PROJECT / "docs" / "performance.md"
+DOCUMENT = PROJECT / "docs" / "performance-tables.md"
 LONGEST_S = 3600.0
 
 
@@ -124,7 +124,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", type=_parts, default=PARTS, metavar="PART,PART", help=", ".join(PARTS))
     parser.add_argument("--fresh", action="store_true", help="measure again what is measured already")
     parser.add_argument("--json-dir", type=Path, metavar="DIR", help="of the records (runs/performance)")
-    parser.add_argument("--docs", type=Path, metavar="FILE", help="where to write the tables (docs/performance.md)")
+    parser.add_argument(
+        "--docs", type=Path, metavar="FILE", help="where to write the tables (docs/performance-tables.md)"
+    )
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="nothing starts after so many seconds")
     parser.add_argument("--seeds", type=int, default=5, help="of the learning study (default %(default)s)")
     parser.add_argument("--datasets", default="digits,fashion-mnist", help="of the learning study (%(default)s)")

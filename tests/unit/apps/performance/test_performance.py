@@ -1,4 +1,4 @@
-"""The scripts behind docs/performance.md: their helpers are right, and each runs in its small form."""
+"""The scripts behind docs/performance-tables.md: their helpers are right, and each runs in its small form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from apps.environment import environment
-from apps.launch import PROJECT, mpi_environment, python_command, run
+from apps.launch import mpi_environment, python_command, run
 from apps.performance import learning, run_all, runs
 from apps.performance.cascading import amplitude, matching_rate
 from apps.performance.idle_memory import memory_scaling, passes
@@ -147,8 +147,8 @@ def test_every_part_runs_in_its_small_form_and_fills_its_place(job: run_all.Job,
     arguments = ["-m", f"apps.performance.{job.module}", "--quick", "--json", str(path)]
     status, output = run(python_command(ranks, arguments), mpi_environment(), timeout_s=JOB_S)
     assert status == 0, output
-    document = tmp_path / "performance.md"
-    document.write_text((PROJECT / "docs" / "performance.md").read_text())
+    document = tmp_path / "tables.md"
+    document.write_text((run_all.DOCUMENT).read_text())
     run_all.tables(job, path, document)
     written = document.read_text().partition(f"<!-- begin {job.name} -->")[2].partition("<!-- end")[0]
     assert written.strip() in output
