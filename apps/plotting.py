@@ -146,6 +146,7 @@ class Bars:
 def draw_bars(
     panels: Sequence[Bars], names: Sequence[str], x_label: str, looks: Sequence[Look] | None = None,
     size: tuple[float, float] | None = None, columns: int | None = None, share_x: bool = True,
+    title: str = "",
 ) -> Figure:  # fmt: skip
     """Draw panels side by side, with one legend for the parts.
 
@@ -163,12 +164,14 @@ def draw_bars(
         Of the legend.
     share_x : bool
         Whether the panels have one scale.
+    title : str
+        Of the figure.
     """
     shown = [{"color": color} for color in COLORS] if looks is None else looks
     figure, axes = new_figure(len(panels), size=size or (1.5 + 4 * len(panels), 3.6), sharex=share_x)
     for axis, panel in zip(axes[0], panels, strict=True):
         for place, (name, parts) in enumerate(panel.parts.items()):
-            ends = np.minimum(np.cumsum([0.0, *parts]), panel.end)
+            ends = np.minimum(np.cumsum([0.0, *parts]), panel.end)  # a bar without parts ends where it begins
             for start, end, look in zip(ends[:-1], ends[1:], shown, strict=False):
                 axis.barh(place, end - start, left=start, height=0.7, **look)
             text = f"{ends[-1]:.3g}" if panel.texts is None else panel.texts[name]
@@ -178,5 +181,7 @@ def draw_bars(
         axis.set_xlabel(x_label)
         axis.margins(x=0.17)
     axes[0][0].invert_yaxis()
+    if title:
+        figure.suptitle(title)
     legend(figure, [Patch(label=name, **look) for name, look in zip(names, shown, strict=False)], columns=columns)
     return figure

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 import mpicomp
-from apps.environment import environment
-from apps.performance.record import both, footer, parser, publish, scaled, table
+from apps.performance.part import MS, STAGES, Part, Row, both, get, made, scaled, vectors
 from apps.records import Record
 from collectives import Communicator, Traffic
-from collectives.memory import aligned_empty
+from collectives.trace.traffic import COSTS
 from mpicomp.cli.timing import alternate, gather, summary
 
-MS = 1e-3
 MPI_ALONE = "MPI_Allreduce"
 
 ONE_BIT = {
@@ -26,7 +22,7 @@ ONE_BIT = {
     'Marsit, residual "paper"': mpicomp.Marsit(None, residual="paper"),
 }
 
-# Speed-up over MPI_Allreduce by way and number of ranks.
+# Speed-up over MPI_Allreduce, by number of ranks.
 TARGETS = {
     ("one-bit ring alone", 2): "≥ 3.6",
     ("one-bit ring alone", 4): "≥ 4.3",
@@ -40,80 +36,60 @@ TARGETS = {
 
 
 def measure(n: int, repeats: int) -> Record | None:
-    """Time everything on vectors of `n` elements; collective; rank 0 has the record."""
+    """Time everything on vectors of `n` elements; collective."""
     with Communicator(topology="ring") as comm, Communicator() as automatic:
-        x, out = aligned_empty(n, np.float32, 64), aligned_empty(n, np.float32, 64)
-        np.random.default_rng((0, comm.rank)).standard_normal(n, np.float32, out=x)
+        x, out = vectors(n, comm)
         aggregators = {name: options.start(comm, n) for name, options in ONE_BIT.items()}
-        sides = {
+        calls = {
             MPI_ALONE: partial(comm.mpi_comm.Allreduce, x, out),
             "dense ring": partial(comm.allreduce, x, out=out),
             "dense auto": partial(automatic.allreduce, x, out=out),
             **{name: partial(one.aggregate, x, out) for name, one in aggregators.items()},
         }
-        timed = alternate(sides, repeats, comm=comm)
+        timed = {name: summary(seconds) for name, seconds in alternate(calls, repeats, comm=comm).items()}
         costs = {name: cost(comm, one.traffic.last) for name, one in aggregators.items()}
-        facts = environment()
-        if comm.rank:
-            return None
-        alone = summary(timed[MPI_ALONE])
-        rows = [
+        rows: list[Row] = [
             {
-                "way": way,
-                **summary(seconds),
-                "speedup": alone["median_s"] / float(np.median(seconds)),
-                "speedup_of_minima": alone["min_s"] / float(seconds.min()),
-                "target": TARGETS.get((way, comm.size), ""),
-                "cost": costs.get(way),
+                "call": name,
+                **seconds,
+                "speedup": timed[MPI_ALONE]["median_s"] / seconds["median_s"],
+                "speedup_of_minima": timed[MPI_ALONE]["min_s"] / seconds["min_s"],
+                "target": TARGETS.get((name, comm.size), ""),
+                "cost": costs.get(name),
             }
-            for way, seconds in timed.items()
+            for name, seconds in timed.items()
         ]
-    settings = {"ranks": comm.size, "n": n, "repeats": repeats}
-    return {"part": "allreduce", "settings": settings, "environment": facts, "rows": rows}
+        return None if comm.rank else made(rows, ranks=comm.size, n=n, repeats=repeats)
 
 
 def cost(comm: Communicator, last: Traffic) -> dict[str, float]:
     """Where one call's time went and what it sent, as the mean over ranks; collective."""
-    names = ("seconds_encoding", "seconds_merging", "seconds_decoding", "seconds_waiting", "bytes_sent", "messages")
-    mine = np.array([float(getattr(last, name)) for name in names])
-    return dict(zip(names, gather(comm, mine).mean(axis=0).tolist(), strict=True))
+    mine = np.array([float(getattr(last, name)) for name in COSTS])
+    return dict(zip(COSTS, gather(comm, mine).mean(axis=0).tolist(), strict=True))
 
 
-def render(record: Record) -> str:
-    """Markdown."""
-    columns = (
-        "way",
-        "median (min), ms",
-        "speed-up",
-        "of minima",
-        "target",
-        "encode + merge + decode + wait, ms",
-        "MB sent",
-    )
-    return table(columns, [_cells(row) for row in record["rows"]]) + footer(record)
+def _stages(row: Row) -> str:
+    return " + ".join(scaled(row["cost"][field], MS) for field in STAGES.values()) if row["cost"] else ""
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    spent = row["cost"]
-    parts = ("seconds_encoding", "seconds_merging", "seconds_decoding", "seconds_waiting")
-    return (
-        row["way"],
-        both(row, MS),
-        f"{row['speedup']:.2f}",
-        f"{row['speedup_of_minima']:.2f}",
-        row["target"],
-        " + ".join(scaled(spent[part], MS) for part in parts) if spent else "",
-        f"{spent['bytes_sent'] / 1e6:.3g}" if spent else "",
-    )
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; returns the exit status."""
-    mpicomp.install_abort_hook()
-    options = parser("allreduce", "All methods against MPI_Allreduce.").parse_args(argv)
-    publish(measure(100_000, 3) if options.quick else measure(25_000_000, 25), render, options.json)
-    return 0
-
+COLUMNS = (
+    ("all-reduce", get("call")),
+    ("median (min), ms", lambda row: both(row, MS)),
+    ("speed-up", get("speedup", ".2f")),
+    ("of minima", get("speedup_of_minima", ".2f")),
+    ("target", get("target")),
+    (f"{' + '.join(STAGES)}, ms", _stages),
+    ("MB sent", lambda row: f"{row['cost']['bytes_sent'] / 1e6:.3g}" if row["cost"] else ""),
+)
+PART = Part(
+    "allreduce",
+    "One-bit and dense all-reduces against MPI_Allreduce.",
+    measure,
+    COLUMNS,
+    quick={"n": 100_000, "repeats": 3},
+    full={"n": 25_000_000, "repeats": 25},
+    ranks=(2, 4),
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(PART.main())

@@ -1,4 +1,4 @@
-"""The codecs on one core, against NumPy in the same process, in turn; minima count, as memory's speed wanders.
+"""Time the codecs against NumPy on one core, in turn. Minima count, as the speed of memory varies.
 
 ``python -m apps.performance.codecs``. Vectors go through the codecs in the pieces in which methods send them.
 """
@@ -6,23 +6,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from apps.environment import environment
-from apps.performance.record import footer, parser, publish, scaled, table
+from apps.performance.part import MS, Part, Row, get, in_unit, made, vectors
 from apps.records import Record
 from collectives.communicator import SHARED_PIECE_BYTES
 from collectives.execution.partition import pieces
-from collectives.memory import aligned_empty
-from mpicomp.cli.timing import Calls, alternate, summary
+from mpicomp.cli.timing import alternate, summary
 from mpicomp.codecs import Clipping, Codec, Counts, Draw, OneBit, Quantizer, TopK, TwoMeans
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.coded import piece_elements
 
-MS = 1e-3
 CODECS: dict[str, Codec] = {
     "quantize, s = 4": Quantizer(512, 4, "linf"),
     "quantize, s = 4, l2, entropy-coded": Quantizer(4096, 4, "l2", "entropy"),
@@ -37,7 +34,7 @@ ABS_SUM, ADD = "np.abs(x).sum()", "np.add(x, y, out=y)"
 TARGETS = {"encode quantize, s = 4": "≤ 3", "encode top-k at 100x": "≤ 1.5"}
 
 
-def codec_sides(codec: Codec, name: str, n: int, x: Any, out: Any) -> dict[str, Callable[[], object]]:
+def codec_calls(codec: Codec, name: str, n: int, x: Any, out: Any) -> dict[str, Callable[[], object]]:
     """Encoding and decoding of a whole vector."""
     cuts = pieces(range(n), piece_elements(codec, n, SHARED_PIECE_BYTES), codec.alignment)
     payloads = [np.empty(codec.nbytes(len(cut)), np.uint8) for cut in cuts]
@@ -55,7 +52,7 @@ def codec_sides(codec: Codec, name: str, n: int, x: Any, out: Any) -> dict[str, 
     return {f"encode {name}": encode, f"decode {name}": decode}
 
 
-def merge_sides(n: int) -> dict[str, Callable[[], object]]:
+def merge_calls(n: int) -> dict[str, Callable[[], object]]:
     """Counts added to counts."""
     codec, random, found = Counts(), np.random.default_rng(0), {}
     draw = Draw(Stream(0, 0, "benchmark"), 0, 0)
@@ -69,24 +66,20 @@ def merge_sides(n: int) -> dict[str, Callable[[], object]]:
     return found
 
 
-def run(n: int, repeats: int) -> Record:
-    """Measure."""
-    random = np.random.default_rng(0)
-    x, out = aligned_empty(n, np.float32), aligned_empty(n, np.float32)
-    random.standard_normal(n, np.float32, out=x)
-    out[:] = 0
-    merges = merge_sides(n)
-    sides: dict[str, Callable[[], object]] = {
+def measure(n: int, repeats: int) -> Record:
+    """Time all codecs on a vector of `n` elements."""
+    x, out = vectors(n)
+    merges = merge_calls(n)
+    calls: dict[str, Callable[[], object]] = {
         ABS_SUM: lambda: np.abs(x).sum(),
         ADD: lambda: np.add(x, out, out=out),
         **merges,
     }
     for name, codec in CODECS.items():
-        sides |= codec_sides(codec, name, n, x, out)
-    ways: Calls = sides
-    timed = {name: summary(seconds) for name, seconds in alternate(ways, repeats).items()}
-    rows: list[dict[str, Any]] = []
-    for name in sides:
+        calls |= codec_calls(codec, name, n, x, out)
+    timed = {name: summary(seconds) for name, seconds in alternate(calls, repeats).items()}
+    rows: list[Row] = []
+    for name in calls:
         if name not in (ABS_SUM, ADD):
             reference = ADD if name in merges else ABS_SUM
             target = "≤ 1.0" if name in merges else TARGETS.get(name, "")
@@ -95,31 +88,25 @@ def run(n: int, repeats: int) -> Record:
                 {"what": name, "reference": reference, "target": target, **timed[name], "reference_s": reference_s,
                  "ratio": timed[name]["min_s"] / reference_s}
             )  # fmt: skip
-    return {"part": "codecs", "settings": {"n": n, "repeats": repeats}, "environment": environment(), "rows": rows}
+    return made(rows, n=n, repeats=repeats)
 
 
-def render(record: Record) -> str:
-    """Markdown."""
-    rows = [
-        (
-            row["what"],
-            scaled(row["min_s"], MS),
-            row["reference"],
-            scaled(row["reference_s"], MS),
-            f"{row['ratio']:.2f}",
-            row["target"],
-        )
-        for row in record["rows"]
-    ]
-    return table(("what", "ms", "against", "ms", "ratio", "target"), rows) + footer(record)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; returns the exit status."""
-    options = parser("codecs", "The codecs on one core.").parse_args(argv)
-    publish(run(300_000, 3) if options.quick else run(25_000_000, 15), render, options.json)
-    return 0
-
+COLUMNS = (
+    ("what", get("what")),
+    ("ms", in_unit("min_s", MS)),
+    ("against", get("reference")),
+    ("ms", in_unit("reference_s", MS)),
+    ("ratio", get("ratio", ".2f")),
+    ("target", get("target")),
+)
+PART = Part(
+    "codecs",
+    "The codecs on one core.",
+    measure,
+    COLUMNS,
+    quick={"n": 300_000, "repeats": 3},
+    full={"n": 25_000_000, "repeats": 15},
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(PART.main())

@@ -1,8 +1,7 @@
-"""Entropy coding of quantizer codes on one core: size against the entropy, and speed.
+"""Compare the size of entropy-coded quantizer codes with the entropy, and measure the coder's speed, on one core.
 
-``python -m apps.performance.entropy``.
-Where the package `constriction` is installed, its ANS coder does the same, with the message's own frequencies, which it
-is handed for nothing.
+Where the package `constriction` is installed, its ANS coder does the same. It is given the message's own frequencies,
+which take no part of its message.
 """
 
 from __future__ import annotations
@@ -11,16 +10,16 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apps.environment import environment
-from apps.performance.record import footer, parser, publish, table
+from apps.performance.part import Column, Part, Row, get, made
 from apps.records import Record
 from mpicomp.cli.timing import Calls, alternate
-from mpicomp.codecs import rans as entropy
+from mpicomp.codecs import rans
 
 TARGETS = ((9, 0.1), (9, 0.3), (9, 0.5), (9, 1.0), (9, 2.0), (3, 0.1), (3, 0.5), (255, 2.0))
 """Levels, and bits per symbol."""
@@ -53,22 +52,22 @@ def entropy_of(p: NDArray[np.float64]) -> float:
     return float(-(p * np.log2(p)).sum())
 
 
-def sides(symbols: NDArray[np.uint8], levels: int) -> tuple[Calls, dict[str, float]]:
-    """What is timed, and how many bits per symbol a message has."""
-    payload, back = np.empty(entropy.most_bytes(symbols.size, levels), np.uint8), np.empty_like(symbols)
-    used = entropy.encode(symbols, levels, payload)
-    ways: dict[str, Callable[[], object]] = {
-        "encode": lambda: entropy.encode(symbols, levels, payload),
-        "decode": lambda: entropy.decode(payload[:used], levels, back),
+def coder_calls(symbols: NDArray[np.uint8], levels: int) -> tuple[dict[str, Callable[[], object]], dict[str, float]]:
+    """Calls of each coder, and how many bits per symbol its message has."""
+    payload, back = np.empty(rans.most_bytes(symbols.size, levels), np.uint8), np.empty_like(symbols)
+    used = rans.encode(symbols, levels, payload)
+    calls: dict[str, Callable[[], object]] = {
+        "encode": lambda: rans.encode(symbols, levels, payload),
+        "decode": lambda: rans.decode(payload[:used], levels, back),
     }
     sizes = {"bits": 8 * used / symbols.size}
     if importlib.util.find_spec("constriction"):
-        more, sizes["constriction's bits"] = foreign_sides(symbols, levels)
-        ways |= more
-    return ways, sizes
+        more, sizes["constriction's bits"] = constriction_calls(symbols, levels)
+        calls |= more
+    return calls, sizes
 
 
-def foreign_sides(symbols: NDArray[np.uint8], levels: int) -> tuple[Calls, float]:
+def constriction_calls(symbols: NDArray[np.uint8], levels: int) -> tuple[Calls, float]:
     """The same by constriction, of symbols that are int32 already."""
     stream = importlib.import_module("constriction").stream
     coder_of, wide = stream.stack.AnsCoder, symbols.astype(np.int32)
@@ -80,58 +79,54 @@ def foreign_sides(symbols: NDArray[np.uint8], levels: int) -> tuple[Calls, float
         return coder.get_compressed()
 
     message = encode()
-    ways = {
+    calls = {
         "constriction encodes": encode,
         "constriction decodes": lambda: coder_of(message).decode(model, symbols.size),
     }
-    return ways, 8 * message.nbytes / symbols.size
+    return calls, 8 * message.nbytes / symbols.size
 
 
-def run(n: int, repeats: int) -> Record:
-    """Measure."""
+def measure(n: int, repeats: int) -> Record:
+    """Time all sources of `n` symbols."""
     sources = [(f"{levels} levels, {bits} bits", levels, codes(levels, bits, n)) for levels, bits in TARGETS]
     sources.append(("normal values, s = 4, l2 of 4096", 9, gaussian_codes(n)))
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for name, levels, symbols in sources:
-        ways, sizes = sides(symbols, levels)
-        fastest = {side: float(seconds.min()) for side, seconds in alternate(ways, repeats).items()}
-        rows.append(
-            {
-                "source": name,
-                "entropy": entropy_of(np.bincount(symbols) / n),
-                **sizes,
-                "symbols_per_s": {side: n / seconds for side, seconds in fastest.items()},
-            }
-        )
-    return {"part": "entropy", "settings": {"n": n, "repeats": repeats}, "environment": environment(), "rows": rows}
+        calls, sizes = coder_calls(symbols, levels)
+        speeds = {name: n / float(seconds.min()) for name, seconds in alternate(calls, repeats).items()}
+        entropy = entropy_of(np.bincount(symbols) / n)
+        rows.append({"source": name, "entropy": entropy, **sizes, "symbols_per_s": speeds})
+    return made(rows, n=n, repeats=repeats)
 
 
-def render(record: Record) -> str:
-    """Markdown."""
+def _columns(record: Record) -> Sequence[Column]:
     first = record["rows"][0]
-    speeds, foreign = list(first["symbols_per_s"]), [key for key in first if key == "constriction's bits"]
-    rows = [
-        (
-            row["source"],
-            f"{row['entropy']:.3f}",
-            f"{row['bits']:.3f}",
-            f"{row['bits'] / row['entropy']:.3f}",
-            *(f"{row[key] / row['entropy']:.3f}" for key in foreign),
-            *(f"{row['symbols_per_s'][side] / 1e6:.0f}" for side in speeds),
-        )
-        for row in record["rows"]
-    ]
-    columns = ("symbols", "entropy, bits", "taken, bits", "ratio", *("constriction's ratio" for _ in foreign))
-    columns += tuple(f"{side}, M/s" for side in speeds)
-    return table(columns, rows) + footer(record)
+    messages = {"bits": "ratio", "constriction's bits": "constriction's ratio"}
+    return (
+        ("symbols", get("source")),
+        ("entropy, bits", get("entropy", ".3f")),
+        ("taken, bits", get("bits", ".3f")),
+        *((heading, partial(_ratio, key)) for key, heading in messages.items() if key in first),
+        *((f"{call}, M/s", partial(_speed, call)) for call in first["symbols_per_s"]),
+    )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; returns the exit status."""
-    options = parser("entropy", "Entropy coding on one core.").parse_args(argv)
-    publish(run(100_000, 3) if options.quick else run(4_000_000, 15), render, options.json)
-    return 0
+def _ratio(key: str, row: Row) -> str:
+    return f"{row[key] / row['entropy']:.3f}"
 
+
+def _speed(call: str, row: Row) -> str:
+    return f"{row['symbols_per_s'][call] / 1e6:.0f}"
+
+
+PART = Part(
+    "entropy",
+    "Entropy coding on one core.",
+    measure,
+    _columns,
+    quick={"n": 100_000, "repeats": 3},
+    full={"n": 4_000_000, "repeats": 15},
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(PART.main())

@@ -1,11 +1,12 @@
-"""Speed of memory that nothing has touched for a while, and of memory that processors share.
+"""Measure the speed of memory that nothing has touched for a while, and of memory that processors share.
 
-``python -m apps.performance.idle_memory``.
-Below a virtual machine its host may take back what is not used. The guest sees no page fault when it comes again.
+The host of a virtual machine may take back memory that is not used. The guest sees no page fault when the memory comes
+back; its first read only takes longer.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
@@ -15,36 +16,32 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from apps.environment import environment
-from apps.performance.record import footer, parser, publish, scaled, table
+from apps.performance.part import MS, Part, Row, get, in_unit, made
 from apps.records import Record
 
 PAUSES_S, VECTORS = (0.0, 5.0, 30.0, 60.0, 120.0), 3
 NBYTES = 200_000_000
 SCALINGS, BETWEEN_S = 10, 3.0
 _SCALING_ELEMENTS, _SCALING_TURNS, _SCALING_S = 1 << 24, 5, 0.05
-MS = 1e-3
 
 
-def run(nbytes: int, pauses_s: Sequence[float], scalings: int, between_s: float) -> Record:
-    """Measure: each pause with three vectors of its own, which rest at the same time; 3 GB altogether."""
+def measure(nbytes: int, pauses_s: Sequence[float], scalings: int, between_s: float) -> Record:
+    """Read vectors after a pause. Each pause has three of its own; all vectors, 3 GB, are idle at the same time."""
     scaling = []
     for turn in range(scalings):
         scaling.append(memory_scaling())
         time.sleep(between_s if turn + 1 < scalings else 0)
-    resting = {pause_s: [np.ones(nbytes // 4, np.float32) for _ in range(VECTORS)] for pause_s in pauses_s}
+    idle = {pause_s: [np.ones(nbytes // 4, np.float32) for _ in range(VECTORS)] for pause_s in pauses_s}
     touched = time.monotonic()
-    for vectors in resting.values():
-        for vector in vectors:
-            vector.max()
-    rows = []
-    for pause_s, vectors in sorted(resting.items()):
+    for vector in itertools.chain(*idle.values()):
+        vector.max()
+    rows: list[Row] = []
+    for pause_s, mine in sorted(idle.items()):
         time.sleep(max(0.0, touched + pause_s - time.monotonic()))
-        reads = [(_read_s(vector), _read_s(vector)) for vector in vectors]
+        reads = [(_read_s(vector), _read_s(vector)) for vector in mine]
         first, again = np.median(reads, axis=0).tolist()
         rows.append({"pause_s": pause_s, "first_s": first, "again_s": again})
-    settings = {"bytes": nbytes, "vectors": VECTORS}
-    return {"part": "idle-memory", "settings": settings, "environment": environment(), "rows": rows, "scaling": scaling}
+    return {**made(rows, bytes=nbytes, vectors=VECTORS), "scaling": scaling}
 
 
 def memory_scaling() -> float:
@@ -84,29 +81,29 @@ def _read_s(vector: np.ndarray[tuple[int], np.dtype[np.float32]]) -> float:
     return time.thread_time() - start
 
 
-def render(record: Record) -> str:
-    """Markdown."""
-    rows = [
-        (f"{row['pause_s']:g}", scaled(row["first_s"], MS), scaled(row["again_s"], MS),
-         f"{row['first_s'] / row['again_s']:.1f}")
-        for row in record["rows"]
-    ]  # fmt: skip
-    columns = ("seconds idle", "read then, ms of processor time", "read once more, ms", "ratio")
+def _note(record: Record) -> str:
     found = record["scaling"]
-    shared = (
-        f"All processors at once read memory {np.median(found):.2f} times as fast as one, "
+    return (
+        f"\n\nAll processors at once read memory {np.median(found):.2f} times as fast as one, "
         f"{min(found):.2f} to {max(found):.2f} in {len(found)} tries."
     )
-    return f"{table(columns, rows)}\n\n{shared}{footer(record)}"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; returns the exit status."""
-    options = parser("idle_memory", "Speed of idle memory, and of memory that is shared.").parse_args(argv)
-    record = run(20_000_000, (0.0, 0.2), 1, 0.0) if options.quick else run(NBYTES, PAUSES_S, SCALINGS, BETWEEN_S)
-    publish(record, render, options.json)
-    return 0
-
+COLUMNS = (
+    ("seconds idle", get("pause_s", "g")),
+    ("read then, ms of processor time", in_unit("first_s", MS)),
+    ("read once more, ms", in_unit("again_s", MS)),
+    ("ratio", lambda row: f"{row['first_s'] / row['again_s']:.1f}"),
+)
+PART = Part(
+    "idle_memory",
+    "Speed of idle memory, and of memory that is shared.",
+    measure,
+    COLUMNS,
+    quick={"nbytes": 20_000_000, "pauses_s": (0.0, 0.2), "scalings": 1, "between_s": 0.0},
+    full={"nbytes": NBYTES, "pauses_s": PAUSES_S, "scalings": SCALINGS, "between_s": BETWEEN_S},
+    note=_note,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(PART.main())

@@ -1,28 +1,23 @@
-"""The kernels against NumPy on one core, in one process, in turn; minima count, as memory's speed wanders."""
+"""Time the kernels against NumPy on one core, in turn. Minima count, as the speed of memory varies."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 from numba import njit
 
-from apps.environment import environment
-from apps.performance.record import footer, parser, publish, scaled, table
+from apps.performance.part import MS, Part, Row, get, in_unit, made, vectors
 from apps.records import Record
 from collectives.communicator import SHARED_PIECE_BYTES
-from collectives.memory import aligned_empty
-from mpicomp.cli.timing import Calls, alternate, summary
+from mpicomp.cli.timing import alternate, summary
 from mpicomp.codecs.sign import mix_words, scratch
 from mpicomp.kernels.cpu.lanes import fold
 from mpicomp.kernels.cpu.philox import merge_words
 from mpicomp.kernels.cpu.sign import BLOCK, encode, pack, unpack
 from mpicomp.kernels.cpu.simd import LANES, fence, load, splat, stream
 from mpicomp.kernels.streams import GROUP, Stream, source
-
-MS = 1e-3
 
 RATIOS = (
     # what, against what, target
@@ -58,11 +53,10 @@ def stream_only(out, value):  # type: ignore[no-untyped-def]
     fence()
 
 
-def sides(n: int) -> Calls:
+def calls(n: int) -> dict[str, Callable[[], object]]:
     """What is timed, on vectors of `n` elements."""
-    random = np.random.default_rng(0)
-    x, out = aligned_empty(n, np.float32, 64), aligned_empty(n, np.float32, 64)
-    random.standard_normal(n, np.float32, out=x)
+    random = np.random.default_rng(1)
+    x, out = vectors(n)
     residual, positions = np.zeros(n, np.float32), out.view(np.uint32)
     bits = random.integers(0, 2**64, -(-n // 64), np.uint64)
     others = random.integers(0, 2**64, bits.size, np.uint64)
@@ -98,12 +92,11 @@ def sides(n: int) -> Calls:
     }
 
 
-def run(n: int, repeats: int) -> Record:
-    """Measure."""
-    ways = sides(n)
-    timed = {name: summary(seconds) for name, seconds in alternate(ways, repeats).items()}
-    facts = environment()  # while the vectors are there
-    rows: list[dict[str, Any]] = [
+def measure(n: int, repeats: int) -> Record:
+    """Time all kernels on vectors of `n` elements."""
+    timed_calls = calls(n)  # which hold the vectors until their pages are counted
+    timed = {name: summary(seconds) for name, seconds in alternate(timed_calls, repeats).items()}
+    rows: list[Row] = [
         {
             "kernel": kernel,
             "reference": reference,
@@ -114,34 +107,26 @@ def run(n: int, repeats: int) -> Record:
         }
         for kernel, reference, target in RATIOS
     ]
-    del ways
-    return {"part": "kernels", "settings": {"n": n, "repeats": repeats}, "environment": facts, "rows": rows}
+    return made(rows, n=n, repeats=repeats)
 
 
-def render(record: Record) -> str:
-    """Markdown."""
-    rows = [
-        (
-            row["kernel"],
-            scaled(row["min_s"], MS),
-            scaled(row["median_s"], MS),
-            f"`{row['reference']}`" if "(" in row["reference"] else row["reference"],
-            scaled(row["reference_s"], MS),
-            f"{row['ratio']:.2f}",
-            row["target"],
-        )
-        for row in record["rows"]
-    ]
-    columns = ("kernel", "min, ms", "median, ms", "against", "its min, ms", "ratio of minima", "target")
-    return table(columns, rows) + footer(record)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; returns the exit status."""
-    options = parser("kernels", "Kernels against NumPy on one core.").parse_args(argv)
-    publish(run(100_000, 5) if options.quick else run(25_000_000, 60), render, options.json)
-    return 0
-
+COLUMNS = (
+    ("kernel", get("kernel")),
+    ("min, ms", in_unit("min_s", MS)),
+    ("median, ms", in_unit("median_s", MS)),
+    ("against", lambda row: f"`{row['reference']}`" if "(" in row["reference"] else row["reference"]),
+    ("its min, ms", in_unit("reference_s", MS)),
+    ("ratio of minima", get("ratio", ".2f")),
+    ("target", get("target")),
+)
+PART = Part(
+    "kernels",
+    "Kernels against NumPy on one core.",
+    measure,
+    COLUMNS,
+    quick={"n": 100_000, "repeats": 5},
+    full={"n": 25_000_000, "repeats": 60},
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(PART.main())

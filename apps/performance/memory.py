@@ -1,7 +1,7 @@
-"""Peak memory of an aggregate beyond input, output and residual: ``mpirun -n 2 python -m apps.performance.memory``.
+"""Measure the peak memory of an aggregate beyond input, output and residual.
 
-Two ways to see it: what Python and NumPy allocate (tracemalloc), and what becomes resident (the kernel's peak, which
-counts pages of MPI's and whole huge pages too).
+``mpirun -n 2 python -m apps.performance.memory`` shows what Python and NumPy allocate (tracemalloc) and what becomes
+resident. The latter is the kernel's peak, which also counts pages of MPI and whole huge pages.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import ctypes
 import gc
 import sys
 import tracemalloc
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import mpicomp
-from apps.environment import environment, kilobytes
-from apps.performance.record import footer, parser, publish, table
+from apps.environment import kilobytes
+from apps.performance.part import Part, Row, get, made, vectors
 from apps.records import Record
 from collectives import Communicator
-from collectives.memory import aligned_empty
 from mpicomp.algorithms import Algorithm
 from mpicomp.cli.timing import gather
 
@@ -38,22 +36,17 @@ WARM_UP_ELEMENTS = 1 << 20
 
 
 def measure(n: int) -> Record | None:
-    """Look at every method on vectors of `n` elements; collective; rank 0 has the record."""
+    """Look at every method on vectors of `n` elements; collective."""
     with Communicator(topology="ring") as comm:
-        x, out = aligned_empty(n, np.float32, 64), aligned_empty(n, np.float32, 64)
-        np.random.default_rng((0, comm.rank)).standard_normal(n, np.float32, out=x)
-        out.fill(0)
-        rows: list[dict[str, Any]] = []
+        x, out = vectors(n, comm)
+        rows: list[Row] = []
         for method, options in METHODS.items():
             # Kernels are loaded and MPI's own buffers made before.
             aggregate(options, comm, x[:WARM_UP_ELEMENTS], out[:WARM_UP_ELEMENTS])
             mine = np.array([_resident(options, comm, x, out), _allocated(options, comm, x, out)], np.float64)
             resident, allocated = gather(comm, mine).max(axis=0).tolist()
-            target = "≤ 0.25" if method != "dense" else ""
-            rows.append({"method": method, "resident": resident, "allocated": allocated, "target": target})
-        facts = environment()
-        settings = {"ranks": comm.size, "n": n, "calls": CALLS}
-        return None if comm.rank else {"part": "memory", "settings": settings, "environment": facts, "rows": rows}
+            rows.append({"method": method, "resident": resident, "allocated": allocated, "elements": n})
+        return None if comm.rank else made(rows, ranks=comm.size, n=n, calls=CALLS)
 
 
 def aggregate(options: Algorithm, comm: Communicator, x: NDArray[Any], out: NDArray[Any]) -> int:
@@ -107,31 +100,23 @@ def _allocated(options: Algorithm, comm: Communicator, x: NDArray[Any], out: NDA
         tracemalloc.stop()
 
 
-def render(record: Record) -> str:
-    """Markdown."""
-    n = record["settings"]["n"]
-    rows = [
-        (
-            row["method"],
-            f"{row['allocated'] / 1e6:.2f}",
-            f"{row['allocated'] / n:.3f}",
-            f"{row['resident'] / 1e6:.2f}",
-            f"{row['resident'] / n:.3f}",
-            row["target"],
-        )
-        for row in record["rows"]
-    ]
-    columns = ("method", "allocated, MB", "bytes an element", "resident, MB", "bytes an element", "target")
-    return table(columns, rows) + footer(record)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; returns the exit status."""
-    mpicomp.install_abort_hook()
-    options = parser("memory", "Peak memory of an aggregate beyond input, output and residual.").parse_args(argv)
-    publish(measure(500_000 if options.quick else 25_000_000), render, options.json)
-    return 0
-
+COLUMNS = (
+    ("method", get("method")),
+    ("allocated, MB", lambda row: f"{row['allocated'] / 1e6:.2f}"),
+    ("bytes an element", lambda row: f"{row['allocated'] / row['elements']:.3f}"),
+    ("resident, MB", lambda row: f"{row['resident'] / 1e6:.2f}"),
+    ("bytes an element", lambda row: f"{row['resident'] / row['elements']:.3f}"),
+    ("target", lambda row: "≤ 0.25" if row["method"] != "dense" else ""),
+)
+PART = Part(
+    "memory",
+    "Peak memory of an aggregate beyond input, output and residual.",
+    measure,
+    COLUMNS,
+    quick={"n": 500_000},
+    full={"n": 25_000_000},
+    ranks=(2,),
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(PART.main())

@@ -1,35 +1,34 @@
-"""What a small call costs beyond MPI and beyond its kernels: ``mpirun -n 2 python -m apps.performance.small_calls``."""
+"""Measure what a small call costs beyond MPI and beyond its kernels.
+
+``mpirun -n 2 python -m apps.performance.small_calls``
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 import mpicomp
-from apps.environment import environment
-from apps.performance.record import both, footer, parser, publish, scaled, table
+from apps.performance.part import US, Column, Part, Row, both, made, scaled, vectors
 from apps.records import Record
 from collectives import Communicator
-from collectives.memory import aligned_empty
 from mpicomp.cli.timing import Calls, alternate, summary
 from mpicomp.codecs.sign import mix_words, scratch
 from mpicomp.kernels.cpu.philox import merge_words
 from mpicomp.kernels.cpu.sign import BLOCK, encode, pack, unpack
 from mpicomp.kernels.streams import GROUP, Stream, source
 
-US = 1e-6
 COUNTS = (1, 16, 256, 1024, 4096, 16_384, 65_536)
 
 
 def kernels(n: int, size: int, compensation: bool) -> Callable[[], None]:
-    """What one rank of `size` calls for one one-bit all-reduce of `n` elements, one after the other.
+    """The kernels that one rank of `size` calls for a one-bit all-reduce of `n` elements, one after the other.
 
-    Encoding and decoding of all elements, and one merge of (size - 1) / size of them: the least that any schedule does.
-    A schedule that merges more has it counted as its overhead.
+    They encode and decode all elements and merge (size - 1) / size of them once, which is the least that any schedule
+    does. What a schedule merges beyond that counts as overhead.
     """
     x, out = np.ones(n, np.float32), np.empty(n, np.uint32)
     residual, sums = np.zeros(n, np.float32), np.zeros(-(-n // BLOCK))
@@ -55,15 +54,14 @@ def kernels(n: int, size: int, compensation: bool) -> Callable[[], None]:
 
 
 def measure(counts: Sequence[int], repeats: int) -> Record | None:
-    """Time every vector length; collective; rank 0 has the record."""
-    rows: list[dict[str, Any]] = []
+    """Time every vector length; collective."""
+    rows: list[Row] = []
     with Communicator() as comm:
         for n in counts:
-            x, out = aligned_empty(n, np.float32, 64), aligned_empty(n, np.float32, 64)
-            np.random.default_rng((0, comm.rank)).standard_normal(n, np.float32, out=x)
+            x, out = vectors(n, comm)
             bare = mpicomp.Marsit(None, compensation=False, global_step=1.0).start(comm, n)
             own = mpicomp.Marsit(None).start(comm, n)
-            sides: Calls = {
+            calls: Calls = {
                 "mpi": partial(comm.mpi_comm.Allreduce, x, out),
                 "auto": partial(comm.allreduce, x, out=out),
                 "bare": partial(bare.aggregate, x, out),
@@ -71,50 +69,41 @@ def measure(counts: Sequence[int], repeats: int) -> Record | None:
                 "own": partial(own.aggregate, x, out),
                 "own_kernels": kernels(n, comm.size, compensation=True),
             }
-            timed = {way: summary(seconds) for way, seconds in alternate(sides, repeats, 20, comm).items()}
+            timed = {name: summary(seconds) for name, seconds in alternate(calls, repeats, 20, comm).items()}
             rows.append({"count": n, **timed})
-        facts = environment()
-        settings = {"ranks": comm.size, "repeats": repeats}
-        return None if comm.rank else {"part": "small-calls", "settings": settings, "environment": facts, "rows": rows}
+        return None if comm.rank else made(rows, ranks=comm.size, repeats=repeats)
 
 
-def render(record: Record) -> str:
-    """Markdown."""
-    columns = (
-        "elements", "MPI_Allreduce, µs", "allreduce, µs", "beyond MPI", "one-bit alone, µs", "its kernels", "beyond",
-        'Marsit "own", µs', "its kernels", "beyond", "target",
-    )  # fmt: skip
-    rows = [
-        (
-            f"{row['count']:,}",
-            both(row["mpi"], US),
-            both(row["auto"], US),
-            _beyond(row["auto"], row["mpi"]),
-            both(row["bare"], US),
-            scaled(row["bare_kernels"]["median_s"], US),
-            _beyond(row["bare"], row["bare_kernels"]),
-            both(row["own"], US),
-            scaled(row["own_kernels"]["median_s"], US),
-            _beyond(row["own"], row["own_kernels"]),
-            "each beyond ≤ 25",
-        )
-        for row in record["rows"]
-    ]
-    return table(columns, rows) + footer(record)
+def _beyond(call: str, part: str) -> Column:
+    """Difference of the medians, and of the minima."""
+    return (
+        "beyond MPI" if part == "mpi" else "beyond",
+        lambda row: both({key: row[call][key] - row[part][key] for key in ("median_s", "min_s")}, US),
+    )
 
 
-def _beyond(call: dict[str, float], part: dict[str, float]) -> str:
-    """Of the medians, and of the minima."""
-    return both({key: call[key] - part[key] for key in ("median_s", "min_s")}, US)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; returns the exit status."""
-    mpicomp.install_abort_hook()
-    options = parser("small_calls", "What a small call costs beyond MPI and its kernels.").parse_args(argv)
-    publish(measure(COUNTS[:2], 20) if options.quick else measure(COUNTS, 3000), render, options.json)
-    return 0
-
+COLUMNS: Sequence[Column] = (
+    ("elements", lambda row: f"{row['count']:,}"),
+    ("MPI_Allreduce, µs", lambda row: both(row["mpi"], US)),
+    ("allreduce, µs", lambda row: both(row["auto"], US)),
+    _beyond("auto", "mpi"),
+    ("one-bit alone, µs", lambda row: both(row["bare"], US)),
+    ("its kernels", lambda row: scaled(row["bare_kernels"]["median_s"], US)),
+    _beyond("bare", "bare_kernels"),
+    ('Marsit "own", µs', lambda row: both(row["own"], US)),
+    ("its kernels", lambda row: scaled(row["own_kernels"]["median_s"], US)),
+    _beyond("own", "own_kernels"),
+    ("target", lambda row: "each beyond ≤ 25"),
+)
+PART = Part(
+    "small_calls",
+    "What a small call costs beyond MPI and its kernels.",
+    measure,
+    COLUMNS,
+    quick={"counts": COUNTS[:2], "repeats": 20},
+    full={"counts": COUNTS, "repeats": 3000},
+    ranks=(1, 2),
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(PART.main())

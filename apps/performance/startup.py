@@ -1,4 +1,4 @@
-"""Time to the first result of a fresh process, with a warm and with an empty Numba cache."""
+"""Measure the time to the first result of a fresh process, with a warm and with an empty Numba cache."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from apps.environment import environment
 from apps.launch import mpi_environment, python_command, run
-from apps.performance.record import footer, parser, publish, table
+from apps.performance.part import Column, Part, Row, get, made
 from apps.records import Record
 
 SCRIPT = str(Path(__file__).with_name("first_result.py"))
@@ -52,50 +51,53 @@ def measure(rank_counts: Sequence[int | None], repeats: int, with_empty_cache: b
     """
     env = mpi_environment()
     plain = {key: value for key, value in env.items() if key not in ("OMPI_MCA_pml", "OMPI_MCA_btl")}
-    ways: list[tuple[str, int | None, Mapping[str, str]]] = []
+    starts: list[tuple[str, int | None, Mapping[str, str]]] = []
     for ranks in rank_counts:
-        ways.append((f"{ranks} ranks, `slurm/env.sh`" if ranks else "without mpirun, `slurm/env.sh`", ranks, env))
-        ways.append((f"{ranks} ranks, no transport named" if ranks else "without mpirun", ranks, plain))
+        starts.append((f"{ranks} ranks, `slurm/env.sh`" if ranks else "without mpirun, `slurm/env.sh`", ranks, env))
+        starts.append((f"{ranks} ranks, no transport named" if ranks else "without mpirun", ranks, plain))
     first_result(None, env)  # fills the cache of a fresh clone
-    rows: list[dict[str, Any]] = []
-    for way, ranks, chosen in ways:
-        runs = [first_result(ranks, chosen) for _ in range(repeats)]
-        rows.append({"way": way, "target": TARGET_S, "runs": runs})
+    rows: list[Row] = [
+        {"start": start, "target": TARGET_S, "runs": [first_result(ranks, chosen) for _ in range(repeats)]}
+        for start, ranks, chosen in starts
+    ]
     if with_empty_cache:
         with tempfile.TemporaryDirectory() as cache:
             runs = [first_result(rank_counts[-1], env | {"NUMBA_CACHE_DIR": cache})]
-        rows.append({"way": f"{rank_counts[-1] or 1} ranks, empty cache", "target": "", "runs": runs})
-    settings = {"n": 1_000_000, "repeats": repeats, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    return {"part": "startup", "settings": settings, "environment": environment(), "rows": rows}
+        rows.append({"start": f"{rank_counts[-1] or 1} ranks, empty cache", "target": "", "runs": runs})
+    return made(rows, n=1_000_000, repeats=repeats, OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1"))
 
 
-def render(record: Record) -> str:
-    """Markdown."""
-    phases = list(record["rows"][0]["runs"][0])
-    rows = []
-    for row in record["rows"]:
-        ends = np.array([[0.0, *one.values()] for one in row["runs"]])
-        spent = np.median(np.diff(ends, axis=1), axis=0)
-        total = ends[:, -1]
-        rows.append(
-            (
-                row["way"],
-                *(f"{seconds:.2f}" for seconds in spent),
-                f"{np.median(total):.2f} ({total.min():.2f} to {total.max():.2f})",
-                row["target"],
-            )
-        )
-    columns = ("fresh process", *(f"{phase}, s" for phase in phases), "median (range), s", "target")
-    return table(columns, rows) + footer(record)
+def _ends(row: Row) -> NDArray[np.float64]:
+    """Seconds since the start: 0, and the end of each phase."""
+    return np.array([[0.0, *run.values()] for run in row["runs"]])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; returns the exit status."""
-    options = parser("startup", "Time to the first result of a fresh process.").parse_args(argv)
-    record = measure((None,), 1, False) if options.quick else measure((None, 2, 4), 9, True)
-    publish(record, render, options.json)
-    return 0
+def _total(row: Row) -> str:
+    total = _ends(row)[:, -1]
+    return f"{np.median(total):.2f} ({total.min():.2f} to {total.max():.2f})"
 
+
+def _columns(record: Record) -> Sequence[Column]:
+    def spent(phase: int) -> Callable[[Row], str]:
+        return lambda row: f"{np.median(np.diff(_ends(row), axis=1)[:, phase]):.2f}"
+
+    phases = record["rows"][0]["runs"][0]
+    return (
+        ("fresh process", get("start")),
+        *((f"{phase}, s", spent(number)) for number, phase in enumerate(phases)),
+        ("median (range), s", _total),
+        ("target", get("target")),
+    )
+
+
+PART = Part(
+    "startup",
+    "Time to the first result of a fresh process.",
+    measure,
+    _columns,
+    quick={"rank_counts": (None,), "repeats": 1, "with_empty_cache": False},
+    full={"rank_counts": (None, 2, 4), "repeats": 9, "with_empty_cache": True},
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(PART.main())

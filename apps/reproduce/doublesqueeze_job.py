@@ -31,7 +31,7 @@ from apps.reproduce.doublesqueeze_methods import (
 )
 from collectives import Communicator
 from collectives.execution.partition import pieces
-from mpicomp.cli.timing import alternate, gather, slowest, timed, turns
+from mpicomp.cli.timing import alternate, elapsed, gather, slowest, turns
 from mpicomp.reducers.coded import piece_elements
 from mpicomp.reducers.two_pass import TwoPassAggregator, route
 
@@ -140,7 +140,7 @@ def take_turns(
     calls: dict[str, list[float]] = {name: [] for name in started}
     for name in turns(dict.fromkeys(started, repeats + 1)):
         if sum(calls[name][1:]) <= ENOUGH_S:
-            own, _ = timed(partial(started[name].aggregate, x, out), comm)
+            own = elapsed(partial(started[name].aggregate, x, out), comm)
             calls[name].append(float(slowest(np.array([own]), comm)[0]))
     return {name: {"median_s": float(np.median(taken[1:])), "calls": len(taken) - 1} for name, taken in calls.items()}
 

@@ -38,10 +38,10 @@ def alternate(
     """
     counts = dict.fromkeys(calls, repeats) if isinstance(repeats, int) else repeats
     for name in turns(dict.fromkeys(calls, warmup)):
-        timed(calls[name], comm)
+        elapsed(calls[name], comm)
     mine: dict[str, list[float]] = {name: [] for name in calls}
     for name in turns(counts):
-        mine[name].append(timed(calls[name], comm)[0])
+        mine[name].append(elapsed(calls[name], comm))
     return {name: slowest(np.array(seconds, np.float64), comm) for name, seconds in mine.items()}
 
 
@@ -62,14 +62,21 @@ def turns(repeats: Mapping[str, int]) -> Iterator[str]:
                 yield name
 
 
-def timed(call: Callable[[], object], comm: Communicator | None = None) -> tuple[float, float]:
-    """Elapsed and processor seconds of a call on this rank, after a barrier; collective if there is a `comm`."""
+def elapsed(call: Callable[[], object], comm: Communicator | None = None) -> float:
+    """Seconds of a call on this rank, after a barrier; collective if there is a `comm`."""
     if comm is not None:
         spin_barrier(comm)
-    cpu, start = time.process_time(), time.perf_counter()
+    start = time.perf_counter()
     call()
-    elapsed = time.perf_counter() - start
-    return elapsed, time.process_time() - cpu
+    return time.perf_counter() - start
+
+
+def elapsed_and_processor(call: Callable[[], object], comm: Communicator) -> tuple[float, float]:
+    """Seconds of a call on this rank, and processor seconds, after a barrier; collective."""
+    spin_barrier(comm)
+    processor = time.process_time()
+    seconds = elapsed(call)
+    return seconds, time.process_time() - processor
 
 
 def slowest(mine: Seconds, comm: Communicator | None) -> Seconds:

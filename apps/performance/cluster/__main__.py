@@ -13,7 +13,7 @@ from types import FrameType
 
 from apps.launch import PROJECT
 from apps.performance.cluster import methods, predicted, sweep, targets, training
-from apps.performance.cluster.drive import FAILURES, Limits, has_mpich, measure_cells, tell
+from apps.performance.cluster.driver import FAILURES, Limits, has_mpich, log, measure_cells
 from apps.performance.cluster.grid import (
     BUDGET_S,
     RATES,
@@ -21,15 +21,15 @@ from apps.performance.cluster.grid import (
     TARGET_BUDGET_S,
     TWO_LEVEL,
     Cell,
-    Net,
-    by_net,
+    Cluster,
+    by_cluster,
     default_plan,
     product,
 )
 from apps.performance.cluster.plots import draw, draw_iterations
 from apps.performance.cluster.records import read
 from apps.performance.cluster.tables import NOTHING, tables
-from apps.performance.record import replace_block
+from apps.performance.part import chosen_from, replace_block
 
 FOLDER = PROJECT / "runs" / "performance" / "cluster"
 DOCUMENT, FIGURES = PROJECT / "docs" / "performance-tables.md", PROJECT / "docs" / "figures"
@@ -37,7 +37,7 @@ CAPTIONS = {
     "cluster-time": "Time against size",
     "cluster-speedup": "Speed-up against rate",
     "cluster-stages": "Where the time goes",
-    "cluster-overlap": "MessageModel, computing and both",
+    "cluster-overlap": "Wire, computing and both",
     "cluster-methods": "Time of an iteration by method",
 }
 PARTS = ("grid", "overlap", "methods", "training", "tables")
@@ -87,22 +87,22 @@ def grid(cells: Sequence[Cell], folder: Path, options: argparse.Namespace) -> li
     """Measure cells cluster by cluster; returns what failed."""
     mpich = has_mpich() and not options.no_mpich
     if not mpich:
-        tell("without MPICH (`make test-mpich` sets it up)")
+        log("without MPICH (`make test-mpich` sets it up)")
     limits = Limits(options.budget_s, options.longest_s)
     failed = []
-    for net, of_net in by_net(cells).items():
-        missing = [cell for cell in of_net if options.fresh or not (folder / f"{cell.name}.json").exists()]
+    for cluster, its_cells in by_cluster(cells).items():
+        missing = [cell for cell in its_cells if options.fresh or not (folder / f"{cell.name}.json").exists()]
         if not missing:
             continue
         sizes = " ".join(cell.name.rpartition("-")[2] for cell in missing)
-        tell(f"{net.nodes} nodes, {net.links}: {sizes}")
+        log(f"{cluster.nodes} nodes, {cluster.links}: {sizes}")
         start = time.monotonic()
         try:
-            measure_cells(net, missing, folder, limits, mpich, options.fresh)
+            measure_cells(cluster, missing, folder, limits, mpich, options.fresh)
         except FAILURES as error:
-            failed.append(f"{net.name}: {error}")
-            tell(failed[-1])
-        tell(f"{net.name} took {time.monotonic() - start:.0f} s")
+            failed.append(f"{cluster.name}: {error}")
+            log(failed[-1])
+        log(f"{cluster.name} took {time.monotonic() - start:.0f} s")
     return failed
 
 
@@ -117,7 +117,7 @@ def write(folder: Path, options: argparse.Namespace) -> None:
     curves = training.draw(trained, folder_of_figures)
     bars = draw_iterations(timed, folder_of_figures)
     for path in (*drawn, *curves, *bars):
-        tell(f"wrote {path}")
+        log(f"wrote {path}")
     bodies = tables(records, overlaps)
     bodies["cluster-training"] = training.render(trained)
     bodies["cluster-predictions"] = predicted.render(records)
@@ -132,7 +132,7 @@ def write(folder: Path, options: argparse.Namespace) -> None:
     bodies["cluster-training"] += "\n\n" + figures(curves, document.parent)
     if bars:
         bodies["cluster-methods"] += "\n\n" + figures(bars, document.parent)
-    made_of: dict[str, list[Sequence[object] | Mapping[Net, object]]] = {
+    made_of: dict[str, list[Sequence[object] | Mapping[Cluster, object]]] = {
         "cluster-overlap": [overlaps],
         "cluster-figures": [records, overlaps],
         "cluster-training": [curves],
@@ -142,7 +142,7 @@ def write(folder: Path, options: argparse.Namespace) -> None:
         if body != NOTHING and all(made_of.get(name, [records])):
             document.write_text(replace_block(document.read_text(), name, body))
         else:
-            tell(f"{name} stays as it is: not all it is made of has been measured here")
+            log(f"{name} stays as it is: not all it is made of has been measured here")
 
 
 def figures(paths: Sequence[Path], base: Path) -> str:
@@ -155,14 +155,6 @@ def figures(paths: Sequence[Path], base: Path) -> str:
 
 def _end(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
-
-
-def _only(text: str) -> tuple[str, ...]:
-    chosen = tuple(text.split(","))
-    unknown = next((part for part in chosen if part not in PARTS), None)
-    if unknown is not None:
-        raise argparse.ArgumentTypeError(f"{unknown!r} is none of {', '.join(PARTS)}")
-    return chosen
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -181,11 +173,14 @@ def _parser() -> argparse.ArgumentParser:
         help=f"timed calls of a cell ({BUDGET_S:g}; {TARGET_BUDGET_S:g} where it has targets)",
     )
     parser.add_argument(
-        "--longest-s", type=float, default=limits.longest_s, help="leave out ways that take longer a call (%(default)s)"
+        "--longest-s",
+        type=float,
+        default=limits.longest_s,
+        help="leave out implementations that take longer a call (%(default)s)",
     )
     parser.add_argument("--fresh", action="store_true", help="measure again what is measured already")
     parser.add_argument("--no-mpich", action="store_true", help="no jobs with MPICH in between")
-    parser.add_argument("--only", type=_only, default=PARTS, metavar="PART,PART", help=", ".join(PARTS))
+    parser.add_argument("--only", type=chosen_from(PARTS), default=PARTS, metavar="PART,PART", help=", ".join(PARTS))
     parser.add_argument("--json-dir", type=Path, metavar="DIR", help="of the records (runs/performance/cluster)")
     parser.add_argument("--docs", type=Path, metavar="FILE", help="where the tables go (docs/performance-tables.md)")
     parser.add_argument("--figures", type=Path, metavar="DIR", help="where the plots go (docs/figures)")

@@ -1,10 +1,10 @@
-"""Which cells are measured: a cluster of so many hosts and such links, and a vector of so many bytes."""
+"""The grid of measurements: a cell is a cluster and the size of a vector."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from apps.cluster.network import Layout
@@ -19,7 +19,7 @@ UNITS = {"kB": 1_000, "MB": 1_000_000}
 
 
 @dataclass(frozen=True)
-class Net:
+class Cluster:
     """A cluster.
 
     Attributes
@@ -28,7 +28,7 @@ class Net:
     rate : str
         Of each node's egress, as `Rate.parse` takes it.
     between : str
-        Of the link between the two halves of the nodes; "none": there are no halves.
+        Of the link between the two halves of the nodes; "none": the nodes are not in halves.
     """
 
     nodes: int
@@ -36,7 +36,7 @@ class Net:
     between: str = "none"
 
     @classmethod
-    def parse(cls, nodes: int, text: str) -> Net:
+    def parse(cls, nodes: int, text: str) -> Cluster:
         """``"1gbit"``, ``"none"``, or ``"1gbit/100mbit"``: two groups and the rate between them.
 
         Raises
@@ -78,12 +78,12 @@ class Cell:
 
     Attributes
     ----------
-    net : Net
+    cluster : Cluster
     nbytes : int
         Of float32.
     """
 
-    net: Net
+    cluster: Cluster
     nbytes: int
 
     @property
@@ -94,13 +94,12 @@ class Cell:
     @property
     def name(self) -> str:
         """For files."""
-        return f"{self.net.name}-{size_text(self.nbytes)}"
+        return f"{self.cluster.name}-{size_text(self.nbytes)}"
 
     @property
     def settings(self) -> dict[str, Any]:
         """For the record."""
-        net = self.net
-        return {"nodes": net.nodes, "rate": net.rate, "between": net.between, "bytes": self.nbytes}
+        return {**asdict(self.cluster), "bytes": self.nbytes}
 
 
 def parse_size(text: str) -> int:
@@ -126,7 +125,7 @@ def size_text(nbytes: int) -> str:
 def product(nodes: Iterable[int], links: Iterable[str], sizes: Iterable[str]) -> list[Cell]:
     """All combinations, sizes fastest: one cluster stands for all sizes."""
     nbytes, links = [parse_size(size) for size in sizes], list(links)
-    return [Cell(Net.parse(count, link), size) for count in nodes for link in links for size in nbytes]
+    return [Cell(Cluster.parse(count, link), size) for count in nodes for link in links for size in nbytes]
 
 
 def default_plan() -> list[Cell]:
@@ -145,9 +144,9 @@ def default_budget_s(cell: Cell) -> float:
     return TARGET_BUDGET_S if cell in product((4,), ("1gbit", "10gbit"), ("100MB",)) else BUDGET_S
 
 
-def by_net(cells: Sequence[Cell]) -> dict[Net, list[Cell]]:
+def by_cluster(cells: Sequence[Cell]) -> dict[Cluster, list[Cell]]:
     """The cells of each cluster, in order."""
-    found: dict[Net, list[Cell]] = {}
+    found: dict[Cluster, list[Cell]] = {}
     for cell in cells:
-        found.setdefault(cell.net, []).append(cell)
+        found.setdefault(cell.cluster, []).append(cell)
     return found

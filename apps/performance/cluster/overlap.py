@@ -1,8 +1,8 @@
 """How much of the computing of a one-bit ring is hidden behind the wire, on every rank of a job.
 
 *Wire* runs the same program with the same pieces and buffers, and computes nothing. *Compute* calls the same kernels on
-the same pieces, on all ranks at once, and sends nothing. *Together* is the real call. All three take turns. *Moving* is
-the processor time of the wire alone where ranks that wait sleep, and do not poll.
+the same pieces, on all ranks at once, and sends nothing. *Both* is the real call. All three take turns. *Moving* is the
+processor time of the wire alone where ranks that wait sleep, and do not poll.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apps.environment import environment
-from apps.performance.cluster.rounds import timed as timed_call
-from apps.performance.cluster.sides import ONE_BIT
-from apps.performance.cluster.vectors import fill
+from apps.performance.cluster.prepared import ONE_BIT
+from apps.performance.cluster.vectors import filled
 from collectives import Communicator, Traffic
 from collectives.execution.payload import Cache
 from collectives.execution.program import Message, Program
-from collectives.memory import aligned_empty
 from collectives.progress.polling import rest_by
 from mpicomp.algorithms.marsit import STREAMING_ELEMENTS
-from mpicomp.cli.timing import alternate, gather
+from mpicomp.cli.timing import alternate, elapsed_and_processor, gather
 from mpicomp.codecs.sign import Sign
 from mpicomp.kernels.cpu.sign import pack, unpack
 from mpicomp.kernels.streams import Stream
@@ -33,12 +31,12 @@ from mpicomp.reducers.sign_merge import OneBitPayload, one_bit_exchange
 NAP_S = 1e-4
 
 
-def overlap(wire_s: float, compute_s: float, together_s: float) -> float:
+def overlap(wire_s: float, compute_s: float, both_s: float) -> float:
     """The part of the shorter of the two that is hidden: 1 at best, 0 where nothing is, negative where both disturb."""
-    return (wire_s + compute_s - together_s) / min(wire_s, compute_s)
+    return (wire_s + compute_s - both_s) / min(wire_s, compute_s)
 
 
-class Hollow:
+class EmptyPayload:
     """A payload of the same messages with nothing to compute. Parameters: the one whose buffers it sends."""
 
     def __init__(self, real: OneBitPayload) -> None:
@@ -114,20 +112,19 @@ def measure_overlap(comm: Communicator, n: int, repeats: int) -> dict[str, Any]:
         call waited with nothing to do, mean over ranks and calls; and ``moving_s``, the median over calls of the mean
         over ranks.
     """
-    x, out = aligned_empty(n, np.float32), aligned_empty(n, np.float32)
-    fill(x, comm.rank)
+    x, out = filled(n, comm.rank)
     kernels, tag = Kernels(comm, x, out), comm.fixed_tag()
-    hollow, requests = Hollow(kernels.payload), Cache()
+    empty, requests = EmptyPayload(kernels.payload), Cache()
     aggregator = ONE_BIT.start(comm, n)
-    sides: dict[str, Callable[[], object]] = {
-        "wire": lambda: comm.execute(kernels.program, hollow, tag, Traffic(), None, requests),
+    calls: dict[str, Callable[[], object]] = {
+        "wire": lambda: comm.execute(kernels.program, empty, tag, Traffic(), None, requests),
         "compute": kernels,
-        "together": lambda: aggregator.aggregate(x, out),
+        "both": lambda: aggregator.aggregate(x, out),
     }
-    timed = alternate(sides, repeats, comm=comm)
+    timed = alternate(calls, repeats, comm=comm)
     before = rest_by(lambda: time.sleep(NAP_S))
     try:
-        moving = np.array([timed_call(sides["wire"], comm)[1] for _ in range(repeats)])
+        moving = np.array([elapsed_and_processor(calls["wire"], comm)[1] for _ in range(repeats)])
     finally:
         rest_by(before)
     total = aggregator.traffic.total
@@ -139,7 +136,7 @@ def measure_overlap(comm: Communicator, n: int, repeats: int) -> dict[str, Any]:
         "environment": environment(),
         "times_s": {name: seconds.tolist() for name, seconds in timed.items()},
         **{f"{name}_s": median for name, median in medians.items()},
-        "overlap": overlap(medians["wire"], medians["compute"], medians["together"]),
+        "overlap": overlap(medians["wire"], medians["compute"], medians["both"]),
         "exposed_s": exposed,
         "moving_s": float(np.median(gather(comm, moving).mean(axis=0))),
         "bytes_sent": aggregator.traffic.last.bytes_sent,

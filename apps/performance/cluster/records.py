@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from apps.performance.cluster.grid import Cell, Net
+from apps.performance.cluster.grid import Cell, Cluster
+from apps.performance.cluster.implementations import MPICH_DEFAULT
 from apps.records import Record, read_record
 
 IN_MPICH = " (MPICH job)"
@@ -19,29 +20,33 @@ IN_MPICH = " (MPICH job)"
 def merge(parts: Sequence[Record], left_out: dict[str, str]) -> Record:
     """One record of a cell from those of its jobs, which have settings in common.
 
-    Ways of jobs with MPICH get its name, but for MPI's own all-reduce, which has it already.
+    Names in jobs with MPICH say so, except MPI's own all-reduce, whose name does anyway.
     """
-    ways: dict[str, list[dict[str, Any]]] = {}
+    timings: dict[str, list[dict[str, Any]]] = {}
     for part in parts:
         mpich = part["library"] == "mpich"
-        for name, timed in part["ways"].items():
-            ways.setdefault(name + IN_MPICH if mpich and name != "MPICH" else name, []).append(timed)
+        for name, timed in part["timings"].items():
+            timings.setdefault(name + IN_MPICH if mpich and name != MPICH_DEFAULT else name, []).append(timed)
     first = parts[0]
     return {
         "part": "cluster",
         "settings": first["settings"],
-        "environment": first["environment"] | of_jobs(parts),
+        "environment": merge_environments(parts),
         "links": first["links"],
-        "advised": [advised for part in parts for advised in part.get("advised", [])],
-        "ways": {name: _together(jobs) for name, jobs in ways.items()},
+        "advised": [part["advised"] for part in parts if "advised" in part],
+        "timings": {name: _merge_timings(jobs) for name, jobs in timings.items()},
         "left_out": left_out,
     }
 
 
 def cell_of(record: Record) -> Cell:
     """Which cell a record of the grid is of."""
-    settings = record["settings"]
-    return Cell(Net(settings["nodes"], settings["rate"], settings["between"]), settings["bytes"])
+    return Cell(cluster_of(record), record["settings"]["bytes"])
+
+
+def cluster_of(record: Record) -> Cluster:
+    """Which cluster a record is of."""
+    return Cluster(*(record["settings"][name] for name in ("nodes", "rate", "between")))
 
 
 def in_order(records: Iterable[Record]) -> list[Record]:
@@ -49,17 +54,19 @@ def in_order(records: Iterable[Record]) -> list[Record]:
 
     def place(record: Record) -> tuple[Any, ...]:
         cell = cell_of(record)
-        return cell.net.nodes, cell.net.between != "none", cell.net.bits_per_s or float("inf"), cell.nbytes
+        cluster = cell.cluster
+        return cluster.nodes, cluster.between != "none", cluster.bits_per_s or float("inf"), cell.nbytes
 
     return sorted(records, key=place)
 
 
-def of_jobs(parts: Sequence[Record]) -> dict[str, Any]:
-    """The facts that differ between jobs."""
-    return {
-        "mpi": " and ".join(dict.fromkeys(part["environment"]["mpi"] for part in parts)),
-        "load": max(part["environment"]["load"] for part in parts),
-        "memory_scaling": [scaling for part in parts for scaling in part["environment"].get("memory_scaling", [])],
+def merge_environments(jobs: Sequence[Record]) -> dict[str, Any]:
+    """What several jobs were run on: all their MPI libraries, the highest load, and memory's scaling before each."""
+    found = [job["environment"] for job in jobs]
+    return found[0] | {
+        "mpi": " and ".join(dict.fromkeys(one["mpi"] for one in found)),
+        "load": max(one["load"] for one in found),
+        "memory_scaling": [scaling for one in found for scaling in one["memory_scaling"]],
     }
 
 
@@ -69,8 +76,8 @@ def medians_by_job(timed: dict[str, Any]) -> list[float]:
     return [median(timed["times_s"][start:end]) for start, end in pairwise(ends)]
 
 
-def _together(jobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Several jobs' timings of one way: times one after the other, the median over jobs, the rest over all calls."""
+def _merge_timings(jobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Several jobs' timings of one implementation: all times, the median over jobs, and means over all calls."""
     weights = [len(job["times_s"]) for job in jobs]
     times = [seconds for job in jobs for seconds in job["times_s"]]
 
@@ -92,7 +99,4 @@ def _together(jobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def read(folder: Path, part: str) -> list[Record]:
     """All records of a part ("cluster", "overlap" or "methods") in a folder."""
     records = [read_record(path) for path in sorted(folder.glob("*.json"))]
-    found = [record for record in records if record["part"] == part]
-    for timed in (timed for record in found for timed in record.get("ways", {}).values()):
-        timed["median_s"] = median(medians_by_job(timed))  # older ones have the median of all calls
-    return found
+    return [record for record in records if record["part"] == part]

@@ -7,20 +7,8 @@ from typing import Any
 
 from apps.cluster.rates import Rate
 from apps.environment import describe
-from apps.performance.cluster.figures import (
-    NOTEWORTHY,
-    best_mpi,
-    bound_s,
-    nominal_rate,
-    over_bound,
-    over_mpich,
-    payload_rate,
-    spared,
-    speedup,
-)
-from apps.performance.cluster.grid import RATES, Net, size_text
-from apps.performance.cluster.records import IN_MPICH, in_order
-from apps.performance.cluster.ways import (
+from apps.performance.cluster.grid import RATES, size_text
+from apps.performance.cluster.implementations import (
     DENSE_RING,
     GLOO,
     MARSIT_RING,
@@ -29,17 +17,25 @@ from apps.performance.cluster.ways import (
     ONE_BIT,
     ONE_BIT_RING,
 )
-from apps.performance.record import both, scaled, table
+from apps.performance.cluster.ratios import (
+    NOTEWORTHY,
+    best_mpi,
+    bound_s,
+    bucket_share,
+    nominal_rate,
+    over_bound,
+    over_mpich,
+    payload_rate,
+    speedup,
+)
+from apps.performance.cluster.records import IN_MPICH, cluster_of, in_order
+from apps.performance.part import MS, STAGES, Column, both, in_unit, scaled, table
 from apps.records import Record
 
-Cells = Callable[[Record], str]
-"""Makes the cells of a column."""
-
-MS = 1e-3
 FULL = 4  # nodes that all rates and sizes are measured with
 SHOWN_BYTES = (16_000_000, 100_000_000)
 TOPOLOGY_BYTES = (1_000_000, *SHOWN_BYTES)
-BOUND_FROM = 1_000_000  # bytes; below, the bound is no bound worth the name
+BOUND_FROM = 1_000_000  # bytes; below, latency is most of the time
 NOTHING, ABSENT = "Not measured yet.", "–"
 COSTLY = (
     *(f"one-bit {name}" for name in ONE_BIT),
@@ -49,186 +45,69 @@ COSTLY = (
     MPI_DEFAULT,
     "MPI ring",
 )
-"""Ways whose cost is shown; with them the best of Open MPI, MPICH and Gloo."""
-TIMED = (ONE_BIT_RING, MARSIT_RING, DENSE_RING, MPI_DEFAULT)
-COMPARED = (
-    *(f"{name}, ms" for name in TIMED),
-    "best of Open MPI, ms",
-    "Gloo, ms",
-    "one-bit over best",
-    "over dense ring",
-    "Marsit over best",
-)
+"""Implementations whose cost is shown; with them the best of Open MPI, MPICH and Gloo."""
 
 
 def tables(records: Sequence[Record], overlaps: Sequence[Record]) -> dict[str, str]:
     """All tables by the name of their place in the document."""
     ordered = in_order(records)
+    full = [record for record in ordered if record["settings"]["nodes"] == FULL]
+    others = [record for record in ordered if record not in full or _links(record) not in RATES]
+    topologies = [record for record in ordered if record["settings"]["bytes"] in TOPOLOGY_BYTES]
+    mpich = [record for record in ordered if MPICH_DEFAULT in record["timings"]]
+    bounded = [
+        record
+        for record in ordered
+        if record["settings"]["between"] == "none"
+        and record["settings"]["bytes"] >= BOUND_FROM
+        and DENSE_RING in record["timings"]
+    ]
     return {
-        "cluster-sizes": _by_size(ordered),
-        "cluster-rates": _by_rate(ordered),
-        "cluster-nodes": _by_nodes(ordered),
-        "cluster-topologies": _topologies(ordered),
-        "cluster-mpich": _mpich(ordered),
-        "cluster-bound": _bound(ordered),
-        "cluster-cost": _cost(ordered),
-        "cluster-overlap": _overlap(overlaps),
+        "cluster-sizes": _by_size(full),
+        "cluster-rates": _by_rate(full),
+        "cluster-nodes": _table((*PLACE, *COMPARED), others),
+        "cluster-topologies": _table((*PLACE, *(timed(f"one-bit {name}", name) for name in ONE_BIT)), topologies),
+        "cluster-mpich": _table(MPICH, mpich),
+        "cluster-bound": _table(BOUND, bounded),
+        "cluster-cost": _cost(full),
+        "cluster-overlap": _table(
+            OVERLAP, sorted(overlaps, key=lambda one: (one["settings"]["nodes"], payload_rate(one)))
+        ),
         "cluster-left-out": _left_out(ordered),
     }
 
 
-def links(settings: dict[str, Any]) -> str:
-    """What the links of a cell are called."""
-    return Net(settings["nodes"], settings["rate"], settings["between"]).links
-
-
 def _by_size(records: Sequence[Record]) -> str:
-    full = [record for record in records if record["settings"]["nodes"] == FULL]
     found = []
-    for rate in dict.fromkeys(links(record["settings"]) for record in full):
-        rows = [record for record in full if links(record["settings"]) == rate]
-        found.append(f"**{FULL} nodes, {rate}**\n\n" + _table(("size", *COMPARED), rows, _size, *_compared()))
-    return _with_footer(found, full)
+    for rate in dict.fromkeys(map(_links, records)):
+        rows = [record for record in records if _links(record) == rate]
+        found.append(f"**{FULL} nodes, {rate}**\n\n" + table((SIZE, *COMPARED), rows))
+    return _with_footer(found, records)
 
 
 def _by_rate(records: Sequence[Record]) -> str:
-    full = [record for record in records if record["settings"]["nodes"] == FULL]
     found = []
     for nbytes in SHOWN_BYTES:
-        rows = [record for record in full if record["settings"]["bytes"] == nbytes]
+        rows = [record for record in records if record["settings"]["bytes"] == nbytes]
         if rows:
-            columns = ("links", "payload measured", *COMPARED)
-            found.append(
-                f"**{FULL} nodes, {size_text(nbytes)}**\n\n" + _table(columns, rows, _links, _payload, *_compared())
-            )
-    return _with_footer(found, full)
-
-
-def _by_nodes(records: Sequence[Record]) -> str:
-    columns = ("nodes", "links", "size", *COMPARED)
-    wanted = [
-        record for record in records if record["settings"]["nodes"] != FULL or links(record["settings"]) not in RATES
-    ]
-    return _with_footer([_table(columns, wanted, _nodes, _links, _size, *_compared())] if wanted else [], wanted)
-
-
-def _topologies(records: Sequence[Record]) -> str:
-    rows = [record for record in records if record["settings"]["bytes"] in TOPOLOGY_BYTES]
-    cells: list[Cells] = [_nodes, _links, _size]
-    cells += [_timed(f"one-bit {name}") for name in ONE_BIT]
-    columns = ("nodes", "links", "size", *(f"{name}, ms" for name in ONE_BIT))
-    return _with_footer([_table(columns, rows, *cells)] if rows else [], rows)
-
-
-def _mpich(records: Sequence[Record]) -> str:
-    rows = [record for record in records if MPICH_DEFAULT in record["ways"]]
-    names = (MPICH_DEFAULT, DENSE_RING + IN_MPICH, DENSE_RING, ONE_BIT_RING + IN_MPICH, ONE_BIT_RING)
-    cells: list[Cells] = [_nodes, _links, _size]
-    cells += [_timed(name) for name in names]
-    columns = (
-        "nodes", "links", "size", "MPICH, ms", "dense ring on MPICH, ms", "on Open MPI, ms",
-        "one-bit ring on MPICH, ms", "on Open MPI, ms", "one-bit over MPICH",
-    )  # fmt: skip
-    found = [_table(columns, rows, *cells, lambda record: _times(over_mpich(record)))] if rows else []
-    return _with_footer(found, rows)
-
-
-def _bound(records: Sequence[Record]) -> str:
-    def ratio(record: Record, rate: float | None) -> str:
-        return _times(over_bound(record, rate))
-
-    def bound(record: Record, rate: float | None) -> str:
-        return ABSENT if rate is None else scaled(bound_s(record, rate), MS)
-
-    level = [record for record in records if record["settings"]["between"] == "none"]
-    rows = [record for record in level if record["settings"]["bytes"] >= BOUND_FROM and DENSE_RING in record["ways"]]
-    columns = (
-        "nodes", "links", "size", "payload measured", "dense ring, ms", "bound at nominal rate, ms", "ring over it",
-        "bound at measured rate, ms", "ring over it",
-    )  # fmt: skip
-    cells: list[Cells] = [
-        _nodes,
-        _links,
-        _size,
-        _payload,
-        _timed(DENSE_RING),
-        lambda record: bound(record, nominal_rate(record)),
-        lambda record: ratio(record, nominal_rate(record)),
-        lambda record: bound(record, payload_rate(record)),
-        lambda record: ratio(record, payload_rate(record)),
-    ]
-    return _with_footer([_table(columns, rows, *cells)] if rows else [], rows)
+            found.append(f"**{FULL} nodes, {size_text(nbytes)}**\n\n" + table((LINKS, PAYLOAD, *COMPARED), rows))
+    return _with_footer(found, records)
 
 
 def _cost(records: Sequence[Record]) -> str:
-    columns = (
-        "way",
-        "elapsed, ms",
-        "processor, ms",
-        "encode",
-        "merge",
-        "decode",
-        "wait",
-        "MB sent",
-        "by one",
-        "MB on the wire",
-        "by one",
-    )
-    found, used = [], []
-    for record in records:
-        settings = record["settings"]
-        if settings["nodes"] == FULL and settings["bytes"] == max(SHOWN_BYTES):
-            best = best_mpi(record)
-            names = dict.fromkeys((*COSTLY, *(best[:1] if best else ()), MPICH_DEFAULT, GLOO))
-            rows = [
-                _costs(f"{name} (best of Open MPI)" if best and name == best[0] else name, record["ways"][name])
-                for name in names
-                if name in record["ways"]
-            ]
-            found.append(
-                f"**{FULL} nodes, {links(settings)}, {size_text(settings['bytes'])}**\n\n" + table(columns, rows)
-            )
-            used.append(record)
-    return _with_footer(found, used)
-
-
-def _costs(name: str, timed: dict[str, Any]) -> tuple[str, ...]:
-    cost = timed["cost"]
-    parts = ("seconds_encoding", "seconds_merging", "seconds_decoding", "seconds_waiting")
-    return (
-        name,
-        scaled(timed["elapsed_s"], MS),
-        scaled(timed["cpu_s"], MS),
-        *(scaled(cost[part], MS) if cost else "" for part in parts),
-        *(f"{cost[part] / 1e6:.3g}" if cost else "" for part in ("bytes_sent", "bytes_sent_most")),
-        *(f"{timed[part] / 1e6:.3g}" for part in ("wire_bytes", "wire_bytes_most")),
-    )
-
-
-def _overlap(records: Sequence[Record]) -> str:
-    columns = (
-        "nodes", "links", "payload measured", "wire alone, ms", "compute alone, ms", "together, ms", "overlap",
-        "exposed wait, ms", "moving, ms of processor",
-    )  # fmt: skip
-    rows = [
-        (
-            str(record["settings"]["nodes"]),
-            links(record["settings"]),
-            str(Rate(round(payload_rate(record), -6))),
-            *(scaled(record[f"{name}_s"], MS) for name in ("wire", "compute", "together")),
-            hidden(record),
-            scaled(record["exposed_s"], MS),
-            scaled(record["moving_s"], MS) if "moving_s" in record else "",
-        )
-        for record in sorted(records, key=lambda one: (one["settings"]["nodes"], payload_rate(one)))
-    ]
-    return _with_footer([table(columns, rows)] if rows else [], records)
-
-
-def hidden(record: Record) -> str:
-    """The overlap as a median over jobs, and the range of theirs."""
-    each = record.get("overlaps", [record["overlap"]])
-    return f"{record['overlap']:.0%} ({100 * min(each):.0f} to {max(each):.0%})"
+    shown = [record for record in records if record["settings"]["bytes"] == max(SHOWN_BYTES)]
+    found = []
+    for record in shown:
+        best = best_mpi(record)
+        names = dict.fromkeys((*COSTLY, *(best[:1] if best else ()), MPICH_DEFAULT, GLOO))
+        rows = [
+            record["timings"][name] | {"name": f"{name} (best of Open MPI)" if best and name == best[0] else name}
+            for name in names
+            if name in record["timings"]
+        ]
+        heading = f"**{FULL} nodes, {_links(record)}, {size_text(record['settings']['bytes'])}**"
+        found.append(f"{heading}\n\n{table(COST, rows)}")
+    return _with_footer(found, shown)
 
 
 def _left_out(records: Sequence[Record]) -> str:
@@ -239,79 +118,147 @@ def _left_out(records: Sequence[Record]) -> str:
         reasons: dict[str, list[str]] = {}
         for name, why in record["left_out"].items():
             reasons.setdefault(why.partition(":")[0], []).append(name)
-        rows += [
-            (*(cell(record) for cell in (_nodes, _links, _size)), ", ".join(names), why)
-            for why, names in reasons.items()
-        ]
-    return table(("nodes", "links", "size", "ways", "why"), rows) if rows else "Nothing was left out."
+        rows += [record | {"names": ", ".join(names), "why": why} for why, names in reasons.items()]
+    columns = (*PLACE, ("all-reduces", lambda row: row["names"]), ("why", lambda row: row["why"]))
+    return table(columns, rows) if rows else "Nothing was left out."
 
 
-def _compared() -> list[Cells]:
-    def best(record: Record) -> str:
-        found = best_mpi(record)
-        return ABSENT if found is None else f"{time_text(record, found[0])} {found[0].removeprefix('MPI ')}"
-
-    ratios = ((ONE_BIT_RING, "best MPI"), (ONE_BIT_RING, DENSE_RING), (MARSIT_RING, "best MPI"))
-    return [*map(_timed, TIMED), best, _timed(GLOO), *(_ratio(way, over) for way, over in ratios)]
+def hidden(record: Record) -> str:
+    """The overlap as a median over jobs, and the range of theirs."""
+    each = record["overlaps"]
+    return f"{record['overlap']:.0%} ({100 * min(each):.0f} to {max(each):.0%})"
 
 
-def _timed(way: str) -> Cells:
-    return lambda record: time_text(record, way)
+def timing(row: dict[str, Any]) -> str:
+    """Milliseconds: median, minimum, and processor time of a rank."""
+    return f"{both(row, MS)} / {scaled(row['cpu_s'], MS)}"
 
 
-def _ratio(way: str, over: str) -> Cells:
-    return lambda record: _times(speedup(record, way, over))
+def time_text(record: Record, name: str) -> str:
+    """An implementation's `timing` in a cell."""
+    return timing(record["timings"][name]) if name in record["timings"] else ABSENT
 
 
-def _table(columns: Sequence[str], records: Sequence[Record], *cells: Cells) -> str:
-    return table(columns, [tuple(cell(record) for cell in cells) for record in records])
+def timed(name: str, heading: str = "") -> Column:
+    """A column of times."""
+    return f"{heading or name}, ms", lambda record: time_text(record, name)
 
 
-def time_text(record: Record, way: str) -> str:
-    """Milliseconds of a way: median, minimum, and processor time of a rank."""
-    timed = record["ways"].get(way)
-    return ABSENT if timed is None else f"{both(timed, MS)} / {scaled(timed['cpu_s'], MS)}"
-
-
-def _times(ratio: float | None) -> str:
+def times(ratio: float | None) -> str:
+    """How many times faster, or longer."""
     return ABSENT if ratio is None else f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}"
 
 
-def _nodes(record: Record) -> str:
-    return str(record["settings"]["nodes"])
-
-
 def _links(record: Record) -> str:
-    return links(record["settings"])
+    return cluster_of(record).links
 
 
 def _size(record: Record) -> str:
-    mark = " †" if spared(record) > NOTEWORTHY else ""
+    mark = " †" if bucket_share(record) > NOTEWORTHY else ""
     return size_text(record["settings"]["bytes"]) + mark
 
 
-def _payload(record: Record) -> str:
-    return str(Rate(round(payload_rate(record), -5)))
+def _best(record: Record) -> str:
+    found = best_mpi(record)
+    return ABSENT if found is None else f"{time_text(record, found[0])} {found[0].removeprefix('MPI ')}"
+
+
+def _bound(rate_of: Callable[[Record], float | None], heading: str) -> tuple[Column, Column]:
+    """The bound at a rate, and how many times longer the dense ring takes."""
+
+    def bound(record: Record) -> str:
+        rate = rate_of(record)
+        return ABSENT if rate is None else scaled(bound_s(record, rate), MS)
+
+    return (
+        (f"bound at {heading} rate, ms", bound),
+        ("ring over it", lambda record: times(over_bound(record, rate_of(record)))),
+    )
+
+
+def _stage(stage: str) -> Column:
+    return stage, lambda row: scaled(row["cost"][STAGES[stage]], MS) if row["cost"] else ""
+
+
+def _megabytes(heading: str, field: str) -> Column:
+    """Bytes that we count, or the kernel; we count none of what others send."""
+
+    def cell(row: dict[str, Any]) -> str:
+        found = row if field in row else row["cost"]
+        return f"{found[field] / 1e6:.3g}" if found else ""
+
+    return heading, cell
+
+
+LINKS: Column = ("links", _links)
+SIZE: Column = ("size", _size)
+PAYLOAD: Column = ("payload measured", lambda record: str(Rate(round(payload_rate(record), -5))))
+PLACE: Sequence[Column] = (("nodes", lambda record: str(record["settings"]["nodes"])), LINKS, SIZE)
+COMPARED: Sequence[Column] = (
+    *map(timed, (ONE_BIT_RING, MARSIT_RING, DENSE_RING, MPI_DEFAULT)),
+    ("best of Open MPI, ms", _best),
+    timed(GLOO),
+    ("one-bit over best", lambda record: times(speedup(record, ONE_BIT_RING, "best MPI"))),
+    ("over dense ring", lambda record: times(speedup(record, ONE_BIT_RING, DENSE_RING))),
+    ("Marsit over best", lambda record: times(speedup(record, MARSIT_RING, "best MPI"))),
+)
+MPICH: Sequence[Column] = (
+    *PLACE,
+    timed(MPICH_DEFAULT),
+    timed(DENSE_RING + IN_MPICH, "dense ring on MPICH"),
+    timed(DENSE_RING, "on Open MPI"),
+    timed(ONE_BIT_RING + IN_MPICH, "one-bit ring on MPICH"),
+    timed(ONE_BIT_RING, "on Open MPI"),
+    ("one-bit over MPICH", lambda record: times(over_mpich(record))),
+)
+BOUND: Sequence[Column] = (
+    *PLACE,
+    PAYLOAD,
+    timed(DENSE_RING),
+    *_bound(nominal_rate, "nominal"),
+    *_bound(payload_rate, "measured"),
+)
+COST: Sequence[Column] = (
+    ("all-reduce", lambda row: row["name"]),
+    ("elapsed, ms", in_unit("elapsed_s", MS)),
+    ("processor, ms", in_unit("cpu_s", MS)),
+    *map(_stage, STAGES),
+    _megabytes("MB sent", "bytes_sent"),
+    _megabytes("by one", "bytes_sent_most"),
+    _megabytes("MB on the wire", "wire_bytes"),
+    _megabytes("by one", "wire_bytes_most"),
+)
+OVERLAP: Sequence[Column] = (
+    *PLACE[:2],
+    ("payload measured", lambda record: str(Rate(round(payload_rate(record), -6)))),
+    ("wire alone, ms", in_unit("wire_s", MS)),
+    ("compute alone, ms", in_unit("compute_s", MS)),
+    ("both, ms", in_unit("both_s", MS)),
+    ("overlap", hidden),
+    ("exposed wait, ms", in_unit("exposed_s", MS)),
+    ("moving, ms of processor", in_unit("moving_s", MS)),
+)
+
+
+def _table(columns: Sequence[Column], records: Sequence[Record]) -> str:
+    return _with_footer([table(columns, records)] if records else [], records)
 
 
 def _with_footer(found: Sequence[str], records: Sequence[Record]) -> str:
     if not found:
         return NOTHING
-    loads = [record["environment"]["load"] for record in records]
-    facts = records[0]["environment"] | {"load": max(loads)}
+    highest = {"load": max(record["environment"]["load"] for record in records)}
     note = (
         "† the links' token buckets spare the one-bit ring more than a tenth of its time. "
         if " †" in "".join(found)
         else ""
     )
-    note += f"Load: the highest before a job. {describe(facts)}.{scaling(records)}"
+    note += f"Load: the highest before a job. {describe(records[0]['environment'] | highest)}.{scaling(records)}"
     return "\n\n".join(found) + f"\n\n<sub>{note}</sub>"
 
 
 def scaling(records: Sequence[Record]) -> str:
     """How much more memory gave to all processors than to one, before the jobs."""
-    found = [float(one) for record in records for one in record["environment"].get("memory_scaling", ())]
-    if not found:
-        return ""
+    found = [float(one) for record in records for one in record["environment"]["memory_scaling"]]
     ends = dict.fromkeys((f"{min(found):.1f}", f"{max(found):.1f}"))
     return f" All processors at once read memory {' to '.join(ends)} times as fast as one."

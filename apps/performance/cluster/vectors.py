@@ -14,6 +14,8 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from collectives.memory import aligned_empty
+
 BLOCK = 1_000_003
 TOLERANCE = 1e-5  # of the sum of magnitudes
 
@@ -21,7 +23,7 @@ Vector = NDArray[np.float32]
 
 
 class WrongResult(RuntimeError):
-    """A way does not compute what it should."""
+    """An implementation does not compute what it should."""
 
 
 @cache
@@ -32,10 +34,13 @@ def block(rank: int) -> Vector:
     return made
 
 
-def fill(x: Vector, rank: int) -> None:
-    """Overwrite `x` with a rank's vector."""
+def filled(n: int, rank: int) -> tuple[Vector, Vector]:
+    """A rank's vector, and zeros."""
+    x, out = aligned_empty(n, np.float32), aligned_empty(n, np.float32)
     for part in parts(x):
         part[:] = block(rank)[: part.size]
+    out[:] = 0
+    return x, out
 
 
 def parts(x: NDArray[Any]) -> Iterator[NDArray[Any]]:

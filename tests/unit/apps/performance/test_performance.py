@@ -10,15 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from apps.performance.cascading import amplitude, matching_rate
+from apps.performance.record import replace_block, scaled, table
 from numpy.typing import NDArray
 
 from apps.environment import environment
 from apps.launch import mpi_environment, python_command, run
 from apps.performance import learning, run_all, runs
-from apps.performance.cascading import amplitude, matching_rate
 from apps.performance.idle_memory import memory_scaling, passes
 from apps.performance.memory import forget_peak, peak_resident_bytes, resident_bytes
-from apps.performance.record import replace_block, scaled, table
 from apps.performance.runs import Outcome, Run
 
 JOB_S = 150.0

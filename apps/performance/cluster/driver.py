@@ -15,10 +15,10 @@ from apps.cluster import mpi
 from apps.cluster.measured import Measured, measure
 from apps.cluster.network import ClusterError, Network
 from apps.launch import PROJECT, JobFailed, write_request
-from apps.performance.cluster.grid import Cell, Net, default_budget_s
+from apps.performance.cluster.grid import Cell, Cluster, default_budget_s
+from apps.performance.cluster.implementations import MEMORY_PART, MPICH_DEFAULT, choose, memory_bytes, of_library
 from apps.performance.cluster.records import merge
 from apps.performance.cluster.tuned import SETTINGS
-from apps.performance.cluster.ways import MEMORY_PART, MPICH_DEFAULT, choose, memory_bytes, of_library
 from apps.performance.idle_memory import memory_scaling
 from apps.records import Record, read_record, write_record
 
@@ -35,10 +35,10 @@ class Limits:
     Attributes
     ----------
     budget_s : float, optional
-        For timed calls with Open MPI; the least calls of each way are made even where they take longer. MPICH gets a
-        third. Default: `default_budget_s` of the cell.
+        For timed calls with Open MPI, and a third of it for those with MPICH. The least calls of each implementation
+        are made even where they take longer. Default: `default_budget_s` of the cell.
     longest_s : float
-        A way that is expected to take longer a call is left out.
+        An implementation that is expected to take longer a call is left out.
     """
 
     budget_s: float | None = None
@@ -55,7 +55,7 @@ def job_sequence(mpich: bool) -> list[str]:
 
 
 def measure_cells(
-    net: Net, cells: Sequence[Cell], folder: Path, limits: Limits, mpich: bool, fresh: bool = False
+    cluster: Cluster, cells: Sequence[Cell], folder: Path, limits: Limits, mpich: bool, fresh: bool = False
 ) -> None:
     """Measure cells of one cluster, in turns of the libraries; unless `fresh`, parts that are there stay as they are.
 
@@ -72,26 +72,26 @@ def measure_cells(
     for path in (path for paths in parts.values() for path in paths if fresh):
         path.unlink(missing_ok=True)
     left_out: dict[Cell, dict[str, str]] = {cell: {} for cell in cells}
-    with tempfile.TemporaryDirectory(prefix="mpicomp-cluster-") as scratch, Network(net.layout) as network:
+    with tempfile.TemporaryDirectory(prefix="mpicomp-cluster-") as scratch, Network(cluster.layout) as network:
         links = link_records(measure(network))
         for job, library in enumerate(sequence):
-            ways = of_library(library, net.nodes)
+            known = of_library(library, cluster.nodes)
             asked = []
             for cell in cells:
-                chosen, without = choose(ways, cell, limits.budget_of(cell), limits.longest_s)
+                chosen, without = choose(known, cell, limits.budget_of(cell), limits.longest_s)
                 if library == "mpich" and MPICH_DEFAULT in without:
                     chosen = []  # the others are there to be compared with it
                 if memory_bytes(chosen, cell) > MEMORY_PART * free_bytes():
-                    chosen, without = [], {way.name: "not enough memory" for way in ways}
+                    chosen, without = [], {one.name: "not enough memory" for one in known}
                 left_out[cell] |= {_named(name, library): why for name, why in without.items()}
                 path = parts[cell][job]
                 if chosen and not path.exists():
                     share = sequence.count(library) * (3 if library == "mpich" else 1)
-                    asked.append({"bytes": cell.nbytes, "ways": [way.name for way in chosen],
+                    asked.append({"bytes": cell.nbytes, "names": [one.name for one in chosen],
                                   "budget_s": limits.budget_of(cell) / share, "path": str(path.resolve())})  # fmt: skip
             if asked:
-                request = {"cells": asked, "links": links, "advise": library == "openmpi"}
-                run_job(network, Path(scratch), net, library, request)
+                request = {"kind": "grid", "library": library, "cells": asked, "links": links}
+                run_job(network, Path(scratch), cluster, request, library)
     for cell in cells:
         mine = [path for path in parts[cell] if path.exists()]
         if mine:
@@ -100,8 +100,8 @@ def measure_cells(
             path.unlink()
 
 
-def measure_alone(kind: str, net: Net, path: Path, **request: Any) -> Record:
-    """One of `apps.performance.cluster.job`'s other kinds of job, on a cluster of its own; returns the record.
+def measure_alone(kind: str, cluster: Cluster, path: Path, **request: Any) -> Record:
+    """Run a job of the kind "overlap" or "methods" on a cluster of its own; returns the record.
 
     Raises
     ------
@@ -109,16 +109,18 @@ def measure_alone(kind: str, net: Net, path: Path, **request: Any) -> Record:
     JobFailed
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="mpicomp-cluster-") as scratch, Network(net.layout) as network:
+    with tempfile.TemporaryDirectory(prefix="mpicomp-cluster-") as scratch, Network(cluster.layout) as network:
         links = link_records(measure(network))
-        run_job(network, Path(scratch), net, kind, {**request, "links": links, "path": str(path.resolve())})
+        run_job(network, Path(scratch), cluster, {**request, "kind": kind, "links": links, "path": str(path.resolve())})
     return read_record(path)
 
 
-def run_job(network: Network, folder: Path, net: Net, library: str, request: dict[str, Any]) -> None:
+def run_job(
+    network: Network, folder: Path, cluster: Cluster, request: dict[str, Any], library: str = "openmpi"
+) -> None:
     """Run `apps.performance.cluster.job` on all hosts to its end.
 
-    Its records show the load before it began, not its own, and how memory was shared then.
+    Its records show the load and the speed of shared memory before it began.
 
     Raises
     ------
@@ -126,13 +128,14 @@ def run_job(network: Network, folder: Path, net: Net, library: str, request: dic
     JobFailed
     """
     head = {
-        "net": asdict(net),
-        "library": library,
+        "cluster": asdict(cluster),
         "address": network.nodes[0].address,
         "environment": {"load": round(os.getloadavg()[0], 2), "memory_scaling": [memory_scaling()]},
     }
     path = write_request(folder, head | request)
-    run_on_hosts(network, folder, f"{library} job on {net.name}", ["-m", "apps.performance.cluster.job", path], library)
+    run_on_hosts(
+        network, folder, f"{library} job on {cluster.name}", ["-m", "apps.performance.cluster.job", path], library
+    )
 
 
 def run_on_hosts(network: Network, folder: Path, what: str, arguments: Sequence[str], library: str = "openmpi") -> None:
@@ -166,7 +169,7 @@ def link_records(links: Sequence[Measured]) -> list[dict[str, Any]]:
     return [{"what": link.what, "asked": str(link.asked), "bits_per_s": link.bits_per_s} for link in links]
 
 
-def tell(text: str) -> None:
+def log(text: str) -> None:
     """A line of progress."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 

@@ -1,4 +1,4 @@
-"""The ways made callable, on one rank."""
+"""The implementations made callable on one rank."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from functools import partial
 from mpi4py import MPI
 
 import mpicomp
+from apps.performance.cluster.implementations import Implementation
 from apps.performance.cluster.tuned import AllreduceAlgorithm
 from apps.performance.cluster.vectors import Check, Vector
-from apps.performance.cluster.ways import Way
 from collectives import Communicator, Traffic
 
 TIMEOUT_S, GLOO_TIMEOUT_S = 600.0, 60.0  # Gloo was seen to wait for ever, with nothing on the wire
@@ -23,8 +23,8 @@ MARSIT = mpicomp.Marsit(None)
 
 
 @dataclass(frozen=True)
-class Side:
-    """One way on vectors of one length.
+class Prepared:
+    """An implementation, ready to be called on vectors of one length.
 
     Attributes
     ----------
@@ -32,11 +32,11 @@ class Side:
     check : callable
         Raises unless the first call's result is right; collective.
     traffic : Traffic or None
-        What all calls cost so far, where the way is ours.
+        What all calls have cost so far; None for implementations that are not ours.
     """
 
     call: Callable[[], object]
-    check: Callable[[], None]
+    check: Callable[[], None] = lambda: None
     traffic: Traffic | None = None
 
 
@@ -45,7 +45,7 @@ class Resources:
 
     Parameters
     ----------
-    ways : sequence of Way
+    known : sequence of Implementation
         All that the job will need.
     address : str
         Of rank 0's host.
@@ -53,39 +53,39 @@ class Resources:
         Network interface of every host.
     """
 
-    def __init__(self, ways: Sequence[Way], address: str, interface: str = "eth0") -> None:
+    def __init__(self, known: Sequence[Implementation], address: str, interface: str = "eth0") -> None:
         world = MPI.COMM_WORLD
-        # the first is the one that ranks line up on; its own Allreduce is MPI's default
+        # The ranks meet at the barrier of this one; its own Allreduce is MPI's default.
         self.comm = Communicator(topology="ring", timeout=TIMEOUT_S)
         self.check = Check(self.comm.mpi_comm)
         self._ours = {
-            way.option: Communicator(topology=way.option, timeout=TIMEOUT_S)
-            for way in ways
-            if way.kind in ("one-bit", "marsit", "dense")
+            one.option: Communicator(topology=one.option, timeout=TIMEOUT_S)
+            for one in known
+            if one.kind in ("one-bit", "marsit", "dense")
         }
-        tuned = [way.option for way in ways if way.kind == "tuned"]
+        tuned = [one.option for one in known if one.kind == "tuned"]
         self._tuned: dict[str, MPI.Comm] = {}
         if tuned:
             algorithm = AllreduceAlgorithm()
             self._tuned = {option: algorithm.dup(world, *map(int, option.split(":"))) for option in tuned}
-        self._gloo = any(way.kind == "gloo" for way in ways)
+        self._gloo = any(one.kind == "gloo" for one in known)
         if self._gloo:
             _start_gloo(world, address, interface)
 
-    def side(self, way: Way, x: Vector, out: Vector) -> Side:
-        """One way from `x` to `out`; collective."""
-        right = partial(self.check.one_bit if way.packed else self.check.dense, way.name, out)
-        if way.packed:
-            options = ONE_BIT if way.kind == "one-bit" else MARSIT
-            aggregator = options.start(self._ours[way.option], x.size)
-            return Side(partial(aggregator.aggregate, x, out), right, aggregator.traffic.total)
-        if way.kind == "dense":
-            comm = self._ours[way.option]
-            return Side(partial(comm.allreduce, x, out=out), right, comm.traffic)
-        if way.kind == "gloo":
-            return Side(_gloo_allreduce(x, out), right)
-        mpi_comm = self._tuned[way.option] if way.kind == "tuned" else self.comm.mpi_comm
-        return Side(partial(mpi_comm.Allreduce, x, out), right)
+    def prepare(self, one: Implementation, x: Vector, out: Vector) -> Prepared:
+        """Bind an implementation to vectors, from `x` to `out`; collective."""
+        right = partial(self.check.one_bit if one.packed else self.check.dense, one.name, out)
+        if one.packed:
+            options = ONE_BIT if one.kind == "one-bit" else MARSIT
+            aggregator = options.start(self._ours[one.option], x.size)
+            return Prepared(partial(aggregator.aggregate, x, out), right, aggregator.traffic.total)
+        if one.kind == "dense":
+            comm = self._ours[one.option]
+            return Prepared(partial(comm.allreduce, x, out=out), right, comm.traffic)
+        if one.kind == "gloo":
+            return Prepared(_gloo_allreduce(x, out), right)
+        mpi_comm = self._tuned[one.option] if one.kind == "tuned" else self.comm.mpi_comm
+        return Prepared(partial(mpi_comm.Allreduce, x, out), right)
 
     def close(self) -> None:
         """Free them; collective."""
@@ -113,7 +113,7 @@ def _start_gloo(world: MPI.Comm, address: str, interface: str) -> None:
 
 
 def _gloo_allreduce(x: Vector, out: Vector) -> Callable[[], object]:
-    """Gloo sums in place, so the copy that keeps the input belongs to the call, as in the other ways."""
+    """Gloo sums in place, so the copy that keeps the input belongs to the call, as with the other implementations."""
     import torch
     from torch import distributed
 

@@ -8,42 +8,42 @@ from itertools import pairwise
 from statistics import median
 
 from apps.cluster.rates import Rate
+from apps.performance.cluster.implementations import DENSE_RING, MPI_DEFAULT, MPICH_DEFAULT, ONE_BIT_RING, TUNED_NAMES
 from apps.performance.cluster.records import medians_by_job
-from apps.performance.cluster.ways import DENSE_RING, MPI_DEFAULT, MPICH_DEFAULT, ONE_BIT_RING, TUNED_WAYS
 from apps.records import Record
 
 NOTEWORTHY = 0.1
-"""From what part on the bucket of a link is told of."""
-MPI_WAYS = (MPI_DEFAULT, *TUNED_WAYS)
+"""From what share on tables mark that the bucket of a link helped."""
+MPI_NAMES = (MPI_DEFAULT, *TUNED_NAMES)
 
 
-def seconds(record: Record, way: str) -> float | None:
-    """Median over jobs of a way's median in each; None where it was not measured."""
-    timed = record["ways"].get(way)
+def seconds(record: Record, name: str) -> float | None:
+    """Median over jobs of an implementation's median in each; None where it was not measured."""
+    timed = record["timings"].get(name)
     return None if timed is None else float(timed["median_s"])
 
 
 def best_mpi(record: Record) -> tuple[str, float] | None:
-    """Open MPI's fastest way in this cell, its default included: name and median."""
-    measured = [(name, s) for name in MPI_WAYS if (s := seconds(record, name)) is not None]
+    """The fastest of Open MPI in this cell, its default included: name and median."""
+    measured = [(name, s) for name in MPI_NAMES if (s := seconds(record, name)) is not None]
     return min(measured, key=lambda pair: pair[1], default=None)
 
 
-def speedup(record: Record, way: str, over: str) -> float | None:
-    """How many times faster `way` is than `over`; "best MPI" is a way here."""
+def speedup(record: Record, name: str, over: str) -> float | None:
+    """How many times faster one implementation is than another; `over` may be "best MPI"."""
     best = best_mpi(record)
-    ours = seconds(record, way)
+    ours = seconds(record, name)
     theirs = (best[1] if best else None) if over == "best MPI" else seconds(record, over)
     return None if ours is None or theirs is None else theirs / ours
 
 
-def speedups_by_job(record: Record, way: str, over: str) -> list[float]:
+def speedups_by_job(record: Record, name: str, over: str) -> list[float]:
     """The same of the medians of each job."""
     best = best_mpi(record)
     baseline = best[0] if over == "best MPI" and best is not None else over
-    if way not in record["ways"] or baseline not in record["ways"]:
+    if name not in record["timings"] or baseline not in record["timings"]:
         return []
-    pairs = zip(*(medians_by_job(record["ways"][name]) for name in (way, baseline)), strict=True)
+    pairs = zip(*(medians_by_job(record["timings"][one]) for one in (name, baseline)), strict=True)
     return [theirs / ours for ours, theirs in pairs]
 
 
@@ -63,12 +63,12 @@ def nominal_rate(record: Record) -> float | None:
     return min((rate for rate in asked if rate is not None), default=None)
 
 
-def spared(record: Record) -> float:
-    """What part of the one-bit ring's time would come on top if the slowest link held no bucket of tokens.
+def bucket_share(record: Record) -> float:
+    """How much longer the one-bit ring would take if the slowest link had no bucket of tokens, as a share of its time.
 
-    A link lets through what its bucket holds at once; a real one does not. This flatters whoever sends little.
+    A link lets through at once what its bucket holds, which a real link does not. This flatters those that send little.
     """
-    timed, bits_per_s = record["ways"].get(ONE_BIT_RING), nominal_rate(record)
+    timed, bits_per_s = record["timings"].get(ONE_BIT_RING), nominal_rate(record)
     if timed is None or timed["cost"] is None or bits_per_s is None:
         return 0.0
     arguments = Rate(bits_per_s).token_bucket
