@@ -12,7 +12,7 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from apps.scale.model import METHODS, TOPOLOGIES, Point
+from apps.scale.simulations import METHODS, TOPOLOGIES, Point
 from collectives import LinkModel
 
 STYLES = {"dense": "-", "one-bit": "--"}

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from apps.cluster.network import ClusterError
+from apps.emulator.network import ClusterError
 from benchmarks.cluster import methods, predicted, sweep, targets, training
 from benchmarks.cluster.drive import Limits, has_mpich, measure_cells, tell
 from benchmarks.cluster.grid import (

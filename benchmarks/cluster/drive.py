@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from apps.cluster.measured import Measured, measure
-from apps.cluster.mpi import mpirun
-from apps.cluster.network import ClusterError, Network
+from apps.emulator.link_speed import Measured, measure
+from apps.emulator.mpirun import mpirun
+from apps.emulator.network import ClusterError, Network
 from benchmarks.cluster.grid import Cell, Net, default_budget_s
 from benchmarks.cluster.records import merge, write
 from benchmarks.cluster.tuned import SETTINGS

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
-from apps.cluster.rates import Rate
+from apps.emulator.rate import Rate
 from benchmarks.cluster.records import medians_by_job
 from benchmarks.cluster.ways import DENSE_RING, MPI_DEFAULT, MPICH_DEFAULT, ONE_BIT_RING, TUNED_WAYS
 from benchmarks.record import Record

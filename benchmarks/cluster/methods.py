@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import mpicomp
-from apps.cluster.network import ClusterError
+from apps.emulator.network import ClusterError
 from benchmarks.cluster.drive import measure_alone, tell
 from benchmarks.cluster.grid import Net
 from benchmarks.cluster.predicted import CLOSE, FAR, measure_methods

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from apps.cluster.network import ClusterError
+from apps.emulator.network import ClusterError
 from benchmarks.cluster.drive import measure_alone, tell
 from benchmarks.cluster.figures import balanced
 from benchmarks.cluster.grid import Net

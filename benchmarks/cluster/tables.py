@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from apps.cluster.rates import Rate
+from apps.emulator.rate import Rate
 from benchmarks.cluster.figures import (
     NOTEWORTHY,
     best_mpi,

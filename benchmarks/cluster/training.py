@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from apps.cluster.measured import measure
-from apps.cluster.network import ClusterError, Network
-from apps.cluster.rates import Rate
-from apps.plot import plot, read_run
+from apps.emulator.link_speed import measure
+from apps.emulator.network import ClusterError, Network
+from apps.emulator.rate import Rate
+from apps.train.plot import plot, read_run
 from benchmarks.cluster.drive import link_records, run_on_hosts, tell
 from benchmarks.cluster.grid import Net
 from benchmarks.record import table

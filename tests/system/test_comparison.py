@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from apps.cluster.measured import Measured
-from apps.cluster.network import NAMESPACES, PREFIX
+from apps.emulator.link_speed import Measured
+from apps.emulator.network import NAMESPACES, PREFIX
 from benchmarks.cluster import methods, predicted
 from benchmarks.cluster.drive import Limits, measure_alone, measure_cells
 from benchmarks.cluster.grid import Cell, Net

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apps.cluster.network import ClusterError
+from apps.emulator.network import ClusterError
 from benchmarks.cluster import __main__ as program
 from benchmarks.cluster import rounds, sweep
 from benchmarks.cluster.figures import (

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from apps.cluster.measured import Measured
-from apps.cluster.rates import Rate
+from apps.emulator.link_speed import Measured
+from apps.emulator.rate import Rate
 from benchmarks.cluster import __main__ as program
 from benchmarks.cluster import methods, predicted, targets, training
 from benchmarks.cluster.computing import training_step

@@ -1,0 +1,93 @@
+"""Counting what the communication of a training run cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from apps.train.agreement import gather
+from collectives import Communicator
+from mpicomp.algorithms import Aggregator
+
+
+@dataclass
+class Meter:
+    """One rank's totals since the start of the run, those before a resume included.
+
+    Attributes
+    ----------
+    rounds
+        Synchronizations.
+    bytes_sent
+        Bytes handed to MPI by this rank.
+    messages
+        Messages sent by this rank.
+    seconds_communicating
+        Encoding, waiting, merging and decoding.
+    seconds_training
+        Steps alone: no loading, evaluation or checkpoint.
+    round_seconds
+        Of every synchronization since this process started.
+    """
+
+    rounds: int = 0
+    bytes_sent: int = 0
+    messages: int = 0
+    seconds_communicating: float = 0.0
+    seconds_training: float = 0.0
+    round_seconds: list[float] = field(default_factory=list)
+
+    def count(self, aggregators: Sequence[Aggregator]) -> None:
+        """Add the last round of all buckets."""
+        seconds = 0.0
+        for aggregator in aggregators:
+            last = aggregator.traffic.last
+            self.bytes_sent += last.bytes_sent
+            self.messages += last.messages
+            seconds += last.seconds
+        self.rounds += 1
+        self.seconds_communicating += seconds
+        self.round_seconds.append(seconds)
+
+    def summary(self, comm: Communicator, n_parameters: int) -> dict[str, Any]:
+        """Totals for the record; collective.
+
+        Bytes and messages are the mean over ranks, seconds those of the slowest rank. ``bits_per_element`` counts per
+        phase: an all-reduce that sends b bits per element in its reduce and in its gather phase moves 2 (M - 1) b bits
+        per element over all ranks.
+        """
+        rows = gather(comm, [self.bytes_sent, self.messages, self.seconds_communicating, self.seconds_training])
+        sent = 8 * rows[:, 0].sum()
+        moved = 2 * (comm.size - 1) * n_parameters * self.rounds
+        return {
+            "rounds_so_far": self.rounds,
+            "bytes_so_far_per_rank": float(rows[:, 0].mean()),
+            "messages_so_far_per_rank": float(rows[:, 1].mean()),
+            "seconds_communicating_so_far": float(rows[:, 2].max()),
+            "seconds_so_far": float(rows[:, 3].max()),
+            "bits_per_element": sent / moved if moved else 0.0,
+        }
+
+    def per_round(self, comm: Communicator) -> dict[str, Any]:
+        """One synchronization, in the terms of ``mpicomp bench``; collective. Seconds are those of the slowest rank."""
+        median, p99 = np.percentile(self.round_seconds or [0.0], (50, 99))
+        rows = gather(comm, [median, p99, self.bytes_sent, self.messages])
+        rounds = max(1, self.rounds)
+        return {
+            "seconds": float(rows[:, 0].max()),
+            "p99_seconds": float(rows[:, 1].max()),
+            "bytes_sent_per_rank": float(rows[:, 2].mean()) / rounds,
+            "messages_per_rank": float(rows[:, 3].mean()) / rounds,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The totals, without the single rounds."""
+        return {key: value for key, value in vars(self).items() if key != "round_seconds"}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from totals that `state_dict` returned."""
+        for key, value in state.items():
+            setattr(self, key, value)
