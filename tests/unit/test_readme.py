@@ -41,9 +41,9 @@ PROGRAMS = {
     "python -m apps.emulator": "apps/emulator/__main__.py",
     "python -m apps.reproduce": "apps/reproduce/__main__.py",
     "python -m apps.scale": "apps/scale/__main__.py",
-    "python -m benchmarks.run_all": "benchmarks/run_all.py",
-    "python -m benchmarks.cluster": "benchmarks/cluster/__main__.py",
-    "python -m benchmarks.learning": "benchmarks/learning.py",
+    "python -m apps.performance.run_all": "apps/performance/run_all.py",
+    "python -m apps.performance.cluster": "apps/performance/cluster/__main__.py",
+    "python -m apps.performance.learning": "apps/performance/learning.py",
     "python tests/run_lanes.py": "tests/run_lanes.py",
     "slurm/train.sbatch": "apps/train/options.py",
     "slurm/bench.sbatch": "mpicomp/cli/bench/__init__.py",
@@ -125,7 +125,7 @@ def test_options_in_the_text_exist(document: Path) -> None:
         ("python -m apps.train.compare", TRAINING),
         ("python -m apps.train.plot", TRAINING),
         ("python -m apps.emulator", DOCS / "cluster.md"),
-        ("python -m benchmarks.cluster", DOCS / "cluster.md"),
+        ("python -m apps.performance.cluster", DOCS / "cluster.md"),
     ],
 )
 def test_every_option_is_described(program: str, document: Path) -> None:

@@ -1,0 +1,76 @@
+"""Overlap at several rates, and at the one where wire and computing take equally long."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+from apps.emulator.network import ClusterError
+from apps.performance.cluster.drive import measure_alone, tell
+from apps.performance.cluster.figures import balanced
+from apps.performance.cluster.grid import Net
+from apps.performance.cluster.records import of_jobs, write
+from apps.performance.record import Record
+
+N, REPEATS, JOBS = 25_000_000, 25, 5
+NETS = (Net(4, "1gbit"), *(Net(2, rate) for rate in ("500mbit", "1gbit", "2gbit", "4gbit", "8gbit", "none")))
+
+
+def run(folder: Path, fresh: bool, n: int = N, repeats: int = REPEATS, jobs: int = JOBS) -> list[str]:
+    """Measure what is missing; returns what failed."""
+    failed = _measure({net: f"overlap-{net.name}" for net in NETS}, folder, fresh, n, repeats, jobs)
+    paths = [folder / f"overlap-{net.name}.json" for net in NETS if net.nodes == 2]
+    records = [json.loads(path.read_text()) for path in paths if path.exists()]
+    balanced_mbit = balance(records)
+    if balanced_mbit is None:
+        return [*failed, "overlap: no rate found at which wire and computing take equally long"]
+    equal = {Net(2, f"{balanced_mbit}mbit"): "overlap-balanced"}
+    return failed + _measure(equal, folder, fresh, n, repeats, jobs)
+
+
+def _measure(names: Mapping[Net, str], folder: Path, fresh: bool, n: int, repeats: int, jobs: int) -> list[str]:
+    """Let the clusters whose record is missing take turns, a job each; returns what failed, which has no record."""
+    failed = []
+    missing = {net: name for net, name in names.items() if fresh or not (folder / f"{name}.json").exists()}
+    parts = {net: [folder / "parts" / f"{name}.{job}.json" for job in range(jobs)] for net, name in missing.items()}
+    for path in (path for paths in parts.values() for path in paths if fresh):
+        path.unlink(missing_ok=True)
+    for job in range(jobs):
+        for net, paths in parts.items():
+            if not paths[job].exists():
+                tell(f"overlap, job {job + 1} of {jobs}: {net.nodes} nodes, {net.links}")
+                try:
+                    measure_alone("overlap", net, paths[job], n=n, repeats=repeats)
+                except ClusterError as error:
+                    failed.append(f"overlap, {net.name}, job {job + 1}: {error}")
+    for net, paths in parts.items():
+        if all(path.exists() for path in paths):
+            write(together([json.loads(path.read_text()) for path in paths]), folder / f"{missing[net]}.json")
+            for path in paths:
+                path.unlink()
+    return failed
+
+
+def together(jobs: Sequence[Record]) -> Record:
+    """One record of several jobs on links of the same rate: medians over jobs, and each job's overlap."""
+    names = ("wire_s", "compute_s", "together_s", "overlap", "exposed_s", "moving_s")
+    links = [
+        {**first, "bits_per_s": median(link["bits_per_s"] for link in (first, *others))}
+        for first, *others in zip(*(job["links"] for job in jobs), strict=True)
+    ]
+    return {
+        **jobs[0],
+        **{name: median(job[name] for job in jobs) for name in names if name in jobs[0]},
+        "overlaps": [job["overlap"] for job in jobs],
+        "times_s": {name: [job["times_s"][name] for job in jobs] for name in jobs[0]["times_s"]},
+        "links": links,
+        "facts": jobs[0]["facts"] | of_jobs(jobs),
+    }
+
+
+def balance(records: Sequence[Record]) -> int | None:
+    """The rate to ask for, in Mbit/s, so that wire and computing take equally long."""
+    found = balanced(records)
+    return None if found is None else round(found / 0.956 / 1e6)

@@ -1,0 +1,124 @@
+"""The codecs on one core, against NumPy in the same process, in turn; minima count, as memory's speed wanders.
+
+``python -m apps.performance.codecs``. Vectors go through the codecs in the pieces in which methods send them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from apps.performance.facts import machine_facts
+from apps.performance.record import Record, footer, parser, publish, scaled, table
+from apps.performance.timing import Sides, alternate, summary
+from collectives.communicator import SHARED_PIECE_BYTES
+from collectives.execution.partition import pieces
+from collectives.memory import aligned_empty
+from mpicomp.codecs import Clipping, Codec, Counts, Draw, OneBit, Quantizer, TopK, TwoMeans
+from mpicomp.kernels.streams import Stream
+from mpicomp.reducers.coded import piece_elements
+
+MS = 1e-3
+CODECS: dict[str, Codec] = {
+    "quantize, s = 4": Quantizer(512, 4, "linf"),
+    "quantize, s = 4, l2, entropy-coded": Quantizer(4096, 4, "l2", "entropy"),
+    "one bit, one scale": OneBit(1 << 15),
+    "one bit, two means": TwoMeans(512),
+    "clip to 16 bits": Clipping(16),
+    "top-k at 100x": TopK(100),
+    "top-k at 100x, 10 of 1000": TopK(100, 1000),
+}
+MERGES = ((1, 1), (3, 1), (7, 1), (4, 4))
+ABS_SUM, ADD = "np.abs(x).sum()", "np.add(x, y, out=y)"
+TARGETS = {"encode quantize, s = 4": "≤ 3", "encode top-k at 100x": "≤ 1.5"}
+
+
+def codec_sides(codec: Codec, name: str, n: int, x: Any, out: Any) -> dict[str, Callable[[], object]]:
+    """Encoding and decoding of a whole vector."""
+    cuts = pieces(range(n), piece_elements(codec, n, SHARED_PIECE_BYTES), codec.alignment)
+    payloads = [np.empty(codec.nbytes(len(cut)), np.uint8) for cut in cuts]
+    stream = Stream(0, 0, "benchmark")
+
+    def encode() -> None:
+        for cut, payload in zip(cuts, payloads, strict=True):
+            codec.encode(x[cut.start : cut.stop], payload, draw=Draw(stream, 0, 0, 0, cut.start))
+
+    def decode() -> None:
+        for cut, payload in zip(cuts, payloads, strict=True):
+            codec.decode(payload, out[cut.start : cut.stop], weight=1)
+
+    encode()
+    return {f"encode {name}": encode, f"decode {name}": decode}
+
+
+def merge_sides(n: int) -> dict[str, Callable[[], object]]:
+    """Counts added to counts."""
+    codec, random, found = Counts(), np.random.default_rng(0), {}
+    draw = Draw(Stream(0, 0, "benchmark"), 0, 0)
+    for incoming_weight, held_weight in MERGES:
+        held = random.integers(0, 256, codec.nbytes(n, incoming_weight + held_weight), np.uint8)
+        incoming = random.integers(0, 256, codec.nbytes(n, incoming_weight), np.uint8)
+        weights = {"held_weight": held_weight, "incoming_weight": incoming_weight}
+        found[f"merge counts of {incoming_weight} into {held_weight}"] = (
+            lambda held=held, incoming=incoming, weights=weights: codec.merge(held, incoming, n, draw=draw, **weights)
+        )
+    return found
+
+
+def run(n: int, repeats: int) -> Record:
+    """Measure."""
+    random = np.random.default_rng(0)
+    x, out = aligned_empty(n, np.float32), aligned_empty(n, np.float32)
+    random.standard_normal(n, np.float32, out=x)
+    out[:] = 0
+    merges = merge_sides(n)
+    sides: dict[str, Callable[[], object]] = {
+        ABS_SUM: lambda: np.abs(x).sum(),
+        ADD: lambda: np.add(x, out, out=out),
+        **merges,
+    }
+    for name, codec in CODECS.items():
+        sides |= codec_sides(codec, name, n, x, out)
+    ways: Sides = sides
+    timed = {name: summary(seconds) for name, seconds in alternate(ways, repeats).items()}
+    rows: list[dict[str, Any]] = []
+    for name in sides:
+        if name not in (ABS_SUM, ADD):
+            reference = ADD if name in merges else ABS_SUM
+            target = "≤ 1.0" if name in merges else TARGETS.get(name, "")
+            reference_s = timed[reference]["min_s"]
+            rows.append(
+                {"what": name, "reference": reference, "target": target, **timed[name], "reference_s": reference_s,
+                 "ratio": timed[name]["min_s"] / reference_s}
+            )  # fmt: skip
+    return {"part": "codecs", "settings": {"n": n, "repeats": repeats}, "facts": machine_facts(), "rows": rows}
+
+
+def render(record: Record) -> str:
+    """Markdown."""
+    rows = [
+        (
+            row["what"],
+            scaled(row["min_s"], MS),
+            row["reference"],
+            scaled(row["reference_s"], MS),
+            f"{row['ratio']:.2f}",
+            row["target"],
+        )
+        for row in record["rows"]
+    ]
+    return table(("what", "ms", "against", "ms", "ratio", "target"), rows) + footer(record)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; returns the exit status."""
+    options = parser("codecs", "The codecs on one core.").parse_args(argv)
+    publish(run(300_000, 3) if options.quick else run(25_000_000, 15), render, options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
