@@ -21,7 +21,7 @@ import torch
 from mpi4py import MPI
 
 import mpicomp
-from apps.train.agreement import JobError, together
+from apps.train.agreement import JobError, raise_on_all_ranks
 from apps.train.checkpoint import require_writable
 from apps.train.data import load
 from apps.train.options import parse
@@ -83,7 +83,7 @@ def train(options: argparse.Namespace, comm: Communicator) -> None:
         Communication failed.
     """
     with ExitStack() as stack:
-        with together(comm):
+        with raise_on_all_ranks(comm):
             dataset, algorithm = load(options.dataset, options.data), _algorithm(options)
         try:
             training = Training(options, comm, dataset, algorithm)
@@ -98,7 +98,7 @@ def train(options: argparse.Namespace, comm: Communicator) -> None:
             else:
                 require_unused(options, comm)
             saver = Saver(options, comm, training, stack.enter_context(StopRequest()))
-        with together(comm):
+        with raise_on_all_ranks(comm):
             report = Report(comm.rank == 0, options.json, _header(options, comm, training), training.epoch)
         stack.enter_context(report)
         if resumed is not None:
@@ -123,12 +123,12 @@ def _run(
             report.say(f"stopped by a signal after step {training.step}; continue with --resume")
             return
         record = training.close_epoch()
-        with together(comm):
+        with raise_on_all_ranks(comm):
             report.epoch(record, options.epochs)
         if saver is not None:
             saver.after_epoch()
     record = training.result()
-    with together(comm):
+    with raise_on_all_ranks(comm):
         report.result(record)
 
 

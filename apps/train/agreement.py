@@ -1,18 +1,19 @@
-"""What lets a job of many ranks fail as one.
+"""Errors of one rank that every rank raises.
 
-A missing folder or a full disk may meet one rank only. The others would wait for it in their next collective, so every
-phase that can fail locally ends with all ranks knowing, and raising, the same error.
+A missing folder or a full disk may concern one rank only. The other ranks would wait for that rank in their next
+collective, so every phase that can fail on one rank ends with all ranks raising the same error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 
 from collectives import Communicator
 from collectives.consistency.call_check import gather_texts
+from collectives.json_file import one_line
 
 
 class JobError(Exception):
@@ -20,16 +21,16 @@ class JobError(Exception):
 
 
 @contextmanager
-def together(comm: Communicator) -> Iterator[None]:
-    """Run a block that may fail on some ranks with OSError or ValueError; if it does, all ranks raise JobError.
+def raise_on_all_ranks(comm: Communicator) -> Iterator[None]:
+    """Run a block without collectives; if it fails on any rank, raise JobError on all; collective.
 
-    The block holds no collective operation of its own. The message is that of the lowest rank that failed.
+    OSError, ValueError and MemoryError become JobErrors. The message is that of the lowest rank that failed.
     """
     message = ""
     try:
         yield
-    except (OSError, ValueError) as error:
-        message = f"rank {comm.rank} of {comm.size}: {error}"
+    except (OSError, ValueError, MemoryError) as error:
+        message = f"rank {comm.rank} of {comm.size}: {one_line(error) or 'out of memory'}"
     if any_rank(comm, bool(message)):
         messages = gather_texts(comm.mpi_comm, message, comm.timeout)
         raise JobError(next(text for text in messages if text))
@@ -38,14 +39,3 @@ def together(comm: Communicator) -> Iterator[None]:
 def any_rank(comm: Communicator, flag: bool) -> bool:
     """Whether `flag` is true on at least one rank; the same answer on all."""
     return float(np.asarray(comm.allreduce(np.array([float(flag)]), op="sum"))[0]) > 0
-
-
-def gather(comm: Communicator, values: Sequence[float] | np.ndarray) -> np.ndarray:
-    """All ranks' `values` as float64 rows, on every rank.
-
-    One row a rank, summed with zeros: unlike MPI's own gather the sum keeps the communicator's deadline.
-    """
-    row = np.asarray(values, dtype=np.float64)
-    table = np.zeros((comm.size, row.size))
-    table[comm.rank] = row
-    return np.asarray(comm.allreduce(table.reshape(-1), op="sum")).reshape(comm.size, row.size)

@@ -19,8 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from apps.launch import mpi_environment, mpirun_command
-from apps.train.plot import plot, read_run
+from apps.train.plot import plot
 from apps.train.report import STATUS_DIVERGED
+from apps.train.run_records import read_run
 
 RUNS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("dense", "dense", ("--algorithm", "dense")),

@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step: nothing to save, nothing to restore."""
+"""The learning rate as a pure function of the step, so that a checkpoint need not hold it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ DECAYS = ("none", "cosine", "step")
 
 
 @dataclass(frozen=True)
-class Schedule:
+class LearningRate:
     """Linear warm-up, then a decay.
 
     Parameters
@@ -17,11 +17,11 @@ class Schedule:
     peak
         Learning rate after the warm-up.
     n_steps
-        Of the whole run; the cosine ends there, at zero.
+        Steps of the whole run, after which the cosine is zero.
     warmup_steps
         Steps of the warm-up; the first has ``peak / (warmup_steps + 1)``.
     decay
-        "none", "cosine", or "step": multiplied by `factor` at each step of `milestones`.
+        "none", "cosine", or "step": the rate is multiplied by `factor` at each step of `milestones`.
     """
 
     peak: float

@@ -1,4 +1,4 @@
-"""Counting what the communication of a training run cost."""
+"""Count what the communication of a training run costs."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Any
 
 import numpy as np
 
-from apps.train.agreement import gather
 from collectives import Communicator
 from mpicomp.algorithms import Aggregator
+from mpicomp.cli.bench.measure import gather
 
 
 @dataclass
 class Meter:
-    """One rank's totals since the start of the run, those before a resume included.
+    """Totals of one rank since the start of the run, those before a resume included.
 
     Attributes
     ----------
     rounds
         Synchronizations.
     bytes_sent
-        Bytes handed to MPI by this rank.
+        Bytes that this rank handed to MPI.
     messages
-        Messages sent by this rank.
+        Messages that this rank sent.
     seconds_communicating
-        Encoding, waiting, merging and decoding.
+        Time of encoding, waiting, merging and decoding.
     seconds_training
-        Steps alone: no loading, evaluation or checkpoint.
+        Time of the steps alone, without loading, evaluation and checkpoints.
     round_seconds
-        Of every synchronization since this process started.
+        Time of every synchronization since this process started.
     """
 
     rounds: int = 0
@@ -41,14 +41,12 @@ class Meter:
     round_seconds: list[float] = field(default_factory=list)
 
     def count(self, aggregators: Sequence[Aggregator]) -> None:
-        """Add the last round of all buckets."""
-        seconds = 0.0
-        for aggregator in aggregators:
-            last = aggregator.traffic.last
-            self.bytes_sent += last.bytes_sent
-            self.messages += last.messages
-            seconds += last.seconds
+        """Add the last synchronization of all buckets."""
+        calls = [aggregator.traffic.last for aggregator in aggregators]
+        seconds = sum(call.seconds for call in calls)
         self.rounds += 1
+        self.bytes_sent += sum(call.bytes_sent for call in calls)
+        self.messages += sum(call.messages for call in calls)
         self.seconds_communicating += seconds
         self.round_seconds.append(seconds)
 
@@ -59,8 +57,8 @@ class Meter:
         phase: an all-reduce that sends b bits per element in its reduce and in its gather phase moves 2 (M - 1) b bits
         per element over all ranks.
         """
-        rows = gather(comm, [self.bytes_sent, self.messages, self.seconds_communicating, self.seconds_training])
-        sent = 8 * rows[:, 0].sum()
+        own = [self.bytes_sent, self.messages, self.seconds_communicating, self.seconds_training]
+        rows = gather(comm, np.array(own, np.float64))
         moved = 2 * (comm.size - 1) * n_parameters * self.rounds
         return {
             "rounds_so_far": self.rounds,
@@ -68,13 +66,13 @@ class Meter:
             "messages_so_far_per_rank": float(rows[:, 1].mean()),
             "seconds_communicating_so_far": float(rows[:, 2].max()),
             "seconds_so_far": float(rows[:, 3].max()),
-            "bits_per_element": sent / moved if moved else 0.0,
+            "bits_per_element": 8 * float(rows[:, 0].sum()) / moved if moved else 0.0,
         }
 
     def per_round(self, comm: Communicator) -> dict[str, Any]:
         """One synchronization, in the terms of ``mpicomp bench``; collective. Seconds are those of the slowest rank."""
         median, p99 = np.percentile(self.round_seconds or [0.0], (50, 99))
-        rows = gather(comm, [median, p99, self.bytes_sent, self.messages])
+        rows = gather(comm, np.array([median, p99, self.bytes_sent, self.messages], np.float64))
         rounds = max(1, self.rounds)
         return {
             "seconds": float(rows[:, 0].max()),
@@ -84,10 +82,10 @@ class Meter:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The totals, without the single rounds."""
+        """The totals, without the single synchronizations."""
         return {key: value for key, value in vars(self).items() if key != "round_seconds"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from totals that `state_dict` returned."""
-        for key, value in state.items():
-            setattr(self, key, value)
+        for key in self.state_dict():
+            setattr(self, key, state[key])

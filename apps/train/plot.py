@@ -7,7 +7,6 @@ sent and against training seconds, with one line for each run.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,8 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
+from apps.train.run_records import read_run, settings
+
 _AXES = (
     ("epoch", 1.0, "epochs", False),
     ("bytes_so_far_per_rank", 1e-6, "MB sent per rank", True),
@@ -28,42 +29,6 @@ _AXES = (
 )
 _TICKS = (0, 20, 50, 70, 80, 90, 95, 98, 99, 100)
 _MOST_MARKED_EPOCHS = 40
-
-
-def read_run(path: Path) -> list[dict[str, Any]]:
-    """The records of one run, one per line of the file.
-
-    Raises
-    ------
-    ValueError
-        The file does not hold a run of ``apps.train``; names file, cause and cure.
-    OSError
-        It cannot be read.
-    """
-    records = []
-    # what is no text becomes a line that is not JSON
-    for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), start=1):
-        try:
-            records.append(json.loads(line))
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number} is not JSON ({error}); write it with apps.train --json") from error
-    if not records or not all(isinstance(record, dict) and "kind" in record for record in records):
-        raise ValueError(f"{path} holds no training run; write it with apps.train --json")
-    return records
-
-
-def settings(name: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The first record of the run `name` that tells its settings: others may come before, such as measured links.
-
-    Raises
-    ------
-    ValueError
-        None does.
-    """
-    for record in records:
-        if "algorithm" in record and "dataset" in record:
-            return record
-    raise ValueError(f"{name} holds no epoch of a training run; write it with apps.train --json")
 
 
 def label(record: dict[str, Any]) -> str:

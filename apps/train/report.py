@@ -1,4 +1,4 @@
-"""What a training run shows and records, on rank 0 alone."""
+"""Show and record a training run, on rank 0 alone."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from apps.train.run_records import MOST_DIGITS
+from collectives.json_file import fields, parse_json
+
 STATUS_DIVERGED = 3
-"""Exit status of a run that met NaN or infinity; its record says where."""
+"""Exit status of a run that met NaN or infinity; its record has the epoch."""
 
 
 class Report:
-    """A progress bar on a terminal, one plain line per epoch elsewhere, a closing table, and JSON lines.
+    """Shows a progress bar on a terminal or one line per epoch elsewhere, then a table; writes JSON lines.
 
     On ranks other than 0 every method does nothing.
 
@@ -30,11 +33,11 @@ class Report:
     active
         Whether this is rank 0.
     json_path
-        Where the JSON lines go; None: nowhere.
+        File of the JSON lines; None writes no file.
     header
-        Fields repeated in every line.
+        Fields that every line has.
     completed_epochs
-        0 starts the file anew; a resumed run keeps the lines of epochs it does not repeat.
+        Epochs before a resume, whose lines are kept; 0 starts the file anew.
     """
 
     def __init__(self, active: bool, json_path: Path | None, header: dict[str, Any], completed_epochs: int) -> None:
@@ -53,7 +56,7 @@ class Report:
             disable=not (active and self._console.is_terminal),
         )
         if self._path is not None:
-            with _writing(self._path):
+            with _name_cure(self._path):
                 kept = _epoch_lines(self._path, completed_epochs)
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._path.write_text("".join(kept))
@@ -72,11 +75,11 @@ class Report:
         self._console.print(text, markup=False)
 
     def begin(self, description: str, n_steps: int, done: int) -> None:
-        """Start the progress bar of a run of `n_steps` steps, `done` of them before a resume."""
+        """Start the progress bar of a run of `n_steps` steps, of which `done` were made before a resume."""
         self._task = self._progress.add_task(description, total=n_steps, completed=done, state="")
 
     def advance(self) -> None:
-        """One step more."""
+        """Move the progress bar by one step."""
         self._progress.advance(self._task)
 
     def epoch(self, record: dict[str, Any], n_epochs: int) -> None:
@@ -113,14 +116,15 @@ class Report:
 
     def _write(self, record: dict[str, Any]) -> None:
         if self._path is not None:
-            # JSON knows no NaN or infinity, which a failing run may have as its loss.
+            # JSON has no NaN or infinity, which may be the loss of a run that fails.
             record = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-            with _writing(self._path), self._path.open("a") as file:
+            with _name_cure(self._path), self._path.open("a") as file:
                 file.write(json.dumps(record) + "\n")
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _name_cure(path: Path) -> Iterator[None]:
+    """Add file, cause and cure to an error of the file system."""
     try:
         yield
     except OSError as error:
@@ -128,23 +132,25 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _epoch_lines(path: Path, completed_epochs: int) -> list[str]:
+    """The lines of a record that a resumed run does not repeat."""
     if completed_epochs == 0 or not path.exists():
         return []
     kept = []
-    for line in path.read_text().splitlines(keepends=True):
+    for line in path.read_text("utf-8", "replace").splitlines():
         try:
-            record = json.loads(line)
+            record = fields(parse_json(line, most_digits=MOST_DIGITS), kind=str, epoch=int)
         except ValueError:
-            continue  # cut off when the earlier run was ended
+            continue  # The earlier run was killed while it wrote this line.
         if record["kind"] == "epoch" and record["epoch"] <= completed_epochs:
-            kept.append(line)
+            kept.append(line + "\n")
     return kept
 
 
 def _on_terminal() -> bool:
-    """Whether a person sees this process's output.
+    """Whether a person sees the output of this process.
 
-    Open MPI gives its ranks a pseudo-terminal even if its own output goes to a file, so the launcher's is asked too.
+    Open MPI gives its ranks a pseudo-terminal even if its own output goes to a file. So the output of the parent, which
+    is the launcher, must be a terminal too.
     """
     if not sys.stdout.isatty():
         return False

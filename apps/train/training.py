@@ -1,4 +1,4 @@
-"""The training loop and everything of it that a checkpoint must hold."""
+"""The training loop, and the state of it that a checkpoint must hold."""
 
 from __future__ import annotations
 
@@ -14,31 +14,33 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from apps.train.agreement import JobError, gather
+from apps.train.agreement import JobError
 from apps.train.data import Dataset, Sampler, Split
-from apps.train.learning_rate import Schedule
+from apps.train.learning_rate import LearningRate
 from apps.train.meter import Meter
 from apps.train.models import build
 from collectives import Communicator
+from collectives.json_file import fields
 from mpicomp.algorithms import Algorithm
+from mpicomp.cli.bench.measure import gather
 from mpicomp.torch import DistributedOptimizer, average_buffers, broadcast_parameters
 
 _EVALUATION_BATCH = 500
 _SEEDED = threading.Lock()
-"""Held by who draws from torch's own generator, which ranks that are threads share."""
+"""A rank holds it while it draws from torch's own generator, which ranks that are threads share."""
 
 
 class Training:
-    """One rank's part of a run.
+    """The part of a run that one rank has.
 
     Attributes
     ----------
     epoch, step
         Epochs completed and steps made since the start of the run.
     best_accuracy
-        On the test split, over the epochs so far.
+        The highest accuracy on the test split after any epoch so far.
     meter
-        What communication cost so far.
+        The cost of communication so far.
     """
 
     def __init__(self, options: argparse.Namespace, comm: Communicator, dataset: Dataset, algorithm: Algorithm) -> None:
@@ -60,7 +62,7 @@ class Training:
         self.sampler = Sampler(len(dataset.train), options.batch, comm.rank, comm.size, options.seed)
         steps_per_epoch = self.sampler.n_steps
         self.n_steps = options.epochs * steps_per_epoch
-        self.schedule = Schedule(
+        self.learning_rate = LearningRate(
             options.lr,
             self.n_steps,
             round(options.warmup_epochs * steps_per_epoch),
@@ -79,7 +81,7 @@ class Training:
 
     @property
     def n_parameters(self) -> int:
-        """Elements of the model that are trained."""
+        """Number of trained elements of the model."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     def train_epoch(self, after_step: Callable[[], bool]) -> bool:
@@ -88,7 +90,7 @@ class Training:
         Parameters
         ----------
         after_step
-            Called after each step that leaves all ranks with the same model; returns true to stop there.
+            It is called after each step that leaves all ranks with the same model, and returns true to stop there.
 
         Returns
         -------
@@ -121,24 +123,24 @@ class Training:
         return True
 
     def close_epoch(self) -> dict[str, Any]:
-        """Average what is left to average, evaluate, and return the epoch's record; collective."""
+        """Average the buffers of the model, evaluate it, and return the record of the epoch; collective."""
         average_buffers(self.model, self._comm)
         accuracy, test_loss = self.evaluate(self._dataset.test)
         self.best_accuracy = max(self.best_accuracy, accuracy)
-        losses = gather(self._comm, [float(self._loss_sum)])
+        losses = gather(self._comm, self._loss_sum.reshape(1).numpy())
         self._loss_sum.zero_()
         return {
             "epoch": self.epoch,
             "loss": float(losses.mean()) / self.sampler.n_steps,
             "accuracy": accuracy,
             "test_loss": test_loss,
-            "learning_rate": self.schedule(self.step - 1),
+            "learning_rate": self.learning_rate(self.step - 1),
             **self.meter.summary(self._comm, self.n_parameters),
         }
 
     @torch.no_grad()
     def evaluate(self, split: Split) -> tuple[float, float]:
-        """Accuracy and mean loss of the model on a split that the ranks share out; collective."""
+        """Accuracy and mean loss of the model on a split, of which each rank evaluates a part; collective."""
         self.model.eval()
         mine = slice(self._comm.rank, None, self._comm.size)
         images, labels = split.images[mine], split.labels[mine]
@@ -149,11 +151,11 @@ class Training:
             scores = self.model(batch_images)
             right += int((scores.argmax(1) == batch_labels).sum())
             loss += float(F.cross_entropy(scores, batch_labels, reduction="sum"))
-        totals = gather(self._comm, [right, loss]).sum(axis=0)
+        totals = gather(self._comm, np.array([right, loss], np.float64)).sum(axis=0)
         return float(totals[0]) / len(split), float(totals[1]) / len(split)
 
     def result(self) -> dict[str, Any]:
-        """The run's closing record; collective.
+        """The closing record of the run; collective.
 
         Raises
         ------
@@ -169,7 +171,7 @@ class Training:
             "test_loss": test_loss,
             **self.meter.per_round(self._comm),
             **self.meter.summary(self._comm, self.n_parameters),
-            # No other all-reduce is timed in a training run; `mpicomp bench` does that.
+            # A training run times no other all-reduce; `mpicomp bench` does.
             "baseline": None,
             "baseline_seconds": None,
             "speedup": None,
@@ -180,8 +182,8 @@ class Training:
         sha256 = hashlib.sha256()
         for parameter in self.model.parameters():
             sha256.update(parameter.detach().contiguous().numpy().tobytes())
-        words = gather(self._comm, [int.from_bytes(sha256.digest()[:4], "little")])[:, 0]
-        differing = np.flatnonzero(words != words[0])
+        digests = gather(self._comm, np.frombuffer(sha256.digest(), "<u4").astype(np.float64))
+        differing = np.flatnonzero((digests != digests[0]).any(axis=1))
         if differing.size:
             raise JobError(
                 f"rank {differing[0]} of {self._comm.size} ends with other parameters than rank 0; please report this, "
@@ -190,7 +192,7 @@ class Training:
         return sha256.hexdigest()
 
     def state_dict(self) -> dict[str, Any]:
-        """All that this rank alone knows; the parameters are apart, in ``model.state_dict()``."""
+        """The state that only this rank has; ``model.state_dict()`` has the parameters."""
         return {
             "epoch": self.epoch,
             "step": self.step,
@@ -205,6 +207,7 @@ class Training:
     @torch.no_grad()
     def load_state_dict(self, model: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Restore the model and what `state_dict` returned."""
+        fields(state, epoch=int, step=int, best_accuracy=float, buffers=dict, optimizer=dict, meter=dict)
         self.model.load_state_dict(model)
         for name, buffer in self.model.named_buffers():
             buffer.copy_(state["buffers"][name])
@@ -216,7 +219,7 @@ class Training:
 
     def _set_learning_rate(self) -> None:
         for group in self.optimizer.param_groups:
-            group["lr"] = self.schedule(self.step)
+            group["lr"] = self.learning_rate(self.step)
 
     def _after_round(self) -> None:
         self.meter.count(self.optimizer.aggregators)
@@ -233,7 +236,7 @@ def _optimizer(options: argparse.Namespace, model: nn.Module) -> torch.optim.Opt
 
 
 def _warm_up(algorithm: Algorithm, comm: Communicator) -> None:
-    """Have the kernels compiled, on a machine where they never ran, before anything is timed."""
+    """Compile the kernels before anything is timed, on a machine where they never ran."""
     n = 8192 * comm.size  # so that every rank merges something
     aggregator = algorithm.start(comm, n)
     for _ in range(2):  # with full-precision rounds and without

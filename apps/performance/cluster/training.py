@@ -14,7 +14,8 @@ from apps.emulator.rate import Rate
 from apps.performance.cluster.drive import link_records, run_on_hosts, tell
 from apps.performance.cluster.grid import Net
 from apps.performance.record import table
-from apps.train.plot import plot, read_run
+from apps.train.plot import plot
+from apps.train.run_records import read_run
 
 NETS = (Net(4, "100mbit"), Net(4, "1gbit"))
 EPOCHS = 3

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from apps.reproduce.results import Record
 from apps.train.data import load
-from apps.train.learning_rate import Schedule
+from apps.train.learning_rate import LearningRate
 from collectives import Communicator
 from collectives.threads.run_local import run_local
 from mpicomp.algorithms import Algorithm
@@ -134,7 +134,7 @@ def train(
         ``steps`` and test ``accuracy`` at each look, one `every` so many steps; ``bits``: per element and phase, from
         the bytes that a rank sent. Samples are drawn alike whatever the method.
     """
-    looks, rates = [*range(0, steps, every), steps], Schedule(lr, steps, steps // 50, "cosine")
+    looks, rates = [*range(0, steps, every), steps], LearningRate(lr, steps, steps // 50, "cosine")
 
     def rank(comm: Communicator) -> Record:
         rng = np.random.default_rng((seed, comm.rank, 6))

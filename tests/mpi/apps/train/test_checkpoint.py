@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save as to_safetensors
 
 from apps.train import checkpoint
 from apps.train.agreement import JobError
@@ -20,7 +23,7 @@ from collectives import Communicator
 def save(folder: Path, comm: Communicator, step: int) -> Path:
     model = {"weight": torch.full((3,), float(step))}
     state = {"step": step, "residual": np.full(1000, comm.rank + step, np.float32)}
-    return checkpoint.save(folder, comm, step, {"options": {"lr": 0.1}}, model, state)
+    return checkpoint.save(folder, comm, step, {"lr": 0.1}, model, state)
 
 
 def test_every_rank_gets_back_its_own_state(folder: Path, comm: Communicator) -> None:
@@ -30,7 +33,7 @@ def test_every_rank_gets_back_its_own_state(folder: Path, comm: Communicator) ->
     found = checkpoint.load(folder, comm)
     assert found is not None
     assert found.path == path == folder / "step-00000010"
-    assert found.header == {"options": {"lr": 0.1}}
+    assert found.options == {"lr": 0.1}
     assert torch.equal(found.model["weight"], torch.full((3,), 10.0))
     assert found.state["step"] == 10
     assert (found.state["residual"] == comm.rank + 10).all()
@@ -78,13 +81,52 @@ def test_a_damaged_file_is_named_with_the_cure(
         checkpoint.load(folder, comm)
 
 
-@pytest.mark.parametrize("content", [b"", b'{"ranks": 1', None])
-def test_a_damaged_manifest_is_named(folder: Path, comm: Communicator, content: bytes | None) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        "",
+        '{"ranks": 1',
+        "\udcff",
+        "[" * 100_000,
+        "[]",
+        {"ranks": 10**400},
+        {"ranks": "1"},
+        {"ranks": None},
+        {"header": []},
+        {"header": {}},
+        {"header": {"options": 1}},
+        {"sha256": "0"},
+    ],
+    ids=lambda content: str(content)[:30],
+)
+def test_a_damaged_manifest_is_named(folder: Path, comm: Communicator, content: str | dict[str, Any] | None) -> None:
     manifest = save(folder, comm, 2) / "manifest.json"
-    if comm.rank == 0:
-        manifest.write_bytes(content) if content is not None else manifest.unlink()
+    if comm.rank == 0 and isinstance(content, dict):
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | content))
+    elif comm.rank == 0:
+        manifest.unlink()
+        if content is not None:
+            manifest.write_bytes(content.encode(errors="surrogateescape"))
     comm.barrier()
-    with pytest.raises(JobError, match=rf"{manifest} is missing or damaged .* to start afresh"):
+    with pytest.raises(JobError, match=rf"^rank 0 of {comm.size}: {manifest} is missing or damaged .* afresh$"):
+        checkpoint.load(folder, comm)
+
+
+@pytest.mark.parametrize("key", ["manifest", "text"])
+def test_a_signed_state_that_is_none_of_ours_is_named(folder: Path, comm: Communicator, key: str) -> None:
+    """A file whose SHA-256 is the manifest's may still hold anything."""
+    path = save(folder, comm, 2)
+    state, manifest = path / f"rank-{comm.size - 1:05d}.safetensors", path / "manifest.json"
+    if comm.rank == 0:
+        content = b"no tensors" if key == "manifest" else to_safetensors({}, {"state": '{"tensor": "7"}'})
+        state.write_bytes(content)
+        signed = json.loads(manifest.read_text())
+        signed["sha256"][state.name] = hashlib.sha256(content).hexdigest()
+        manifest.write_text(json.dumps(signed))
+    comm.barrier()
+    told = "is damaged" if key == "manifest" else "holds no state of apps.train"
+    with pytest.raises(JobError, match=rf"^rank {comm.size - 1} of {comm.size}: {state} {told} .* afresh$"):
         checkpoint.load(folder, comm)
 
 

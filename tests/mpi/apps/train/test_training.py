@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from apps.train import checkpoint
 from apps.train.__main__ import train
 from apps.train.agreement import JobError
 from apps.train.options import parse
@@ -134,6 +136,26 @@ def test_steps_can_time_checkpoints(folder: Path, comm: Communicator) -> None:
 def test_resume_without_a_checkpoint_starts_at_the_beginning(folder: Path, comm: Communicator) -> None:
     records = run(comm, folder / "run.json", *SHORT, "--checkpoint", str(folder / "checkpoints"), "--resume")
     assert records[-1]["epochs"] == 4
+
+
+@pytest.mark.parametrize("damage", ["no state", "another model", "no meter"])
+def test_a_state_of_another_program_is_one_error_of_all_ranks(
+    folder: Path, comm: Communicator, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    argv = (*SHORT, "--checkpoint", str(folder / "checkpoints"))
+    run(comm, folder / "run.json", *argv)
+    load = checkpoint.load
+
+    def damaged(*arguments: Any) -> checkpoint.Checkpoint | None:
+        found = load(*arguments)
+        if found is None or comm.rank != comm.size - 1:
+            return found
+        state = [] if damage == "no state" else {**found.state, "meter": {}} if damage == "no meter" else found.state
+        return dataclasses.replace(found, state=state, model={} if damage == "another model" else found.model)
+
+    monkeypatch.setattr(checkpoint, "load", damaged)
+    with pytest.raises(JobError, match=rf"^rank {comm.size - 1} of {comm.size}: .* holds no state of this run \(.*\)"):
+        run(comm, folder / "run.json", *argv, "--resume")
 
 
 def test_resume_with_other_options_is_refused_by_name(folder: Path, comm: Communicator) -> None:

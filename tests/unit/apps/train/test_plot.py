@@ -21,21 +21,21 @@ HEADER = {
 }
 
 
+def line(epoch: int = 1, **changes: Any) -> str:
+    record = {
+        "kind": "epoch",
+        **HEADER,
+        "epoch": epoch,
+        "accuracy": 1 - 0.5**epoch,
+        "bytes_so_far_per_rank": 1e6 * epoch,
+        "seconds_so_far": float(epoch),
+    }
+    return json.dumps(record | changes) + "\n"
+
+
 def write_run(path: Path, n_epochs: int, **changes: Any) -> Path:
-    lines = [
-        {
-            "kind": "epoch",
-            **HEADER,
-            "epoch": epoch,
-            "accuracy": 1 - 0.5**epoch,
-            "bytes_so_far_per_rank": 1e6 * epoch,
-            "seconds_so_far": float(epoch),
-            **changes,
-        }
-        for epoch in range(1, n_epochs + 1)
-    ]
-    lines.append({"kind": "diverged", **HEADER, "epoch": n_epochs + 1})
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lines = [line(epoch, **changes) for epoch in range(1, n_epochs + 1)]
+    path.write_text("".join([*lines, line(n_epochs + 1, kind="diverged")]))
     return path
 
 
@@ -61,14 +61,20 @@ def test_what_a_run_tells_before_its_epochs_is_passed_over(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("not json\n", "line 1 is not JSON"),
-        (b"\x89PNG", "line 1 is not JSON"),
+        ("not json\n", "line 1 is no line of a training run"),
+        (b"\x89PNG", "line 1 is no line of a training run"),
         ("", "no training run"),
-        ("[1]\n", "no training run"),
+        ("[1]\n", "not an object"),
         ('{"kind": "links"}\n', "no epoch of a training run"),
+        ('{"kind": "epoch", "epoch": 1}\n', "it has no 'algorithm'"),
+        (line(accuracy="high"), "its 'accuracy' is 'high', not a number"),
+        (line(bytes_so_far_per_rank=10**400), "more than 40 digits"),
+        (line(algorithm_options=[]), r"its 'algorithm_options' is [], not an object"),
+        (line(kind="links", lr=None), "its 'lr' is None, not a number"),
+        ("[" * 100_000 + "\n", "nested deeper than"),
     ],
 )
-def test_refuses_other_files_in_one_line(
+def test_rejects_other_files_in_one_line(
     tmp_path: Path, content: str | bytes, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run.json"
@@ -77,4 +83,5 @@ def test_refuses_other_files_in_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert str(path) in error
+    assert len(error.splitlines()) == 1
     assert main([str(tmp_path / "missing.json")]) == 1

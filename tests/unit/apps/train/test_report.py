@@ -42,6 +42,7 @@ def test_a_resume_keeps_the_epochs_it_does_not_repeat(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     write_epochs(path, range(1, 4), 0)
     with path.open("a") as file:
+        file.write("[]\n" + '{"kind": "epoch"}\n' + '{"epoch": 1}\n' + "[" * 100_000 + "\n")  # not ours
         file.write('{"kind": "epo')  # the run was killed here
     write_epochs(path, range(3, 5), 2, loss=0.1)
     assert [(r["epoch"], r["loss"]) for r in records(path)] == [(1, 0.5), (2, 0.5), (3, 0.1), (4, 0.1)]
