@@ -24,7 +24,7 @@ MOST_DIGITS = 18  # any integer of 18 digits fits into 64 bits
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
 
-_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)  # an unterminated one reaches to the end of the text
+_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # an unterminated one reaches to the end of the text
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _BRACKETS = bytes.maketrans(b"[]", b"{}")
 _OTHERS = bytes(set(range(256)) - set(b"[]{}"))

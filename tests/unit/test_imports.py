@@ -26,9 +26,14 @@ class Layer(NamedTuple):
 LAYERS = (
     Layer("collectives.schedules", ()),
     Layer("collectives.errors", ()),
+    Layer("collectives.json_file", (), ("numpy",)),
     Layer("collectives.memory", (), ("numpy",)),
     Layer("collectives.trace", ("collectives",), ("numpy", "mpi4py")),
-    Layer("collectives.cost", ("collectives.schedules", "collectives.execution.partition"), ("numpy",)),
+    Layer(
+        "collectives.cost",
+        ("collectives.schedules", "collectives.execution.partition", "collectives.json_file"),
+        ("numpy",),
+    ),
     Layer("collectives", (), ("numpy", "mpi4py")),
     Layer("mpicomp.kernels.streams", (), ("numpy",)),
     Layer("mpicomp.kernels", (), ("numpy", "numba", "llvmlite")),
@@ -44,7 +49,7 @@ LAYERS = (
         ("mpicomp.reducers", "mpicomp.aggregator", "mpicomp.codecs", "mpicomp.kernels", "collectives"),
         ("numpy", "mpi4py"),
     ),
-    Layer("mpicomp.checkpoint", ("mpicomp.aggregator",), ("numpy",)),
+    Layer("mpicomp.checkpoint", ("mpicomp.aggregator", "collectives.json_file"), ("numpy",)),
     Layer("mpicomp.torch", ("mpicomp", "collectives"), ("numpy", "mpi4py", "torch")),
     Layer("mpicomp", ("collectives",), ("numpy", "mpi4py", "numba")),
     Layer("apps", ("mpicomp", "collectives"), ("*",)),
@@ -106,6 +111,18 @@ def test_importing_starts_no_thread_and_loads_no_torch() -> None:
         "assert threading.active_count() == 1, threading.enumerate()\n"
         "assert 'torch' not in sys.modules, 'torch was imported'\n"
         "assert dict(os.environ) == before, 'the environment was changed'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_reads_files_needs_no_mpi() -> None:
+    script = (
+        "import sys\n"
+        "sys.modules['mpi4py'] = None\n"
+        "import collectives.cost.link, collectives.json_file, collectives.schedules.ring, mpicomp.cli.trace\n"
+        "from collectives import LinkModel, Ring\n"
+        "from mpicomp import load_state, redistribute, save_state\n"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=PROJECT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
