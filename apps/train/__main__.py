@@ -2,9 +2,9 @@
 
 ``mpirun -n 4 python -m apps.train --dataset digits --algorithm marsit --topology ring --epochs 5 --json run.json``
 
-Without ``mpirun`` it trains on one rank. The exit status is 0 when the run is trained, and also when SIGTERM or SIGUSR1
-made it save a checkpoint and stop, which its last line says (``--resume`` continues); 1 on an error; 2 on a usage
-error; 3 if training diverged to NaN or infinity.
+Without ``mpirun`` it trains on one rank. The exit status is 0 if the run ended, or if SIGTERM or SIGUSR1 made it save a
+checkpoint and stop, as its last line then says (``--resume`` continues); 1 after an error; 2 after a usage error; 3 if
+training diverged to NaN or infinity.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from collectives import Communicator
 from collectives.errors import CollectiveError, CollectiveMismatch, NonFiniteGradient
 from mpicomp.algorithms import Algorithm
 
-_FAREWELL_S = 10.0
+_LAST_RANK_S = 10.0
 """Seconds that a failing job waits for its last rank."""
 _STAGGER_S = 0.2
-"""Seconds between two ranks that tell an error of their own."""
+"""Seconds between two ranks that print errors of their own."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,8 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except (JobError, CollectiveMismatch) as error:
             return _fail(comm.mpi_comm, str(error))
         except CollectiveError as error:
-            # Ranks left behind by another give up at about the same time: the first to say so ends the others.
-            time.sleep(min(_STAGGER_S * comm.rank, _FAREWELL_S))
+            # Ranks that wait for another one give up at about the same time: the first that prints ends the others.
+            time.sleep(min(_STAGGER_S * comm.rank, _LAST_RANK_S))
             print(f"error: {error}", file=sys.stderr, flush=True)
             comm.mpi_comm.Abort(1)
     return 0
@@ -88,7 +88,7 @@ def train(options: argparse.Namespace, comm: Communicator) -> None:
         try:
             training = Training(options, comm, dataset, algorithm)
         except ValueError as error:
-            # All ranks have the same options and data, hence the same error.
+            # All ranks have the same options and data, and so the same error.
             raise JobError(str(error)) from error
         saver, resumed = None, None
         if options.checkpoint is not None:
@@ -133,7 +133,7 @@ def _run(
 
 
 def _header(options: argparse.Namespace, comm: Communicator, training: Training) -> dict[str, Any]:
-    """What every line of the record repeats, so that a line stands for itself."""
+    """The fields that every line of the record has, so that each can be read alone."""
     chosen = ("algorithm", "algorithm_options", "local_steps", "dataset", "model", "optimizer", "lr", "batch", "seed")
     return {
         **{key: getattr(options, key) for key in chosen},
@@ -145,7 +145,7 @@ def _header(options: argparse.Namespace, comm: Communicator, training: Training)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The options; what argparse has to say is the same on all ranks, so that one of them says it."""
+    """The options. Rank 0 alone prints the messages of argparse, which are the same on all ranks."""
     with ExitStack() as stack:
         if MPI.COMM_WORLD.rank != 0:
             for redirect in (redirect_stdout, redirect_stderr):
@@ -161,11 +161,11 @@ def _algorithm(options: argparse.Namespace) -> Algorithm:
 
 
 def _fail(mpi_comm: MPI.Comm, message: str | None, status: int = 1) -> int:
-    """Tell an error that every rank has: one tells it, and none ends, taking the job along, before it has."""
+    """Print an error that every rank has, on rank 0; no rank returns, and so ends the job, before that."""
     if mpi_comm.rank == 0 and message is not None:
         print(f"error: {message}", file=sys.stderr, flush=True)
     arrived = mpi_comm.Ibarrier()
-    deadline = time.monotonic() + _FAREWELL_S
+    deadline = time.monotonic() + _LAST_RANK_S
     while not arrived.Test() and time.monotonic() < deadline:
         time.sleep(0.01)
     return status

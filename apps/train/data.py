@@ -1,7 +1,7 @@
-"""Image classification data in memory, and which rank sees which image when.
+"""Image classification data in memory, and the order in which each rank sees it.
 
-Three sources: scikit-learn's embedded digits (1797 images, 8 x 8), Fashion-MNIST (70,000 images, 28 x 28) and any
-folder of IDX files under their usual names.
+There are three sources: the digits that scikit-learn embeds (1797 images, 8 x 8), Fashion-MNIST (70,000 images,
+28 x 28) and any folder of IDX files under their usual names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from apps.train.idx import read_idx
 DATASETS = ("digits", "fashion-mnist", "idx")
 
 FASHION_MNIST_FOLDER = Path("/usr/share/datasets/fashion-mnist")
-"""Where Debian's package dataset-fashion-mnist puts its files."""
+"""The folder of Debian's package dataset-fashion-mnist."""
 
 _DIGITS_TEST_SAMPLES = 360
 
@@ -36,7 +36,7 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A training and a test split, both normalised by the training split's mean and standard deviation."""
+    """A training and a test split, both normalised by the mean and the standard deviation of the training split."""
 
     train: Split
     test: Split
@@ -57,12 +57,12 @@ def load(name: str, folder: Path | None = None) -> Dataset:
     name
         "digits", "fashion-mnist" or "idx".
     folder
-        Where the IDX files lie; None: Debian's place for Fashion-MNIST.
+        Folder of the IDX files; None stands for Debian's folder of Fashion-MNIST.
 
     Raises
     ------
     ValueError
-        Missing, damaged or inconsistent data; names file, cause and cure.
+        Files are missing, damaged or inconsistent; the text names the file, the cause and the cure.
     OSError
         A file cannot be read.
     """
@@ -85,21 +85,21 @@ def load(name: str, folder: Path | None = None) -> Dataset:
 
 
 class Sampler:
-    """Deals the training split to the ranks, anew each epoch.
+    """Distributes the training split over the ranks, in a new order in each epoch.
 
     The order depends on seed and epoch alone. Global batch k is the same set of images whatever the topology; rank r
-    takes the r-th part of it. Images beyond the last whole global batch wait for another epoch's order.
+    takes the r-th part of it. The images beyond the last whole global batch are left out of the epoch.
 
     Parameters
     ----------
     n_samples
-        Of the training split.
+        Images in the training split.
     batch
         Images per rank and step.
     rank, size
-        Of the communicator.
+        This rank of the communicator, and the number of its ranks.
     seed
-        Of the run.
+        Seed of the run.
 
     Raises
     ------
@@ -118,8 +118,8 @@ class Sampler:
     def epoch(self, epoch: int) -> Tensor:
         """Image indices of an epoch on one rank: int64 of shape (steps, batch)."""
         order = np.random.Generator(np.random.Philox(key=[self._seed, epoch])).permutation(self._n_samples)
-        dealt = order[: self.n_steps * self._size * self._batch].reshape(self.n_steps, self._size, self._batch)
-        return torch.from_numpy(dealt[:, self._rank].copy())
+        batches = order[: self.n_steps * self._size * self._batch].reshape(self.n_steps, self._size, self._batch)
+        return torch.from_numpy(batches[:, self._rank].copy())
 
 
 def _load_digits() -> Dataset:
@@ -143,7 +143,7 @@ def _read_split(folder: Path, prefix: str) -> tuple[np.ndarray, np.ndarray]:
             f"{images_path} holds {len(images)} images but {labels_path.name} {len(labels)} labels; "
             "put files of one dataset there"
         )
-    if not len(labels):
+    if not images.size:
         raise ValueError(f"{images_path} holds no images; put a dataset with at least one there")
     return images, labels
 

@@ -1,4 +1,4 @@
-"""Image classifiers that fit their input: 8 x 8 digits and 28 x 28 garments alike."""
+"""Image classifiers that fit the size of their images, such as 8 x 8 digits and 28 x 28 garments."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def cnn(shape: ImageShape, n_classes: int, hidden: Sequence[int], width: int | N
 
 
 def alexnet(shape: ImageShape, n_classes: int, hidden: Sequence[int], width: int | None) -> nn.Module:
-    """AlexNet's five convolutions and dropout classifier at small-image scale; `width` (default 64) is the first's."""
+    """AlexNet for small images: five convolutions, the first with `width` (default 64) channels, and dropout."""
     channels, height, columns = shape
     w = width or 64
     features = [
@@ -58,12 +58,12 @@ def alexnet(shape: ImageShape, n_classes: int, hidden: Sequence[int], width: int
 
 
 def resnet20(shape: ImageShape, n_classes: int, hidden: Sequence[int], width: int | None) -> nn.Module:
-    """ResNet-20 (He et al., 2016, section 4.2): three stages of three blocks; `width` (default 16) is the first's."""
+    """ResNet-20 (He et al., 2016, section 4.2): three stages of three blocks; the first has `width` (16) channels."""
     return _resnet(3, shape[0], n_classes, hidden, width or 16)
 
 
 def resnet8(shape: ImageShape, n_classes: int, hidden: Sequence[int], width: int | None) -> nn.Module:
-    """ResNet-20 with one block a stage instead of three; `width` (default 16) is the first stage's."""
+    """ResNet-20 with one block per stage instead of three; the first stage has `width` (default 16) channels."""
     return _resnet(1, shape[0], n_classes, hidden, width or 16)
 
 
@@ -86,11 +86,11 @@ def build(name: str, shape: ImageShape, n_classes: int, hidden: Sequence[int] | 
     shape
         Channels, height and width.
     n_classes
-        Outputs.
+        Number of outputs.
     hidden
-        Units of the fully connected layers before the last; None: 128 for the MLP, none for the others.
+        Units of the fully connected layers before the last. None stands for (128,) with the MLP, else for no layers.
     width
-        Channels of the first convolution; None: the model's own.
+        Channels of the first convolution. None stands for the default of the model.
 
     Raises
     ------
@@ -109,7 +109,7 @@ def build(name: str, shape: ImageShape, n_classes: int, hidden: Sequence[int] | 
 
 
 class _Block(nn.Module):
-    """Two 3 x 3 convolutions around which the input, subsampled and zero-padded if need be, is carried."""
+    """Two 3 x 3 convolutions and a shortcut, which is subsampled and padded with zeros if shapes differ."""
 
     def __init__(self, n_inputs: int, n_outputs: int, stride: int) -> None:
         super().__init__()
@@ -120,11 +120,11 @@ class _Block(nn.Module):
         self.norm2 = nn.BatchNorm2d(n_outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        carried = x[:, :, :: self.stride, :: self.stride]
+        shortcut = x[:, :, :: self.stride, :: self.stride]
         if self.n_new:
-            carried = F.pad(carried, (0, 0, 0, 0, 0, self.n_new))
+            shortcut = F.pad(shortcut, (0, 0, 0, 0, 0, self.n_new))
         inner = torch.relu(self.norm1(self.conv1(x)))
-        return torch.relu(self.norm2(self.conv2(inner)) + carried)
+        return torch.relu(self.norm2(self.conv2(inner)) + shortcut)
 
 
 def _resnet(n_blocks: int, channels: int, n_classes: int, hidden: Sequence[int], w: int) -> nn.Module:

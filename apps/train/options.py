@@ -15,12 +15,13 @@ from mpicomp.cli.main import assignment
 
 DEFAULT_LR = {"sgd": 0.1, "momentum": 0.03, "adam": 0.001}
 
+_LARGEST_SEED = 10**12  # the generators take 64 bits, of which each rank uses a part for its number
 _FREE = frozenset({"epochs", "checkpoint", "checkpoint_every", "resume", "json", "timeout", "data", "trace"})
-"""Options a resumed run may change: they do not enter the arithmetic."""
+"""Options that a resumed run may change, as they do not enter the arithmetic."""
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse and complete the options; ends the process on a usage error, as argparse does."""
+    """Parse and complete the options; a usage error ends the process, as argparse does."""
     parser = _parser()
     options = parser.parse_args(argv)
     options.algorithm_options = dict(options.option)
@@ -38,7 +39,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def identity(options: argparse.Namespace) -> dict[str, Any]:
-    """The options a resumed run must share with the run it continues, JSON-able."""
+    """The options that a resumed run must share with the run that it continues; can be written as JSON."""
     own = {key: value for key, value in vars(options).items() if key not in _FREE and key != "option"}
     if options.decay == "cosine":
         own["epochs"] = options.epochs
@@ -46,7 +47,7 @@ def identity(options: argparse.Namespace) -> dict[str, Any]:
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults, but for those that the text names or that read as nothing."""
+    """Shows defaults, except those that the text has already and those that are empty."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.default in (None, False) or isinstance(action.default, list | tuple):
@@ -57,60 +58,70 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m apps.train",
-        description="Train an image classifier on all ranks of an MPI job that communicates by a method of mpicomp.",
+        description="Train an image classifier on all ranks of an MPI job, with a method of mpicomp.",
         epilog="mpirun -n 4 python -m apps.train --algorithm marsit --topology ring --epochs 5 --json run.json",
         formatter_class=_Help,
     )
     data = parser.add_argument_group("data and model")
-    data.add_argument("--dataset", choices=DATASETS, default="digits", help="digits is embedded; idx needs --data")
-    data.add_argument("--data", type=Path, metavar="DIR", help="folder with IDX files, plain or .gz")
-    data.add_argument("--model", choices=tuple(MODELS), default="mlp", help="classifier")
-    data.add_argument("--hidden", type=_integers, metavar="N,N", help="units of the fully connected layers")
+    data.add_argument("--dataset", choices=DATASETS, default="digits", help="images; idx needs --data")
+    data.add_argument("--data", type=Path, metavar="DIR", help="folder of the IDX files, plain or .gz")
+    data.add_argument("--model", choices=tuple(MODELS), default="mlp", help="network that is trained")
+    data.add_argument(
+        "--hidden", type=_integers, metavar="N,N", help="units of each fully connected layer but the last"
+    )
     data.add_argument("--width", type=_positive, metavar="N", help="channels of the first convolution")
     training = parser.add_argument_group("training")
     training.add_argument("--epochs", type=_positive, default=5, help="passes over the training images")
     training.add_argument("--batch", type=_positive, default=16, help="images per rank and step")
-    training.add_argument("--optimizer", choices=tuple(DEFAULT_LR), default="momentum", help="runs on each rank")
-    training.add_argument("--lr", type=_positive_float, help="learning rate; default: the optimizer's own")
-    training.add_argument("--momentum", type=float, default=0.9, help="of --optimizer momentum")
-    training.add_argument("--weight-decay", type=float, default=0.0, help="L2 penalty")
-    training.add_argument("--warmup-epochs", type=float, default=0.0, help="linear warm-up")
-    training.add_argument("--decay", choices=DECAYS, default="none", help="of the learning rate")
-    training.add_argument("--decay-epochs", type=_integers, default=(), metavar="N,N", help="where --decay step acts")
-    training.add_argument("--decay-factor", type=_positive_float, default=0.1, help="what --decay step multiplies by")
-    training.add_argument("--seed", type=int, default=0, help="of weights and data order")
+    training.add_argument("--optimizer", choices=tuple(DEFAULT_LR), default="momentum", help="optimizer of each rank")
+    training.add_argument("--lr", type=_positive_float, help="learning rate; each optimizer has a default")
+    training.add_argument("--momentum", type=float, default=0.9, help="factor of --optimizer momentum")
+    training.add_argument("--weight-decay", type=float, default=0.0, help="factor of the L2 penalty")
+    training.add_argument("--warmup-epochs", type=float, default=0.0, help="length of the linear warm-up")
+    training.add_argument("--decay", choices=DECAYS, default="none", help="how the learning rate falls")
+    training.add_argument(
+        "--decay-epochs", type=_integers, default=(), metavar="N,N", help="epochs at which --decay step acts"
+    )
+    training.add_argument("--decay-factor", type=_positive_float, default=0.1, help="factor of --decay step")
+    training.add_argument("--seed", type=_seed, default=0, help="seed of the weights and of the order of images")
     communication = parser.add_argument_group("communication")
-    communication.add_argument("--algorithm", default="marsit", help="method by its command-line name")
+    communication.add_argument("--algorithm", default="marsit", help="name of the method")
     communication.add_argument(
         "--full-precision-every",
         type=_period,
         metavar="K",
-        help="full-precision round every K; none: never; default: the method's own",
+        help="a full-precision round every K rounds; none: no such rounds; each method has a default",
     )
-    communication.add_argument("--residual", choices=("own", "paper"), help="Marsit's residual rule")
+    communication.add_argument("--residual", choices=("own", "paper"), help="residual rule of Marsit")
     communication.add_argument(
-        "--option", type=_assignment, action="append", default=[], metavar="KEY=VALUE", help="any option of the method"
+        "--option", type=_assignment, action="append", default=[], metavar="KEY=VALUE", help="an option of the method"
     )
     communication.add_argument(
-        "--synchronize", choices=("gradients", "updates"), help="default: what the method prefers"
+        "--synchronize", choices=("gradients", "updates"), help="what the ranks average; each method has a default"
     )
     communication.add_argument("--local-steps", type=_positive, default=1, help="optimizer steps per synchronization")
-    communication.add_argument("--bucket-mb", type=_positive_float, default=25.0, help="largest bucket, MiB")
-    communication.add_argument("--topology", default="auto", help="schedule of the all-reduce, by name")
     communication.add_argument(
-        "--network", metavar="FILE", help='what topology "auto" goes by, from mpicomp advise --save'
+        "--bucket-mb", type=_positive_float, default=25.0, help="size of the largest bucket in MiB"
     )
-    communication.add_argument("--timeout", type=_positive_float, default=60.0, help="seconds a silent rank is awaited")
+    communication.add_argument("--topology", default="auto", help="name of the schedule of the all-reduce")
+    communication.add_argument(
+        "--network", metavar="FILE", help="measured network for --topology auto, from mpicomp advise --save"
+    )
+    communication.add_argument(
+        "--timeout", type=_positive_float, default=60.0, help="seconds to wait for a silent rank"
+    )
     output = parser.add_argument_group("output")
-    output.add_argument("--json", type=Path, metavar="FILE", help="write one JSON line per epoch and one at the end")
-    output.add_argument("--trace", type=Path, metavar="DIR", help="write a trace of each rank's calls")
-    output.add_argument("--checkpoint", type=Path, metavar="DIR", help="folder that all ranks see")
+    output.add_argument("--json", type=Path, metavar="FILE", help="file for a JSON line per epoch and one at the end")
+    output.add_argument("--trace", type=Path, metavar="DIR", help="folder for a trace of the calls of each rank")
+    output.add_argument(
+        "--checkpoint", type=Path, metavar="DIR", help="folder of checkpoints, which all ranks must see"
+    )
     output.add_argument(
         "--checkpoint-every",
         type=_interval,
         default=(1, "epochs"),
         metavar="N",
-        help="epochs (1, if not given); or steps: 500steps",
+        help="epochs between checkpoints (default: 1), or steps, as in 500steps",
     )
     output.add_argument("--resume", action="store_true", help="continue from the newest checkpoint, if there is one")
     return parser
@@ -120,6 +131,13 @@ def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
+def _seed(text: str) -> int:
+    value = int(text)
+    if abs(value) > _LARGEST_SEED:
+        raise argparse.ArgumentTypeError(f"{text} is beyond {_LARGEST_SEED}")
     return value
 
 

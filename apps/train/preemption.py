@@ -1,8 +1,9 @@
-"""Turning a request to stop into a checkpoint.
+"""Turn a request to stop into a checkpoint.
 
-A batch system announces preemption or a time limit with SIGTERM. Open MPI's ``mpirun`` passes a SIGTERM of its own on,
-but kills the ranks a quarter of a second later and calls that a failure; SIGUSR1 it only passes on: batch scripts send
-it that. Both are taken here as "save and end"; ranks may hear it at different moments, so they agree at the next step.
+A batch system announces preemption or a time limit with SIGTERM. Open MPI's ``mpirun`` passes SIGTERM on to the ranks,
+but kills them a quarter of a second later and reports a failure. It passes SIGUSR1 on and does no more, so batch
+scripts send SIGUSR1. Both signals mean "save and end" here. They may reach the ranks at different moments, so the ranks
+agree after each step.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopRequest:
-    """While entered, SIGTERM and SIGUSR1 set `requested` instead of ending the process. Main thread only.
+    """A context in which SIGTERM and SIGUSR1 set `requested` instead of ending the process; for the main thread only.
 
-    Once one has come they do no more than that for the rest of the process: Slurm and its launcher may send two, and
-    the second must not kill a rank that has saved and is about to end.
+    After the first of these signals the process ignores them to its end: Slurm and its launcher may send two, and the
+    second must not kill a rank that has saved its state and is about to end.
     """
 
     def __init__(self) -> None:

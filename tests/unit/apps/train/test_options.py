@@ -37,6 +37,7 @@ def test_checkpoints_are_timed_in_epochs_or_steps() -> None:
     [
         (["--epochs", "0"], "0 is not at least 1"),
         (["--lr", "nan"], "nan is not positive"),
+        (["--seed", "1" + "0" * 30], "is beyond 1000000000000"),
         (["--option", "clip"], "--option clip: write it as key=value"),
         (["--checkpoint-every", "5minutes"], "neither a number of epochs nor like 500steps"),
         (["--resume"], "--resume needs --checkpoint DIR"),
