@@ -11,7 +11,7 @@ import pytest
 
 from apps.reproduce.claims import Claim, paired, table
 from apps.reproduce.ecq_sgd import table_1
-from apps.reproduce.ecq_sgd.linear_models import Together, classification, regression, synthetic, train
+from apps.reproduce.ecq_sgd.linear_models import classification, message_bits, regression, synthetic, train
 from apps.reproduce.ecq_sgd.residual import growth, relative_error
 from apps.reproduce.ecq_sgd.studies import Study, one_seed, studies
 from apps.reproduce.results import Book
@@ -79,38 +79,42 @@ def test_training_approaches_what_made_the_data_and_counts_bits() -> None:
     ],
     ids=str,
 )
-def test_ranks_together_have_what_ranks_by_themselves_have(method: Algorithm) -> None:
+def test_bits_are_those_that_an_aggregator_sends(method: Algorithm) -> None:
     ranks, steps = 3, 4
     gradients = np.random.default_rng(1).standard_normal((steps, ranks, 300)).astype(np.float32)
 
-    def rank(comm: Communicator) -> tuple[list[bytes], int]:
-        aggregator = method.start(comm, 300)
-        means = [aggregator.aggregate(gradients[step, comm.rank]).tobytes() for step in range(steps)]
-        return means, aggregator.traffic.total.bytes_sent
+    def rank(comm: Communicator) -> tuple[float, int]:
+        aggregator: Any = method.start(comm, 300)
+        bits = 0.0
+        for step in range(steps):
+            gradient = gradients[step, comm.rank]
+            bits += message_bits(method, gradient, aggregator.residual, step, comm.rank)[0]
+            aggregator.aggregate(gradient)
+        return bits, aggregator.traffic.total.bytes_sent
 
-    found = run_local(ranks, rank, verify=False)  # so that only the method itself sends bytes
-    together = Together(method, ranks, 300)
-    assert [together.mean(list(gradients[step])).tobytes() for step in range(steps)] == found[0][0]
-    told = sum(sent for _, sent in found) / ranks / (ranks - 1)
-    # beside what it has to tell, at most 8 bytes a step: whether its vector is finite
-    assert 0 < told - together.bits / 8 < 8.5 * steps
+    # Without verification, only the method itself sends bytes. Ranks pass messages on, so that their sums are compared.
+    bits, sent = np.sum(run_local(ranks, rank, verify=False), axis=0)
+    # Beside the message, a rank tells each other in at most 8 bytes a step whether its vector is finite.
+    assert 0 < sent / (ranks - 1) - bits / 8 <= 8 * steps * ranks
 
 
 @pytest.mark.parametrize("levels", [1, 4])
 @pytest.mark.parametrize("n", [90, 5000])
 def test_messages_are_as_long_as_their_formula(n: int, levels: int) -> None:
-    together, rng = Together(ECQSGD(0.02, 1.0, levels, n), 4, n), np.random.default_rng(0)
-    for _ in range(20):
-        together.mean(list(rng.standard_normal((4, n)).astype(np.float32)))
-    assert together.formula == pytest.approx(together.bits, rel=0.05)
-    assert together.bits != together.formula  # which counts no whole bytes
+    method, rng = ECQSGD(0.02, 1.0, levels, n), np.random.default_rng(0)
+    vectors = rng.standard_normal((40, n)).astype(np.float32)
+    found = [message_bits(method, vector, 10 * vector[::-1], step, 0) for step, vector in enumerate(vectors)]
+    bits, formula = np.mean(found, axis=0)
+    assert formula == pytest.approx(bits, rel=0.05)
+    assert bits != formula  # which counts no whole bytes
 
 
-def test_methods_whose_codes_are_not_gathered_or_have_shorter_buckets_are_refused() -> None:
+def test_methods_that_do_not_gather_codes_or_have_shorter_buckets_are_rejected() -> None:
+    vector = np.ones(100, np.float32)
     with pytest.raises(ValueError, match="buckets shorter than the vector of 100 elements"):
-        Together(QSGD(4, 64), 2, 100)
-    with pytest.raises(ValueError, match="are not gathered"):
-        Together(Marsit(), 2, 100)
+        message_bits(QSGD(4, 64), vector, vector, 0, 0)
+    with pytest.raises(ValueError, match="does not gather codes"):
+        message_bits(Marsit(), vector, vector, 0, 0)
 
 
 def test_training_that_diverges_ends_at_infinity() -> None:
