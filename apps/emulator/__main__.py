@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -15,8 +14,7 @@ from apps.emulator.link_speed import measure
 from apps.emulator.mpirun import mpirun, require_mpirun
 from apps.emulator.network import ClusterError, Layout, Network
 from apps.emulator.rate import Rate
-
-GRACE_S = 15.0  # for ranks that write a checkpoint when told to end
+from apps.launch import run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,28 +37,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for link in measure(network):
                     print(link, file=sys.stderr, flush=True)
             command, env = mpirun(network, Path(folder), options.mpi, options.ranks_per_node, options.command)
-            return _run(network.nodes[0].command(command), env)
+            return run(network.nodes[0].command(command), env, capture=False)[0]
     except ClusterError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-
-
-def _run(command: Sequence[str], env: dict[str, str]) -> int:
-    """Run a job to its end; what ends this process ends the job first."""
-    job = subprocess.Popen(command, env=env)
-    try:
-        return job.wait()
-    except BaseException as error:
-        # a terminal's Ctrl-C has reached the job as well
-        if not isinstance(error, KeyboardInterrupt):
-            job.terminate()
-        try:
-            job.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            job.kill()
-        raise
 
 
 def _end(number: int, frame: FrameType | None) -> None:

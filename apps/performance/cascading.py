@@ -1,4 +1,4 @@
-"""What cascading compression leaves of the mean's signs and amplitude: ``mpirun -n 8 python -m apps.performance.cascading``.
+"""What cascading compression leaves of the mean's signs and amplitude.
 
 The first M ranks of the job reduce vectors over a ring, for each M; Marsit's one-bit merge is shown beside it.
 """
@@ -14,8 +14,9 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 import mpicomp
-from apps.performance.facts import machine_facts
-from apps.performance.record import Record, footer, parser, publish, table
+from apps.environment import environment
+from apps.performance.record import footer, parser, publish, table
+from apps.records import Record
 from collectives import Communicator
 from mpicomp.algorithms import Algorithm
 
@@ -44,7 +45,7 @@ def measure(rank_counts: Sequence[int], n: int, repeats: int) -> Record | None:
     if world.rank:
         return None
     settings = {"n": n, "vectors": repeats}
-    return {"part": "cascading", "settings": settings, "facts": machine_facts(), "rows": rows}
+    return {"part": "cascading", "settings": settings, "environment": environment(), "rows": rows}
 
 
 def _compare(comm: Communicator, shared: float, n: int, repeats: int) -> dict[str, float]:

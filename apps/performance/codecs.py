@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from apps.performance.facts import machine_facts
-from apps.performance.record import Record, footer, parser, publish, scaled, table
-from apps.performance.timing import Sides, alternate, summary
+from apps.environment import environment
+from apps.performance.record import footer, parser, publish, scaled, table
+from apps.records import Record
 from collectives.communicator import SHARED_PIECE_BYTES
 from collectives.execution.partition import pieces
 from collectives.memory import aligned_empty
+from mpicomp.cli.timing import Calls, alternate, summary
 from mpicomp.codecs import Clipping, Codec, Counts, Draw, OneBit, Quantizer, TopK, TwoMeans
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.coded import piece_elements
@@ -82,7 +83,7 @@ def run(n: int, repeats: int) -> Record:
     }
     for name, codec in CODECS.items():
         sides |= codec_sides(codec, name, n, x, out)
-    ways: Sides = sides
+    ways: Calls = sides
     timed = {name: summary(seconds) for name, seconds in alternate(ways, repeats).items()}
     rows: list[dict[str, Any]] = []
     for name in sides:
@@ -94,7 +95,7 @@ def run(n: int, repeats: int) -> Record:
                 {"what": name, "reference": reference, "target": target, **timed[name], "reference_s": reference_s,
                  "ratio": timed[name]["min_s"] / reference_s}
             )  # fmt: skip
-    return {"part": "codecs", "settings": {"n": n, "repeats": repeats}, "facts": machine_facts(), "rows": rows}
+    return {"part": "codecs", "settings": {"n": n, "repeats": repeats}, "environment": environment(), "rows": rows}
 
 
 def render(record: Record) -> str:

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 import mpicomp
-from apps.performance.facts import machine_facts
-from apps.performance.record import Record, both, footer, parser, publish, scaled, table
-from apps.performance.timing import alternate, summary
+from apps.environment import environment
+from apps.performance.record import both, footer, parser, publish, scaled, table
+from apps.records import Record
 from collectives import Communicator
 from collectives.memory import aligned_empty
+from mpicomp.cli.timing import alternate, summary
 
 US = 1e-6
 KIB, MIB = 1 << 10, 1 << 20
@@ -58,9 +59,9 @@ def measure(sizes: Sequence[int], most_repeats: int) -> Record | None:
             repeats = min(most_repeats, repeats_for(nbytes))
             timed = {way: summary(seconds) for way, seconds in alternate(sides, repeats, comm=comm).items()}
             rows.append({"nbytes": nbytes, "repeats": repeats, **timed})
-        facts = machine_facts()
+        facts = environment()
         settings = {"ranks": comm.size, "repeats": f"up to {most_repeats}"}
-        return None if comm.rank else {"part": "dense-sizes", "settings": settings, "facts": facts, "rows": rows}
+        return None if comm.rank else {"part": "dense-sizes", "settings": settings, "environment": facts, "rows": rows}
 
 
 def render(record: Record) -> str:

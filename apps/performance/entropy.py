@@ -1,5 +1,6 @@
-"""Entropy coding of quantizer codes on one core: size against the entropy, and speed. ``python -m apps.performance.entropy``.
+"""Entropy coding of quantizer codes on one core: size against the entropy, and speed.
 
+``python -m apps.performance.entropy``.
 Where the package `constriction` is installed, its ANS coder does the same, with the message's own frequencies, which it
 is handed for nothing.
 """
@@ -15,9 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from apps.performance.facts import machine_facts
-from apps.performance.record import Record, footer, parser, publish, table
-from apps.performance.timing import Sides, alternate
+from apps.environment import environment
+from apps.performance.record import footer, parser, publish, table
+from apps.records import Record
+from mpicomp.cli.timing import Calls, alternate
 from mpicomp.codecs import rans as entropy
 
 TARGETS = ((9, 0.1), (9, 0.3), (9, 0.5), (9, 1.0), (9, 2.0), (3, 0.1), (3, 0.5), (255, 2.0))
@@ -51,7 +53,7 @@ def entropy_of(p: NDArray[np.float64]) -> float:
     return float(-(p * np.log2(p)).sum())
 
 
-def sides(symbols: NDArray[np.uint8], levels: int) -> tuple[Sides, dict[str, float]]:
+def sides(symbols: NDArray[np.uint8], levels: int) -> tuple[Calls, dict[str, float]]:
     """What is timed, and how many bits per symbol a message has."""
     payload, back = np.empty(entropy.most_bytes(symbols.size, levels), np.uint8), np.empty_like(symbols)
     used = entropy.encode(symbols, levels, payload)
@@ -66,7 +68,7 @@ def sides(symbols: NDArray[np.uint8], levels: int) -> tuple[Sides, dict[str, flo
     return ways, sizes
 
 
-def foreign_sides(symbols: NDArray[np.uint8], levels: int) -> tuple[Sides, float]:
+def foreign_sides(symbols: NDArray[np.uint8], levels: int) -> tuple[Calls, float]:
     """The same by constriction, of symbols that are int32 already."""
     stream = importlib.import_module("constriction").stream
     coder_of, wide = stream.stack.AnsCoder, symbols.astype(np.int32)
@@ -101,7 +103,7 @@ def run(n: int, repeats: int) -> Record:
                 "symbols_per_s": {side: n / seconds for side, seconds in fastest.items()},
             }
         )
-    return {"part": "entropy", "settings": {"n": n, "repeats": repeats}, "facts": machine_facts(), "rows": rows}
+    return {"part": "entropy", "settings": {"n": n, "repeats": repeats}, "environment": environment(), "rows": rows}
 
 
 def render(record: Record) -> str:

@@ -1,5 +1,6 @@
-"""A fresh process on its way to the first aggregate: ``python apps/performance/first_result.py``, alone or under mpirun.
+"""A fresh process on its way to the first aggregate.
 
+``python apps/performance/first_result.py``, alone or under mpirun.
 It imports as little as it can before the clock stops, so it is no part of the package. Rank 0 prints JSON: the seconds
 since the process began at which each phase was over, on the slowest rank.
 """

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from apps.performance.facts import machine_facts
-from apps.performance.record import Record, footer, parser, publish, scaled, table
-from apps.performance.timing import Sides, alternate, summary
+from apps.environment import environment
+from apps.performance.record import footer, parser, publish, scaled, table
+from apps.records import Record
 from collectives.communicator import SHARED_PIECE_BYTES
 from collectives.memory import aligned_empty
+from mpicomp.cli.timing import Calls, alternate, summary
 from mpicomp.codecs.sign import mix_words, scratch
 from mpicomp.kernels.cpu.lanes import fold
 from mpicomp.kernels.cpu.philox import merge_words
@@ -57,7 +58,7 @@ def stream_only(out, value):  # type: ignore[no-untyped-def]
     fence()
 
 
-def sides(n: int) -> Sides:
+def sides(n: int) -> Calls:
     """What is timed, on vectors of `n` elements."""
     random = np.random.default_rng(0)
     x, out = aligned_empty(n, np.float32, 64), aligned_empty(n, np.float32, 64)
@@ -101,7 +102,7 @@ def run(n: int, repeats: int) -> Record:
     """Measure."""
     ways = sides(n)
     timed = {name: summary(seconds) for name, seconds in alternate(ways, repeats).items()}
-    facts = machine_facts()  # while the vectors are there
+    facts = environment()  # while the vectors are there
     rows: list[dict[str, Any]] = [
         {
             "kernel": kernel,
@@ -114,7 +115,7 @@ def run(n: int, repeats: int) -> Record:
         for kernel, reference, target in RATIOS
     ]
     del ways
-    return {"part": "kernels", "settings": {"n": n, "repeats": repeats}, "facts": facts, "rows": rows}
+    return {"part": "kernels", "settings": {"n": n, "repeats": repeats}, "environment": facts, "rows": rows}
 
 
 def render(record: Record) -> str:

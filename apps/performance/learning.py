@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from apps.performance.facts import machine_facts
-from apps.performance.record import Record, footer, parser, publish, table
+from apps.environment import environment
+from apps.performance.record import footer, parser, publish, table
 from apps.performance.runs import SETTINGS, Outcome, Run, run_all
+from apps.records import Record
 
 RATES = (*(("momentum", lr) for lr in (0.01, 0.05, 0.2)), *(("adam", lr) for lr in (0.001, 0.003)))
 STUDIED = ("dense", "Marsit, K = 100", "Marsit, K = none", "K = 1", '"paper", K = 100')
@@ -47,7 +48,7 @@ def make_record(runs: Sequence[Run], done: dict[Run, Outcome], extra: Sequence[s
     settings: dict[str, Any] = {"model": "mlp", "seeds": seeds, "runs": f"{len(done)} of {len(runs)}"}
     settings |= {dataset: f"`{' '.join([*options, *extra])}`" for dataset, options in SETTINGS.items()}
     rows = [asdict(one) | asdict(ended) for one, ended in done.items()]
-    return {"part": "learning", "settings": settings, "facts": machine_facts(), "rows": rows}
+    return {"part": "learning", "settings": settings, "environment": environment(), "rows": rows}
 
 
 def render(record: Record) -> str:

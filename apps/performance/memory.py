@@ -6,22 +6,25 @@ counts pages of MPI's and whole huge pages too).
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import sys
 import tracemalloc
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import mpicomp
-from apps.performance.facts import forget_peak, machine_facts, peak_resident_bytes, release_free_memory, resident_bytes
-from apps.performance.record import Record, footer, parser, publish, table
+from apps.environment import environment, kilobytes
+from apps.performance.record import footer, parser, publish, table
+from apps.records import Record
 from collectives import Communicator
 from collectives.memory import aligned_empty
 from mpicomp.algorithms import Algorithm
-from mpicomp.cli.bench.measure import gather
+from mpicomp.cli.timing import gather
 
 METHODS: dict[str, Algorithm] = {
     "one-bit alone": mpicomp.Marsit(None, compensation=False, global_step=1.0),
@@ -48,9 +51,9 @@ def measure(n: int) -> Record | None:
             resident, allocated = gather(comm, mine).max(axis=0).tolist()
             target = "≤ 0.25" if method != "dense" else ""
             rows.append({"method": method, "resident": resident, "allocated": allocated, "target": target})
-        facts = machine_facts()
+        facts = environment()
         settings = {"ranks": comm.size, "n": n, "calls": CALLS}
-        return None if comm.rank else {"part": "memory", "settings": settings, "facts": facts, "rows": rows}
+        return None if comm.rank else {"part": "memory", "settings": settings, "environment": facts, "rows": rows}
 
 
 def aggregate(options: Algorithm, comm: Communicator, x: NDArray[Any], out: NDArray[Any]) -> int:
@@ -60,6 +63,28 @@ def aggregate(options: Algorithm, comm: Communicator, x: NDArray[Any], out: NDAr
         aggregator.aggregate(x, out)
     residual = getattr(aggregator, "residual", None)
     return 0 if residual is None else int(residual.nbytes)
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM now."""
+    return 1024 * kilobytes(Path("/proc/self/status"), "VmRSS")
+
+
+def peak_resident_bytes() -> int:
+    """The most since the process began, or since `forget_peak`."""
+    return 1024 * kilobytes(Path("/proc/self/status"), "VmHWM")
+
+
+def forget_peak() -> None:
+    """Let the peak start from what is resident now."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def release_free_memory() -> None:
+    """Let the C library give back what was freed, or the next vectors would hide in it; glibc alone can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _resident(options: Algorithm, comm: Communicator, x: NDArray[Any], out: NDArray[Any]) -> int:

@@ -1,18 +1,17 @@
-"""A part's command line, its JSON record, and its Markdown."""
+"""The command line of a part, its JSON record and its Markdown.
+
+A record has ``part``, ``settings``, ``environment`` and ``rows``.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from apps.performance.facts import describe
-
-Record = dict[str, Any]
-"""Of one part: ``part``, ``settings``, ``facts`` and ``rows``, all JSON-able."""
+from apps.environment import describe
+from apps.records import Record, write_record
 
 
 def parser(module: str, summary: str) -> argparse.ArgumentParser:
@@ -29,11 +28,7 @@ def publish(record: Record | None, render: Callable[[Record], str], path: Path |
         return
     print(render(record), flush=True)
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Whole or not at all: a record that is there is one that need not be measured again.
-        partial = path.with_suffix(".part")
-        partial.write_text(json.dumps(record, indent=1) + "\n")
-        partial.replace(path)
+        write_record(path, record)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -47,7 +42,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def footer(record: Record) -> str:
     """The line under a table that says what it was measured on."""
     settings = ", ".join(f"{key} {value}" for key, value in record["settings"].items())
-    return f"\n\n<sub>{settings}. {describe(record['facts'])}.</sub>"
+    return f"\n\n<sub>{settings}. {describe(record['environment'])}.</sub>"
 
 
 def replace_block(text: str, name: str, body: str) -> str:

@@ -1,8 +1,8 @@
 """Measure everything that docs/performance.md shows, and write its tables.
 
-``python -m apps.performance.run_all`` on a machine that does nothing else. What is measured already is not measured again
-(``--fresh`` does); ``--only kernels,allreduce`` names parts; ``--quick`` shows in minutes that all of it runs, and
-prints its tables instead of writing them.
+Run ``python -m apps.performance.run_all`` on a machine that does nothing else. A part that has a record is not measured
+again, unless ``--fresh`` is given. ``--only kernels,allreduce`` names parts. ``--quick`` shows in minutes that every
+part runs, and prints the tables instead of writing them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from apps.performance.jobs import PROJECT, environment, run
+from apps.launch import PROJECT, mpi_environment, python_command, run
 from apps.performance.record import replace_block
 
 DOCUMENT = PROJECT / "docs" / "performance.md"
@@ -56,7 +56,7 @@ JOBS = (
     Job("small-calls", "small-calls-2-ranks", "small_calls", 2),
     Job("startup", "startup", "startup"),
     Job("memory", "memory", "memory", 2),
-    Job("left-alone", "left-alone", "left_alone"),
+    Job("idle-memory", "idle-memory", "idle_memory"),
     Job("cascading", "cascading", "cascading", 8),
     Job("learning", "learning", "learning"),
 )
@@ -102,7 +102,8 @@ def measured(job: Job, path: Path, options: argparse.Namespace, deadline: float)
         arguments += ["--folder", str(path.with_suffix("")), "--seeds", str(options.seeds)]
         arguments += ["--datasets", options.datasets, "--budget-s", str(left_s)]
         limit_s = left_s + LONGEST_S
-    status, output = run(job.ranks, arguments, environment(), limit_s, capture=job.part != "learning")
+    command, capture = python_command(job.ranks, arguments), job.part != "learning"
+    status, output = run(command, mpi_environment(), cwd=PROJECT, timeout_s=limit_s, capture=capture)
     if status:
         print(f"error: {job.name} ended with status {status}\n{output}", file=sys.stderr, flush=True)
     return status == 0

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 import mpicomp
-from apps.performance.facts import machine_facts
-from apps.performance.record import Record, both, footer, parser, publish, scaled, table
-from apps.performance.timing import Sides, alternate, summary
+from apps.environment import environment
+from apps.performance.record import both, footer, parser, publish, scaled, table
+from apps.records import Record
 from collectives import Communicator
 from collectives.memory import aligned_empty
+from mpicomp.cli.timing import Calls, alternate, summary
 from mpicomp.codecs.sign import mix_words, scratch
 from mpicomp.kernels.cpu.philox import merge_words
 from mpicomp.kernels.cpu.sign import BLOCK, encode, pack, unpack
@@ -62,7 +63,7 @@ def measure(counts: Sequence[int], repeats: int) -> Record | None:
             np.random.default_rng((0, comm.rank)).standard_normal(n, np.float32, out=x)
             bare = mpicomp.Marsit(None, compensation=False, global_step=1.0).start(comm, n)
             own = mpicomp.Marsit(None).start(comm, n)
-            sides: Sides = {
+            sides: Calls = {
                 "mpi": partial(comm.mpi_comm.Allreduce, x, out),
                 "auto": partial(comm.allreduce, x, out=out),
                 "bare": partial(bare.aggregate, x, out),
@@ -72,9 +73,9 @@ def measure(counts: Sequence[int], repeats: int) -> Record | None:
             }
             timed = {way: summary(seconds) for way, seconds in alternate(sides, repeats, 20, comm).items()}
             rows.append({"count": n, **timed})
-        facts = machine_facts()
+        facts = environment()
         settings = {"ranks": comm.size, "repeats": repeats}
-        return None if comm.rank else {"part": "small-calls", "settings": settings, "facts": facts, "rows": rows}
+        return None if comm.rank else {"part": "small-calls", "settings": settings, "environment": facts, "rows": rows}
 
 
 def render(record: Record) -> str:

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from apps.performance.facts import machine_facts
-from apps.performance.jobs import environment, run
-from apps.performance.record import Record, footer, parser, publish, table
+from apps.environment import environment
+from apps.launch import mpi_environment, python_command, run
+from apps.performance.record import footer, parser, publish, table
+from apps.records import Record
 
 SCRIPT = str(Path(__file__).with_name("first_result.py"))
 LONGEST_S = 600.0
@@ -29,7 +30,7 @@ def first_result(n_ranks: int | None, env: Mapping[str, str]) -> dict[str, float
     RuntimeError
         It failed; says what it printed.
     """
-    status, output = run(n_ranks, [SCRIPT], env, LONGEST_S, capture=True)
+    status, output = run(python_command(n_ranks, [SCRIPT]), env, timeout_s=LONGEST_S)
     line = next((line for line in output.splitlines() if line.startswith("{")), None)
     if status or line is None:
         raise RuntimeError(f"{SCRIPT} on {n_ranks or 1} ranks ended with status {status}: {output.strip()}")
@@ -49,7 +50,7 @@ def measure(rank_counts: Sequence[int | None], repeats: int, with_empty_cache: b
     with_empty_cache : bool
         Compile everything once more too, which takes a minute.
     """
-    env = environment()
+    env = mpi_environment()
     plain = {key: value for key, value in env.items() if key not in ("OMPI_MCA_pml", "OMPI_MCA_btl")}
     ways: list[tuple[str, int | None, Mapping[str, str]]] = []
     for ranks in rank_counts:
@@ -65,7 +66,7 @@ def measure(rank_counts: Sequence[int | None], repeats: int, with_empty_cache: b
             runs = [first_result(rank_counts[-1], env | {"NUMBA_CACHE_DIR": cache})]
         rows.append({"way": f"{rank_counts[-1] or 1} ranks, empty cache", "target": "", "runs": runs})
     settings = {"n": 1_000_000, "repeats": repeats, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    return {"part": "startup", "settings": settings, "facts": machine_facts(), "rows": rows}
+    return {"part": "startup", "settings": settings, "environment": environment(), "rows": rows}
 
 
 def render(record: Record) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from apps.reproduce.results import Book, Record
+from apps.records import Record
+from apps.reproduce.results import Book
 from apps.train.data import Dataset, Split, load
 from apps.train.options import parse
 from apps.train.training import Training

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from apps.reproduce.results import Record
+from apps.records import Record
 
 
 def side_by_side(runs: Sequence[Callable[[], Record]]) -> list[Record]:

@@ -6,9 +6,8 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-Record = dict[str, Any]
+from apps.records import Record, read_record, write_record
 
 
 class Book:
@@ -41,17 +40,15 @@ class Book:
         path = self.folder / f"{name}.json"
         settings = json.loads(json.dumps(settings))
         if path.exists() and not self._fresh:
-            known: Record = json.loads(path.read_text())
+            known = read_record(path)
             if known["settings"] == settings:
                 return dict(known["result"])
         start = time.monotonic()
         result = make()
         whole = {"settings": settings, "seconds": time.monotonic() - start, "result": result}
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(whole))
-        part.replace(path)
+        write_record(path, whole)
         return result
 
     def seconds(self) -> float:
         """That all results took."""
-        return sum(json.loads(path.read_text())["seconds"] for path in self.folder.glob("*.json"))
+        return sum(read_record(path)["seconds"] for path in self.folder.glob("*.json"))

@@ -31,7 +31,7 @@ from collectives import Communicator
 from collectives.json_file import fields, parse_json
 from mpicomp.checkpoint.atomic_file import flush_folder, flushed
 from mpicomp.checkpoint.tree import join, split
-from mpicomp.cli.bench.measure import gather
+from mpicomp.cli.timing import gather
 
 KEPT = 2
 _MANIFEST = "manifest.json"

@@ -8,7 +8,6 @@ to ``apps.train``.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from apps.launch import mpi_environment, mpirun_command
+from apps.launch import mpi_environment, python_command, run
 from apps.train.plot import plot
 from apps.train.report import STATUS_DIVERGED
 from apps.train.run_records import read_run
@@ -42,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(highlight=False, soft_wrap=True)
     try:
         options.out.mkdir(parents=True, exist_ok=True)
-        command = [*mpirun_command(options.ranks), sys.executable, "-m", "apps.train"]
+        command = python_command(options.ranks, ["-m", "apps.train"])
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -51,9 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(f"[bold]{title}[/bold], {options.ranks} ranks")
         path = options.out / f"{stem}.json"
         path.unlink(missing_ok=True)
-        status = subprocess.run(
-            [*command, *_DEFAULTS, *training_options, *method, "--json", str(path)], env=mpi_environment(), check=False
-        ).returncode
+        arguments = [*_DEFAULTS, *training_options, *method, "--json", str(path)]
+        status, _ = run([*command, *arguments], mpi_environment(), capture=False)
         if status not in (0, STATUS_DIVERGED):
             print(f"error: the run of {title} ended with status {status}; its message is above", file=sys.stderr)
             return 1

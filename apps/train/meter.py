@@ -10,7 +10,7 @@ import numpy as np
 
 from collectives import Communicator
 from mpicomp.algorithms import Aggregator
-from mpicomp.cli.bench.measure import gather
+from mpicomp.cli.timing import gather
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Plot runs of ``apps.train`` against each other.
+"""Plot runs of ``apps.train``.
 
 ``python -m apps.train.plot dense.json marsit.json --out runs.png`` draws test accuracy against epochs, against bytes
 sent and against training seconds, with one line for each run.
@@ -12,15 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("Agg")
 import numpy as np
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-from apps.train.run_records import read_run, settings
+from apps.plotting import legend, new_figure, plain_numbers, save
+from apps.train.run_records import epochs, read_run, settings
 
 _AXES = (
     ("epoch", 1.0, "epochs", False),
@@ -32,7 +29,7 @@ _MOST_MARKED_EPOCHS = 40
 
 
 def label(record: dict[str, Any]) -> str:
-    """A short name of a run: the method and what is not its default."""
+    """A short name of a run: its method and the options that the user gave."""
     options = [f"{key}={value}" for key, value in record["algorithm_options"].items() if key != "full_precision_every"]
     period = record["algorithm_options"].get("full_precision_every")
     name = record["algorithm"] + (f"-{period}" if period else "")
@@ -52,39 +49,38 @@ def plot(runs: Sequence[tuple[str, list[dict[str, Any]]]], out: Path) -> None:
     Raises
     ------
     ValueError
-        The first run does not tell its settings.
+        A record is of another program.
     """
     first = settings(*runs[0])
-    figure, axes = plt.subplots(1, len(_AXES), figsize=(13, 4), sharey=True, layout="constrained")
+    of_epochs = [(name, epochs(name, records)) for name, records in runs]
+    figure, (axes,) = new_figure(len(_AXES), size=(13, 4))
     for axis, (field, factor, title, logarithmic) in zip(axes, _AXES, strict=True):
-        for number, (name, records) in enumerate(runs):
-            epochs = [record for record in records if record["kind"] == "epoch"]
+        for number, (name, records) in enumerate(of_epochs):
             axis.plot(
-                [record[field] * factor for record in epochs],
-                [100 * record["accuracy"] for record in epochs],
-                marker="osv^D"[number % 5] if len(epochs) <= _MOST_MARKED_EPOCHS else None,
+                [record[field] * factor for record in records],
+                [100 * record["accuracy"] for record in records],
+                marker="osv^D"[number % 5] if len(records) <= _MOST_MARKED_EPOCHS else None,
                 markersize=3.5,
                 linewidth=1.2,
                 label=name,
             )
         axis.set_xlabel(title)
         axis.grid(alpha=0.3)
-        if logarithmic and all(record[field] > 0 for _, records in runs for record in records if field in record):
+        if logarithmic and all(record[field] > 0 for _, records in of_epochs for record in records):
             axis.set_xscale("log")
-            axis.xaxis.set_major_formatter("{x:g}")
+            plain_numbers(axis.xaxis)
     _stretch(axes[0])
     axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0].set_ylabel("test accuracy, %")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(runs), frameon=False)
+    legend(figure, axes[0].get_lines())
     figure.suptitle(
         f"{first['dataset']}, {first['model']}, {first['ranks']} ranks, {first['optimizer']} {first['lr']:g}"
     )
-    figure.savefig(out, dpi=130)
-    plt.close(figure)
+    save(figure, out)
 
 
 def _stretch(axis: Axes) -> None:
-    """Scale accuracy by the logarithm of the error: tenths of a per cent near 100 show, as does a run that fails."""
+    """Scale accuracy by the logarithm of the error, to show both tenths of a per cent near 100 and runs that fail."""
     axis.set_yscale(
         "function",
         functions=(
@@ -96,7 +92,7 @@ def _stretch(axis: Axes) -> None:
     shown = [tick for tick in _TICKS if low <= tick <= high]
     axis.yaxis.set_major_locator(FixedLocator(shown) if len(shown) > 2 else MaxNLocator(5))
     axis.yaxis.set_minor_locator(NullLocator())
-    axis.yaxis.set_major_formatter("{x:g}")
+    plain_numbers(axis.yaxis)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -106,8 +102,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("runs.png"), help="image to write")
     options = parser.parse_args(argv)
     try:
-        runs = [read_run(path) for path in options.runs]
-        names = [label(settings(str(path), records)) for path, records in zip(options.runs, runs, strict=True)]
+        runs, names = [], []
+        for path in options.runs:
+            runs.append(read_run(path))
+            epochs(str(path), runs[-1])  # an error then has the name of the file, not the label of the run
+            names.append(label(settings(str(path), runs[-1])))
         if len(set(names)) < len(names):
             names = [f"{name} ({path.stem})" for name, path in zip(names, options.runs, strict=True)]
         plot(list(zip(names, runs, strict=True)), options.out)

@@ -38,13 +38,23 @@ def read_run(path: Path) -> list[Record]:
     # What is no text becomes a line that is no JSON.
     for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), start=1):
         try:
-            record = fields(parse_json(line, most_digits=MOST_DIGITS), kind=str)
-            records.append(fields(record, **_SETTINGS, **_EPOCH) if record["kind"] == "epoch" else record)
+            records.append(fields(parse_json(line, most_digits=MOST_DIGITS), kind=str))
         except ValueError as error:
             raise ValueError(f"{path}, line {number} is no line of a training run ({error}); {CURE}") from error
     if not records:
         raise ValueError(f"{path} holds no training run; {CURE}")
     return records
+
+
+def epochs(name: str, records: Sequence[Record]) -> list[Record]:
+    """The records of the epochs of the run `name`.
+
+    Raises
+    ------
+    ValueError
+        An epoch has no accuracy or no cost.
+    """
+    return [_checked(name, record, _EPOCH) for record in records if record["kind"] == "epoch"]
 
 
 def settings(name: str, records: Sequence[Record]) -> Record:
@@ -57,8 +67,12 @@ def settings(name: str, records: Sequence[Record]) -> Record:
     """
     for record in records:
         if "algorithm" in record and "dataset" in record:
-            try:
-                return fields(record, **_SETTINGS)
-            except ValueError as error:
-                raise ValueError(f"{name} holds no settings of a training run ({error}); {CURE}") from error
+            return _checked(name, record, _SETTINGS)
     raise ValueError(f"{name} holds no epoch of a training run; {CURE}")
+
+
+def _checked(name: str, record: Record, types: dict[str, type]) -> Record:
+    try:
+        return fields(record, **types)
+    except ValueError as error:
+        raise ValueError(f"{name} holds a record of another program ({error}); {CURE}") from error

@@ -22,7 +22,7 @@ from apps.train.models import build
 from collectives import Communicator
 from collectives.json_file import fields
 from mpicomp.algorithms import Algorithm
-from mpicomp.cli.bench.measure import gather
+from mpicomp.cli.timing import gather
 from mpicomp.torch import DistributedOptimizer, average_buffers, broadcast_parameters
 
 _EVALUATION_BATCH = 500

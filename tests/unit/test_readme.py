@@ -66,7 +66,7 @@ def calls(document: Path) -> Iterator[tuple[str, list[str]]]:
     for line in commands(document):
         for program in PROGRAMS:
             before, found, arguments = line.partition(program)
-            if found and (not before or before.endswith(" ")):
+            if found and (not before or before.endswith(" ")) and arguments[:1] in ("", " "):
                 yield program, shlex.split(arguments.partition(" -- ")[0])
 
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from apps.emulator.network import ClusterError
+from apps.launch import PROJECT
 from apps.performance.cluster import methods, predicted, sweep, targets, training
-from apps.performance.cluster.drive import Limits, has_mpich, measure_cells, tell
+from apps.performance.cluster.drive import FAILURES, Limits, has_mpich, measure_cells, tell
 from apps.performance.cluster.grid import (
     BUDGET_S,
     RATES,
@@ -29,7 +29,6 @@ from apps.performance.cluster.grid import (
 from apps.performance.cluster.plots import draw, draw_iterations
 from apps.performance.cluster.records import read
 from apps.performance.cluster.tables import NOTHING, tables
-from apps.performance.jobs import PROJECT
 from apps.performance.record import replace_block
 
 FOLDER = PROJECT / "runs" / "performance" / "cluster"
@@ -100,7 +99,7 @@ def grid(cells: Sequence[Cell], folder: Path, options: argparse.Namespace) -> li
         start = time.monotonic()
         try:
             measure_cells(net, missing, folder, limits, mpich, options.fresh)
-        except ClusterError as error:
+        except FAILURES as error:
             failed.append(f"{net.name}: {error}")
             tell(failed[-1])
         tell(f"{net.name} took {time.monotonic() - start:.0f} s")

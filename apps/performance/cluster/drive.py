@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -13,20 +11,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from apps.emulator import mpirun
 from apps.emulator.link_speed import Measured, measure
-from apps.emulator.mpirun import mpirun
 from apps.emulator.network import ClusterError, Network
+from apps.launch import PROJECT, JobFailed, write_request
 from apps.performance.cluster.grid import Cell, Net, default_budget_s
-from apps.performance.cluster.records import merge, write
+from apps.performance.cluster.records import merge
 from apps.performance.cluster.tuned import SETTINGS
 from apps.performance.cluster.ways import MEMORY_PART, MPICH_DEFAULT, choose, memory_bytes, of_library
-from apps.performance.facts import memory_scaling
-from apps.performance.jobs import PROJECT
-from apps.performance.record import Record
+from apps.performance.idle_memory import memory_scaling
+from apps.records import Record, read_record, write_record
 
 LONGEST_JOB_S = 1800.0
-GRACE_S = 10.0
 MPICH_PYTHON = PROJECT / ".venv-mpich" / "bin" / "python"
+FAILURES = (ClusterError, JobFailed)
+"""What a job that measures nothing raises."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,9 @@ def measure_cells(
     Raises
     ------
     ClusterError
-        A link is not what was asked for, or a job failed; parts that were measured before stay.
+        A link is not what was asked for. Parts that were measured before stay.
+    JobFailed
+        A job failed. Parts that were measured before stay.
     """
     sequence = job_sequence(mpich)
     parts = {cell: [folder / "parts" / f"{cell.name}.{job}.json" for job in range(len(sequence))] for cell in cells}
@@ -94,7 +95,7 @@ def measure_cells(
     for cell in cells:
         mine = [path for path in parts[cell] if path.exists()]
         if mine:
-            write(merge([json.loads(path.read_text()) for path in mine], left_out[cell]), folder / f"{cell.name}.json")
+            write_record(folder / f"{cell.name}.json", merge([read_record(path) for path in mine], left_out[cell]))
         for path in mine:
             path.unlink()
 
@@ -105,13 +106,13 @@ def measure_alone(kind: str, net: Net, path: Path, **request: Any) -> Record:
     Raises
     ------
     ClusterError
+    JobFailed
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="mpicomp-cluster-") as scratch, Network(net.layout) as network:
         links = link_records(measure(network))
         run_job(network, Path(scratch), net, kind, {**request, "links": links, "path": str(path.resolve())})
-    record: Record = json.loads(path.read_text())
-    return record
+    return read_record(path)
 
 
 def run_job(network: Network, folder: Path, net: Net, library: str, request: dict[str, Any]) -> None:
@@ -122,19 +123,16 @@ def run_job(network: Network, folder: Path, net: Net, library: str, request: dic
     Raises
     ------
     ClusterError
-        It failed, or took too long; with the end of what it printed.
+    JobFailed
     """
-    path = folder / "request.json"
     head = {
         "net": asdict(net),
         "library": library,
         "address": network.nodes[0].address,
-        "facts": {"load": round(os.getloadavg()[0], 2), "memory_scaling": [memory_scaling()]},
+        "environment": {"load": round(os.getloadavg()[0], 2), "memory_scaling": [memory_scaling()]},
     }
-    path.write_text(json.dumps(head | request))
-    run_on_hosts(
-        network, folder, f"{library} job on {net.name}", ["-m", "apps.performance.cluster.job", str(path)], library
-    )
+    path = write_request(folder, head | request)
+    run_on_hosts(network, folder, f"{library} job on {net.name}", ["-m", "apps.performance.cluster.job", path], library)
 
 
 def run_on_hosts(network: Network, folder: Path, what: str, arguments: Sequence[str], library: str = "openmpi") -> None:
@@ -143,41 +141,11 @@ def run_on_hosts(network: Network, folder: Path, what: str, arguments: Sequence[
     Raises
     ------
     ClusterError
-        It failed, or took too long; with the end of what it printed.
+    JobFailed
+        The job failed or took too long.
     """
-    mpich = library == "mpich"
-    python = MPICH_PYTHON if mpich else Path(sys.executable)
-    command, found = mpirun(network, folder, "mpich" if mpich else "openmpi", 1, [str(python), *arguments])
-    env = dict(found) | {"PYTHONPATH": str(PROJECT)} | ({} if mpich else SETTINGS)
-    if mpich:  # the launcher beside its own Python, not beside this one
-        command[0] = str(python.with_name("mpirun"))
-        env["PATH"] = os.pathsep.join((str(python.parent), env["PATH"]))
-    log = folder / "log"
-    with log.open("w") as output:
-        job = subprocess.Popen(
-            network.nodes[0].command(command),
-            cwd=PROJECT, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        try:
-            status: int | str = job.wait(LONGEST_JOB_S)
-        except subprocess.TimeoutExpired:
-            status = f"none after {LONGEST_JOB_S:.0f} s"
-        finally:
-            _end(job)
-    if status:
-        tail = "\n".join(log.read_text("utf-8", "replace").splitlines()[-30:])
-        raise ClusterError(f"the {what} ended with status {status}; it said last:\n{tail}")
-
-
-def _end(job: subprocess.Popen[bytes]) -> None:
-    """Let it end its ranks; what stays, the network ends with its namespaces."""
-    if job.poll() is None:
-        job.terminate()
-        try:
-            job.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            job.kill()
-            job.wait()
+    chosen: dict[str, Any] = {"mpi": "mpich", "python": MPICH_PYTHON} if library == "mpich" else {"settings": SETTINGS}
+    mpirun.run_on_hosts(network, folder, what, arguments, LONGEST_JOB_S, **chosen)
 
 
 def has_mpich() -> bool:

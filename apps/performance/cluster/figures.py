@@ -10,7 +10,7 @@ from statistics import median
 from apps.emulator.rate import Rate
 from apps.performance.cluster.records import medians_by_job
 from apps.performance.cluster.ways import DENSE_RING, MPI_DEFAULT, MPICH_DEFAULT, ONE_BIT_RING, TUNED_WAYS
-from apps.performance.record import Record
+from apps.records import Record
 
 NOTEWORTHY = 0.1
 """From what part on the bucket of a link is told of."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import mpicomp
+from apps.environment import environment
 from apps.performance.cluster.grid import Cell, Net
 from apps.performance.cluster.methods import measure_here as measure_methods
 from apps.performance.cluster.overlap import measure_overlap
@@ -19,8 +20,7 @@ from apps.performance.cluster.rounds import measure
 from apps.performance.cluster.sides import Resources
 from apps.performance.cluster.vectors import fill
 from apps.performance.cluster.ways import SLOW_S, Way, of_library
-from apps.performance.facts import machine_facts
-from apps.performance.record import Record
+from apps.records import Record, write_record
 from collectives import Communicator
 from collectives.memory import aligned_empty
 
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         topology, measure_one = ALONE[request["library"]]
         with Communicator(topology=topology) as comm:
             record = measure_one(comm, request)
-            record["facts"] |= request["facts"]
+            record["environment"] |= request["environment"]
             _publish(comm, {**record, "links": request["links"], "settings": request["net"]}, request["path"])
         return 0
     known = {way.name: way for way in of_library(request["library"], net.nodes)}
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ways = [known[name] for name in asked["ways"]]
         advised = [measure_advice(resources.comm, cell.n)] if request["advise"] else []
         record = measure_cell(resources, cell, ways, asked["budget_s"]) | {"advised": advised}
-        record["facts"] |= request["facts"]
+        record["environment"] |= request["environment"]
         extra = {"library": request["library"], "links": request["links"]}
         _publish(resources.comm, {**record, **extra}, asked["path"])
     resources.close()
@@ -68,14 +68,12 @@ def measure_cell(resources: Resources, cell: Cell, ways: Sequence[Way], budget_s
     sides = {way.name: resources.side(way, x, out) for way in ways}
     slow = {way.name for way in ways if way.predicted_s(cell) > SLOW_S}
     timed = measure(sides, comm, budget_s, {way.name: way.least for way in ways}, slow)
-    return {"part": "cluster", "settings": cell.settings, "facts": machine_facts(), "ways": timed}
+    return {"part": "cluster", "settings": cell.settings, "environment": environment(), "ways": timed}
 
 
 def _publish(comm: Communicator, record: dict[str, Any], path: str) -> None:
     if comm.rank == 0:
-        partial = Path(path).with_suffix(".partial")
-        partial.write_text(json.dumps(record, indent=1) + "\n")
-        partial.replace(path)
+        write_record(Path(path), record)
 
 
 if __name__ == "__main__":

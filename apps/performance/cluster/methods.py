@@ -12,20 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 import mpicomp
-from apps.emulator.network import ClusterError
-from apps.performance.cluster.drive import measure_alone, tell
+from apps.environment import describe, environment
+from apps.performance.cluster.drive import FAILURES, measure_alone, tell
 from apps.performance.cluster.grid import Net
 from apps.performance.cluster.predicted import CLOSE, FAR, measure_methods
-from apps.performance.cluster.records import write
 from apps.performance.cluster.rounds import WARMED_S, costs_of, mean_cost, timed
 from apps.performance.cluster.tables import scaling
 from apps.performance.cluster.vectors import fill
-from apps.performance.facts import describe, machine_facts
-from apps.performance.record import Record, both, scaled, table
+from apps.performance.record import both, scaled, table
+from apps.records import Record, write_record
 from collectives import Communicator
 from collectives.memory import aligned_empty
 from mpicomp.algorithms import Aggregator, Algorithm
-from mpicomp.cli.bench.measure import gather, line_up
+from mpicomp.cli.timing import gather, spin_barrier
 
 N = 25_000_000
 REPEATS = {Net(4, "1gbit"): 7, Net(4, "100mbit"): 3}  # a dense call takes 13 s over the slower links
@@ -75,7 +74,7 @@ def measure_here(comm: Communicator, n: int, repeats: int) -> Record:
             else:
                 spent[name].append(np.array([elapsed, cpu, *costs_of(aggregator.traffic.last)]))
             if repeat >= 0 and repeat % 2 == 0:
-                line_up(comm)
+                spin_barrier(comm)
                 codec[name][repeat // 2] = codec_processor_s(aggregator, x, out)
         if repeat == -1:
             took = gather(comm, took).max(axis=0)
@@ -90,7 +89,7 @@ def measure_here(comm: Communicator, n: int, repeats: int) -> Record:
             "predicted_s": predicted.get(name),
         }
     compute = summary(comm, computing) | {"parameters": parameters, "batch": BATCH}
-    return {"part": "methods", "n": n, "facts": machine_facts(), "rows": rows, "compute": compute}
+    return {"part": "methods", "n": n, "environment": environment(), "rows": rows, "compute": compute}
 
 
 def summary(comm: Communicator, mine: NDArray[np.float64]) -> dict[str, Any]:
@@ -135,8 +134,8 @@ def run(folder: Path, fresh: bool, n: int = N) -> list[str]:
     for net, path in missing.items():
         tell(f"methods: {net.nodes} nodes, {net.links}")
         try:
-            write(measure_alone("methods", net, path, n=n, repeats=REPEATS[net]), path)
-        except ClusterError as error:
+            write_record(path, measure_alone("methods", net, path, n=n, repeats=REPEATS[net]))
+        except FAILURES as error:
             failed.append(f"methods, {net.name}: {error}")
     return failed
 
@@ -155,7 +154,7 @@ def render(records: Sequence[Record]) -> str:
         )  # fmt: skip
         heading = f"**{net.nodes} nodes, {net.links}**{_computing(record)}"
         parts.append(f"{heading}\n\n{table(columns, rows)}{_predictions(record)}")
-    note = f"n {records[0]['n']}. {describe(records[0]['facts'])}.{scaling(records)}"
+    note = f"n {records[0]['n']}. {describe(records[0]['environment'])}.{scaling(records)}"
     return "\n\n".join(parts) + f"\n\n<sub>{note}</sub>"
 
 
@@ -190,7 +189,7 @@ def _call(row: dict[str, Any]) -> str:
 def _row(name: str, record: Record, judged: bool) -> tuple[str, ...]:
     row, dense = record["rows"][name], record["rows"]["dense"]
     wire_s = 8 * row["bytes_sent"] / min(link["bits_per_s"] for link in record["links"])
-    codec_s = computing_s(row["codec_s"], record["facts"]["cores"])
+    codec_s = computing_s(row["codec_s"], record["environment"]["cores"])
     gain, ratio = dense["median_s"] / row["median_s"], dense["bytes_sent"] / row["bytes_sent"]
     short = judged and gain < LEAST_OVER * ratio and ratio <= MOST_RATIO
     error = _error(row)

@@ -14,18 +14,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from apps.environment import environment
 from apps.performance.cluster.rounds import timed as timed_call
 from apps.performance.cluster.sides import ONE_BIT
 from apps.performance.cluster.vectors import fill
-from apps.performance.facts import machine_facts
-from apps.performance.timing import alternate
 from collectives import Communicator, Traffic
 from collectives.execution.payload import Cache
 from collectives.execution.program import Message, Program
 from collectives.memory import aligned_empty
 from collectives.progress.polling import rest_by
 from mpicomp.algorithms.marsit import STREAMING_ELEMENTS
-from mpicomp.cli.bench.measure import gather
+from mpicomp.cli.timing import alternate, gather
 from mpicomp.codecs.sign import Sign
 from mpicomp.kernels.cpu.sign import pack, unpack
 from mpicomp.kernels.streams import Stream
@@ -137,7 +136,7 @@ def measure_overlap(comm: Communicator, n: int, repeats: int) -> dict[str, Any]:
     return {
         "part": "overlap",
         "n": n,
-        "facts": machine_facts(),
+        "environment": environment(),
         "times_s": {name: seconds.tolist() for name, seconds in timed.items()},
         **{f"{name}_s": median for name, median in medians.items()},
         "overlap": overlap(medians["wire"], medians["compute"], medians["together"]),

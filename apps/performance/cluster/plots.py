@@ -36,7 +36,8 @@ from apps.performance.cluster.ways import (
     ONE_BIT,
     ONE_BIT_RING,
 )
-from apps.performance.record import Record, scaled
+from apps.performance.record import scaled
+from apps.records import Record
 
 MBIT = 1e6
 LINES = (ONE_BIT_RING, MARSIT_RING, DENSE_RING, MPI_DEFAULT, "best MPI", GLOO, MPICH_DEFAULT)

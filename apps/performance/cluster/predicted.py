@@ -11,7 +11,8 @@ from apps.performance.cluster.figures import seconds as measured_s
 from apps.performance.cluster.grid import TWO_LEVEL, Cell, product, size_text
 from apps.performance.cluster.records import cell_of, in_order
 from apps.performance.cluster.ways import DENSE_RING, MPI_DEFAULT, ONE_BIT, ONE_BIT_RING
-from apps.performance.record import Record, scaled, table
+from apps.performance.record import scaled, table
+from apps.records import Record
 from collectives import Communicator, LinkModel, Ring, Topology, Torus, topology
 from collectives.cost.link import Work
 from collectives.probe import measure_network

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from apps.performance.cluster.grid import Cell, Net
-from apps.performance.record import Record
+from apps.records import Record, read_record
 
 IN_MPICH = " (MPICH job)"
 
@@ -31,7 +30,7 @@ def merge(parts: Sequence[Record], left_out: dict[str, str]) -> Record:
     return {
         "part": "cluster",
         "settings": first["settings"],
-        "facts": first["facts"] | of_jobs(parts),
+        "environment": first["environment"] | of_jobs(parts),
         "links": first["links"],
         "advised": [advised for part in parts for advised in part.get("advised", [])],
         "ways": {name: _together(jobs) for name, jobs in ways.items()},
@@ -58,15 +57,10 @@ def in_order(records: Iterable[Record]) -> list[Record]:
 def of_jobs(parts: Sequence[Record]) -> dict[str, Any]:
     """The facts that differ between jobs."""
     return {
-        "mpi": " and ".join(dict.fromkeys(_library(part) for part in parts)),
-        "load": max(part["facts"]["load"] for part in parts),
-        "memory_scaling": [scaling for part in parts for scaling in part["facts"].get("memory_scaling", [])],
+        "mpi": " and ".join(dict.fromkeys(part["environment"]["mpi"] for part in parts)),
+        "load": max(part["environment"]["load"] for part in parts),
+        "memory_scaling": [scaling for part in parts for scaling in part["environment"].get("memory_scaling", [])],
     }
-
-
-def _library(part: Record) -> str:
-    """The first line of what an MPI says of itself: MPICH says a page."""
-    return " ".join(part["facts"]["mpi"].splitlines()[0].replace("Version:", "").split())
 
 
 def medians_by_job(timed: dict[str, Any]) -> list[float]:
@@ -95,17 +89,9 @@ def _together(jobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def write(record: Record, path: Path) -> None:
-    """Whole or not at all: a record that is there is one that need not be measured again."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(record, indent=1) + "\n")
-    partial.replace(path)
-
-
 def read(folder: Path, part: str) -> list[Record]:
     """All records of a part ("cluster", "overlap" or "methods") in a folder."""
-    records = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    records = [read_record(path) for path in sorted(folder.glob("*.json"))]
     found = [record for record in records if record["part"] == part]
     for timed in (timed for record in found for timed in record.get("ways", {}).values()):
         timed["median_s"] = median(medians_by_job(timed))  # older ones have the median of all calls

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from apps.performance.cluster.sides import Side
 from collectives import Communicator, Traffic
 from collectives.trace.traffic import COSTS
-from mpicomp.cli.bench.measure import gather, line_up
+from mpicomp.cli.timing import gather, spin_barrier
 
 MOST_REPEATS = 200
 WARMED_S = 1.0
@@ -130,7 +130,7 @@ def _first_calls(
 
 def timed(call: Callable[[], object], comm: Communicator) -> tuple[float, float]:
     """Elapsed and processor seconds of a call on this rank, after all have lined up; collective."""
-    line_up(comm)
+    spin_barrier(comm)
     cpu, start = time.process_time(), time.perf_counter()
     call()
     elapsed = time.perf_counter() - start

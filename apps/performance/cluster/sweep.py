@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from apps.emulator.network import ClusterError
-from apps.performance.cluster.drive import measure_alone, tell
+from apps.performance.cluster.drive import FAILURES, measure_alone, tell
 from apps.performance.cluster.figures import balanced
 from apps.performance.cluster.grid import Net
-from apps.performance.cluster.records import of_jobs, write
-from apps.performance.record import Record
+from apps.performance.cluster.records import of_jobs
+from apps.records import Record, read_record, write_record
 
 N, REPEATS, JOBS = 25_000_000, 25, 5
 NETS = (Net(4, "1gbit"), *(Net(2, rate) for rate in ("500mbit", "1gbit", "2gbit", "4gbit", "8gbit", "none")))
@@ -22,7 +20,7 @@ def run(folder: Path, fresh: bool, n: int = N, repeats: int = REPEATS, jobs: int
     """Measure what is missing; returns what failed."""
     failed = _measure({net: f"overlap-{net.name}" for net in NETS}, folder, fresh, n, repeats, jobs)
     paths = [folder / f"overlap-{net.name}.json" for net in NETS if net.nodes == 2]
-    records = [json.loads(path.read_text()) for path in paths if path.exists()]
+    records = [read_record(path) for path in paths if path.exists()]
     balanced_mbit = balance(records)
     if balanced_mbit is None:
         return [*failed, "overlap: no rate found at which wire and computing take equally long"]
@@ -43,11 +41,11 @@ def _measure(names: Mapping[Net, str], folder: Path, fresh: bool, n: int, repeat
                 tell(f"overlap, job {job + 1} of {jobs}: {net.nodes} nodes, {net.links}")
                 try:
                     measure_alone("overlap", net, paths[job], n=n, repeats=repeats)
-                except ClusterError as error:
+                except FAILURES as error:
                     failed.append(f"overlap, {net.name}, job {job + 1}: {error}")
     for net, paths in parts.items():
         if all(path.exists() for path in paths):
-            write(together([json.loads(path.read_text()) for path in paths]), folder / f"{missing[net]}.json")
+            write_record(folder / f"{missing[net]}.json", together([read_record(path) for path in paths]))
             for path in paths:
                 path.unlink()
     return failed
@@ -66,7 +64,7 @@ def together(jobs: Sequence[Record]) -> Record:
         "overlaps": [job["overlap"] for job in jobs],
         "times_s": {name: [job["times_s"][name] for job in jobs] for name in jobs[0]["times_s"]},
         "links": links,
-        "facts": jobs[0]["facts"] | of_jobs(jobs),
+        "environment": jobs[0]["environment"] | of_jobs(jobs),
     }
 
 

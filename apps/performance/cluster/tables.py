@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from apps.emulator.rate import Rate
+from apps.environment import describe
 from apps.performance.cluster.figures import (
     NOTEWORTHY,
     best_mpi,
@@ -28,8 +29,8 @@ from apps.performance.cluster.ways import (
     ONE_BIT,
     ONE_BIT_RING,
 )
-from apps.performance.facts import describe
-from apps.performance.record import Record, both, scaled, table
+from apps.performance.record import both, scaled, table
+from apps.records import Record
 
 Cells = Callable[[Record], str]
 """Makes the cells of a column."""
@@ -296,8 +297,8 @@ def _payload(record: Record) -> str:
 def _with_footer(found: Sequence[str], records: Sequence[Record]) -> str:
     if not found:
         return NOTHING
-    loads = [record["facts"]["load"] for record in records]
-    facts = records[0]["facts"] | {"load": max(loads)}
+    loads = [record["environment"]["load"] for record in records]
+    facts = records[0]["environment"] | {"load": max(loads)}
     note = (
         "† the links' token buckets spare the one-bit ring more than a tenth of its time. "
         if " †" in "".join(found)
@@ -309,7 +310,7 @@ def _with_footer(found: Sequence[str], records: Sequence[Record]) -> str:
 
 def scaling(records: Sequence[Record]) -> str:
     """How much more memory gave to all processors than to one, before the jobs."""
-    found = [float(one) for record in records for one in record["facts"].get("memory_scaling", ())]
+    found = [float(one) for record in records for one in record["environment"].get("memory_scaling", ())]
     if not found:
         return ""
     ends = dict.fromkeys((f"{min(found):.1f}", f"{max(found):.1f}"))

@@ -12,7 +12,8 @@ from apps.performance.cluster.predicted import predict
 from apps.performance.cluster.records import cell_of
 from apps.performance.cluster.tables import hidden, time_text
 from apps.performance.cluster.ways import DENSE_RING, MARSIT_RING, MPI_DEFAULT, ONE_BIT_RING
-from apps.performance.record import Record, table
+from apps.performance.record import table
+from apps.records import Record
 
 N_BYTES = 100_000_000
 TORUS = "one-bit torus"

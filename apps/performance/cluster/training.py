@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from apps.emulator.link_speed import measure
-from apps.emulator.network import ClusterError, Network
+from apps.emulator.network import Network
 from apps.emulator.rate import Rate
-from apps.performance.cluster.drive import link_records, run_on_hosts, tell
+from apps.performance.cluster.drive import FAILURES, link_records, run_on_hosts, tell
 from apps.performance.cluster.grid import Net
 from apps.performance.record import table
 from apps.train.plot import plot
@@ -50,7 +50,7 @@ def run(folder: Path, fresh: bool) -> list[str]:
                     arguments = ["-m", "apps.train", *SETTINGS, *WAYS[way], "--json", str(path.resolve())]
                     run_on_hosts(network, Path(scratch), f"training of {way} on {net.name}", arguments)
                     path.write_text(json.dumps(links) + "\n" + path.read_text())
-        except ClusterError as error:
+        except FAILURES as error:
             failed.append(f"training, {net.name}: {error}")
     return failed
 

@@ -1,7 +1,7 @@
 """DoubleSqueeze (Tang et al., ICML 2019): loss against epochs and against time, and the gain against bandwidth.
 
-- `doublesqueeze_learning`: losses against epochs, trained by ranks that are threads
-- `doublesqueeze_times`: bytes and times over MPI (`doublesqueeze_job` runs on the ranks)
+- `learning`: losses against epochs, trained by ranks that are threads
+- `times`: bytes and times over MPI (`doublesqueeze_job` runs on the ranks)
 - here: both together, losses against time
 """
 
@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
+from apps.plotting import Curve, panels
 from apps.reproduce.claims import Claim, paired
 from apps.reproduce.doublesqueeze import learning, times
 from apps.reproduce.doublesqueeze.learning import MARGIN, Runs, final, slug, steps_per_epoch
 from apps.reproduce.doublesqueeze.methods import DENSE, DS_1BIT, DS_TOPK, FORMS, GROUPS
 from apps.reproduce.doublesqueeze.times import LARGEST, MODEL, RATES, RESNET_18, RIVALS, Times, seconds
-from apps.reproduce.plots import Curve, panels
 from apps.reproduce.results import Book
 
 SHOWN = ("100mbit", "1gbit", "none")

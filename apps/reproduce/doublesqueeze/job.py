@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch.nn import functional as F  # noqa: N812
 
 import mpicomp
+from apps.records import Record
 from apps.reproduce.doublesqueeze.methods import (
     DENSE,
     DS_1BIT,
@@ -27,11 +28,10 @@ from apps.reproduce.doublesqueeze.methods import (
     gathered,
     methods,
 )
-from apps.reproduce.results import Record
 from apps.train.models import build
 from collectives import Communicator
 from collectives.execution.partition import pieces
-from mpicomp.cli.bench.measure import gather, line_up
+from mpicomp.cli.timing import alternate, gather, slowest, timed, turns
 from mpicomp.reducers.coded import piece_elements
 from mpicomp.reducers.two_pass import TwoPassAggregator, route
 
@@ -109,16 +109,13 @@ def time_step(request: Record) -> Record:
     with Communicator() as comm:
         model = build("mlp", (1, 28, 28), 10, tuple(request["hidden"]), None)
         images, labels = torch.randn(request["batch"], 1, 28, 28), torch.arange(request["batch"]) % 10
-        seconds = np.zeros(request["repeats"])
-        for repeat in range(-5, request["repeats"]):
-            line_up(comm)
-            start = time.perf_counter()
+
+        def step() -> None:
             model.zero_grad()
             F.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
-            if repeat >= 0:
-                seconds[repeat] = time.perf_counter() - start
-        slowest = gather(comm, seconds).max(axis=0)
-        return {"rank": comm.rank, "median_s": float(np.median(slowest))}
+
+        seconds = alternate({"step": step}, request["repeats"], 5, comm)["step"]
+        return {"rank": comm.rank, "median_s": float(np.median(seconds))}
 
 
 def time_all(request: Record) -> Record:
@@ -141,15 +138,10 @@ def take_turns(
 ) -> Record:
     """Median seconds of a call on the slowest rank, and how many were timed; slow ones are called fewer times."""
     calls: dict[str, list[float]] = {name: [] for name in started}
-    for _ in range(repeats + 1):
-        for name, aggregator in started.items():
-            if sum(calls[name][1:]) > ENOUGH_S:
-                continue
-            line_up(comm)
-            start = time.perf_counter()
-            aggregator.aggregate(x, out)
-            own = time.perf_counter() - start
-            calls[name].append(float(gather(comm, np.array([own])).max()))
+    for name in turns(dict.fromkeys(started, repeats + 1)):
+        if sum(calls[name][1:]) <= ENOUGH_S:
+            own, _ = timed(partial(started[name].aggregate, x, out), comm)
+            calls[name].append(float(slowest(np.array([own]), comm)[0]))
     return {name: {"median_s": float(np.median(taken[1:])), "calls": len(taken) - 1} for name, taken in calls.items()}
 
 

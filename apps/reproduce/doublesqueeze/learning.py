@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from apps.plotting import Curve, curves
+from apps.records import Record
 from apps.reproduce.claims import Claim, Difference, paired
 from apps.reproduce.doublesqueeze.methods import (
     DENSE,
@@ -24,8 +26,7 @@ from apps.reproduce.doublesqueeze.methods import (
 )
 from apps.reproduce.networks import Task, trained
 from apps.reproduce.parallel import side_by_side
-from apps.reproduce.plots import Curve, curves
-from apps.reproduce.results import Book, Record
+from apps.reproduce.results import Book
 from apps.reproduce.tuning import climb
 
 GRID = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)

@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 
 from apps.emulator.network import ClusterError
+from apps.plotting import Curve, curves
+from apps.records import Record
 from apps.reproduce.claims import Claim
 from apps.reproduce.doublesqueeze.job import DETERMINISTIC
 from apps.reproduce.doublesqueeze.learning import BATCH, HIDDEN
@@ -23,8 +25,7 @@ from apps.reproduce.doublesqueeze.methods import (
     SPARSE,
 )
 from apps.reproduce.mpi_jobs import on_hosts, on_this_machine
-from apps.reproduce.plots import Curve, curves
-from apps.reproduce.results import Book, Record
+from apps.reproduce.results import Book
 
 JOB = "apps.reproduce.doublesqueeze.job"
 RATES = {"100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s", "none": "not limited"}

@@ -1,7 +1,7 @@
 """ECQ-SGD (Wu et al., ICML 2018, arXiv 1806.08054): Figure 2, Tables 1 and 2, and the compression it states.
 
-The data are made by the generators in `linear_models`. All methods of a study see the same data and the same samples at
-each seed, so that differences between them can be paired.
+The generators of the data are in `linear_models`. All methods of a study see the same data and the same
+samples at each seed, so that differences between them can be paired.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Literal
 
 import numpy as np
 
+from apps.plotting import Curve, curves
 from apps.reproduce.claims import Claim, paired
 from apps.reproduce.ecq_sgd.residual import residual, sizes, table_2
 from apps.reproduce.ecq_sgd.studies import ALPHAS, BATCH, BETAS, RANKS, SYN, Found, cell, ends, one_seed, studies
 from apps.reproduce.parallel import side_by_side
-from apps.reproduce.plots import Curve, curves
 from apps.reproduce.results import Book
 
 AXES = {"loss": "loss over all samples", "distance": "distance to w*"}

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from apps.reproduce.results import Record
+from apps.records import Record
 from collectives import Communicator, NonFiniteGradient
 from collectives.threads.run_local import run_local
 from mpicomp.algorithms import ECQSGD, QSGD, Algorithm, Dense, OneBitSGD, TernGrad

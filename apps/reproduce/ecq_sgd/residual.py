@@ -9,9 +9,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from apps.records import Record
 from apps.reproduce.claims import Claim, paired
 from apps.reproduce.ecq_sgd.studies import ALPHAS, BETAS, DATA, SPARSE, WIDE, Found, cell, ends
-from apps.reproduce.results import Book, Record
+from apps.reproduce.results import Book
 from mpicomp.codecs import Draw, Quantizer
 from mpicomp.codecs.base import sent_bytes
 from mpicomp.kernels.streams import Stream

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from apps.records import Record
 from apps.reproduce.ecq_sgd.linear_models import Problem, classification, regression, synthetic, train
-from apps.reproduce.results import Book, Record
+from apps.reproduce.results import Book
 from mpicomp import ECQSGD, QSGD, Dense, OneBitSGD, TernGrad
 from mpicomp.algorithms import Algorithm
 

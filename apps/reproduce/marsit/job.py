@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch.nn import functional as F  # noqa: N812
 
 import mpicomp
+from apps.records import Record
 from apps.reproduce.marsit.methods import TIMED
-from apps.reproduce.results import Record
 from apps.train.models import build
 from collectives import Communicator, Traffic
-from mpicomp.cli.bench.measure import gather, line_up
+from mpicomp.cli.timing import gather, spin_barrier, turns
 
 WARMING = 2  # calls that compile kernels and start from cold
 
@@ -73,18 +73,16 @@ def time_phases(comm: Communicator, step: Step, rounds: int) -> dict[str, list[l
         By method, rows of ``[compute, encode, merge, decode, wait, other]``: mean over ranks.
     """
     started = {name: method.start(comm, step.n) for name, method in TIMED.items()}
-    out, own = np.zeros(step.n, np.float32), np.zeros((rounds, len(started), 6))
-    for number in range(-WARMING, rounds):
-        for place, aggregator in enumerate(started.values()):
-            line_up(comm)
-            begun = time.perf_counter()
-            gradient = step.gradient()
-            computed = time.perf_counter() - begun
-            aggregator.aggregate(gradient, out)
-            if number >= 0:
-                own[number, place] = [computed, *phases(aggregator.traffic.last)]
-    mean = gather(comm, own.reshape(-1)).mean(axis=0).reshape(own.shape)
-    return {name: mean[:, place].tolist() for place, name in enumerate(started)}
+    out = np.zeros(step.n, np.float32)
+    own: dict[str, list[list[float]]] = {name: [] for name in started}
+    for name in turns(dict.fromkeys(started, WARMING + rounds)):
+        spin_barrier(comm)
+        begun = time.perf_counter()
+        gradient = step.gradient()
+        computed = time.perf_counter() - begun
+        started[name].aggregate(gradient, out)
+        own[name].append([computed, *phases(started[name].traffic.last)])
+    return {name: gather(comm, np.array(rows[WARMING:])).mean(axis=0).tolist() for name, rows in own.items()}
 
 
 def phases(call: Traffic) -> list[float]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from apps.reproduce.results import Record
+from apps.records import Record
 from apps.train.data import load
 from apps.train.learning_rate import LearningRate
 from collectives import Communicator

@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from apps.plotting import Curve, curves
+from apps.records import Record
 from apps.reproduce.claims import Claim, paired
 from apps.reproduce.marsit.perceptron import Perceptron, garments, train
 from apps.reproduce.mpi_jobs import on_this_machine
 from apps.reproduce.parallel import side_by_side
-from apps.reproduce.plots import Curve, curves
-from apps.reproduce.results import Book, Record
+from apps.reproduce.results import Book
 from mpicomp import Marsit
 
 PERIODS = (1, 50, 100, 200, None)

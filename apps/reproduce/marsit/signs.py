@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from apps.plotting import Curve, curves
+from apps.records import Record
 from apps.reproduce.claims import Claim
 from apps.reproduce.marsit.perceptron import Perceptron, garments
-from apps.reproduce.plots import Curve, curves
-from apps.reproduce.results import Book, Record
+from apps.reproduce.results import Book
 from collectives import Communicator
 from collectives.threads.run_local import run_local
 from mpicomp import SSDM, CascadingSSDM, MajorityVote, Marsit

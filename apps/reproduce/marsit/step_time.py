@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from apps.plotting import Bars, draw_bars, save
+from apps.records import Record
 from apps.reproduce.claims import Claim, paired
 from apps.reproduce.mpi_jobs import ClusterError, on_hosts, on_this_machine
-from apps.reproduce.plots import Bars, stacked_bars
-from apps.reproduce.results import Book, Record
+from apps.reproduce.results import Book
 
 HOSTS, RATE = 4, "1gbit"
 BUSY = 0.5  # processors that others use before the job
@@ -46,7 +47,7 @@ def figure_5(book: Book, seeds: int, full: bool) -> tuple[list[Claim], list[Path
                         for name, rows in of_one.items()})
         for topology, of_one in split.items()
     ]  # fmt: skip
-    figure = stacked_bars(book.folder / "figure-5.png", bars, PHASES, f"ms of a step, {where}")
+    figure = save(draw_bars(bars, PHASES, f"ms of a step, {where}"), book.folder / "figure-5.png")
     differs = (
         f"{where}, no GPU; a perceptron of {found['n']:,} parameters, {request['batch']} images a rank; one step per "
         f"synchronization; {request['rounds']} rounds of all methods in turn, medians"

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import torch
 
+from apps.plotting import Curve, curves
+from apps.records import Record
 from apps.reproduce.claims import Claim
 from apps.reproduce.mpi_jobs import on_this_machine
-from apps.reproduce.plots import Curve, curves
-from apps.reproduce.results import Book, Record
+from apps.reproduce.results import Book
 from apps.train.models import build
 from mpicomp.torch.buckets import NamedParameter, make_buckets
 from mpicomp.torch.layer_rates import bucket_rates, compression_rates

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import mpicomp
-from apps.reproduce.results import Record
+from apps.records import Record
 from collectives import Communicator
 from mpicomp.algorithms import ALGORITHMS, Algorithm
-from mpicomp.cli.bench.measure import gather
+from mpicomp.cli.timing import gather
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from apps.plotting import Curve, curves
+from apps.records import Record
 from apps.reproduce.claims import Claim
 from apps.reproduce.networks import Task, train
 from apps.reproduce.parallel import side_by_side
-from apps.reproduce.plots import Curve, curves
-from apps.reproduce.results import Book, Record
+from apps.reproduce.results import Book
 from apps.reproduce.scalecom.memories import EVERY, MODEL, SAME, length, plotted
 from apps.train.training import Training
 from collectives import Communicator

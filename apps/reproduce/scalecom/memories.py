@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
+from apps.plotting import Curve, curves
+from apps.records import Record
 from apps.reproduce.claims import Claim, paired
 from apps.reproduce.networks import Task, train
 from apps.reproduce.parallel import side_by_side
-from apps.reproduce.plots import Curve, curves
-from apps.reproduce.results import Book, Record
+from apps.reproduce.results import Book
 from apps.train.training import Training
 from collectives import Communicator
 from mpicomp import LocalTopK, ScaleCom

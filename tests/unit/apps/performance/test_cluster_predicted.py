@@ -14,13 +14,13 @@ from mpi4py import MPI
 
 from apps.emulator.link_speed import Measured
 from apps.emulator.rate import Rate
+from apps.environment import environment
 from apps.performance.cluster import __main__ as program
 from apps.performance.cluster import methods, predicted, targets, training
 from apps.performance.cluster.computing import training_step
 from apps.performance.cluster.grid import TWO_LEVEL, Cell, Net
 from apps.performance.cluster.plots import draw_iterations, iterations
-from apps.performance.cluster.records import write
-from apps.performance.facts import machine_facts
+from apps.records import write_record
 from collectives import Communicator, LinkModel
 from collectives.threads.run_local import run_local
 
@@ -40,7 +40,7 @@ def measured(cell: Cell, *links: LinkModel, **seconds: float) -> dict[str, Any]:
         for name, one in seconds.items()
     }  # fmt: skip
     payload = [{"what": "", "asked": "", "bits_per_s": 0.95 * (cell.net.bits_per_s or 1e10)}]
-    return {"part": "cluster", "settings": cell.settings, "ways": ways, "links": payload, "facts": machine_facts(),
+    return {"part": "cluster", "settings": cell.settings, "ways": ways, "links": payload, "environment": environment(),
             "advised": [advice(link) for link in links]}  # fmt: skip
 
 
@@ -202,9 +202,9 @@ def test_a_method_is_held_to_its_bytes_and_its_computing_and_to_dense() -> None:
         "slow": {"median_s": 3.0, "bytes_sent": 12.5e6, "codec_s": [1.0] * 4, "predicted_s": 4.5},
         "tiny": {"median_s": 3.0, "bytes_sent": 1.25e6, "codec_s": [2.5, 0.1, 0.1, 0.1]},
     }
-    facts, links = machine_facts() | {"cores": 2}, [{"bits_per_s": 100e6}, {"bits_per_s": 110e6}]
+    facts, links = environment() | {"cores": 2}, [{"bits_per_s": 100e6}, {"bits_per_s": 110e6}]
     record = {"part": "methods", "n": 25_000_000, "settings": asdict(Net(4, "100mbit")), "rows": rows,
-              "links": links, "facts": facts}  # fmt: skip
+              "links": links, "environment": facts}  # fmt: skip
     text = methods.render([record])
     assert "| quick | 1250 | 12.5 | 1000 | 250 | 500 | 1.25 | 9.6 | 12.0 | 1000 (-20%) |" in text
     assert "| slow | 3000 | 12.5 | 1000 | 1000 | 2000 | 1.50 | 4.0 † | 12.0 | 4500 (+50%) |" in text
@@ -253,7 +253,7 @@ def staged_record(rate: str, **seconds: float) -> dict[str, Any]:
     }  # fmt: skip
     compute = {"median_s": 0.3, "min_s": 0.2, "elapsed_s": 0.25, "cpu_s": 0.15, "parameters": 25_001_862, "batch": 32}
     return {"part": "methods", "n": 25_000_000, "settings": asdict(Net(4, rate)), "rows": rows, "compute": compute,
-            "links": [{"bits_per_s": 1e8}], "facts": machine_facts()}  # fmt: skip
+            "links": [{"bits_per_s": 1e8}], "environment": environment()}  # fmt: skip
 
 
 def test_an_iteration_is_computing_and_the_stages_of_its_call() -> None:
@@ -279,7 +279,7 @@ def test_methods_without_stages_have_a_table_and_no_bars(tmp_path: Path) -> None
 
 
 def test_iterations_are_shown_below_the_table_of_methods(tmp_path: Path) -> None:
-    write(staged_record("1gbit", dense=9.0, quick=0.05), tmp_path / "methods" / "a.json")
+    write_record(tmp_path / "methods" / "a.json", staged_record("1gbit", dense=9.0, quick=0.05))
     document = tmp_path / "docs.md"
     document.write_text(program.DOCUMENT.read_text())
     options = ["--docs", str(document), "--figures", str(tmp_path / "figures")]

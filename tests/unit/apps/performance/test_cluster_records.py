@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from apps.emulator.network import ClusterError
+from apps.environment import environment
 from apps.performance.cluster import __main__ as program
 from apps.performance.cluster import rounds, sweep
 from apps.performance.cluster.figures import (
@@ -27,12 +28,12 @@ from apps.performance.cluster.figures import (
 from apps.performance.cluster.grid import Cell, Net, product
 from apps.performance.cluster.overlap import overlap
 from apps.performance.cluster.plots import draw, overlap_by_rate
-from apps.performance.cluster.records import merge, read, write
+from apps.performance.cluster.records import merge, read
 from apps.performance.cluster.sweep import balance
 from apps.performance.cluster.tables import NOTHING, tables
 from apps.performance.cluster.ways import choose, of_library
-from apps.performance.facts import machine_facts
 from apps.performance.record import replace_block
+from apps.records import write_record
 
 COST = dict.fromkeys(rounds.COSTS, 0.001) | {"bytes_sent_most": 2e6}
 
@@ -52,7 +53,7 @@ def part(library: str, ways: dict[str, Any], nbytes: int = 1_000_000, rate: str 
         "part": "cluster",
         "library": library,
         "settings": settings,
-        "facts": machine_facts() | {"mpi": "MPICH Version: 5\nmore" if library == "mpich" else "Open MPI 5"},
+        "environment": environment() | {"mpi": "MPICH 5" if library == "mpich" else "Open MPI 5"},
         "links": links,
         "ways": ways,
         "advised": [],
@@ -79,8 +80,8 @@ def test_parts_of_a_cell_are_put_together_job_by_job() -> None:
     first = part("openmpi", {"dense ring": timed(1.0, 2.0, cost={"bytes_sent": 10.0}), "Gloo": timed(1.0)})
     second = part("openmpi", {"dense ring": timed(6.0, cost={"bytes_sent": 40.0})})
     on_mpich = part("mpich", {"dense ring": timed(4.0, cost={"bytes_sent": 10.0}), "MPICH": timed(5.0)})
-    first["facts"] |= {"load": 0.2, "memory_scaling": [1.1]}
-    second["facts"] |= {"load": 1.2, "memory_scaling": [1.9]}
+    first["environment"] |= {"load": 0.2, "memory_scaling": [1.1]}
+    second["environment"] |= {"load": 1.2, "memory_scaling": [1.9]}
     first["advised"], second["advised"] = [{"piece_bytes": 1}], [{"piece_bytes": 2}]
     merged = merge([first, on_mpich, second], {})
     assert list(merged["ways"]) == ["dense ring", "Gloo", "dense ring (MPICH job)", "MPICH"]
@@ -88,15 +89,15 @@ def test_parts_of_a_cell_are_put_together_job_by_job() -> None:
     assert (ring["times_s"], ring["median_s"], ring["min_s"]) == ([1.0, 2.0, 6.0], (1.5 + 6.0) / 2, 1.0)
     assert (ring["elapsed_s"], ring["cost"]["bytes_sent"]) == (3.0, 20.0)
     assert merged["ways"]["Gloo"]["cost"] is None
-    assert merged["facts"]["mpi"] == "Open MPI 5 and MPICH 5"
-    assert merged["facts"]["memory_scaling"] == [1.1, 1.9]
-    assert merged["facts"]["load"] >= 1.2
+    assert merged["environment"]["mpi"] == "Open MPI 5 and MPICH 5"
+    assert merged["environment"]["memory_scaling"] == [1.1, 1.9]
+    assert merged["environment"]["load"] >= 1.2
     assert merged["advised"] == [{"piece_bytes": 1}, {"piece_bytes": 2}]
 
 
 def test_records_are_read_as_written(tmp_path: Path) -> None:
     record = cell()
-    write(record, tmp_path / "some" / "a.json")
+    write_record(tmp_path / "some" / "a.json", record)
     assert read(tmp_path / "some", "cluster") == [json.loads(json.dumps(record))]
     assert read(tmp_path / "some", "overlap") == []
 
@@ -104,7 +105,7 @@ def test_records_are_read_as_written(tmp_path: Path) -> None:
 def test_jobs_of_older_records_count_alike_however_many_calls_each_had(tmp_path: Path) -> None:
     record = merge([part("openmpi", {"Gloo": timed(*times)}) for times in ((1.0, 1.0, 4.0), (9.0,))], {})
     record["ways"]["Gloo"]["median_s"] = 2.5
-    write(record, tmp_path / "a.json")
+    write_record(tmp_path / "a.json", record)
     (again,) = read(tmp_path, "cluster")
     assert again["ways"]["Gloo"]["median_s"] == 5.0
 
@@ -184,7 +185,7 @@ def overlap_record(nodes: int, mbit: int) -> dict[str, Any]:
     times = {"wire_s": 30.0 / mbit, "compute_s": 0.02, "together_s": 0.04}
     links = [{"what": "", "asked": "", "bits_per_s": mbit * 0.95e6}]
     settings = {"nodes": nodes, "rate": f"{mbit}mbit", "between": "none"}
-    head = {"part": "overlap", "n": 1_000_000, "facts": machine_facts(), "links": links, "settings": settings}
+    head = {"part": "overlap", "n": 1_000_000, "environment": environment(), "links": links, "settings": settings}
     return {**head, **times, "overlap": 0.5, "overlaps": [0.4, 0.5, 0.8], "exposed_s": 0.001, "moving_s": 0.003}
 
 
@@ -194,7 +195,7 @@ def test_several_jobs_overlap_as_the_median_of_theirs() -> None:
         for part, wire_s in ((0.9, 3.0), (0.5, 1.0), (0.7, 2.0))
     ]
     for job, scaling, rate in zip(jobs, (1.1, 1.9, 1.5), (9e8, 9.2e8, 9.9e8), strict=True):
-        job["facts"] = job["facts"] | {"memory_scaling": [scaling]}
+        job["environment"] = job["environment"] | {"memory_scaling": [scaling]}
         job["links"][0]["bits_per_s"] = rate
     made = sweep.together(jobs)
     assert (made["overlap"], made["wire_s"], made["overlaps"]) == (0.7, 2.0, [0.9, 0.5, 0.7])
@@ -213,7 +214,7 @@ def test_overlap_goes_on_with_the_jobs_that_are_missing(tmp_path: Path, monkeypa
         if net.rate == "1gbit" and broken:
             raise ClusterError("a link is slow")
         record = overlap_record(net.nodes, 1000) | {"times_s": {}}
-        write(record, path)
+        write_record(path, record)
         return record
 
     monkeypatch.setattr(sweep, "measure_alone", measure_alone)
@@ -224,7 +225,7 @@ def test_overlap_goes_on_with_the_jobs_that_are_missing(tmp_path: Path, monkeypa
     assert [path.name for path in tmp_path.glob("*.json")] == ["two.json"]
     assert asked == ["one.0.json", "two.0.json", "one.1.json", "two.1.json"]
     broken, asked[:] = False, ["before"]
-    write(overlap_record(2, 1000) | {"times_s": {}}, tmp_path / "parts" / "one.0.json")
+    write_record(tmp_path / "parts" / "one.0.json", overlap_record(2, 1000) | {"times_s": {}})
     assert sweep._measure(names, tmp_path, False, 1000, 1, 2) == []
     assert asked == ["before", "one.1.json"]
     assert len(json.loads((tmp_path / "one.json").read_text())["overlaps"]) == 2
@@ -283,7 +284,7 @@ def test_tables_stay_as_they_are_where_what_they_are_made_of_is_not_measured(tmp
     program.write(tmp_path / "records", options)
     assert document.read_text() == program.DOCUMENT.read_text()
 
-    write(overlap_record(2, 500), tmp_path / "records" / "overlap" / "a.json")
+    write_record(tmp_path / "records" / "overlap" / "a.json", overlap_record(2, 500))
     program.write(tmp_path / "records", options)
     blocks = re.compile(r"<!-- begin (\S+) -->(.*?)<!-- end", re.DOTALL)
     before, after = (dict(blocks.findall(path.read_text())) for path in (program.DOCUMENT, document))
@@ -291,7 +292,7 @@ def test_tables_stay_as_they_are_where_what_they_are_made_of_is_not_measured(tmp
 
     eight = cell()
     eight["settings"] = Cell(Net(8, "1gbit"), 100_000_000).settings
-    write(eight, tmp_path / "records" / "b.json")
+    write_record(tmp_path / "records" / "b.json", eight)
     program.write(tmp_path / "records", options)
     blocks_now = dict(blocks.findall(document.read_text()))
     assert blocks_now["cluster-nodes"] != before["cluster-nodes"]

@@ -12,41 +12,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from apps.performance import learning, run_all, runs, timing
+from apps.environment import environment
+from apps.launch import PROJECT, mpi_environment, python_command, run
+from apps.performance import learning, run_all, runs
 from apps.performance.cascading import amplitude, matching_rate
-from apps.performance.facts import (
-    describe,
-    forget_peak,
-    huge_page_policy,
-    machine_facts,
-    memory_scaling,
-    passes,
-    peak_resident_bytes,
-    resident_bytes,
-)
-from apps.performance.jobs import PROJECT, environment, run
+from apps.performance.idle_memory import memory_scaling, passes
+from apps.performance.memory import forget_peak, peak_resident_bytes, resident_bytes
 from apps.performance.record import replace_block, scaled, table
 from apps.performance.runs import Outcome, Run
-from apps.performance.timing import alternate, summary
 
 JOB_S = 150.0
-
-
-def test_every_turn_begins_with_another_side() -> None:
-    calls: list[str] = []
-    alternate({name: lambda name=name: calls.append(name) for name in "abc"}, repeats=3, warmup=0)
-    assert "".join(calls) == "abcbcacab"
-
-
-def test_warm_up_calls_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    waits = iter([50.0, 1.0, 4.0, 2.0])
-
-    def wait() -> None:
-        now[0] += next(waits)
-
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
-    assert summary(alternate({"only": wait}, repeats=3, warmup=1)["only"]) == {"median_s": 2.0, "min_s": 1.0}
 
 
 def test_a_block_is_replaced_and_the_text_around_it_kept() -> None:
@@ -79,13 +54,6 @@ def test_times_have_three_digits_or_all_before_the_point(seconds: float, shown: 
     assert scaled(seconds, 1e-3) == shown
 
 
-def test_facts_make_a_sentence() -> None:
-    facts = machine_facts()
-    assert json.loads(json.dumps(facts)) == facts
-    assert facts["cpu"] in describe(facts)
-    assert huge_page_policy("always [madvise] never\n") == "madvise"
-
-
 def test_what_memory_gives_to_all_processors_is_held_against_what_it_gives_to_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -95,14 +63,14 @@ def test_what_memory_gives_to_all_processors_is_held_against_what_it_gives_to_on
         asked.append(len(vectors))
         return 10.0 * len(vectors) ** 0.5
 
-    monkeypatch.setattr("apps.performance.facts.passes", noted)
+    monkeypatch.setattr("apps.performance.idle_memory.passes", noted)
     cores = len(os.sched_getaffinity(0))
     assert memory_scaling() == pytest.approx(cores**0.5)
     assert set(asked) == {1, cores}
 
 
 def test_a_machine_that_stalls_for_a_turn_is_measured_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apps.performance.facts._SCALING_S", -1.0)
+    monkeypatch.setattr("apps.performance.idle_memory._SCALING_S", -1.0)
     assert passes([np.ones(10, np.float32)] * 2) > 0
 
 
@@ -152,8 +120,8 @@ def test_only_runs_that_did_not_end_are_started(tmp_path: Path, monkeypatch: pyt
     lost.path(tmp_path).write_text(json.dumps({"kind": "diverged"}) + "\n")
     started: list[Path] = []
 
-    def train(n_ranks: int, arguments: list[str], *_: object, **__: object) -> tuple[int, str]:
-        for options in json.loads(Path(arguments[-1]).read_text()):
+    def train(command: list[str], *_: object, **__: object) -> tuple[int, str]:
+        for options in json.loads(Path(command[-1]).read_text()):
             started.append(Path(options[options.index("--json") + 1]))
             started[-1].write_text(result)
         return 0, ""
@@ -171,25 +139,20 @@ def test_a_failed_run_is_told_with_what_it_printed(tmp_path: Path, monkeypatch: 
         runs.run_all([Run("digits", 4, "momentum", 0.05, "dense", 0)], tmp_path)
 
 
-def test_a_job_that_hangs_is_ended() -> None:
-    status, _ = run(None, ["-c", "import time; time.sleep(60)"], environment(), 0.5)
-    assert status == 124
-
-
 @pytest.mark.timeout(2 * JOB_S)
 @pytest.mark.parametrize("job", [job for job in run_all.JOBS if job.part != "learning"], ids=lambda job: job.name)
 def test_every_part_runs_in_its_small_form_and_fills_its_place(job: run_all.Job, tmp_path: Path) -> None:
     ranks = min(job.ranks, 4) if job.ranks else None
     path = tmp_path / f"{job.name}.json"
     arguments = ["-m", f"apps.performance.{job.module}", "--quick", "--json", str(path)]
-    status, output = run(ranks, arguments, environment(), JOB_S, capture=True)
+    status, output = run(python_command(ranks, arguments), mpi_environment(), timeout_s=JOB_S)
     assert status == 0, output
     document = tmp_path / "performance.md"
     document.write_text((PROJECT / "docs" / "performance.md").read_text())
     run_all.tables(job, path, document)
     written = document.read_text().partition(f"<!-- begin {job.name} -->")[2].partition("<!-- end")[0]
     assert written.strip() in output
-    assert json.loads(path.read_text())["facts"]["cpu"] in written
+    assert json.loads(path.read_text())["environment"]["cpu"] in written
 
 
 def test_run_all_skips_what_is_measured_and_fails_where_a_part_does(
@@ -198,12 +161,13 @@ def test_run_all_skips_what_is_measured_and_fails_where_a_part_does(
     statuses = {"kernels": 0, "memory": 3}
     started: list[str] = []
 
-    def job(_: object, arguments: list[str], *__: object, **___: object) -> tuple[int, str]:
+    def job(command: list[str], *__: object, **___: object) -> tuple[int, str]:
+        arguments = command[command.index("-m") :]
         name = arguments[1].removeprefix("apps.performance.")
         started.append(name)
         if not statuses[name]:
             Path(arguments[arguments.index("--json") + 1]).write_text(
-                json.dumps({"rows": [], "settings": {"n": 1}, "facts": machine_facts()})
+                json.dumps({"rows": [], "settings": {"n": 1}, "environment": environment()})
             )
         return statuses[name], "what it printed"
 

@@ -26,7 +26,6 @@ from apps.reproduce.marsit.step_time import (
     unless_busy,
 )
 from apps.reproduce.parallel import side_by_side
-from apps.reproduce.plots import Bars, stacked_bars
 from collectives import Traffic
 from collectives.threads.run_local import run_local
 from mpicomp import Marsit
@@ -185,8 +184,3 @@ def test_times_taken_on_a_busy_machine_are_not_judged() -> None:
 
 def test_runs_side_by_side_keep_their_order() -> None:
     assert side_by_side([partial(dict, number=number) for number in range(4)]) == [{"number": n} for n in range(4)]
-
-
-def test_stacked_bars_are_drawn(tmp_path: Path) -> None:
-    panels = [Bars("ring", {"a": (1, 2), "b": (3, 4)}), Bars("torus", {"a": (1, 2), "b": (3, 4)})]
-    assert stacked_bars(tmp_path / "bars.png", panels, ("one", "two"), "ms").stat().st_size > 1000

@@ -66,7 +66,7 @@ def test_what_a_run_tells_before_its_epochs_is_passed_over(tmp_path: Path) -> No
         ("", "no training run"),
         ("[1]\n", "not an object"),
         ('{"kind": "links"}\n', "no epoch of a training run"),
-        ('{"kind": "epoch", "epoch": 1}\n', "it has no 'algorithm'"),
+        ('{"kind": "epoch", "epoch": 1}\n', "it has no 'accuracy'"),
         (line(accuracy="high"), "its 'accuracy' is 'high', not a number"),
         (line(bytes_so_far_per_rank=10**400), "more than 40 digits"),
         (line(algorithm_options=[]), r"its 'algorithm_options' is [], not an object"),
@@ -79,7 +79,7 @@ def test_rejects_other_files_in_one_line(
 ) -> None:
     path = tmp_path / "run.json"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    assert main([str(path)]) == 1
+    assert main([str(path), "--out", str(tmp_path / "plot.png")]) == 1
     error = capsys.readouterr().err
     assert message in error
     assert str(path) in error
