@@ -10,8 +10,8 @@ import json
 import sys
 from pathlib import Path
 
-from apps.report import STATUS_DIVERGED
-from apps.train import main as train
+from apps.train.__main__ import main as train
+from apps.train.report import STATUS_DIVERGED
 
 
 def main() -> int:

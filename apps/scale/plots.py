@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from apps.plotting import legend, named_ticks, new_figure, save
-from apps.scale.model import METHODS, TOPOLOGIES, Point
+from apps.scale.simulations import METHODS, TOPOLOGIES, Point
 from collectives import LinkModel
 
 STYLES = {"dense": "-", "one-bit": "--"}

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from apps.cluster.measured import Measured
-from apps.cluster.network import NAMESPACES, PREFIX
-from apps.performance.cluster import methods, predicted
 from apps.performance.cluster.drive import Limits, measure_alone, measure_cells
-from apps.performance.cluster.grid import Cell, Net
 from apps.performance.cluster.ways import of_library
+
+from apps.emulator.link_speed import Measured
+from apps.emulator.network import NAMESPACES, PREFIX
+from apps.performance.cluster import methods, predicted
+from apps.performance.cluster.grid import Cell, Net
 
 PROJECT = Path(__file__).resolve().parents[2]
 NBYTES = 400_000

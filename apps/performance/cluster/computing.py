@@ -8,7 +8,7 @@ from math import sqrt
 import torch
 from torch.nn.functional import cross_entropy
 
-from apps.models import build
+from apps.train.models import build
 
 SHAPE, CLASSES, BATCH = (1, 28, 28), 10, 32
 

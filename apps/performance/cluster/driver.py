@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from apps.cluster import mpi
-from apps.cluster.measured import Measured, measure
-from apps.cluster.network import ClusterError, Network
+from apps.emulator import mpirun
+from apps.emulator.link_speed import Measured, measure
+from apps.emulator.network import ClusterError, Network
 from apps.launch import PROJECT, JobFailed, write_request
 from apps.performance.cluster.grid import Cell, Cluster, default_budget_s
 from apps.performance.cluster.implementations import MEMORY_PART, MPICH_DEFAULT, choose, memory_bytes, of_library
@@ -148,7 +148,7 @@ def run_on_hosts(network: Network, folder: Path, what: str, arguments: Sequence[
         The job failed or took too long.
     """
     chosen: dict[str, Any] = {"mpi": "mpich", "python": MPICH_PYTHON} if library == "mpich" else {"settings": SETTINGS}
-    mpi.run_on_hosts(network, folder, what, arguments, LONGEST_JOB_S, **chosen)
+    mpirun.run_on_hosts(network, folder, what, arguments, LONGEST_JOB_S, **chosen)
 
 
 def has_mpich() -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
-from apps.cluster.rates import Rate
+from apps.emulator.rate import Rate
 from apps.performance.cluster.implementations import DENSE_RING, MPI_DEFAULT, MPICH_DEFAULT, ONE_BIT_RING, TUNED_NAMES
 from apps.performance.cluster.records import medians_by_job
 from apps.records import Record

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from apps.cluster.rates import Rate
+from apps.emulator.rate import Rate
 from apps.environment import describe
 from apps.performance.cluster.grid import RATES, size_text
 from apps.performance.cluster.implementations import (

@@ -8,14 +8,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from apps.cluster.measured import measure
-from apps.cluster.network import Network
-from apps.cluster.rates import Rate
+from apps.emulator.link_speed import measure
+from apps.emulator.network import Network
+from apps.emulator.rate import Rate
 from apps.performance.cluster.driver import FAILURES, link_records, log, run_on_hosts
 from apps.performance.cluster.grid import Cluster
 from apps.performance.cluster.tables import ABSENT, NOTHING
 from apps.performance.part import Column, get, table
-from apps.plot import plot, read_run
+from apps.train.plot import plot
+from apps.train.run_records import read_run
 
 CLUSTERS = (Cluster(4, "100mbit"), Cluster(4, "1gbit"))
 EPOCHS = 3

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from apps.cluster.measured import Measured
-from apps.cluster.rates import Rate
+from apps.emulator.link_speed import Measured
+from apps.emulator.rate import Rate
 from apps.environment import environment
 from apps.performance.cluster import __main__ as program
 from apps.performance.cluster import methods, predicted, targets, training

@@ -9,11 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from apps.cluster.network import ClusterError
-from apps.environment import environment
-from apps.performance.cluster import __main__ as program
-from apps.performance.cluster import rounds, sweep
 from apps.performance.cluster.figures import (
     best_mpi,
     bound_s,
@@ -25,14 +20,19 @@ from apps.performance.cluster.figures import (
     speedup,
     speedups_by_job,
 )
+from apps.performance.cluster.ways import choose, of_library
+from apps.performance.record import replace_block
+
+from apps.emulator.network import ClusterError
+from apps.environment import environment
+from apps.performance.cluster import __main__ as program
+from apps.performance.cluster import rounds, sweep
 from apps.performance.cluster.grid import Cell, Net, product
 from apps.performance.cluster.overlap import overlap
 from apps.performance.cluster.plots import draw, overlap_by_rate
 from apps.performance.cluster.records import merge, read
 from apps.performance.cluster.sweep import balance
 from apps.performance.cluster.tables import NOTHING, tables
-from apps.performance.cluster.ways import choose, of_library
-from apps.performance.record import replace_block
 from apps.records import write_record
 
 COST = dict.fromkeys(rounds.COSTS, 0.001) | {"bytes_sent_most": 2e6}
