@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from apps.reproduce.book import Book
 from apps.reproduce.claims import Claim, table
+from apps.reproduce.results import Book
 
 PAPERS = {"doublesqueeze": "doublesqueeze", "ecq-sgd": "ecq_sgd", "marsit": "marsit", "scalecom": "scalecom"}
 FOLDER = Path("runs") / "reproduce"

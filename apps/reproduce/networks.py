@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from apps.data import Dataset, Split, load
-from apps.options import parse
-from apps.reproduce.book import Book, Record
-from apps.training import Training
+from apps.records import Record
+from apps.reproduce.results import Book
+from apps.train.data import Dataset, Split, load
+from apps.train.options import parse
+from apps.train.training import Training
 from collectives import Communicator, NonFiniteGradient
 from collectives.threads.run_local import run_local
 from mpicomp.algorithms import Algorithm
