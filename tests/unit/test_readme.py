@@ -34,7 +34,7 @@ PROGRAMS = {
     "mpicomp bench": "mpicomp/cli/bench/__init__.py",
     "mpicomp doctor": "mpicomp/cli/doctor/__init__.py",
     "mpicomp advise": "mpicomp/cli/advise/__init__.py",
-    "mpicomp trace": "mpicomp/cli/trace.py",
+    "mpicomp trace": "mpicomp/cli/trace/__init__.py",
     "python -m apps.train": "apps/train/options.py",
     "python -m apps.train.compare": "apps/train/compare.py",
     "python -m apps.train.plot": "apps/train/plot.py",
