@@ -1,82 +1,86 @@
-"""Jobs that measure over MPI: on emulated hosts with links of a chosen rate, or between processes of this machine.
+"""Call functions on all ranks of an MPI job, on emulated hosts with links of a chosen rate or on this machine.
 
-A job is a module that is run as ``python -m MODULE REQUEST`` on every rank: it reads a JSON file, and its rank 0 writes
-what it found, JSON as well, into the file that the request calls ``path``.
+``python -m apps.reproduce.mpi_jobs REQUEST`` runs on every rank. It reads the function and its arguments from a JSON
+file and calls it; rank 0 writes what the function returned.
 """
 
 from __future__ import annotations
 
+import sys
 import tempfile
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
+from mpi4py import MPI
+
+import mpicomp
 from apps.emulator.link_speed import transfer
 from apps.emulator.mpirun import run_on_hosts
-from apps.emulator.network import ClusterError, Layout, Network
+from apps.emulator.network import Layout, Network
 from apps.emulator.rate import Rate
-from apps.launch import JobFailed, mpi_environment, python_command, run_or_raise, write_request
-from apps.records import Record, read_record
+from apps.launch import mpi_environment, python_command, run_or_raise, write_request
+from apps.records import Record, read_record, write_record
 
-LONGEST_S = 1200.0
+TIMEOUT_S = 1200.0
 PROBE_S = 0.3  # of a link
-FOUND = "found.json"
 
 
-def on_this_machine(ranks: int, module: str, request: Record) -> Record:
-    """Run a job between processes of this machine, which share memory.
-
-    Raises
-    ------
-    JobFailed
-    FileNotFoundError
-        There is no MPI.
-    """
-    with tempfile.TemporaryDirectory(prefix="mpicomp-job-") as scratch:
-        folder = Path(scratch)
-        command = python_command(ranks, _job(folder, module, request))
-        run_or_raise(module, command, mpi_environment(), LONGEST_S)
-        return _found(folder)
-
-
-def on_hosts(rate: str, hosts: int, module: str, request: Record) -> Record:
-    """Run a job with one rank on each emulated host of `apps.emulator`.
+def call_on_ranks(function: Callable[..., Record], arguments: Record, ranks: int, rate: str | None = None) -> Record:
+    """Call a function on every rank of a new MPI job.
 
     Parameters
     ----------
-    rate : str
-        What each host can send: ``"100mbit"``, or ``"none"`` for no limit.
-    hosts : int
-    module : str
-    request : dict
+    function : callable
+        A function of a module; it is called with `arguments` by name, and makes its own communicators.
+    arguments : dict
+        They can be written as JSON.
+    ranks : int
+    rate : str, optional
+        Each rank runs on an emulated host of its own, which sends at this rate: ``"100mbit"``, or ``"none"`` for no
+        limit. Default: the ranks are processes of this machine, which share memory.
 
     Returns
     -------
     dict
-        What the job found, and ``payload_bits_per_s``: what one connection between two hosts carried right before.
+        The result of the function on rank 0. With emulated hosts, ``payload_bits_per_s`` is what one connection between
+        two hosts carried right before.
 
     Raises
     ------
     ClusterError
         Hosts cannot be emulated here: there is no root, or no ``tc``.
     JobFailed
+        The job failed or took too long.
+    FileNotFoundError
+        There is no MPI.
     """
-    layout = Layout((Rate.parse(rate),) * hosts)
-    with tempfile.TemporaryDirectory(prefix="mpicomp-job-") as scratch, Network(layout) as network:
+    name = f"{function.__module__}:{function.__qualname__}"
+    with tempfile.TemporaryDirectory(prefix="mpicomp-job-") as scratch:
         folder = Path(scratch)
-        nbytes = round(PROBE_S * (layout.rates[0].bits_per_s or 8e9) / 8)
-        carried = transfer(network.nodes[0], network.nodes[1], nbytes)
-        run_on_hosts(network, folder, module, _job(folder, module, request), LONGEST_S)
-        return {**_found(folder), "payload_bits_per_s": carried}
+        path = folder / "found.json"
+        request = write_request(folder, {"function": name, "arguments": arguments, "path": str(path)})
+        job = ["-m", "apps.reproduce.mpi_jobs", request]
+        if rate is None:
+            run_or_raise(name, python_command(ranks, job), mpi_environment(), TIMEOUT_S)
+            return read_record(path)
+        layout = Layout((Rate.parse(rate),) * ranks)
+        with Network(layout) as network:
+            nbytes = round(PROBE_S * (layout.rates[0].bits_per_s or 8e9) / 8)
+            carried = transfer(network.nodes[0], network.nodes[1], nbytes)
+            run_on_hosts(network, folder, name, job, TIMEOUT_S)
+        return {**read_record(path), "payload_bits_per_s": carried}
 
 
-def _job(folder: Path, module: str, request: Record) -> list[str]:
-    return ["-m", module, write_request(folder, {**request, "path": str(folder / FOUND)})]
+def main() -> None:
+    """Run one rank of a job."""
+    mpicomp.install_abort_hook()
+    request = read_record(Path(sys.argv[1]), function=str, arguments=dict, path=str)
+    module, _, name = request["function"].partition(":")
+    found = getattr(import_module(module), name)(**request["arguments"])
+    if MPI.COMM_WORLD.rank == 0:
+        write_record(Path(request["path"]), found)
 
 
-def _found(folder: Path) -> Record:
-    path = folder / FOUND
-    if not path.exists():
-        raise JobFailed(f"the job ended without writing {path.name}: its rank 0 must write the file that `path` names")
-    return read_record(path)
-
-
-__all__ = ["ClusterError", "JobFailed", "on_hosts", "on_this_machine"]
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""Results on disk, one JSON file each: a study that was cut off goes on where it stopped."""
+"""Results of studies on disk, so that a study that was cut off continues where it stopped."""
 
 from __future__ import annotations
 
@@ -10,45 +10,58 @@ from pathlib import Path
 from apps.records import Record, read_record, write_record
 
 
-class Book:
-    """The folder of one paper's results.
+class Results:
+    """The folder of the results of one paper, each in a JSON file.
 
     Parameters
     ----------
     folder : Path
-        Made where it is missing.
+        It is made if it is missing.
     fresh : bool
-        Whether what is there already is made again.
+        Whether results that are there are made again.
     """
 
     def __init__(self, folder: Path, fresh: bool = False) -> None:
         self.folder, self._fresh = folder, fresh
         folder.mkdir(parents=True, exist_ok=True)
 
-    def record(self, name: str, settings: Record, make: Callable[[], Record]) -> Record:
-        """What was found with these settings, or what `make` finds now.
+    def get(self, name: str, settings: Record, make: Callable[[], Record]) -> Record:
+        """Return the result with these settings; `make` it if there is no such result.
 
         Parameters
         ----------
         name : str
-            Of the file.
+            Name of the file.
         settings : dict
-            All that the result depends on; JSON. A file with others is written anew.
+            Everything that the result depends on, as JSON. A file with other settings is replaced.
         make : callable
-            Returns the result; JSON.
+            Returns the result, which can be written as JSON.
+
+        Raises
+        ------
+        ValueError
+            The file is of another program.
         """
         path = self.folder / f"{name}.json"
         settings = json.loads(json.dumps(settings))
         if path.exists() and not self._fresh:
-            known = read_record(path)
+            known = _read(path)
             if known["settings"] == settings:
                 return dict(known["result"])
         start = time.monotonic()
         result = make()
-        whole = {"settings": settings, "seconds": time.monotonic() - start, "result": result}
-        write_record(path, whole)
+        write_record(path, {"settings": settings, "seconds": time.monotonic() - start, "result": result})
         return result
 
     def seconds(self) -> float:
-        """That all results took."""
-        return sum(read_record(path)["seconds"] for path in self.folder.glob("*.json"))
+        """The time that all results took."""
+        return sum(_read(path)["seconds"] for path in self.folder.glob("*.json"))
+
+
+def slug(name: str) -> str:
+    """The name of a method or model as a part of file names."""
+    return name.lower().replace(",", "").replace(" ", "-")
+
+
+def _read(path: Path) -> Record:
+    return read_record(path, settings=dict, seconds=float, result=dict)

@@ -19,32 +19,37 @@ from apps.plotting import Curve, curves
 from apps.reproduce.claims import Claim, paired
 from apps.reproduce.ecq_sgd.residual import residual, sizes, table_2
 from apps.reproduce.ecq_sgd.studies import ALPHAS, BATCH, BETAS, RANKS, SYN, Found, cell, ends, one_seed, studies
-from apps.reproduce.parallel import side_by_side
-from apps.reproduce.results import Book
+from apps.reproduce.parallel import run_parallel
+from apps.reproduce.results import Results
 
 AXES = {"loss": "loss over all samples", "distance": "distance to w*"}
 
 
-def run(book: Book, seeds: int, full: bool) -> tuple[list[Claim], list[Path]]:
-    """All parts; returns the claims and the figures."""
+def study(results: Results, seeds: int, full: bool) -> tuple[list[Claim], list[Path]]:
+    """Train everything, then judge and draw."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the processes are the parallel part
     steps, every = 3000 if full else 1000, studies()
-    jobs = [(study, seed) for study in every for seed in range(min(seeds, study.most))]
-    made: dict[str, Found] = {study.name: {name: [] for name in study.methods} for study in every}
-    rows = side_by_side([partial(one_seed, book, study, seed, steps) for study, seed in jobs])
-    for (study, _), row in zip(jobs, rows, strict=True):
-        for name, record in row.items():
-            made[study.name][name].append(record)
-    differs = f"made data; {RANKS} ranks, {BATCH} samples each, {steps} steps"
+    of_seeds = {one.name: range(min(seeds, one.most_seeds)) for one in every}
+    rows = run_parallel(
+        {(one.name, seed): partial(one_seed, results, one, seed, steps) for one in every for seed in of_seeds[one.name]}
+    )
+    made: dict[str, Found] = {
+        one.name: {name: [rows[one.name, seed][name] for seed in of_seeds[one.name]] for name in one.methods}
+        for one in every
+    }
+    differs = f"generated data; {RANKS} ranks, {BATCH} samples each, {steps} steps"
     claims = [figure_2(features, made[f"syn-{features}"], differs) for features in SYN]
     for name in PAPER:
         claims += table_1(name, made[name], differs)
-    claims += [*table_2(made["grid"], differs), residual(book), *sizes(book)]
-    return claims, [path for study in every for path in drawn(book, study.name, made[study.name])]
+    claims += [*table_2(made["grid"], differs), residual(results), *sizes(results)]
+    return claims, [path for name, found in made.items() for path in draw(results.folder, name, found)]
+
+
+PARTS = (study,)
 
 
 def figure_2(features: int, found: Found, differs: str) -> Claim:
-    """Distance to the optimum: dense <= ECQ-SGD < QSGD."""
+    """Whether the distances to the optimum are in the order dense <= ECQ-SGD < QSGD."""
     distance = {name: ends(records, "distance") for name, records in found.items()}
     gain, cost = paired(distance["ECQ-SGD"], distance["QSGD"]), paired(distance["ECQ-SGD"], distance["dense"])
     means = ", ".join(f"{name} {np.mean(values):.3g}" for name, values in distance.items())
@@ -60,7 +65,7 @@ def figure_2(features: int, found: Found, differs: str) -> Claim:
 
 @dataclass(frozen=True)
 class Row:
-    """Of the paper's Table 1; `verdict` is what it says about the loss."""
+    """A row of Table 1 in the paper; `verdict` is its statement about the loss."""
 
     loss: str
     ratio: str
@@ -86,7 +91,7 @@ PAPER = {
 
 
 def table_1(name: str, found: Found, differs: str) -> list[Claim]:
-    """Loss of each method beside dense, and whether messages are as long as their formula."""
+    """Whether losses compare with dense as in the paper, and messages are as long as the formula says."""
     dense = ends(found["dense"], "loss")
     error = 2 * float(np.std(dense, ddof=1)) / len(dense) ** 0.5
     full_bits, claims, lengths = found["dense"][0]["bits"], [], {}
@@ -114,15 +119,15 @@ def table_1(name: str, found: Found, differs: str) -> list[Claim]:
             "entropy-coded",
             ", ".join(f"{method} {100 * off:+.1f} %" for method, off in lengths.items()),
             max(map(abs, lengths.values())) <= 0.05,
-            "1-bit SGD and TernGrad are not entropy-coded here; the formula is that of the methods' pages, norms and "
-            "frequencies included, with the entropy of each message's codes",
+            "1-bit SGD and TernGrad are not entropy-coded here; the formula is that on the pages of the methods, with "
+            "norms, frequencies and the entropy of the codes in each message",
         )
     )
     return claims
 
 
-def drawn(book: Book, name: str, found: Found) -> list[Path]:
-    """A study's curves."""
+def draw(folder: Path, name: str, found: Found) -> list[Path]:
+    """Draw the curves of a study."""
     if name == "grid":
         parts: dict[str, Sequence[str]] = {
             "grid-beta": ["QSGD", *(cell(0.01, beta) for beta in BETAS)],
@@ -135,5 +140,5 @@ def drawn(book: Book, name: str, found: Found) -> list[Path]:
     for part, methods in parts.items():
         for what in kinds:
             lines = [Curve(key, found[key][0]["steps"], [record[what] for record in found[key]]) for key in methods]
-            paths.append(curves(book.folder / f"{part}-{what}.png", lines, "step", AXES[what], log=True))
+            paths.append(curves(folder / f"{part}-{what}.png", lines, "step", AXES[what], log=True))
     return paths

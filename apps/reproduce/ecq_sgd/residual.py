@@ -1,4 +1,4 @@
-"""ECQ-SGD's Table 2 and its residual: how alpha and beta make it grow, and how short entropy coding makes messages."""
+"""Table 2 of ECQ-SGD: effects of alpha and beta on learning and the residual; and the length of coded messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from apps.records import Record
 from apps.reproduce.claims import Claim, paired
 from apps.reproduce.ecq_sgd.studies import ALPHAS, BETAS, DATA, SPARSE, WIDE, Found, cell, ends
-from apps.reproduce.results import Book
+from apps.reproduce.results import Results
 from mpicomp.codecs import Draw, Quantizer
 from mpicomp.codecs.base import sent_bytes
 from mpicomp.kernels.streams import Stream
@@ -38,7 +38,7 @@ def quantized(codec: Quantizer, v: NDArray[np.float32], step: int) -> NDArray[np
 
 
 def growth(codec: Quantizer, n: int, alpha: float, steps: int = 2000) -> float:
-    """By how much the residual's norm, averaged over a tenth of the steps, grows over the last half of them."""
+    """The growth of the residual's norm, as a mean over a tenth of the steps, in the last half of them."""
     rng, h, sizes = np.random.default_rng(1), np.zeros(n, np.float32), []
     for step in range(steps):
         g = rng.standard_normal(n).astype(np.float32)
@@ -51,7 +51,7 @@ def growth(codec: Quantizer, n: int, alpha: float, steps: int = 2000) -> float:
 
 
 def compression(codec: Quantizer, n: int, present: float = 1.0, times: int = 20) -> float:
-    """How many times shorter than float32 messages of normal values are, of which `present` are not 0."""
+    """How many times shorter than float32 messages are, for normal values of which a part `present` is not 0."""
     rng, sent = np.random.default_rng(2), 0
     for step in range(times):
         v = rng.standard_normal(n).astype(np.float32)
@@ -63,7 +63,7 @@ def compression(codec: Quantizer, n: int, present: float = 1.0, times: int = 20)
 
 
 def table_2(found: Found, differs: str) -> list[Claim]:
-    """What alpha and beta do to learning."""
+    """The effects of alpha and beta on learning."""
     distance = {name: ends(records, "distance") for name, records in found.items()}
     differs = (
         f"distance to w* on Syn-{WIDE} with s = 2, whose γ is that of 4096 normal values with s = 4; "
@@ -86,7 +86,7 @@ def table_2(found: Found, differs: str) -> list[Claim]:
         ),
         Claim(
             "Table 2",
-            "at β 1 any α from 0.01 to 0.1 serves, and better than 0.001, which is nearly QSGD",
+            "at β 1 any α from 0.01 to 0.1 is better than 0.001, which is nearly QSGD",
             "8.25, 8.18, 8.22 %; 9.18 %",
             f"{means([*wide, small, cell(0.003, 1.0), 'QSGD'])}; "
             f"α 0.01 − α 0.001 {paired(distance[best], distance[small])}",
@@ -104,8 +104,8 @@ def table_2(found: Found, differs: str) -> list[Claim]:
     ]
 
 
-def residual(book: Book) -> Claim:
-    """Where the residual stays bounded: alpha below 2 / (1 + gamma) at beta 1, and not beyond."""
+def residual(results: Results) -> Claim:
+    """Whether the residual stays bounded for alpha below 2 / (1 + gamma) at beta 1, and not beyond."""
     n, codec = 4096, Quantizer(4096, 4, "l2")
 
     def measure() -> Record:
@@ -114,7 +114,7 @@ def residual(book: Book) -> Claim:
         grown = {f"{part}": growth(codec, n, part * edge) for part in (0.8, 1.3)}
         return {"gamma": gamma, "edge": edge, "growth": grown}
 
-    found = book.record("table-2-residual", {"n": n, "codec": repr(codec)}, measure)
+    found = results.get("table-2-residual", {"n": n, "codec": repr(codec)}, measure)
     below, above = found["growth"]["0.8"], found["growth"]["1.3"]
     return Claim(
         "Table 2, Lemma 2",
@@ -127,8 +127,8 @@ def residual(book: Book) -> Claim:
     )
 
 
-def sizes(book: Book) -> list[Claim]:
-    """How much entropy coding makes of large buckets."""
+def sizes(results: Results) -> list[Claim]:
+    """The compression of entropy coding with large buckets."""
     cases: Sequence[tuple[str, str, int, Quantizer, float, float]] = (
         ("Fig. 5", "bucket 4096, s = 4, l2", 1 << 20, Quantizer(4096, 4, "l2", "entropy"), 1.0, 80),
         ("Table 1", f"one bucket of {SPARSE}, s = 1, l2", SPARSE, Quantizer(SPARSE, 1, "l2", "entropy"), 0.13, 250),
@@ -137,7 +137,7 @@ def sizes(book: Book) -> list[Claim]:
     for where, what, n, codec, present, least in cases:
         settings = {"codec": repr(codec), "n": n, "present": present, "format": DATA}
         measure = partial(_ratio, codec, n, present)
-        found = book.record(f"compression-{n}", settings, measure)["ratio"]
+        found = results.get(f"compression-{n}", settings, measure)["ratio"]
         differs = f"normal values, {100 * present:.0f} % of them not 0; measured message bytes"
         claims.append(Claim(where, what, f"> {least:.0f}x", f"{found:.0f}x", found > least, differs))
     return claims

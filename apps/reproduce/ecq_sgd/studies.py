@@ -1,4 +1,4 @@
-"""What is trained to try ECQ-SGD's paper again: methods, data and learning rates."""
+"""The training runs that try the ECQ-SGD paper again: methods, data and learning rates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 
 from apps.records import Record
 from apps.reproduce.ecq_sgd.linear_models import Problem, classification, regression, synthetic, train
-from apps.reproduce.results import Book
+from apps.reproduce.results import Results
 from mpicomp import ECQSGD, QSGD, Dense, OneBitSGD, TernGrad
 from mpicomp.algorithms import Algorithm
 
@@ -17,7 +17,9 @@ SYN = (256, 512, 1024)
 SPARSE, WIDE = 5000, 1024
 BETAS, ALPHAS = (0.9, 0.95, 0.98, 0.99, 1.0), (0.001, 0.003, 0.01, 0.03, 0.1, 0.15)
 Found = Mapping[str, list[Record]]
-"""A study's results: of each method, a record a seed."""
+"""The results of a study: for each method, a record of each seed."""
+DATA = 3
+"""This number is raised when `linear_models` changes, so that earlier results are not taken for later ones."""
 
 
 @dataclass(frozen=True)
@@ -31,19 +33,18 @@ class Study:
         ``make(seed=...)``; picklable.
     methods : dict
     lr : float
-    most : int
-        Seeds.
+    most_seeds : int
     """
 
     name: str
     make: Callable[..., Problem]
     methods: dict[str, Algorithm]
     lr: float
-    most: int = 5
+    most_seeds: int = 5
 
 
 def studies() -> list[Study]:
-    """All that are trained."""
+    """All studies."""
     found = [
         Study(
             f"syn-{features}",
@@ -54,7 +55,7 @@ def studies() -> list[Study]:
                 "ECQ-SGD": ECQSGD(0.2, 0.9, 4, features, coding="fixed"),
             },
             0.02,
-            most=100,
+            most_seeds=100,
         )
         for features in SYN
     ]
@@ -79,12 +80,12 @@ def studies() -> list[Study]:
 
 
 def cell(alpha: float, beta: float) -> str:
-    """Name of one of Table 2."""
+    """Name of a cell of Table 2."""
     return f"α {alpha:g}, β {beta:g}"
 
 
-def one_seed(book: Book, study: Study, seed: int, steps: int) -> Record:
-    """What each method of a study reaches from one seed."""
+def one_seed(results: Results, study: Study, seed: int, steps: int) -> Record:
+    """The results of all methods of a study with one seed."""
     problem: list[Problem] = []
 
     def trained(method: Algorithm) -> Record:
@@ -94,23 +95,13 @@ def one_seed(book: Book, study: Study, seed: int, steps: int) -> Record:
 
     found = {}
     for name, method in study.methods.items():
-        settings = {
-            "method": repr(method),
-            "steps": steps,
-            "lr": study.lr,
-            "ranks": RANKS,
-            "batch": BATCH,
-            "data": DATA,
-        }
+        settings = {"method": repr(method), "steps": steps, "lr": study.lr, "ranks": RANKS, "batch": BATCH}
         slug = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name.lower())
-        found[name] = book.record(f"{study.name}-{slug}-{seed}", settings, partial(trained, method))
+        record = f"{study.name}-{slug}-{seed}"
+        found[name] = results.get(record, {**settings, "data": DATA}, partial(trained, method))
     return found
 
 
-DATA = 2
-"""To be raised when `linear_models` changes, so that nothing of before is taken for its result."""
-
-
 def ends(records: Sequence[Record], what: str) -> list[float]:
-    """The last of each seed."""
+    """The last value of each seed."""
     return [record[what][-1] for record in records]

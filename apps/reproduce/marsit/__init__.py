@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from apps.reproduce.claims import Claim
-from apps.reproduce.marsit.learning import table_1, table_2
+from apps.reproduce.marsit.cascading import table_1
+from apps.reproduce.marsit.learning import table_2
 from apps.reproduce.marsit.periods import figure_3
 from apps.reproduce.marsit.signs import figure_1b
 from apps.reproduce.marsit.step_time import figure_5
-from apps.reproduce.results import Book
 
-PARTS = (figure_1b, figure_5, table_1, figure_3, table_2)
-
-
-def run(book: Book, seeds: int, full: bool) -> tuple[list[Claim], list[Path]]:
-    """All parts, the shortest first; returns the claims and the figures."""
-    claims, figures = [], []
-    for part in PARTS:
-        found, drawn = part(book, seeds, full)
-        claims += found
-        figures += drawn
-    return claims, figures
+PARTS = (figure_1b, figure_5, table_1, figure_3, table_2)  # the shortest first

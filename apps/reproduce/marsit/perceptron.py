@@ -1,4 +1,4 @@
-"""A perceptron whose parameters are one flat vector, and its training in NumPy: a step costs a tenth of torch's."""
+"""A perceptron whose parameters are one flat vector, trained in NumPy: a step takes a tenth of the time of torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mpicomp.algorithms import Algorithm
 
 Values = NDArray[np.float32]
 MOMENTUM = 0.9
-ALIGNED = 64  # elements at whose multiples a tensor begins, as `segments` asks
+ALIGNED = 64  # a tensor begins at a multiple of so many elements, as `tensor_lengths` demands
 
 
 @dataclass(frozen=True)
@@ -36,29 +36,29 @@ class Perceptron:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of the tensors, in order."""
+        """Shapes of the tensors, in order."""
         return (self.inputs, self.hidden), (self.hidden,), (self.hidden, self.classes), (self.classes,)
 
     @property
-    def segments(self) -> tuple[int, ...]:
+    def tensor_lengths(self) -> tuple[int, ...]:
         """Elements of each tensor."""
         return tuple(int(np.prod(shape)) for shape in self.shapes)
 
     @property
     def n(self) -> int:
         """Elements of the vector, with zeros between tensors."""
-        return sum(-(-length // ALIGNED) * ALIGNED for length in self.segments)
+        return sum(-(-length // ALIGNED) * ALIGNED for length in self.tensor_lengths)
 
     def tensors(self, w: Values) -> list[Values]:
         """Views into a vector."""
         found, begin = [], 0
-        for shape, length in zip(self.shapes, self.segments, strict=True):
+        for shape, length in zip(self.shapes, self.tensor_lengths, strict=True):
             found.append(w[begin : begin + length].reshape(shape))
             begin += -(-length // ALIGNED) * ALIGNED
         return found
 
     def initial(self, seed: int) -> Values:
-        """Normal weights after He et al., no biases."""
+        """Normal weights after He et al.; biases are zero."""
         rng, w = np.random.default_rng((seed, 5)), np.zeros(self.n, np.float32)
         first, _, second, _ = self.tensors(w)
         first[:] = rng.standard_normal(first.shape, np.float32) * np.float32((2 / self.inputs) ** 0.5)
@@ -66,13 +66,13 @@ class Perceptron:
         return w
 
     def scores(self, w: Values, x: Values) -> tuple[Values, Values]:
-        """What the hidden layer and the last one give, a row a sample."""
+        """Outputs of the hidden layer and of the last one, a row for each sample."""
         first, first_bias, second, second_bias = self.tensors(w)
         inner = np.maximum(x @ first + first_bias, 0)
         return inner, inner @ second + second_bias
 
     def gradient(self, w: Values, x: Values, y: NDArray[np.int64], out: Values) -> None:
-        """Of the mean cross entropy, into `out`, whose padding is left alone."""
+        """Write the gradient of the mean cross entropy into `out`, whose padding does not change."""
         inner, scores = self.scores(w, x)
         slope = np.exp(scores - scores.max(axis=1, keepdims=True))
         slope /= slope.sum(axis=1, keepdims=True)
@@ -86,7 +86,7 @@ class Perceptron:
         back.sum(axis=0, out=first_bias)
 
     def accuracy(self, w: Values, x: Values, y: NDArray[np.int64]) -> float:
-        """Part of the samples whose class has the highest score."""
+        """Fraction of the samples whose class has the highest score."""
         return float((self.scores(w, x)[1].argmax(axis=1) == y).mean())
 
 
@@ -115,24 +115,16 @@ def garments() -> Images:
 
 
 def train(
-    model: Perceptron,
-    images: Images,
-    method: Algorithm,
-    *,
-    ranks: int,
-    steps: int,
-    batch: int,
-    lr: float,
-    seed: int,
-    every: int,
-) -> Record:
-    """Train by momentum on each rank, whose updates go through `method`; the rate falls as a cosine.
+    model: Perceptron, images: Images, method: Algorithm, *,
+    ranks: int, steps: int, batch: int, lr: float, seed: int, every: int,
+) -> Record:  # fmt: skip
+    """Train with momentum on each rank; `method` averages the updates, and the learning rate falls as a cosine.
 
     Returns
     -------
     dict
-        ``steps`` and test ``accuracy`` at each look, one `every` so many steps; ``bits``: per element and phase, from
-        the bytes that a rank sent. Samples are drawn alike whatever the method.
+        Test ``accuracy`` after each of ``steps``, one of `every` steps; ``bits`` per element and phase, from the bytes
+        that rank 0 sent. The seed decides the samples, whatever the method.
     """
     looks, rates = [*range(0, steps, every), steps], LearningRate(lr, steps, steps // 50, "cosine")
 
@@ -140,7 +132,7 @@ def train(
         rng = np.random.default_rng((seed, comm.rank, 6))
         w, momentum, found = model.initial(seed), np.zeros(model.n, np.float32), []
         gradient, result = np.zeros_like(w), np.zeros_like(w)
-        aggregator = method.start(comm, model.n, tensor_lengths=model.segments)
+        aggregator = method.start(comm, model.n, tensor_lengths=model.tensor_lengths)
         for step in range(steps + 1):
             if step in looks and comm.rank == 0:
                 found.append(model.accuracy(w, images.test_x, images.test_y))

@@ -1,4 +1,4 @@
-"""Figure 1b of Marsit: how many signs of a result are those of the exact mean."""
+"""Figure 1b of Marsit: the fraction of a result's signs that are those of the exact mean."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from apps.plotting import Curve, curves
 from apps.records import Record
 from apps.reproduce.claims import Claim
 from apps.reproduce.marsit.perceptron import Perceptron, garments
-from apps.reproduce.results import Book
+from apps.reproduce.results import Results
 from collectives import Communicator
 from collectives.threads.run_local import run_local
 from mpicomp import SSDM, CascadingSSDM, MajorityVote, Marsit
@@ -32,22 +32,22 @@ METHODS: dict[str, Algorithm] = {
 SOURCES = ("Gaussian vectors", "gradients")
 
 
-def figure_1b(book: Book, seeds: int, full: bool) -> tuple[list[Claim], list[Path]]:
-    """On independent Gaussian vectors, and on a perceptron's gradients along its training."""
+def figure_1b(results: Results, seeds: int, full: bool) -> tuple[list[Claim], list[Path]]:
+    """Compare signs of independent Gaussian vectors, and of the gradients of a perceptron in training."""
     claims, figures = [], []
     for source in SOURCES:
+        name = f"figure-1b-{source.split()[0].lower()}"
         settings = {"ranks": [*RANKS], "vectors": VECTORS, "methods": repr(METHODS), "source": source}
         settings |= {"n": GAUSSIAN_N} if source == SOURCES[0] else {"model": repr(MODEL), "spacing": SPACING}
-        rates = book.record(f"figure-1b-{source.split()[0].lower()}", settings, partial(measure, source))["rates"]
-        name = f"figure-1b-{source.split()[0].lower()}.png"
+        rates = results.get(name, settings, partial(measure, source))["rates"]
         lines = [Curve(method, RANKS, 100 * np.transpose(rates[method])) for method in METHODS]
-        figures.append(curves(book.folder / name, lines, "ranks M", "signs as those of the exact mean, %"))
+        figures.append(curves(results.folder / f"{name}.png", lines, "ranks M", "signs as those of the exact mean, %"))
         claims.append(_claim(source, {method: 100 * np.mean(of_one, axis=1) for method, of_one in rates.items()}))
     return claims, figures
 
 
 def measure(source: str) -> Record:
-    """Matching rates by method: a row for each number of ranks, a column for each vector."""
+    """Fractions of matching signs by method: a row for each number of ranks, a column for each vector."""
     rows = gaussian() if source == SOURCES[0] else gradients()
     of_ranks = [matching(rows, ranks) for ranks in RANKS]
     return {"rates": {name: [found[name] for found in of_ranks] for name in METHODS}}
@@ -59,7 +59,7 @@ def gaussian() -> NDArray[np.float32]:
 
 
 def gradients() -> NDArray[np.float32]:
-    """Of as many ranks' batches, at models along dense training: float32[vectors, most ranks, n]."""
+    """Gradients of the batches of all ranks, in the course of dense training: float32[vectors, most ranks, n]."""
     images, rng, w = garments(), np.random.default_rng(8), MODEL.initial(0)
     rows, kept = np.zeros((max(RANKS), MODEL.n), np.float32), []
     for step in range(1, VECTORS * SPACING + 1):
@@ -73,7 +73,7 @@ def gradients() -> NDArray[np.float32]:
 
 
 def matching(rows: NDArray[np.float32], ranks: int) -> dict[str, list[float]]:
-    """Each method's rate for each vector, by the first so many ranks; elements whose mean is 0 have no sign."""
+    """The fraction by method, for each vector of the first `ranks` ranks; elements whose mean is 0 do not count."""
 
     def rank(comm: Communicator) -> dict[str, list[float]]:
         found: dict[str, list[float]] = {}
@@ -98,7 +98,7 @@ def _claim(source: str, means: dict[str, NDArray[np.float64]]) -> Claim:
         "M = 3: around 56 %, the lowest",
         f"M = 3 → 8, %: {here}",
         bool((means["cascading"] < others.min(axis=0)).all()),
-        "the lowest for every M, or not; "
-        + (f"{GAUSSIAN_N:,} elements" if source == SOURCES[0] else f"a perceptron's gradients, {BATCH} images a rank")
-        + f", {VECTORS} vectors; the paper's 56 % implies a normalisation that it does not state",
+        "judged: the lowest for every M; "
+        + (f"{GAUSSIAN_N:,} elements" if source == SOURCES[0] else f"a perceptron's gradients, {BATCH} images per rank")
+        + f", {VECTORS} vectors; 56 % implies a normalisation that the paper does not state",
     )

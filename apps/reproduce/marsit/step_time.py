@@ -1,43 +1,45 @@
-"""Figure 5 of Marsit: what a step's time goes into, by method, over a ring and a torus."""
+"""Figure 5 of Marsit: the time of the phases of a step, by method, over a ring and a torus."""
 
 from __future__ import annotations
 
 import os
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from apps.emulator.network import ClusterError
 from apps.plotting import Bars, draw_bars, save
 from apps.records import Record
 from apps.reproduce.claims import Claim, paired
-from apps.reproduce.mpi_jobs import ClusterError, on_hosts, on_this_machine
-from apps.reproduce.results import Book
+from apps.reproduce.marsit.job import split_steps
+from apps.reproduce.mpi_jobs import call_on_ranks
+from apps.reproduce.results import Results
 
 HOSTS, RATE = 4, "1gbit"
-BUSY = 0.5  # processors that others use before the job
+BUSY = 0.5  # processors that other programs use before the job
 LOOK_S = 1.0
 Rows = NDArray[np.float64]
-"""Seconds, a row a round, a column a phase."""
+"""Seconds, a row for each round, a column for each phase."""
 TOPOLOGIES = ("ring", "torus")
 PHASES = ("compute", "encode", "merge", "decode", "wait", "MPI, Python, others' turn")
-MODULE = "apps.reproduce.marsit.job"
 
 
-def figure_5(book: Book, seeds: int, full: bool) -> tuple[list[Claim], list[Path]]:
-    """Time split on emulated hosts at 1 Gbit/s; without root or ``tc`` between processes that share memory."""
-    request = {"part": "split", "topologies": [*TOPOLOGIES], "hidden": 1024, "batch": 16, "rounds": 60 if full else 20}
+def figure_5(results: Results, seeds: int, full: bool) -> tuple[list[Claim], list[Path]]:
+    """Time steps on emulated hosts at 1 Gbit/s; without root or ``tc``, between processes that share memory."""
+    arguments = {"topologies": [*TOPOLOGIES], "hidden": 1024, "batch": 16, "rounds": 60 if full else 20}
 
     def measure() -> Record:
-        busy = {"others_use": others_use()}
+        busy, call = {"others_use": others_use()}, partial(call_on_ranks, split_steps, arguments, HOSTS)
         try:
-            return {**on_hosts(RATE, HOSTS, MODULE, request), **busy}
+            return {**call(RATE), **busy}
         except ClusterError as error:
-            return {**on_this_machine(HOSTS, MODULE, request), **busy, "no_hosts": str(error)}
+            return {**call(), **busy, "no_hosts": str(error)}
 
-    found = book.record("figure-5", {**request, "hosts": HOSTS, "rate": RATE, "looked_s": LOOK_S}, measure)
+    found = results.get("figure-5", {**arguments, "hosts": HOSTS, "rate": RATE, "looked_s": LOOK_S}, measure)
     split = {
         topology: {name: np.array(rows) for name, rows in of_one.items()} for topology, of_one in found["split"].items()
     }
@@ -47,10 +49,10 @@ def figure_5(book: Book, seeds: int, full: bool) -> tuple[list[Claim], list[Path
                         for name, rows in of_one.items()})
         for topology, of_one in split.items()
     ]  # fmt: skip
-    figure = save(draw_bars(bars, PHASES, f"ms of a step, {where}"), book.folder / "figure-5.png")
+    figure = save(draw_bars(bars, PHASES, f"ms of a step, {where}"), results.folder / "figure-5.png")
     differs = (
-        f"{where}, no GPU; a perceptron of {found['n']:,} parameters, {request['batch']} images a rank; one step per "
-        f"synchronization; {request['rounds']} rounds of all methods in turn, medians"
+        f"{where}, no GPU; a perceptron of {found['n']:,} parameters, {arguments['batch']} images per rank; one step "
+        f"per synchronization; {arguments['rounds']} rounds of all methods in turn, medians"
     )
     if "no_hosts" in found:
         differs += f"; hosts with slow links could not be emulated here ({found['no_hosts']})"
@@ -62,7 +64,7 @@ def figure_5(book: Book, seeds: int, full: bool) -> tuple[list[Claim], list[Path
 
 
 def others_use(seconds: float = LOOK_S, accounts: Path = Path("/proc/stat")) -> float:
-    """How many processors are used while this process sleeps; 0 where the system does not tell.
+    """The number of processors that are used while this process sleeps; 0 if the system does not tell.
 
     The load average would count what this study itself has computed in the minutes before.
     """
@@ -70,7 +72,7 @@ def others_use(seconds: float = LOOK_S, accounts: Path = Path("/proc/stat")) -> 
         return 0.0
 
     def ticks() -> tuple[int, int]:
-        """All, and idle ones."""
+        """All ticks, and idle ones."""
         spent = [int(text) for text in accounts.read_text().splitlines()[0].split()[1:9]]
         return sum(spent), spent[3] + spent[4]
 
@@ -82,15 +84,15 @@ def others_use(seconds: float = LOOK_S, accounts: Path = Path("/proc/stat")) -> 
 
 
 def unless_busy(claim: Claim, processors: float) -> Claim:
-    """The claim, not judged if other programs used processors right before times were taken."""
+    """The claim; it is not judged if other programs used processors right before times were taken."""
     if processors <= BUSY:
         return claim
-    said = f"**not judged**: others used {processors:.1f} processors before; remove figure-5.json, try again"
+    said = f"**not judged**: other programs used {processors:.1f} processors; remove figure-5.json and try again"
     return replace(claim, holds=None, differs=f"{said}; {claim.differs}")
 
 
 def communicating(rows: Rows) -> Rows:
-    """Seconds of each round neither computed nor spent in kernels: waiting, MPI, Python."""
+    """Seconds of each round outside of computing and kernels: waiting, MPI, Python."""
     return np.asarray(rows[:, 4] + rows[:, 5])
 
 

@@ -1,8 +1,8 @@
-"""ScaleCom's Figure 1b: what is sent as ranks are added, measured over MPI; and rates by layer, and what they save."""
+"""Figure 1b and section 4 of ScaleCom: bytes as ranks are added, measured over MPI; rates by layer and their bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,44 +10,44 @@ import torch
 from apps.plotting import Curve, curves
 from apps.records import Record
 from apps.reproduce.claims import Claim
-from apps.reproduce.mpi_jobs import on_this_machine
-from apps.reproduce.results import Book
+from apps.reproduce.mpi_jobs import call_on_ranks
+from apps.reproduce.results import Results
+from apps.reproduce.scalecom.job import measure_all
 from apps.train.models import build
 from mpicomp.torch.buckets import NamedParameter, make_buckets
 from mpicomp.torch.layer_rates import bucket_rates, compression_rates
 
-JOB = "apps.reproduce.scalecom.job"
 RATE = 112  # as in the paper's figure
 ELEMENTS = 1 << 18
 STEPS = 2
 RANKS = (2, 4, 8, 16)
 GUIDED_RANKS = 4
-EXAMPLES = 32  # of a rank: what the guidance is for
+EXAMPLES = 32  # of a rank, on which the guidance depends
 SHAPES: dict[str, tuple[tuple[int, int, int], int | None]] = {
     "mlp": ((1, 28, 28), None),
     "cnn": ((1, 8, 8), 32),
     "resnet8": ((1, 8, 8), 8),
     "resnet20": ((1, 28, 28), None),
 }
-"""Models with their images and width: those of this study, and a larger one."""
+"""Models, the shape of their images and their width."""
 
 
-def volume(book: Book, seeds: int, full: bool) -> tuple[list[Claim], list[Path]]:
-    """Bytes by number of ranks of dense, ScaleCom and local top-k."""
+def volume(results: Results, seeds: int, full: bool) -> tuple[list[Claim], list[Path]]:
+    """Measure the bytes of dense, ScaleCom and local top-k by the number of ranks."""
     ranks = (*RANKS, 32) if full else RANKS
     names = {"dense": "dense", "ScaleCom": "scalecom", "local top-k": "local-top-k"}
     methods = {
-        name: {"name": key, "n": ELEMENTS, "options": {} if name == "dense" else {"rate": RATE}, "segments": None}
+        name: {"name": key, "n": ELEMENTS, "options": {} if name == "dense" else {"rate": RATE}}
         for name, key in names.items()
     }
-    found = {m: _over_mpi(book, f"bytes-{m}", m, methods) for m in ranks}
+    found = {m: _over_mpi(results, f"bytes-{m}", m, methods) for m in ranks}
     less = {name: [found[m]["dense"]["bytes"] / found[m][name]["bytes"] for m in ranks] for name in list(names)[1:]}
     grown = {name: found[8][name]["bytes"] / found[2][name]["bytes"] for name in names}
     lines = [Curve(name, ranks, [[found[m][name]["bytes"] / 1024 for m in ranks]]) for name in names]
     drawn = [
-        curves(book.folder / "bytes.png", lines, "ranks", "KiB that a rank sends per step", log=True),
+        curves(results.folder / "bytes.png", lines, "ranks", "KiB per rank and step", log=True),
         curves(
-            book.folder / "compression.png",
+            results.folder / "compression.png",
             [Curve(name, ranks, [values]) for name, values in less.items()],
             "ranks",
             "times less than dense",
@@ -82,7 +82,7 @@ def volume(book: Book, seeds: int, full: bool) -> tuple[list[Claim], list[Path]]
             f"local top-k {_list([RATE * found[m]['local top-k']['filled'] for m in ranks])} times n / "
             f"{RATE}, ScaleCom {_list([RATE * found[m]['ScaleCom']['filled'] for m in ranks])}",
             None,
-            differs + "; made gradients, half of whose variance or more all ranks share",
+            differs + "; generated gradients, of whose variance all ranks share half or more",
         ),
     ], drawn
 
@@ -91,20 +91,21 @@ def _list(values: list[float]) -> str:
     return ", ".join(f"{value:.1f}" for value in values)
 
 
-def _over_mpi(book: Book, name: str, ranks: int, methods: Mapping[str, Record]) -> Record:
-    request = {"steps": STEPS, "methods": dict(methods)}
-    return book.record(name, {**request, "ranks": ranks}, lambda: on_this_machine(ranks, JOB, request))
+def _over_mpi(results: Results, name: str, ranks: int, methods: dict[str, Record]) -> Record:
+    arguments = {"steps": STEPS, "methods": methods}
+    call = partial(call_on_ranks, measure_all, arguments, ranks)
+    return results.get(name, {**arguments, "ranks": ranks}, call)
 
 
-def guidance(book: Book, seeds: int, full: bool) -> tuple[list[Claim], list[Path]]:
-    """Section 4: rates by multiply-adds for each gradient, and what comes of them."""
+def guidance(results: Results, seeds: int, full: bool) -> tuple[list[Claim], list[Path]]:
+    """Measure the bytes at the rates that section 4 recommends by multiply-adds per gradient."""
     guides = {name: guided(name) for name in SHAPES}
     methods: dict[str, Record] = {}
     for name, guide in guides.items():
-        common = {"n": guide["n"], "segments": guide["segments"]}
-        methods[name] = {**common, "name": "scalecom", "options": {"rates": guide["rates"]}}
-        methods[f"{name}, dense"] = {**common, "name": "dense", "options": {}}
-    found = _over_mpi(book, "guidance", GUIDED_RANKS, methods)
+        vector = {"n": guide["n"], "tensor_lengths": guide["tensor_lengths"]}
+        methods[name] = {**vector, "name": "scalecom", "options": {"rates": guide["rates"]}}
+        methods[f"{name}, dense"] = {**vector, "name": "dense", "options": {}}
+    found = _over_mpi(results, "guidance", GUIDED_RANKS, methods)
     claims = []
     for name, guide in guides.items():
         (channels, height, width), _ = SHAPES[name]
@@ -124,13 +125,13 @@ def guidance(book: Book, seeds: int, full: bool) -> tuple[list[Claim], list[Path
 
 
 def guided(name: str) -> Record:
-    """A model's rates by the guidance.
+    """The recommended rates of a model.
 
     Returns
     -------
     dict
-        ``n`` and ``segments``: of the bucket. ``rates``: as `mpicomp.ScaleCom` takes them. ``elements``: how many have
-        each rate. ``kept``: elements for each that is sent.
+        ``n`` and ``tensor_lengths`` of the bucket; ``rates``: as `mpicomp.ScaleCom` takes them; ``elements``: number
+        of elements by rate; ``kept``: all elements divided by those that are sent.
     """
     shape, width = SHAPES[name]
     model = build(name, shape, 10, None, width)
@@ -143,7 +144,7 @@ def guided(name: str) -> Record:
     sent = sum(-(-parameter.numel() // rates[key]) for key, parameter in named.items())
     return {
         "n": bucket.n,
-        "segments": [parameter.numel() for parameter in named.values()],
+        "tensor_lengths": [parameter.numel() for parameter in named.values()],
         "rates": bucket_rates(named.items(), rates)[0],
         "elements": elements,
         "kept": sum(elements.values()) / sent,

@@ -1,4 +1,4 @@
-"""ScaleCom's Figure 2: how alike the ranks' memories are, and what learning rate and filter do to that."""
+"""Figure 2 of ScaleCom: the similarity of the ranks' memories, and the effects of learning rate and filter on it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from apps.plotting import Curve, curves
 from apps.records import Record
 from apps.reproduce.claims import Claim, paired
 from apps.reproduce.networks import Task, train
-from apps.reproduce.parallel import side_by_side
-from apps.reproduce.results import Book
+from apps.reproduce.parallel import Run, run_seeds
+from apps.reproduce.results import Results
 from apps.train.training import Training
 from collectives import Communicator
 from mpicomp import LocalTopK, ScaleCom
@@ -21,14 +21,14 @@ from mpicomp.algorithms import Algorithm
 from mpicomp.diagnostics import gather_rows, mean_cosine_distance
 
 EVERY = 5  # steps between two looks
-STEPS_PER_EPOCH = 11  # of 1437 digits by 4 ranks
+STEPS_PER_EPOCH = 11  # 4 ranks, 1437 digits
 MODEL = ("--dataset", "digits", "--model", "resnet8", "--width", "8", "--optimizer", "sgd", "--batch", "32")
 SAME = "ResNet-8 of 19 thousand on handwritten digits, 32 images a rank, SGD without momentum"
 BASE, SCALED = 0.01, 1.0
 
 
-def similarity(book: Book, seeds: int, full: bool) -> tuple[list[Claim], list[Path]]:
-    """Figure 2: how alike memories become, and what learning rate and filter do to that."""
+def similarity(results: Results, seeds: int, full: bool) -> tuple[list[Claim], list[Path]]:
+    """Compare the memories of the ranks in training runs."""
     many, epochs = (seeds, 36) if full else (min(seeds, 3), 6)
     runs = {
         f"learning rate {lr:g}, beta {beta:g}": (ScaleCom(rate=100, beta=beta), 4, lr)
@@ -36,7 +36,7 @@ def similarity(book: Book, seeds: int, full: bool) -> tuple[list[Claim], list[Pa
         for beta in (1.0, 0.1)
     }
     workers = {f"{ranks} ranks": (LocalTopK(1000), ranks, BASE) for ranks in (2, 4, 8)}
-    found = _distances(book, runs, many, epochs) | _distances(book, workers, many, epochs)
+    found = _distances(results, runs, many, epochs) | _distances(results, workers, many, epochs)
     last = {name: [float(np.mean(run["distance"][-3:])) for run in records] for name, records in found.items()}
     names = list(runs)
     filtered, slow = paired(last[names[3]], last[names[2]]), paired(last[names[1]], last[names[0]])
@@ -80,37 +80,35 @@ def similarity(book: Book, seeds: int, full: bool) -> tuple[list[Claim], list[Pa
             differs,
         ),
     ], [
-        plotted(book, "memories", {name: found[name] for name in runs}, "distance", "mean cosine distance of memories"),
-        plotted(book, "memories-ranks", {w: found[w] for w in workers}, "distance", "mean cosine distance of memories"),
+        plot(results, name, {key: found[key] for key in keys}, "distance", "mean cosine distance of memories")
+        for name, keys in (("memories", runs), ("memories-ranks", workers))
     ]
 
 
 def _distances(
-    book: Book, runs: dict[str, tuple[Algorithm, int, float]], seeds: int, epochs: int
+    results: Results, runs: dict[str, tuple[Algorithm, int, float]], seeds: int, epochs: int
 ) -> dict[str, list[Record]]:
-    jobs = [
-        partial(_recorded, book, method, Task((*MODEL, *length(epochs, ranks)), ranks), seed, lr)
-        for method, ranks, lr in runs.values()
-        for seed in range(seeds)
-    ]
-    found = iter(side_by_side(jobs))
-    return {name: [next(found) for _ in range(seeds)] for name in runs}
+    def make(name: str, seed: int) -> Run:
+        method, ranks, lr = runs[name]
+        return partial(_recorded, results, method, Task((*MODEL, *length(epochs, ranks)), ranks), seed, lr)
+
+    return run_seeds(runs, seeds, make)
 
 
 def length(epochs: int, ranks: int) -> tuple[str, str]:
-    """As many steps for each number of ranks, nearly."""
+    """The option for nearly as many steps with any number of ranks."""
     return ("--epochs", str(max(1, epochs * ranks // 4)))
 
 
-def _recorded(book: Book, method: Algorithm, task: Task, seed: int, lr: float) -> Record:
+def _recorded(results: Results, method: Algorithm, task: Task, seed: int, lr: float) -> Record:
     own = ("--lr", str(lr))
     settings = {"options": [*task.options, *own], "method": repr(method), "ranks": task.ranks, "seed": seed}
     name = f"memories-{type(method).__name__.lower()}-{task.ranks}-{lr:g}-{getattr(method, 'beta', 1.0):g}-{seed}"
-    return book.record(name, settings, lambda: distances(method, task, seed, own))
+    return results.get(name, settings, lambda: distances(method, task, seed, own))
 
 
 def distances(method: Algorithm, task: Task, seed: int, own_options: Sequence[str] = ()) -> Record:
-    """Mean cosine distance between the ranks' memories each `EVERY` steps, and the run's accuracy."""
+    """Train, and measure the mean cosine distance between the ranks' memories each `EVERY` steps."""
     steps: list[int] = []
     found: list[float] = []
 
@@ -126,7 +124,7 @@ def distances(method: Algorithm, task: Task, seed: int, own_options: Sequence[st
     return {"step": steps, "distance": found, "accuracy": record["accuracy"], "diverged": record["diverged"]}
 
 
-def plotted(book: Book, name: str, found: dict[str, list[Record]], key: str, label: str) -> Path:
-    """Curves of `key` against the records' ``step``."""
+def plot(results: Results, name: str, found: dict[str, list[Record]], key: str, label: str) -> Path:
+    """Draw `key` of the records against their ``step``."""
     lines = [Curve(line, records[0]["step"], [record[key] for record in records]) for line, records in found.items()]
-    return curves(book.folder / f"{name}.png", lines, "step", label)
+    return curves(results.folder / f"{name}.png", lines, "step", label)

@@ -1,4 +1,4 @@
-"""The papers' claims: how differences are judged, results kept, and linear models trained."""
+"""The study of ECQ-SGD: linear models, bits of messages, and verdicts."""
 
 from __future__ import annotations
 
@@ -9,50 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apps.reproduce.claims import Claim, paired, table
 from apps.reproduce.ecq_sgd import table_1
 from apps.reproduce.ecq_sgd.linear_models import classification, message_bits, regression, synthetic, train
 from apps.reproduce.ecq_sgd.residual import growth, relative_error
 from apps.reproduce.ecq_sgd.studies import Study, one_seed, studies
-from apps.reproduce.results import Book
+from apps.reproduce.results import Results
 from collectives import Communicator
 from collectives.threads.run_local import run_local
 from mpicomp import ECQSGD, QSGD, Dense, Marsit, OneBitSGD, TernGrad
 from mpicomp.algorithms import Algorithm
 from mpicomp.codecs import Quantizer
-
-
-def test_a_difference_is_sure_only_if_its_interval_leaves_out_zero() -> None:
-    sure = paired([1.0, 1.1, 0.9, 1.0], [2.0, 2.0, 2.0, 2.0])
-    assert sure.mean == pytest.approx(-1)
-    assert sure.half_width == pytest.approx(3.182 * np.std([1.0, 1.1, 0.9, 1.0], ddof=1) / 2, rel=1e-3)
-    assert sure.below
-    assert not sure.above
-    unsure = paired([1.0, 3.0], [2.0, 2.0])
-    assert not unsure.below
-    assert not unsure.above
-    with pytest.raises(ValueError, match="2 at least, not 1 and 1"):
-        paired([1.0], [2.0])
-
-
-def test_a_table_says_what_was_not_found_again() -> None:
-    claims = [Claim("Fig. 1", "a", "1", "2", holds, "less") for holds in (True, False, None)]
-    lines = table(claims).splitlines()[2:]
-    assert ["| yes |" in lines[0], "| **no** |" in lines[1], "| – |" in lines[2]] == [True] * 3
-
-
-def test_what_is_done_is_not_done_again_unless_settings_differ(tmp_path: Path) -> None:
-    made = []
-
-    def make() -> dict[str, int]:
-        made.append(1)
-        return {"found": len(made)}
-
-    assert Book(tmp_path).record("a", {"n": (1, 2)}, make) == {"found": 1}
-    assert Book(tmp_path).record("a", {"n": [1, 2]}, make) == {"found": 1}
-    assert Book(tmp_path).record("a", {"n": [1, 3]}, make) == {"found": 2}
-    assert Book(tmp_path, fresh=True).record("a", {"n": [1, 3]}, make) == {"found": 3}
-    assert Book(tmp_path).seconds() >= 0
 
 
 def test_training_approaches_what_made_the_data_and_counts_bits() -> None:
@@ -135,11 +101,11 @@ def test_the_sparse_classes_can_be_learned() -> None:
 
 def test_a_study_keeps_a_record_of_each_method_and_seed(tmp_path: Path) -> None:
     study = Study("small", partial(synthetic, 64, samples=300), {"dense": Dense(), "α 1": ECQSGD(bucket=64)}, 0.02)
-    book = Book(tmp_path)
-    found = one_seed(book, study, 3, 20)
+    results = Results(tmp_path)
+    found = one_seed(results, study, 3, 20)
     assert list(found) == ["dense", "α 1"]
     assert len(list(tmp_path.glob("small-*-3.json"))) == 2
-    assert one_seed(book, study, 3, 20) == found
+    assert one_seed(results, study, 3, 20) == found
     names = [study.name for study in studies()]
     assert len(set(names)) == len(names)
 

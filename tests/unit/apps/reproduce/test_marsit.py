@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,8 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from apps.reproduce.claims import Claim
-from apps.reproduce.marsit.job import Step, bits_sent, phases, time_phases
+from apps.reproduce.marsit.job import TIMED, bits_sent, phases, time_phases
 from apps.reproduce.marsit.learning import METHODS, accuracies, budget
-from apps.reproduce.marsit.methods import TIMED
 from apps.reproduce.marsit.perceptron import Images, Perceptron, train
 from apps.reproduce.marsit.periods import expected_bits
 from apps.reproduce.marsit.signs import matching
@@ -25,7 +23,7 @@ from apps.reproduce.marsit.step_time import (
     torus_against_ring,
     unless_busy,
 )
-from apps.reproduce.parallel import side_by_side
+from apps.reproduce.networks import NoiseStep
 from collectives import Traffic
 from collectives.threads.run_local import run_local
 from mpicomp import Marsit
@@ -52,7 +50,7 @@ def test_the_gradient_is_that_of_torch_and_leaves_the_padding_alone() -> None:
         assert tensor.grad is not None
         np.testing.assert_allclose(part, tensor.grad.numpy(), rtol=1e-4, atol=1e-6)
     assert MODEL.n == 4 * 64
-    assert np.count_nonzero(found == 9) == MODEL.n - sum(MODEL.segments)
+    assert np.count_nonzero(found == 9) == MODEL.n - sum(MODEL.tensor_lengths)
 
 
 @pytest.mark.parametrize(("period", "bits"), [(1, 32), (None, 1)])
@@ -78,7 +76,7 @@ def test_bits_that_are_sent_are_the_expected_ones() -> None:
 
 
 def test_every_method_is_timed_on_a_gradient() -> None:
-    found = run_local(2, lambda comm: time_phases(comm, Step(4, 3), 2), "ring")[0]
+    found = run_local(2, lambda comm: time_phases(comm, NoiseStep(4, 3), 2), "ring")[0]
     assert set(found) == set(TIMED)
     for rows in found.values():
         assert np.shape(rows) == (2, len(PHASES))
@@ -128,11 +126,11 @@ def test_verdict_on_what_is_sent_until_training_is_as_good() -> None:
 
     runs = {name: [run(1e6, 0.5, 0.8)] for name in METHODS} | {"PSGD": [run(1e6, 0.8, 0.7, 0.8)]}
     runs |= {name: [run(1e5, 0.5, 0.7, 0.9)] for name in ("Marsit", "Marsit-100")}
-    (claim,) = budget("t", runs)
+    claim = budget("t", runs)
     assert claim.holds
     assert "PSGD 1," in claim.ours
     assert "Marsit 0.3;" in claim.ours
-    (claim,) = budget("t", runs | {"SSDM": [run(1e5, 0.8, 0.8)]})
+    claim = budget("t", runs | {"SSDM": [run(1e5, 0.8, 0.8)]})
     assert not claim.holds
 
 
@@ -180,7 +178,3 @@ def test_times_taken_on_a_busy_machine_are_not_judged() -> None:
     busy = unless_busy(claim, 7.0)
     assert busy.holds is None
     assert "not judged" in busy.differs
-
-
-def test_runs_side_by_side_keep_their_order() -> None:
-    assert side_by_side([partial(dict, number=number) for number in range(4)]) == [{"number": n} for n in range(4)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from apps.reproduce.networks import Task, train, trained
-from apps.reproduce.results import Book
+from apps.reproduce.results import Results
 from apps.train.training import Training
 from collectives import Communicator
 from mpicomp import Dense, Marsit
@@ -46,11 +46,11 @@ def test_a_watch_sees_every_step_on_every_rank() -> None:
     assert sorted(seen) == [(rank, step) for rank in range(3) for step in range(1, 21)]
 
 
-def test_a_run_in_the_book_is_not_made_again(tmp_path: Path) -> None:
+def test_a_run_that_is_kept_is_not_made_again(tmp_path: Path) -> None:
     short = ("--epochs", "1")
-    first = trained(Book(tmp_path), "dense", DIGITS, Dense(), 0, short)
+    first = trained(Results(tmp_path), "dense", DIGITS, Dense(), 0, short)
     written = (tmp_path / "dense-0.json").stat().st_mtime_ns
-    assert trained(Book(tmp_path), "dense", DIGITS, Dense(), 0, short) == first
+    assert trained(Results(tmp_path), "dense", DIGITS, Dense(), 0, short) == first
     assert (tmp_path / "dense-0.json").stat().st_mtime_ns == written
-    trained(Book(tmp_path), "dense", DIGITS, Dense(), 0, (*short, "--lr", "0.01"))
+    trained(Results(tmp_path), "dense", DIGITS, Dense(), 0, (*short, "--lr", "0.01"))
     assert (tmp_path / "dense-0.json").stat().st_mtime_ns > written

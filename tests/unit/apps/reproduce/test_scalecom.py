@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from apps.reproduce.networks import Task
-from apps.reproduce.results import Book
+from apps.reproduce.networks import Task, heavy_tailed
+from apps.reproduce.results import Results
 from apps.reproduce.scalecom import bytes_sent, compare
 from apps.reproduce.scalecom.bytes_sent import guided, volume
-from apps.reproduce.scalecom.job import gradient, measure
+from apps.reproduce.scalecom.job import measure
 from apps.reproduce.scalecom.leaders import choices
 from apps.reproduce.scalecom.memories import EVERY, distances
 from collectives.threads.run_local import run_local
@@ -55,9 +55,9 @@ def test_a_look_at_the_choice_of_later_steps_takes_in_the_memory() -> None:
 
 def test_bytes_and_fill_of_a_step() -> None:
     n, ranks = 6400, 4
-    asked = {"n": n, "options": {"rate": 100}, "segments": None}
+    asked = {"n": n, "options": {"rate": 100}}
     rows = {
-        name: run_local(ranks, lambda comm, name=name: measure(comm, 2, {**asked, "name": name}), "ring")[0]
+        name: run_local(ranks, lambda comm, name=name: measure(comm, 2, name, **asked), "ring")[0]
         for name in ("scalecom", "local-top-k")
     }
     assert rows["scalecom"]["filled"] == 1 / 100
@@ -70,20 +70,20 @@ def test_bytes_and_fill_of_a_step() -> None:
 
 
 def test_gradients_share_a_part() -> None:
-    a, b = gradient(20000, 0, 1), gradient(20000, 1, 1)
+    a, b = heavy_tailed(20000, 0, 1, (0,)), heavy_tailed(20000, 1, 1, (0,))
     assert 0.4 < np.corrcoef(a, b)[0, 1] < 0.95
-    assert not np.array_equal(a, gradient(20000, 0, 2))
+    assert not np.array_equal(a, heavy_tailed(20000, 0, 2, (0,)))
 
 
 def test_volume_is_judged_by_growth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(constant: bool) -> dict[str, list[bool | None]]:
-        def job(ranks: int, module: str, request: dict[str, object]) -> dict[str, object]:
+        def job(function: object, arguments: object, ranks: int) -> dict[str, object]:
             ring = (ranks - 1) / ranks
             own = {"dense": 800 * ring, "ScaleCom": 8 * (ring if constant else ranks), "local top-k": 4.0 * (ranks - 1)}
             return {name: {"bytes": nbytes, "filled": 0.01} for name, nbytes in own.items()}
 
-        monkeypatch.setattr(bytes_sent, "on_this_machine", job)
-        claims, figures = volume(Book(tmp_path, fresh=True), 2, full=False)
+        monkeypatch.setattr(bytes_sent, "call_on_ranks", job)
+        claims, figures = volume(Results(tmp_path, fresh=True), 2, full=False)
         assert all(path.exists() for path in figures)
         return {"holds": [claim.holds for claim in claims]}
 
@@ -94,7 +94,7 @@ def test_volume_is_judged_by_growth(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_guided_rates_fit_the_model() -> None:
     mlp = guided("mlp")
     assert mlp["elements"] == {"400": 101770}
-    assert mlp["segments"] == [784 * 128, 128, 128 * 10, 10]
+    assert mlp["tensor_lengths"] == [784 * 128, 128, 128 * 10, 10]
     assert mlp["rates"] == (400, 400, 400, 400)
     assert mlp["kept"] == pytest.approx(101770 / (251 + 1 + 4 + 1))
     convolutional = guided("resnet20")
