@@ -31,6 +31,7 @@ from collectives.execution.pipelined import PipelinedExecution
 from collectives.execution.program import Program
 from collectives.execution.requests import Cache, free_all
 from collectives.execution.stepwise import StepwiseExecution, runs_stepwise
+from collectives.progress.fork import reject_in_children
 from collectives.progress.polling import Testable, calls_in_flight, keep_alive, until, wait
 from collectives.trace.recorder import Trace
 from collectives.trace.traffic import Traffic
@@ -79,6 +80,7 @@ class Group:
         self.failure: BaseException | None = None
         self._broken = ""
         self._in_flight: list[Call] = []
+        self._dropped: Call | None = None
         _await_all(parent, max(timeout, STARTING_S), self.here)
         self.mpi_comm = parent.Dup()
         self.mpi_comm.Set_errhandler(MPI.ERRORS_RETURN)
@@ -95,6 +97,7 @@ class Group:
         self._thread = 0  # that is in a call; 0: no thread is
         self._held: dict[int, tuple[ref[object], Callable[[], None]]] = {}  # by the reference's identity
         self._gone: list[ref[object]] = []
+        reject_in_children(self)
 
     def __enter__(self) -> Self:
         return self
@@ -127,14 +130,14 @@ class Group:
         """
         if self._broken:
             return
-        dropped = [call.name() for call in self._in_flight if call.dropped]
         for call in tuple(self._in_flight):
             call.wait()
         self._before_free()
         self._broken = "it was closed"
         self._free()
-        if dropped:
-            raise RuntimeError(f"{self.here}: {dropped[0]} was begun and never waited for: keep what begin returns")
+        dropped = self._dropped
+        if dropped is not None and not dropped.taken:
+            raise RuntimeError(f"{self.here}: {dropped.name()} was begun and never waited for: keep what begin returns")
 
     def _before_free(self) -> None:
         """Do what takes communication, at the end."""
@@ -200,7 +203,7 @@ class Group:
             Another thread is in a call of this communicator.
         """
         if self._broken:
-            self._raise_closed()
+            raise self._closed()
         if self._gone:
             self._free_unused()
         thread = threading.get_ident()
@@ -210,7 +213,7 @@ class Group:
                 f"{self._in_flight[0].name()}: give each thread a communicator of its own"
             )
         self._thread = thread
-        call.steps = steps
+        call.tag, call.steps = self.next_tag(), steps
         self._in_flight.append(call)
 
     def run(self, call: Call, steps: Steps) -> Any:
@@ -240,6 +243,10 @@ class Group:
         while self._in_flight[0] is not call:
             yield False
 
+    def drop(self, call: Call) -> None:
+        """Take note that a caller will never hear how its call ended; of several only the last one is kept."""
+        self._dropped = call
+
     def end(self, call: Call) -> None:
         """Take note that a call has ended."""
         if call in self._in_flight:
@@ -261,13 +268,13 @@ class Group:
     ) -> Steps:
         """Raise on every rank unless all make this call; a small vector may be summed on the way.
 
-        See `CallCheck.steps`. Must be called as soon as the call is opened, since checks are numbered in that order.
+        See `CallCheck.steps`. It must be the first step of a call, since checks are numbered in that order.
         """
         if not self._verify and values is None:
             return iter(())
         if self.trace is not None and meanwhile is not None:
             meanwhile = self.trace.around("prepare", meanwhile)
-        steps = self._check.steps(call, self._check.next_number(), mark, traffic, values, sums, meanwhile)
+        steps = self._check.steps(call, mark, traffic, values, sums, meanwhile)
         if self.trace is None:
             return steps
         return self._traced_check(call, self.trace, steps, {} if values is None else {"bytes": values.nbytes})
@@ -290,9 +297,7 @@ class Group:
     def agree(self, mark: int, describe: Callable[[], str]) -> None:
         """Raise on every rank unless all make this call; nothing else is done by it."""
         call = Call(self, describe)
-        self.open(call, iter(()))
-        call.steps = self.check(call, mark)
-        call.wait()
+        self.run(call, self.check(call, mark))
 
     def reject(self, error: Exception, call: str) -> NoReturn:
         """Raise `error` here, and CollectiveMismatch on the ranks that made the call.
@@ -349,14 +354,17 @@ class Group:
 
     def fail(self, call: Call, error: BaseException) -> BaseException:
         """Take note that a call has failed; returns the error to raise."""
+        if self.failure is not None:
+            keep_alive(call)
+            return error  # the communicator was given up before, and the ranks were asked then
         if isinstance(error, NonFiniteGradient):
             return error  # on all ranks, with nothing of the call in flight
-        if isinstance(error, CollectiveMismatch) and self._in_flight == [call]:
-            return error  # nothing is in flight
+        if isinstance(error, CollectiveMismatch) and (not call.background or self._in_flight == [call]):
+            return error  # raised here and now, with nothing of the call in flight
         return self.abort(error, call)
 
     def abort(self, error: BaseException, *alive: object) -> BaseException:
-        """Reject further calls, as messages may still be in flight, and keep the owners of their buffers for ever.
+        """Reject further calls, and end those in flight; keep the owners of all buffers for ever, as MPI may use them.
 
         Returns
         -------
@@ -376,25 +384,40 @@ class Group:
             cause = error
             error = PeerFailure(told + known)
             error.__cause__ = cause
-        elif isinstance(error, CollectiveMismatch):
-            self._missing.announce()
         if first:
+            self._missing.announce()
             self.failure = error
+            for other in tuple(self._in_flight):
+                other.end_by(self._failure())
             if self.trace is not None:
                 start = time.perf_counter()
                 self.trace.save()
                 time.sleep(max(GRACE_S, time.perf_counter() - start))
         return error
 
+    def forked(self) -> None:
+        """Reject all calls in a process that was forked from this one, and end those in flight there."""
+        self._broken = "this process was forked from a rank, and only the rank can communicate"
+        self.failure = self._closed()
+        keep_alive(self)
+        for call in tuple(self._in_flight):
+            call.end_by(self.failure)
+
     def raise_failure(self) -> NoReturn:
         """Raise what the communicator was given up for, in another call than the one that failed."""
+        raise self._failure()
+
+    def _failure(self) -> BaseException:
+        """What calls end by that did not fail themselves."""
         failure = self.failure
         if isinstance(failure, CollectiveError) and type(failure) is not NonFiniteGradient:
-            raise type(failure)(str(failure)) from failure
-        self._raise_closed()
+            again = type(failure)(str(failure))
+            again.__cause__ = failure
+            return again
+        return self._closed()
 
-    def _raise_closed(self) -> NoReturn:
-        raise CommunicatorClosed(f"{self.here}: this communicator cannot be used, {self._broken}; make a new one")
+    def _closed(self) -> CommunicatorClosed:
+        return CommunicatorClosed(f"{self.here}: this communicator cannot be used, {self._broken}; make a new one")
 
 
 def _await_all(parent: MPI.Comm, timeout_s: float, here: str) -> None:

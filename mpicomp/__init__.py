@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         CollectiveMismatch,
         CollectiveTimeout,
         Communicator,
+        CommunicatorClosed,
         NonFiniteGradient,
     )
     from collectives.threads.run_local import run_local
@@ -48,6 +49,7 @@ _HOMES = {
         "CollectiveMismatch",
         "CollectiveTimeout",
         "Communicator",
+        "CommunicatorClosed",
         "NonFiniteGradient",
     ),
     "collectives.threads.run_local": ("run_local",),
@@ -87,6 +89,7 @@ __all__ = [
     "CollectiveMismatch",
     "CollectiveTimeout",
     "Communicator",
+    "CommunicatorClosed",
     "Dense",
     "DoubleSqueeze",
     "EFSignSGD",

@@ -66,15 +66,9 @@ class CallCheck:
         self._slots: list[_Slot] = []
         self._sums: RecursiveDoubling | None = None
 
-    def next_number(self) -> int:
-        """Number of a call that begins now; the same on all ranks, which begin calls in the same order."""
-        self._calls += 1
-        return self._calls
-
     def steps(
         self,
         call: Call,
-        number: int,
         mark: int,
         traffic: Traffic | None = None,
         values: NDArray[Any] | None = None,
@@ -83,12 +77,12 @@ class CallCheck:
     ) -> Steps:
         """Compare a call with what the other ranks call.
 
+        The call gets its number at the first step. The first steps must be taken in the order in which the calls begin.
+
         Parameters
         ----------
         call : Call
             Its name is asked for only if the ranks differ or do not come.
-        number : int
-            From `next_number`.
         mark : int
             Fingerprint of the call without its number.
         traffic : Traffic, optional
@@ -103,6 +97,8 @@ class CallCheck:
         CollectiveMismatch
             The same text on every rank, with what each group of ranks called.
         """
+        self._calls += 1
+        number = self._calls
         if self._comm.size > 1:
             call.describe = lambda: self._waiting(number, call.name())
             slot = self._slot(number)

@@ -60,10 +60,7 @@ class DenseSums:
         scratch: Sequence[NDArray[Any]],
         mark: int | None,
     ) -> Steps:
-        """See `Communicator.dense_steps`; a `mark` is compared among the ranks before or with the sum.
-
-        With a `mark` the call must be driven at once, as its check is numbered then.
-        """
+        """See `Communicator.dense_steps`; a `mark` is compared among the ranks before or with the sum."""
         nbytes = values.size * itemsize_in_messages(values, dtype)
         if comm.size > 1 and comm.topology == "auto" and nbytes <= comm.swapped_bytes:
             source, sums = _operands(values, dtype, out)
@@ -103,14 +100,9 @@ class DenseSums:
         mark: int,
     ) -> Steps:
         """Sum by messages of this call alone, whatever the size, so that no call has to wait for another."""
-        check = comm.check(call, mark, traffic)
-
-        def steps() -> Steps:
-            yield from check
-            program, payload = along_the_plan(comm, values, dtype, mean, out, fresh_buffers)
-            yield from comm.execute(call, program, payload, call.tag, traffic, overlapped=True)
-
-        return steps()
+        yield from comm.check(call, mark, traffic)
+        program, payload = along_the_plan(comm, values, dtype, mean, out, fresh_buffers)
+        yield from comm.execute(call, program, payload, call.tag, traffic, overlapped=True)
 
     def _buffers(self, scratch: Sequence[NDArray[Any]], nbytes: int) -> list[Bytes]:
         """Receive buffers: memory that is lent, and else memory that is kept from one call to the next."""

@@ -23,12 +23,12 @@ class Caller(Protocol):
     failure: BaseException | None
     given_up: Callable[[], bool]
 
-    def next_tag(self) -> int:
-        """A tag for one call."""
-        ...
-
     def advance(self) -> None:
         """Do one bit of every call in flight, without waiting."""
+        ...
+
+    def drop(self, call: Call) -> None:
+        """Take note that a caller will never hear how its call ended."""
         ...
 
     def end(self, call: Call) -> None:
@@ -65,7 +65,7 @@ class Call(Backoff):
     owners : list
         Of buffers and requests, which must live on if the call fails.
     tag : int
-        Of messages of this call alone.
+        Of messages of this call alone; set when the communicator takes the call in.
     steps : iterator of bool
         Must be set before the call is driven; see `Steps`.
     result : object
@@ -76,8 +76,10 @@ class Call(Backoff):
         It was begun by a call that returned at once.
     done : bool
         It has ended, well or not.
+    taken : bool
+        Its caller has heard that it ended.
     dropped : bool
-        Its caller has let its handle go without waiting.
+        Its caller has let its handle go before.
     """
 
     __slots__ = (
@@ -93,16 +95,17 @@ class Call(Backoff):
         "result",
         "steps",
         "tag",
+        "taken",
     )
 
     def __init__(self, group: Caller, name: Callable[[], str], clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__(group.timeout, _nothing, group.given_up, clock, group.trace)
-        self.group, self.name, self.tag = group, name, group.next_tag()
+        self.group, self.name, self.tag = group, name, 0
         self.steps: Steps = iter(())
         self.owners: list[object] = []
         self.result: Any = None
         self.error: BaseException | None = None
-        self.done = self.dropped = self.background = self._busy = False
+        self.done = self.taken = self.dropped = self.background = self._busy = False
 
     def advance(self) -> bool:
         """Do one bit of it without waiting; an error is kept for whoever waits for the call."""
@@ -157,6 +160,15 @@ class Call(Backoff):
             raise self.error
         return self.result
 
+    def take(self) -> None:
+        """Take note that the caller has heard that the call ended."""
+        self.taken = True
+
+    def end_by(self, error: BaseException) -> None:
+        """End the call, as the communicator was given up; a call that is just being driven ends where it is driven."""
+        if not (self._busy or self.done):
+            self._fail(error)
+
     def _end(self) -> None:
         self.moved()
         self.owners.clear()
@@ -197,10 +209,10 @@ class Handle:
         """
         call = self._call
         call.group.advance()
+        if call.done:
+            call.take()
         if call.error is not None:
             raise call.error
-        if not call.done and call.group.failure is not None:
-            call.group.raise_failure()
         return call.done
 
     test = poll
@@ -208,10 +220,17 @@ class Handle:
     def wait(self) -> Any:
         """The result; raises what `poll` does."""
         call = self._call
-        if call.group.trace is not None and not call.done:
-            with call.group.trace.span("wait", f"wait for {call.name()}"):
-                return call.wait()
-        return call.wait()
+        try:
+            if call.group.trace is not None and not call.done:
+                with call.group.trace.span("wait", f"wait for {call.name()}"):
+                    return call.wait()
+            return call.wait()
+        finally:
+            if call.done:
+                call.take()
 
     def __del__(self) -> None:
-        self._call.dropped = not self._call.done
+        call = self._call
+        if not call.taken:
+            call.dropped = True
+            call.group.drop(call)

@@ -193,8 +193,10 @@ class Backoff:
             return
         if sleepy:
             time.sleep(SLEEP_S)
-        if stalled_s > self._timeout_s or (self._hopeless is not None and self._hopeless()):
+        if stalled_s > self._timeout_s:
             raise CollectiveTimeout(f"{self.describe()} after {stalled_s:.3g} s")
+        if self._hopeless is not None and self._hopeless():
+            raise CollectiveTimeout(f"{self.describe()} after {stalled_s:.3g} s, and another rank has given up")
         if not self._warned and stalled_s > WARN_PART * self._timeout_s:
             self._warned = True
             _log.warning("%s for %.3g s; giving up after %g s", self.describe(), stalled_s, self._timeout_s)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from collectives.communicator import VERSION
 from collectives.consistency.call_check import fingerprint
 from collectives.memory import empty_like, flat, widen
 from mpicomp.aggregator import state as states
-from mpicomp.aggregator.call import VectorCall
+from mpicomp.aggregator.call import User, VectorCall
 from mpicomp.aggregator.parts import Parts, StateKind, VectorSpec
 
 
@@ -53,7 +54,8 @@ class Aggregator:
         self.feedback, self.codec, self.reducer = algorithm.parts(comm, spec)
         self._wide = np.empty(spec.n, np.float32) if spec.sixteen_bit else None
         self._plain = None if spec.sixteen_bit else spec.compute
-        self._call: VectorCall | None = None
+        self._call: VectorCall | None = None  # it has not ended, or its caller has not heard of its end
+        self._self: ref[User] = ref(self)
         lengths = spec.tensor_lengths
         parts = "" if lengths is None else f" in {len(lengths)} tensors {_listed(lengths)}"
         self._text = f"aggregate of {spec.dtype}[{spec.n}]{parts} number {spec.vector_id} by {algorithm} over "
@@ -131,7 +133,7 @@ class Aggregator:
         comm, spec, step = self.comm, self.spec, self.step
         try:
             if self._call is not None:
-                self._reject_second_call()
+                self._reject_second_call(self._call)
             if self.feedback is not None:
                 self.feedback.check_ready()
             values = self._view(vector)
@@ -147,14 +149,14 @@ class Aggregator:
         traffic = self.traffic.begin()
         # the words of the call are made up only if somebody asks for them
         text = self._text
-        call = VectorCall(comm, lambda: f"{text}, step {step}", spec, step, values, target, traffic)
+        call = VectorCall(comm, lambda: f"{text}, step {step}", spec, step, values, target, traffic, self._self)
         call.result = result
         prepare = self.reducer.prepare
         check = comm.check(call, self._fingerprint + step, traffic, meanwhile=lambda: prepare(step))
-        self._call = call
         return call, self._steps(call, check)
 
     def _steps(self, call: VectorCall, check: Iterator[bool]) -> Iterator[bool]:
+        self._call = call
         try:
             yield from check
             if self._wide is not None:
@@ -169,13 +171,22 @@ class Aggregator:
             self.step += 1
             self.traffic.total.add(call.traffic)
         finally:
+            if not call.background:
+                self._call = None
+
+    def let_go(self, call: VectorCall) -> None:
+        """Be ready for another call: the caller has heard how this one ended."""
+        if self._call is call:
             self._call = None
 
-    def _reject_second_call(self) -> None:
-        assert self._call is not None
-        if self._call.dropped:
-            raise RuntimeError(f"the call of step {self.step} was dropped without wait(): keep what begin() returns")
-        raise RuntimeError(f"the call of step {self.step} is still in flight: wait() for it before the next one")
+    def _reject_second_call(self, call: VectorCall) -> NoReturn:
+        if not call.dropped:
+            raise RuntimeError(f"the call of step {call.step} is still in flight: wait() for it before the next one")
+        try:
+            call.wait()  # all ranks have begun it
+        finally:
+            call.take()
+        raise RuntimeError(f"the call of step {call.step} was dropped without wait(): keep what begin() returns")
 
     def _view(self, array: Any) -> NDArray[Any]:
         if (
@@ -206,10 +217,11 @@ class Aggregator:
         Raises
         ------
         RuntimeError
-            NaN or infinity spoiled the residual: there is nothing to go on from. Or a call is in flight.
+            NaN or infinity spoiled the residual: there is nothing to go on from. Or the caller has not waited for a
+            call.
         """
-        if self._call is not None:
-            self._reject_second_call()
+        if self._call is not None and self._call.error is None:
+            self._reject_second_call(self._call)
         if self.feedback is None:
             return self._state({})
         self.feedback.check_ready()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
+from weakref import ref
 
 from numpy.typing import NDArray
 
@@ -13,12 +14,22 @@ from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.spec import VectorSpec
 
 
+class User(Protocol):
+    """Who makes calls of vectors, one at a time."""
+
+    def let_go(self, call: VectorCall) -> None:
+        """Forget a call whose end the caller has heard of."""
+        ...
+
+
 class VectorCall(Call):
     """A call of an aggregator.
 
     Attributes
     ----------
     comm : Communicator
+    user : weak reference
+        To the aggregator, which may be used again once the caller has heard how the call ended.
     spec : VectorSpec
     step : int
     values : ndarray[n]
@@ -31,7 +42,7 @@ class VectorCall(Call):
         Counted into.
     """
 
-    __slots__ = ("comm", "out", "spec", "step", "traffic", "values", "wide")
+    __slots__ = ("comm", "out", "spec", "step", "traffic", "user", "values", "wide")
 
     def __init__(
         self,
@@ -42,11 +53,19 @@ class VectorCall(Call):
         values: NDArray[Any],
         out: NDArray[Any],
         traffic: Traffic,
+        user: ref[User],
     ) -> None:
         super().__init__(comm, name, traffic.clock)
-        self.comm, self.spec, self.step = comm, spec, step
+        self.comm, self.spec, self.step, self.user = comm, spec, step, user
         self.values, self.out, self.traffic = values, out, traffic
         self.wide: NDArray[Any] | None = None
+
+    def take(self) -> None:
+        """See `Call`."""
+        super().take()
+        user = self.user()
+        if user is not None:
+            user.let_go(self)
 
     @property
     def where(self) -> str:

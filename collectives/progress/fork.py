@@ -1,0 +1,65 @@
+"""Processes that are forked from a rank: they are no ranks, cannot communicate, and must leave without MPI.
+
+MPI's threads and connections stay with the parent. MPI_Finalize, which mpi4py calls when an interpreter ends, waits for
+ever in a child that has neither. A child of `multiprocessing` leaves by `os._exit` and never comes there; one that
+`os.fork` has made and that ends as a program does is led there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from types import TracebackType
+from typing import Any, NoReturn, Protocol
+from weakref import WeakSet
+
+
+class Forkable(Protocol):
+    """What must not be used in a child."""
+
+    def forked(self) -> None:
+        """Reject all calls from now on, in the child."""
+        ...
+
+
+_inherited: WeakSet[Forkable] = WeakSet()
+_status = 0
+
+
+def reject_in_children(one: Forkable) -> None:
+    """Have `forked` called in each process that is forked from this one."""
+    _inherited.add(one)
+
+
+def _after_fork() -> None:
+    for one in tuple(_inherited):
+        one.forked()
+    exit_by_system_exit, report = sys.exit, sys.excepthook
+
+    def exit_noting_status(status: Any = None, /) -> NoReturn:
+        _note(0 if status is None else status if isinstance(status, int) else 1)
+        exit_by_system_exit(status)
+
+    def report_noting_status(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        _note(1)
+        report(kind, error, trace)
+
+    # Python tells nobody the status that it ends with
+    sys.exit, sys.excepthook = exit_noting_status, report_noting_status
+    atexit.register(_leave)  # called before all that the parent registered, and instead of it
+
+
+def _note(status: int) -> None:
+    global _status
+    _status = status
+
+
+def _leave() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    os._exit(_status & 0xFF)
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,181 @@
+"""Calls in flight: begun in one order, ended in any, and what each kind of failure leaves behind."""
+
+from __future__ import annotations
+
+import gc
+import time
+from typing import Any
+from weakref import ref
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+import mpicomp
+from collectives import Communicator, CommunicatorClosed
+from mpicomp import ALGORITHMS, DoubleSqueeze, Marsit, algorithm
+from tests.mpi.lanes import TIMEOUT_S, same_everywhere, same_text_on
+
+LENGTHS = (6001, 0, 65, 20_000)
+STEPS = 3
+FORMS: dict[str, Any] = {name: algorithm(name) for name in ALGORITHMS} | {
+    "marsit, rounds": Marsit(2, transactional=True),
+    "marsit, one winner": Marsit(2, winners=1),
+    "marsit, two winners": Marsit(2, winners=2),
+}
+
+
+def gradient(n: int, rank: int, step: int) -> NDArray[np.float32]:
+    """A made gradient."""
+    return np.random.default_rng([n, rank, step]).standard_normal(n).astype(np.float32)
+
+
+def states(aggregators: list[mpicomp.Aggregator]) -> list[dict[str, Any]]:
+    """What the aggregators keep, in a form that can be compared."""
+    return [
+        {key: value.tobytes() if isinstance(value, np.ndarray) else value for key, value in one.state_dict().items()}
+        for one in aggregators
+    ]
+
+
+@pytest.mark.parametrize("topology", ["ring", "auto"])
+@pytest.mark.parametrize("name", FORMS)
+def test_calls_in_flight_give_the_bits_of_calls_one_after_the_other(
+    name: str, topology: str, mpi_comm: MPI.Comm
+) -> None:
+    method, rng = FORMS[name], np.random.default_rng(mpi_comm.rank)
+    with Communicator(mpi_comm, topology=topology, timeout=TIMEOUT_S) as comm:
+        one_by_one, at_once = ([method.start(comm, n, vector_id=n) for n in LENGTHS] for _ in range(2))
+        for step in range(STEPS):
+            vectors = [gradient(n, comm.rank, step) for n in LENGTHS]
+            expected = [aggregator.aggregate(x) for aggregator, x in zip(one_by_one, vectors, strict=True)]
+            handles = [aggregator.begin(x) for aggregator, x in zip(at_once, vectors, strict=True)]
+            dense = comm.iallreduce(np.full(3, comm.rank + 1.0))
+            assert comm.allreduce(np.ones(2)).sum() == 2 * comm.size  # helps the others along
+            for place in rng.permutation(len(handles)):  # each rank in an order of its own
+                while place % 2 and not handles[place].poll():
+                    pass
+                np.testing.assert_array_equal(handles[place].wait(), expected[place])
+            assert all(same_everywhere(comm, result) for result in expected)
+            np.testing.assert_array_equal(dense.wait(), np.full(3, comm.size * (comm.size + 1) / 2))
+        assert states(at_once) == states(one_by_one)
+        assert [one.traffic.total.bytes_sent for one in at_once] == [one.traffic.total.bytes_sent for one in one_by_one]
+
+
+def test_a_second_call_of_one_aggregator_is_an_error_on_all_ranks_and_harms_neither(mpi_comm: MPI.Comm) -> None:
+    with Communicator(mpi_comm, timeout=TIMEOUT_S) as comm:
+        aggregator, x = DoubleSqueeze().start(comm, 100), gradient(100, comm.rank, 0)
+        handle = aggregator.begin(x)
+        for call in lambda: aggregator.aggregate(x), lambda: aggregator.begin(x), aggregator.state_dict:
+            with pytest.raises(RuntimeError, match="the call of step 0 is still in flight: wait"):
+                call()
+        handle.wait()
+        assert aggregator.step == 1
+        assert same_everywhere(comm, aggregator.aggregate(x))
+
+
+def test_a_dropped_call_is_named_by_the_next_one_and_by_close(mpi_comm: MPI.Comm) -> None:
+    comm = Communicator(mpi_comm, timeout=TIMEOUT_S)
+    aggregator, x = Marsit(2).start(comm, 100), gradient(100, comm.rank, 0)
+    aggregator.begin(x)
+    with pytest.raises(RuntimeError, match=r"was dropped without wait\(\): keep what begin\(\) returns"):
+        aggregator.aggregate(x)
+    assert aggregator.step == 1
+    assert same_everywhere(comm, aggregator.aggregate(x))
+    aggregator.begin(x)
+    with pytest.raises(RuntimeError, match="was begun and never waited for"):
+        comm.close()
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_nan_in_one_call_leaves_its_aggregator_and_the_other_calls_as_they_were(name: str, mpi_comm: MPI.Comm) -> None:
+    with Communicator(mpi_comm, timeout=TIMEOUT_S) as comm:
+        harmed, other = (FORMS[name].start(comm, 500, vector_id=k) for k in range(2))
+        for one in harmed, other:
+            one.aggregate(gradient(500, comm.rank, 0))
+        before = states([harmed])
+        x = gradient(500, comm.rank, 1)
+        if comm.rank == comm.size - 1:
+            x[7] = np.nan
+        handle, fine = harmed.begin(x), other.begin(gradient(500, comm.rank, 1))
+        with pytest.raises(mpicomp.NonFiniteGradient) as raised:
+            handle.wait()
+        assert f"NaN or infinity in vector 0, step 1, from rank {comm.size - 1};" in str(raised.value)
+        assert same_everywhere(comm, fine.wait())
+        if name.startswith("marsit") and not getattr(FORMS[name], "transactional", False):
+            return  # spoiled, which its next call says
+        assert states([harmed]) == before
+        assert same_everywhere(comm, harmed.aggregate(gradient(500, comm.rank, 1)))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_rank_that_does_not_come_leaves_aggregators_as_they_were(name: str, mpi_comm: MPI.Comm) -> None:
+    if mpi_comm.size == 1:
+        return  # there is no other rank
+    method = Marsit(None, transactional=True) if name == "marsit" else FORMS[name]
+    comm = Communicator(mpi_comm, topology="ring", timeout=0.5, verify=False)  # so that steps are cut off half-way
+    aggregators = [method.start(comm, 20_000, vector_id=k) for k in range(3)]
+    for aggregator in aggregators:
+        aggregator.aggregate(gradient(20_000, comm.rank, 0))
+    before = states(aggregators)
+    if comm.rank == 0:
+        handles = [aggregator.begin(gradient(20_000, 0, 1)) for aggregator in aggregators]
+        for handle in reversed(handles):
+            with pytest.raises(mpicomp.CollectiveTimeout):
+                handle.wait()
+        with pytest.raises(CommunicatorClosed):
+            aggregators[0].aggregate(gradient(20_000, 0, 1))
+        assert not any(aggregator.traffic.total.calls > 1 for aggregator in aggregators)
+        if not name.startswith("marsit") or method.transactional:
+            assert states(aggregators) == before
+    mpi_comm.Barrier()
+
+
+def test_a_mismatch_of_a_blocking_call_leaves_the_calls_in_flight_alone(mpi_comm: MPI.Comm) -> None:
+    if mpi_comm.size == 1:
+        return  # a rank alone agrees with itself
+    with Communicator(mpi_comm, timeout=TIMEOUT_S) as comm:
+        fine, other = (Marsit(2).start(comm, 100, vector_id=k) for k in range(2))
+        x = gradient(100, comm.rank, 0)
+        pending = fine.begin(x)
+        with pytest.raises(mpicomp.CollectiveMismatch) as raised:
+            comm.barrier() if comm.rank == 0 else other.aggregate(x)
+        assert "rank 0: barrier()" in same_text_on(comm, raised.value, range(comm.size))
+        assert same_everywhere(comm, pending.wait())
+        assert same_everywhere(comm, other.aggregate(x))
+
+
+def test_a_mismatch_of_a_call_in_flight_is_told_to_whoever_waits_for_another_call(mpi_comm: MPI.Comm) -> None:
+    if mpi_comm.size == 1:
+        return  # a rank alone agrees with itself
+    comm = Communicator(mpi_comm, timeout=TIMEOUT_S)
+    one, other = (Marsit(2, transactional=True).start(comm, 100, vector_id=k) for k in range(2))
+    x = gradient(100, comm.rank, 0)
+    handle = one.begin(x) if comm.rank else other.begin(x)
+    start = time.monotonic()
+    for call in comm.barrier, handle.wait:  # the barrier alone would be fine
+        with pytest.raises(mpicomp.CollectiveMismatch, match=r"float32\[100\] number [01] by Marsit"):
+            call()
+    assert time.monotonic() - start < TIMEOUT_S / 2
+    assert one.state_dict()["step"] == other.state_dict()["step"] == 0
+    mpi_comm.Barrier()
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_an_aggregator_that_is_let_go_frees_its_residual_without_the_garbage_collector(
+    name: str, mpi_comm: MPI.Comm
+) -> None:
+    with Communicator(mpi_comm, timeout=TIMEOUT_S) as comm:
+        gc.disable()
+        try:
+            aggregator = FORMS[name].start(comm, 1000)
+            aggregator.aggregate(gradient(1000, comm.rank, 0))
+            aggregator.begin(gradient(1000, comm.rank, 1)).wait()
+            feedback = aggregator.feedback
+            kept = [ref(aggregator), *([] if feedback is None else [ref(feedback)])]
+            del aggregator, feedback
+            comm.barrier()  # persistent requests are freed at the next call
+            assert [one() for one in kept] == [None] * len(kept)
+        finally:
+            gc.enable()
