@@ -149,3 +149,24 @@ def jitter(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         monkeypatch.setattr(RecursiveDoubling, "_take", delayed(RecursiveDoubling._take, 0.5))
 
     return start
+
+
+@pytest.fixture(params=["at once", "in parts"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Give the name of a way that vectors go: short ones at once, long ones in parts and beside other work."""
+    if request.param == "in parts":
+        go_in_parts(monkeypatch)
+    found: str = request.param
+    return found
+
+
+def go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let short vectors go the way of long ones, in many parts and with as few buffers as can be."""
+    from mpicomp.algorithms import scalecom
+    from mpicomp.reducers import shared_indices, sign_merge, vote_count
+
+    for module in (sign_merge, vote_count):
+        monkeypatch.setattr(module, "MOST_SLOTS", 1)
+    for module in (shared_indices, scalecom, vote_count):
+        monkeypatch.setattr(module, "BRIEF_ELEMENTS", 0)
+    monkeypatch.setattr(shared_indices, "PART_ELEMENTS", 500)
