@@ -1,5 +1,6 @@
 # make train   from a fresh clone: sets up .venv, trains four ways on 4 MPI ranks and compares them
 # make test    all tests: the serial ones, then the multi-rank ones in lanes of 1, 2, 3, 4 and 8 ranks
+# make fixtures   results, states and traffic of every method against what is recorded, bit by bit; 5 minutes
 # make lint    ruff and mypy
 # make bench   the all-reduce against MPI's own on 2 ranks; BENCH="--count 1e6 ..." for others
 # make test-mpich   the multi-rank tests once more, on the other MPI library
@@ -16,12 +17,13 @@ SHELL := bash
 PYTHON ?= python3
 BENCH ?= --algorithm marsit --topology ring --count 25e6 --baseline mpi
 RANKS ?= 1,2,3,4,8
+FIXTURES ?=
 
 # The file that pip leaves last: what it is older than makes pip run again.
 READY := .venv/.ready
 READY_MPICH := .venv-mpich/.ready
 
-.PHONY: help setup train test test-unit test-mpi test-mpich test-system test-cluster test-slurm lint bench clean
+.PHONY: help setup train test test-unit test-mpi test-mpich test-system test-cluster test-slurm fixtures lint bench clean
 MAKEFLAGS += --no-print-directory
 
 help:
@@ -63,6 +65,12 @@ test-cluster: $(READY)
 # Most of the time jobs wait for Slurm: several clusters at once wait at the same time.
 test-slurm: $(READY)
 	source slurm/env.sh && timeout -k 10 3600 python -m pytest tests/system/slurm --numprocesses 3 --dist worksteal
+
+# One number of ranks after the other, whatever came of the earlier ones. FIXTURES="--only marsit" for a part.
+fixtures: $(READY)
+	source slurm/env.sh && failed=0 && for ranks in 1 2 3 5 8; do \
+	    timeout -k 10 1800 mpirun -n "$$ranks" python -m tests.fixtures.record $(FIXTURES) || failed=1; \
+	done && exit "$$failed"
 
 lint: $(READY)
 	.venv/bin/ruff check .

@@ -1,0 +1,70 @@
+"""Results, states and traffic are what they were, to the bit; states from before are gone on from.
+
+A part of the record in `tests/fixtures`; ``make fixtures`` compares with all of it.
+"""
+
+from __future__ import annotations
+
+import pytest
+from mpi4py import MPI
+
+from mpicomp import ALGORITHMS
+from tests.fixtures import record
+from tests.fixtures.cases import SIZES, STATE_LENGTH, STATE_RANKS, STATES, Case, cases
+
+# Dense sums by MPI itself are the library's, so there are none of them here.
+PLACES = ("ring/float32", "torus/bfloat16", "star/float16", "auto/float64")
+METHODS = ("allreduce", *ALGORITHMS)
+OPTIONS = (
+    "marsit(full_precision_every=3, residual=paper)/ring/float32",
+    "marsit(full_precision_every=3) segmented/ring/float32",
+    "ssdm(momentum=0.9, scale=norm, coding=elias)/ring/float32",
+    "ef-signsgd(bucket=1000) segmented/ring/float32",
+    "qsgd(norm=l2, coding=entropy)/ring/float32",
+    "double-squeeze(compressor=quantize:coding=entropy,norm=l2,bucket=100)/ring/float32",
+    "scalecom(rate=10, beta=0.3)/ring/float32",
+)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run on the whole lane, on 3 ranks of 4 (there is no record of 4), and on 5 of 8 too."""
+    if metafunc.function is not test_states_from_before_are_gone_on_from:
+        plugin = metafunc.config.pluginmanager.get_plugin("rank_agreement")
+        lane = 1 if plugin is None else plugin.size
+        whole = max(size for size in SIZES if size <= lane)
+        metafunc.parametrize("mpi_comm", sorted({whole, 5}) if lane > 5 else [whole], indirect=True)
+
+
+def compared(mpi_comm: MPI.Intracomm, chosen: list[Case]) -> list[str]:
+    """Return what differs from the record, in sentences."""
+    recorded = record.read(mpi_comm.size)
+    return [
+        sentence
+        for case in chosen
+        for sentence in record.compare(
+            case.name, case.lengths, record.run(mpi_comm, case), recorded.get(case.name)
+        ).values()
+    ]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_gives_what_it_gave_before(mpi_comm: MPI.Intracomm, method: str) -> None:
+    names = {f"{method}/{place}" for place in PLACES}
+    chosen = [case for case in cases(mpi_comm.size) if case.name in names]
+    assert len(chosen) == (4 if mpi_comm.size > 1 else 3)
+    assert compared(mpi_comm, chosen) == []
+
+
+def test_options_give_what_they_gave_before(mpi_comm: MPI.Intracomm) -> None:
+    chosen = [case for case in cases(mpi_comm.size) if case.name in OPTIONS]
+    assert len(chosen) == len(OPTIONS)
+    assert compared(mpi_comm, chosen) == []
+
+
+@pytest.mark.parametrize("mpi_comm", [STATE_RANKS], indirect=True)
+def test_states_from_before_are_gone_on_from(mpi_comm: MPI.Intracomm) -> None:
+    recorded = record.read("states")
+    assert len(recorded) == len(STATES)
+    for number in range(len(STATES)):
+        name = record.state_name(number)
+        assert record.compare(name, (STATE_LENGTH,), record.run_state(mpi_comm, number), recorded[name]) == {}
