@@ -22,17 +22,17 @@ EVERY_SIZE = "EVERY_SIZE"
 
 
 def parametrize_sizes(metafunc: pytest.Metafunc) -> None:
-    """Run every test that asks for `mpi_comm` on the whole lane, and where sizes matter on 5 and 7 ranks too."""
-    if "mpi_comm" not in metafunc.fixturenames or any(m.args[0] == "mpi_comm" for m in _parametrized(metafunc)):
+    """Run every test that asks for `mpi_comm` on the whole lane, and where sizes matter on 5 and 7 ranks too.
+
+    A module that generates its own tests chooses their ranks itself.
+    """
+    marked = any(mark.args[0] == "mpi_comm" for mark in metafunc.definition.iter_markers("parametrize"))
+    if "mpi_comm" not in metafunc.fixturenames or marked or hasattr(metafunc.module, "pytest_generate_tests"):
         return
     plugin = metafunc.config.pluginmanager.get_plugin("rank_agreement")
     size = 1 if plugin is None else plugin.size
     parts = PARTS if size >= PARTS_FROM and getattr(metafunc.module, EVERY_SIZE, False) else ()
     metafunc.parametrize("mpi_comm", [size, *parts], indirect=True)
-
-
-def _parametrized(metafunc: pytest.Metafunc) -> list[pytest.Mark]:
-    return list(metafunc.definition.iter_markers("parametrize"))
 
 
 def topologies(size: int) -> list[Topology]:
