@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
@@ -31,6 +31,28 @@ def encoded(codec: Codec, values: NDArray[Any], draw: Draw | None = None) -> NDA
     payload = np.full(codec.nbytes(values.size), GUARD, np.uint8)
     codec.encode(values, payload, draw=draw or draw_at())
     return payload
+
+
+def check_several_at_once(codec: Any, n: int, dtype: Any) -> None:
+    """Check that passes which do several steps at once, where a codec has them, give the bits of the single steps."""
+    values, residual, sums = np.random.default_rng(n).standard_normal((3, n)).astype(dtype)
+    values[::5], values[n // 3 : n // 2] = -residual[::5], 0  # zeros of the sum, and of the values
+    p, payload = values + residual, np.full(codec.nbytes(n), GUARD, np.uint8)
+    decoded, told, found = np.full(n, 77, dtype), np.full(n, 77, dtype), payload.copy()
+    codec.encode(p, payload, draw=draw_at())
+    codec.decode(payload, decoded, weight=1)
+    if hasattr(codec, "encode_telling"):
+        codec.encode_telling(p, found, told, draw=draw_at())
+        np.testing.assert_array_equal(found, payload)
+        assert told.tobytes() == decoded.tobytes()
+    if hasattr(codec, "encode_keeping"):
+        codec.encode_keeping(values, residual, found, told)
+        np.testing.assert_array_equal(found, payload)
+        assert told.tobytes() == (p - decoded).tobytes()
+    if hasattr(codec, "add"):
+        expected = sums + decoded
+        codec.add(payload, sums)
+        np.testing.assert_array_equal(sums, expected)
 
 
 class CodecContract(ABC):
@@ -129,3 +151,21 @@ class CodecContract(ABC):
                     moved = np.empty(n + offset, dtype)[offset:]
                     moved[:] = values
                     np.testing.assert_array_equal(encoded(self.codec, moved), want)
+
+    def test_several_steps_at_once_give_the_bits_of_single_steps(self) -> None:
+        for n in LENGTHS:
+            for dtype in self.dtypes:
+                check_several_at_once(self.codec, n, dtype)
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
+    def test_several_steps_at_once_refuse_a_sum_that_is_not_finite(self, bad: float) -> None:
+        codec, payload = cast(Any, self.codec), np.empty(self.codec.nbytes(260), np.uint8)
+        for position in (0, 150, 259):
+            values, residual, out = np.ones((3, 260), np.float32)
+            values[position] = residual[position] = bad
+            if hasattr(codec, "encode_keeping"):
+                with pytest.raises(ValueError, match="NaN or infinity"):
+                    codec.encode_keeping(values, residual, payload, out)
+            if hasattr(codec, "encode_telling") and not np.isfinite(bad):
+                with pytest.raises(ValueError, match="NaN or infinity"):
+                    codec.encode_telling(values, payload, out, draw=draw_at())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from collectives import Star
 from mpicomp import Communicator, run_local
 from mpicomp.algorithms import ALGORITHMS, DoubleSqueeze, Marsit, MemSGD
+from mpicomp.checkpoint.state import load_state, save_state
 from tests.methods import METHODS
 
 N, STEPS = 4096 + 77, 12
@@ -32,25 +33,20 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
         np.testing.assert_array_equal(value, other[name], name)
 
 
-def stored(state: dict[str, Any]) -> dict[str, Any]:
-    """What comes back from a file of arrays."""
-    file = io.BytesIO()
-    np.savez(file, **state)
-    file.seek(0)
-    return dict(np.load(file, allow_pickle=False))
-
-
 @every_method
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_another_aggregator_goes_on_from_a_stored_state(method: Any, dtype: str, comm: Communicator) -> None:
+def test_another_aggregator_goes_on_from_a_stored_state(
+    method: Any, dtype: str, comm: Communicator, tmp_path: Path
+) -> None:
     """Taking a state changes nothing, and it may be taken at any step."""
     watched, unwatched = (method.start(comm, N, dtype=dtype, tensor_lengths=SEGMENTS) for _ in range(2))
     resumed = []
     for step, u in enumerate(updates(dtype)):
-        state = stored(watched.state_dict())
+        state = watched.state_dict()
         if step in (0, 3, 7):
+            save_state(tmp_path / "state", state)
             resumed.append(method.start(comm, N, dtype=dtype, tensor_lengths=SEGMENTS))
-            resumed[-1].load_state_dict(state)
+            resumed[-1].load_state_dict(load_state(tmp_path / "state"))
             assert_same(resumed[-1].state_dict(), watched.state_dict())
         result = unwatched.aggregate(u)
         for other in (watched, *resumed):

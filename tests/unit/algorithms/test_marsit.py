@@ -76,20 +76,6 @@ def test_without_clipping_nothing_is_lost(every: int | None, rule: Any, comm: Co
         np.testing.assert_array_equal(total + residual(aggregator), dyadic()[: t + 1].sum(axis=0))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("every", [1, 3, 10, None])
-def test_paper_conserves_any_updates_up_to_rounding(every: int | None, dtype: Any, comm: Communicator) -> None:
-    aggregator = Marsit(every, residual="paper").start(comm, N, dtype=dtype)
-    given = updates(dtype=dtype)
-    total, largest = np.zeros(N), 0.0
-    for u in given:
-        g = aggregator.aggregate(u)
-        total += g
-        largest = max(largest, float((np.abs(residual(aggregator)) + np.abs(g)).max()))
-    missing = np.abs(total + residual(aggregator) - given.sum(axis=0, dtype=np.float64)).max()
-    assert missing <= STEPS * np.finfo(dtype).eps * largest
-
-
 def test_full_precision_rounds_give_the_compensated_update_and_clear_the_residual(comm: Communicator) -> None:
     for rule in ("own", "paper"):
         aggregator = Marsit(5, residual=rule, clip=math.inf).start(comm, N)

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mpicomp.codecs import Bucketed, Clipping, Codec, OneBit, Quantizer, Ternary, TwoMeans, compressor
-from tests.contracts import CodecContract, draw_at, encoded, gaussian
+from tests.contracts import CodecContract, check_several_at_once, draw_at, encoded, gaussian
 from tests.reference.compressors import decoded as reference
 from tests.reference.statistics import assert_binomial
 
@@ -22,10 +22,13 @@ CODECS: tuple[Codec, ...] = (
     Quantizer(bucket=4096, coding="entropy", norm="l2"),
     Quantizer(bucket=30, levels=127, coding="entropy"),
     Ternary(bucket=300),
-    OneBit(bucket=1000),
+    Ternary(bucket=70, coding="entropy"),
+    OneBit(bucket=7),
+    OneBit(bucket=5000, scale="l1"),
     OneBit(bucket=64, scale="l1"),
     OneBit(bucket=1),
-    TwoMeans(bucket=512),
+    TwoMeans(bucket=1),
+    TwoMeans(bucket=64),
     TwoMeans(bucket=9000),
     Clipping(9),
     Clipping(16),
@@ -84,6 +87,7 @@ def test_is_what_the_definition_says_at_every_length(codec: Codec) -> None:
             found = np.empty_like(values)
             codec.decode(encoded(codec, values), found, weight=1)
             np.testing.assert_array_equal(found, reference(codec, values, draw_at()))
+            check_several_at_once(codec, n, dtype)
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=str)
