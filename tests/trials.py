@@ -27,17 +27,15 @@ from mpicomp import (
     TrueTopK,
 )
 from mpicomp.codecs import OneBit, Quantizer, Ternary, TwoMeans
-from tests.exact import Trial
+from tests.exact import Trial, Trials
 from tests.mpi.lanes import topologies
-
-Trials = list[tuple[Trial, Topology | None]]
 
 LONG = 9 * 4096 + 11  # every one of 8 ranks has a chunk, and the last block is short
 VOTES = 5 * 4096 + 75
 FLOATS = ("float16", "float64")
 
 
-def over(where: Sequence[Topology | None], *trials: Trial) -> Trials:
+def over(where: Sequence[Topology | None], *trials: Trial) -> list[tuple[Trial, Topology | None]]:
     """Return each trial over each of the topologies."""
     return [(trial, topology) for topology in where for trial in trials]
 
@@ -63,12 +61,12 @@ def marsit(size: int) -> Trials:
         Marsit(None, global_step=0.5, compensation=False),
     )
     lengths = (64, 4096 + 128, LONG - 64 - 4096 - 128)
-    of_types = (Trial(one, 5003, 4, dtype) for one in (own, paper) for dtype in (*FLOATS, "bfloat16"))
+    of_types = [Trial(own, 5003, 4, dtype) for dtype in (*FLOATS, "bfloat16")] + [Trial(paper, 5003, 4, "float16")]
     return [
         *over(topologies(size), Trial(own, LONG, 4)),
         *over([Ring(), DoubleTree()], Trial(paper, LONG, 4)),
         *over([Torus()], *(Trial(one, LONG, 4) for one in never_dense)),
-        *over([None], *(Trial(one, n, 4) for one in never_dense for n in (1, 5003))),
+        *over([None], Trial(never_dense[0], 1, 4), *(Trial(one, 5003, 4) for one in never_dense)),
         *over([Ring()], *of_types, *(Trial(one, LONG, 4, lengths=lengths) for one in (own, paper))),
     ]
 
@@ -79,7 +77,7 @@ def votes(options: Any, where: Sequence[Topology], short: int, *types: str, leng
     trials = [Trial(options, VOTES, 4, dtype) for dtype in types]
     trials += [Trial(options, VOTES, 4, lengths=segments)] if lengths else []
     return [
-        *over(where, Trial(options, VOTES, 6)),
+        *over(where, Trial(options, VOTES, 4)),
         *over([HalvingDoubling()], *trials),
         *over([None], Trial(options, short, 4)),
     ]
@@ -89,9 +87,10 @@ def coded(*methods: Any) -> Callable[[int], Trials]:
     """Return what makes the trials of a method whose reference is slow: short vectors, and few with other floats."""
 
     def trials(size: int) -> Trials:
-        steps = {0: 1, 1: 2, 900: 8}
-        of_types = (Trial(methods[0], 2003, 3, dtype) for dtype in (*FLOATS, "bfloat16"))
-        return over([Ring()], *(Trial(one, n, steps[n]) for one in methods for n in steps), *of_types)
+        first = methods[0]
+        others = (Trial(first, 2003, 2, dtype) for dtype in (*FLOATS, "bfloat16"))
+        shorts = (Trial(first, n, 2) for n in (0, 1))
+        return over([Ring()], *(Trial(one, 900, 5) for one in methods), *others, *shorts)
 
     return trials
 
@@ -102,9 +101,15 @@ def shared(*methods: ScaleCom | RandomK | TrueTopK, every_topology: bool = False
     def trials(size: int) -> Trials:
         n, first = 3001, methods[0]
         # as many steps as there are leaders, and one more
-        found = over([Ring(), DoubleTree()], *(Trial(one, n, max(6, size + 1)) for one in methods))
-        found += over([Ring()], *(Trial(first, short, 3) for short in (0, 1, 3, 99)))
-        found += over([HalvingDoubling()], *(Trial(one, n, 5, dtype) for one in methods[:2] for dtype in FLOATS))
+        steps = max(6, size + 1)
+        found = over(
+            [Ring()], *(Trial(one, n, steps) for one in methods), *(Trial(first, few, 3) for few in (0, 1, 99))
+        )
+        found += over(
+            [DoubleTree()],
+            Trial(first, n, steps),
+            *(Trial(one, n, 4, dtype) for one in methods[:2] for dtype in FLOATS),
+        )
         return found + over(topologies(size) if every_topology else [], Trial(first, n, 4))
 
     return trials
