@@ -25,7 +25,9 @@ def spoiled(vector: Any, bad: float, position: int) -> Any:
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("topology", ["auto", "ring", "star"])
+@pytest.mark.parametrize(
+    ("topology", "way"), [("auto", "at once"), ("ring", "in parts"), ("star", "at once")], indirect=["way"]
+)
 def test_every_rank_is_told_whose_numbers_are_bad_and_goes_on_as_if_they_had_not_been(
     mpi_comm: MPI.Intracomm, topology: str, name: str, way: str
 ) -> None:
