@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -14,24 +15,24 @@ from collectives import planner
 from collectives.consistency.call_check import fingerprint
 from collectives.cost.link import LinkModel
 from collectives.dense import variable_size
-from collectives.dense.allreduce import DenseSums, along_the_plan, fresh_places
-from collectives.execution.handle import Handle
-from collectives.execution.pipelined import PipelinedExecution
+from collectives.dense.allreduce import DenseSums
+from collectives.execution.handle import Call, Handle, Steps
 from collectives.execution.program import Program, compile_plan
 from collectives.group import Group
 from collectives.memory import FLOATS, INTEGERS, Flat
+from collectives.open_trace import open_trace
 from collectives.operands import operands, writable_operand
 from collectives.progress import eager_limit
 from collectives.schedules.halving_doubling import HalvingDoubling
 from collectives.schedules.plan import Plan, Topology
 from collectives.schedules.registry import topology as topology_of
 from collectives.schedules.ring import Ring
+from collectives.trace.clock import compare
 from collectives.trace.traffic import Traffic
 
 VERSION = 1  # of the wire format: ranks must agree on it
 SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces; between nodes, see `eager_limit`
 LATENCY_BYTES = 16_384  # packed payloads below this go in the fewest rounds
-AGREEING_S = 60.0  # at least, that ranks which are only starting are awaited
 MOST_REMEMBERED = 512  # programs, and calls, of different lengths
 
 Op = Literal["sum", "mean"]
@@ -97,12 +98,11 @@ class Communicator(Group):
         if not isinstance(self.topology, str):
             self.topology.plan(parent.rank, parent.size)
         super().__init__(parent, timeout, verify)
-        patience_s = max(timeout, AGREEING_S)
-        self._eager_bytes = SHARED_PIECE_BYTES if self.one_node else eager_limit.piece_bytes(self.mpi_comm, patience_s)
+        self._eager_bytes = SHARED_PIECE_BYTES if self.one_node else eager_limit.piece_bytes(self.mpi_comm, timeout)
         self.piece_bytes = piece_bytes
         self._sums = DenseSums()
         try:
-            self.network = planner.agreed(self.mpi_comm, network, patience_s)
+            self.network = planner.agreed(self.mpi_comm, network, timeout)
         except ValueError:
             self.close()
             raise
@@ -116,16 +116,20 @@ class Communicator(Group):
         self._programs: dict[tuple[Topology, int, int, int], Program] = {}
         self._calls: dict[tuple[str, str, tuple[int, ...]], tuple[int, Callable[[], str]]] = {}
         if trace is not None:
-            from collectives.trace.calls import open_trace  # which builds on this module
-
-            open_trace(self, trace)
+            self.trace = open_trace(self.mpi_comm, trace, timeout, self.close)
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size}, {self.topology}>"
 
+    def _before_free(self) -> None:
+        if self.trace is not None:
+            self.trace.readings.append(compare(self.mpi_comm, self.trace.clock, self.timeout))
+
     def _free(self) -> None:
         self._sums.free()
         super()._free()
+        if self.trace is not None:
+            self.trace.write()
 
     @property
     def route(self) -> str:
@@ -189,37 +193,44 @@ class Communicator(Group):
             This rank's array cannot be reduced; the others then raise CollectiveMismatch.
         """
         source, target, result = operands(self, x, op, out)
-        call = self._call(source, op)
-        self.dense(source.values, source.dtype, op == "mean", target.values, self.traffic, call)
+        mark, describe = self._call(source, op, "allreduce")
+        call = Call(self, describe, self.traffic.clock)
+        vectors = source.values, source.dtype, op == "mean", target.values
+        with self._span("allreduce", op=op, bytes=source.values.nbytes):
+            self.run(call, self._sums.steps(self, call, *vectors, self.traffic, (), mark))
         self.traffic.calls += 1
         return result
 
     def iallreduce(self, x: Any, op: Op = "sum", out: Any = None) -> Handle:
-        """Like `allreduce`, but returns at once. `x` and `out` must be left alone until the handle is done."""
+        """Like `allreduce`, but returns at once. Do not touch `x` and `out` until the handle is done."""
         source, target, result = operands(self, x, op, out)
+        mark, describe = self._call(source, op, "iallreduce")
+        call = Call(self, describe)
+        call.result = result
+        vectors = source.values, source.dtype, op == "mean", target.values
+        with self._span("iallreduce", op=op, bytes=source.values.nbytes):
+            return self.begin(call, self._sums.along_the_plan(self, call, *vectors, Traffic(), mark))
 
-        def make() -> PipelinedExecution:
-            # a call that the ranks do not agree on takes no tag, be it made by another method elsewhere
-            vectors = source.values, source.dtype, op == "mean", target.values
-            made = along_the_plan(self, *vectors, fresh_places)
-            return PipelinedExecution(self.mpi_comm, *made, self.next_tag(), self.timeout, Traffic(), trace=self.trace)
+    def dense(self, values: NDArray[Any], dtype: str, mean: bool, out: NDArray[Any], traffic: Traffic) -> None:
+        """Make `dense_steps` a call of its own, on which the ranks do not agree before."""
+        call = Call(self, lambda: "a dense sum", traffic.clock)
+        self.run(call, self.dense_steps(call, values, dtype, mean, out, traffic))
 
-        return self.start(*self._call(source, op, "iallreduce"), make, result)
-
-    def dense(
+    def dense_steps(
         self,
+        call: Call,
         values: NDArray[Any],
         dtype: str,
         mean: bool,
         out: NDArray[Any],
         traffic: Traffic,
-        call: tuple[int, Callable[[], str]] | None = None,
-        spare: Sequence[NDArray[Any]] = (),
-    ) -> None:
-        """Sum or mean of flat vectors, by whichever way is fastest.
+        scratch: Sequence[NDArray[Any]] = (),
+    ) -> Steps:
+        """Sum or mean of flat vectors by the fastest way, as part of a call on which the ranks have agreed.
 
         Parameters
         ----------
+        call : Call
         values : ndarray[n]
             bfloat16 is uint16. Of a 16-bit dtype also a float32 copy, which is overwritten.
         dtype : str
@@ -230,38 +241,50 @@ class Communicator(Group):
             Overwritten with the result; may be `values`.
         traffic : Traffic
             Counted into.
-        call : (int, callable), optional
-            What `agree` is to compare; None: the ranks have agreed.
-        spare : sequence of ndarray
-            Memory that messages may land in; overwritten.
+        scratch : sequence of ndarray
+            Memory for receive buffers; overwritten.
         """
-        self._sums.sum(self, values, dtype, mean, out, traffic, call, spare)
+        return self._sums.steps(self, call, values, dtype, mean, out, traffic, scratch, None)
 
     def broadcast(self, x: Any, root: int = 0) -> Any:
         """Overwrite `x`, of equal shape and dtype everywhere, with rank `root`'s; returns `x`."""
-        call = f"broadcast(root={root})"
-        vector = writable_operand(self, x, call, (*FLOATS, *INTEGERS, "uint8", "bool", "int8", "int16", "uint16"))
-        text = f"{call} of {vector.dtype}{list(vector.shape)}"
-        self.agree(fingerprint(text), lambda: text)
+        name = f"broadcast(root={root})"
+        vector = writable_operand(self, x, name, (*FLOATS, *INTEGERS, "uint8", "bool", "int8", "int16", "uint16"))
+        text = f"{name} of {vector.dtype}{list(vector.shape)}"
         if not 0 <= root < self.size:
-            raise ValueError(f"rank {self.rank} of {self.size}: there is no rank {root} to broadcast from")
-        payload = vector.values.view(np.uint8)
-        try:
-            variable_size.broadcast(self.mpi_comm, payload, root, self.timeout)
-        except BaseException as error:
-            self.abort(error, payload, vector)
-            raise
+            self.agree(fingerprint(text), lambda: text)
+            raise ValueError(f"{self.here}: there is no rank {root} to broadcast from")
+        call = Call(self, lambda: text)
+        with self._span("broadcast", root=root, bytes=vector.values.nbytes):
+            check = self.check(call, fingerprint(text))
+            self.run(call, self._broadcast(call, check, vector.values.view(np.uint8), root))
         return x
+
+    def _broadcast(self, call: Call, check: Steps, payload: NDArray[np.uint8], root: int) -> Steps:
+        missing = f"{self.here}: nothing from rank {root} to be broadcast"
+        yield from check
+        yield from self.turn_of(call)
+        for start in range(0, payload.size, variable_size.LARGEST):
+            part = payload[start : start + variable_size.LARGEST]
+            request = self.mpi_comm.Ibcast([part, part.size, MPI.BYTE], root)
+            yield from self.await_request(call, request, lambda: missing)
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
-        self.agree(fingerprint("barrier"), lambda: "barrier()")
+        call = Call(self, lambda: "barrier()")
+        with self._span("barrier"):
+            self.run(call, self._barrier(call, self.check(call, fingerprint("barrier"))))
+
+    def _barrier(self, call: Call, check: Steps) -> Steps:
+        yield from check
         if self.size > 1:
-            self.wait(
-                self.mpi_comm.Ibarrier(),
-                lambda: f"rank {self.rank} of {self.size}: not all ranks reach the barrier",
-                "barrier",
-            )
+            yield from self.turn_of(call)
+            missing = f"{self.here}: not all ranks reach the barrier"
+            yield from self.await_request(call, self.mpi_comm.Ibarrier(), lambda: missing)
+
+    def _span(self, name: str, **told: Any) -> AbstractContextManager[None]:
+        """Record a call, where there is a trace."""
+        return nullcontext() if self.trace is None else self.trace.span("call", name, **told)
 
     def _call(self, source: Flat, op: str, name: str = "allreduce") -> tuple[int, Callable[[], str]]:
         key = (f"{name}({op})", source.dtype, source.shape)

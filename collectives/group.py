@@ -1,30 +1,43 @@
-"""Group that make the same calls: how they agree on one, carry it out, and give up together."""
+"""Ranks that make the same calls: how they agree on a call, carry it out, and give up together."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, Self
 from weakref import ref
 
+import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from collectives.consistency.call_check import Agreement, fingerprint
+from collectives.consistency.call_check import CallCheck, fingerprint
+from collectives.consistency.missing_ranks import MissingRanks, named
 from collectives.consistency.recursive_doubling import most_bytes
-from collectives.errors import CollectiveMismatch, CollectiveTimeout, CommunicatorClosed, PeerFailure
-from collectives.execution.handle import Handle
-from collectives.execution.payload import Cache, Payload, free_all
+from collectives.errors import (
+    CollectiveError,
+    CollectiveMismatch,
+    CollectiveTimeout,
+    CommunicatorClosed,
+    NonFiniteGradient,
+    PeerFailure,
+)
+from collectives.execution.handle import Call, Handle, Steps
+from collectives.execution.payload import Payload
 from collectives.execution.pipelined import PipelinedExecution
 from collectives.execution.program import Program
+from collectives.execution.requests import Cache, free_all
 from collectives.execution.stepwise import StepwiseExecution, runs_stepwise
-from collectives.progress.keep_alive import keep_alive
-from collectives.progress.polling import Backoff
+from collectives.progress.polling import Testable, calls_in_flight, keep_alive, until, wait
 from collectives.trace.recorder import Trace
 from collectives.trace.traffic import Traffic
 
 _FIXED_TAGS, _ROLLING_TAGS = range(1, 16_000), range(16_000, 32_000)
+STARTING_S = 10.0  # at least, that ranks which are only starting are awaited
+GRACE_S = 0.5  # that ranks which gave up leave each other for writing traces, as one of them may end the job
 
 
 class Group:
@@ -44,31 +57,44 @@ class Group:
     mpi_comm : MPI.Comm
         The duplicate.
     rank, size : int
+    here : str
+        ``"rank 3 of 8"``, for messages.
     one_node : bool
         Whether all ranks share memory.
     swapped_bytes : int
         Longest vector that can be summed together with the check of a call.
     trace : Trace or None
+    failure : BaseException or None
+        What the communicator was given up for.
+
+    Raises
+    ------
+    CollectiveTimeout
+        Names the ranks that do not make the communicator too.
     """
 
-    _handle: Callable[..., Handle] = Handle
-
     def __init__(self, parent: MPI.Comm, timeout: float, verify: bool) -> None:
+        self.rank, self.size, self.timeout = parent.rank, parent.size, timeout
+        self.here = f"rank {self.rank} of {self.size}"
+        self.failure: BaseException | None = None
+        self._broken = ""
+        self._in_flight: list[Call] = []
+        _await_all(parent, max(timeout, STARTING_S), self.here)
         self.mpi_comm = parent.Dup()
         self.mpi_comm.Set_errhandler(MPI.ERRORS_RETURN)
-        self.rank, self.size, self.timeout = parent.rank, parent.size, timeout
         node = self.mpi_comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.one_node = node.size == self.size
         node.Free()
         self.swapped_bytes = most_bytes(self.size, self.one_node)
         self.trace: Trace | None = None
         self._verify = verify
-        self._agreement = Agreement(self.mpi_comm, timeout, self.swapped_bytes)
+        self._check = CallCheck(self.mpi_comm, self.swapped_bytes)
+        self._missing = MissingRanks(self.mpi_comm, timeout)
+        self.given_up = self._missing.another_gave_up
         self._fixed_tag, self._rolling_tag = 0, 0
-        self._in_flight: list[Handle] = []
+        self._thread = 0  # that is in a call; 0: no thread is
         self._held: dict[int, tuple[ref[object], Callable[[], None]]] = {}  # by the reference's identity
         self._gone: list[ref[object]] = []
-        self._broken = ""
 
     def __enter__(self) -> Self:
         return self
@@ -81,24 +107,43 @@ class Group:
         else:
             self._broken = self._broken or "it was left by an exception"
             keep_alive(self)
+            if self.trace is not None:
+                self.trace.save()
 
     def __del__(self) -> None:
         # a call under way that nobody waits for any more: MPI goes on writing to its buffers
-        if getattr(self, "_in_flight", None) or ("_agreement" in self.__dict__ and self._agreement.pending):
+        if getattr(self, "_in_flight", None):
             keep_alive(self)
 
     def close(self) -> None:
-        """Free the MPI communicator (collective). After an error it is left to MPI's own clean-up instead."""
-        if not self._broken:
-            self._settle()
-            self._free()
-            self._broken = "it was closed"
+        """Free the MPI communicator (collective). After an error it is left to MPI's own clean-up instead.
+
+        Raises
+        ------
+        RuntimeError
+            A call was let go without waiting for it.
+        OSError
+            The trace cannot be written.
+        """
+        if self._broken:
+            return
+        dropped = [call.name() for call in self._in_flight if call.dropped]
+        for call in tuple(self._in_flight):
+            call.wait()
+        self._before_free()
+        self._free()
+        self._broken = "it was closed"
+        if dropped:
+            raise RuntimeError(f"{self.here}: {dropped[0]} was begun and never waited for: keep what begin returns")
+
+    def _before_free(self) -> None:
+        """Do what takes communication, at the end."""
 
     def _free(self) -> None:
         for _, free in self._held.values():
             free()
         self._held.clear()
-        self._agreement.free()
+        self._check.free()
         self.mpi_comm.Free()
 
     def free_after(self, owner: object, free: Callable[[], None]) -> None:
@@ -117,7 +162,7 @@ class Group:
         user = ref(owner, self._gone.append)
         self._held[id(user)] = user, free
 
-    def _free_what_is_left(self) -> None:
+    def _free_unused(self) -> None:
         while self._gone:
             _, free = self._held.pop(id(self._gone.pop()))
             free()
@@ -134,44 +179,127 @@ class Group:
         return _FIXED_TAGS[self._fixed_tag % len(_FIXED_TAGS)]
 
     def next_tag(self) -> int:
-        """A tag for one call."""
+        """A tag for one call; all ranks ask in the same order."""
         self._rolling_tag += 1
         return _ROLLING_TAGS[self._rolling_tag % len(_ROLLING_TAGS)]
 
+    @property
+    def calls_in_flight(self) -> int:
+        """How many calls have begun and not ended."""
+        return len(self._in_flight)
+
+    # Making calls ----------------------------------------------------------------------------------------------------
+
+    def open(self, call: Call, steps: Steps) -> None:
+        """Take a call in, in the order that all ranks begin their calls in.
+
+        Raises
+        ------
+        CommunicatorClosed
+        RuntimeError
+            Another thread is in a call of this communicator.
+        """
+        if self._broken:
+            self._raise_closed()
+        if self._gone:
+            self._free_unused()
+        thread = threading.get_ident()
+        if self._in_flight and self._thread != thread:
+            raise RuntimeError(
+                f"{self.here}: two threads use one communicator at once, for {call.name()} and "
+                f"{self._in_flight[0].name()}: give each thread a communicator of its own"
+            )
+        self._thread = thread
+        call.steps = steps
+        self._in_flight.append(call)
+
+    def run(self, call: Call, steps: Steps) -> Any:
+        """Make a call and wait for its result."""
+        self.open(call, steps)
+        return call.wait()
+
+    def begin(self, call: Call, steps: Steps) -> Handle:
+        """Make a call that goes on in the background."""
+        call.background = True
+        self.open(call, steps)
+        calls_in_flight().append(call)
+        handle = Handle(call)
+        call.advance()
+        return handle
+
+    def advance(self) -> None:
+        """Do one bit of every call in flight, without waiting."""
+        for call in tuple(self._in_flight):
+            call.advance()
+
+    def turn_of(self, call: Call) -> Steps:
+        """Wait until all calls that were begun before have ended.
+
+        What uses MPI's own collectives must start them in one order on all ranks, whatever order calls are driven in.
+        """
+        while self._in_flight[0] is not call:
+            yield False
+
+    def end(self, call: Call) -> None:
+        """Take note that a call has ended."""
+        if call in self._in_flight:
+            self._in_flight.remove(call)
+        others = calls_in_flight()
+        if call in others:
+            others.remove(call)
+
     # Agreeing --------------------------------------------------------------------------------------------------------
 
-    def agree(
+    def check(
         self,
+        call: Call,
         mark: int,
-        describe: Callable[[], str],
         traffic: Traffic | None = None,
         values: NDArray[Any] | None = None,
         sums: NDArray[Any] | None = None,
         meanwhile: Callable[[], None] | None = None,
-    ) -> None:
+    ) -> Steps:
         """Raise on every rank unless all make this call; a small vector may be summed on the way.
 
-        See `Agreement.check`. Without a check nothing is done `meanwhile` either.
+        See `CallCheck.steps`. Must be called as soon as the call is opened, since checks are numbered in that order.
         """
-        if self._broken or self._in_flight:
-            self._settle()
-        if self._gone:
-            self._free_what_is_left()
-        if self._verify or values is not None:
-            try:
-                self._agreement.check(mark, describe, traffic, values, sums, meanwhile)
-            except CollectiveMismatch:
-                raise  # nothing is in flight
-            except BaseException as error:
-                self.abort(error)
-                raise
+        if not self._verify and values is None:
+            return iter(())
+        if self.trace is not None and meanwhile is not None:
+            meanwhile = self.trace.around("prepare", meanwhile)
+        steps = self._check.steps(call, self._check.next_number(), mark, traffic, values, sums, meanwhile)
+        if self.trace is None:
+            return steps
+        return self._traced_check(call, self.trace, steps, {} if values is None else {"bytes": values.nbytes})
+
+    @staticmethod
+    def _traced_check(call: Call, trace: Trace, steps: Steps, told: dict[str, int]) -> Steps:
+        if call.background:  # its spans would overlap those of other calls
+            yield from steps
+            return
+        call.wait_name = None
+        with trace.span("check", "agreement and sum" if told else "agreement", **told):
+            yield from steps
+        call.wait_name = ""
+
+    def sum_small(self, call: Call, values: NDArray[Any], sums: NDArray[Any], traffic: Traffic) -> Steps:
+        """Sum a vector of up to `swapped_bytes` within a call on which the ranks have agreed."""
+        yield from self.turn_of(call)
+        yield from self._check.sum(call, values, sums, traffic)
+
+    def agree(self, mark: int, describe: Callable[[], str]) -> None:
+        """Raise on every rank unless all make this call; nothing else is done by it."""
+        call = Call(self, describe)
+        self.open(call, iter(()))
+        call.steps = self.check(call, mark)
+        call.wait()
 
     def reject(self, error: Exception, call: str) -> NoReturn:
         """Raise `error` here, and CollectiveMismatch on the ranks that made the call.
 
-        Group that refuse for the same reason at the same time agree, and each raises its own error.
+        Ranks that reject for the same reason at the same time agree, and each raises its own error.
         """
-        text = f"rank {self.rank} refuses {call}: {error}"
+        text = f"rank {self.rank} rejects {call}: {error}"
         try:
             self.agree(fingerprint(text), lambda: text)
         except CollectiveMismatch as mismatch:
@@ -182,99 +310,110 @@ class Group:
 
     def execute(
         self,
+        call: Call,
         program: Program,
         payload: Payload,
         tag: int,
         traffic: Traffic,
         encoded: Callable[[], None] | None = None,
         cache: Cache | None = None,
-    ) -> None:
-        """Run a program to its end."""
-        kind = StepwiseExecution if runs_stepwise(program, payload) else PipelinedExecution
-        execution = kind(self.mpi_comm, program, payload, tag, self.timeout, traffic, encoded, cache, self.trace)
-        try:
-            execution.run()
-        except BaseException as error:
-            self.abort(error, execution)
-            raise
+        overlapped: bool = False,
+    ) -> Steps:
+        """Run a program to its end, as part of a call; `overlapped`: with other work of the call."""
+        stepwise = not overlapped and runs_stepwise(program, payload)
+        kind = StepwiseExecution if stepwise else PipelinedExecution
+        execution = kind(self.mpi_comm, program, payload, tag, traffic, encoded, cache, self.trace)
+        call.owners.append(execution)
+        return execution.steps(call)
 
-    def start(
-        self, mark: int, describe: Callable[[], str], make: Callable[[], PipelinedExecution], result: Any
-    ) -> Handle:
-        """Start a call that goes on in the background.
+    def await_request(
+        self, call: Call, request: Testable, describe: Callable[[], str], wait_name: str = "wait"
+    ) -> Steps:
+        """Wait for a request, as part of a call; traces call the wait `wait_name`."""
+        call.describe, call.wait_name = describe, wait_name
+        call.owners.append(request)
+        yield from until(request)
+        call.wait_name = ""
 
-        Parameters
-        ----------
-        mark, describe
-            As for `agree`.
-        make : callable
-            The execution, once all ranks are known to make this call.
-        result : object
-            What the handle returns.
-        """
-        self._check_usable()
-        if self._verify:
-            while self._agreement.pending:
-                self._progress()
-            try:
-                self._agreement.begin(mark, describe)
-            except BaseException as error:
-                self.abort(error)
-                raise
-        backoff = Backoff(self.timeout, lambda: self._agreement.waiting(describe()))
-        handle = self._handle(self._agreement.agreed, make, self._progress, backoff, result)
-        self._in_flight.append(handle)
-        return handle
-
-    def wait(self, request: MPI.Request, describe: Callable[[], str], name: str = "wait") -> None:
-        """Poll a request of this communicator's up to the timeout; `name` is what traces call it."""
-        try:
-            self._agreement.missing_ranks.wait(request, describe)
-        except BaseException as error:
-            self.abort(error)
-            raise
-
-    def _progress(self) -> None:
-        """Do one bit of everything in flight: other ranks may wait for another handle than this one does."""
-        self._check_usable()
-        try:
-            self._in_flight = [handle for handle in self._in_flight if not handle.advance()]
-        except BaseException as error:
-            self.abort(error)
-            raise
-
-    def _settle(self) -> None:
-        """Finish what is in flight: a rank that waits in a blocking call cannot help others with their handles."""
-        self._check_usable()
-        while self._in_flight:
-            self._progress()
+    def wait(self, request: MPI.Request, describe: Callable[[], str]) -> None:
+        """Poll a request of this communicator's up to the timeout, with no other call of it in flight."""
+        call = Call(self, describe)
+        self.run(call, self.await_request(call, request, describe))
 
     # Giving up -------------------------------------------------------------------------------------------------------
 
-    def abort(self, error: BaseException, *alive: object) -> None:
-        """Refuse further calls, as messages may still be in flight, and keep `alive`, their buffers' owners, for ever.
+    def fail(self, call: Call, error: BaseException) -> BaseException:
+        """Take note that a call has failed; returns the error to raise."""
+        if isinstance(error, NonFiniteGradient):
+            return error  # on all ranks, with nothing of the call in flight
+        if isinstance(error, CollectiveMismatch) and self._in_flight == [call]:
+            return error  # nothing is in flight
+        return self.abort(error, call)
 
-        Raises
-        ------
-        PeerFailure
-            `error` is MPI's own; any other is the caller's to raise again.
+    def abort(self, error: BaseException, *alive: object) -> BaseException:
+        """Reject further calls, as messages may still be in flight, and keep the owners of their buffers for ever.
+
+        Returns
+        -------
+        BaseException
+            The error to raise: MPI's own as PeerFailure, and a timeout with the missing ranks.
         """
         first, self._broken = not self._broken, self._broken or f"an earlier call failed: {error!r}"
         keep_alive(self, *alive)
-        try:
-            if isinstance(error, CollectiveTimeout):
-                self._agreement.missing_ranks.answer()
-            if isinstance(error, MPI.Exception):
-                raise PeerFailure(f"rank {self.rank} of {self.size}: MPI says {error}") from error
-        finally:
-            if first:
-                self._given_up()
+        if isinstance(error, CollectiveTimeout) and first:
+            missing = self._missing.find()
+            answers = f"no answer from {named(missing)}" if missing else "all ranks answer"
+            error = CollectiveTimeout(f"{error}; {answers}")
+        elif isinstance(error, MPI.Exception | PeerFailure):
+            dead = self._missing.dead()
+            told = str(error) if isinstance(error, PeerFailure) else f"{self.here}: MPI says {error}"
+            known = f"; MPI knows that {named(dead)} failed" if dead else ""
+            cause = error
+            error = PeerFailure(told + known)
+            error.__cause__ = cause
+        elif isinstance(error, CollectiveMismatch):
+            self._missing.announce()
+        if first:
+            self.failure = error
+            if self.trace is not None:
+                start = time.perf_counter()
+                self.trace.save()
+                time.sleep(max(GRACE_S, time.perf_counter() - start))
+        return error
 
-    def _given_up(self) -> None:
-        """Called once, before the error is raised with which somebody may end the job."""
+    def raise_failure(self) -> NoReturn:
+        """Raise what the communicator was given up for, in another call than the one that failed."""
+        failure = self.failure
+        if isinstance(failure, CollectiveError) and type(failure) is not NonFiniteGradient:
+            raise type(failure)(str(failure)) from failure
+        self._raise_closed()
 
-    def _check_usable(self) -> None:
-        if self._broken:
-            raise CommunicatorClosed(
-                f"rank {self.rank} of {self.size}: this communicator cannot be used, {self._broken}; make a new one"
-            )
+    def _raise_closed(self) -> NoReturn:
+        raise CommunicatorClosed(f"{self.here}: this communicator cannot be used, {self._broken}; make a new one")
+
+
+def _await_all(parent: MPI.Comm, timeout_s: float, here: str) -> None:
+    """Wait until all ranks make a communicator, so that MPI's blocking calls to come wait for nobody.
+
+    Every rank sends a byte straight to every other, so that what has come tells who is there.
+
+    Raises
+    ------
+    CollectiveTimeout
+        Names the ranks that have not come.
+    """
+    if parent.size == 1:
+        return
+    ones, came = np.ones(parent.size, np.uint8), np.zeros(parent.size, np.uint8)
+    counts, places = np.ones(parent.size, np.int32), np.arange(parent.size, dtype=np.int32)
+    request = parent.Ialltoallv([ones, (counts, places), MPI.BYTE], [came, (counts, places), MPI.BYTE])
+    try:
+        wait(request, timeout_s, lambda: f"{here}: not all ranks make a communicator")
+    except CollectiveTimeout as error:
+        keep_alive(ones, came, counts, places)
+        missing = [int(rank) for rank in np.flatnonzero(came == 0) if rank != parent.rank]
+        raise CollectiveTimeout(
+            f"{error}; nothing from {named(missing)} (look for one that stopped or took another branch)"
+            if missing
+            else str(error)
+        ) from None

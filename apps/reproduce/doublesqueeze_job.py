@@ -31,9 +31,10 @@ from apps.reproduce.doublesqueeze_methods import (
 )
 from collectives import Communicator
 from collectives.execution.partition import pieces
+from mpicomp.aggregator.base import Aggregator
 from mpicomp.cli.bench.measure import gather, line_up
 from mpicomp.reducers.coded import piece_elements
-from mpicomp.reducers.two_pass import TwoPassAggregator, route
+from mpicomp.reducers.two_pass import route
 
 DETERMINISTIC = (DS_1BIT, MEM_1BIT, DS_TOPK, MEM_TOPK)
 ENOUGH_S = 4.0  # of a method's calls after the first, whose memory and connections are new
@@ -95,7 +96,7 @@ def compare_form(comm: Communicator, form: str, n: int, steps: int) -> Record:
     return rows
 
 
-def _errors(comm: Communicator, aggregator: TwoPassAggregator) -> str:
+def _errors(comm: Communicator, aggregator: Aggregator) -> str:
     """Digest of all workers' errors and of the owners', put together."""
     state = aggregator.state_dict()
     workers = gather(comm, state["worker_error"].astype(np.float64))

@@ -29,7 +29,7 @@ from mpicomp.cli.bench.measure import gather
 from mpicomp.codecs.sign import Sign
 from mpicomp.kernels.cpu.sign import pack, unpack
 from mpicomp.kernels.streams import Stream
-from mpicomp.reducers.sign_merge import OneBitPayload, one_bit_exchange
+from mpicomp.reducers.sign_merge import SignPayload, one_bit_exchange
 
 NAP_S = 1e-4
 
@@ -42,7 +42,7 @@ def overlap(wire_s: float, compute_s: float, together_s: float) -> float:
 class Hollow:
     """A payload of the same messages with nothing to compute. Parameters: the one whose buffers it sends."""
 
-    def __init__(self, real: OneBitPayload) -> None:
+    def __init__(self, real: SignPayload) -> None:
         self.slots, self.brief = real.slots, real.brief
         self.outgoing, self.incoming, self.replacing = real.outgoing, real.incoming, real.replacing
 
@@ -79,7 +79,7 @@ class Kernels:
         self.program: Program = comm.program(comm.select(codec.nbytes(x.size)), x.size, codec.alignment, longest)
         if list(self.program.pieces) != list(cut):
             raise RuntimeError(f"rank {comm.rank}: the program has other pieces than the method; adapt this benchmark")
-        self.payload = OneBitPayload(self.program, stream, comm.rank, self.encode, self.finish)
+        self.payload = SignPayload(self.program, stream, comm.rank, self.encode, self.finish)
 
     def encode(self, piece: int) -> None:
         """Signs of a piece to bits."""

@@ -1,25 +1,30 @@
-"""Before a collective starts, all ranks make sure that they are about to make the same one.
+"""Whether all ranks make the same call, asked before each collective.
 
-They compare hashes of it in one exchange, which may sum a small vector as well; only if the hashes differ do the
-descriptions travel, and every rank raises the same error.
+Ranks compare 62 bits that stand for the call, by recursive doubling; a small dense sum travels in the same messages.
+If the bits differ, descriptions travel, and every rank raises the same error. Checks are numbered as the calls are
+begun, and checks of later calls do not wait for earlier ones: a few of them, each with a tag of its own, are under way
+at once.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from collectives.consistency.missing_ranks import MissingRanks, named
-from collectives.consistency.recursive_doubling import DIFFERENT, RecursiveDoubling
+from collectives.consistency.missing_ranks import named
+from collectives.consistency.recursive_doubling import DIFFERENT, TAG, RecursiveDoubling
 from collectives.errors import CollectiveMismatch
-from collectives.progress.polling import spins, wait
+from collectives.execution.handle import Call, Steps
+from collectives.progress.polling import until, wait
 from collectives.trace.traffic import Traffic
 
+AT_ONCE = 8  # checks under way; a later one waits for the check of that many calls before
+TEXT_TAG = 32_200  # and above: of descriptions
 _MASK = (1 << 62) - 1
 
 
@@ -28,135 +33,157 @@ def fingerprint(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") & _MASK
 
 
-class Agreement:
-    """The check, for one communicator.
+class _Slot:
+    """One of the checks that may be under way at once.
+
+    Attributes
+    ----------
+    number : int
+        Of the call that it serves now, or next.
+    exchange : RecursiveDoubling
+    """
+
+    __slots__ = ("exchange", "number")
+
+    def __init__(self, number: int, exchange: RecursiveDoubling) -> None:
+        self.number, self.exchange = number, exchange
+
+
+class CallCheck:
+    """The checks of one communicator.
 
     Parameters
     ----------
     comm : MPI.Comm
-    timeout_s : float
     most_bytes : int
         Longest vector that may be summed on the way.
     """
 
-    def __init__(self, comm: MPI.Comm, timeout_s: float, most_bytes: int = 0) -> None:
-        self._comm, self._timeout_s = comm, timeout_s
-        self.missing_ranks = MissingRanks(comm, timeout_s)
+    def __init__(self, comm: MPI.Comm, most_bytes: int = 0) -> None:
+        self._comm, self._most_bytes = comm, most_bytes
+        self._here = f"rank {comm.rank} of {comm.size}"
         self._calls = 0
-        self._describe: Callable[[], str] | None = None  # of the check under way
-        self._comparison = RecursiveDoubling(comm, most_bytes) if comm.size > 1 else None
+        self._slots: list[_Slot] = []
+        self._sums: RecursiveDoubling | None = None
 
-    def begin(
+    def next_number(self) -> int:
+        """Number of a call that begins now; the same on all ranks, which begin calls in the same order."""
+        self._calls += 1
+        return self._calls
+
+    def steps(
         self,
+        call: Call,
+        number: int,
         mark: int,
-        describe: Callable[[], str],
         traffic: Traffic | None = None,
         values: NDArray[Any] | None = None,
         sums: NDArray[Any] | None = None,
-    ) -> None:
-        """Start comparing this call with what the other ranks call, once the check before it is over.
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Steps:
+        """Compare a call with what the other ranks call.
 
         Parameters
         ----------
+        call : Call
+            Its name is asked for only if the ranks differ or do not come.
+        number : int
+            From `next_number`.
         mark : int
             Fingerprint of the call without its number.
-        describe : callable
-            The call in words; asked for only if the ranks differ.
         traffic : Traffic, optional
             Counted into.
         values, sums : ndarray, optional
-            What is summed on the way, and where the result goes; see `RecursiveDoubling.start`.
-        """
-        self._calls += 1
-        if self._comparison is not None:
-            self._describe = describe
-            mixed = (mark + self._calls * 0x9E3779B97F4A7C15) & _MASK
-            self._comparison.start(mixed, values, sums, traffic)
-
-    @property
-    def pending(self) -> bool:
-        """Whether a check is under way."""
-        return self._describe is not None
-
-    def agreed(self) -> bool:
-        """Whether the check under way is over and all ranks agreed.
+            Numbers to sum on the way, and where the result goes; see `RecursiveDoubling.start`.
+        meanwhile : callable, optional
+            Called once the first message is on its way.
 
         Raises
         ------
         CollectiveMismatch
             The same text on every rank, with what each group of ranks called.
         """
-        if self._describe is None:
-            return True
-        assert self._comparison is not None
-        if not self._comparison.Test():
-            return False
-        describe, self._describe = self._describe, None
-        if self._comparison.mark == DIFFERENT:
-            self._raise(describe())
-        return True
-
-    def wait(self) -> None:
-        """Wait for the check under way.
-
-        Raises
-        ------
-        CollectiveMismatch, CollectiveTimeout, PeerFailure
-        """
-        describe = self._describe
-        if describe is None:
-            return
-        assert self._comparison is not None
-        self.missing_ranks.wait(self._comparison, lambda: self.waiting(describe()))
-        self.agreed()
-
-    def check(
-        self,
-        mark: int,
-        describe: Callable[[], str],
-        traffic: Traffic | None = None,
-        values: NDArray[Any] | None = None,
-        sums: NDArray[Any] | None = None,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> None:
-        """`begin`, what can be done `meanwhile`, and `wait`."""
-        self.begin(mark, describe, traffic, values, sums)
-        if meanwhile is not None:
+        if self._comm.size > 1:
+            call.describe = lambda: self._waiting(number, call.name())
+            slot = self._slot(number)
+            while slot.number != number:
+                yield False
+            exchange = slot.exchange
+            exchange.start((mark + number * 0x9E3779B97F4A7C15) & _MASK, values, sums, traffic)
+            if meanwhile is not None:
+                meanwhile()
+            yield from until(exchange)
+            slot.number += AT_ONCE
+            if exchange.mark == DIFFERENT:
+                yield from self._tell(number, call.name())
+        elif meanwhile is not None:
             meanwhile()
-        for _ in range(spins()):
-            if self.agreed():
-                return
-        self.wait()
+
+    def sum(self, call: Call, values: NDArray[Any], sums: NDArray[Any], traffic: Traffic) -> Steps:
+        """Sum a small vector within a call on which the ranks have agreed; one call at a time, in one order everywhere.
+
+        Parameters as in `steps`.
+        """
+        call.describe = lambda: f"{self._here}: not all ranks have come to a sum within {call.name()}"
+        if self._sums is None:
+            self._sums = RecursiveDoubling(self._comm, self._most_bytes, TAG + AT_ONCE)
+        self._sums.start(0, values, sums, traffic)
+        yield from until(self._sums)
 
     def free(self) -> None:
         """Give MPI's resources back."""
-        if self._comparison is not None:
-            self._comparison.free()
-            self._comparison = None
+        for slot in self._slots:
+            slot.exchange.free()
+        self._slots.clear()
+        if self._sums is not None:
+            self._sums.free()
+            self._sums = None
 
-    def waiting(self, call: str) -> str:
+    def _slot(self, number: int) -> _Slot:
+        index = number % AT_ONCE
+        if not self._slots:  # all at once, as calls that are begun take the first ones in turn
+            self._slots = [
+                _Slot(one or AT_ONCE, RecursiveDoubling(self._comm, self._most_bytes, TAG + one))
+                for one in range(AT_ONCE)
+            ]
+        return self._slots[index]
+
+    def _waiting(self, number: int, call: str) -> str:
         """Who waits for what."""
-        comm = self._comm
         return (
-            f"rank {comm.rank} of {comm.size}: not all ranks have come to call {self._calls}, {call} "
+            f"{self._here}: not all ranks have come to call {number}, {call} "
             "(look for one that stopped or took another branch)"
         )
 
-    def _raise(self, mine: str) -> NoReturn:
+    def _tell(self, number: int, mine: str) -> Steps:
+        """Exchange descriptions, and raise what they say."""
+        comm, tag = self._comm, TEXT_TAG + number % AT_ONCE
+        text = np.frombuffer(mine.encode(), np.uint8)
+        others = [rank for rank in range(comm.size) if rank != comm.rank]
+        sends = [comm.Isend([text, text.size, MPI.BYTE], rank, tag) for rank in others]
+        texts, status = {comm.rank: mine}, MPI.Status()
+        for rank in others:
+            while not comm.Iprobe(rank, tag, status):
+                yield False
+            landed = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+            yield from until(comm.Irecv([landed, landed.size, MPI.BYTE], rank, tag))
+            texts[rank] = bytes(landed).decode()
+        for send in sends:
+            yield from until(send)
         calls: dict[str, list[int]] = {}
-        for rank, call in enumerate(gather_texts(self._comm, mine, self._timeout_s)):
-            calls.setdefault(call, []).append(rank)
+        for rank in range(comm.size):
+            calls.setdefault(texts[rank], []).append(rank)
         listed = "; ".join(f"{named(ranks)}: {call}" for call, ranks in calls.items())
         if len(calls) == 1:
             listed += " (the same call, but after a different number of collectives)"
         raise CollectiveMismatch(
-            f"the ranks differ in collective call {self._calls}: {listed}. "
+            f"the ranks differ in collective call {number}: {listed}. "
             "Make the same calls in the same order with the same shapes, dtypes and options on every rank"
         )
 
 
 def gather_texts(comm: MPI.Comm, text: str, timeout_s: float) -> list[str]:
-    """Every rank's text, in rank order, on every rank."""
+    """Every rank's text, in rank order, on every rank; collective, with no call of `comm` in flight."""
 
     def waiting() -> str:
         return f"rank {comm.rank} of {comm.size}: not all ranks say what went wrong (look for one that stopped)"

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from collectives.memory import add, aligned_empty
 from collectives.trace.traffic import Traffic
 
-TAG = 32_000  # used for nothing else
+TAG = 32_100  # and above: used for nothing else
 MARK_BYTES = 8
 NUMBERS_FROM = 64  # where a message has its numbers; see `aligned_empty`
 # What a rank's numbers may amount to over all rounds; beyond it other ways, which send less, are faster.
@@ -84,13 +84,15 @@ class _Messages(NamedTuple):
 
 
 class RecursiveDoubling:
-    """The exchange, for one communicator; one at a time.
+    """One exchange after the other.
 
     Parameters
     ----------
     comm : MPI.Comm
     most_bytes : int
         Longest vector.
+    tag : int
+        Of its messages: unique among the exchanges that may be under way at once.
 
     Attributes
     ----------
@@ -98,8 +100,8 @@ class RecursiveDoubling:
         After the exchange: the mark, or `DIFFERENT`, on all ranks.
     """
 
-    def __init__(self, comm: MPI.Comm, most_bytes: int) -> None:
-        self._comm = comm
+    def __init__(self, comm: MPI.Comm, most_bytes: int, tag: int = TAG) -> None:
+        self._comm, self._tag = comm, tag
         self._rounds = rounds_of(comm.rank, comm.size)
         room = NUMBERS_FROM + most_bytes
         self._leaving = [aligned_empty(room * one.sends, np.uint8) for one in self._rounds]
@@ -108,7 +110,7 @@ class RecursiveDoubling:
             [buffer[:MARK_BYTES].view(np.int64) for buffer in buffers] for buffers in (self._leaving, self._landing)
         )
         self._receives = [
-            comm.Recv_init([buffer, buffer.size, MPI.BYTE], one.peer, TAG) if one.receives else None
+            comm.Recv_init([buffer, buffer.size, MPI.BYTE], one.peer, self._tag) if one.receives else None
             for one, buffer in zip(self._rounds, self._landing, strict=True)
         ]
         self._known: dict[Any, _Messages] = {}
@@ -171,7 +173,7 @@ class RecursiveDoubling:
                 return False
         if self._sums is not None and self._held is not self._sums and self.mark != DIFFERENT:
             self._sums[:] = self._held
-        self._values = self._held = self._sums = None  # the caller's are his to free
+        self._values = self._held = self._sums = None  # so that the caller's arrays can be freed
         return True
 
     def free(self) -> None:
@@ -224,7 +226,7 @@ class RecursiveDoubling:
             return [] if values is None else [buffer[NUMBERS_FROM:nbytes].view(values.dtype) for buffer in buffers]
 
         sends = [
-            self._comm.Send_init([buffer, nbytes, MPI.BYTE], one.peer, TAG) if one.sends else None
+            self._comm.Send_init([buffer, nbytes, MPI.BYTE], one.peer, self._tag) if one.sends else None
             for one, buffer in zip(self._rounds, self._leaving, strict=True)
         ]
         made = self._known[key] = _Messages(nbytes, sends, places(self._leaving), places(self._landing))

@@ -1,19 +1,20 @@
-"""Dense sums of a communicator: which way a vector goes, and the memory that messages land in."""
+"""Dense sums of a communicator: which way a vector goes, and the memory that messages arrive in."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from collectives.dense.payload import SIXTEEN_BIT, DensePayload, travelling_itemsize
-from collectives.errors import CollectiveMismatch
+from collectives.dense.payload import DensePayload, itemsize_in_messages
+from collectives.execution.handle import Call, Steps
 from collectives.execution.program import Program
-from collectives.memory import aligned_empty, narrow, widen
+from collectives.memory import SIXTEEN_BIT, aligned_empty, narrow, widen
 from collectives.schedules.halving_doubling import HalvingDoubling
 from collectives.schedules.plan import Topology
 from collectives.schedules.ring import Ring
@@ -23,24 +24,21 @@ if TYPE_CHECKING:
     from collectives.communicator import Communicator
 
 Bytes = NDArray[np.uint8]
-Call = tuple[int, Callable[[], str]]
 
 PIECE_BYTES = 1 << 20
 SHORT_BYTES = 1 << 17  # messages below this cost more on fast networks than they save on slow ones
-SLOTS = 3
+RECEIVE_BUFFERS = 3
 # From here up "auto" takes the ring, below MPI's own all-reduce: bytes a rank, and bytes altogether.
 RING_BYTES_A_RANK, RING_BYTES = 512 << 10, 4 << 20
 
-_WITHIN_A_CALL = 0, lambda: "a dense sum within a call that the ranks agreed on"
-
 
 class DenseSums:
-    """One communicator's, which is handed in at each call: a reference to it would be a cycle.
+    """The sums of one communicator, which is handed in at each call: a reference to it would be a cycle.
 
     Attributes
     ----------
     kept : list of uint8 arrays
-        Where messages land, one call after the other.
+        Receive buffers, kept from one call to the next.
     """
 
     def __init__(self) -> None:
@@ -50,57 +48,97 @@ class DenseSums:
         """Give memory back."""
         self.kept.clear()
 
-    def sum(
+    def steps(
         self,
         comm: Communicator,
+        call: Call,
         values: NDArray[Any],
         dtype: str,
         mean: bool,
         out: NDArray[Any],
         traffic: Traffic,
-        call: Call | None,
-        spare: Sequence[NDArray[Any]],
-    ) -> None:
-        """See `Communicator.dense`."""
-        nbytes = values.size * travelling_itemsize(values, dtype)
-        swaps = comm.size > 1 and comm.topology == "auto" and nbytes <= comm.swapped_bytes
-        if call is not None and not swaps:
-            comm.agree(*call, traffic)
-        try:
-            if comm.size == 1:
-                if values.dtype == out.dtype:
-                    out[:] = values
-                else:
-                    narrow(values, dtype, out)
-            elif swaps:
-                _at_once(comm, values, dtype, mean, out, traffic, call or _WITHIN_A_CALL)
-            elif _by_mpi(comm, nbytes):
-                _at_once(comm, values, dtype, mean, out, traffic, None)
+        scratch: Sequence[NDArray[Any]],
+        mark: int | None,
+    ) -> Steps:
+        """See `Communicator.dense`; a `mark` is compared among the ranks before or with the sum."""
+        nbytes = values.size * itemsize_in_messages(values, dtype)
+        if comm.size > 1 and comm.topology == "auto" and nbytes <= comm.swapped_bytes:
+            source, sums = _operands(values, dtype, out)
+            if mark is None:
+                exchange = comm.sum_small(call, source, sums, traffic)
             else:
-                made = along_the_plan(comm, values, dtype, mean, out, lambda nbytes: self._places(nbytes, spare))
-                comm.execute(*made, comm.next_tag(), traffic)
-        except CollectiveMismatch:
-            raise  # nothing is in flight
-        except BaseException as error:
-            comm.abort(error, values, out)  # the other ranks may be in the middle of it
-            raise
+                exchange = comm.check(call, mark, traffic, source, sums)
+            return _timed(exchange, comm.size, sums, dtype, mean, out, traffic)
+        check = iter(()) if mark is None else comm.check(call, mark, traffic)
+        return self._after(check, nbytes, comm, call, values, dtype, mean, out, traffic, scratch)
 
-    def _places(self, nbytes: int, spare: Sequence[NDArray[Any]]) -> list[Bytes]:
-        """Where messages land: in what is lent, else in what is kept from one call to the next."""
-        places = [array.reshape(-1).view(np.uint8) for array in spare if array.nbytes >= nbytes][:SLOTS]
-        missing = SLOTS - len(places)
+    def _after(
+        self,
+        check: Steps,
+        nbytes: int,
+        comm: Communicator,
+        call: Call,
+        values: NDArray[Any],
+        dtype: str,
+        mean: bool,
+        out: NDArray[Any],
+        traffic: Traffic,
+        scratch: Sequence[NDArray[Any]],
+    ) -> Steps:
+        yield from check
+        if comm.size == 1:
+            if values.dtype == out.dtype:
+                out[:] = values
+            else:
+                narrow(values, dtype, out)
+        elif _by_mpi(comm, nbytes):
+            source, sums = _operands(values, dtype, out)
+            if source is sums and dtype not in SIXTEEN_BIT:
+                source = source.copy()
+            exchange = _mpi_allreduce(comm, call, source, sums, traffic)
+            yield from _timed(exchange, comm.size, sums, dtype, mean, out, traffic)
+        else:
+            buffers = partial(self._buffers, scratch) if comm.calls_in_flight == 1 else fresh_buffers
+            program, payload = along_the_plan(comm, values, dtype, mean, out, buffers)
+            yield from comm.execute(call, program, payload, call.tag, traffic)
+
+    def along_the_plan(
+        self,
+        comm: Communicator,
+        call: Call,
+        values: NDArray[Any],
+        dtype: str,
+        mean: bool,
+        out: NDArray[Any],
+        traffic: Traffic,
+        mark: int,
+    ) -> Steps:
+        """Sum by messages of this call alone, whatever the size, so that no call has to wait for another."""
+        check = comm.check(call, mark, traffic)
+
+        def steps() -> Steps:
+            yield from check
+            program, payload = along_the_plan(comm, values, dtype, mean, out, fresh_buffers)
+            yield from comm.execute(call, program, payload, call.tag, traffic, overlapped=True)
+
+        return steps()
+
+    def _buffers(self, scratch: Sequence[NDArray[Any]], nbytes: int) -> list[Bytes]:
+        """Receive buffers: memory that is lent, and else memory that is kept from one call to the next."""
+        lent = [array.reshape(-1).view(np.uint8) for array in scratch if array.nbytes >= nbytes][:RECEIVE_BUFFERS]
+        missing = RECEIVE_BUFFERS - len(lent)
         if nbytes > PIECE_BYTES:
-            return places + fresh_places(nbytes)[:missing]
-        if any(place.nbytes < nbytes for place in self.kept):
+            return lent + fresh_buffers(nbytes)[:missing]
+        if any(buffer.nbytes < nbytes for buffer in self.kept):
             self.kept = []
         while len(self.kept) < missing:
             self.kept.append(aligned_empty(nbytes, np.uint8))
-        return places + self.kept[:missing]
+        return lent + self.kept[:missing]
 
 
-def fresh_places(nbytes: int) -> list[Bytes]:
-    """Memory for one call's messages."""
-    return [aligned_empty(nbytes, np.uint8) for _ in range(SLOTS)]
+def fresh_buffers(nbytes: int) -> list[Bytes]:
+    """Receive buffers of one call."""
+    return [aligned_empty(nbytes, np.uint8) for _ in range(RECEIVE_BUFFERS)]
 
 
 def along_the_plan(
@@ -109,14 +147,14 @@ def along_the_plan(
     dtype: str,
     mean: bool,
     out: NDArray[Any],
-    places: Callable[[int], Sequence[Bytes]],
+    buffers: Callable[[int], Sequence[Bytes]],
 ) -> tuple[Program, DensePayload]:
-    """What sums along a topology's plan; `places` gives messages of so many bytes where to land."""
-    itemsize = travelling_itemsize(values, dtype)
+    """A sum along the plan of a topology; `buffers` makes receive buffers for messages of so many bytes."""
+    itemsize = itemsize_in_messages(values, dtype)
     known = comm.network is not None or not isinstance(comm.topology, str)
     topology = comm.select(values.size * itemsize) if known else Ring()
     program = comm.program(topology, values.size, 64, max(1, _piece_bytes(comm, topology) // itemsize))
-    return program, DensePayload(program, values, dtype, mean, places(program.longest_piece * itemsize), out)
+    return program, DensePayload(program, values, dtype, mean, buffers(program.longest_piece * itemsize), out)
 
 
 def _piece_bytes(comm: Communicator, topology: Topology) -> int:
@@ -137,42 +175,41 @@ def _by_mpi(comm: Communicator, nbytes: int) -> bool:
     return comm.topology == "mpi" or (comm.topology == "auto" and nbytes < own)
 
 
-def _at_once(
-    comm: Communicator,
-    values: NDArray[Any],
-    dtype: str,
-    mean: bool,
-    out: NDArray[Any],
-    traffic: Traffic,
-    call: Call | None,
-) -> None:
-    """Sum whole vectors: together with the check of a `call`, or by MPI's own all-reduce."""
+def _operands(values: NDArray[Any], dtype: str, out: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Vectors to sum and to sum into: of 16-bit values in float32."""
+    if dtype not in SIXTEEN_BIT:
+        return values, out
+    if values.dtype == np.float32:
+        return values, values
+    sums = np.empty(values.size, np.float32)
+    widen(values, dtype, sums)
+    return sums, sums
+
+
+def _timed(
+    exchange: Steps, ranks: int, sums: NDArray[Any], dtype: str, mean: bool, out: NDArray[Any], traffic: Traffic
+) -> Steps:
+    """Sum whole vectors, divide, and round."""
     start = traffic.clock()
-    source, sums = values, out
-    if dtype in SIXTEEN_BIT:
-        source = sums = values if values.dtype == np.float32 else np.empty(values.size, np.float32)
-        if sums is not values:
-            widen(values, dtype, sums)
-    if call is not None:
-        comm.agree(*call, traffic, source, sums)
-    else:
-        # MPI reduces in place on all ranks or on none, so that must not hang on what this rank's `out` is
-        if np.may_share_memory(source, sums) and dtype not in SIXTEEN_BIT:
-            source = source.copy()
-        _mpi_allreduce(comm, source, sums, traffic)
+    yield from exchange
     if mean:
-        np.divide(sums, comm.size, out=sums)
+        np.divide(sums, ranks, out=sums)
     if sums is not out:
         narrow(sums, dtype, out)
     traffic.seconds_total += traffic.clock() - start
 
 
-def _mpi_allreduce(comm: Communicator, source: NDArray[Any], sums: NDArray[Any], traffic: Traffic) -> None:
+def _mpi_allreduce(comm: Communicator, call: Call, source: NDArray[Any], sums: NDArray[Any], traffic: Traffic) -> Steps:
+    yield from comm.turn_of(call)
+    # MPI reduces in place on all ranks or on none, so that must not hang on what this rank's `out` is
+    if source is not sums and np.may_share_memory(source, sums):
+        source = source.copy()
     # with its type named, since mpi4py derives none for memory that is not aligned
     kind = MPI.Datatype.fromcode(sums.dtype.char)
     message: Any = MPI.IN_PLACE if source is sums else [source, sums.size, kind]
     request = comm.mpi_comm.Iallreduce(message, [sums, sums.size, kind])
-    comm.wait(request, lambda: f"rank {comm.rank} of {comm.size}: MPI's all-reduce does not end", "MPI's all-reduce")
+    missing = f"{comm.here}: MPI's all-reduce does not end"
+    yield from comm.await_request(call, request, lambda: missing, "MPI's all-reduce")
     rounds = math.ceil(math.log2(comm.size))
     traffic.messages += rounds
     traffic.bytes_sent += (

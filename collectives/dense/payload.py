@@ -10,13 +10,12 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from collectives.execution.program import Message, Program
-from collectives.memory import add, narrow, widen
+from collectives.memory import SIXTEEN_BIT, add, narrow, widen
 
 TILE = 32768  # elements added, then divided, while in cache
-SIXTEEN_BIT = ("float16", "bfloat16")
 
 
-def travelling_itemsize(values: NDArray[Any], dtype: str) -> int:
+def itemsize_in_messages(values: NDArray[Any], dtype: str) -> int:
     """Bytes that an element takes in a message whose sum is not complete."""
     return 4 if dtype in SIXTEEN_BIT else values.itemsize
 
@@ -36,8 +35,8 @@ class DensePayload:
         Element type; bfloat16 is uint16 to NumPy.
     mean : bool
         Divide by the number of ranks.
-    landing : sequence of uint8[bytes of the longest piece, or more]
-        A place for each message to be merged that may be under way at once.
+    buffers : sequence of uint8[bytes of the longest piece, or more]
+        A receive buffer for each message to be merged that may be under way at once.
     out : ndarray[n]
         Overwritten with the result.
     """
@@ -50,10 +49,10 @@ class DensePayload:
         values: NDArray[Any],
         dtype: str,
         mean: bool,
-        landing: Sequence[NDArray[np.uint8]],
+        buffers: Sequence[NDArray[np.uint8]],
         out: NDArray[Any],
     ) -> None:
-        self.slots = len(landing)
+        self.receive_buffers = len(buffers)
         self._pieces, self._size = program.pieces, program.plan.size
         self._dtype, self._mean = dtype, mean
         self._values, self._out = values, out
@@ -63,8 +62,8 @@ class DensePayload:
         if self._narrow:
             self._sums = values if self._widened else np.empty(values.size, np.float32)
         self._summed = [False] * len(self._pieces)  # whether a piece's state is in the sums (else in the input)
-        self._landing = [
-            place[: program.longest_piece * self._sums.itemsize].view(self._sums.dtype) for place in landing
+        self._buffers = [
+            buffer[: program.longest_piece * self._sums.itemsize].view(self._sums.dtype) for buffer in buffers
         ]
 
     def encode(self, piece: int) -> None:
@@ -86,28 +85,28 @@ class DensePayload:
         state = self._out if weight == self._size else self._sums if self._summed[piece] else self._values
         return self._bytes(state, self._pieces[piece])
 
-    def incoming(self, piece: int, slot: int, weight: int) -> Any:
+    def incoming(self, piece: int, buffer: int, weight: int) -> Any:
         """See `Payload`."""
-        return self._bytes(self._landing[slot], range(len(self._pieces[piece])))
+        return self._bytes(self._buffers[buffer], range(len(self._pieces[piece])))
 
     def replacing(self, piece: int, weight: int) -> Any:
         """See `Payload`."""
         return self._bytes(self._out, self._pieces[piece])
 
-    def prepare(self, message: Message, slot: int) -> None:
+    def prepare(self, message: Message, buffer: int) -> None:
         """Nothing can be done ahead of a sum."""
 
-    def merge(self, message: Message, slot: int) -> None:
+    def merge(self, message: Message, buffer: int) -> None:
         """Add; if that completes the sum, divide and round it as well."""
         cut = self._pieces[message.piece]
         held = self._sums if self._summed[message.piece] else self._values
-        landed = self._landing[slot]
+        incoming = self._buffers[buffer]
         complete = message.weight + message.held_weight == self._size
         self._summed[message.piece] = True
         for start in range(cut.start, cut.stop, TILE):
             tile = slice(start, min(start + TILE, cut.stop))
             sums = self._sums[tile]
-            add(held[tile], landed[tile.start - cut.start : tile.stop - cut.start], sums)
+            add(held[tile], incoming[tile.start - cut.start : tile.stop - cut.start], sums)
             if complete and self._mean:
                 np.divide(sums, self._size, out=sums)
             if complete and self._narrow:

@@ -1,83 +1,217 @@
-"""A collective that goes on while its caller does something else."""
+"""A call under way, and the handle that its caller keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from typing import Any, NoReturn, Protocol
 
-from collectives.errors import CollectiveMismatch
-from collectives.execution.pipelined import PipelinedExecution
 from collectives.progress.polling import Backoff
+from collectives.trace.recorder import Trace
+
+Steps = Iterator[bool]
+"""Each resumption does one bit of a call, never waits, and yields whether anything moved."""
 
 
-class Handle:
-    """A collective under way. Keep it until `wait` returns; it keeps its buffers alive.
+class Caller(Protocol):
+    """The communicator, as far as its calls need it: see `collectives.group.Group`."""
 
-    Group may test their handles and wait for them in different orders: whichever one is asked, all of its
-    communicator's move on. Between these calls none does, so a rank that stays away keeps the others waiting.
+    here: str
+    timeout: float
+    trace: Trace | None
+    failure: BaseException | None
+    given_up: Callable[[], bool]
+
+    def next_tag(self) -> int:
+        """A tag for one call."""
+        ...
+
+    def advance(self) -> None:
+        """Do one bit of every call in flight, without waiting."""
+        ...
+
+    def end(self, call: Call) -> None:
+        """Take note that a call has ended."""
+        ...
+
+    def fail(self, call: Call, error: BaseException) -> BaseException:
+        """Take note that a call has failed; returns the error to raise."""
+        ...
+
+    def raise_failure(self) -> NoReturn:
+        """Raise what the communicator was given up for."""
+        ...
+
+
+def _nothing() -> str:
+    return ""
+
+
+class Call(Backoff):
+    """One call of a communicator, from its beginning to its end.
 
     Parameters
     ----------
-    agreed : callable
-        Whether all ranks are known to make this call; raises CollectiveMismatch.
-    start : callable
-        Starts it, once they are.
-    progress : callable
-        Advances everything in flight on the communicator.
-    backoff : Backoff
-        With the other ranks, until they agree.
+    group : Caller
+        The communicator.
+    name : callable
+        The call in words, for messages.
+    clock : callable
+        What its waiting is measured by.
+
+    Attributes
+    ----------
+    owners : list
+        Of buffers and requests, which must live on if the call fails.
+    tag : int
+        Of messages of this call alone.
+    steps : iterator of bool
+        Must be set before the call is driven; see `Steps`.
     result : object
         What `wait` returns.
+    error : BaseException or None
+        What the call ended by.
+    background : bool
+        It was begun by a call that returned at once.
+    done : bool
+        It has ended, well or not.
+    dropped : bool
+        Its caller has let its handle go without waiting.
     """
 
-    def __init__(
-        self,
-        agreed: Callable[[], bool],
-        start: Callable[[], PipelinedExecution],
-        progress: Callable[[], None],
-        backoff: Backoff,
-        result: Any,
-    ) -> None:
-        self._agreed, self._start, self._progress, self._patience = agreed, start, progress, backoff
-        self._result = result
-        self._execution: PipelinedExecution | None = None
-        self._mismatch: CollectiveMismatch | None = None
-        self._done = False
+    __slots__ = (
+        "__weakref__",
+        "_busy",
+        "background",
+        "done",
+        "dropped",
+        "error",
+        "group",
+        "name",
+        "owners",
+        "result",
+        "steps",
+        "tag",
+    )
 
-    def test(self) -> bool:
+    def __init__(self, group: Caller, name: Callable[[], str], clock: Callable[[], float] = time.perf_counter) -> None:
+        super().__init__(group.timeout, _nothing, group.given_up, clock, group.trace)
+        self.group, self.name, self.tag = group, name, group.next_tag()
+        self.steps: Steps = iter(())
+        self.owners: list[object] = []
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.done = self.dropped = self.background = self._busy = False
+
+    def advance(self) -> bool:
+        """Do one bit of it without waiting; an error is kept for whoever waits for the call."""
+        if self._busy or self.done:
+            return False
+        self._busy = True
+        try:
+            if next(self.steps):
+                self.moved()
+                return True
+            self.idle(rest=False)
+        except StopIteration:
+            self._end()
+        except Exception as error:  # noqa: BLE001 - raised where the call is waited for
+            self._fail(error)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        else:
+            return False
+        finally:
+            self._busy = False
+        return True
+
+    def wait(self) -> Any:
+        """Drive the call to its end and return its result; the other calls of this thread move on meanwhile.
+
+        Raises
+        ------
+        CollectiveError
+            What the call ended by, or what another call ended by that took the communicator along.
+        """
+        if not self.done:
+            if self._busy:
+                raise RuntimeError(f"{self.group.here}: a call cannot be waited for from within itself ({self.name()})")
+            self._busy = True
+            group = self.group
+            try:
+                for moved in self.steps:
+                    if moved:
+                        self.moved()
+                    else:
+                        self.idle()
+                        if group.failure is not None:
+                            group.raise_failure()
+                self._end()
+            except BaseException as error:  # noqa: BLE001 - raised below
+                self._fail(error)
+            finally:
+                self._busy = False
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+    def _end(self) -> None:
+        self.moved()
+        self.owners.clear()
+        self._release()
+
+    def _fail(self, error: BaseException) -> None:
+        if isinstance(self.steps, Generator):
+            with suppress(BaseException):
+                self.steps.throw(error)  # where it came from elsewhere, such as the deadline
+        self.error = self.group.fail(self, error)
+        self._release()
+
+    def _release(self) -> None:
+        """Let go of all that the call held, so that nothing of it is kept by a cycle of references."""
+        self.done = True
+        self.group.end(self)
+        self.steps, self.describe = iter(()), _nothing
+
+
+class Handle:
+    """A call that goes on in the background. Keep it until `wait` returns.
+
+    Ranks may poll their handles and wait for them in different orders: whoever waits advances all calls of its thread.
+    Between these calls none moves, so a rank that stays away keeps the others waiting.
+    """
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def poll(self) -> bool:
         """Make progress without waiting; True once the result is there.
 
         Raises
         ------
         CollectiveMismatch, CollectiveTimeout, PeerFailure, CommunicatorClosed
         """
-        if not self._done and self._mismatch is None:
-            self._progress()
-        if self._mismatch is not None:
-            raise self._mismatch
-        return self._done
+        call = self._call
+        call.group.advance()
+        if call.error is not None:
+            raise call.error
+        if not call.done and call.group.failure is not None:
+            call.group.raise_failure()
+        return call.done
+
+    test = poll
 
     def wait(self) -> Any:
-        """The result, as `Communicator.allreduce` returns it; raises what `test` does."""
-        while not self.test():
-            pass
-        return self._result
+        """The result; raises what `poll` does."""
+        call = self._call
+        if call.group.trace is not None and not call.done:
+            with call.group.trace.span("wait", f"wait for {call.name()}"):
+                return call.wait()
+        return call.wait()
 
-    def advance(self) -> bool:
-        """Do one bit of work; True once there is nothing left to do, be it for a mismatch."""
-        if self._execution is None:
-            try:
-                if not self._agreed():
-                    self._patience.idle()
-                    return False
-            except CollectiveMismatch as mismatch:
-                self._mismatch = mismatch  # for whoever asks for this result, not for who happens to advance it
-                return True
-            self._execution = self._start()
-        execution = self._execution
-        if execution.turn():
-            execution.backoff.moved()
-        elif not execution.done:
-            execution.backoff.idle()
-        self._done = execution.done
-        return self._done
+    def __del__(self) -> None:
+        self._call.dropped = not self._call.done

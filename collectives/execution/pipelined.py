@@ -11,21 +11,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from typing import cast
-from weakref import WeakMethod
 
 from mpi4py import MPI
 
 from collectives.errors import PeerFailure
-from collectives.execution.payload import Cache, MergedPayload, Payload, Requests, not_received, not_sent
+from collectives.execution.handle import Call, Steps
+from collectives.execution.payload import MergedPayload, Payload, not_received, not_sent
 from collectives.execution.program import Message, Program
-from collectives.execution.tracing import TracedBackoff, followed
-from collectives.progress.polling import Backoff
+from collectives.execution.requests import Cache, Requests
+from collectives.execution.tracing import followed
 from collectives.trace.recorder import Trace
 from collectives.trace.traffic import Traffic
 
 
 class PipelinedExecution:
-    """One run of a program. `run` blocks until it is done; `turn` does one bit of it.
+    """One run of a program; `steps` does it bit by bit.
 
     Parameters
     ----------
@@ -35,8 +35,6 @@ class PipelinedExecution:
         Of a program that merges, a `MergedPayload`.
     tag : int
         Of all its messages: unique among what is in flight on `comm`.
-    timeout_s : float
-        Seconds without progress before `CollectiveTimeout`.
     traffic : Traffic
         Counted into.
     encoded : callable, optional
@@ -53,34 +51,30 @@ class PipelinedExecution:
         program: Program,
         payload: Payload,
         tag: int,
-        timeout_s: float,
         traffic: Traffic,
         encoded: Callable[[], None] | None = None,
         cache: Cache | None = None,
         trace: Trace | None = None,
     ) -> None:
         self._program, self._payload, self._requests = program, payload, Requests(comm, tag, cache)
-        self._trace = trace
         if trace is not None:
             self._payload, self._requests = followed(trace, program, payload, self._requests)
         self._merged = cast(MergedPayload, self._payload)  # where the program has merges
         self._traffic, self._encoded = traffic, encoded
-        # a strong reference would be a cycle: payload and vectors would stay until the garbage collector comes round
-        describe = WeakMethod(self._describe)
-        self.backoff: Backoff | TracedBackoff = Backoff(timeout_s, lambda: (describe() or str)(), clock=traffic.clock)
+        self._call: Call | None = None  # that this is a part of
         count = len(program.pieces)
         self._at = [0] * count  # position in the piece's chain; -1: to be encoded first
         for piece in program.encode_order:
             self._at[piece] = -1
         self._sends_left = [0] * count  # sends of the piece still in flight
-        self._landed: dict[int, int] = {}  # receive -> slot
+        self._arrived: dict[int, int] = {}  # receive -> receive buffer
         self._to_encode = deque(program.encode_order)
         self._to_finish: deque[int] = deque()
         self._to_prepare: deque[tuple[Message, int]] = deque()
         self._unmerged: set[int] = set()  # receives posted and not merged yet
         self._unfinished = count
         self._next_recv = 0
-        self._slots = [*range(payload.slots)]
+        self._free_buffers = [*range(payload.receive_buffers)]
         self._posted: dict[int, deque[tuple[MPI.Request, Message, int]]] = {p: deque() for p in program.peers_in}
         self._queues: dict[int, deque[Message]] = {}
         for message in program.sends:
@@ -88,32 +82,24 @@ class PipelinedExecution:
         self._sending: deque[tuple[MPI.Request, Message]] = deque()
         self._last: Message | None = None
 
-    @property
-    def done(self) -> bool:
-        """All pieces final and turned into the result, all sends taken over by MPI or the peer."""
-        return not self._unfinished and not self._sending
-
-    def run(self) -> None:
-        """Block until done.
+    def steps(self, call: Call) -> Steps:
+        """Run the program as part of a call, until all pieces are in the result and all sends are taken over.
 
         Raises
         ------
-        CollectiveTimeout, PeerFailure
+        PeerFailure
         """
-        if self._trace is not None:
-            self.backoff = TracedBackoff(self._trace, self.backoff)
-        backoff, turn, clock = self.backoff, self.turn, self._traffic.clock
-        start = clock()
+        self._call, call.describe = call, self._describe
+        clock, turn = self._traffic.clock, self._turn
+        start, waited_s = clock(), call.waited_s
         while self._unfinished or self._sending:
-            if turn():
-                backoff.moved()
-            else:
-                backoff.idle()
-        backoff.moved()
+            yield turn()
+        call.moved()
         self._traffic.seconds_total += clock() - start
-        self._traffic.seconds_waiting += backoff.waited_s
+        self._traffic.seconds_waiting += call.waited_s - waited_s
+        self._call = None
 
-    def turn(self) -> bool:
+    def _turn(self) -> bool:
         """Do the most urgent thing there is; False if there is nothing to do but wait."""
         try:
             return self._poll() or self._work()
@@ -135,10 +121,10 @@ class PipelinedExecution:
             if not self._to_encode and self._encoded is not None:
                 self._encoded()
         elif self._to_prepare:
-            message, slot = self._to_prepare.popleft()
+            message, buffer = self._to_prepare.popleft()
             if message.index in self._unmerged:
                 start = clock()
-                self._merged.prepare(message, slot)
+                self._merged.prepare(message, buffer)
                 self._traffic.seconds_merging += clock() - start
         elif self._to_finish:
             piece = self._to_finish.popleft()
@@ -155,9 +141,10 @@ class PipelinedExecution:
         moved = False
         for queue in self._posted.values():
             if queue and queue[0][0].Test():
-                self.backoff.moved()  # what is done with it is no waiting
-                _, message, slot = queue.popleft()
-                self._landed[message.index] = slot
+                assert self._call is not None
+                self._call.moved()  # the work on it is no waiting
+                _, message, buffer = queue.popleft()
+                self._arrived[message.index] = buffer
                 self._last = message
                 self._advance(message.piece)
                 moved = True
@@ -174,21 +161,21 @@ class PipelinedExecution:
         while self._next_recv < len(recvs):
             message = recvs[self._next_recv]
             if message.held_weight:
-                if not self._slots:
+                if not self._free_buffers:
                     return
-                slot = self._slots.pop()
-                buffer = self._merged.incoming(message.piece, slot, message.weight)
-                self._to_prepare.append((message, slot))
+                number = self._free_buffers.pop()
+                memory = self._merged.incoming(message.piece, number, message.weight)
+                self._to_prepare.append((message, number))
                 self._unmerged.add(message.index)
             else:
                 # the piece gives way only when this rank's own part in it is over and sent
-                piece, slot = message.piece, -1
+                piece, number = message.piece, -1
                 at = self._at[piece]
                 if at < 0 or self._program.chains[piece][at] is not message or not self._sent(piece):
                     return
-                buffer = self._payload.replacing(piece, message.weight)
-            request = self._requests.receive((message.index, slot), buffer, message.peer)
-            self._posted[message.peer].append((request, message, slot))
+                memory = self._payload.replacing(piece, message.weight)
+            request = self._requests.receive((message.index, number), memory, message.peer)
+            self._posted[message.peer].append((request, message, number))
             self._next_recv += 1
 
     def _sent(self, piece: int) -> bool:
@@ -229,14 +216,14 @@ class PipelinedExecution:
                     if queue:
                         work.append(queue[0].piece)
                 else:
-                    slot = self._landed.pop(message.index, None)
-                    if slot is None:
+                    buffer = self._arrived.pop(message.index, None)
+                    if buffer is None:
                         break
                     if message.held_weight:
                         start = self._traffic.clock()
-                        self._merged.merge(message, slot)
+                        self._merged.merge(message, buffer)
                         self._traffic.seconds_merging += self._traffic.clock() - start
-                        self._slots.append(slot)
+                        self._free_buffers.append(buffer)
                         self._unmerged.discard(message.index)
                 at += 1
             self._at[piece] = at

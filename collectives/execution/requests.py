@@ -1,46 +1,54 @@
-"""A collective on the same buffers time and again: MPI's persistent one where the library has it (MPI 4)."""
+"""The requests that carry messages, persistent ones where buffers stay the same from call to call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 from mpi4py import MPI
 
+Cache = dict[tuple[int, int], MPI.Prequest]
 
-class Repeated:
-    """What is started again and again.
+
+def free_all(cache: Cache) -> None:
+    """Free the persistent requests of a cache, of which none is active."""
+    for request in cache.values():
+        request.Free()
+    cache.clear()
+
+
+class Requests:
+    """Starts messages.
 
     Parameters
     ----------
-    persistent : callable
-        Makes the persistent request.
-    once : callable
-        Starts the same collective as a non-blocking one, for libraries without persistent collectives.
-
-    Attributes
-    ----------
-    request : MPI.Request
-        Of the last start.
+    comm : MPI.Comm
+    tag : int
+        Of all the messages: unique among what is in flight on `comm`.
+    cache : dict, optional
+        Where persistent requests are kept between runs of one program on the same buffers.
     """
 
-    def __init__(self, persistent: Callable[[], MPI.Prequest], once: Callable[[], MPI.Request]) -> None:
-        self._once = once
-        self._persistent: MPI.Prequest | None = None
-        try:
-            self._persistent = persistent()
-        except (NotImplementedError, MPI.Exception):
-            self.request = MPI.REQUEST_NULL
-        else:
-            self.request = self._persistent
+    __slots__ = ("_cache", "_comm", "_tag")
 
-    def start(self) -> None:
-        """Start it; the one before must be over."""
-        if self._persistent is not None:
-            self._persistent.Start()
-        else:
-            self.request = self._once()
+    def __init__(self, comm: MPI.Comm, tag: int, cache: Cache | None) -> None:
+        self._comm, self._tag, self._cache = comm, tag, cache
 
-    def free(self) -> None:
-        """Give MPI's resources back."""
-        if self._persistent is not None:
-            self._persistent.Free()
+    def receive(self, key: tuple[int, int], buffer: Any, peer: int) -> MPI.Request:
+        """Start receive `key`: its number, and the number of its buffer."""
+        if self._cache is None:
+            return self._comm.Irecv(buffer, peer, self._tag)
+        request = self._cache.get(key)
+        if request is None:
+            request = self._cache[key] = self._comm.Recv_init(buffer, peer, self._tag)
+        request.Start()
+        return request
+
+    def send(self, index: int, buffer: Any, peer: int) -> MPI.Request:
+        """Start send number `index`."""
+        if self._cache is None:
+            return self._comm.Isend(buffer, peer, self._tag)
+        request = self._cache.get((index, -2))
+        if request is None:
+            request = self._cache[index, -2] = self._comm.Send_init(buffer, peer, self._tag)
+        request.Start()
+        return request

@@ -1,27 +1,30 @@
 """A plan run step by step: for vectors so short that there is nothing to overlap.
 
 The pipelined executor keeps account of every piece, which takes longer than a short message. Here the messages of a
-step start together and end together, and what came in is merged before the next step.
+round start together and end together, and all that came in is merged before the next round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 from mpi4py import MPI
 
-from collectives.execution.payload import Cache, MergedPayload, Payload, Requests, not_received, not_sent
+from collectives.errors import PeerFailure
+from collectives.execution.handle import Call, Steps
+from collectives.execution.payload import MergedPayload, Payload, not_received, not_sent
 from collectives.execution.program import Message, Program
-from collectives.execution.tracing import AwaitedRequest, followed
-from collectives.progress.polling import wait
+from collectives.execution.requests import Cache, Requests
+from collectives.execution.tracing import followed
 from collectives.trace.recorder import Trace
 from collectives.trace.traffic import Traffic
 
 
 def runs_stepwise(program: Program, payload: Payload) -> bool:
-    """Whether a program is to be walked; ranks that walk and ranks that execute it understand each other."""
-    return payload.brief and len(program.pieces) <= program.plan.n_chunks and program.most_landing <= payload.slots
+    """Whether a program is run step by step; ranks that do so and ranks that pipeline it understand each other."""
+    few = len(program.pieces) <= program.plan.n_chunks and program.most_landing <= payload.receive_buffers
+    return payload.brief and few
 
 
 class StepwiseExecution:
@@ -33,25 +36,25 @@ class StepwiseExecution:
         program: Program,
         payload: Payload,
         tag: int,
-        timeout_s: float,
         traffic: Traffic,
         encoded: Callable[[], None] | None = None,
         cache: Cache | None = None,
         trace: Trace | None = None,
     ) -> None:
-        self._program, self._payload, self._timeout_s, self._traffic = program, payload, timeout_s, traffic
+        self._program, self._payload, self._traffic = program, payload, traffic
         self._encoded, self._requests = encoded, Requests(comm, tag, cache)
         if trace is not None:
-            self._payload, self._requests = followed(trace, program, payload, self._requests, AwaitedRequest)
+            self._payload, self._requests = followed(trace, program, payload, self._requests)
         self._merged = cast(MergedPayload, self._payload)  # where the program has merges
         self._last: Message | None = None
+        self._under_way: list[tuple[Any, Message]] = []
 
-    def run(self) -> None:
-        """Block until done.
+    def steps(self, call: Call) -> Steps:
+        """Run the program as part of a call.
 
         Raises
         ------
-        CollectiveTimeout, PeerFailure
+        PeerFailure
         """
         clock, payload, traffic = self._traffic.clock, self._payload, self._traffic
         start = clock()
@@ -62,7 +65,7 @@ class StepwiseExecution:
         encoded = clock()
         traffic.seconds_encoding += encoded - start
         for sends, recvs in self._program.steps:
-            self._step(sends, recvs)
+            yield from self._round(call, sends, recvs)
         merged = clock()
         for piece in range(len(self._program.pieces)):
             payload.finish(piece)
@@ -70,34 +73,41 @@ class StepwiseExecution:
         traffic.seconds_decoding += end - merged
         traffic.seconds_total += end - start
 
-    def _step(self, sends: tuple[Message, ...], recvs: tuple[Message, ...]) -> None:
+    def _round(self, call: Call, sends: tuple[Message, ...], recvs: tuple[Message, ...]) -> Steps:
         clock, payload, traffic, requests = self._traffic.clock, self._merged, self._traffic, self._requests
-        under_way = []
+        under_way = self._under_way = []
         merging: list[tuple[Message, int]] = []
         for message in recvs:
-            slot = -1
+            number = -1
             if message.held_weight:
-                slot = len(merging)
-                merging.append((message, slot))
-                buffer = payload.incoming(message.piece, slot, message.weight)
+                number = len(merging)
+                merging.append((message, number))
+                buffer = payload.incoming(message.piece, number, message.weight)
             else:
                 buffer = payload.replacing(message.piece, message.weight)
-            under_way.append((requests.receive((message.index, slot), buffer, message.peer), message))
+            under_way.append((requests.receive((message.index, number), buffer, message.peer), message))
         for message in sends:
             buffer = payload.outgoing(message.piece, message.weight)
             under_way.append((requests.send(message.index, buffer, message.peer), message))
             traffic.bytes_sent += buffer[1]
             traffic.messages += 1
         posted = clock()
-        for message, slot in merging:
-            payload.prepare(message, slot)
+        for message, number in merging:
+            payload.prepare(message, number)
         prepared = clock()
-        for request, message in under_way:
-            wait(request, self._timeout_s, lambda message=message: self._describe(message))  # type: ignore[misc]
-            self._last = self._last if message.is_send else message
+        try:
+            for request, message in under_way:
+                if not request.Test():
+                    call.describe = lambda message=message: self._describe(message)  # type: ignore[misc]
+                    yield False
+                    while not request.Test():
+                        yield False
+                self._last = self._last if message.is_send else message
+        except MPI.Exception as error:
+            raise PeerFailure(f"{self._describe(message)}: MPI says {error}") from error
         arrived = clock()
-        for message, slot in merging:
-            payload.merge(message, slot)
+        for message, number in merging:
+            payload.merge(message, number)
         traffic.seconds_waiting += arrived - prepared
         traffic.seconds_merging += clock() - arrived + prepared - posted
 

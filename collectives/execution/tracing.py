@@ -5,10 +5,11 @@ from __future__ import annotations
 import weakref
 from typing import Any, NamedTuple, cast
 
-from collectives.execution.payload import MergedPayload, Payload, Requests
+from collectives.execution.payload import MergedPayload, Payload
 from collectives.execution.program import Message, Program
-from collectives.progress.polling import Backoff, Testable
-from collectives.trace.recorder import ARGS, CALL, END, KIND, START, Event, Trace
+from collectives.execution.requests import Requests
+from collectives.progress.polling import Testable
+from collectives.trace.recorder import END, Event, Trace
 
 
 class Labels(NamedTuple):
@@ -50,7 +51,7 @@ class TracedPayload:
     def __init__(self, trace: Trace, labels: Labels, payload: Payload) -> None:
         self._clock, self._add, self._call = trace.clock, trace.add, trace.calls
         self._pieces, self._payload = labels.pieces, payload
-        self.slots, self.brief = payload.slots, payload.brief
+        self.receive_buffers, self.brief = payload.receive_buffers, payload.brief
         self.outgoing, self.replacing = payload.outgoing, payload.replacing
 
     def encode(self, piece: int) -> None:
@@ -74,16 +75,16 @@ class TracedMergedPayload(TracedPayload):
         self._receives, self._merged = labels.receives, cast(MergedPayload, payload)
         self.incoming = self._merged.incoming
 
-    def prepare(self, message: Message, slot: int) -> None:
+    def prepare(self, message: Message, buffer: int) -> None:
         """See `Payload`."""
         start = self._clock()
-        self._merged.prepare(message, slot)
+        self._merged.prepare(message, buffer)
         self._add(("prepare", "", start, self._clock(), self._receives[message.index], self._call, 0))
 
-    def merge(self, message: Message, slot: int) -> None:
+    def merge(self, message: Message, buffer: int) -> None:
         """See `Payload`."""
         start = self._clock()
-        self._merged.merge(message, slot)
+        self._merged.merge(message, buffer)
         self._add(("merge", "", start, self._clock(), self._receives[message.index], self._call, 0))
 
 
@@ -104,39 +105,13 @@ class TracedRequest:
         return True
 
 
-def _end(wait: Event, at: float, over: Event) -> None:
-    """End a wait, by the message that was found to be over meanwhile if one was."""
-    wait[END] = at
-    if over is not None and over[END] >= wait[START]:
-        wait[ARGS], wait[CALL] = {"until": over[KIND], **over[ARGS]}, over[CALL]
-
-
-class AwaitedRequest(TracedRequest):
-    """One that is asked for only when there is nothing else to do: from the first time on, the rank waits."""
-
-    __slots__ = ("_wait",)
-
-    def __init__(self, trace: Trace, request: Testable, event: Event) -> None:
-        super().__init__(trace, request, event)
-        self._wait: Event = None
-
-    def Test(self) -> bool:  # noqa: N802 - MPI's name
-        """See `Testable`."""
-        if self._wait is None:
-            self._wait = self._trace.begin("wait")
-        if not super().Test():
-            return False
-        _end(self._wait, self._event[END], self._event)
-        return True
-
-
 class TracedRequests(Requests):
-    """Starts messages and records them; `kind` is that of the requests handed out."""
+    """Starts messages and records them."""
 
-    __slots__ = ("_call", "_kind", "_labels", "_requests", "_trace")
+    __slots__ = ("_call", "_labels", "_requests", "_trace")
 
-    def __init__(self, trace: Trace, labels: Labels, requests: Requests, kind: type[TracedRequest]) -> None:
-        self._trace, self._labels, self._requests, self._kind = trace, labels, requests, kind
+    def __init__(self, trace: Trace, labels: Labels, requests: Requests) -> None:
+        self._trace, self._labels, self._requests = trace, labels, requests
         self._call = trace.calls
 
     def receive(self, key: tuple[int, int], buffer: Any, peer: int) -> Any:
@@ -151,40 +126,14 @@ class TracedRequests(Requests):
         trace = self._trace
         event = [kind, "", trace.clock(), None, label, self._call, buffer[1]]
         trace.add(event)
-        return self._kind(trace, start(key, buffer, peer), event)
+        return TracedRequest(trace, start(key, buffer, peer), event)
 
 
 def followed(
-    trace: Trace, program: Program, payload: Payload, requests: Requests, kind: type[TracedRequest] = TracedRequest
+    trace: Trace, program: Program, payload: Payload, requests: Requests
 ) -> tuple[TracedPayload, TracedRequests]:
     """Payload and requests of one more run of a program, recorded."""
     trace.calls += 1
     labels = labels_of(program, trace.labels)
-    traced = TracedMergedPayload if payload.slots else TracedPayload
-    return traced(trace, labels, payload), TracedRequests(trace, labels, requests, kind)
-
-
-class TracedBackoff:
-    """A backoff whose waits are recorded; see `Backoff`."""
-
-    def __init__(self, trace: Trace, backoff: Backoff | TracedBackoff) -> None:
-        self._trace, self._patience = trace, backoff
-        self._wait: Event = None
-
-    @property
-    def waited_s(self) -> float:
-        """See `Backoff`."""
-        return self._patience.waited_s
-
-    def moved(self) -> None:
-        """See `Backoff`."""
-        self._patience.moved()
-        if self._wait is not None:
-            _end(self._wait, self._trace.clock(), self._trace.over)
-            self._wait = None
-
-    def idle(self) -> None:
-        """See `Backoff`."""
-        if self._wait is None:
-            self._wait = self._trace.begin("wait")
-        self._patience.idle()
+    traced = TracedMergedPayload if payload.receive_buffers else TracedPayload
+    return traced(trace, labels, payload), TracedRequests(trace, labels, requests)

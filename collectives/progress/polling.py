@@ -1,31 +1,61 @@
 """Waiting without blocking: poll, back off, and give up at the deadline with a reason.
 
-No call into MPI here waits: between two polls Python runs, so signal handlers do too, and a dead peer costs the timeout
-instead of for ever.
+No call into MPI here waits. Between two polls Python runs, so signal handlers run too, and a dead peer costs the
+timeout instead of for ever. Whoever waits advances all other calls that this thread has begun.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 from mpi4py import MPI
 
 from collectives.errors import CollectiveTimeout, PeerFailure
-from collectives.progress.keep_alive import keep_alive
 
 SPINS = 64  # polls before the core is offered to others
 YIELD_S = 0.05  # how long it is only offered; after that the rank sleeps between polls
 SLEEP_S = 0.0005
-LONGEST_LOOK_S = 0.5  # between two looks; longer ones were spent elsewhere
+LONGEST_LOOK_S = 0.5  # between two looks; the rest of a longer time was spent elsewhere
 WARN_PART = 0.25  # of the timeout: then a stall is logged
 
 _log = logging.getLogger("collectives")
-_thread = threading.local()
+_increase_reference_count = ctypes.pythonapi.Py_IncRef
+_increase_reference_count.argtypes, _increase_reference_count.restype = (ctypes.py_object,), None
+
+
+def keep_alive(*objects: object) -> None:
+    """Never free these objects, not even when the interpreter ends.
+
+    A message that did not get through stays with MPI, which may move its data as late as in MPI_Finalize: after the
+    last of Python's modules, with all that they held, is gone.
+    """
+    for one in objects:
+        _increase_reference_count(one)
+
+
+class Advancing(Protocol):
+    """A call in flight."""
+
+    def advance(self) -> bool:
+        """Do one bit of it without waiting; False if there was nothing to do. Does not raise what the call raises."""
+        ...
+
+
+class _Thread(threading.local):
+    """What each thread has of its own."""
+
+    def __init__(self) -> None:
+        self.rest: Callable[[], None] | None = None
+        self.in_flight: list[Advancing] = []
+
+
+_thread = _Thread()
 
 
 def rest_by(rest: Callable[[], None] | None) -> Callable[[], None] | None:
@@ -34,16 +64,22 @@ def rest_by(rest: Callable[[], None] | None) -> Callable[[], None] | None:
     Returns
     -------
     callable or None
-        What it did before.
+        The `rest` before.
     """
-    before: Callable[[], None] | None = getattr(_thread, "rest", None)
-    _thread.rest = rest
+    before, _thread.rest = _thread.rest, rest
     return before
 
 
-def spins() -> int:
-    """How often to poll before more is done about waiting."""
-    return SPINS if getattr(_thread, "rest", None) is None else 1
+def calls_in_flight() -> list[Advancing]:
+    """The calls that this thread has begun and that have not ended, whatever their communicator; may be edited."""
+    return _thread.in_flight
+
+
+def _advance_all(calls: list[Advancing]) -> bool:
+    moved = False
+    for call in tuple(calls):
+        moved |= call.advance()
+    return moved
 
 
 class Backoff:
@@ -59,19 +95,36 @@ class Backoff:
         Asked between two sleeps: whether to raise before the timeout.
     clock : callable
         What `waited_s` is measured by; the timeout is always of time on the wall.
+    trace : Trace, optional
+        Where waits are recorded.
+
+    Attributes
+    ----------
+    describe : callable
+        May be set while a call goes on.
+    wait_name : str or None
+        What a trace calls the waits of this phase; None: they are not recorded.
+    since : float
+        When nothing began to move, if nothing moves.
+    waited_s : float
+        Seconds in which nothing moved, so far.
     """
 
     __slots__ = (
         "_clock",
-        "_describe",
         "_hopeless",
         "_looked",
+        "_others",
         "_rest",
         "_spins",
         "_stalled_s",
         "_timeout_s",
+        "_trace",
+        "_wait",
         "_warned",
+        "describe",
         "since",
+        "wait_name",
         "waited_s",
     )
 
@@ -79,14 +132,17 @@ class Backoff:
         self,
         timeout_s: float,
         describe: Callable[[], str],
-        hopeless: Callable[[], bool] = lambda: False,
+        hopeless: Callable[[], bool] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        trace: Any = None,
     ) -> None:
-        self._timeout_s, self._describe, self._hopeless, self._clock = timeout_s, describe, hopeless, clock
-        self._rest: Callable[[], None] | None = getattr(_thread, "rest", None)
+        self._timeout_s, self.describe, self._hopeless, self._clock = timeout_s, describe, hopeless, clock
+        self._rest, self._others = _thread.rest, _thread.in_flight
+        self._trace, self._wait = trace, None
+        self.wait_name: str | None = ""
         self._spins, self._warned = 0, False
         self._looked = self._stalled_s = 0.0
-        self.since = 0.0  # when nothing began to move, if nothing does
+        self.since = 0.0
         self.waited_s = 0.0
 
     def moved(self) -> None:
@@ -94,9 +150,17 @@ class Backoff:
         if self._spins:
             self.waited_s += self._clock() - self.since
             self._spins, self._warned = 0, False
+            if self._wait is not None:
+                self._trace.end_wait(self._wait)
+                self._wait = None
 
-    def idle(self) -> None:
+    def idle(self, rest: bool = True) -> None:
         """Nothing happened in this turn.
+
+        Parameters
+        ----------
+        rest : bool
+            Advance the other calls of this thread and offer the core to others; False: return at once.
 
         Raises
         ------
@@ -107,40 +171,55 @@ class Backoff:
         if self._spins == 1:
             self.since, self._looked = self._clock(), time.perf_counter()
             self._stalled_s = 0.0
-        if self._rest is not None:
-            self._rest()
-        elif self._spins < SPINS:
-            return
-        else:
-            os.sched_yield()
-            if self._spins % 16:
+            if self._trace is not None and rest and self.wait_name is not None:
+                self._wait = self._trace.begin("wait", self.wait_name)
+        sleepy = False
+        if rest and not (self._others and _advance_all(self._others)):
+            if self._rest is not None:
+                self._rest()
+            elif self._spins < SPINS:
                 return
+            else:
+                os.sched_yield()
+                if self._spins % 16:
+                    return
+                sleepy = True
         now = time.perf_counter()
-        # only time spent looking counts: not what the caller computes meanwhile, nor a job that is suspended
+        # only time spent looking counts: neither what the caller computes between looks, nor time of a suspended job
         self._stalled_s += min(now - self._looked, LONGEST_LOOK_S)
         self._looked = now
         stalled_s = self._stalled_s
         if stalled_s < YIELD_S:
             return
-        if self._rest is None:
+        if sleepy:
             time.sleep(SLEEP_S)
-        if stalled_s > self._timeout_s or self._hopeless():
-            raise CollectiveTimeout(f"{self._describe()} after {stalled_s:.3g} s")
+        if stalled_s > self._timeout_s or (self._hopeless is not None and self._hopeless()):
+            raise CollectiveTimeout(f"{self.describe()} after {stalled_s:.3g} s")
         if not self._warned and stalled_s > WARN_PART * self._timeout_s:
             self._warned = True
-            _log.warning("%s for %.3g s; giving up after %g s", self._describe(), stalled_s, self._timeout_s)
+            _log.warning("%s for %.3g s; giving up after %g s", self.describe(), stalled_s, self._timeout_s)
 
 
 class Testable(Protocol):
-    """What can be polled: MPI's requests, and exchanges of our own."""
+    """Something that can be polled: MPI's requests, and exchanges of our own."""
 
     def Test(self) -> bool:  # noqa: N802 - MPI's name
         """Make progress without waiting; True once it is over."""
         ...
 
 
+def until(request: Testable) -> Iterator[bool]:
+    """Steps of a call that end when a request is over."""
+    test = request.Test
+    while not test():
+        yield False
+
+
 def wait(
-    request: Testable, timeout_s: float, describe: Callable[[], str], hopeless: Callable[[], bool] = lambda: False
+    request: Testable,
+    timeout_s: float,
+    describe: Callable[[], str],
+    hopeless: Callable[[], bool] | None = None,
 ) -> None:
     """Poll one request until it is done. The parameters are those of `Backoff`.
 
@@ -149,9 +228,6 @@ def wait(
     CollectiveTimeout, PeerFailure
     """
     try:
-        for _ in range(spins()):
-            if request.Test():
-                return
         backoff = Backoff(timeout_s, describe, hopeless)
         while not request.Test():
             backoff.idle()

@@ -81,11 +81,11 @@ class World:
         message.done = other.done = True
         self._ring(other.rank)
 
-    def awaits(self, key: tuple[int, int, int, int]) -> bool:
-        """Whether a message was sent that nobody has received."""
+    def awaits(self, key: tuple[int, int, int, int]) -> int | None:
+        """Bytes of a message that was sent and that nobody has received; None: there is no such message."""
         with self._lock:
             queue = self._unmatched.get(key)
-            return queue is not None and queue[0].is_send
+            return queue[0].memory.size if queue is not None and queue[0].is_send else None
 
     def join(self, context: int, number: int, request: _Collective) -> None:
         """Count a rank in; the last one does the work of all."""
@@ -192,9 +192,11 @@ class LocalComm:
 
     def Iprobe(self, source: int, tag: int, status: MPI.Status | None = None) -> bool:
         for sender in range(self.size) if source == MPI.ANY_SOURCE else (source,):
-            if self._world.awaits((self._context, sender, self.rank, tag)):
+            nbytes = self._world.awaits((self._context, sender, self.rank, tag))
+            if nbytes is not None:
                 if status is not None:
                     status.source = sender
+                    status.Set_elements(MPI.BYTE, nbytes)
                 return True
         return False
 

@@ -101,6 +101,13 @@ class Trace:
         self.add(event)
         return event
 
+    def end_wait(self, wait: Event) -> None:
+        """End a wait: by the message that was found to be over meanwhile, if there was one, and else now."""
+        over = self.over
+        wait[END] = self.clock()
+        if over is not None and over[END] >= wait[START]:
+            wait[ARGS], wait[CALL] = {"until": over[KIND], **over[ARGS]}, over[CALL]
+
     def span(self, kind: str, name: str = "", **args: Any) -> Span:
         """Record a block: what is returned is to be entered by ``with``."""
         return Span(self, [kind, name, 0.0, None, args, 0, 0])

@@ -1,166 +1,86 @@
-"""What all methods share: the protocol, and the aggregator that checks a vector, agrees with the others and counts."""
+"""The aggregator: checks a vector, agrees with the other ranks, and has its parts make the mean."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-from collectives import Communicator, NonFiniteGradient, Traffic, TrafficLog
+from collectives import Communicator, Handle, TrafficLog
 from collectives.communicator import VERSION
 from collectives.consistency.call_check import fingerprint
-from collectives.memory import FLOATS, empty_like, flat, widen
-from collectives.schedules.plan import Topology
+from collectives.memory import empty_like, flat, widen
 from mpicomp.aggregator import state as states
-
-Synchronize = Literal["updates", "gradients"]
-StateKind = Literal["mean", "owner", "shared"]
-"""What an entry of a state becomes where other ranks go on with it: see `mpicomp.checkpoint.state.redistribute`."""
+from mpicomp.aggregator.call import VectorCall
+from mpicomp.aggregator.parts import Parts, StateKind, VectorSpec
 
 
-@dataclass(frozen=True)
-class MessageModel:
-    """What a method sends for a vector.
+class Method(Protocol):
+    """Options that say which parts an aggregator is composed of: see `mpicomp.aggregator.algorithm.Algorithm`."""
 
-    Attributes
-    ----------
-    nbytes : callable
-        ``nbytes(n_elements, weight)``: the payload of a message of that many elements that speaks for that many ranks.
-    piece_elements : int
-        Longest message.
-    alignment : int
-        Elements; messages begin at multiples of it.
-    route : Topology or None
-        How it goes whatever the topology, unless that is a star; None: as the topology says.
-    """
-
-    nbytes: Callable[[int, int], int]
-    piece_elements: int
-    alignment: int = 64
-    route: Topology | None = None
+    def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
+        """For vectors of this kind."""
+        ...
 
 
-class Aggregator(Protocol):
+class Aggregator:
     """One vector's residual, step counter and buffers.
-
-    Attributes
-    ----------
-    state_kinds : dict
-        Of each key that `state_dict` may have. "mean": a float array whose mean over ranks is what is pending.
-        "owner": an array[n], zero but for the elements that the rank owns; `load_state_dict` takes those alone.
-        "shared": equal on all ranks.
-    """
-
-    state_kinds: ClassVar[dict[str, StateKind]]
-    traffic: TrafficLog
-
-    def aggregate(self, vector: Any, out: Any = None) -> Any:
-        """Mean of the ranks' vectors as the method approximates it: the same on every rank, to the bit."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Arrays and numbers that `load_state_dict` takes up again exactly."""
-        ...
-
-    def check_state_dict(self, state: dict[str, Any]) -> None:
-        """ValueError if `state` is none that `load_state_dict` takes."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken; ValueError, and nothing is changed, if it is not one of this method's."""
-        ...
-
-
-class Algorithm(Protocol):
-    """A method's options: a frozen dataclass.
-
-    Attributes
-    ----------
-    synchronize : "updates" or "gradients"
-        What it is best given: the local optimizer's updates, or the gradients.
-    """
-
-    synchronize: ClassVar[Synchronize]
-
-    @property
-    def uses_tensor_lengths(self) -> bool:
-        """Whether `tensor_lengths` make a difference; where not, a vector's tensors need no padding between them."""
-        ...
-
-    def start(
-        self,
-        comm: Communicator,
-        n: int,
-        *,
-        dtype: DTypeLike | str = np.float32,
-        vector_id: int = 0,
-        tensor_lengths: Sequence[int] | None = None,
-    ) -> Aggregator:
-        """State for vectors of one length.
-
-        Parameters
-        ----------
-        comm : Communicator
-        n : int
-            Elements.
-        dtype : dtype or "bfloat16"
-            Of the vectors: float16, bfloat16, float32 or float64.
-        vector_id : int
-            Tells vectors under one seed apart, so that they do not share random numbers.
-        tensor_lengths : sequence of int, optional
-            Lengths of parts, such as tensors, that get scales of their own. Each begins at a multiple of 64 elements:
-            behind the one before, padded with zeros, which do not count.
-        """
-        ...
-
-    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        """What travels between `ranks` for vectors of `n`; packed payloads go in pieces of `piece_bytes` at most."""
-        ...
-
-
-class VectorAggregator(ABC):
-    """Base of the aggregators: `aggregate` is here, a method fills in `_reduce`.
 
     Parameters
     ----------
-    algorithm : Algorithm
-    comm, n, dtype, vector_id, tensor_lengths
-        As in `Algorithm.start`.
+    algorithm : Method
+    comm : Communicator
+    spec : VectorSpec
+
+    Attributes
+    ----------
+    feedback : Feedback or None
+        What is carried from step to step.
+    codec, reducer : object
+        How values become bytes, and how these get round.
+    step : int
+        Steps taken.
+    traffic : TrafficLog
     """
 
-    state_kinds: ClassVar[dict[str, StateKind]] = {"method": "shared", "n": "shared", "step": "shared"}
-    state_nan: ClassVar[str] = ""  # the entry of a state that may hold NaN
-
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        comm: Communicator,
-        n: int,
-        dtype: DTypeLike | str,
-        vector_id: int,
-        tensor_lengths: Sequence[int] | None = None,
-    ) -> None:
-        self.algorithm, self.comm, self.n, self.vector_id = algorithm, comm, n, vector_id
-        self.dtype = dtype if isinstance(dtype, str) else np.dtype(dtype).name
-        if self.dtype not in FLOATS:
-            raise TypeError(f"cannot aggregate vectors of type {self.dtype}: choose one of {', '.join(FLOATS)}")
-        if n < 0:
-            raise ValueError(f"a vector has 0 or more elements, not {n}")
+    def __init__(self, algorithm: Method, comm: Communicator, spec: VectorSpec) -> None:
+        self.algorithm, self.comm, self.spec = algorithm, comm, spec
         self.traffic = TrafficLog()
         self.step = 0
-        self._compute: np.dtype[Any] = np.dtype(np.float64 if self.dtype == "float64" else np.float32)
-        # NumPy's type of the results: uint16 stands for bfloat16
-        self._result_dtype: np.dtype[Any] = np.dtype(np.uint16 if self.dtype == "bfloat16" else self.dtype)
-        self._wide = np.empty(n, np.float32) if self.dtype in ("float16", "bfloat16") else None
         self._tag = comm.fixed_tag()
-        parts = "" if tensor_lengths is None else f" in {len(tensor_lengths)} tensors {_listed(tensor_lengths)}"
-        self._text = f"aggregate of {self.dtype}[{n}]{parts} number {vector_id} by {algorithm} over {comm.route}, "
-        self._text += f"wire format {VERSION}, tag {self._tag}"
-        self._mark = fingerprint(self._text)
+        self.feedback, self.codec, self.reducer = algorithm.parts(comm, spec)
+        self._wide = np.empty(spec.n, np.float32) if spec.sixteen_bit else None
+        self._plain = None if spec.sixteen_bit else spec.compute
+        self._call: VectorCall | None = None
+        lengths = spec.tensor_lengths
+        parts = "" if lengths is None else f" in {len(lengths)} tensors {_listed(lengths)}"
+        self._text = f"aggregate of {spec.dtype}[{spec.n}]{parts} number {spec.vector_id} by {algorithm} over "
+        self._text += f"{comm.route}, wire format {VERSION}, tag {self._tag}"
+        self._fingerprint = fingerprint(self._text)
+
+    @property
+    def n(self) -> int:
+        """Elements."""
+        return self.spec.n
+
+    @property
+    def dtype(self) -> str:
+        """Of the vectors."""
+        return self.spec.dtype
+
+    @property
+    def vector_id(self) -> int:
+        """Tells vectors under one seed apart."""
+        return self.spec.vector_id
+
+    @property
+    def residual(self) -> NDArray[Any] | None:
+        """What compression has left out so far, float32 or float64[n]; None: the method keeps nothing."""
+        return None if self.feedback is None else self.feedback.residual
+
+    # One step --------------------------------------------------------------------------------------------------------
 
     def aggregate(self, vector: Any, out: Any = None) -> Any:
         """Approximate the mean of the ranks' vectors.
@@ -183,18 +103,37 @@ class VectorAggregator(ABC):
         TypeError, ValueError
             This rank's vector cannot be aggregated; the others then raise CollectiveMismatch.
         RuntimeError
-            An earlier error spoiled the residual, on all ranks.
+            An earlier error spoiled the residual, on all ranks; or an earlier call has not ended.
         """
         trace = self.comm.trace
         if trace is None:
-            return self._aggregate(vector, out)
+            return self.comm.run(*self._open(vector, out))
         named = type(self.algorithm).__name__
         with trace.span("call", "aggregate", method=named, vector=self.vector_id, step=self.step, elements=self.n):
-            return self._aggregate(vector, out)
+            return self.comm.run(*self._open(vector, out))
 
-    def _aggregate(self, vector: Any, out: Any) -> Any:
+    def begin(self, vector: Any, out: Any = None) -> Handle:
+        """Like `aggregate`, but returns at once.
+
+        The ranks begin their calls in one order, and may poll them and wait for them in any. Each aggregator has one
+        call in flight at most. Do not touch `vector` and `out` until the call has ended.
+
+        Returns
+        -------
+        Handle
+            ``poll()`` makes progress and tells whether the result is there, ``wait()`` returns it; either raises what
+            `aggregate` raises. The residual and the step counter change when the call ends well, and only then.
+        """
+        return self.comm.begin(*self._open(vector, out))
+
+    def _open(self, vector: Any, out: Any) -> tuple[VectorCall, Iterator[bool]]:
+        """A call of this vector, and its steps."""
+        comm, spec, step = self.comm, self.spec, self.step
         try:
-            self._check_ready()
+            if self._call is not None:
+                self._reject_second_call()
+            if self.feedback is not None:
+                self.feedback.check_ready()
             values = self._view(vector)
             result = empty_like(vector) if out is None else out
             target = self._view(result)
@@ -203,40 +142,46 @@ class VectorAggregator(ABC):
             if np.may_share_memory(values, target):
                 raise ValueError("out shares memory with the vector: pass another array")
         except (TypeError, ValueError, RuntimeError) as error:
-            here = f"rank {self.comm.rank} of {self.comm.size}, vector {self.vector_id}: {error}"
-            self.comm.reject(type(error)(here), "aggregate")
+            here = f"{comm.here}, vector {self.vector_id}: {error}"
+            comm.reject(type(error)(here), "aggregate")
         traffic = self.traffic.begin()
-        self.comm.agree(self._mark + self.step, self._describe, traffic, meanwhile=self._prepare)
+        # the words of the call are made up only if somebody asks for them
+        text = self._text
+        call = VectorCall(comm, lambda: f"{text}, step {step}", spec, step, values, target, traffic)
+        call.result = result
+        prepare = self.reducer.prepare
+        check = comm.check(call, self._fingerprint + step, traffic, meanwhile=lambda: prepare(step))
+        self._call = call
+        return call, self._steps(call, check)
+
+    def _steps(self, call: VectorCall, check: Iterator[bool]) -> Iterator[bool]:
         try:
+            yield from check
             if self._wide is not None:
-                widen(values, self.dtype, self._wide)
-                values = self._wide
-            self._reduce(values, target, traffic)
-        except NonFiniteGradient:
-            raise  # on all ranks, with nothing in flight
-        except BaseException as error:
-            self.comm.abort(error, self)
-            raise
-        self.step += 1
-        self.traffic.end()
-        return result
+                widen(call.values, self.dtype, self._wide)
+                call.values = call.wide = self._wide
+            try:
+                yield from self.reducer.steps(call)
+            except BaseException:
+                self.reducer.roll_back()
+                raise
+            self.reducer.commit()
+            self.step += 1
+            self.traffic.total.add(call.traffic)
+        finally:
+            self._call = None
 
-    def _check_ready(self) -> None:  # noqa: B027 - most methods are always ready
-        """Raise RuntimeError if an earlier error must be mended first."""
-
-    def _prepare(self) -> None:  # noqa: B027 - most methods have nothing to prepare
-        """Do what this step needs and what changes nothing, while the ranks agree on the call; may be left out."""
-
-    @abstractmethod
-    def _reduce(self, values: NDArray[Any], out: NDArray[Any], traffic: Traffic) -> None:
-        """Write the result of this step to `out` (uint16 for bfloat16); `values` is float32 or float64."""
+    def _reject_second_call(self) -> None:
+        assert self._call is not None
+        if self._call.dropped:
+            raise RuntimeError(f"the call of step {self.step} was dropped without wait(): keep what begin() returns")
+        raise RuntimeError(f"the call of step {self.step} is still in flight: wait() for it before the next one")
 
     def _view(self, array: Any) -> NDArray[Any]:
         if (
             type(array) is np.ndarray
-            and self._wide is None
-            and array.dtype == self._compute
-            and array.shape == (self.n,)
+            and array.dtype == self._plain
+            and array.shape == (self.spec.n,)
             and array.flags.c_contiguous
         ):
             return array  # the common case, at a tenth of the time
@@ -247,25 +192,28 @@ class VectorAggregator(ABC):
             raise ValueError(f"the vector has {vector.values.size} elements, the aggregator was started for {self.n}")
         return vector.values
 
-    def _restored(self, what: str) -> None:
-        """From now on the ranks also agree on what they have restored."""
-        self._text = f"{self._text.partition(', restored')[0]}, restored with {what}"
-        self._mark = fingerprint(self._text)
+    # State -----------------------------------------------------------------------------------------------------------
 
-    def _describe(self) -> str:
-        return f"{self._text}, step {self.step}"
-
-    def _arrays(self) -> dict[str, NDArray[Any]]:
-        """What the next step depends on beside the counter, by the keys of the state."""
-        return {}
-
-    def _like(self) -> dict[str, NDArray[Any]]:
-        """Of each of the method's own entries of a state, an array of the shape and type that it must have."""
-        return self._arrays()
+    @property
+    def state_kinds(self) -> dict[str, StateKind]:
+        """What becomes of each entry of a state on other ranks: see `mpicomp.redistribute`."""
+        own: dict[str, StateKind] = {} if self.feedback is None else self.feedback.state_kinds
+        return {"method": "shared", "n": "shared", "step": "shared", **own}
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next step depends on; copies."""
-        return self._state(**{key: array.copy() for key, array in self._arrays().items()})
+        """Arrays and numbers that `load_state_dict` takes up again exactly; copies.
+
+        Raises
+        ------
+        RuntimeError
+            NaN or infinity spoiled the residual: there is nothing to go on from. Or a call is in flight.
+        """
+        if self._call is not None:
+            self._reject_second_call()
+        if self.feedback is None:
+            return self._state({})
+        self.feedback.check_ready()
+        return self._state(self.feedback.state())
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
         """Look at a state that is not to be loaded yet.
@@ -283,26 +231,29 @@ class VectorAggregator(ABC):
         Raises
         ------
         ValueError
-            The state is another method's, of another length, or not finite. Nothing is changed then.
+            The state is another method's, of another length or other tensors, or not finite. Nothing is changed then.
         """
         taken = self._taken(state)
-        for key, array in self._arrays().items():
-            array[:] = taken[key]
+        told = self.feedback.load(taken) if self.feedback is not None else ""
         self.step = taken["step"]
+        if told:  # the ranks then also agree on what they have restored
+            self._text = f"{self._text.partition(', restored')[0]}, restored with {told}"
+            self._fingerprint = fingerprint(self._text)
 
-    def _state(self, **entries: Any) -> dict[str, Any]:
+    def _state(self, entries: dict[str, Any]) -> dict[str, Any]:
         """A state of this step: what all have, and a method's own entries."""
         return {"method": type(self.algorithm).__name__, "n": self.n, "step": self.step, **entries}
 
     def _taken(self, state: dict[str, Any]) -> dict[str, Any]:
         """What a state holds, all of it looked at before any is taken over: see `mpicomp.aggregator.state.check`."""
-        where = f"rank {self.comm.rank} of {self.comm.size}, vector {self.vector_id}"
-        like = self._state(**self._like())
-        return states.check(state, like, f"{self.algorithm} for {self.n} elements", where, self.state_nan)
+        where = f"{self.comm.here}, vector {self.vector_id}"
+        like = self._state({} if self.feedback is None else self.feedback.like())
+        nan = "" if self.feedback is None else self.feedback.state_nan
+        return states.check(state, like, f"{self.algorithm} for {self.n} elements", where, nan)
 
 
-def _listed(tensor_lengths: Sequence[int]) -> str:
+def _listed(lengths: Sequence[int]) -> str:
     """The lengths, or what stands for them where they would fill a page."""
-    if len(tensor_lengths) <= 8:
-        return str(list(tensor_lengths))
-    return f"[{tensor_lengths[0]}, {tensor_lengths[1]}, ... #{fingerprint(str(list(tensor_lengths))):x}]"
+    if len(lengths) <= 8:
+        return str(list(lengths))
+    return f"[{lengths[0]}, {lengths[1]}, ... #{fingerprint(str(list(lengths))):x}]"

@@ -1,40 +1,29 @@
-"""Who contributed NaN or infinity, agreed on without comparing floats."""
+"""NaN and infinity, agreed on without comparing floats."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives import Communicator, NonFiniteGradient, Traffic
-from collectives.dense.payload import SIXTEEN_BIT
-from mpicomp.kernels.cpu.sign import all_finite, all_finite_16
+from collectives import Communicator, NonFiniteGradient
+from collectives.memory import SIXTEEN_BIT
+from mpicomp import kernels
 
 _EXPONENT = {"float16": np.uint16(0x7C00), "bfloat16": np.uint16(0x7F80)}  # all ones: infinity or NaN
 
 
-def flags(comm: Communicator, mine: bool, traffic: Traffic | None = None) -> tuple[int, ...]:
-    """Ranks that raise their flag; counted into `traffic`."""
-    everyone = np.zeros(comm.size, np.uint8)
-    request = comm.mpi_comm.Iallgather(np.array([mine], np.uint8), everyone)
-    comm.wait(request, lambda: f"rank {comm.rank} of {comm.size}: the ranks' NaN flags do not arrive")
-    if traffic is not None:
-        traffic.bytes_sent += comm.size - 1
-        traffic.messages += comm.size - 1
-    return tuple(int(rank) for rank in np.flatnonzero(everyone))
-
-
-def raise_non_finite(comm: Communicator, mine: bool, where: str) -> NoReturn:
-    """Raise on all ranks, naming those that contributed; collective."""
-    raise error(comm, flags(comm, mine), where)
+def all_finite(values: NDArray[Any]) -> bool:
+    """Whether a float32 or float64 vector holds neither NaN nor infinity."""
+    return bool(kernels.of("cpu").sign.all_finite(values))
 
 
 def all_finite_result(out: NDArray[Any], dtype: str) -> bool:
     """Whether a result, uint16 for bfloat16, holds neither NaN nor infinity: the same answer on all ranks."""
     if dtype in SIXTEEN_BIT:
-        return bool(all_finite_16(out.view(np.uint16), _EXPONENT[dtype]))
-    return bool(all_finite(out))
+        return bool(kernels.of("cpu").sign.all_finite_16(out.view(np.uint16), _EXPONENT[dtype]))
+    return all_finite(out)
 
 
 def largest(dtype: str) -> float:

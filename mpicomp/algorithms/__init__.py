@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpicomp.aggregator.base import Aggregator, Algorithm
+from mpicomp.aggregator.algorithm import Algorithm
+from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms.cascading_ssdm import CascadingSSDM
 from mpicomp.algorithms.dense import Dense
 from mpicomp.algorithms.double_squeeze import DoubleSqueeze, MemSGD

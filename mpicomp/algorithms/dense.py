@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import DTypeLike, NDArray
-
-from collectives import Communicator, Traffic
+from collectives import Communicator
 from collectives.dense.allreduce import PIECE_BYTES
-from collectives.dense.payload import SIXTEEN_BIT
-from mpicomp.aggregator.base import MessageModel, Synchronize, VectorAggregator
-from mpicomp.aggregator.nonfinite import all_finite_result, raise_non_finite
-from mpicomp.kernels.cpu.sign import all_finite
+from collectives.memory import SIXTEEN_BIT
+from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
+from mpicomp.codecs.full_precision import FullPrecision
+from mpicomp.reducers.full_precision_mean import FullPrecisionMean
 
 
 @dataclass(frozen=True)
-class Dense:
+class Dense(Algorithm):
     """Mean over ranks in full precision (parallel SGD, "PSGD")."""
 
-    synchronize: ClassVar[Synchronize] = "gradients"
-    uses_tensor_lengths: ClassVar[bool] = False
-
-    def start(
-        self,
-        comm: Communicator,
-        n: int,
-        *,
-        dtype: DTypeLike | str = np.float32,
-        vector_id: int = 0,
-        tensor_lengths: Sequence[int] | None = None,
-    ) -> DenseAggregator:
-        """See `Algorithm.start`."""
-        return DenseAggregator(self, comm, n, dtype, vector_id)
+    def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
+        """Nothing is kept, and nothing compressed."""
+        return Parts(None, FullPrecision(spec.dtype), FullPrecisionMean(comm))
 
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
         """See `Algorithm.message_model`: 16-bit elements travel as float32 until their sum is complete."""
@@ -43,15 +27,3 @@ class Dense:
         return MessageModel(
             lambda elements, weight: elements * (complete if weight == ranks else summing), PIECE_BYTES // summing
         )
-
-
-class DenseAggregator(VectorAggregator):
-    """Keeps nothing but the step counter."""
-
-    def _reduce(self, values: NDArray[Any], out: NDArray[Any], traffic: Traffic) -> None:
-        # a widened copy is looked at now, as the sums will take its place
-        widened_bad = None if self._wide is None else not all_finite(values)
-        self.comm.dense(values, self.dtype, True, out, traffic)
-        if not all_finite_result(out, self.dtype):
-            bad = not all_finite(values) if widened_bad is None else widened_bad
-            raise_non_finite(self.comm, bad, f"vector {self.vector_id}, step {self.step}")

@@ -14,38 +14,41 @@ error-compensated compression", ICML 2019; Stich, Cordonnier, Jaggi, "Sparsified
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
-
-import numpy as np
-from numpy.typing import DTypeLike
 
 from collectives import Communicator
 from collectives.schedules.direct import Direct
-from mpicomp.aggregator.base import MessageModel, Synchronize
+from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.codecs.base import Codec
-from mpicomp.codecs.error_feedback import ErrorFeedback, Feedback
+from mpicomp.codecs.error_feedback import ErrorFeedback
 from mpicomp.codecs.full_precision import FullPrecision
 from mpicomp.codecs.options import integer
 from mpicomp.codecs.registry import compressor
 from mpicomp.codecs.scaled_sign import OneBit
 from mpicomp.reducers.coded import piece_elements
-from mpicomp.reducers.two_pass import TwoPassAggregator
+from mpicomp.reducers.two_pass import two_pass
 
 _DEFAULT = OneBit(1 << 15)
 
 
+def _two_pass_model(codec: Codec, second: Codec, n: int, ranks: int, piece_bytes: int) -> MessageModel:
+    return MessageModel(
+        lambda elements, weight: second.nbytes(elements) if weight == ranks else codec.nbytes(elements),
+        piece_elements(codec, n, piece_bytes, second),
+        codec.alignment,
+        Direct(),
+    )
+
+
 @dataclass(frozen=True)
-class Squeezing(ABC):
-    """Options that both methods have.
+class DoubleSqueeze(Algorithm):
+    """Options of DoubleSqueeze.
 
     Parameters
     ----------
     compressor : Codec or str
-        A codec of `mpicomp.codecs`, or its name and options as in ``"one-bit:bucket=512"``. Buckets are counted from
-        the start of the vector, so which rank owns what does not change the result.
+        A codec of `mpicomp.codecs`, or its name and options as in ``"one-bit:bucket=512"``; of both passes. Buckets are
+        counted from the start of the vector, so which rank owns what does not change the result.
     seed : int
         Equal on all ranks.
 
@@ -58,67 +61,48 @@ class Squeezing(ABC):
     compressor: Codec | str = _DEFAULT
     seed: int = 0
 
-    synchronize: ClassVar[Synchronize] = "gradients"
-    uses_tensor_lengths: ClassVar[bool] = False
-
     def __post_init__(self) -> None:
         object.__setattr__(self, "compressor", compressor(self.compressor))
         integer(self, "seed")
 
-    @abstractmethod
-    def second(self, dtype: str) -> tuple[Codec, Feedback | None]:
-        """Of the second pass, for vectors of a type."""
-
-    def start(
-        self,
-        comm: Communicator,
-        n: int,
-        *,
-        dtype: DTypeLike | str = np.float32,
-        vector_id: int = 0,
-        tensor_lengths: Sequence[int] | None = None,
-    ) -> TwoPassAggregator:
-        """See `Algorithm.start`; tensor_lengths play no part."""
-        second, owners = self.second(dtype if isinstance(dtype, str) else np.dtype(dtype).name)
+    def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
+        """Error feedback on both passes x compressor x two passes."""
         codec = compressor(self.compressor)
-        return TwoPassAggregator(self, comm, n, dtype, vector_id, codec, second, ErrorFeedback(), owners, self.seed)
+        return two_pass(comm, spec, codec, codec, ErrorFeedback(), ErrorFeedback(), self.seed)
 
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
         """See `Algorithm.message_model`."""
-        codec, (second, _) = compressor(self.compressor), self.second(dtype)
-        return MessageModel(
-            lambda elements, weight: second.nbytes(elements) if weight == ranks else codec.nbytes(elements),
-            piece_elements(codec, n, piece_bytes, second),
-            codec.alignment,
-            Direct(),
-        )
+        codec = compressor(self.compressor)
+        return _two_pass_model(codec, codec, n, ranks, piece_bytes)
 
 
 @dataclass(frozen=True)
-class DoubleSqueeze(Squeezing):
-    """Options of DoubleSqueeze.
-
-    Parameters
-    ----------
-    compressor, seed
-        As in `Squeezing`; of both passes.
-    """
-
-    def second(self, dtype: str) -> tuple[Codec, Feedback | None]:
-        """See `Squeezing`."""
-        return compressor(self.compressor), ErrorFeedback()
-
-
-@dataclass(frozen=True)
-class MemSGD(Squeezing):
+class MemSGD(Algorithm):
     """Options of MEM-SGD.
 
     Parameters
     ----------
     compressor, seed
-        As in `Squeezing`; of the first pass. The second carries the mean, of 16-bit vectors in 16 bits.
+        As in `DoubleSqueeze`; of the first pass. The second carries the mean, of 16-bit vectors in 16 bits.
+
+    Raises
+    ------
+    ValueError
+        No such compressor, or an option is out of range.
     """
 
-    def second(self, dtype: str) -> tuple[Codec, Feedback | None]:
-        """See `Squeezing`."""
-        return FullPrecision(dtype), None
+    compressor: Codec | str = _DEFAULT
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "compressor", compressor(self.compressor))
+        integer(self, "seed")
+
+    def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
+        """Error feedback on the first pass x compressor x two passes, the second in full precision."""
+        codec, second = compressor(self.compressor), FullPrecision(spec.dtype)
+        return two_pass(comm, spec, codec, second, ErrorFeedback(), None, self.seed)
+
+    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
+        """See `Algorithm.message_model`."""
+        return _two_pass_model(compressor(self.compressor), FullPrecision(dtype), n, ranks, piece_bytes)

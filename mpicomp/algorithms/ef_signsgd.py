@@ -17,28 +17,24 @@ compression schemes", ICML (2019).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
 
 from collectives import Communicator, NonFiniteGradient
-from collectives.memory import aligned_empty
-from mpicomp.aggregator import nonfinite
-from mpicomp.aggregator.base import MessageModel, StateKind, Synchronize, VectorAggregator
+from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
+from mpicomp.aggregator.call import VectorCall
 from mpicomp.codecs.options import integer
+from mpicomp.codecs.scale_groups import ScaleGroups
+from mpicomp.codecs.shared_scale import SharedScale
 from mpicomp.codecs.vote_counts import Counts
-from mpicomp.kernels.cpu.ef_sign import compensate_and_pack, settle
-from mpicomp.kernels.cpu.vote_counts import segment_totals
-from mpicomp.reducers.scaled import ScaledAggregator
-from mpicomp.reducers.sign_merge import SideChannel
-from mpicomp.reducers.vote_count import STREAMING_ELEMENTS, counts_wire
+from mpicomp.reducers.side_channel import SideChannel, bad_ranks
+from mpicomp.reducers.vote_count import VoteCount, counts_model
 
 
 @dataclass(frozen=True)
-class EFSignSGD:
+class EFSignSGD(Algorithm):
     """Options of EF-signSGD.
 
     Parameters
@@ -55,23 +51,21 @@ class EFSignSGD:
 
     bucket: int | None = None
 
-    synchronize: ClassVar[Synchronize] = "gradients"
-    uses_tensor_lengths: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         integer(self, "bucket", 1, also=(None,))
 
-    def start(
-        self,
-        comm: Communicator,
-        n: int,
-        *,
-        dtype: DTypeLike | str = np.float32,
-        vector_id: int = 0,
-        tensor_lengths: Sequence[int] | None = None,
-    ) -> EFSignSGDAggregator:
-        """See `Algorithm.start`."""
-        return EFSignSGDAggregator(self, comm, n, dtype, vector_id, tensor_lengths)
+    @property
+    def uses_tensor_lengths(self) -> bool:
+        """Each tensor has scales of its own."""
+        return True
+
+    def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
+        """Signs of the vector and the residual are counted; scales travel beside."""
+        model = self.message_model(spec.n, spec.dtype, comm.size, comm.packed_piece_bytes())
+        reducer = VoteCount(comm, spec.n, model)
+        groups = ScaleGroups.of(spec.tensor_lengths, spec.n, self.bucket)
+        feedback = SharedScale(groups, reducer.program.pieces, spec.dtype, comm.size, spec.device)
+        return Parts(feedback, Counts(), EFSignRounds(comm, feedback, reducer))
 
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
         """See `Algorithm.message_model`; the scales, which go once to every rank, are spread over both phases."""
@@ -81,111 +75,86 @@ class EFSignSGD:
             scales = 0 if bucket is None else 4 * ranks * -(-elements // bucket)
             return counts.nbytes(elements, weight) + scales
 
-        return counts_wire(n, ranks, piece_bytes, nbytes)
+        return counts_model(n, ranks, piece_bytes, nbytes)
 
 
-class EFSignSGDAggregator(ScaledAggregator):
-    """Residual, step counter and buffers for one vector.
+class EFSignRounds:
+    """A step of EF-signSGD; see `Reducer`."""
 
-    The vector before the residual's last change is kept beside the new one, so that a step that meets NaN on any rank
-    changes nothing: two arrays, and as much to read and write as with one.
+    def __init__(self, comm: Communicator, feedback: SharedScale, reducer: VoteCount) -> None:
+        self._feedback, self._reducer = feedback, reducer
+        self._side_channel = SideChannel(comm, feedback.groups.starts.size)
+        self._call: VectorCall | None = None
 
-    Attributes
-    ----------
-    scales : float32[buckets] or float64[buckets]
-        s of the last step.
-    """
+    def prepare(self, step: int) -> None:
+        """See `Reducer`."""
 
-    state_kinds: ClassVar[dict[str, StateKind]] = {**VectorAggregator.state_kinds, "residual": "mean"}
+    def commit(self) -> None:
+        """See `Reducer`."""
+        self._feedback.commit()
 
-    def __init__(
-        self,
-        options: EFSignSGD,
-        comm: Communicator,
-        n: int,
-        dtype: DTypeLike | str,
-        vector_id: int,
-        tensor_lengths: Sequence[int] | None,
-    ) -> None:
-        super().__init__(options, comm, n, dtype, vector_id, tensor_lengths, bucket=options.bucket)
-        self._kept, self._next = (aligned_empty(n, self._compute) for _ in range(2))
-        self._kept[:] = 0
-        self._next[:] = 0
-        # s sgn(kept) is still to be subtracted from what is kept; 0: nothing is
-        self.scales = np.zeros_like(self.factors)
-        self._new_scales: NDArray[Any] | None = None  # None: not known yet
+    def roll_back(self) -> None:
+        """See `Reducer`."""
+        self._feedback.end()
+
+    def steps(self, call: VectorCall) -> Iterator[bool]:
+        """See `Reducer`."""
+        if not call.spec.n:
+            return
+        feedback, traffic, channel = self._feedback, call.traffic, self._side_channel
+        feedback.begin(call.values, call.out, call.wide)
         self._problem: NonFiniteGradient | None = None
-        self._side_channel = SideChannel(comm, self.factors.size)
+        self._scaled = False
         self._counted: list[int] = []  # pieces whose counts were there before the scales
-
-    # One step --------------------------------------------------------------------------------------------------------
-
-    def _count(self) -> None:
-        self._new_scales, self._problem, self._counted = None, None, []
-        self._travel(self._encoded)
-        if self._new_scales is None:
-            self._take_scales()
-        assert self._new_scales is not None
+        self._call = call
+        try:
+            yield from self._reducer.steps(call, self)
+            if not self._scaled:
+                yield from channel.collect(call, traffic)
+                self._take_scales(call)
+        finally:
+            self._call = None
         if self._problem is not None:
             raise self._problem
-        start = self._traffic.clock()
+        start = traffic.clock()
         for piece in self._counted:
-            super()._finish(piece)
-        seconds = self._traffic.clock() - start
-        self._traffic.seconds_decoding += seconds
-        self._traffic.seconds_total += seconds
-        self._kept, self._next, self.scales = self._next, self._kept, self._new_scales
+            self._write(piece)
+        seconds = traffic.clock() - start
+        traffic.seconds_decoding += seconds
+        traffic.seconds_total += seconds
 
-    def _encode(self, piece: int) -> None:
-        cut, where = self._program.pieces[piece], self.stretches
-        compensate_and_pack(
-            self._values, self._kept, self.scales, where.starts, where.stops, where.firsts, (cut.start, cut.stop),
-            *self._spans[piece], self.n >= STREAMING_ELEMENTS, self._next, self._payload.counts[piece], self._sums,
-        )  # fmt: skip
+    def encode(self, piece: int) -> None:
+        """See `SignFeedback`."""
+        self._feedback.encode(piece, self._reducer.payload.counts[piece])
 
-    def _encoded(self) -> None:
+    def encoded(self) -> None:
         """Send this rank's norms while the signs are still travelling."""
-        segment_totals(self._sums, self.stretches.firsts, self._side_channel.mine)
+        self._feedback.report(self._side_channel.mine)
         self._side_channel.start()
 
-    def _finish(self, piece: int) -> None:
-        if self._new_scales is None and self._side_channel.arrived():
-            self._take_scales()
-        if self._new_scales is None or self._problem is not None:
+    def finish(self, piece: int) -> None:
+        """See `SignFeedback`: at once, if the scales are there."""
+        channel, call = self._side_channel, self._call
+        if not self._scaled and call is not None and channel.arrived():
+            for _ in channel.collect(call, call.traffic):
+                pass  # all of it has arrived
+            self._take_scales(call)
+        if not self._scaled or self._problem is not None:
             self._counted.append(piece)
         else:
-            super()._finish(piece)
+            self._write(piece)
 
-    def _take_scales(self) -> None:
+    def _write(self, piece: int) -> None:
+        payload = self._reducer.payload
+        self._feedback.finish(piece, payload.counts[piece], payload.words[piece])
+
+    def _take_scales(self, call: VectorCall) -> None:
         """Make scales of the ranks' norms, added up in rank order; messages may still be in flight, so do not raise."""
-        self._side_channel.collect(self._traffic)
-        norms, size = self._side_channel.everyones, self.comm.size
-        where = f"vector {self.vector_id}, step {self.step}"
-        bad = tuple(int(rank) for rank in np.flatnonzero(~np.isfinite(norms).all(axis=1)))
-        with np.errstate(over="ignore", invalid="ignore"):
-            total = norms[0].copy()
-            for row in norms[1:]:
-                total += row
-            means = total / (self.stretches.lengths * size)
-            self._new_scales = means.astype(self._compute)
-            self.factors[:] = self._new_scales / size
+        norms = self._side_channel.everyones
+        self._scaled = True
+        representable = self._feedback.take_scales(norms)
+        bad = bad_ranks(~np.isfinite(norms).all(axis=1))
         if bad:
-            self._problem = nonfinite.error(self.comm, bad, where)
-        elif not self._representable():
-            self._problem = nonfinite.error(self.comm, (), f"the scale of {where}")
-
-    # State -----------------------------------------------------------------------------------------------------------
-
-    def _arrays(self) -> dict[str, NDArray[Any]]:
-        return {"residual": self._kept}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Step counter and residual, with nothing left to be subtracted."""
-        residual = self._kept.copy()
-        settle(residual, self.scales, self.stretches.starts, self.stretches.stops)
-        return self._state(residual=residual)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `VectorAggregator`."""
-        super().load_state_dict(state)
-        self.scales = np.zeros_like(self.scales)
+            self._problem = call.non_finite(bad)
+        elif not representable:
+            self._problem = call.non_finite((), "the scale")

@@ -12,30 +12,22 @@ References: J. Bernstein et al., "signSGD with majority vote is communication ef
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
-
-import numpy as np
-from numpy.typing import DTypeLike
 
 from collectives import Communicator
-from collectives.execution.program import Program
-from collectives.memory import narrow
-from mpicomp.aggregator import nonfinite
-from mpicomp.aggregator.base import MessageModel, Synchronize
+from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
+from mpicomp.aggregator.call import VectorCall
+from mpicomp.codecs.majority import MajorityCodec
 from mpicomp.codecs.options import integer
-from mpicomp.codecs.sign import UNSIGNED, scratch
-from mpicomp.codecs.vote_counts import Counts, draw_coins, planes_of
-from mpicomp.kernels.cpu.sign import pack, unpack
-from mpicomp.kernels.cpu.vote_counts import majority
-from mpicomp.kernels.streams import GROUP, Stream
-from mpicomp.reducers.sign_merge import Encode, SideChannel
-from mpicomp.reducers.vote_count import STREAMING_ELEMENTS, VoteCountAggregator, VoteCountPayload, Words, counts_wire
+from mpicomp.codecs.vote_counts import Counts
+from mpicomp.kernels.streams import Stream
+from mpicomp.reducers.side_channel import SideChannel, bad_ranks
+from mpicomp.reducers.vote_count import VoteCount, counts_model
 
 
 @dataclass(frozen=True)
-class MajorityVote:
+class MajorityVote(Algorithm):
     """Options of the majority vote.
 
     Parameters
@@ -51,85 +43,66 @@ class MajorityVote:
 
     seed: int = 0
 
-    synchronize: ClassVar[Synchronize] = "gradients"
-    uses_tensor_lengths: ClassVar[bool] = False
-
     def __post_init__(self) -> None:
         integer(self, "seed")
 
-    def start(
-        self,
-        comm: Communicator,
-        n: int,
-        *,
-        dtype: DTypeLike | str = np.float32,
-        vector_id: int = 0,
-        tensor_lengths: Sequence[int] | None = None,
-    ) -> MajorityVoteAggregator:
-        """See `Algorithm.start`; tensor_lengths mean nothing here."""
-        return MajorityVoteAggregator(self, comm, n, dtype, vector_id)
+    def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
+        """Votes are counted, the majority's signs go round."""
+        model = self.message_model(spec.n, spec.dtype, comm.size, comm.packed_piece_bytes())
+        reducer = VoteCount(comm, spec.n, model)
+        stream = Stream(self.seed, spec.vector_id, "tie")
+        codec = MajorityCodec(
+            reducer.program.pieces, spec.dtype, comm.size, stream, reducer.payload.counts, spec.device
+        )
+        return Parts(None, codec, MajorityRounds(comm, codec, reducer))
 
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
         """See `Algorithm.message_model`: counts, and one bit per element once they are complete."""
         counts = Counts()
-        return counts_wire(
+        return counts_model(
             n, ranks, piece_bytes, lambda elements, weight: counts.nbytes(elements, 1 if weight == ranks else weight)
         )
 
 
-class MajorityVoteAggregator(VoteCountAggregator):
-    """Keeps nothing but the step counter."""
+class MajorityRounds:
+    """A step of majority vote; see `Reducer`."""
 
-    def __init__(
-        self, options: MajorityVote, comm: Communicator, n: int, dtype: DTypeLike | str, vector_id: int
-    ) -> None:
-        super().__init__(options, comm, n, dtype, vector_id, None, self._make_payload)
-        kind = self._compute.type
-        self._constants = kind(0), np.nextafter(kind(0), kind(1))
-        self._schedule, self._scratch = Stream(options.seed, vector_id, "tie").schedule(), scratch()
-        self._coins = np.empty(8 * -(-self._program.longest_piece // GROUP), np.uint64) if comm.size % 2 == 0 else None
-        self._bits_of_result = UNSIGNED[self._result_dtype.itemsize]
-        ones = np.zeros(2, self._result_dtype)
-        if self._wide is None:
-            ones[:] = 1, -1
-        else:
-            narrow(np.array([1, -1], np.float32), self.dtype, ones)
-        self._plus, self._minus = ones.view(self._bits_of_result)
+    def __init__(self, comm: Communicator, codec: MajorityCodec, reducer: VoteCount) -> None:
+        self._alone, self._codec, self._reducer = comm.size == 1, codec, reducer
         self._side_channel = SideChannel(comm, 1)
-        self._finite = True
 
-    def _make_payload(self, program: Program, encode: Encode, finish: Encode) -> VoteCountPayload:
-        return VoteCountPayload(program, encode, finish, self._decide if self.comm.size > 1 else None)
+    def prepare(self, step: int) -> None:
+        """See `Reducer`."""
 
-    def _count(self) -> None:
-        self._finite = True
-        self._travel(self._encoded)
-        self._side_channel.collect(self._traffic)
-        bad = tuple(int(rank) for rank in np.flatnonzero(self._side_channel.everyones[:, 0]))
+    def commit(self) -> None:
+        """See `Reducer`."""
+        self._codec.end()
+
+    def roll_back(self) -> None:
+        """See `Reducer`."""
+        self._codec.end()
+
+    def steps(self, call: VectorCall) -> Iterator[bool]:
+        """See `Reducer`."""
+        if not call.spec.n:
+            return
+        self._codec.begin(call.step, call.values, call.out)
+        yield from self._reducer.steps(call, self, None if self._alone else self._codec.decide)
+        channel = self._side_channel
+        yield from channel.collect(call, call.traffic)
+        bad = bad_ranks(channel.everyones[:, 0] != 0)
         if bad:
-            raise nonfinite.error(self.comm, bad, f"vector {self.vector_id}, step {self.step}")
+            raise call.non_finite(bad)
 
-    def _encode(self, piece: int) -> None:
-        cut = self._program.pieces[piece]
-        signs = self._payload.counts[piece][: self._payload.words[piece]]
-        self._finite &= bool(pack(self._values[cut.start : cut.stop], signs, self.step % 2 == 0, *self._constants))
+    def encode(self, piece: int) -> None:
+        """See `SignFeedback`."""
+        self._codec.encode(piece)
 
-    def _encoded(self) -> None:
+    def finish(self, piece: int) -> None:
+        """See `SignFeedback`."""
+        self._codec.finish(piece)
+
+    def encoded(self) -> None:
         """Tell the others whether this rank's vector is finite, while counts are still travelling."""
-        self._side_channel.mine[0] = not self._finite
+        self._side_channel.mine[0] = not self._codec.finite
         self._side_channel.start()
-
-    def _decide(self, first: int, counts: Words, words: int) -> None:
-        """Whoever completes a piece decides it; the coins know of no rank, so it does not matter who does."""
-        coins = self._coins
-        if coins is not None:
-            coins = coins[: 8 * -(-64 * words // GROUP)]
-            draw_coins(self._schedule, first, self.step, self._scratch, coins)
-        size = self.comm.size
-        majority(counts, planes_of(size), words, size // 2, coins, counts)
-
-    def _finish(self, piece: int) -> None:
-        cut, words = self._program.pieces[piece], self._payload.words[piece]
-        out = self._out[cut.start : cut.stop].view(self._bits_of_result)
-        streaming = self.n >= STREAMING_ELEMENTS and self._out.ctypes.data % 32 == 0
-        unpack(self._payload.counts[piece][:words], self._plus, self._minus, streaming, out)

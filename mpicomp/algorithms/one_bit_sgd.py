@@ -14,15 +14,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpicomp.codecs.base import Codec
+from collectives import Communicator
+from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.codecs.error_feedback import ErrorFeedback
 from mpicomp.codecs.options import adopt
 from mpicomp.codecs.scaled_sign import TwoMeans
-from mpicomp.reducers.all_gather import GatheredOptions
+from mpicomp.reducers.all_gather import all_gather, gathered_model
 
 
 @dataclass(frozen=True)
-class OneBitSGD(GatheredOptions):
+class OneBitSGD(Algorithm):
     """Options of 1-bit SGD.
 
     Parameters
@@ -46,11 +47,10 @@ class OneBitSGD(GatheredOptions):
         """Of the options."""
         return TwoMeans(self.bucket)
 
-    def codec_for(self, dtype: str) -> Codec:
-        """See `GatheredOptions`."""
-        return self.codec
+    def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
+        """Error feedback x two means x all-gather."""
+        return all_gather(comm, spec, self.codec, ErrorFeedback())
 
-    @property
-    def feedback(self) -> ErrorFeedback:
-        """See `GatheredOptions`."""
-        return ErrorFeedback()
+    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
+        """See `Algorithm.message_model`."""
+        return gathered_model(self.codec, n, piece_bytes)

@@ -14,15 +14,16 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from mpicomp.codecs.base import Codec
+from collectives import Communicator
+from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.codecs.error_feedback import ErrorAccumulation
 from mpicomp.codecs.options import adopt, integer, number
 from mpicomp.codecs.quantizer import Quantizer
-from mpicomp.reducers.all_gather import GatheredOptions
+from mpicomp.reducers.all_gather import all_gather, gathered_model
 
 
 @dataclass(frozen=True)
-class QSGD(GatheredOptions):
+class QSGD(Algorithm):
     """Options of QSGD.
 
     Parameters
@@ -58,13 +59,17 @@ class QSGD(GatheredOptions):
         """Of the options."""
         return Quantizer(self.bucket, self.levels, self.norm, self.coding)
 
-    def codec_for(self, dtype: str) -> Codec:
-        """See `GatheredOptions`."""
-        return self.codec
+    def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
+        """No feedback x quantizer x all-gather."""
+        return all_gather(comm, spec, self.codec, None, self.seed)
+
+    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
+        """See `Algorithm.message_model`."""
+        return gathered_model(self.codec, n, piece_bytes)
 
 
 @dataclass(frozen=True)
-class ECQSGD(GatheredOptions):
+class ECQSGD(Algorithm):
     """Options of ECQ-SGD.
 
     Parameters
@@ -102,11 +107,10 @@ class ECQSGD(GatheredOptions):
         """Of the options."""
         return Quantizer(self.bucket, self.levels, self.norm, self.coding)
 
-    def codec_for(self, dtype: str) -> Codec:
-        """See `GatheredOptions`."""
-        return self.codec
+    def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
+        """Accumulated error x quantizer x all-gather."""
+        return all_gather(comm, spec, self.codec, ErrorAccumulation(self.alpha, self.beta), self.seed)
 
-    @property
-    def feedback(self) -> ErrorAccumulation:
-        """See `GatheredOptions`."""
-        return ErrorAccumulation(self.alpha, self.beta)
+    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
+        """See `Algorithm.message_model`."""
+        return gathered_model(self.codec, n, piece_bytes)

@@ -16,32 +16,29 @@ References: M. Safaryan and P. Richtarik, "Stochastic sign descent methods: new 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from collectives import Communicator
-from mpicomp.aggregator import nonfinite
-from mpicomp.aggregator.base import MessageModel, StateKind, Synchronize, VectorAggregator
+from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
+from mpicomp.aggregator.call import VectorCall
 from mpicomp.codecs.elias_counts import Elias
 from mpicomp.codecs.options import choice, integer, number
+from mpicomp.codecs.scale_groups import ScaleGroups
+from mpicomp.codecs.stochastic_votes import StochasticVotes
 from mpicomp.codecs.vote_counts import Counts
-from mpicomp.kernels.cpu.sign import BLOCK
-from mpicomp.kernels.cpu.ssdm import squares, stochastic_signs
-from mpicomp.kernels.cpu.vote_counts import segment_totals
-from mpicomp.kernels.streams import Stream, source
-from mpicomp.reducers.scaled import ScaledAggregator
-from mpicomp.reducers.sign_merge import SideChannel
-from mpicomp.reducers.vote_count import VoteCountPayload, Words, counts_wire
+from mpicomp.kernels.streams import Stream
+from mpicomp.reducers.side_channel import SideChannel, bad_ranks
+from mpicomp.reducers.vote_count import VoteCount, counts_model
 from mpicomp.reducers.vote_count_elias import EliasPayload
 
 
 @dataclass(frozen=True)
-class SSDM:
+class SSDM(Algorithm):
     """Options of SSDM.
 
     Parameters
@@ -66,133 +63,92 @@ class SSDM:
     coding: Literal["fixed", "elias"] = "fixed"
     seed: int = 0
 
-    synchronize: ClassVar[Synchronize] = "gradients"
-    uses_tensor_lengths: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         number(self, "momentum", "at least 0 and below 1", lambda beta: 0 <= beta < 1)
         choice(self, "scale", ("none", "norm"))
         choice(self, "coding", ("fixed", "elias"))
         integer(self, "seed")
 
-    def start(
-        self,
-        comm: Communicator,
-        n: int,
-        *,
-        dtype: DTypeLike | str = np.float32,
-        vector_id: int = 0,
-        tensor_lengths: Sequence[int] | None = None,
-    ) -> SSDMAggregator:
-        """See `Algorithm.start`."""
-        return SSDMAggregator(self, comm, n, dtype, vector_id, tensor_lengths)
+    @property
+    def uses_tensor_lengths(self) -> bool:
+        """Each tensor has a norm of its own."""
+        return True
+
+    def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
+        """Stochastic signs are counted; norms travel before."""
+        model = self.message_model(spec.n, spec.dtype, comm.size, comm.packed_piece_bytes())
+        elias = self.coding == "elias"
+        reducer = VoteCount(comm, spec.n, model, EliasPayload if elias else None, persistent=not elias)
+        groups, stream = (
+            ScaleGroups.of(spec.tensor_lengths, spec.n),
+            Stream(self.seed, spec.vector_id, "stochastic sign"),
+        )
+        pieces, counts = reducer.program.pieces, reducer.payload.counts
+        votes = StochasticVotes(groups, pieces, spec.dtype, comm.size, comm.rank, self.momentum, stream, counts)
+        return Parts(votes, Elias() if elias else Counts(), SSDMRounds(self, comm, votes, reducer))
 
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
         """See `Algorithm.message_model`; with Elias' codes the most there can be."""
-        return counts_wire(n, ranks, piece_bytes, (Elias() if self.coding == "elias" else Counts()).nbytes)
+        return counts_model(n, ranks, piece_bytes, (Elias() if self.coding == "elias" else Counts()).nbytes)
 
 
-class Part:
-    """A stretch's elements in one piece, or in one block where they begin within it; its sums and its signs."""
-
-    __slots__ = ("bits", "elements", "stretch", "sums")
-
-    def __init__(self, elements: slice, stretch: int, sums: NDArray[np.float64], bits: Words) -> None:
-        self.elements, self.stretch, self.sums, self.bits = elements, stretch, sums, bits
-
-
-class SSDMAggregator(ScaledAggregator):
-    """Step counter and, if there is any, momentum.
+class SSDMRounds:
+    """A step of SSDM; see `Reducer`.
 
     The ranks tell each other their norms before they draw signs, so that a step that meets NaN on any rank changes
     nothing.
     """
 
-    state_kinds: ClassVar[dict[str, StateKind]] = {**VectorAggregator.state_kinds, "momentum": "mean"}
+    def __init__(self, options: SSDM, comm: Communicator, votes: StochasticVotes, reducer: VoteCount) -> None:
+        self._options, self._rank, self._votes, self._reducer = options, comm.rank, votes, reducer
+        self._side_channel = SideChannel(comm, votes.groups.starts.size)
 
-    def __init__(
-        self,
-        options: SSDM,
-        comm: Communicator,
-        n: int,
-        dtype: DTypeLike | str,
-        vector_id: int,
-        tensor_lengths: Sequence[int] | None,
-    ) -> None:
-        elias = options.coding == "elias"
-        super().__init__(
-            options, comm, n, dtype, vector_id, tensor_lengths, EliasPayload if elias else VoteCountPayload
-        )
-        if elias:
-            self._requests = None  # messages of other lengths at every step
-        self.options = options
-        kind = self._compute.type
-        self.momentum = np.zeros(n, kind) if options.momentum else None
-        self._beta, self._gain = kind(options.momentum), kind(1 - options.momentum)
-        self._schedule = Stream(options.seed, vector_id, "stochastic sign").schedule()
-        self._source = source(comm.rank)
-        self._norms = np.zeros(self.factors.size)  # N of each segment
-        self._side_channel = SideChannel(comm, self.factors.size)
-        self._parts = [list(self._cut(piece)) for piece in range(len(self._program.pieces))]
+    def prepare(self, step: int) -> None:
+        """See `Reducer`."""
 
-    def _cut(self, piece: int) -> Iterator[Part]:
-        cut, where, counts = self._program.pieces[piece], self.stretches, self._payload.counts[piece]
-        for stretch in range(*self._spans[piece]):
-            begin = int(where.starts[stretch])
-            start, stop = max(begin, cut.start), min(int(where.stops[stretch]), cut.stop)
-            while start < stop:
-                end = stop if start % BLOCK == 0 else min(stop, start - start % BLOCK + BLOCK)
-                block = int(where.firsts[stretch]) + start // BLOCK - begin // BLOCK
-                sums = self._sums[block : block + -(-(end - start) // BLOCK)]
-                bits = counts[(start - cut.start) // 64 : -(-(end - cut.start) // 64)]
-                yield Part(slice(start, end), stretch, sums, bits)
-                start = end
+    def commit(self) -> None:
+        """See `Reducer`."""
+        self._votes.commit()
 
-    def _count(self) -> None:
-        start = self._traffic.clock()
-        for part in chain.from_iterable(self._parts):
-            squares(self._values[part.elements], self._momentum_of(part.elements), self._beta, self._gain, part.sums)
-        mine = self._side_channel.mine
-        segment_totals(self._sums, self.stretches.firsts, mine)
-        # rounded once; finite vectors have finite norms, where the sum of squares is
-        np.sqrt(mine, out=mine)
-        mine[:] = np.where(np.isfinite(mine), np.minimum(mine, np.finfo(self._compute).max), mine).astype(self._compute)
-        known = self._traffic.clock()
-        self._side_channel.start()
-        self._side_channel.collect(self._traffic)
-        self._traffic.seconds_encoding += known - start
-        self._traffic.seconds_waiting += self._traffic.clock() - known
-        self._traffic.seconds_total += self._traffic.clock() - start
-        self._set_scales(self._side_channel.everyones)
-        self._travel()
+    def roll_back(self) -> None:
+        """See `Reducer`."""
+        self._votes.end()
 
-    def _set_scales(self, norms: NDArray[np.float64]) -> None:
-        """N and the factors of this step; raise if they are not finite."""
-        where = f"vector {self.vector_id}, step {self.step}"
-        bad = tuple(int(rank) for rank in np.flatnonzero(~np.isfinite(norms).all(axis=1)))
-        if bad:
-            raise nonfinite.error(self.comm, bad, where)
-        longest, size = norms.max(axis=0), self.comm.size
-        if self.options.scale == "none":
-            self._norms[:] = norms[self.comm.rank]
-            self.factors[:] = (longest > 0) / size
+    def steps(self, call: VectorCall) -> Iterator[bool]:
+        """See `Reducer`."""
+        if not call.spec.n:
             return
-        self._norms[:] = longest
-        self.factors[:] = longest.astype(self._compute) / size
-        if not self._representable():
-            raise nonfinite.error(self.comm, (), f"the norm of {where}")
+        traffic, channel, votes = call.traffic, self._side_channel, self._votes
+        start = traffic.clock()
+        votes.begin(call.step, call.values, call.out, call.wide)
+        votes.measure(channel.mine)
+        known = traffic.clock()
+        yield from channel.swap(call, traffic)
+        traffic.seconds_encoding += known - start
+        traffic.seconds_waiting += traffic.clock() - known
+        traffic.seconds_total += traffic.clock() - start
+        self._set_scales(call, channel.everyones)
+        yield from self._reducer.steps(call, self)
 
-    def _momentum_of(self, elements: slice) -> NDArray[Any] | None:
-        return None if self.momentum is None else self.momentum[elements]
+    def _set_scales(self, call: VectorCall, norms: NDArray[np.float64]) -> None:
+        """N and the factors of this step; raise if they are not finite."""
+        bad = bad_ranks(~np.isfinite(norms).all(axis=1))
+        if bad:
+            raise call.non_finite(bad)
+        longest = norms.max(axis=0)
+        if self._options.scale == "none":
+            self._votes.set_scales(norms[self._rank], longest > 0)
+        elif not self._votes.set_scales(longest, longest):
+            raise call.non_finite((), "the norm")
 
-    def _encode(self, piece: int) -> None:
-        step = np.uint64(self.step & 0xFFFFFFFF)
-        for part in self._parts[piece]:
-            stochastic_signs(
-                self._schedule, np.uint64(part.elements.start), step, self._source,
-                self._values[part.elements], self._momentum_of(part.elements), self._beta, self._gain,
-                self._norms[part.stretch], part.bits,
-            )  # fmt: skip
+    def encode(self, piece: int) -> None:
+        """See `SignFeedback`."""
+        self._votes.encode(piece)
 
-    def _arrays(self) -> dict[str, NDArray[Any]]:
-        return {} if self.momentum is None else {"momentum": self.momentum}
+    def encoded(self) -> None:
+        """See `SignFeedback`: all is told before."""
+
+    def finish(self, piece: int) -> None:
+        """See `SignFeedback`."""
+        payload = self._reducer.payload
+        self._votes.finish(piece, payload.counts[piece], payload.words[piece])

@@ -12,65 +12,28 @@ Reference: Wen et al., "TernGrad: ternary gradients to reduce communication in d
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives import Traffic
-from mpicomp.aggregator.nonfinite import error
-from mpicomp.codecs.base import Bytes, Codec, Draw
+from collectives import Communicator
+from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, Reducer, VectorSpec
+from mpicomp.aggregator.call import VectorCall
+from mpicomp.aggregator.nonfinite import all_finite
+from mpicomp.codecs.base import Bytes, Draw
 from mpicomp.codecs.bucketed import count, lengths, norms, to_float32
+from mpicomp.codecs.feedback_encoder import FeedbackEncoder
 from mpicomp.codecs.options import adopt, integer, number
 from mpicomp.codecs.quantizer import Quantizer
-from mpicomp.kernels.cpu.sign import all_finite
-from mpicomp.reducers.all_gather import AllGatherAggregator, GatheredOptions
-
-
-class _Shared:
-    """A quantizer whose scales are given."""
-
-    def __init__(self, codec: Quantizer, scales: NDArray[np.float32]) -> None:
-        self.codec, self.scales = codec, scales
-        self.alignment, self.nbytes, self.decode = codec.alignment, codec.nbytes, codec.decode
-
-    def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
-        first = draw.offset // self.codec.bucket
-        scales = self.scales[first : first + -(-values.size // self.codec.bucket)]
-        self.codec.pack(self.codec.codes(values, scales, draw), scales, payload)
-
-
-class TernGradAggregator(AllGatherAggregator):
-    """Shares scales before codes are gathered."""
-
-    algorithm: TernGrad
-
-    def _exchange(self, values: NDArray[Any], traffic: Traffic) -> None:
-        comm, start = self.comm, traffic.clock()
-        try:
-            mine = self.algorithm.scales(values)
-        except ValueError:
-            if all_finite(values):
-                raise
-            mine = np.full(count(self.n, self.algorithm.bucket), np.inf, np.float32)  # says so to all
-        spent = traffic.clock() - start
-        traffic.seconds_encoding += spent
-        traffic.seconds_total += spent
-        everyones = np.zeros((comm.size, mine.size), np.float32)
-        request = comm.mpi_comm.Iallgather(mine, everyones)
-        comm.wait(request, lambda: f"rank {comm.rank} of {comm.size}: the ranks' scales do not arrive")
-        traffic.bytes_sent += mine.nbytes * (comm.size - 1)
-        traffic.messages += comm.size - 1
-        bad = tuple(int(rank) for rank in np.flatnonzero(~np.isfinite(everyones).all(axis=1)))
-        if bad:
-            raise error(comm, bad, f"vector {self.vector_id}, step {self.step}")
-        self.worker.codec = _Shared(self.algorithm.codec, everyones.max(axis=0, initial=0))
-        super()._exchange(values, traffic)
+from mpicomp.reducers.all_gather import all_gather, gathered_model
+from mpicomp.reducers.side_channel import SideChannel, bad_ranks
 
 
 @dataclass(frozen=True)
-class TernGrad(GatheredOptions):
+class TernGrad(Algorithm):
     """Options of TernGrad.
 
     Parameters
@@ -92,8 +55,6 @@ class TernGrad(GatheredOptions):
     clip: float | None = 2.5
     seed: int = 0
 
-    aggregator: ClassVar[type[AllGatherAggregator]] = TernGradAggregator
-
     def __post_init__(self) -> None:
         adopt(self, self.codec)
         number(self, "clip", "a finite number of sigma above 0", lambda clip: 0 < clip < math.inf, also=(None,))
@@ -104,9 +65,14 @@ class TernGrad(GatheredOptions):
         """Of the options."""
         return Quantizer(self.bucket, 1, "linf")
 
-    def codec_for(self, dtype: str) -> Codec:
-        """See `GatheredOptions`."""
-        return self.codec
+    def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
+        """No feedback x ternary quantizer with shared scales x all-gather."""
+        errors, codec, reducer = all_gather(comm, spec, self.codec, None, self.seed)
+        return Parts(errors, codec, SharedScaleRounds(self, comm, spec.n, errors.encoders["residual"], reducer))
+
+    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
+        """See `Algorithm.message_model`."""
+        return gathered_model(self.codec, n, piece_bytes)
 
     def scales(self, values: NDArray[Any]) -> NDArray[np.float32]:
         """Of one rank's vector, each bucket's."""
@@ -115,3 +81,51 @@ class TernGrad(GatheredOptions):
             sigma = norms(values, self.bucket, "l2") / np.sqrt(lengths(values.size, self.bucket))
             found = np.minimum(found, self.clip * sigma)
         return to_float32(found, values)
+
+
+class _Shared:
+    """A quantizer whose scales are given."""
+
+    def __init__(self, codec: Quantizer, scales: NDArray[np.float32]) -> None:
+        self.codec, self.scales = codec, scales
+        self.alignment, self.nbytes, self.decode = codec.alignment, codec.nbytes, codec.decode
+
+    def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
+        first = draw.offset // self.codec.bucket
+        scales = self.scales[first : first + -(-values.size // self.codec.bucket)]
+        self.codec.pack(self.codec.codes(values, scales, draw), scales, payload)
+
+
+class SharedScaleRounds:
+    """Scales are shared before codes are gathered; see `Reducer`."""
+
+    def __init__(
+        self, options: TernGrad, comm: Communicator, n: int, encoder: FeedbackEncoder, gather: Reducer
+    ) -> None:
+        self._options, self._encoder, self._gather = options, encoder, gather
+        self._count = count(n, options.bucket)
+        self._side_channel = SideChannel(comm, 0, 4 * self._count)
+        self.prepare, self.commit, self.roll_back = gather.prepare, gather.commit, gather.roll_back
+
+    def steps(self, call: VectorCall) -> Iterator[bool]:
+        """See `Reducer`."""
+        if not call.spec.n:
+            return
+        traffic, channel = call.traffic, self._side_channel
+        start = traffic.clock()
+        try:
+            channel.tail.view(np.float32)[:] = self._options.scales(call.values)
+        except ValueError:
+            if all_finite(call.values):
+                raise
+            channel.tail.view(np.float32)[:] = np.inf  # says so to all
+        spent = traffic.clock() - start
+        traffic.seconds_encoding += spent
+        traffic.seconds_total += spent
+        yield from channel.swap(call, traffic)
+        everyones = np.stack([tail.view(np.float32) for tail in channel.tails])
+        bad = bad_ranks(~np.isfinite(everyones).all(axis=1))
+        if bad:
+            raise call.non_finite(bad)
+        self._encoder.codec = _Shared(self._options.codec, everyones.max(axis=0, initial=0))
+        yield from self._gather.steps(call)

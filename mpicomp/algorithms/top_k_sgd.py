@@ -16,15 +16,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpicomp.codecs.base import Codec
+from collectives import Communicator
+from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.codecs.error_feedback import ErrorFeedback
 from mpicomp.codecs.options import adopt
 from mpicomp.codecs.top_k import TopK
-from mpicomp.reducers.all_gather import GatheredOptions
+from mpicomp.reducers.all_gather import all_gather, gathered_model
 
 
 @dataclass(frozen=True)
-class TopKSGD(GatheredOptions):
+class TopKSGD(Algorithm):
     """Options of top-k SGD.
 
     Parameters
@@ -50,16 +51,19 @@ class TopKSGD(GatheredOptions):
         """Of the options, for vectors of a type."""
         return TopK(self.rate, self.chunk, str(dtype if isinstance(dtype, str) else np.dtype(dtype)) == "float64")
 
-    def codec_for(self, dtype: str) -> Codec:
-        """See `GatheredOptions`."""
-        return self.codec(dtype)
+    def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
+        """No feedback x top-k x all-gather."""
+        return all_gather(comm, spec, self.codec(spec.dtype), None)
+
+    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
+        """See `Algorithm.message_model`."""
+        return gathered_model(self.codec(dtype), n, piece_bytes)
 
 
 @dataclass(frozen=True)
 class LocalTopK(TopKSGD):
     """Options of local top-k: as `TopKSGD`, with error feedback."""
 
-    @property
-    def feedback(self) -> ErrorFeedback:
-        """See `GatheredOptions`."""
-        return ErrorFeedback()
+    def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
+        """Error feedback x top-k x all-gather."""
+        return all_gather(comm, spec, self.codec(spec.dtype), ErrorFeedback())

@@ -24,7 +24,7 @@ from mpicomp.checkpoint.atomic_file import replacing
 from mpicomp.checkpoint.tree import join, split
 
 if TYPE_CHECKING:
-    from mpicomp.aggregator.base import StateKind
+    from mpicomp.aggregator.algorithm import StateKind
 
 State = dict[str, Any]
 _TEXT, _DIGEST = "state", "sha256"

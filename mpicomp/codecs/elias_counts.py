@@ -24,7 +24,7 @@ from mpicomp.codecs.base import Bytes, Draw
 from mpicomp.codecs.vote_counts import Counts, planes_of
 from mpicomp.kernels.cpu.elias_counts import MOST_DIGITS, coded_bits, read_codes, write_codes
 from mpicomp.kernels.cpu.planes import pack_planes, powers_of_two, unpack_planes
-from mpicomp.kernels.cpu.sign import BLOCK
+from mpicomp.kernels.streams import BLOCK
 
 HEADER = 8
 _POWERS = powers_of_two(16, np.uint16)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from mpicomp.kernels.cpu import error_feedback as kernels
+from mpicomp import kernels
 
 Part = NDArray[Any]
 
@@ -38,11 +38,11 @@ class ErrorFeedback:
 
     def compensate(self, values: Part, residual: Part, out: Part) -> None:
         """See `Feedback`."""
-        kernels.compensate(values, residual, None, out)
+        kernels.of("cpu").error_feedback.compensate(values, residual, None, out)
 
     def keep(self, values: Part, compensated: Part, sent: Part, residual: Part, out: Part) -> bool:
         """See `Feedback`."""
-        return bool(kernels.keep(compensated, sent, residual, None, out))
+        return bool(kernels.of("cpu").error_feedback.keep(compensated, sent, residual, None, out))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class ErrorAccumulation:
 
     def compensate(self, values: Part, residual: Part, out: Part) -> None:
         """See `Feedback`."""
-        kernels.compensate(values, residual, residual.dtype.type(self.alpha), out)
+        kernels.of("cpu").error_feedback.compensate(values, residual, residual.dtype.type(self.alpha), out)
 
     def keep(self, values: Part, compensated: Part, sent: Part, residual: Part, out: Part) -> bool:
         """See `Feedback`."""
-        return bool(kernels.keep(values, sent, residual, residual.dtype.type(self.beta), out))
+        return bool(kernels.of("cpu").error_feedback.keep(values, sent, residual, residual.dtype.type(self.beta), out))

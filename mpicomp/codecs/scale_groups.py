@@ -8,26 +8,26 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mpicomp.kernels.cpu.sign import BLOCK
+from mpicomp.kernels.streams import BLOCK
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A stretch of elements in one piece and one segment; its words, and its blocks' places among the sums."""
+    """A stretch of elements in one piece and one tensor; its words, and its blocks' places among the sums."""
 
     elements: slice
-    segment: int
+    tensor: int
     words: slice
     sums: slice
 
 
 def padded_lengths(tensor_lengths: Sequence[int] | None, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Elements of each segment, and what it takes up: a multiple of 64; the last may end with the vector.
+    """Elements of each tensor, and what it takes up: a multiple of 64; the last may end with the vector.
 
     Raises
     ------
     ValueError
-        A segment is empty, or they do not fill `n` elements.
+        A tensor is empty, or they do not fill `n` elements.
     """
     real = np.array(tensor_lengths if tensor_lengths is not None and n else [n], np.int64)
     padded = -(-real // 64) * 64
@@ -40,28 +40,28 @@ def padded_lengths(tensor_lengths: Sequence[int] | None, n: int) -> tuple[NDArra
 
 
 def cut_runs(cuts: Sequence[range], lengths: NDArray[np.int64]) -> tuple[list[list[Run]], NDArray[np.int64]]:
-    """The runs of each piece, and where each segment's sums begin.
+    """The runs of each piece, and where each tensor's sums begin.
 
-    Blocks of 4096 elements are counted from the start of the vector and end where a segment ends, so sums over them do
+    Blocks of 4096 elements are counted from the start of the vector and end where a tensor ends, so sums over them do
     not depend on how the vector is cut into pieces.
     """
     ends = np.cumsum(lengths).tolist()
     runs: list[list[Run]] = []
     firsts = [0] * len(ends)
-    segment, block = 0, 0
+    tensor, block = 0, 0
     for cut in cuts:
         of_piece: list[Run] = []
         start = cut.start
         while start < cut.stop:
-            while start >= ends[segment]:
-                segment += 1
-                firsts[segment] = block
-            stop = min(cut.stop, ends[segment])
+            while start >= ends[tensor]:
+                tensor += 1
+                firsts[tensor] = block
+            stop = min(cut.stop, ends[tensor])
             if start % BLOCK:
                 stop = min(stop, start - start % BLOCK + BLOCK)
             count = -(-(stop - start) // BLOCK)
             words = slice(start // 64, -(-stop // 64))
-            of_piece.append(Run(slice(start, stop), segment, words, slice(block, block + count)))
+            of_piece.append(Run(slice(start, stop), tensor, words, slice(block, block + count)))
             block += count
             start = stop
         runs.append(of_piece)

@@ -10,22 +10,22 @@ Reference: Marsit (arXiv 2204.06787), section 3.2.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpicomp import kernels
 from mpicomp.codecs.base import Bytes, Draw, check_size
-from mpicomp.kernels.cpu.philox import draw_words, merge_words
-from mpicomp.kernels.cpu.sign import BLOCK, pack, unpack
-from mpicomp.kernels.streams import GROUP, TILE, bernoulli_table
+from mpicomp.kernels.streams import BLOCK, GROUP, TILE, Stream, bernoulli_table, source
 
 UNSIGNED: dict[int, np.dtype[Any]] = {2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
 _SCRATCH = 24 * TILE
 
 
 def scratch() -> NDArray[np.uint64]:
-    """Working memory of `mix`, 12 KiB."""
+    """Working memory of random words, 12 KiB."""
     return np.empty(_SCRATCH, np.uint64)
 
 
@@ -35,14 +35,53 @@ def mix_words(
     weights: tuple[int, int],
     work: NDArray[np.uint64],
     out: NDArray[np.uint64],
+    draw_words: Any = None,
 ) -> None:
     """Random words of which a bit is 1 with probability incoming / (incoming + held).
 
     schedule : uint64[56], the stream's. draw_at : first element (a multiple of 512), step, source. weights : incoming,
-    held. work : `scratch()`. out : uint64, a multiple of 8 long, overwritten.
+    held. work : `scratch()`. out : uint64, a multiple of 8 long, overwritten. draw_words : of the device's kernels.
     """
     table, rest = bernoulli_table(*weights)
+    draw_words = draw_words or kernels.of("cpu").philox.draw_words
     draw_words(schedule, np.uint64(draw_at[0] // GROUP), draw_at[1], draw_at[2], table, rest, work, out)
+
+
+class RandomBits:
+    """Random words of one stream, bound to the kernels that draw them and to working memory.
+
+    Parameters
+    ----------
+    device_kernels : namespace
+        See `mpicomp.kernels.of`.
+    stream : Stream
+    """
+
+    __slots__ = ("_draw", "_schedule", "_scratch")
+
+    def __init__(self, device_kernels: SimpleNamespace, stream: Stream) -> None:
+        self._draw = device_kernels.philox.draw_words
+        self._schedule, self._scratch = stream.schedule(), scratch()
+
+    def draw(self, first: int, step: int, source: np.uint64, weights: tuple[int, int], out: NDArray[np.uint64]) -> None:
+        """Overwrite `out` with words of which a bit is 1 with probability incoming / (incoming + held).
+
+        first : element, a multiple of 512. source : of rank and ordinal. weights : incoming, held. out : uint64, a
+        multiple of 8 long; bit i mod 64 of word i div 64 is element first + i's.
+        """
+        at = first, np.uint64(step & 0xFFFFFFFF), source
+        mix_words(self._schedule, at, weights, self._scratch, out, self._draw)
+
+
+class SignMerger(RandomBits):
+    """`Sign`, bound to kernels and a stream: what reducers call."""
+
+    __slots__ = ("merge",)
+
+    def __init__(self, device_kernels: SimpleNamespace, stream: Stream) -> None:
+        super().__init__(device_kernels, stream)
+        self.merge = device_kernels.philox.merge_words
+        """``merge(words, incoming, held)`` replaces the bits of `held` by those of `incoming` where `words` has a 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +97,10 @@ class Sign:
         """Eight bytes per 64 elements, whatever the weight."""
         return 8 * -(-n // 64)
 
+    def bind(self, device_kernels: SimpleNamespace, stream: Stream) -> SignMerger:
+        """The merge, with working memory of its own."""
+        return SignMerger(device_kernels, stream)
+
     def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
         """Zeros alternate with the parity of step + index, as there is no residual to correct them.
 
@@ -70,6 +113,7 @@ class Sign:
         kind = values.dtype.type
         # the residual-free rule: bit = parity of (step + index)
         odd_positive = (draw.step + draw.offset) % 2 == 0
+        pack = kernels.of("cpu").sign.pack
         if not pack(values, payload.view(np.uint64), odd_positive, kind(0), np.nextafter(kind(0), kind(1))):
             raise ValueError("the values contain NaN or infinity")
 
@@ -78,7 +122,7 @@ class Sign:
         check_size(self, payload, values.size, weight)
         words = UNSIGNED[values.itemsize]
         one, minus = np.array([1, -1], values.dtype).view(words)
-        unpack(payload.view(np.uint64), one, minus, False, values.view(words))
+        kernels.of("cpu").sign.unpack(payload.view(np.uint64), one, minus, False, values.view(words))
 
     def merge(
         self, held: Bytes, incoming: Bytes, n: int, *, held_weight: int, incoming_weight: int, draw: Draw
@@ -87,6 +131,9 @@ class Sign:
         check_size(self, held, n, held_weight)
         check_size(self, incoming, n, incoming_weight)
         words = np.empty(8 * -(-n // GROUP), np.uint64)
-        at = (draw.offset, np.uint64(draw.step & 0xFFFFFFFF), draw.source)
-        mix_words(draw.stream.schedule(), at, (incoming_weight, held_weight), scratch(), words)
-        merge_words(words[: held.size // 8], incoming.view(np.uint64), held.view(np.uint64))
+        bound = self.bind(kernels.of("cpu"), draw.stream)
+        bound.draw(draw.offset, draw.step, draw.source, (incoming_weight, held_weight), words)
+        bound.merge(words[: held.size // 8], incoming.view(np.uint64), held.view(np.uint64))
+
+
+__all__ = ["GROUP", "UNSIGNED", "RandomBits", "Sign", "SignMerger", "mix_words", "scratch", "source"]

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from mpicomp.codecs.base import Bytes, Draw, check_size
 from mpicomp.codecs.sign import UNSIGNED
-from mpicomp.kernels.cpu.sign import BLOCK, unpack
+from mpicomp.kernels.cpu.sign import unpack
 from mpicomp.kernels.cpu.stochastic_sign import stochastic_pack, sum_of_squares
-from mpicomp.kernels.streams import GROUP
+from mpicomp.kernels.streams import BLOCK, GROUP
 
 HEADER = 8
 

@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpicomp import kernels
 from mpicomp.codecs.base import Bytes, Draw, check_size
-from mpicomp.codecs.sign import Sign, mix_words, scratch
-from mpicomp.kernels.cpu.planes import powers_of_two
-from mpicomp.kernels.cpu.sign import BLOCK
-from mpicomp.kernels.cpu.vote_counts import FEW_PLANES, add_counts, few_values, majority, many_values
-from mpicomp.kernels.streams import GROUP, source
+from mpicomp.codecs.sign import RandomBits, Sign
+from mpicomp.kernels.streams import BLOCK, GROUP, source
+
+COMMON = source(0)
+"""Where coins come from that all ranks draw alike."""
 
 
 def planes_of(weight: int) -> int:
@@ -33,9 +34,10 @@ def planes_of(weight: int) -> int:
 @lru_cache(maxsize=256)
 def _table(weight: int, dtype: np.dtype[Any]) -> tuple[Any, NDArray[Any], Any]:
     """The kernel that makes values of counts, and its 2, 4, 8, ... and -weight."""
-    planes = planes_of(weight)
-    kernel, kind = (few_values, np.int8) if planes <= FEW_PLANES else (many_values, dtype.type)
-    return kernel, powers_of_two(planes + 1, kind)[1:], kind(-weight)
+    planes, cpu = planes_of(weight), kernels.of("cpu")
+    few = planes <= cpu.vote_counts.FEW_PLANES
+    kernel, kind = (cpu.vote_counts.few_values, np.int8) if few else (cpu.vote_counts.many_values, dtype.type)
+    return kernel, cpu.planes.powers_of_two(planes + 1, kind)[1:], kind(-weight)
 
 
 def write_values(
@@ -56,17 +58,6 @@ def write_values(
     """
     kernel, powers, lowest = _table(weight, out.dtype)
     kernel(counts, powers.size, words, powers, lowest, factors, *where, streaming, out)
-
-
-def draw_coins(
-    schedule: NDArray[np.uint64], first: int, step: int, work: NDArray[np.uint64], out: NDArray[np.uint64]
-) -> None:
-    """Fair coins that decide ties: the same on all ranks.
-
-    schedule : uint64[56], the stream's. first : element, a multiple of 512. work : `scratch()`. out : uint64, a
-    multiple of 8 long, overwritten; bit i mod 64 of word i div 64 is element first + i's.
-    """
-    mix_words(schedule, (first, np.uint64(step & 0xFFFFFFFF), source(0)), (1, 1), work, out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +96,7 @@ class Counts:
         weight = held_weight + incoming_weight
         check_size(self, held, n, weight)
         check_size(self, incoming, n, incoming_weight)
-        add_counts(
+        kernels.of("cpu").vote_counts.add_counts(
             incoming.view(np.uint64), planes_of(incoming_weight), held.view(np.uint64), planes_of(held_weight),
             planes_of(weight), -(-n // 64),
         )  # fmt: skip
@@ -117,6 +108,6 @@ class Counts:
         coins = None
         if weight % 2 == 0:
             coins = np.empty(8 * -(-n // GROUP), np.uint64)
-            draw_coins(draw.stream.schedule(), draw.offset, draw.step, scratch(), coins)
-        counts = payload.view(np.uint64)
-        majority(counts, planes_of(weight), -(-n // 64), weight // 2, coins, bits.view(np.uint64))
+            RandomBits(kernels.of("cpu"), draw.stream).draw(draw.offset, draw.step, COMMON, (1, 1), coins)
+        majority = kernels.of("cpu").vote_counts.majority
+        majority(payload.view(np.uint64), planes_of(weight), -(-n // 64), weight // 2, coins, bits.view(np.uint64))

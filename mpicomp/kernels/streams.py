@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 ROUNDS = 7
 GROUP = 512  # elements that share a counter
+BLOCK = 4096  # elements whose sum is rounded together; counted from the start of a vector
 TILE = 64
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _MASK32 = 0xFFFFFFFF

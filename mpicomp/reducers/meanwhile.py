@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 
-from collectives import Communicator, Traffic
-from collectives.dense.allreduce import SLOTS
-from collectives.dense.payload import DensePayload, travelling_itemsize
-from collectives.execution.pipelined import PipelinedExecution
+from collectives import Communicator
+from collectives.dense.allreduce import RECEIVE_BUFFERS
+from collectives.dense.payload import DensePayload, itemsize_in_messages
 from collectives.execution.program import Program
 from collectives.memory import aligned_empty
+from mpicomp.aggregator.call import VectorCall
 
 
 class MeanMeanwhile:
@@ -31,31 +31,30 @@ class MeanMeanwhile:
 
     def __init__(self, comm: Communicator, values: NDArray[Any], dtype: str, out: NDArray[Any]) -> None:
         self._comm, self._values, self._dtype, self._out = comm, values, dtype, out
-        itemsize = travelling_itemsize(values, dtype)
+        itemsize = itemsize_in_messages(values, dtype)
         piece = max(1, comm.packed_piece_bytes() // itemsize)
         self._program: Program = comm.program(comm.select(values.size * itemsize), values.size, 64, piece)
         longest = self._program.longest_piece * itemsize
-        self._landing: Sequence[NDArray[Any]] = [aligned_empty(longest, "uint8") for _ in range(SLOTS)]
+        self._buffers: Sequence[NDArray[Any]] = [aligned_empty(longest, "uint8") for _ in range(RECEIVE_BUFFERS)]
 
-    def run(self, work: Iterable[None], traffic: Traffic) -> None:
+    def steps(self, call: VectorCall, work: Iterator[bool]) -> Iterator[bool]:
         """Do all of `work`, between whose items messages move on, and end with the mean in `out`.
 
-        Raises
-        ------
-        CollectiveTimeout, PeerFailure
-            And whatever `work` raises; the communicator is of no more use then.
+        Parameters
+        ----------
+        call : VectorCall
+        work : iterator of bool
+            Yields, after each item, whether it has to wait for something.
         """
         comm = self._comm
-        payload = DensePayload(self._program, self._values, self._dtype, True, self._landing, self._out)
-        made = self._program, payload, comm.next_tag(), comm.timeout, traffic
-        execution = PipelinedExecution(comm.mpi_comm, *made, trace=comm.trace)
-        start = traffic.clock()
-        try:
-            for _ in work:
-                while execution.turn():
-                    pass
-            traffic.seconds_total += traffic.clock() - start
-            execution.run()
-        except BaseException as error:
-            comm.abort(error, execution, self)
-            raise
+        payload = DensePayload(self._program, self._values, self._dtype, True, self._buffers, self._out)
+        sums = comm.execute(call, self._program, payload, call.tag, call.traffic, overlapped=True)
+        moved: bool | None = True
+        for waits in work:
+            while moved:
+                moved = next(sums, None)
+            if moved is not None:
+                moved = True
+            yield not waits
+        if moved is not None:
+            yield from sums

@@ -10,24 +10,27 @@ everything, and owners of a part each get the same bits.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-from collectives import Communicator, Traffic
+from collectives import Communicator
 from collectives.execution.program import Message, Program
 from collectives.schedules.direct import Direct
 from collectives.schedules.plan import Topology
 from collectives.schedules.star import Star
-from mpicomp.aggregator.base import Algorithm, StateKind, VectorAggregator
+from mpicomp.aggregator.call import VectorCall
+from mpicomp.aggregator.parts import Parts, VectorSpec
 from mpicomp.codecs.base import Bytes, Codec, sent_bytes
 from mpicomp.codecs.error_feedback import Feedback
+from mpicomp.codecs.feedback_encoder import FeedbackEncoder, take_mean
 from mpicomp.kernels.streams import Stream
-from mpicomp.reducers.coded import CodedAggregator, FeedbackEncoder, buffers, piece_elements, take_mean
+from mpicomp.reducers.coded import CodedRounds, Errors, ResultWriter, buffers, piece_elements
 
-MOST_SLOTS = 8
+MOST_BUFFERS = 8
 BRIEF_ELEMENTS = 1 << 14
 
 
@@ -35,6 +38,80 @@ def route(comm: Communicator) -> Topology:
     """By which way: over the root of a star if that was chosen, else directly between ranks and owners."""
     topology = comm.topology
     return topology if isinstance(topology, Star) else Direct()
+
+
+def two_pass(
+    comm: Communicator,
+    spec: VectorSpec,
+    codec: Codec,
+    second: Codec,
+    feedback: Feedback | None,
+    owners_feedback: Feedback | None,
+    seed: int = 0,
+) -> Parts:
+    """Feedback x codec x two passes.
+
+    codec, second : of what ranks send to owners, and owners to ranks. feedback, owners_feedback : of each.
+    """
+    longest = piece_elements(codec, spec.n, comm.packed_piece_bytes(), second)
+    program = comm.program(route(comm), spec.n, codec.alignment, longest)
+    here = spec.n, spec.compute, program.longest_piece
+    of_worker, of_owner = (Stream(seed, spec.vector_id, f"code of {who}") for who in ("worker", "owner"))
+    worker = FeedbackEncoder(codec, feedback, *here, of_worker, comm.rank)
+    # what an owner sends is the result itself: its error is what all ranks miss, rounding to 16 bits included
+    applied = spec.dtype if spec.sixteen_bit else None
+    owner = FeedbackEncoder(second, owners_feedback, *here, of_owner, 0, applied)
+    writer = ResultWriter(spec.dtype, spec.sixteen_bit)
+    payload = TwoPassPayload(program, worker, owner, writer)
+    errors = OwnersErrors(worker, owner, program, payload.owned)
+    return Parts(errors, codec, CodedRounds(comm, errors, writer, TwoPass(comm, program, payload)))
+
+
+class OwnersErrors(Errors):
+    """The worker's error and, of the shards that this rank owns, the owner's; see `Errors`."""
+
+    def __init__(self, worker: FeedbackEncoder, owner: FeedbackEncoder, program: Program, owned: list[bool]) -> None:
+        super().__init__(
+            {"worker_error": worker, "owner_error": owner}, {"worker_error": "mean", "owner_error": "owner"}
+        )
+        self.worker, self.owner, self._program, self._owned = worker, owner, program, owned
+
+    def load(self, state: dict[str, NDArray[Any]]) -> str:
+        """See `Feedback`; the owner's error stays 0 where this rank owns nothing."""
+        told = super().load(state)
+        for cut, owned in zip(self._program.pieces, self._owned, strict=True):
+            if not owned:
+                self.owner.residual[cut.start : cut.stop] = 0
+        return told
+
+
+class TwoPass:
+    """Codes to owners and back; see `CodedRounds`.
+
+    Parameters
+    ----------
+    comm, program, payload
+    tell_at_once : bool
+        Only workers' encoding may fail, so the ranks can tell each other of it before owners have encoded.
+    """
+
+    def __init__(
+        self, comm: Communicator, program: Program, payload: TwoPassPayload, tell_at_once: bool = False
+    ) -> None:
+        self._comm, self._program, self.payload, self._tag = comm, program, payload, comm.fixed_tag()
+        self._tell_at_once = tell_at_once
+
+    def steps(self, call: VectorCall, encoded: Callable[[], None]) -> Iterator[bool]:
+        """See `CodedRounds`."""
+        self.payload.begin(call.values)
+        at_once = encoded if self._tell_at_once else None
+        yield from self._comm.execute(call, self._program, self.payload, self._tag, call.traffic, at_once)
+        if at_once is None:
+            encoded()  # only now: owners encode what others have sent
+
+    def end(self) -> None:
+        """See `CodedRounds`."""
+        self.payload.values = self.payload.nothing
 
 
 class TwoPassPayload:
@@ -45,23 +122,22 @@ class TwoPassPayload:
     program : Program
         Of a plan in which one rank merges what all others send it.
     worker, owner : FeedbackEncoder
-        The rank's own half of a step, and what it does as an owner.
-    put : callable
-        ``put(cut, decode, spare)`` lets ``decode(array)`` write the result of a piece; `spare` is long enough for it.
+        The rank's own half of a step, and its half as an owner.
+    writer : ResultWriter
     """
 
-    def __init__(self, program: Program, worker: FeedbackEncoder, owner: FeedbackEncoder, put: Any) -> None:
+    def __init__(self, program: Program, worker: FeedbackEncoder, owner: FeedbackEncoder, writer: ResultWriter) -> None:
         self._cuts, self._rank, self._size = program.pieces, program.plan.rank, program.plan.size
         n = self._cuts[-1].stop if self._cuts else 0
         self.brief = n <= BRIEF_ELEMENTS
-        self._worker, self._owner, self._put = worker, owner, put
+        self._worker, self._owner, self._writer = worker, owner, writer
         merging = [any(m.held_weight for m in chain) for chain in program.chains]
         self.owned = [merges or self._size == 1 for merges in merging]
-        self.slots = min(MOST_SLOTS, self._size - 1) if any(merging) else 0
+        self.receive_buffers = min(MOST_BUFFERS, self._size - 1) if any(merging) else 0
         self._mine = buffers([worker.codec.nbytes(len(cut)) for cut in self._cuts])
         self._results = buffers([owner.codec.nbytes(len(cut)) for cut in self._cuts])
         longest = program.longest_piece
-        self._slots = buffers([worker.codec.nbytes(longest)] * self.slots)
+        self._buffers = buffers([worker.codec.nbytes(longest)] * self.receive_buffers)
         # what others sent of a piece that this rank owns
         self._sent = {
             piece: {rank: np.empty_like(self._mine[piece]) for rank in range(self._size) if rank != self._rank}
@@ -71,13 +147,11 @@ class TwoPassPayload:
         self._arrived = [0] * len(self._cuts)
         self._mean = np.empty(longest, worker.dtype)
         self._decoded = np.empty_like(self._mean)
-        self.values: NDArray[Any] = self._mean
+        self.nothing = self.values = np.empty(0, worker.dtype)
 
-    def begin(self, values: NDArray[Any], step: int) -> None:
-        """Go to another vector and step."""
+    def begin(self, values: NDArray[Any]) -> None:
+        """Go to another vector."""
         self.values = values
-        self._worker.begin(step)
-        self._owner.begin(step)
         self._arrived = [0] * len(self._cuts)
 
     def encode(self, piece: int) -> None:
@@ -98,18 +172,18 @@ class TwoPassPayload:
         """See `Payload`."""
         return self._message(self._results[piece])
 
-    def incoming(self, piece: int, slot: int, weight: int) -> Any:
+    def incoming(self, piece: int, buffer: int, weight: int) -> Any:
         """See `Payload`."""
-        return self._message(self._slots[slot][: self._mine[piece].size])
+        return self._message(self._buffers[buffer][: self._mine[piece].size])
 
-    def prepare(self, message: Message, slot: int) -> None:
+    def prepare(self, message: Message, buffer: int) -> None:
         """See `Payload`: there is nothing to draw."""
 
-    def merge(self, message: Message, slot: int) -> None:
+    def merge(self, message: Message, buffer: int) -> None:
         """See `Payload`: put it aside until all are there."""
         piece = message.piece
-        landed = self._sent[piece][message.peer]
-        landed[:] = self._slots[slot][: landed.size]
+        incoming = self._sent[piece][message.peer]
+        incoming[:] = self._buffers[buffer][: incoming.size]
         self._arrived[piece] += 1
         if self._arrived[piece] == self._size - 1:
             self._complete(piece)
@@ -125,73 +199,8 @@ class TwoPassPayload:
     def finish(self, piece: int) -> None:
         """See `Payload`."""
         decode, payload = self._owner.codec.decode, self._results[piece]
-        self._put(self._cuts[piece], lambda out: decode(payload, out, weight=self._size), self._decoded)
+        self._writer.write(self._cuts[piece], lambda out: decode(payload, out, weight=self._size), self._decoded)
 
     @staticmethod
     def _message(payload: Bytes) -> Any:
         return [payload, payload.nbytes, MPI.BYTE]
-
-
-class TwoPassAggregator(CodedAggregator):
-    """Keeps the step counter, the worker's error and, of the shards it owns, the owner's.
-
-    Parameters
-    ----------
-    algorithm, comm, n, dtype, vector_id
-        As in `Algorithm.start`.
-    codec, second : Codec
-        Of what ranks send to owners, and owners to ranks.
-    feedback, owners_feedback : Feedback, optional
-        Of each.
-    seed : int
-    """
-
-    state_kinds: ClassVar[dict[str, StateKind]] = {
-        **VectorAggregator.state_kinds,
-        "worker_error": "mean",
-        "owner_error": "owner",
-    }
-
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        comm: Communicator,
-        n: int,
-        dtype: DTypeLike | str,
-        vector_id: int,
-        codec: Codec,
-        second: Codec,
-        feedback: Feedback | None,
-        owners_feedback: Feedback | None,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(algorithm, comm, n, dtype, vector_id)
-        longest = piece_elements(codec, n, comm.packed_piece_bytes(), second)
-        self._program = comm.program(route(comm), n, codec.alignment, longest)
-        longest = self._program.longest_piece
-        here = n, self._compute, longest
-        of_worker, of_owner = (Stream(seed, vector_id, f"code of {who}") for who in ("worker", "owner"))
-        self.worker = FeedbackEncoder(codec, feedback, *here, of_worker, comm.rank)
-        # what an owner sends is the result itself: its error is what all ranks miss, rounding to 16 bits included
-        applied = None if self._wide is None else self.dtype
-        self.owner = FeedbackEncoder(second, owners_feedback, *here, of_owner, 0, applied)
-        self._payload = TwoPassPayload(self._program, self.worker, self.owner, self._put)
-
-    def _exchange(self, values: NDArray[Any], traffic: Traffic) -> None:
-        self._payload.begin(values, self.step)
-        self.comm.execute(self._program, self._payload, self._tag, traffic)
-        self._payload.values = np.empty(0)  # the caller's is his to free
-        self._tell()  # only now: owners encode what others have sent
-
-    def _workers(self) -> tuple[FeedbackEncoder, ...]:
-        return self.worker, self.owner
-
-    def _arrays(self) -> dict[str, NDArray[Any]]:
-        return {"worker_error": self.worker.residual, "owner_error": self.owner.residual}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `VectorAggregator`; the owner's error stays 0 where this rank owns nothing."""
-        super().load_state_dict(state)
-        for cut, owned in zip(self._program.pieces, self._payload.owned, strict=True):
-            if not owned:
-                self.owner.residual[cut.start : cut.stop] = 0

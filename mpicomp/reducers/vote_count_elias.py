@@ -11,8 +11,8 @@ from collectives import Traffic
 from collectives.execution.program import Message, Program
 from collectives.memory import aligned_empty
 from mpicomp.codecs.elias_counts import Elias, message_bytes, scratch
-from mpicomp.reducers.sign_merge import Encode
-from mpicomp.reducers.vote_count import VoteCountPayload
+from mpicomp.reducers.sign_merge import SignFeedback
+from mpicomp.reducers.vote_count import Decide, VoteCountPayload
 
 _CODEC = Elias()
 
@@ -20,25 +20,31 @@ _CODEC = Elias()
 class EliasPayload(VoteCountPayload):
     """Receives are posted for the longest message there can be; a header tells how long it is.
 
-    A piece's counts are coded when they are first sent. What lands in their place at the end is forwarded as it is.
+    A piece's counts are coded when they are first sent. A message that replaces them at the end is forwarded as it is.
     Parameters as in `VoteCountPayload`.
     """
 
-    def __init__(self, program: Program, encode: Encode, finish: Encode) -> None:
-        super().__init__(program, encode, self._decode_and_finish)
-        self._finish_counts = finish
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
         self._traffic = Traffic()
         lengths = [len(cut) for cut in self._pieces]
         self._messages = [aligned_empty(_CODEC.nbytes(n, self._size), np.uint8) for n in lengths]
         longest = _CODEC.nbytes(program.longest_piece, self._size)
-        self._landing = [aligned_empty(longest, np.uint8) for _ in range(self.slots)]
+        self._buffers = [aligned_empty(longest, np.uint8) for _ in range(self.receive_buffers)]
         self._decoded = np.empty(longest // 8, np.uint64)
         self._work = scratch(program.longest_piece)
-        self._coded = [(0, 0)] * len(lengths)  # of each message: weight, and bytes; 0 bytes: it lands, or has landed
+        self._coded = [(0, 0)] * len(lengths)  # of each message: weight, and bytes; 0 bytes: it arrives, or has arrived
 
-    def begin(self, step: int, traffic: Traffic) -> None:
-        """Go to another step, whose cost is counted into `traffic`."""
+    def begin(self, traffic: Traffic, feedback: SignFeedback, decide: Decide | None) -> None:
+        """See `VoteCountPayload`."""
+        super().begin(traffic, feedback, decide)
         self._coded, self._traffic = [(0, 0)] * len(self._pieces), traffic
+        self._finish_counts, self.finish = feedback.finish, self._decode_and_finish
+
+    def end(self) -> None:
+        """See `VoteCountPayload`."""
+        super().end()
+        del self._finish_counts
 
     def outgoing(self, piece: int, weight: int) -> Any:
         """See `Payload`."""
@@ -57,15 +63,15 @@ class EliasPayload(VoteCountPayload):
         self._coded[piece] = weight, 0
         return [message, message.nbytes, MPI.BYTE]
 
-    def incoming(self, piece: int, slot: int, weight: int) -> Any:
+    def incoming(self, piece: int, buffer: int, weight: int) -> Any:
         """See `Payload`."""
         nbytes = _CODEC.nbytes(len(self._pieces[piece]), weight)
-        return [self._landing[slot][:nbytes], nbytes, MPI.BYTE]
+        return [self._buffers[buffer][:nbytes], nbytes, MPI.BYTE]
 
-    def merge(self, message: Message, slot: int) -> None:
-        """Decode and add what landed."""
+    def merge(self, message: Message, buffer: int) -> None:
+        """Decode and add the counts of a message."""
         n = len(self._pieces[message.piece])
-        _CODEC.read(self._landing[slot], n, message.weight, self._decoded, self._work)
+        _CODEC.read(self._buffers[buffer], n, message.weight, self._decoded, self._work)
         self._add(message, self._decoded)
 
     def _decode_and_finish(self, piece: int) -> None:

@@ -13,12 +13,12 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from collectives import Communicator
 from collectives.consistency.call_check import fingerprint
-from mpicomp.aggregator import nonfinite
 from mpicomp.torch.bucket_reducer import BucketReducer
 from mpicomp.torch.master_weights import MasterWeights
 
@@ -159,15 +159,17 @@ class UpdateRounds:
         comm, text = self._comm, "the check of gradients before an optimizer step"
         comm.agree(fingerprint(text), lambda: text)
         gradients = [parameter.grad for reducer in self.reducers for parameter in reducer.parameters]
-        ranks = nonfinite.flags(comm, not all(gradient is None or _all_finite(gradient) for gradient in gradients))
-        if ranks and not self._warned:
+        flags = np.zeros(comm.size, np.int64)
+        flags[comm.rank] = not all(gradient is None or _all_finite(gradient) for gradient in gradients)
+        ranks = np.flatnonzero(comm.allreduce(flags))
+        if ranks.size and not self._warned:
             self._warned = True
             warnings.warn(
                 f"rank {comm.rank} of {comm.size}: this step and others like it are skipped, as the gradients of "
                 f"{len(ranks)} rank(s), the first of them rank {ranks[0]}, hold NaN or infinity",
                 RuntimeWarning, stacklevel=4,
             )  # fmt: skip
-        return bool(ranks)
+        return bool(ranks.size)
 
 
 def _all_finite(gradient: Tensor) -> bool:

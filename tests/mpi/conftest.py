@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -144,8 +145,8 @@ def jitter(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
             return late
 
-        monkeypatch.setattr(PipelinedExecution, "turn", delayed(PipelinedExecution.turn, 0.05))
-        monkeypatch.setattr(StepwiseExecution, "_step", delayed(StepwiseExecution._step, 0.5))
+        monkeypatch.setattr(PipelinedExecution, "_turn", delayed(PipelinedExecution._turn, 0.05))
+        monkeypatch.setattr(StepwiseExecution, "_round", delayed(StepwiseExecution._round, 0.5))
         monkeypatch.setattr(RecursiveDoubling, "_take", delayed(RecursiveDoubling._take, 0.5))
 
     return start
@@ -162,11 +163,9 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let short vectors go the way of long ones, in many parts and with as few buffers as can be."""
-    from mpicomp.algorithms import scalecom
-    from mpicomp.reducers import shared_indices, sign_merge, vote_count
-
-    for module in (sign_merge, vote_count):
-        monkeypatch.setattr(module, "MOST_SLOTS", 1)
-    for module in (shared_indices, scalecom, vote_count):
-        monkeypatch.setattr(module, "BRIEF_ELEMENTS", 0)
-    monkeypatch.setattr(shared_indices, "PART_ELEMENTS", 500)
+    modules = [module for name, module in sys.modules.items() if name.startswith("mpicomp.")]
+    for name, value in (("MOST_BUFFERS", 1), ("BRIEF_ELEMENTS", 0), ("PART_ELEMENTS", 500)):
+        known = [module for module in modules if hasattr(module, name)]
+        assert known, f"no module has {name}"
+        for module in known:
+            monkeypatch.setattr(module, name, value)

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from collectives import Communicator
 from collectives.consistency.call_check import gather_texts
-from mpicomp.algorithms.dense import DenseAggregator
-from mpicomp.algorithms.marsit import MarsitAggregator
+from mpicomp.aggregator.base import Aggregator
+from mpicomp.algorithms.dense import Dense
+from mpicomp.algorithms.marsit import Marsit
 from mpicomp.cli.bench.subjects import Aggregated, Subject
 
 TILE = 1 << 20  # elements compared at a time: a check needs little memory beyond the vectors
@@ -35,11 +36,11 @@ def checked_call(comm: Communicator, subject: Subject, x: NDArray[Any], out: NDA
     """
     aggregator = subject.aggregator if isinstance(subject, Aggregated) else None
     problem = ""
-    if isinstance(aggregator, MarsitAggregator):
+    if aggregator is not None and isinstance(aggregator.algorithm, Marsit):
         problem = _marsit(comm, aggregator, x, out)
     else:
         subject(x, out)
-        if aggregator is None or isinstance(aggregator, DenseAggregator):
+        if aggregator is None or isinstance(aggregator.algorithm, Dense):
             problem = _mean(comm, x, out, 1 if subject.sums else comm.size)
     digest = hashlib.blake2b(out.view(np.uint8).data, digest_size=8).hexdigest()
     digests = gather_texts(comm.mpi_comm, digest, comm.timeout)
@@ -77,10 +78,10 @@ def _mean(comm: Communicator, values: NDArray[Any], out: NDArray[Any], divisor: 
     return ""
 
 
-def _marsit(comm: Communicator, aggregator: MarsitAggregator, x: NDArray[Any], out: NDArray[Any]) -> str:
+def _marsit(comm: Communicator, aggregator: Aggregator, x: NDArray[Any], out: NDArray[Any]) -> str:
     """Call it, knowing the residual from before."""
-    options = aggregator.options
-    residual, gamma = aggregator.settled_residual(), aggregator.gamma
+    options: Any = aggregator.algorithm
+    residual, gamma = aggregator.feedback.settled_residual(), aggregator.feedback.gamma
     every = options.full_precision_every
     dense = every is not None and aggregator.step % every == 0
     aggregator.aggregate(x, out)
@@ -97,7 +98,7 @@ def _marsit(comm: Communicator, aggregator: MarsitAggregator, x: NDArray[Any], o
                 / x.size
             )
         return _votes(comm, signed, residual is not None, out, step)
-    after = aggregator.settled_residual()
+    after = aggregator.feedback.settled_residual()
     left = float(_sums(comm, np.array([0.0 if after is None else np.abs(after).max()]))[0])
     if left:
         return "a full-precision round left a residual"

@@ -6,8 +6,8 @@ import numpy as np
 from numba import float32, float64, int64, njit, uint64
 
 from mpicomp.kernels.cpu.lanes import bit_count, fold, to_bits, to_mask, widen
-from mpicomp.kernels.cpu.sign import BLOCK
 from mpicomp.kernels.cpu.simd import LANES, absolute, load, select, splat, store
+from mpicomp.kernels.streams import BLOCK
 
 L2, L1 = 0, 1  # which norm
 FLOAT32_MAX = np.float64(np.finfo(np.float32).max)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from numba import float64, njit, uint64
 
 from mpicomp.kernels.cpu.lanes import fold, to_bits, widen
-from mpicomp.kernels.cpu.sign import BLOCK, BLOCK_WORDS
+from mpicomp.kernels.cpu.sign import BLOCK_WORDS
 from mpicomp.kernels.cpu.simd import LANES, absolute, fence, load, select, splat, store, stream
+from mpicomp.kernels.streams import BLOCK
 
 
 @njit(nogil=True, inline="always")

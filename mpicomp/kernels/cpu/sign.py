@@ -10,8 +10,8 @@ from numba import float64, int32, njit, uint16, uint64
 
 from mpicomp.kernels.cpu.lanes import count, fold, to_bits, to_mask, widen
 from mpicomp.kernels.cpu.simd import LANES, absolute, fence, load, select, splat, store, stream
+from mpicomp.kernels.streams import BLOCK
 
-BLOCK = 4096  # elements whose magnitudes are summed before they meet the others: fixed, so that sums repeat
 BLOCK_WORDS = BLOCK // 64
 ODD_LANES = np.uint64(0xAAAAAAAAAAAAAAAA)
 

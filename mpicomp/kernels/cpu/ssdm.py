@@ -7,8 +7,8 @@ from numba import float64, njit, uint64
 
 from mpicomp.kernels.cpu.lanes import as_lanes, fold, lane, to_bits, to_float64, widen
 from mpicomp.kernels.cpu.philox import LOW, draw, load_keys
-from mpicomp.kernels.cpu.sign import BLOCK
 from mpicomp.kernels.cpu.simd import LANES, load, splat, store
+from mpicomp.kernels.streams import BLOCK
 
 TWO_31 = np.float64(2147483648.0)
 

@@ -86,5 +86,5 @@ def test_what_one_rank_cannot_aggregate_all_hear_of_and_the_run_goes_on(mpi_comm
             aggregator.aggregate(vector if comm.rank == odd else ones)
         text = same_text_on(comm, caught.value, range(odd))
         assert comm.rank < odd or re.search(f"rank {odd} of {comm.size}, vector 0: .*{told}", str(caught.value))
-        assert re.search(f"rank {odd} refuses aggregate: .*{told}", text)
+        assert re.search(f"rank {odd} rejects aggregate: .*{told}", text)
         assert (aggregator.aggregate(ones) == twin.aggregate(ones)).all()

@@ -52,7 +52,7 @@ def test_results_and_residuals_of_ef_signsgd_keep_the_gradients_mean(mpi_comm: M
             given += mpi_comm.allreduce(g.astype(np.float64)) / comm.size
             residual = aggregator.state_dict()["residual"].astype(np.float64)
             energies = mpi_comm.allreduce(np.array([(residual**2).sum(), (p**2).sum()]))
-            scale = float(aggregator.scales[0])
+            scale = float(aggregator.feedback.scales[0])
             assert energies[0] == pytest.approx(energies[1] - comm.size * N * scale**2, rel=1e-4)
         pending = mpi_comm.allreduce(residual) / comm.size
     np.testing.assert_allclose(taken + pending, given, atol=1e-4)
@@ -68,7 +68,7 @@ def test_with_ef_signsgd_a_coordinate_that_is_always_zero_swings_by_one_scale_at
         moved, scales, farthest = np.zeros(n), np.zeros(n), 0.0
         for step in range(20):
             moved += aggregator.aggregate(gradient(comm.rank, step, n))
-            scales = np.maximum(scales, np.repeat(aggregator.scales, bucket or n)[:n])  # the largest so far
+            scales = np.maximum(scales, np.repeat(aggregator.feedback.scales, bucket or n)[:n])  # the largest so far
             assert (np.abs(moved) <= 1.0001 * scales)[::97].all(), step
             farthest = max(farthest, np.abs(moved[::97]).max())
         assert farthest > 0

@@ -12,7 +12,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator, LinkModel
-from mpicomp.aggregator.base import VectorAggregator
+from mpicomp.aggregator.base import Aggregator
 from mpicomp.cli.bench.measure import measure
 from mpicomp.cli.main import main
 
@@ -86,14 +86,14 @@ def test_marsit_keeps_its_promises_in_every_form(tmp_path: Path, dtype: str, opt
 
 def spoil(monkeypatch: pytest.MonkeyPatch, damage: Callable[[Any, np.ndarray], None]) -> None:
     """Let every aggregator damage its results."""
-    honest = VectorAggregator.aggregate
+    honest = Aggregator.aggregate
 
-    def aggregate(self: VectorAggregator, vector: Any, out: Any = None) -> Any:
+    def aggregate(self: Aggregator, vector: Any, out: Any = None) -> Any:
         result = honest(self, vector, out)
         damage(self, result)
         return result
 
-    monkeypatch.setattr(VectorAggregator, "aggregate", aggregate)
+    monkeypatch.setattr(Aggregator, "aggregate", aggregate)
 
 
 def one_rank_differs(_: Any, result: np.ndarray) -> None:

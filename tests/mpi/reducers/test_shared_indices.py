@@ -35,7 +35,7 @@ def test_topology_auto_gives_every_rank_the_same(mpi_comm: MPI.Intracomm, way: s
             aggregator: Any = options.start(comm, N)
             results = [aggregator.aggregate(gradient(comm.rank, step, N)) for step in range(5)]
             assert same_everywhere(comm, np.array(results))
-            assert same_everywhere(comm, aggregator.places)
+            assert same_everywhere(comm, aggregator.feedback.places)
 
 
 def gathered(comm: Communicator, x: NDArray[Any]) -> NDArray[np.float64]:
@@ -55,7 +55,7 @@ def test_compressing_the_mean_is_the_mean_of_what_is_compressed(mpi_comm: MPI.In
             g = gradient(comm.rank, step, N)
             compensated = gathered(comm, g + aggregator.residual)
             result = aggregator.aggregate(g)
-            places = aggregator.places
+            places = aggregator.feedback.places
             exact = compensated.mean(axis=0)
             tolerance = comm.size * 2.0**-23 * np.abs(compensated).mean(axis=0)
             assert (np.abs(result - exact)[places] <= tolerance[places]).all()

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from collectives import Communicator, HalvingDoubling, Torus, Tree
 from collectives.schedules.plan import Topology
 from mpicomp import Marsit
-from mpicomp.algorithms.marsit import MarsitAggregator
-from mpicomp.reducers import sign_merge as onebit
+from mpicomp.aggregator.base import Aggregator
+from mpicomp.codecs import sign
 from tests.mpi.lanes import TIMEOUT_S, same_everywhere, topologies
 from tests.reference.statistics import assert_binomial, assert_chi_square
 
@@ -28,7 +28,7 @@ STATELESS = Marsit(full_precision_every=None, global_step=1.0, compensation=Fals
 Vector = NDArray[Any]
 
 
-def positive(aggregator: MarsitAggregator, step: int, signs: Vector) -> NDArray[np.bool_]:
+def positive(aggregator: Aggregator, step: int, signs: Vector) -> NDArray[np.bool_]:
     """The merged bits of a step; taken again, a step draws the same words."""
     aggregator.load_state_dict(aggregator.state_dict() | {"step": step})
     result = aggregator.aggregate(signs.astype(np.float32))
@@ -36,7 +36,7 @@ def positive(aggregator: MarsitAggregator, step: int, signs: Vector) -> NDArray[
     return result > 0
 
 
-def winners(comm: Communicator, aggregator: MarsitAggregator, step: int) -> NDArray[np.int64]:
+def winners(comm: Communicator, aggregator: Aggregator, step: int) -> NDArray[np.int64]:
     """Whose sign each element got: each rank in turn is the only one with +1."""
     votes = [positive(aggregator, step, np.full(aggregator.n, 1 if comm.rank == k else -1)) for k in range(comm.size)]
     assert (np.sum(votes, axis=0) == 1).all(), "every element has the sign of exactly one rank"
@@ -122,13 +122,13 @@ def test_merging_an_element_again_draws_new_words(
     mpi_comm: MPI.Intracomm, topology: Topology, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[tuple[int, int, int]] = []
-    draw: Callable[..., None] = onebit.mix_words
+    draw: Callable[..., None] = sign.mix_words
 
     def recorded(schedule: Any, at: tuple[int, Any, Any], *rest: Any) -> None:
         drawn.append((int(at[0]), int(at[1]), int(at[2])))
         draw(schedule, at, *rest)
 
-    monkeypatch.setattr(onebit, "mix_words", recorded)
+    monkeypatch.setattr(sign, "mix_words", recorded)
     with Communicator(mpi_comm, topology, TIMEOUT_S, piece_bytes=512) as comm:
         aggregator = STATELESS.start(comm, N)
         for _ in range(2):

@@ -129,6 +129,6 @@ def gradients(size: int, n: int, dtype: Any, step: int) -> Vectors:
 
 def owned(aggregator: Any) -> Vectors:
     """The owner errors of all ranks in one vector."""
-    total = np.zeros_like(aggregator.owner.residual)
-    aggregator.comm.mpi_comm.Allreduce(aggregator.owner.residual, total)
+    total = np.zeros_like(aggregator.feedback.owner.residual)
+    aggregator.comm.mpi_comm.Allreduce(aggregator.feedback.owner.residual, total)
     return total

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from collectives import Plan, Topology
-from collectives.dense.allreduce import PIECE_BYTES, SLOTS
+from collectives.dense.allreduce import PIECE_BYTES, RECEIVE_BUFFERS
 from collectives.execution.program import compile_plan
 from collectives.schedules.registry import topology
 from mpicomp import Communicator, Marsit
 from mpicomp.algorithms import ALGORITHMS, Aggregator, algorithm
 from mpicomp.kernels.streams import Stream
-from mpicomp.reducers.sign_merge import MEMORY_MATTERS, OneBitPayload
+from mpicomp.reducers.sign_merge import MEMORY_MATTERS, SignPayload
 
 N = 8_000_000
 CONSTANT = 1 << 18
@@ -70,7 +70,7 @@ def test_one_bit_steps_need_two_bits_per_element_at_most(options: Marsit, way: C
 
 @pytest.mark.parametrize("rule", ["own", "paper"])
 def test_full_precision_rounds_need_the_dense_pieces_besides(rule: Any, way: Communicator) -> None:
-    check_memory(Marsit(2, residual=rule), way, SLOTS * PIECE_BYTES)
+    check_memory(Marsit(2, residual=rule), way, RECEIVE_BUFFERS * PIECE_BYTES)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -102,5 +102,5 @@ def test_buffers_of_every_topology_stay_below_two_bits_per_element(name: str, si
         plan: Plan = chosen.plan(rank, size)
         for piece in (4096, 57_344 * 8, n // 5):
             program: Any = compile_plan(plan, n, 4096, piece)
-            payload = OneBitPayload(program, Stream(0, 0, "merge"), rank, nothing, nothing)
+            payload = SignPayload(program, Stream(0, 0, "merge"), rank)
             assert payload.nbytes <= n // 4 + (1 << 14)

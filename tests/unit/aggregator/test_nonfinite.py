@@ -68,7 +68,7 @@ def test_skipping_gives_zeros_and_leaves_the_residual_alone(options: Marsit, bad
         if t in (0, 3):
             for name, value in before.items():
                 np.testing.assert_array_equal(after[name], value, name)
-    assert aggregator.skipped == 2
+    assert aggregator.feedback.skipped == 2
 
 
 def test_skipping_costs_the_other_steps_nothing(comm: Communicator) -> None:

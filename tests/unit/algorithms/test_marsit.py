@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mpicomp import Communicator, Marsit
-from mpicomp.algorithms.marsit import MarsitAggregator
+from mpicomp.aggregator.base import Aggregator
 
 N = 3 * 4096 + 65
 STEPS = 30
@@ -29,8 +29,8 @@ def updates(n: int = N, dtype: Any = np.float32, steps: int = STEPS, seed: int =
     return values
 
 
-def residual(aggregator: MarsitAggregator) -> NDArray[Any]:
-    settled = aggregator.settled_residual()
+def residual(aggregator: Aggregator) -> NDArray[Any]:
+    settled = aggregator.feedback.settled_residual()
     assert settled is not None
     return settled
 
@@ -59,7 +59,7 @@ def test_own_residual_holds_what_the_votes_missed_up_to_what_is_clipped(comm: Co
         assert np.abs(after).max() <= clip * step
         np.testing.assert_array_equal(np.abs(after[lost != 0]), clip * step)
         assert (np.sign(lost) == np.sign(after))[lost != 0].all()
-        assert aggregator.clipped_fraction == np.count_nonzero(lost) / 1000
+        assert aggregator.feedback.clipped_fraction == np.count_nonzero(lost) / 1000
         before, total = after, total + g
     np.testing.assert_array_equal(before + total + lost_in_all, dyadic().sum(axis=0))
     assert lost_in_all.any()
@@ -85,7 +85,7 @@ def test_full_precision_rounds_give_the_compensated_update_and_clear_the_residua
             if t % 5 == 0:
                 np.testing.assert_array_equal(g, u + before)
                 assert not residual(aggregator).any()
-                assert aggregator.clipped_fraction == 0
+                assert aggregator.feedback.clipped_fraction == 0
             else:
                 one_bit_step(g)
 
@@ -95,7 +95,7 @@ def test_a_long_vector_is_written_past_the_caches_with_the_same_values(
 ) -> None:
     plain = Marsit(None).start(comm, N)
     want = [plain.aggregate(u) for u in updates()]
-    monkeypatch.setattr("mpicomp.algorithms.marsit.STREAMING_ELEMENTS", 1)
+    monkeypatch.setattr("mpicomp.codecs.sign_residual.STREAMING_ELEMENTS", 1)
     streaming = Marsit(None).start(comm, N)
     memory = np.zeros(N + 16, np.float32)
     aligned = -memory.ctypes.data % 32 // 4
@@ -155,15 +155,15 @@ def test_automatic_step_of_a_vector_of_zeros_is_zero(comm: Communicator) -> None
 
 def test_automatic_gamma_rises_while_too_much_is_clipped_and_falls_otherwise(comm: Communicator) -> None:
     aggregator = Marsit(None, gamma="auto").start(comm, N)
-    assert aggregator.gamma == 4
+    assert aggregator.feedback.gamma == 4
     rng, seen = np.random.default_rng(4), []
     for t in range(200):
-        before = aggregator.gamma
+        before = aggregator.feedback.gamma
         u = rng.standard_normal(N) * (1 if t < 100 else np.where(np.arange(N) % 8, 0.01, 40))
         aggregator.aggregate(u.astype(np.float32))
-        change = math.log(aggregator.gamma / before)
-        assert change == pytest.approx(0.2 * (aggregator.clipped_fraction - 0.015), abs=1e-12)
-        seen.append(aggregator.gamma)
+        change = math.log(aggregator.feedback.gamma / before)
+        assert change == pytest.approx(0.2 * (aggregator.feedback.clipped_fraction - 0.015), abs=1e-12)
+        seen.append(aggregator.feedback.gamma)
     assert seen[99] < 4 < seen[-1]
 
 
@@ -174,10 +174,10 @@ def test_automatic_gamma_stays_in_range(comm: Communicator) -> None:
         aggregator = Marsit(None, gamma="auto", clip=1e-3).start(comm, 1000)
         for _ in range(1200 if bound < 1 else 60):
             aggregator.aggregate(u)
-        assert aggregator.gamma == bound
+        assert aggregator.feedback.gamma == bound
 
 
 def test_a_chosen_gamma_outlives_a_restored_one(comm: Communicator) -> None:
     chosen = Marsit(None, gamma=1).start(comm, N)
     chosen.load_state_dict(Marsit(None, gamma=4).start(comm, N).state_dict())
-    assert chosen.gamma == 1
+    assert chosen.feedback.gamma == 1

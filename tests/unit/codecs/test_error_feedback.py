@@ -7,8 +7,8 @@ import pytest
 
 from mpicomp.codecs import Quantizer
 from mpicomp.codecs.error_feedback import ErrorAccumulation, ErrorFeedback
+from mpicomp.codecs.feedback_encoder import FeedbackEncoder
 from mpicomp.kernels.streams import Stream
-from mpicomp.reducers.coded import FeedbackEncoder
 
 LENGTHS = (1, 15, 16, 17, 1000)
 

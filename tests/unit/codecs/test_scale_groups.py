@@ -66,13 +66,13 @@ def test_runs_cut_the_vector_at_pieces_tensors_and_blocks(tensor_lengths: list[i
             start, stop = run.elements.start, run.elements.stop
             assert (start, run.sums.start) == (element, block)
             assert cut.start <= start < stop <= cut.stop
-            assert ends[run.segment] - lengths[run.segment] <= start < stop <= ends[run.segment]
+            assert ends[run.tensor] - lengths[run.tensor] <= start < stop <= ends[run.tensor]
             assert start % BLOCK == 0 or stop <= start - start % BLOCK + BLOCK
             assert (run.words.start, run.words.stop) == (start // 64, -(-stop // 64))
             assert start % 64 == 0
-            if run.segment not in seen:
-                assert firsts[run.segment] == block
-                seen.append(run.segment)
+            if run.tensor not in seen:
+                assert firsts[run.tensor] == block
+                seen.append(run.tensor)
             element, block = stop, run.sums.stop
             assert run.sums.stop - run.sums.start == -(-(stop - start) // BLOCK)
         assert element == cut.stop

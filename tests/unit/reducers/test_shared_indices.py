@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from mpicomp import Communicator
 from mpicomp.algorithms import RandomK, ScaleCom, TrueTopK
+from mpicomp.codecs.memory import PART_ELEMENTS, lay_out
 from mpicomp.codecs.top_k import kept
-from mpicomp.reducers.shared_indices import PART_ELEMENTS, lay_out
 
 N = 4096 + 77
 
@@ -85,7 +85,7 @@ def test_vectors_under_one_seed_draw_differently(comm: Communicator) -> None:
     def places(vector_id: int, seed: int = 0) -> Any:
         aggregator = RandomK(10, seed=seed).start(comm, N, vector_id=vector_id)
         aggregator.aggregate(np.ones(N, np.float32))
-        return aggregator.places
+        return aggregator.feedback.places
 
     first = places(0)
     np.testing.assert_array_equal(places(0), first)

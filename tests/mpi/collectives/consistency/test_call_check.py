@@ -12,6 +12,7 @@ import torch
 from mpi4py import MPI
 
 from collectives import CollectiveMismatch, Communicator, TopologyError, Torus
+from collectives.consistency.call_check import AT_ONCE
 from tests.mpi.lanes import TIMEOUT_S, same_text_on
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -71,9 +72,9 @@ def test_broadcasts_from_two_roots_are_a_mismatch(comm: Communicator) -> None:
     assert_usable(comm)
 
 
-def test_a_rank_that_is_one_call_behind_is_found_out(comm: Communicator) -> None:
+def test_a_rank_that_is_some_calls_behind_is_found_out(comm: Communicator) -> None:
     if comm.rank == 0:
-        comm._agreement._calls += 1
+        comm._check._calls += AT_ONCE
     with pytest.raises(CollectiveMismatch, match="the same call, but after a different number of collectives"):
         usual(comm)
 
@@ -102,7 +103,7 @@ def test_what_one_rank_cannot_reduce_all_hear_of(comm: Communicator, what: str) 
     assert comm.rank < odd or re.search(f"rank {odd} of {comm.size}.*{told}", str(caught.value))
     assert comm.rank < odd or isinstance(caught.value.__cause__, CollectiveMismatch)
     assert f"{others(comm.size)}: allreduce(sum) of float32[2, 3]" in text
-    assert re.search(f"rank {odd} refuses .*{told}", text)
+    assert re.search(f"rank {odd} rejects .*{told}", text)
     assert_usable(comm)
 
 

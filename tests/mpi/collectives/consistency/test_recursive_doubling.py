@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -57,8 +56,7 @@ def test_lengths_that_come_only_once_take_no_more_memory(comm: Communicator, mon
     monkeypatch.setattr(doubling, "MOST_REMEMBERED", 4)
     for n in range(20):
         assert (comm.allreduce(np.ones(n)) == comm.size).all()
-    known: Any = comm._agreement._comparison
-    assert len(known._known) <= 4
+    assert all(len(slot.exchange._known) <= 4 for slot in comm._check._slots)
 
 
 def test_what_a_call_costs_is_counted(comm: Communicator) -> None:

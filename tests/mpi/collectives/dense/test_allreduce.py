@@ -120,7 +120,7 @@ def test_neither_pieces_nor_slots_nor_arrival_order_change_a_sum(
     for topology in tried:
         expected = dense(topology, every)
         for piece_bytes, slots in ((64, 1), (512, 3), (None, 40)):
-            monkeypatch.setattr(allreduce, "SLOTS", slots)
+            monkeypatch.setattr(allreduce, "RECEIVE_BUFFERS", slots)
             with Communicator(mpi_comm, topology, TIMEOUT_S, piece_bytes=piece_bytes) as comm:
                 assert (comm.allreduce(every[comm.rank]) == expected).all(), (topology, piece_bytes, slots)
     jitter(mpi_comm.rank)
@@ -136,7 +136,7 @@ def test_long_pieces_do_not_stay_in_memory(mpi_comm: MPI.Intracomm) -> None:
     with Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=longest) as comm:
         for nbytes in (100_000, 4 * longest):
             comm.allreduce(np.ones(nbytes // 4, np.float32))
-        assert sum(place.nbytes for place in comm._sums.kept) <= allreduce.SLOTS * allreduce.PIECE_BYTES
+        assert sum(place.nbytes for place in comm._sums.kept) <= allreduce.RECEIVE_BUFFERS * allreduce.PIECE_BYTES
     assert not comm._sums.kept
 
 

@@ -1,9 +1,8 @@
-"""Libraries without persistent collectives: everything works through non-blocking ones."""
+"""Persistent requests are freed with those who use them, and are few."""
 
 from __future__ import annotations
 
 import gc
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,46 +18,9 @@ def requests_of(comm: Communicator) -> list[MPI.Request]:
     """All persistent requests of the communicator's users, by what would free them."""
     found: list[MPI.Request] = []
     frees: list[Any] = [free for _, free in comm._held.values()]
-    for free in frees:  # of a cache, or of a collective that the library may not have
-        found += free.args[0].values() if isinstance(free, partial) else [free.__self__._persistent]
-    return [request for request in found if request is not None]
-
-
-def refuse(*args: Any) -> Any:
-    raise NotImplementedError
-
-
-@pytest.mark.parametrize("topology", ["auto", "ring"])
-def test_marsit_gives_the_same_without_persistent_collectives(
-    mpi_comm: MPI.Intracomm, topology: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    u = np.random.default_rng(mpi_comm.rank).standard_normal((6, 5000)).astype(np.float32)
-
-    def run() -> Any:
-        with Communicator(mpi_comm, topology, TIMEOUT_S) as comm:
-            aggregator = Marsit(full_precision_every=4).start(comm, 5000)
-            return np.array([aggregator.aggregate(row) for row in u])
-
-    expected = run()
-    monkeypatch.setattr("collectives.execution.requests.Repeated.__init__", _without_persistence)
-    np.testing.assert_array_equal(run(), expected)
-
-
-def _without_persistence(self: Any, persistent: Any, once: Any) -> None:
-    self._once, self._persistent, self.request = once, None, MPI.REQUEST_NULL
-
-
-@pytest.mark.mpi(min_size=2)
-def test_a_library_that_has_none_is_noticed(mpi_comm: MPI.Intracomm) -> None:
-    from collectives.execution.requests import Repeated
-
-    mine, least = np.array([float(mpi_comm.rank)]), np.zeros(1)
-    repeated = Repeated(refuse, lambda: mpi_comm.Iallreduce(mine, least, MPI.MAX))
-    for _ in range(2):
-        repeated.start()
-        repeated.request.Wait()
-        assert least[0] == mpi_comm.size - 1
-    repeated.free()
+    for free in frees:
+        found += free.args[0].values()
+    return found
 
 
 @pytest.mark.mpi(min_size=2)

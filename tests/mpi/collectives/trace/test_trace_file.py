@@ -177,7 +177,7 @@ def test_what_is_traced_is_let_go_without_the_garbage_collector(
     with Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=512, trace=folder) as comm:
         aggregator: Any = CascadingSSDM().start(comm, N)
         aggregator.aggregate(vector(comm.rank))
-        kept = [weakref.ref(aggregator), weakref.ref(aggregator._program)]
+        kept = [weakref.ref(aggregator), weakref.ref(aggregator.reducer.program)]
         gc.disable()
         try:
             del aggregator

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from collectives import Communicator, HalvingDoubling, Ring, Tree
-from collectives.dense.allreduce import PIECE_BYTES, SHORT_BYTES, along_the_plan, fresh_places
+from collectives.dense.allreduce import PIECE_BYTES, SHORT_BYTES, along_the_plan, fresh_buffers
 from collectives.schedules.plan import Topology
 from collectives.threads.run_local import run_local
 
@@ -22,7 +22,7 @@ def longest(
     def made(comm: Communicator) -> int:
         comm.one_node, comm._eager_bytes = one_node, eager_bytes
         vector = np.zeros(comm.size * CHUNK_BYTES // 8)
-        program, _ = along_the_plan(comm, vector, "float64", False, vector, fresh_places)
+        program, _ = along_the_plan(comm, vector, "float64", False, vector, fresh_buffers)
         return program.longest_piece * vector.itemsize
 
     (nbytes,) = set(run_local(ranks, made, topology, piece_bytes=piece_bytes))

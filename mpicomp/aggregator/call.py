@@ -1,0 +1,58 @@
+"""One step of one vector, from `begin` to its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numpy.typing import NDArray
+
+from collectives import Communicator, NonFiniteGradient, Traffic
+from collectives.execution.handle import Call
+from mpicomp.aggregator import nonfinite
+from mpicomp.aggregator.spec import VectorSpec
+
+
+class VectorCall(Call):
+    """A call of an aggregator.
+
+    Attributes
+    ----------
+    comm : Communicator
+    spec : VectorSpec
+    step : int
+    values : ndarray[n]
+        This rank's vector in the type of computing, float32 or float64; read only.
+    wide : float32[n] or None
+        Of a 16-bit vector: the same memory as `values`, and may be overwritten.
+    out : ndarray[n]
+        To be overwritten with the result; uint16 for bfloat16.
+    traffic : Traffic
+        Counted into.
+    """
+
+    __slots__ = ("comm", "out", "spec", "step", "traffic", "values", "wide")
+
+    def __init__(
+        self,
+        comm: Communicator,
+        name: Callable[[], str],
+        spec: VectorSpec,
+        step: int,
+        values: NDArray[Any],
+        out: NDArray[Any],
+        traffic: Traffic,
+    ) -> None:
+        super().__init__(comm, name, traffic.clock)
+        self.comm, self.spec, self.step = comm, spec, step
+        self.values, self.out, self.traffic = values, out, traffic
+        self.wide: NDArray[Any] | None = None
+
+    @property
+    def where(self) -> str:
+        """The vector and the step, for messages."""
+        return f"vector {self.spec.vector_id}, step {self.step}"
+
+    def non_finite(self, ranks: tuple[int, ...], what: str = "") -> NonFiniteGradient:
+        """What every rank raises where these ranks contributed NaN or infinity; no rank: a sum has overflowed."""
+        return nonfinite.error(self.comm, ranks, f"{what} of {self.where}" if what else self.where)

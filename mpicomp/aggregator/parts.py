@@ -1,0 +1,121 @@
+"""The parts that an aggregator is composed of, and the vectors that it is started for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+
+from numpy.typing import NDArray
+
+from collectives import Topology
+from mpicomp.aggregator.call import VectorCall
+from mpicomp.aggregator.spec import VectorSpec
+
+__all__ = ["Feedback", "MessageModel", "Parts", "Reducer", "State", "StateKind", "Synchronize", "VectorSpec"]
+
+Synchronize = Literal["updates", "gradients"]
+StateKind = Literal["mean", "owner", "shared"]
+"""What an entry of a state becomes where other ranks go on with it: see `mpicomp.checkpoint.redistribute`."""
+State = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class MessageModel:
+    """What a method sends for a vector.
+
+    Attributes
+    ----------
+    nbytes : callable
+        ``nbytes(n_elements, weight)``: the payload of a message of that many elements that speaks for that many ranks.
+    piece_elements : int
+        Longest message.
+    alignment : int
+        Elements; messages begin at multiples of it.
+    route : Topology or None
+        How the payload goes whatever the topology, unless that is a star; None: as the topology says.
+    """
+
+    nbytes: Callable[[int, int], int]
+    piece_elements: int
+    alignment: int = 64
+    route: Topology | None = None
+
+
+class Feedback(Protocol):
+    """What a rank carries from step to step.
+
+    Attributes
+    ----------
+    state_kinds : dict
+        Of each key that `state` may have. "mean": a float array whose mean over ranks is what is pending.
+        "owner": an array[n], zero but for the elements that the rank owns. "shared": equal on all ranks.
+    state_nan : str
+        The entry of a state that may hold NaN.
+    """
+
+    state_kinds: ClassVar[dict[str, StateKind]]
+    state_nan: ClassVar[str]
+
+    @property
+    def residual(self) -> NDArray[Any] | None:
+        """What compression has left out so far: float32 or float64[n]."""
+        ...
+
+    def check_ready(self) -> None:
+        """Raise RuntimeError if an earlier error must be mended first."""
+        ...
+
+    def state(self) -> State:
+        """Copies of what the next step depends on, by the keys of `state_kinds`."""
+        ...
+
+    def like(self) -> State:
+        """Of each entry that a state must have, an array of its shape and type."""
+        ...
+
+    def load(self, state: State) -> str:
+        """Take over a state that has been checked; returns what ranks must compare of it, in words, or ""."""
+        ...
+
+
+class Reducer(Protocol):
+    """How payloads get round and meet. Holds buffers, and no aggregator."""
+
+    def prepare(self, step: int) -> None:
+        """Do ahead what a step needs no vector for, while the ranks agree on the call; may be left out."""
+        ...
+
+    def steps(self, call: VectorCall) -> Iterator[bool]:
+        """Write the result of a step to ``call.out``.
+
+        Raises
+        ------
+        NonFiniteGradient
+            On all ranks, with nothing in flight.
+        """
+        ...
+
+    def commit(self) -> None:
+        """The step is good on all ranks: what it made of the residual becomes the next step's."""
+        ...
+
+    def roll_back(self) -> None:
+        """The step has failed: keep what was before it."""
+        ...
+
+
+class Parts(NamedTuple):
+    """What an aggregator is composed of.
+
+    Attributes
+    ----------
+    feedback : Feedback or None
+    codec : object
+        Values to bytes and back.
+    reducer : Reducer
+    """
+
+    feedback: Any
+    codec: Any
+    reducer: Reducer

@@ -1,0 +1,33 @@
+"""Full-precision rounds: steps whose result is the exact mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from mpicomp.aggregator.call import VectorCall
+
+
+class FullPrecisionRounds:
+    """Which steps of a method are dense, and the mean that they take.
+
+    Parameters
+    ----------
+    every : int or None
+        K: steps 0, K, 2K, ... are dense; None: none is.
+    first : int
+        So many steps at the beginning are dense as well.
+    """
+
+    def __init__(self, every: int | None = None, first: int = 0) -> None:
+        self._every, self._first = every, first
+
+    def due(self, step: int) -> bool:
+        """Whether a step is dense."""
+        return step < self._first or (self._every is not None and step % self._every == 0)
+
+    def mean(self, call: VectorCall, values: NDArray[Any], scratch: Sequence[NDArray[Any]] = ()) -> Iterator[bool]:
+        """Write the mean over ranks of `values` to the result; a float32 copy of a 16-bit vector is overwritten."""
+        return call.comm.dense_steps(call, values, call.spec.dtype, True, call.out, call.traffic, scratch)

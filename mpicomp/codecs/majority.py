@@ -1,0 +1,100 @@
+"""The majority of votes: signs without a residual, complete counts decided by coins where they tie, and +-1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectives.memory import SIXTEEN_BIT, narrow
+from mpicomp import kernels
+from mpicomp.codecs.scaled_votes import STREAMING_ELEMENTS
+from mpicomp.codecs.sign import GROUP, UNSIGNED, RandomBits
+from mpicomp.codecs.vote_counts import COMMON, planes_of
+from mpicomp.kernels.streams import Stream
+
+
+class MajorityCodec:
+    """One vector's votes.
+
+    Parameters
+    ----------
+    pieces : sequence of range
+        Elements of each piece.
+    dtype : str
+        Of the vector.
+    ranks : int
+    stream : Stream
+        Of the coins.
+    counts : list of uint64 arrays
+        Per piece, the counts that votes are written to.
+    device : str
+
+    Attributes
+    ----------
+    finite : bool
+        Whether what was encoded at this step is.
+    """
+
+    def __init__(
+        self,
+        pieces: Sequence[range],
+        dtype: str,
+        ranks: int,
+        stream: Stream,
+        counts: list[NDArray[np.uint64]],
+        device: str = "cpu",
+    ) -> None:
+        of_device = kernels.of(device)
+        self._pack, self._unpack = of_device.sign.pack, of_device.sign.unpack
+        self._majority, self._random = of_device.vote_counts.majority, RandomBits(of_device, stream)
+        self._pieces, self._ranks, self._counts = pieces, ranks, counts
+        self._n = pieces[-1].stop if pieces else 0
+        self._words = [-(-len(cut) // 64) for cut in pieces]
+        kind = np.dtype(np.float64 if dtype == "float64" else np.float32).type
+        self._constants = kind(0), np.nextafter(kind(0), kind(1))
+        longest = max(map(len, pieces), default=0)
+        self._coins = np.empty(8 * -(-longest // GROUP), np.uint64) if ranks % 2 == 0 else None
+        stored = np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
+        self._result_words = UNSIGNED[stored.itemsize]
+        ones = np.zeros(2, stored)
+        if dtype in SIXTEEN_BIT:
+            narrow(np.array([1, -1], np.float32), dtype, ones)
+        else:
+            ones[:] = 1, -1
+        self._plus, self._minus = ones.view(self._result_words)
+        self.finite = True
+        self._nothing: NDArray[Any] = np.empty(0)
+        self.end()
+
+    def begin(self, step: int, values: NDArray[Any], out: NDArray[Any]) -> None:
+        """Go to another vector and step."""
+        self.finite, self._step, self._values, self._out = True, step, values, out.view(self._result_words)
+        self._streaming = self._n >= STREAMING_ELEMENTS and out.ctypes.data % 32 == 0
+
+    def end(self) -> None:
+        """Drop the references to the caller's arrays, so that these can be freed."""
+        self._values = self._out = self._nothing
+
+    def encode(self, piece: int) -> None:
+        """Write the signs of this rank's piece."""
+        cut = self._pieces[piece]
+        signs = self._counts[piece][: self._words[piece]]
+        values = self._values[cut.start : cut.stop]
+        self.finite &= bool(self._pack(values, signs, self._step % 2 == 0, *self._constants))
+
+    def decide(self, first: int, counts: NDArray[np.uint64], words: int) -> None:
+        """Make complete counts into the majority's signs; the coins know of no rank, so any rank may decide."""
+        coins = self._coins
+        if coins is not None:
+            coins = coins[: 8 * -(-64 * words // GROUP)]
+            self._random.draw(first, self._step, COMMON, (1, 1), coins)
+        self._majority(counts, planes_of(self._ranks), words, self._ranks // 2, coins, counts)
+
+    def finish(self, piece: int) -> None:
+        """Write +-1 for the majority's signs of a piece."""
+        cut = self._pieces[piece]
+        out = self._out[cut.start : cut.stop]
+        self._unpack(self._counts[piece][: self._words[piece]], self._plus, self._minus, self._streaming, out)

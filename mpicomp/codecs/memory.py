@@ -1,0 +1,180 @@
+"""The memory of methods whose ranks all send the same elements, and the layout of what is kept of a vector.
+
+    v      = (m + g)[I]
+    m      <- (1 - beta) m + beta (m + g), but (1 - beta) m at I     for beta = 1: m + g, but exactly 0 at I
+
+m is the memory (the residual), g this rank's vector, I the places that are sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectives.memory import aligned_empty
+from mpicomp import kernels
+from mpicomp.codecs.sign import UNSIGNED
+from mpicomp.codecs.top_k import index_bits, kept
+
+PART_ELEMENTS = 1 << 18  # that one piece of work takes, at most where blocks allow it
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A run of whole chunks, and where what is kept of them is among all that is.
+
+    Attributes
+    ----------
+    start, stop : int
+        Elements.
+    chunk, keep : int
+        `keep` of every `chunk` elements are kept.
+    first, last : int
+        Places among the values.
+    """
+
+    start: int
+    stop: int
+    chunk: int
+    keep: int
+    first: int
+    last: int
+
+    @property
+    def elements(self) -> slice:
+        """In the vector."""
+        return slice(self.start, self.stop)
+
+    @property
+    def values(self) -> slice:
+        """Among the values that are kept."""
+        return slice(self.first, self.last)
+
+    @property
+    def bits(self) -> int:
+        """Of a place within a chunk."""
+        return index_bits(self.chunk)
+
+
+def lay_out(lengths: Sequence[int], rates: Sequence[int], chunk: int | None, exact: bool = False) -> tuple[Part, ...]:
+    """Cut tensor_lengths into parts.
+
+    Parameters
+    ----------
+    lengths : sequence of int
+        Elements of each segment; they follow each other.
+    rates : sequence of int
+        Of each.
+    chunk : int, optional
+        None: of each segment its rate.
+    exact : bool
+        A segment is one chunk, whatever its length.
+    """
+    parts: list[Part] = []
+    start = first = 0
+    for length, rate in zip(lengths, rates, strict=True):
+        size = max(1, length) if exact else chunk or rate
+        keep = max(1, -(-length // rate)) if exact else size // rate
+        step = size * max(1, PART_ELEMENTS // size)
+        cuts = [*range(start, start + length, step), start + length]
+        for begin, end in pairwise(cuts):
+            last = first + kept(end - begin, size, keep)
+            parts.append(Part(begin, end, size, keep, first, last))
+            first = last
+        start += length
+    return tuple(parts)
+
+
+class Memory:
+    """The residual of one vector, and the values of the places that are sent.
+
+    Parameters
+    ----------
+    n : int
+    compute, stored : dtype
+        float32 or float64; and of the result, uint16 for bfloat16.
+    parts : tuple of Part
+    beta : float
+    limit : float
+        Sums and means over ranks of numbers up to this are finite.
+    device : str
+
+    Attributes
+    ----------
+    residual : ndarray[n]
+    parts : tuple of Part
+    places : int64[k]
+        Elements that the last step but dense ones sent.
+    values : ndarray[k]
+        Of this rank at these places.
+    means : ndarray[k]
+        Of the ranks, as unsigned words of the result's size.
+    """
+
+    state_kinds: ClassVar[dict[str, Any]] = {"residual": "mean"}
+    state_nan: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        n: int,
+        compute: np.dtype[Any],
+        stored: np.dtype[Any],
+        parts: tuple[Part, ...],
+        beta: float,
+        limit: float,
+        device: str = "cpu",
+    ) -> None:
+        self._kernels = kernels.of(device).sparse
+        self.parts = parts
+        count = parts[-1].last if parts else 0
+        kind = compute.type
+        self.residual = np.zeros(n, compute)
+        self.places = np.zeros(count, np.int64)
+        whole = float(beta) == 1.0
+        self._past: Any = None if whole else kind(1 - beta)
+        self._gain: Any = None if whole else kind(beta)
+        self._kept = None if whole else np.empty(count, kind)
+        self._limit = kind(limit)
+        self.values = aligned_empty(count, kind)
+        self.means = aligned_empty(count, UNSIGNED[stored.itemsize])
+        self.stored_means = self.means.view(stored)
+
+    def check_ready(self) -> None:
+        """See `Feedback`: always ready."""
+
+    def pick(self, vector: NDArray[Any]) -> bool:
+        """Take the values at the places; whether all of them are within the limit."""
+        picked = vector, self.residual, self.places, self._limit, self._past, self.values, self._kept
+        return bool(self._kernels.pick(*picked))
+
+    def renew(self, vector: NDArray[Any]) -> Iterator[None]:
+        """Make the residual of the next step, part by part."""
+        for part in self.parts:
+            some = part.elements
+            kept_values = None if self._kept is None else self._kept[part.values]
+            among = self.places[part.values]
+            residual = self.residual[some]
+            self._kernels.remember(vector[some], residual, self._past, self._gain, part.start, among, kept_values)
+            yield
+
+    def scatter(self, out: NDArray[Any]) -> None:
+        """Write the means to their places."""
+        self._kernels.put(self.means, self.places, out.view(self.means.dtype))
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """The residual; a copy."""
+        return {"residual": self.residual.copy()}
+
+    def like(self) -> dict[str, NDArray[Any]]:
+        """See `Feedback`."""
+        return {"residual": self.residual}
+
+    def load(self, state: dict[str, NDArray[Any]]) -> str:
+        """See `Feedback`."""
+        self.residual[:] = state["residual"]
+        return ""

@@ -1,0 +1,294 @@
+"""Marsit's feedback: the residual, the global step, and the votes that come of them.
+
+One pass over memory adds the residual, takes signs, packs them, leaves the new residual and sums magnitudes; another
+unpacks merged signs into the result. With rule "paper" the subtraction of a result waits until the next encoding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectives.memory import narrow, widen
+from mpicomp import kernels
+from mpicomp.codecs.scale_groups import Run, cut_runs
+from mpicomp.codecs.sign import UNSIGNED
+
+AVERAGE = 0.9  # of the magnitudes' running mean
+GAMMA = 4.0
+GAMMA_RATE, GAMMA_CLIPPED, GAMMA_RANGE = 0.2, 0.015, (0.25, 16.0)
+STREAMING_ELEMENTS = 4 << 20  # results this long are written past the caches
+SAMPLE = 1 << 16
+
+
+@dataclass(frozen=True)
+class SignRule:
+    """What a residual does: see `mpicomp.Marsit` for the options of these names."""
+
+    global_step: float | Literal["auto"]
+    residual: Literal["own", "paper"] | None
+    clip: float
+    gamma: float | Literal["auto"]
+    transactional: bool = False
+
+
+class _Part:
+    """A run of elements that share a scale, and where its bits, sums and residual are."""
+
+    __slots__ = ("bits", "elements", "residual", "sums", "tensor")
+
+    def __init__(
+        self, run: Run, bits: NDArray[np.uint64], sums: NDArray[np.float64], residual: NDArray[Any] | None
+    ) -> None:
+        self.elements, self.tensor = run.elements, run.tensor
+        self.bits, self.sums = bits[run.words], sums[run.sums]
+        self.residual = None if residual is None else residual[run.elements]
+
+
+class SignResidual:
+    """Residual and running magnitudes of one vector.
+
+    Parameters
+    ----------
+    rule : SignRule
+    n, dtype, ranks : int, str, int
+        Elements, their type, and the number of ranks.
+    lengths, padded : int64[tensors]
+        Elements of each tensor, and the elements that it takes up.
+    device : str
+
+    Attributes
+    ----------
+    residual : ndarray[n] or None
+        With rule "paper" the last result may still be to be subtracted: `state` gives the settled one.
+    gamma : float
+    skipped : int
+        Steps skipped because a rank had NaN or infinity.
+    clipped_fraction : float
+        Of the residual's elements over all ranks, at the last step.
+    """
+
+    state_kinds: ClassVar[dict[str, Any]] = {"gamma": "shared", "magnitudes": "shared", "residual": "mean"}
+    state_nan: ClassVar[str] = "magnitudes"  # of tensors not seen yet
+
+    def __init__(
+        self,
+        rule: SignRule,
+        n: int,
+        dtype: str,
+        ranks: int,
+        lengths: NDArray[np.int64],
+        padded: NDArray[np.int64],
+        device: str = "cpu",
+    ) -> None:
+        self.rule, self._n, self._dtype, self._lengths, self._padded = rule, n, dtype, lengths, padded
+        self._kernels = kernels.of(device).sign
+        self._compute: np.dtype[Any] = np.dtype(np.float64 if dtype == "float64" else np.float32)
+        self._stored: np.dtype[Any] = np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
+        self._narrow = self._stored.itemsize == 2
+        kind, count = self._compute.type, lengths.size
+        self._constants = kind(0), np.nextafter(kind(0), kind(1))
+        self.residual = None if rule.residual is None else np.zeros(n, self._compute)
+        self._before: tuple[NDArray[Any] | None, NDArray[np.float64], float] | None = None
+        self._lazy, self._clips = rule.residual == "paper", rule.residual == "own"
+        self._stateless = rule.residual is None and rule.global_step != "auto"
+        self.gamma = GAMMA if rule.gamma == "auto" else rule.gamma
+        self.skipped, self.clipped_fraction = 0, 0.0
+        self.spoiled = False
+        self._magnitudes = np.full(count, np.nan)  # a of each tensor; NaN: not seen yet
+        self._pending = np.zeros(count, self._compute)  # s of the result not yet subtracted ("paper")
+        self._steps, self._minus_steps, self._limits = (np.zeros(count, self._compute) for _ in range(3))
+        if rule.global_step != "auto" and not self._scale(np.full(count, float(rule.global_step)), 1.0):
+            raise ValueError(f"global_step={rule.global_step} is beyond what {self._compute} holds")
+        self._words = UNSIGNED[self._stored.itemsize]
+        if self._narrow:
+            self._positive, self._negative = np.zeros(count, self._words), np.zeros(count, self._words)
+        else:
+            self._positive, self._negative = self._steps.view(self._words), self._minus_steps.view(self._words)
+        self._elements = max(1, int(lengths.sum()) * ranks)
+        self._counts = np.maximum(1.0, lengths * ranks)
+        self._clipped = 0
+        self._parts: list[list[_Part]] = []
+        self._bits = np.empty(0, np.uint64)
+        self._sums = np.zeros(0)
+        self._firsts = np.zeros(0, np.int64)
+        self._nothing = np.empty(0, self._compute)
+        self._values: NDArray[Any] = self._nothing
+        self._out: NDArray[Any] = self._nothing
+        self._odd_positive = self._streaming = False
+
+    def lay_out(self, pieces: Sequence[range], bits: NDArray[np.uint64]) -> None:
+        """Use a reducer's pieces, and its bits."""
+        runs, self._firsts = cut_runs(pieces, self._padded)
+        self._sums = np.zeros(runs[-1][-1].sums.stop if self._n else 0)  # of |u|, block by block
+        self._bits = bits
+        self._parts = [[_Part(run, bits, self._sums, self.residual) for run in of_piece] for of_piece in runs]
+
+    # One step --------------------------------------------------------------------------------------------------------
+
+    def check_ready(self) -> None:
+        """See `Feedback`."""
+        if self.spoiled:
+            raise RuntimeError(
+                "an earlier step met NaN or infinity and its residual is spoiled: restore it by load_state_dict, "
+                "or start() anew"
+            )
+
+    def begin(self, step: int, values: NDArray[Any], out: NDArray[Any]) -> None:
+        """Go to another vector and step."""
+        self._values, self._out = values, out.view(self._words)
+        self._odd_positive = step % 2 == 0
+        self._streaming = self._n >= STREAMING_ELEMENTS and out.ctypes.data % 32 == 0
+        self._clipped = 0
+        if self.rule.transactional:
+            self._before = self.settled_residual(), self._magnitudes.copy(), self.gamma
+
+    def end(self) -> None:
+        """Drop the references to the caller's arrays, so that these can be freed."""
+        self._values = self._out = self._nothing
+        self._before = None
+
+    def roll_back(self) -> None:
+        """The step has failed: go back to what was before it, if that was kept."""
+        if self._before is not None:
+            before, self._magnitudes, self.gamma = self._before
+            if self.residual is not None and before is not None:
+                self.residual[:] = before
+            self._pending[:] = 0
+            self.spoiled = False
+        self.end()
+
+    def encode(self, piece: int) -> None:
+        """Write the signs of this rank's piece."""
+        zero, tiny = self._constants
+        for part in self._parts[piece]:
+            u, bits, sums, tensor = self._values[part.elements], part.bits, part.sums, part.tensor
+            if self._stateless:
+                sums[:] = 0.0 if self._kernels.pack(u, bits, self._odd_positive, zero, tiny) else np.nan
+                continue
+            step, limit = self._steps[tensor], self._limits[tensor]
+            previous = self._pending[tensor] if self._lazy else None
+            self._clipped += self._kernels.encode(
+                u, part.residual, bits, step, limit, previous, self._odd_positive, zero, tiny, sums
+            )
+
+    def finish(self, piece: int) -> None:
+        """Turn the merged signs of a piece into the result."""
+        for part in self._parts[piece]:
+            positive, negative = self._positive[part.tensor], self._negative[part.tensor]
+            self._kernels.unpack(part.bits, positive, negative, self._streaming, self._out[part.elements])
+
+    def add_and_clear(self, total: NDArray[Any]) -> None:
+        """Overwrite `total` with the vector and the residual, and clear the residual: a full-precision round."""
+        for part in self._every_part():
+            previous = self._pending[part.tensor] if self._lazy else None
+            u, sum_ = self._values[part.elements], total[part.elements]
+            self._kernels.add_and_clear(u, part.residual, part.bits, previous, sum_, part.sums)
+        self._pending[:] = 0
+
+    def keep_pending(self) -> None:
+        """With rule "paper" the result of this step is still to be subtracted."""
+        if self._lazy:
+            self._pending[:] = self._steps
+
+    def _every_part(self) -> Iterator[_Part]:
+        return chain.from_iterable(self._parts)
+
+    # The global step -------------------------------------------------------------------------------------------------
+
+    @property
+    def asks_magnitudes(self) -> bool:
+        """Whether the very first step must know the ranks' magnitudes beforehand."""
+        return self.rule.global_step == "auto" and bool(np.isnan(self._magnitudes[0]))
+
+    def measure(self) -> None:
+        """Sum the magnitudes of this rank's vector."""
+        for part in self._every_part():
+            self._kernels.magnitudes(self._values[part.elements], part.sums)
+
+    def set_steps(self) -> bool:
+        """Fix s of each tensor for this step; False if one is not finite."""
+        finite = True
+        if self.rule.global_step == "auto":
+            finite = self._scale(self._magnitudes, self.gamma)
+        if self._narrow:
+            narrow(self._steps, self._dtype, self._positive.view(self._stored))
+            narrow(self._minus_steps, self._dtype, self._negative.view(self._stored))
+            # the residual is what the result misses, so it must see s, and limits, as rounded there
+            widen(self._positive.view(self._stored), self._dtype, self._steps)
+            finite = self._scale(self._steps.astype(np.float64), 1.0)
+        return finite
+
+    def report(self, row: NDArray[np.float64]) -> None:
+        """Fill in what this rank tells the others: clipped elements, then the sum of |u| of each tensor."""
+        self._kernels.add_up(self._sums, self._firsts, self._clipped, row)
+
+    def follow(self, reports: NDArray[np.float64]) -> bool:
+        """Take in the ranks' reports, in rank order; False if one is not finite."""
+        clipped = self._kernels.follow(reports, self._counts, AVERAGE, self._magnitudes)
+        if math.isnan(clipped):
+            self.spoiled = self.residual is not None
+            return False
+        self.clipped_fraction = clipped / self._elements
+        return True
+
+    def adapt_gamma(self) -> None:
+        """Let an automatic gamma follow the fraction of clipped elements."""
+        if self.rule.gamma == "auto" and self._clips:
+            low, high = GAMMA_RANGE
+            change = math.exp(GAMMA_RATE * (self.clipped_fraction - GAMMA_CLIPPED))
+            self.gamma = min(high, max(low, self.gamma * change))
+
+    def swing(self) -> float:
+        """Mean magnitude of a sample of the residual with nothing pending, in global steps; rule "paper"."""
+        assert self.residual is not None
+        sample = self.residual[: min(SAMPLE, self._lengths[0])].copy()
+        self._kernels.subtract_result(sample, self._bits, self._pending[0])
+        return float(np.abs(sample).mean() / self._pending[0]) if self._pending[0] else 0.0
+
+    def _scale(self, magnitudes: NDArray[np.float64], gamma: float) -> bool:
+        scaled = magnitudes, gamma, self.rule.clip, self._steps, self._minus_steps, self._limits
+        return bool(self._kernels.set_steps(*scaled))
+
+    # State -----------------------------------------------------------------------------------------------------------
+
+    def settled_residual(self) -> NDArray[Any] | None:
+        """The residual with nothing pending; a copy."""
+        if self.residual is None:
+            return None
+        settled: NDArray[Any] = self.residual.copy()
+        if self._lazy:
+            for part in self._every_part():
+                self._kernels.subtract_result(settled[part.elements], part.bits, self._pending[part.tensor])
+        return settled
+
+    def state(self) -> dict[str, Any]:
+        """Settled residual, running magnitudes and gamma; copies."""
+        settled = self.settled_residual()
+        residual = {} if settled is None else {"residual": settled}
+        return {"gamma": self.gamma, "magnitudes": self._magnitudes.copy(), **residual}
+
+    def like(self) -> dict[str, NDArray[Any]]:
+        """See `Feedback`."""
+        residual = {} if self.residual is None else {"residual": self.residual}
+        return {"gamma": np.zeros(()), "magnitudes": self._magnitudes, **residual}
+
+    def load(self, state: dict[str, NDArray[Any]]) -> str:
+        """See `Feedback`."""
+        if self.residual is not None:
+            self.residual[:] = state["residual"]
+        self._magnitudes = state["magnitudes"].copy()
+        if self.rule.gamma == "auto":
+            self.gamma = float(state["gamma"])
+        self._pending[:] = 0
+        self.spoiled = False
+        digest = hashlib.blake2b(self._magnitudes.tobytes(), digest_size=8).hexdigest()
+        # the ranks' steps must stay the same to the bit, so they compare what they go on with
+        return f"gamma {self.gamma!r} and magnitudes {digest}"

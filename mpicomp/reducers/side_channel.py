@@ -1,0 +1,97 @@
+"""What every rank tells every other beside its payload: a few numbers, straight from each to each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives import Communicator, Traffic
+from collectives.execution.handle import Call
+from collectives.execution.requests import Requests
+from collectives.memory import aligned_empty
+from collectives.progress.polling import until
+
+
+class SideChannel:
+    """The numbers of one vector, step after step.
+
+    Messages have a tag of their own, so that those of many vectors may be under way at once, in any order.
+
+    Parameters
+    ----------
+    comm : Communicator
+    count : int
+        float64 numbers.
+    tail_bytes : int
+        Bytes that travel behind the numbers.
+
+    Attributes
+    ----------
+    mine : float64[count]
+        This rank's numbers; filled in before `start`.
+    everyones : float64[ranks, count]
+        The numbers of all ranks, after `collect`.
+    tail : uint8[tail_bytes]
+        The bytes behind this rank's numbers.
+    tails : list of uint8[tail_bytes]
+        The bytes of all ranks, after `collect`.
+    """
+
+    def __init__(self, comm: Communicator, count: int, tail_bytes: int = 0) -> None:
+        self._rank, self._size, self._here = comm.rank, comm.size, comm.here
+        nbytes = 8 * count + tail_bytes
+        self._row = aligned_empty(nbytes, np.uint8)
+        rows = aligned_empty(comm.size * -(-nbytes // 8) * 8, np.uint8).reshape(comm.size, -1)
+        self._row[:] = 0
+        rows[:] = 0
+        self._rows = [row[:nbytes] for row in rows]
+        self.mine, self.tail = self._row[: 8 * count].view(np.float64), self._row[8 * count :]
+        self._numbers, self.tails = rows[:, : 8 * count].view(np.float64), [row[8 * count :] for row in self._rows]
+        self.everyones = np.zeros((comm.size, count))  # contiguous, as kernels want it
+        self._others = [rank for rank in range(comm.size) if rank != comm.rank]
+        self._requests = Requests(comm.mpi_comm, comm.fixed_tag(), comm.persistent(self))
+        self._message = [self._row, nbytes, MPI.BYTE]
+        self._messages = {rank: [self._rows[rank], nbytes, MPI.BYTE] for rank in self._others}
+        self._under_way: list[MPI.Request] = []
+        self._started = False
+
+    def start(self) -> None:
+        """Send this rank's numbers, and do not wait."""
+        requests, others = self._requests, self._others
+        self._rows[self._rank][:] = self._row
+        self._under_way = [requests.receive((rank, 0), self._messages[rank], rank) for rank in others]
+        self._under_way += [requests.send(rank, self._message, rank) for rank in others]
+        self._started = True
+
+    def arrived(self) -> bool:
+        """Whether `collect` would not have to wait."""
+        under_way = self._under_way
+        while under_way and under_way[-1].Test():
+            under_way.pop()
+        return not under_way
+
+    def collect(self, call: Call, traffic: Traffic) -> Iterator[bool]:
+        """Wait for the numbers of all ranks, if any are on their way."""
+        if self._started:
+            call.describe = lambda: f"{self._here}: the other ranks' reports do not arrive"
+            call.wait_name = "side channel"
+            for request in self._under_way:
+                yield from until(request)
+            call.wait_name = ""
+            self._under_way, self._started = [], False
+            self.everyones[:] = self._numbers
+            traffic.bytes_sent += self._row.nbytes * len(self._others)
+            traffic.messages += len(self._others)
+
+    def swap(self, call: Call, traffic: Traffic) -> Iterator[bool]:
+        """Send this rank's numbers and wait for those of all ranks."""
+        self.start()
+        yield from self.collect(call, traffic)
+
+
+def bad_ranks(marks: Any) -> tuple[int, ...]:
+    """Ranks whose mark, of bool[ranks], is set."""
+    return tuple(int(rank) for rank in np.flatnonzero(marks))
