@@ -17,8 +17,8 @@ TIMEOUT_S = 20.0
 # Sizes whose plans powers of two hide, tried as parts of a lane of at least this many ranks.
 PARTS = (5, 7)
 PARTS_FROM = 8
-# A module that sets this to True has its tests run on these parts too.
-EVERY_SIZE = "EVERY_SIZE"
+# Marks a test, or a module, that runs on these parts too.
+every_size = pytest.mark.every_size
 
 
 def parametrize_sizes(metafunc: pytest.Metafunc) -> None:
@@ -31,7 +31,7 @@ def parametrize_sizes(metafunc: pytest.Metafunc) -> None:
         return
     plugin = metafunc.config.pluginmanager.get_plugin("rank_agreement")
     size = 1 if plugin is None else plugin.size
-    parts = PARTS if size >= PARTS_FROM and getattr(metafunc.module, EVERY_SIZE, False) else ()
+    parts = PARTS if size >= PARTS_FROM and metafunc.definition.get_closest_marker("every_size") else ()
     metafunc.parametrize("mpi_comm", [size, *parts], indirect=True)
 
 

@@ -10,10 +10,9 @@ from mpi4py import MPI
 from mpicomp.algorithms import ALGORITHMS
 from tests.exact import ONE_BLOCK, check_over_mpi
 from tests.mpi.conftest import go_in_parts
-from tests.mpi.lanes import PARTS
+from tests.mpi.lanes import PARTS, every_size
 from tests.trials import TRIALS
 
-EVERY_SIZE = True
 FEW = 4  # ranks
 pytestmark = pytest.mark.timeout(240)
 
@@ -22,6 +21,7 @@ def test_every_method_is_tried() -> None:
     assert {name.split(",")[0] for name in TRIALS} == set(ALGORITHMS)
 
 
+@every_size
 @pytest.mark.parametrize("name", TRIALS)
 def test_results_and_states_are_those_of_one_process(
     mpi_comm: MPI.Intracomm, name: str, jitter: Callable[[int], None], monkeypatch: pytest.MonkeyPatch

@@ -18,9 +18,8 @@ from collectives.trace.clock import compare, offset_at
 from mpicomp import QSGD, CascadingSSDM, Marsit, ScaleCom
 from mpicomp.cli.trace import RankTrace, table
 from tests.mpi.collectives.trace.traces import everyones, require_aligned, require_nested, spans, vector
-from tests.mpi.lanes import TIMEOUT_S
+from tests.mpi.lanes import TIMEOUT_S, every_size
 
-EVERY_SIZE = True
 N = 40_000
 MESSAGE = "call", "peer", "message", "piece", "chunk"
 COMPUTING = {"encode": "seconds_encoding", "decode": "seconds_decoding", "merge": "seconds_merging"}
@@ -36,6 +35,7 @@ def shape(traces: list[dict[str, Any]]) -> set[tuple[int, int, int, int]]:
     }
 
 
+@every_size
 @pytest.mark.parametrize("topology", ["ring", "tree", "halving-doubling", "torus"])
 @pytest.mark.parametrize("piece_bytes", [None, 512], ids=["walked", "executed"])
 def test_every_piece_and_every_message_is_there(
