@@ -18,11 +18,7 @@ import pytest
 import collectives
 import mpicomp
 from apps import options as train_options
-from collectives import communicator
-from collectives.consistency import recursive_doubling as doubling
-from collectives.dense import allreduce as sums
 from mpicomp.cli import bench
-from mpicomp.cli import main as cli
 from mpicomp.cli.bench.request import Request
 from tests.documents import DOCUMENTS, PROJECT, anchors, commands, inline_code, links, prose, rows
 
@@ -167,20 +163,6 @@ def test_all_topologies_are_named() -> None:
     for name in (*collectives.TOPOLOGIES, "auto", "mpi"):
         assert f"`{name}`" in cells
         assert f"`{name}`" in README.read_text()
-
-
-def test_all_commands_are_in_the_readme() -> None:
-    for name in cli.COMMANDS:
-        assert f"mpicomp {name}" in README.read_text()
-
-
-def test_thresholds_are_those_of_the_code() -> None:
-    text = CHOOSING.read_text()
-    a_rank, altogether = sums.RING_BYTES_A_RANK >> 10, sums.RING_BYTES >> 20
-    assert f"from {a_rank} KiB per rank, or {altogether} MiB altogether, the ring" in text
-    within, between = doubling.MOST_BYTES_IN_A_NODE >> 10, doubling.MOST_BYTES_BETWEEN_NODES >> 10
-    assert f"no more than {within} KiB over all rounds ({between} KiB between nodes)" in text
-    assert f"while the payload is below {communicator.LATENCY_BYTES >> 10} KiB" in text
 
 
 def literals() -> list[str]:

@@ -57,23 +57,16 @@ def decoded(payload: NDArray[np.uint8], levels: int, n: int) -> NDArray[np.uint8
 
 
 @pytest.mark.parametrize("levels", LEVELS)
-@pytest.mark.parametrize("zero", [0.0, 0.5, 0.99, 1.0])
-def test_symbols_come_back_at_every_length(levels: int, zero: float) -> None:
-    for n in AROUND:
+@pytest.mark.parametrize("zero", [0.0, 0.2, 0.5, 0.9, 0.99, 1.0])
+def test_symbols_come_back_at_every_length_and_payloads_are_as_described(levels: int, zero: float) -> None:
+    for n in (*AROUND, 12_001):
         symbols = skewed(n, levels, zero)
         before = symbols.copy()
         payload = coded(symbols, levels)
         np.testing.assert_array_equal(symbols, before)
         np.testing.assert_array_equal(decoded(payload, levels, n), symbols)
-
-
-@pytest.mark.parametrize("levels", LEVELS)
-@pytest.mark.parametrize("zero", [0.2, 0.9])
-def test_payloads_are_as_described(levels: int, zero: float) -> None:
-    for n in (*AROUND, 12_001):
-        symbols = skewed(n, levels, zero)
-        payload = coded(symbols, levels)
-        assert reference.decode(payload.tobytes(), levels, n) == symbols.tolist()
+        if zero in (0.2, 0.9):  # the reference is slow
+            assert reference.decode(payload.tobytes(), levels, n) == symbols.tolist()
 
 
 @given(data=st.data(), levels=st.integers(2, 255))
