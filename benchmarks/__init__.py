@@ -1,4 +1,4 @@
-"""What docs/performance.md is made of: ``python -m benchmarks.run_all`` measures everything and writes its tables.
+"""What docs/performance-tables.md is made of: ``python -m benchmarks.run_all`` measures all and writes its tables.
 
 Each part is a module that can be run alone, with ``--quick`` in a small form:
 

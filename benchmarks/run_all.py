@@ -1,4 +1,4 @@
-"""Measure everything that docs/performance.md shows, and write its tables.
+"""Measure everything that docs/performance-tables.md shows, and write its tables.
 
 ``python -m benchmarks.run_all`` on a machine that does nothing else. What is measured already is not measured again
 (``--fresh`` does); ``--only kernels,allreduce`` names parts; ``--quick`` shows in minutes that all of it runs, and
@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.jobs import PROJECT, environment, run
 from benchmarks.record import replace_block
 
-DOCUMENT = PROJECT / "docs" / "performance.md"
+DOCUMENT = PROJECT / "docs" / "performance-tables.md"
 LONGEST_S = 3600.0
 
 
@@ -121,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", type=_parts, default=PARTS, metavar="PART,PART", help=", ".join(PARTS))
     parser.add_argument("--fresh", action="store_true", help="measure again what is measured already")
     parser.add_argument("--json-dir", type=Path, metavar="DIR", help="of the records (runs/benchmarks)")
-    parser.add_argument("--docs", type=Path, metavar="FILE", help="where to write the tables (docs/performance.md)")
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="file of the tables (docs/performance-tables.md)")
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="nothing starts after so many seconds")
     parser.add_argument("--seeds", type=int, default=5, help="of the learning study (default %(default)s)")
     parser.add_argument("--datasets", default="digits,fashion-mnist", help="of the learning study (%(default)s)")

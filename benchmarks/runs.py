@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.jobs import environment, run
 
 GLOBAL_BATCH = {"digits": 64, "fashion-mnist": 256}
-# The digits' 40 epochs were chosen after 20 had been seen to miss the targets: docs/performance.md has both.
+# The digits' 40 epochs were chosen after 20 had been seen to miss the targets: docs/performance-tables.md has both.
 SETTINGS: Mapping[str, tuple[str, ...]] = {
     "digits": ("--hidden", "128", "--epochs", "40", "--warmup-epochs", "1", "--decay", "cosine"),
     "fashion-mnist": ("--hidden", "256", "--epochs", "5", "--warmup-epochs", "0.25", "--decay", "cosine"),

@@ -1,25 +1,56 @@
 """Collectives on non-blocking MPI: schedules as data, one executor for all of them, payloads as opaque bytes."""
 
-from collectives.communicator import Communicator
-from collectives.cost.link import LinkModel
-from collectives.errors import (
-    CollectiveError,
-    CollectiveMismatch,
-    CollectiveTimeout,
-    CommunicatorClosed,
-    NonFiniteGradient,
-    PeerFailure,
-)
-from collectives.execution.handle import Handle
-from collectives.schedules.direct import Direct
-from collectives.schedules.halving_doubling import HalvingDoubling
-from collectives.schedules.plan import Plan, PlanError, Step, Topology, TopologyError, Transfer
-from collectives.schedules.registry import TOPOLOGIES, topology
-from collectives.schedules.ring import Ring
-from collectives.schedules.star import Star
-from collectives.schedules.torus import Torus
-from collectives.schedules.tree import DoubleTree, Tree
-from collectives.trace.traffic import Traffic, TrafficLog
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collectives.communicator import Communicator
+    from collectives.cost.link import LinkModel
+    from collectives.errors import (
+        CollectiveError,
+        CollectiveMismatch,
+        CollectiveTimeout,
+        CommunicatorClosed,
+        NonFiniteGradient,
+        PeerFailure,
+    )
+    from collectives.execution.handle import Handle
+    from collectives.schedules.direct import Direct
+    from collectives.schedules.halving_doubling import HalvingDoubling
+    from collectives.schedules.plan import Plan, PlanError, Step, Topology, TopologyError, Transfer
+    from collectives.schedules.registry import TOPOLOGIES, topology
+    from collectives.schedules.ring import Ring
+    from collectives.schedules.star import Star
+    from collectives.schedules.torus import Torus
+    from collectives.schedules.tree import DoubleTree, Tree
+    from collectives.trace.traffic import Traffic, TrafficLog
+
+# A module is loaded when a name of it is first asked for: importing mpi4py.MPI initialises MPI, and code that only
+# reads files or draws plans must work where MPI does not.
+_HOMES = {
+    "communicator": ("Communicator",),
+    "cost.link": ("LinkModel",),
+    "errors": (
+        "CollectiveError",
+        "CollectiveMismatch",
+        "CollectiveTimeout",
+        "CommunicatorClosed",
+        "NonFiniteGradient",
+        "PeerFailure",
+    ),
+    "execution.handle": ("Handle",),
+    "schedules.direct": ("Direct",),
+    "schedules.halving_doubling": ("HalvingDoubling",),
+    "schedules.plan": ("Plan", "PlanError", "Step", "Topology", "TopologyError", "Transfer"),
+    "schedules.registry": ("TOPOLOGIES", "topology"),
+    "schedules.ring": ("Ring",),
+    "schedules.star": ("Star",),
+    "schedules.torus": ("Torus",),
+    "schedules.tree": ("DoubleTree", "Tree"),
+    "trace.traffic": ("Traffic", "TrafficLog"),
+}
 
 __all__ = [
     "TOPOLOGIES",
@@ -49,3 +80,14 @@ __all__ = [
     "Tree",
     "topology",
 ]
+
+
+def __getattr__(name: str) -> object:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

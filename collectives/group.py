@@ -131,8 +131,8 @@ class Group:
         for call in tuple(self._in_flight):
             call.wait()
         self._before_free()
-        self._free()
         self._broken = "it was closed"
+        self._free()
         if dropped:
             raise RuntimeError(f"{self.here}: {dropped[0]} was begun and never waited for: keep what begin returns")
 
@@ -322,6 +322,9 @@ class Group:
         """Run a program to its end, as part of a call; `overlapped`: with other work of the call."""
         stepwise = not overlapped and runs_stepwise(program, payload)
         kind = StepwiseExecution if stepwise else PipelinedExecution
+        if self.trace is not None:
+            # behind the numbers of all calls in the foreground, and different for each program of a call
+            self.trace.start_program((1 << 32) + 16 * call.tag + len(call.owners) if call.background else None)
         execution = kind(self.mpi_comm, program, payload, tag, traffic, encoded, cache, self.trace)
         call.owners.append(execution)
         return execution.steps(call)
@@ -332,13 +335,15 @@ class Group:
         """Wait for a request, as part of a call; traces call the wait `wait_name`."""
         call.describe, call.wait_name = describe, wait_name
         call.owners.append(request)
-        yield from until(request)
+        yield from until(request, call)
         call.wait_name = ""
 
     def wait(self, request: MPI.Request, describe: Callable[[], str]) -> None:
-        """Poll a request of this communicator's up to the timeout, with no other call of it in flight."""
-        call = Call(self, describe)
-        self.run(call, self.await_request(call, request, describe))
+        """Poll a request of this communicator's up to the timeout; it is no call, so other ranks need not wait too."""
+        try:
+            wait(request, self.timeout, describe, self.given_up)
+        except BaseException as error:
+            raise self.abort(error, request) from error
 
     # Giving up -------------------------------------------------------------------------------------------------------
 

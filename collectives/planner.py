@@ -11,6 +11,7 @@ from mpi4py import MPI
 from collectives.consistency.call_check import gather_texts
 from collectives.cost.link import LinkModel
 from collectives.cost.simulate import simulate_time
+from collectives.json_file import one_line
 from collectives.schedules.halving_doubling import HalvingDoubling
 from collectives.schedules.plan import Topology
 from collectives.schedules.ring import Ring
@@ -18,7 +19,7 @@ from collectives.schedules.torus import Torus
 from collectives.schedules.tree import DoubleTree
 
 ALIGNMENT = 8  # bytes: chunks begin at words
-_PROBLEM = "\0"  # what a text begins with that is no network
+_PROBLEM = "\0"  # the first character of a text that tells why a rank knows no network
 
 
 def fastest(size: int, network: LinkModel, piece_bytes: int) -> Callable[[int], Topology]:
@@ -66,7 +67,7 @@ def agreed(comm: MPI.Comm, network: LinkModel | str | Path | None, timeout_s: fl
             known = network if isinstance(network, LinkModel) else LinkModel.load(network)
             text = repr(known)
         except (OSError, TypeError, ValueError) as error:
-            text = f"{_PROBLEM}{here}: network={str(network)!r} cannot be used: {error}"
+            text = f"{_PROBLEM}{here}: network={one_line(network)!r} cannot be used: {one_line(error)}"
     texts = gather_texts(comm, text, timeout_s)
     problem = next((found.removeprefix(_PROBLEM) for found in texts if found.startswith(_PROBLEM)), "")
     if problem:

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
         TrueTopK,
         algorithm,
     )
-    from mpicomp.checkpoint.state import load_state, redistribute, save_state
+    from mpicomp.checkpoint.redistribute import redistribute
+    from mpicomp.checkpoint.state import load_state, save_state
 
 __version__ = "0.1.0"
 
@@ -72,7 +73,8 @@ _HOMES = {
         "TrueTopK",
         "algorithm",
     ),
-    "mpicomp.checkpoint.state": ("load_state", "redistribute", "save_state"),
+    "mpicomp.checkpoint.redistribute": ("redistribute",),
+    "mpicomp.checkpoint.state": ("load_state", "save_state"),
 }
 
 __all__ = [

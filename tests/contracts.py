@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from itertools import product
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mpicomp.codecs import Codec, Draw
+from mpicomp.codecs.base import Adding
 from mpicomp.kernels.streams import Stream
 
 LENGTHS = (0, 1, 7, 8, 9, 63, 64, 65, 1000, 4095, 4096, 4097)
@@ -35,7 +37,7 @@ def encoded(codec: Codec, values: NDArray[Any], draw: Draw | None = None) -> NDA
 
 def check_several_at_once(codec: Any, n: int, dtype: Any) -> None:
     """Check that passes which do several steps at once, where a codec has them, give the bits of the single steps."""
-    values, residual, sums = np.random.default_rng(n).standard_normal((3, n)).astype(dtype)
+    values, residual = np.random.default_rng(n).standard_normal((2, n)).astype(dtype)
     values[::5], values[n // 3 : n // 2] = -residual[::5], 0  # zeros of the sum, and of the values
     p, payload = values + residual, np.full(codec.nbytes(n), GUARD, np.uint8)
     decoded, told, found = np.full(n, 77, dtype), np.full(n, 77, dtype), payload.copy()
@@ -50,9 +52,17 @@ def check_several_at_once(codec: Any, n: int, dtype: Any) -> None:
         np.testing.assert_array_equal(found, payload)
         assert told.tobytes() == (p - decoded).tobytes()
     if hasattr(codec, "add"):
+        check_adding(codec, payload, n, dtype)
+
+
+def check_adding(codec: Adding, payload: NDArray[np.uint8], n: int, dtype: Any) -> None:
+    """Check that adding a payload to sums gives the bits of decoding it and adding that."""
+    sums, decoded = gaussian(n, dtype, seed=3), np.full(n, 77, dtype)
+    codec.decode(payload, decoded, weight=1)
+    with np.errstate(over="ignore"):
         expected = sums + decoded
-        codec.add(payload, sums)
-        np.testing.assert_array_equal(sums, expected)
+    codec.add(payload, sums)
+    np.testing.assert_array_equal(sums, expected)
 
 
 class CodecContract(ABC):
@@ -67,6 +77,11 @@ class CodecContract(ABC):
 
     codec: ClassVar[Codec]
     dtypes: ClassVar[tuple[type, ...]] = (np.float32,)
+
+    def __init_subclass__(cls) -> None:
+        """Refuse a test class that leaves out what a codec promises beyond the contract."""
+        if hasattr(getattr(cls, "codec", None), "add") and not issubclass(cls, AddingContract):
+            raise TypeError(f"{cls.codec} has add, so {cls.__name__} must be an AddingContract")
 
     @abstractmethod
     def check_round_trip(self, values: NDArray[Any], decoded: NDArray[Any]) -> None:
@@ -102,6 +117,16 @@ class CodecContract(ABC):
         for value in (0.0, -0.0, 1e-45, -1e-45, 3e38, -3e38):
             values = np.full(100, value, np.float32)
             assert np.isfinite(self.decoded(encoded(self.codec, values), 100)).all()
+
+    @pytest.mark.parametrize("magnitude", [1e39, 1e160, 1.7e308])
+    def test_float64_values_beyond_float32_decode_to_finite_values(self, magnitude: float) -> None:
+        if np.float64 in self.dtypes:
+            for values in (np.full(100, magnitude), magnitude * (gaussian(100, np.float64) / 4)):
+                payload = encoded(self.codec, values)
+                for dtype in (np.float32, np.float64):
+                    decoded = self.decoded(payload, 100, dtype)
+                    assert np.isfinite(decoded).all()
+                    assert (decoded * np.sign(values) >= 0).all()
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
     def test_values_that_are_not_finite_are_refused(self, bad: float) -> None:
@@ -169,3 +194,21 @@ class CodecContract(ABC):
             if hasattr(codec, "encode_telling") and not np.isfinite(bad):
                 with pytest.raises(ValueError, match="NaN or infinity"):
                     codec.encode_telling(values, payload, out, draw=draw_at())
+
+
+class AddingContract(CodecContract):
+    """Of codecs with `add`: it adds what `decode` writes."""
+
+    codec: ClassVar[Adding]
+
+    def test_adding_is_decoding_and_adding(self) -> None:
+        for n, dtype, magnitude in product(LENGTHS, self.dtypes, (1, 1e300)):
+            most = np.finfo(dtype).max
+            values = np.clip(gaussian(n, np.float64) * magnitude, -most, most).astype(dtype)
+            for of_sums in (np.float32, np.float64):
+                check_adding(self.codec, encoded(self.codec, values), n, of_sums)
+
+    def test_adding_a_payload_of_a_wrong_size_is_refused(self) -> None:
+        payload = encoded(self.codec, gaussian(1000))
+        with pytest.raises(ValueError, match="damaged"):
+            self.codec.add(payload[:-8], np.zeros(1000, np.float32))

@@ -32,6 +32,15 @@ def rows(document: Path) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
+def tables(document: Path) -> dict[str, list[list[str]]]:
+    """The rows of all tables without their heads, by what stands first in the head."""
+    found: dict[str, list[list[str]]] = {}
+    for block in re.findall(r"(?:^\|.*\n)+", prose(document) + "\n", re.MULTILINE):
+        head, _, *body = ([cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines())
+        found.setdefault(head[0], []).extend(body)
+    return found
+
+
 def inline_code(text: str) -> list[str]:
     """What stands between backquotes."""
     return re.findall(r"`([^`\n]+)`", text)

@@ -17,7 +17,7 @@ MODEL = 1  # another number when the simulator counts otherwise: what is remembe
 PIECE_BYTES = 57_344  # packed payloads between nodes
 METHODS: dict[str, Algorithm] = {"dense": Dense(), "one-bit": Marsit(None)}
 TOPOLOGIES = ("ring", "torus", "tree", "double-tree", "halving-doubling")
-# Seconds per element of one core, from docs/performance.md: residual and pack, merge, unpack; adding.
+# Seconds per element of one core, from docs/performance-tables.md: residual and pack, merge, unpack; adding.
 WORKS = {"dense": Work(merge_s=0.3e-9), "one-bit": Work(0.34e-9, 0.08e-9, 0.18e-9)}
 
 

@@ -33,7 +33,7 @@ from benchmarks.jobs import PROJECT
 from benchmarks.record import replace_block
 
 FOLDER = PROJECT / "runs" / "benchmarks" / "cluster"
-DOCUMENT, FIGURES = PROJECT / "docs" / "performance.md", PROJECT / "docs" / "figures"
+DOCUMENT, FIGURES = PROJECT / "docs" / "performance-tables.md", PROJECT / "docs" / "figures"
 CAPTIONS = {
     "cluster-time": "Time against size",
     "cluster-speedup": "Speed-up against rate",
@@ -188,7 +188,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-mpich", action="store_true", help="no jobs with MPICH in between")
     parser.add_argument("--only", type=_only, default=PARTS, metavar="PART,PART", help=", ".join(PARTS))
     parser.add_argument("--json-dir", type=Path, metavar="DIR", help="of the records (runs/benchmarks/cluster)")
-    parser.add_argument("--docs", type=Path, metavar="FILE", help="where the tables go (docs/performance.md)")
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="where the tables go (docs/performance-tables.md)")
     parser.add_argument("--figures", type=Path, metavar="DIR", help="where the plots go (docs/figures)")
     return parser
 

@@ -112,10 +112,10 @@ class CallCheck:
             exchange.start((mark + number * 0x9E3779B97F4A7C15) & _MASK, values, sums, traffic)
             if meanwhile is not None:
                 meanwhile()
-            yield from until(exchange)
+            yield from until(exchange, call)
             slot.number += AT_ONCE
             if exchange.mark == DIFFERENT:
-                yield from self._tell(number, call.name())
+                yield from self._tell(call, number)
         elif meanwhile is not None:
             meanwhile()
 
@@ -128,7 +128,7 @@ class CallCheck:
         if self._sums is None:
             self._sums = RecursiveDoubling(self._comm, self._most_bytes, TAG + AT_ONCE)
         self._sums.start(0, values, sums, traffic)
-        yield from until(self._sums)
+        yield from until(self._sums, call)
 
     def free(self) -> None:
         """Give MPI's resources back."""
@@ -155,9 +155,9 @@ class CallCheck:
             "(look for one that stopped or took another branch)"
         )
 
-    def _tell(self, number: int, mine: str) -> Steps:
+    def _tell(self, call: Call, number: int) -> Steps:
         """Exchange descriptions, and raise what they say."""
-        comm, tag = self._comm, TEXT_TAG + number % AT_ONCE
+        comm, tag, mine = self._comm, TEXT_TAG + number % AT_ONCE, call.name()
         text = np.frombuffer(mine.encode(), np.uint8)
         others = [rank for rank in range(comm.size) if rank != comm.rank]
         sends = [comm.Isend([text, text.size, MPI.BYTE], rank, tag) for rank in others]
@@ -166,16 +166,14 @@ class CallCheck:
             while not comm.Iprobe(rank, tag, status):
                 yield False
             landed = np.empty(status.Get_count(MPI.BYTE), np.uint8)
-            yield from until(comm.Irecv([landed, landed.size, MPI.BYTE], rank, tag))
+            yield from until(comm.Irecv([landed, landed.size, MPI.BYTE], rank, tag), call)
             texts[rank] = bytes(landed).decode()
         for send in sends:
-            yield from until(send)
+            yield from until(send, call)
         calls: dict[str, list[int]] = {}
         for rank in range(comm.size):
             calls.setdefault(texts[rank], []).append(rank)
         listed = "; ".join(f"{named(ranks)}: {call}" for call, ranks in calls.items())
-        if len(calls) == 1:
-            listed += " (the same call, but after a different number of collectives)"
         raise CollectiveMismatch(
             f"the ranks differ in collective call {number}: {listed}. "
             "Make the same calls in the same order with the same shapes, dtypes and options on every rank"

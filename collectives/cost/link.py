@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from collectives.json_file import fields as require_fields
+from collectives.json_file import one_line, read_json, shown
+
 Ints = NDArray[np.int64]
 Seconds = NDArray[np.float64]
+MOST_BYTES = 1 << 20  # of a file with a network
+CURE = "write it with mpicomp advise --save"
+_POSITIVE = ("bandwidth_bytes_s", "group_size", "uplink_bytes_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +55,16 @@ class LinkModel:
     uplink_bytes_s: float | None = None
 
     def __post_init__(self) -> None:
-        times = (self.latency_s, self.overhead_s, self.between_latency_s or 0.0)
-        speeds = (self.bandwidth_bytes_s, self.uplink_bytes_s, self.group_size)
-        numbers = [self.bandwidth_bytes_s, *(number for number in (*times, *speeds) if number is not None)]
-        if (
-            any(isinstance(number, bool) or not isinstance(number, int | float) for number in numbers)
-            or not all(math.isfinite(number) for number in numbers)
-            or min(times) < 0
-            or any(speed is not None and speed <= 0 for speed in speeds)
-            or not (self.group_size is None or isinstance(self.group_size, int))
-        ):
-            raise ValueError(
-                f"times must not be negative, bandwidths and group size must be positive, all finite numbers: {self}"
-            )
+        for field in fields(self):
+            value, positive = getattr(self, field.name), field.name in _POSITIVE
+            if value is None and field.default is None:
+                continue
+            least = math.ulp(0.0) if positive else 0.0
+            if not _finite(value) or value < least:
+                wanted = "above 0" if positive else "of 0 or more"
+                raise ValueError(f"{field.name} must be a finite number {wanted}, not {shown(value)}")
+        if self.group_size is not None and (not isinstance(self.group_size, int) or self.group_size >= 1 << 63):
+            raise ValueError(f"group_size must be an integer of at most 64 bits, not {shown(self.group_size)}")
 
     def group(self, ranks: Ints) -> Ints:
         """Which group each rank is in."""
@@ -85,21 +88,24 @@ class LinkModel:
         OSError
             The file cannot be read.
         ValueError
-            It does not hold a network.
+            The file does not hold a network; one line with the file, the cause and the cure.
         """
-        cure = "write it with mpicomp advise --save"
+        found = read_json(path, CURE, most_bytes=MOST_BYTES)
+        names = sorted(field.name for field in fields(cls))
         try:
-            found: Any = json.loads(Path(path).read_text())
-        except ValueError as error:
-            raise ValueError(f"{path} is not JSON ({error}); {cure}") from error
-        names = {field.name for field in fields(cls)}
-        required = {"latency_s", "bandwidth_bytes_s"}
-        if not isinstance(found, dict) or not required <= set(found) <= names:
-            raise ValueError(f"{path} does not hold a network, which has {', '.join(sorted(names))}; {cure}")
-        try:
+            unknown = sorted(set(require_fields(found, latency_s=float, bandwidth_bytes_s=float)) - set(names))
+            if unknown:
+                raise ValueError(f"{shown(unknown[0])} is none of {', '.join(names)}")
             return cls(**found)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{path} does not hold a network: {error}; {cure}") from error
+        except ValueError as error:
+            raise ValueError(f"{one_line(path)} does not hold a network ({error}); {CURE}") from error
+
+
+def _finite(number: object) -> bool:
+    """Whether this is an integer or a float that float64 holds; true and false are neither."""
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return False
+    return abs(number) <= sys.float_info.max
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,10 @@ class DenseSums:
         scratch: Sequence[NDArray[Any]],
         mark: int | None,
     ) -> Steps:
-        """See `Communicator.dense`; a `mark` is compared among the ranks before or with the sum."""
+        """See `Communicator.dense_steps`; a `mark` is compared among the ranks before or with the sum.
+
+        With a `mark` the call must be driven at once, as its check is numbered then.
+        """
         nbytes = values.size * itemsize_in_messages(values, dtype)
         if comm.size > 1 and comm.topology == "auto" and nbytes <= comm.swapped_bytes:
             source, sums = _operands(values, dtype, out)
@@ -68,24 +71,10 @@ class DenseSums:
                 exchange = comm.sum_small(call, source, sums, traffic)
             else:
                 exchange = comm.check(call, mark, traffic, source, sums)
-            return _timed(exchange, comm.size, sums, dtype, mean, out, traffic)
-        check = iter(()) if mark is None else comm.check(call, mark, traffic)
-        return self._after(check, nbytes, comm, call, values, dtype, mean, out, traffic, scratch)
-
-    def _after(
-        self,
-        check: Steps,
-        nbytes: int,
-        comm: Communicator,
-        call: Call,
-        values: NDArray[Any],
-        dtype: str,
-        mean: bool,
-        out: NDArray[Any],
-        traffic: Traffic,
-        scratch: Sequence[NDArray[Any]],
-    ) -> Steps:
-        yield from check
+            yield from _timed(exchange, comm.size, sums, dtype, mean, out, traffic)
+            return
+        if mark is not None:
+            yield from comm.check(call, mark, traffic)
         if comm.size == 1:
             if values.dtype == out.dtype:
                 out[:] = values

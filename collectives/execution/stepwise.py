@@ -102,6 +102,7 @@ class StepwiseExecution:
                     yield False
                     while not request.Test():
                         yield False
+                    call.moved()
                 self._last = self._last if message.is_send else message
         except MPI.Exception as error:
             raise PeerFailure(f"{self._describe(message)}: MPI says {error}") from error

@@ -49,7 +49,7 @@ class TracedPayload:
     """A payload whose work is recorded; see `Payload`."""
 
     def __init__(self, trace: Trace, labels: Labels, payload: Payload) -> None:
-        self._clock, self._add, self._call = trace.clock, trace.add, trace.calls
+        self._clock, self._add, self._call = trace.clock, trace.add, trace.program
         self._pieces, self._payload = labels.pieces, payload
         self.receive_buffers, self.brief = payload.receive_buffers, payload.brief
         self.outgoing, self.replacing = payload.outgoing, payload.replacing
@@ -112,7 +112,7 @@ class TracedRequests(Requests):
 
     def __init__(self, trace: Trace, labels: Labels, requests: Requests) -> None:
         self._trace, self._labels, self._requests = trace, labels, requests
-        self._call = trace.calls
+        self._call = trace.program
 
     def receive(self, key: tuple[int, int], buffer: Any, peer: int) -> Any:
         """See `Requests`."""
@@ -133,7 +133,6 @@ def followed(
     trace: Trace, program: Program, payload: Payload, requests: Requests
 ) -> tuple[TracedPayload, TracedRequests]:
     """Payload and requests of one more run of a program, recorded."""
-    trace.calls += 1
     labels = labels_of(program, trace.labels)
     traced = TracedMergedPayload if payload.receive_buffers else TracedPayload
     return traced(trace, labels, payload), TracedRequests(trace, labels, requests)

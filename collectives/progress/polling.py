@@ -208,11 +208,14 @@ class Testable(Protocol):
         ...
 
 
-def until(request: Testable) -> Iterator[bool]:
-    """Steps of a call that end when a request is over."""
+def until(request: Testable, backoff: Backoff) -> Iterator[bool]:
+    """Steps of a call that end when a request is over; `backoff` then starts over."""
     test = request.Test
-    while not test():
+    if not test():
         yield False
+        while not test():
+            yield False
+        backoff.moved()
 
 
 def wait(

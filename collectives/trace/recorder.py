@@ -58,8 +58,8 @@ class Trace:
     ----------
     add : callable
         Takes an event.
-    calls : int
-        Programs run so far; the same on all ranks at the same message.
+    program : int
+        Number of the program that is being started; the same on all ranks at the same message.
     labels : dict
         Of programs, by identity; see `collectives.execution.tracing`.
     over : event or None
@@ -86,7 +86,7 @@ class Trace:
             raise ValueError("another communicator writes its trace there")
         self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
         self.add = self._events.append
-        self.calls = 0
+        self.program = self._programs = 0
         self.labels: dict[int, Any] = {}
         self.over: Event = None
         self.readings = [Reading(0.0, 0.0, 0.0)]
@@ -94,6 +94,17 @@ class Trace:
         folder.mkdir(parents=True, exist_ok=True)
         self._write()
         _open[self.path] = self
+
+    def start_program(self, background: int | None) -> None:
+        """Number a program that starts.
+
+        Parameters
+        ----------
+        background : int or None
+            For a call that others overtake, a number that all ranks know it by; None: calls end in one order.
+        """
+        self._programs += background is None
+        self.program = self._programs if background is None else background
 
     def begin(self, kind: str, name: str = "", **args: Any) -> Event:
         """Start a span, which the file shows even if it never ends."""

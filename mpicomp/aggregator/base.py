@@ -249,7 +249,11 @@ class Aggregator:
         where = f"{self.comm.here}, vector {self.vector_id}"
         like = self._state({} if self.feedback is None else self.feedback.like())
         nan = "" if self.feedback is None else self.feedback.state_nan
-        return states.check(state, like, f"{self.algorithm} for {self.n} elements", where, nan)
+        taken = states.check(state, like, f"{self.algorithm} for {self.n} elements", where, nan)
+        check_owner = getattr(self.feedback, "check_owner", None)  # of methods whose ranks own parts of the vector
+        if check_owner is not None:
+            check_owner(state, where)
+        return taken
 
 
 def _listed(lengths: Sequence[int]) -> str:

@@ -15,7 +15,7 @@ from mpicomp.aggregator.spec import VectorSpec
 __all__ = ["Feedback", "MessageModel", "Parts", "Reducer", "State", "StateKind", "Synchronize", "VectorSpec"]
 
 Synchronize = Literal["updates", "gradients"]
-StateKind = Literal["mean", "owner", "shared"]
+StateKind = Literal["mean", "owner", "owned", "shared"]
 """What an entry of a state becomes where other ranks go on with it: see `mpicomp.checkpoint.redistribute`."""
 State = dict[str, NDArray[Any]]
 
@@ -49,7 +49,8 @@ class Feedback(Protocol):
     ----------
     state_kinds : dict
         Of each key that `state` may have. "mean": a float array whose mean over ranks is what is pending.
-        "owner": an array[n], zero but for the elements that the rank owns. "shared": equal on all ranks.
+        "owner": an array[n], zero but for the elements that the rank owns. "owned": the start and the stop of these
+        elements. "shared": equal on all ranks.
     state_nan : str
         The entry of a state that may hold NaN.
     """

@@ -153,7 +153,7 @@ class EFSignRounds:
         norms = self._side_channel.everyones
         self._scaled = True
         representable = self._feedback.take_scales(norms)
-        bad = bad_ranks(~np.isfinite(norms).all(axis=1))
+        bad = bad_ranks(np.isnan(norms).any(axis=1))
         if bad:
             self._problem = call.non_finite(bad)
         elif not representable:

@@ -205,7 +205,7 @@ class MarsitRounds:
         channel = self.reducer.side_channel
         yield from channel.collect(call, call.traffic)
         if not self.feedback.follow(channel.everyones):
-            raise call.non_finite(bad_ranks(~np.isfinite(channel.everyones).all(axis=1)))
+            raise call.non_finite(bad_ranks(np.isnan(channel.everyones).any(axis=1)))
 
     def _warn(self, step: int) -> None:
         """Once, when the residual is about to lose or to explode."""

@@ -132,9 +132,8 @@ class SSDMRounds:
 
     def _set_scales(self, call: VectorCall, norms: NDArray[np.float64]) -> None:
         """N and the factors of this step; raise if they are not finite."""
-        bad = bad_ranks(~np.isfinite(norms).all(axis=1))
-        if bad:
-            raise call.non_finite(bad)
+        if not np.isfinite(norms).all():
+            raise call.non_finite(bad_ranks(np.isnan(norms).any(axis=1)))
         longest = norms.max(axis=0)
         if self._options.scale == "none":
             self._votes.set_scales(norms[self._rank], longest > 0)

@@ -1,50 +1,58 @@
-"""Files that are whole or not there at all, also when the machine stops."""
+"""Files that are whole or not there at all, even if a process is killed or the machine stops meanwhile."""
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
+import platform
+import re
+import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OLD = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # some file systems lock only what can be written
 
 
 @contextmanager
 def flushed(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file, which has reached the disk when the block ends.
+    """Create a file, which has reached the disk when the block ends.
 
     Raises
     ------
     OSError
-        It cannot be written; names the file.
+        The file cannot be written, or the folder has something of that name; names the file.
     """
-    try:
-        with path.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        error.filename = str(path)  # a full disk is told without
-        raise
+    with _named(path), os.fdopen(os.open(path, _NEW, 0o666), "wb") as file:
+        yield file
+        _flush(file)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that takes the place of `path` when the block ends, and is gone if the block fails.
+    """Open a file that takes the place of `path` when the block ends, and that is removed if the block fails.
+
+    Until then the file has a name of its own beside `path`. A process that is killed leaves the file behind. The next
+    call for the same path removes it, on whichever host, but leaves files alone that a living process writes.
 
     Raises
     ------
     OSError
-        It cannot be written; names a file beside `path`.
+        The file cannot be written; names a file beside `path`.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with flushed(partial) as file:
+    _remove_stale(path)
+    partial = path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(4)}.partial")
+    with _named(partial), os.fdopen(_create_locked(partial), "wb") as file:
+        try:
             yield file
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+            _flush(file)
+            partial.replace(path)  # while the file is open, which is what shows other processes that we live
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
     flush_folder(path.parent)
 
 
@@ -55,3 +63,75 @@ def flush_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _create_locked(path: Path) -> int:
+    """Create a file and lock it for as long as it is open."""
+    while True:
+        descriptor = os.open(path, _NEW, 0o666)
+        with suppress(OSError):  # not every file system has locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+        os.close(descriptor)  # another process found the file before it was locked, and has removed it
+
+
+def _flush(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Add the file's name to an error, since a full disk is told without one."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove what processes that were killed have left of earlier calls for `path`."""
+    ours = re.compile(rf"\.{re.escape(path.name)}\.(?:([0-9a-f]{{8}})-)?(\d+)(?:-[0-9a-f]{{8}})?\.partial")
+    with suppress(OSError):  # whatever is wrong with the folder is told by who writes to it
+        for other in path.parent.iterdir():
+            found = ours.fullmatch(other.name)
+            if found and _is_stale(other, found[1], int(found[2])):
+                other.unlink(missing_ok=True)
+
+
+def _is_stale(partial: Path, host: str | None, pid: int) -> bool:
+    """Whether the process that wrote the file has ended."""
+    try:
+        descriptor = os.open(partial, _OLD)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # without locks, a process of this host shows by its number that it lives
+        return host == _host() and not _lives(pid)
+    else:
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+def _host() -> str:
+    """Eight characters for this host and its process numbers, of which a container has its own."""
+    numbers = 0
+    with suppress(OSError):
+        numbers = Path("/proc/self/ns/pid").stat().st_ino
+    return hashlib.blake2b(f"{platform.node()} {numbers}".encode(), digest_size=4).hexdigest()

@@ -7,6 +7,7 @@ from mpicomp.codecs.elias_counts import Elias
 from mpicomp.codecs.quantizer import Quantizer, Ternary
 from mpicomp.codecs.registry import COMPRESSORS, compressor
 from mpicomp.codecs.scaled_sign import OneBit, TwoMeans
+from mpicomp.codecs.shared_selection import SharedSelection
 from mpicomp.codecs.sign import Sign
 from mpicomp.codecs.stochastic_sign import StochasticSign
 from mpicomp.codecs.top_k import RandomSparsification, TopK
@@ -24,6 +25,7 @@ __all__ = [
     "OneBit",
     "Quantizer",
     "RandomSparsification",
+    "SharedSelection",
     "Sign",
     "StochasticSign",
     "Ternary",

@@ -94,6 +94,14 @@ class Telling(Codec, Protocol):
         ...
 
 
+class Adding(Codec, Protocol):
+    """A codec that decodes and adds in one pass, or adds few elements."""
+
+    def add(self, payload: Bytes, sums: NDArray[Any]) -> None:
+        """Add what `decode` would write to `sums`. Raises ValueError for a payload of the wrong size."""
+        ...
+
+
 class Variable(Codec, Protocol):
     """A codec whose `nbytes` is the most that a payload may take; the end of most need not be sent."""
 

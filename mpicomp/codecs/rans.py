@@ -9,13 +9,21 @@ would take more bytes than the symbols do.
 
 Wire format. The last super-symbol is filled up with zeros.
 
-    byte 0      0: plain, 1: coded
+    byte 0      0: plain, 1: coded, 2: coded by symbols
     plain       the super-symbols, one byte each; w as in long messages
     coded       the states, 1 or 4, as little-endian uint32
                 frequencies of the levels^w super-symbols out of 2^b, b = min(14, bits of their number), as Elias gamma
                 codes of frequency + 1, lowest bits first, up to a byte's end. The code of a frequency 0 is followed by
                 that of how many of these there are in a row. The codes end where the frequencies add up to 2^b
                 words, as little-endian uint16
+    by symbols  the same, but for the frequencies: in the same codes those of the `levels` symbols, and then 1 for each
+                super-symbol that occurs though it is not expected to; together 2^b. `_by_symbols` makes frequencies of
+                super-symbols of these
+
+Where symbols do not depend on their neighbours, the frequencies of super-symbols follow from those of symbols, which
+take fewer bytes. A message is coded by symbols if the frequencies would take more than 1 % of it otherwise, and if that
+makes it shorter. Without that, messages of 200,000 to 240,000 symbols of an entropy of 0.1 bits (a quantizer with
+``levels=1, bucket=5000``) are 2.1 to 2.5 % longer than their entropy; with it, 1.0 to 1.2 %.
 
 `mpicomp.kernels.cpu.rans` has the arithmetic. Super-symbol i is decoded from state i mod 4, or from the only one.
 """
@@ -30,12 +38,13 @@ from numpy.typing import NDArray
 from mpicomp.codecs.base import Bytes
 from mpicomp.kernels.cpu import rans
 
-PLAIN, CODED = 0, 1
+PLAIN, CODED, BY_SYMBOLS = 0, 1, 2
 MOST_LEVELS = 255
 SHORT = 8192
 """Symbols of the longest message that is coded with one state."""
 _MODE_BYTES, _STATES = 1, 4
-_FREQUENCY_BYTES = 1024  # more than 256 codes of 29 bits
+_FREQUENCY_BYTES = 1024  # more than 256 codes of 29 bits, and 15
+_NOTABLE = 100  # frequencies that take up more than this part of a message may be made shorter
 
 
 def symbols_together(levels: int) -> int:
@@ -86,7 +95,7 @@ def encode(symbols: NDArray[np.uint8], levels: int, payload: Bytes) -> int:
         raise ValueError(f"{symbols.size} symbols of {levels} levels may take {most} bytes, not {payload.size}")
     together, states = _shape(symbols.size, levels)
     packed, counts = _grouped(symbols, levels, together)
-    used = _code(packed, counts[: levels**together], states, payload[:most])
+    used = _code(packed, counts[: levels**together], levels, together, states, payload[:most])
     if used:
         return used
     payload[0] = PLAIN
@@ -114,12 +123,12 @@ def decode(payload: Bytes, levels: int, symbols: NDArray[np.uint8]) -> None:
         The payload is seen to be damaged.
     """
     n, together, states = symbols.size, symbols_together(levels), 0
-    if payload.size and payload[0] == CODED:
+    if payload.size and payload[0] in (CODED, BY_SYMBOLS):
         together, states = _shape(n, levels)
     packed = symbols if together == 1 else np.empty(-(-n // together), np.uint8)
     sound = False
     if states and n:
-        sound = _uncode(payload, levels**together, states, packed)
+        sound = _uncode(payload, levels, together, states, packed)
     elif payload.size == _MODE_BYTES + packed.size and payload[0] == PLAIN:
         packed[:] = payload[_MODE_BYTES:]
         sound = int(packed.max(initial=0)) < levels**together
@@ -155,14 +164,21 @@ def _bits(n_packed: int) -> int:
     return min(rans.MOST_BITS, n_packed.bit_length())
 
 
-def _code(packed: Bytes, counts: NDArray[np.int64], states: int, payload: Bytes) -> int:
+def _code(packed: Bytes, counts: NDArray[np.int64], levels: int, together: int, states: int, payload: Bytes) -> int:
     """Write a coded message; returns its bytes, or 0 if it would not fit."""
     if not packed.size:
         return 0
-    bits = _bits(packed.size)
+    mode, bits = CODED, _bits(packed.size)
     frequencies, written = np.empty_like(counts), np.empty(_FREQUENCY_BYTES, np.uint8)
     rans.normalise(counts, bits, frequencies)
     taken = int(rans.write_frequencies(frequencies, written))
+    if together > 1 and _NOTABLE * taken > (length := rans.coded_bits(counts, frequencies, bits) / 8):
+        of_symbols = _of_symbols(counts, levels, together, packed.size)
+        others, rewritten = _by_symbols(of_symbols, levels, together, packed.size), np.empty_like(written)
+        retaken = int(rans.write_frequencies(of_symbols, rewritten))
+        # naming super-symbols takes from their symbols' frequencies: if another is rare then, the length is infinite
+        if retaken + rans.coded_bits(counts, others, bits) / 8 < taken + length:
+            mode, frequencies, written, taken = BY_SYMBOLS, others, rewritten, retaken
     frequencies_at = _MODE_BYTES + 4 * states
     words_at = frequencies_at + taken
     table, left = np.empty((counts.size, rans.ENCODER_COLUMNS), np.uint32), np.empty(states, np.uint64)
@@ -171,19 +187,52 @@ def _code(packed: Bytes, counts: NDArray[np.int64], states: int, payload: Bytes)
     if begin < words_at:
         return 0
     used = words_at + payload.size - begin
-    payload[0] = CODED
+    payload[0] = mode
     payload[_MODE_BYTES:frequencies_at] = left.astype("<u4").view(np.uint8)
     payload[frequencies_at:words_at] = written[:taken]
     payload[words_at:used] = payload[begin:]
     return used
 
 
-def _uncode(payload: Bytes, alphabet: int, states: int, packed: Bytes) -> bool:
+def _of_symbols(counts: NDArray[np.int64], levels: int, together: int, n_packed: int) -> NDArray[np.int64]:
+    """What is sent for the frequencies of super-symbols that occur so often: see the wire format, "by symbols"."""
+    found, sent = np.zeros(levels, np.int64), np.zeros(levels + counts.size, np.int64)
+    rans.count_symbols(counts, together, found)
+    rans.normalise(found, _bits(n_packed), sent[:levels])
+    expected = _expected(sent[:levels], counts.size, together, n_packed)
+    sent[levels:] = (counts > 0) & (expected == 0)
+    sent[sent[:levels].argmax()] -= sent[levels:].sum()  # together 2^bits again
+    return sent
+
+
+def _by_symbols(sent: NDArray[np.int64], levels: int, together: int, n_packed: int) -> NDArray[np.int64]:
+    """Frequencies of super-symbols: as often as expected, and 1 at least for all that are named."""
+    frequencies = np.empty(sent.size - levels, np.int64)
+    expected = _expected(sent[:levels], frequencies.size, together, n_packed)
+    expected += sent[levels:] > 0
+    rans.normalise(expected, _bits(n_packed), frequencies)
+    return frequencies
+
+
+def _expected(symbols: NDArray[np.int64], alphabet: int, together: int, n_packed: int) -> NDArray[np.int64]:
+    """How often each super-symbol occurs, if symbols have these frequencies and do not depend on each other."""
+    found = np.empty(alphabet, np.int64)
+    rans.expect(symbols, together, _bits(n_packed), n_packed, found)
+    return found
+
+
+def _uncode(payload: Bytes, levels: int, together: int, states: int, packed: Bytes) -> bool:
     """Read a coded message; returns whether it was sound."""
-    bits, frequencies, frequencies_at = _bits(packed.size), np.empty(alphabet, np.int64), _MODE_BYTES + 4 * states
+    bits, frequencies_at = _bits(packed.size), _MODE_BYTES + 4 * states
+    by_symbols = payload[0] == BY_SYMBOLS
+    if by_symbols and together == 1:
+        return False
+    frequencies = np.empty(levels**together + levels * by_symbols, np.int64)
     words_at = int(rans.read_frequencies(payload, frequencies_at, bits, frequencies))
     if words_at < 0:
         return False
+    if by_symbols:
+        frequencies = _by_symbols(frequencies, levels, together, packed.size)
     held = payload[_MODE_BYTES:frequencies_at].copy().view("<u4").astype(np.uint64)
     slots, ranges = np.empty(1 << bits, np.uint8), np.empty((256, 2), np.uint32)
     rans.make_decoder(frequencies, slots, ranges)

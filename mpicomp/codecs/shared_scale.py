@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from collectives.memory import aligned_empty
 from mpicomp import kernels
+from mpicomp.codecs.reasons import tell_why
 from mpicomp.codecs.scale_groups import ScaleGroups
 from mpicomp.codecs.scaled_votes import STREAMING_ELEMENTS, ScaledVotes
 
@@ -90,7 +91,8 @@ class SharedScale:
 
     def report(self, row: NDArray[np.float64]) -> None:
         """Fill in this rank's norms."""
-        self._kernels.vote_counts.segment_totals(self._votes.sums, self.groups.firsts, row)
+        if not self._kernels.vote_counts.segment_totals(self._votes.sums, self.groups.firsts, row):
+            tell_why(row, self._values)
 
     def take_scales(self, norms: NDArray[np.float64]) -> bool:
         """Make scales of the ranks' norms, added up in rank order; False if a result would not be finite."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from collectives.memory import narrow, widen
 from mpicomp import kernels
+from mpicomp.codecs.reasons import tell_why
 from mpicomp.codecs.scale_groups import Run, cut_runs
 from mpicomp.codecs.sign import UNSIGNED
 
@@ -224,11 +225,16 @@ class SignResidual:
             # the residual is what the result misses, so it must see s, and limits, as rounded there
             widen(self._positive.view(self._stored), self._dtype, self._steps)
             finite = self._scale(self._steps.astype(np.float64), 1.0)
+        if not finite:  # the next step measures anew, or it would meet the same mean for ever
+            self._magnitudes[:] = np.nan
+            if self._before is not None:
+                self._before[1][:] = np.nan
         return finite
 
     def report(self, row: NDArray[np.float64]) -> None:
         """Fill in what this rank tells the others: clipped elements, then the sum of |u| of each tensor."""
-        self._kernels.add_up(self._sums, self._firsts, self._clipped, row)
+        if not self._kernels.add_up(self._sums, self._firsts, self._clipped, row):
+            tell_why(row, self._values)
 
     def follow(self, reports: NDArray[np.float64]) -> bool:
         """Take in the ranks' reports, in rank order; False if one is not finite."""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpicomp import kernels
+from mpicomp.codecs.reasons import tell_why
 from mpicomp.codecs.scale_groups import ScaleGroups
 from mpicomp.codecs.scaled_votes import ScaledVotes
 from mpicomp.kernels.streams import BLOCK, Stream, source
@@ -107,11 +108,27 @@ class StochasticVotes:
         for part in chain.from_iterable(self._parts):
             values, momentum = self._values[part.elements], self._momentum_of(part)
             self._kernels.ssdm.squares(values, momentum, self._beta, self._gain, part.sums)
-        self._kernels.vote_counts.segment_totals(self._votes.sums, self.groups.firsts, norms)
+        finite = self._kernels.vote_counts.segment_totals(self._votes.sums, self.groups.firsts, norms)
         kind = self._votes.factors.dtype
-        # rounded once; finite vectors have finite norms, where the sum of squares is
         np.sqrt(norms, out=norms)
+        if not finite:
+            self._measure_large(norms)
+        # rounded once; a norm beyond the largest number becomes that: it is no less than any element
         norms[:] = np.where(np.isfinite(norms), np.minimum(norms, np.finfo(kind).max), norms).astype(kind)
+
+    def _measure_large(self, norms: NDArray[np.float64]) -> None:
+        """Norms of float64 groups whose squares overflow, by dividing by their largest magnitudes first."""
+        for group in np.flatnonzero(~np.isfinite(norms)):
+            part = slice(int(self.groups.starts[group]), int(self.groups.stops[group]))
+            x = self._values[part]
+            with np.errstate(over="ignore", invalid="ignore"):
+                if self.momentum is not None:
+                    x = self._beta * self.momentum[part] + self._gain * x
+                largest = np.abs(x).max()
+                if np.isfinite(largest):
+                    norms[group] = min(largest * np.linalg.norm(x / largest), np.finfo(np.float64).max)
+        if not np.isfinite(norms).all():
+            tell_why(norms, self._values)
 
     def set_scales(self, norms: NDArray[np.float64], values: NDArray[Any]) -> bool:
         """Fix N of each group, and what a unanimous vote stands for; False if a result would not be finite."""

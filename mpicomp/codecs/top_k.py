@@ -180,10 +180,7 @@ class TopK:
 
     def decode(self, payload: Bytes, values: NDArray[Any], *, weight: int) -> None:
         """Write what was kept, and 0 elsewhere; what damage made NaN or infinite counts as 0."""
-        chosen, indices = self._read(payload, values.size, weight)
-        if values.itemsize < chosen.itemsize:
-            chosen = np.clip(np.nan_to_num(chosen, nan=0, posinf=0, neginf=0), -_FLOAT32_MAX, _FLOAT32_MAX)
-        spread_chunks(chosen, indices, self.elements, self.keep, values)
+        spread_chunks(*self._read(payload, values, weight), self.elements, self.keep, values)
 
     def add(self, payload: Bytes, sums: NDArray[Any]) -> None:
         """Add what `decode` would write to `sums`, looking at the elements alone that were kept.
@@ -193,12 +190,16 @@ class TopK:
         ValueError
             The payload has a wrong size.
         """
-        add_chunks(*self._read(payload, sums.size, 1), self.elements, self.keep, sums)
+        add_chunks(*self._read(payload, sums, 1), self.elements, self.keep, sums)
 
-    def _read(self, payload: Bytes, n: int, weight: int) -> tuple[NDArray[Any], NDArray[np.uint32]]:
-        chosen, planes = self._parts(payload, n, weight)
+    def _read(self, payload: Bytes, out: NDArray[Any], weight: int) -> tuple[NDArray[Any], NDArray[np.uint32]]:
+        """What was kept, as numbers of `out`'s type or of a narrower one, and the places within chunks."""
+        chosen, planes = self._parts(payload, out.size, weight)
         indices = np.empty(chosen.size, np.uint32)
         unpack_indices(planes, indices)
+        if out.itemsize < chosen.itemsize:
+            chosen = np.nan_to_num(chosen, nan=0, posinf=0, neginf=0)
+            chosen = np.clip(chosen, -_FLOAT32_MAX, _FLOAT32_MAX).astype(out.dtype)
         return chosen, indices
 
     def _parts(self, payload: Bytes, n: int, weight: int) -> tuple[NDArray[Any], NDArray[np.uint64]]:

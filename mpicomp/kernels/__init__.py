@@ -19,6 +19,7 @@ _MODULES = (
     "planes",
     "quantizer",
     "rans",
+    "shared_selection",
     "sign",
     "sparse",
     "ssdm",

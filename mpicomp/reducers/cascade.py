@@ -59,8 +59,10 @@ class Cascade:
     def steps(self, call: VectorCall) -> Iterator[bool]:
         """See `Reducer`."""
         payload, channel = self._payload, self._side_channel
-        with np.errstate(over="ignore"):  # of float64; its norm tells
-            payload.begin(call.values.astype(np.float32, copy=False), call.step)
+        values = call.values
+        if values.dtype == np.float64:  # infinity stays infinity, of which the norm tells
+            values = np.where(np.isinf(values), values, np.clip(values, -_LARGEST, _LARGEST)).astype(np.float32)
+        payload.begin(values, call.step)
         channel.mine[0] = norm(payload.values)
         yield from channel.swap(call, call.traffic)
         norms = channel.everyones[:, 0]

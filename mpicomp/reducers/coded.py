@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from collectives import Communicator
 from collectives.memory import aligned_empty, narrow
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.nonfinite import all_finite_result
+from mpicomp.aggregator.nonfinite import all_finite, all_finite_result
 from mpicomp.aggregator.parts import StateKind
 from mpicomp.codecs.base import Bytes, Codec
 from mpicomp.codecs.feedback_encoder import QUIET, FeedbackEncoder
@@ -158,7 +158,7 @@ class CodedRounds:
         self._writer.begin(call.out)
         for encoder in self._encoders:
             encoder.begin(call.step)
-        yield from self.exchange.steps(call, self._tell)
+        yield from self.exchange.steps(call, lambda: self._tell(call.values))
         channel = self._side_channel
         yield from channel.collect(call, call.traffic)
         said = channel.everyones[:, 0]
@@ -166,8 +166,9 @@ class CodedRounds:
         if bad or said.any() or not self._writer.finite:
             raise call.non_finite(bad)
 
-    def _tell(self) -> None:
-        """Send the others what became of this rank's encoding; all of it is done."""
+    def _tell(self, values: NDArray[Any]) -> None:
+        """Send the others what became of encoding this rank's vector; all of it is done."""
         mine, *others = (encoder.failed for encoder in self._encoders)
-        self._side_channel.mine[0] = _BAD if mine else _OVERFLOWED if any(others) else _GOOD
+        bad = mine and not all_finite(values)  # else finite numbers overflowed
+        self._side_channel.mine[0] = _BAD if bad else _OVERFLOWED if mine or any(others) else _GOOD
         self._side_channel.start()

@@ -35,7 +35,7 @@ from mpicomp.reducers.meanwhile import MeanMeanwhile
 from mpicomp.reducers.side_channel import SideChannel, bad_ranks
 
 BRIEF_ELEMENTS = 1 << 18  # up to here work takes less than keeping account of pieces
-_GOOD, _LARGE, _BAD = 0, 1, 2  # what a rank says of its numbers
+_GOOD, _LARGE, _OVERFLOWED, _BAD = range(4)  # what a rank says of its numbers
 
 
 class Chooser(Protocol):
@@ -151,7 +151,10 @@ class SharedIndicesMean:
         yield from self._chooser.choose(call, memory.residual, memory.places)
         start = traffic.clock()
         within = memory.pick(call.values)
-        channel.mine[0] = _BAD if not self._chooser.finite else _GOOD if within else _LARGE
+        said = _GOOD if within else _LARGE
+        if not self._chooser.finite:  # of values + residual: finite numbers may have overflowed
+            said = _OVERFLOWED if nonfinite.all_finite(call.values) else _BAD
+        channel.mine[0] = said
         channel.start()
         traffic.seconds_encoding += traffic.clock() - start
         traffic.seconds_total += traffic.clock() - start
@@ -206,12 +209,13 @@ class SharedIndicesMean:
         """Scatter the means into the result. Raise if an input or a mean is not finite."""
         traffic, said = call.traffic, self._side_channel.everyones[:, 0]
         bad = bad_ranks(said == _BAD)
-        if bad:
+        if bad or (said == _OVERFLOWED).any():
             raise call.non_finite(bad)
         start = traffic.clock()
-        if said.any():  # large numbers, of which the mean may be infinite: the residual has been left alone so far
-            if not nonfinite.all_finite_result(self._memory.stored_means, call.spec.dtype):
-                raise call.non_finite(())
+        # small numbers cannot overflow: if their mean is not finite, the sum went wrong, and nobody learns it otherwise
+        if not nonfinite.all_finite_result(self._memory.stored_means, call.spec.dtype):
+            raise call.non_finite(())
+        if said.any():  # large numbers, of which the mean might have been infinite: the residual is still as it was
             for _ in self._renew(call):
                 pass
         self._memory.scatter(call.out)

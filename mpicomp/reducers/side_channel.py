@@ -79,7 +79,7 @@ class SideChannel:
             call.describe = lambda: f"{self._here}: the other ranks' reports do not arrive"
             call.wait_name = "side channel"
             for request in self._under_way:
-                yield from until(request)
+                yield from until(request, call)
             call.wait_name = ""
             self._under_way, self._started = [], False
             self.everyones[:] = self._numbers

@@ -24,6 +24,7 @@ from collectives.schedules.plan import Topology
 from collectives.schedules.star import Star
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Parts, VectorSpec
+from mpicomp.aggregator.state import OWNED, check_owned
 from mpicomp.codecs.base import Bytes, Codec, sent_bytes
 from mpicomp.codecs.error_feedback import Feedback
 from mpicomp.codecs.feedback_encoder import FeedbackEncoder, take_mean
@@ -63,25 +64,44 @@ def two_pass(
     owner = FeedbackEncoder(second, owners_feedback, *here, of_owner, 0, applied)
     writer = ResultWriter(spec.dtype, spec.sixteen_bit)
     payload = TwoPassPayload(program, worker, owner, writer)
-    errors = OwnersErrors(worker, owner, program, payload.owned)
+    own = payload.own if owners_feedback is not None else None
+    errors = OwnersErrors(worker, owner, own)
     return Parts(errors, codec, CodedRounds(comm, errors, writer, TwoPass(comm, program, payload)))
 
 
 class OwnersErrors(Errors):
-    """The worker's error and, of the shards that this rank owns, the owner's; see `Errors`."""
+    """The worker's error and, of the elements that this rank owns, the owner's; see `Errors`.
 
-    def __init__(self, worker: FeedbackEncoder, owner: FeedbackEncoder, program: Program, owned: list[bool]) -> None:
+    Parameters
+    ----------
+    worker, owner : FeedbackEncoder
+    own : range or None
+        Elements that this rank owns; None: owners keep no error.
+    """
+
+    def __init__(self, worker: FeedbackEncoder, owner: FeedbackEncoder, own: range | None) -> None:
         super().__init__(
-            {"worker_error": worker, "owner_error": owner}, {"worker_error": "mean", "owner_error": "owner"}
+            {"worker_error": worker, "owner_error": owner},
+            {"worker_error": "mean", "owner_error": "owner", OWNED: "owned"},
         )
-        self.worker, self.owner, self._program, self._owned = worker, owner, program, owned
+        self.worker, self.owner, self._own = worker, owner, own
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Copies of the errors, and the range of elements whose owner's error the state has."""
+        state = super().state()
+        return state if self._own is None else state | {OWNED: np.array([self._own.start, self._own.stop])}
+
+    def check_owner(self, state: dict[str, Any], where: str) -> None:
+        """Raise ValueError if a state has errors of elements that are another rank's."""
+        if self._own is not None:
+            check_owned(state, "owner_error", self._own, where)
 
     def load(self, state: dict[str, NDArray[Any]]) -> str:
-        """See `Feedback`; the owner's error stays 0 where this rank owns nothing."""
+        """See `Feedback`; of the owners' errors this rank takes those of the elements that it owns."""
         told = super().load(state)
-        for cut, owned in zip(self._program.pieces, self._owned, strict=True):
-            if not owned:
-                self.owner.residual[cut.start : cut.stop] = 0
+        if self._own is not None:
+            self.owner.residual[: self._own.start] = 0
+            self.owner.residual[self._own.stop :] = 0
         return told
 
 
@@ -148,6 +168,12 @@ class TwoPassPayload:
         self._mean = np.empty(longest, worker.dtype)
         self._decoded = np.empty_like(self._mean)
         self.nothing = self.values = np.empty(0, worker.dtype)
+
+    @property
+    def own(self) -> range:
+        """The elements that this rank owns, which follow each other."""
+        own = [cut for cut, owned in zip(self._cuts, self.owned, strict=True) if owned]
+        return range(own[0].start, own[-1].stop) if own else range(0)
 
     def begin(self, values: NDArray[Any]) -> None:
         """Go to another vector."""

@@ -14,6 +14,7 @@ from collectives import Communicator
 from collectives.errors import NonFiniteGradient
 from mpicomp.algorithms import Algorithm
 from mpicomp.torch.buckets import ALIGNMENT, Bucket, NamedParameter, make_buckets
+from mpicomp.torch.states import with_arrays
 
 
 def open_bucket_reducers(
@@ -85,16 +86,12 @@ class BucketReducer:
         }
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
-        """ValueError if `state` is none that `load_state_dict` takes."""
-        self.aggregator.check_state_dict(_of_arrays(state))
+        """Raise ValueError if `state` is none that `load_state_dict` takes."""
+        self.aggregator.check_state_dict(with_arrays(state))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state`, of tensors or of arrays, was taken."""
-        self.aggregator.load_state_dict(_of_arrays(state))
-
-
-def _of_arrays(state: dict[str, Any]) -> dict[str, Any]:
-    return {key: value.numpy() if torch.is_tensor(value) else value for key, value in state.items()}
+        self.aggregator.load_state_dict(with_arrays(state))
 
 
 def _as_array(tensor: Tensor) -> NDArray[Any] | Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from collectives import Communicator
 from mpicomp.torch.bucket_reducer import BucketReducer
 from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.states import require_counters
 
 
 class GradientRounds:
@@ -69,7 +70,8 @@ class GradientRounds:
         return {"rounds": self.rounds}
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing: a counter fits always."""
+        """Raise ValueError if `state` is none that `load_state_dict` takes."""
+        require_counters(state, "rounds")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""

@@ -21,6 +21,7 @@ from collectives import Communicator
 from collectives.consistency.call_check import fingerprint
 from mpicomp.torch.bucket_reducer import BucketReducer
 from mpicomp.torch.master_weights import MasterWeights
+from mpicomp.torch.states import require_counters, require_like
 
 
 class UpdateRounds:
@@ -135,14 +136,11 @@ class UpdateRounds:
         }
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
-        """ValueError if `state` is none that `load_state_dict` takes."""
-        saved = [one.shape for one in (*state["masters"], *state["common"])]
-        here = [one.shape for one in (*self._masters.masters, *(self._common if state["steps"] else ()))]
-        if saved != here:
-            raise ValueError(
-                f"the state's masters and common model are tensors of {saved}, here they would be of {here}; build the "
-                "optimizer with the same options and model"
-            )
+        """Raise ValueError if `state` is none that `load_state_dict` takes."""
+        require_counters(state, "rounds", "steps")
+        here = self._masters.masters, self._common if state["steps"] else []
+        for key, expected in zip(("masters", "common"), here, strict=True):
+            require_like(state, key, expected)
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from collectives import Communicator
 from collectives.consistency.call_check import fingerprint
+from collectives.json_file import fields, one_line, shown
 from mpicomp.algorithms import Algorithm
 from mpicomp.torch.bucket_reducer import open_bucket_reducers
 from mpicomp.torch.gradient_averaging import GradientRounds
@@ -234,34 +235,80 @@ class DistributedOptimizer(torch.optim.Optimizer):
         }
         return {**self.optimizer.state_dict(), _STATE_KEY: own}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned, on the same rank of as many ranks; load the model before or after.
+    def check_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Look at a state that is not to be loaded yet; not collective.
 
         Raises
         ------
         ValueError
-            The state was not made by a DistributedOptimizer of this mode, method and these buckets. Nothing is changed
-            then.
+            As `load_state_dict` would on this rank.
         """
-        own = state_dict.get(_STATE_KEY)
-        if own is None:
-            raise ValueError(
-                "this is a plain optimizer's state, without residuals; load it into .optimizer, the wrapped optimizer"
-            )
-        if own["mode"] != self.mode or len(own["aggregators"]) != len(self.aggregators):
-            raise ValueError(
-                f"the state is for synchronize={own['mode']!r} and {len(own['aggregators'])} buckets, but this one "
-                f"has {self.mode!r} and {len(self.aggregators)}; build it with the same options"
-            )
-        for reducer, state in zip(self._rounds.reducers, own["aggregators"], strict=True):
-            reducer.check_state_dict(state)
-        self._rounds.check_state_dict(own["rounds"])
-        self.optimizer.load_state_dict({key: value for key, value in state_dict.items() if key != _STATE_KEY})
+        self._own_state(state_dict)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned, on the same rank of as many ranks; collective.
+
+        Load the model before or after.
+
+        Raises
+        ------
+        ValueError
+            The state was not made by a DistributedOptimizer of this mode, method and these buckets, or it is damaged.
+            Nothing is changed then, on any rank; the other ranks raise CollectiveMismatch.
+        CollectiveMismatch
+            Another rank raised ValueError, or the ranks' states are of different synchronizations.
+        """
+        before = self.optimizer.state_dict()
+        try:
+            own = self._own_state(state_dict)
+            self._load_wrapped({key: value for key, value in state_dict.items() if key != _STATE_KEY}, before)
+        except ValueError as error:
+            here = f"rank {self.comm.rank} of {self.comm.size}: {error}"
+            self.comm.reject(ValueError(here), "restoring an optimizer")
+        when = f"restoring an optimizer after {own['rounds']['rounds']} synchronizations"
+        try:
+            self.comm.agree(fingerprint(when), lambda: when)
+        except BaseException:
+            self.optimizer.load_state_dict(before)
+            raise
         for reducer, state in zip(self._rounds.reducers, own["aggregators"], strict=True):
             reducer.load_state_dict(state)
         self._rounds.load_state_dict(own["rounds"])
         # Between two rounds the ranks' models rightly differ.
         self._checked_values = self.in_round
+
+    def _own_state(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Return our part of a state; raise ValueError unless all of it can be loaded."""
+        if not isinstance(state_dict, dict):
+            raise ValueError(f"the state is {shown(state_dict)}, not a dict; load what state_dict returned")
+        if state_dict.get(_STATE_KEY) is None:
+            raise ValueError(
+                "this is a plain optimizer's state, without residuals; load it into .optimizer, the wrapped optimizer"
+            )
+        try:
+            own = fields(state_dict[_STATE_KEY], mode=str, rounds=dict, aggregators=list)
+        except ValueError as error:
+            raise ValueError(f"the state under {_STATE_KEY!r} is damaged ({error}); load an earlier one") from error
+        if own["mode"] != self.mode or len(own["aggregators"]) != len(self.aggregators):
+            raise ValueError(
+                f"the state is for synchronize={shown(own['mode'])} and {len(own['aggregators'])} buckets, but this "
+                f"one has {self.mode!r} and {len(self.aggregators)}; build it with the same options"
+            )
+        for reducer, state in zip(self._rounds.reducers, own["aggregators"], strict=True):
+            reducer.check_state_dict(state)
+        self._rounds.check_state_dict(own["rounds"])
+        return own
+
+    def _load_wrapped(self, state: dict[str, Any], before: dict[str, Any]) -> None:
+        """Load the wrapped optimizer's own state, or leave it as it was and raise ValueError."""
+        try:
+            self.optimizer.load_state_dict(state)
+        except Exception as error:  # torch checks little, and other optimizers have rules of their own
+            self.optimizer.load_state_dict(before)
+            raise ValueError(
+                f"{type(self.optimizer).__name__} cannot load its part of the state ({type(error).__name__}: "
+                f"{one_line(error)}); build it with the same options, or load an earlier state"
+            ) from error
 
     def _check_before_step(self) -> None:
         self._members.require_unchanged(self.comm)

@@ -21,6 +21,12 @@ PARTS_FROM = 8
 every_size = pytest.mark.every_size
 
 
+def lane_size(metafunc: pytest.Metafunc) -> int:
+    """Return the number of ranks, which is 1 without MPI."""
+    plugin = metafunc.config.pluginmanager.get_plugin("rank_agreement")
+    return 1 if plugin is None else plugin.size
+
+
 def parametrize_sizes(metafunc: pytest.Metafunc) -> None:
     """Run every test that asks for `mpi_comm` on the whole lane, and where sizes matter on 5 and 7 ranks too.
 
@@ -29,8 +35,7 @@ def parametrize_sizes(metafunc: pytest.Metafunc) -> None:
     marked = any(mark.args[0] == "mpi_comm" for mark in metafunc.definition.iter_markers("parametrize"))
     if "mpi_comm" not in metafunc.fixturenames or marked or hasattr(metafunc.module, "pytest_generate_tests"):
         return
-    plugin = metafunc.config.pluginmanager.get_plugin("rank_agreement")
-    size = 1 if plugin is None else plugin.size
+    size = lane_size(metafunc)
     parts = PARTS if size >= PARTS_FROM and metafunc.definition.get_closest_marker("every_size") else ()
     metafunc.parametrize("mpi_comm", [size, *parts], indirect=True)
 

@@ -1,4 +1,4 @@
-"""The scripts behind docs/performance.md: their helpers are right, and each runs in its small form."""
+"""The scripts behind docs/performance-tables.md: their helpers are right, and each runs in its small form."""
 
 from __future__ import annotations
 

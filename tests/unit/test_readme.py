@@ -18,9 +18,12 @@ import pytest
 import collectives
 import mpicomp
 from apps import options as train_options
+from collectives import communicator
+from collectives.consistency import recursive_doubling as doubling
+from collectives.dense import allreduce as sums
 from mpicomp.cli import bench
 from mpicomp.cli.bench.request import Request
-from tests.documents import DOCUMENTS, PROJECT, anchors, commands, inline_code, links, prose, rows
+from tests.documents import DOCUMENTS, PROJECT, anchors, commands, inline_code, links, prose, rows, tables
 
 README, DOCS = PROJECT / "README.md", PROJECT / "docs"
 TRAINING, CHOOSING, ERRORS = DOCS / "training.md", DOCS / "choosing.md", DOCS / "errors.md"
@@ -121,7 +124,7 @@ def test_options_in_the_text_exist(document: Path) -> None:
         ("python -m apps.compare", TRAINING),
         ("python -m apps.plot", TRAINING),
         ("python -m apps.cluster", DOCS / "cluster.md"),
-        ("python -m benchmarks.cluster", DOCS / "cluster.md"),
+        ("python -m benchmarks.cluster", DOCS / "performance-tables.md"),
     ],
 )
 def test_every_option_is_described(program: str, document: Path) -> None:
@@ -144,9 +147,9 @@ def test_defaults_of_the_command_lines_are_as_described() -> None:
 
 
 @pytest.mark.parametrize("name", mpicomp.ALGORITHMS)
-def test_a_page_of_its_own_describes_each_method_with_its_options_and_defaults(name: str) -> None:
-    page = DOCS / f"{name}.md"
-    described = [row[:2] for row in rows(page)]
+def test_the_page_that_the_readme_links_to_describes_each_method_with_its_options_and_defaults(name: str) -> None:
+    (page,) = re.findall(rf"^\| \[`{name}`\]\((\S+)\)", README.read_text(), re.MULTILINE)
+    described = [row[:2] for row in rows(PROJECT / page)]
     for field in dataclasses.fields(mpicomp.ALGORITHMS[name]):  # type: ignore[arg-type]
         assert [f"`{field.name}`", f"`{field.default!r}`"] in described, field.name
 
@@ -165,6 +168,15 @@ def test_all_topologies_are_named() -> None:
         assert f"`{name}`" in README.read_text()
 
 
+def test_thresholds_of_auto_are_those_of_the_code() -> None:
+    limits = {row[2]: re.findall(r"\d+ [KM]iB", row[1]) for row in tables(CHOOSING)["payload"]}
+    within, between = doubling.MOST_BYTES_IN_A_NODE >> 10, doubling.MOST_BYTES_BETWEEN_NODES >> 10
+    assert [f"{within} KiB", f"{between} KiB"] in limits.values()
+    a_rank, altogether = sums.RING_BYTES_A_RANK >> 10, sums.RING_BYTES >> 20
+    assert limits["MPI's own all-reduce"] == [f"{a_rank} KiB", f"{altogether} MiB"]
+    assert limits["halving-doubling"] == [f"{communicator.LATENCY_BYTES >> 10} KiB"]
+
+
 def literals() -> list[str]:
     """All texts in the sources, with a blank where a value is filled in."""
     found = []
@@ -180,11 +192,10 @@ def literals() -> list[str]:
 
 
 def test_error_messages_are_those_of_the_code() -> None:
-    texts = literals()
-    ours = ERRORS.read_text().partition("## Of launchers")[0]
-    tables = "\n".join(line.split("|")[1] for line in ours.splitlines() if line.startswith("|"))
-    messages = inline_code(tables)
-    assert len(messages) > 30
+    texts, found = literals(), tables(ERRORS)
+    cells = "\n".join(row[0] for head in ("error", "message", "warning") for row in found[head])
+    messages = inline_code(cells)
+    assert len(messages) > 50
     for message in messages:
         if message.isidentifier():
             assert hasattr(collectives, message), message

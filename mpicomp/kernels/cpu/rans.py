@@ -12,6 +12,7 @@ The encoder divides by f with a multiplication by its reciprocal, rounded up, wh
 
 from __future__ import annotations
 
+import numpy as np
 from numba import njit, uint8, uint64
 
 from mpicomp.kernels.cpu.simd import LANES, load, store
@@ -19,6 +20,7 @@ from mpicomp.kernels.cpu.simd import LANES, load, store
 MOST_BITS = 14  # of frequencies, which must not exceed those of the lowest state
 LOWEST = 1 << 15
 HIGHEST = (1 << 31) - 1
+CERTAIN = 1 << 30  # a probability of 1
 _WORD_BITS = 16
 # columns of the encoder's table: state at which a word leaves, reciprocal of the frequency, shift after it, and what is
 # added once, and once for each time that the frequency goes into the state
@@ -88,6 +90,49 @@ def normalise(counts, bits, frequencies):  # type: ignore[no-untyped-def]
                     best, chosen, change = gain, s, by
         frequencies[chosen] += change
         missing -= change
+
+
+@njit(nogil=True, cache=True)
+def count_symbols(counts, width, found):  # type: ignore[no-untyped-def]
+    """How often each symbol occurs in super-symbols of `width`.
+
+    counts : int64[levels^width], of super-symbols. found : int64[levels], added to.
+    """
+    for code in range(counts.size):
+        rest = code
+        for _ in range(width):
+            found[rest % found.size] += counts[code]
+            rest //= found.size
+
+
+@njit(nogil=True, cache=True)
+def expect(symbols, width, bits, total, expected):  # type: ignore[no-untyped-def]
+    """Probabilities of super-symbols whose symbols do not depend on each other, out of 2^30.
+
+    They are products of the symbols' frequencies from the last symbol to the first, rounded down each time.
+
+    symbols : int64[levels], frequencies out of 2^bits. total : super-symbols of the message; one that is expected less
+    than a quarter of a time among so many has probability 0. expected : int64[levels^width], overwritten.
+    """
+    for code in range(expected.size):
+        p, rest = CERTAIN, code
+        for _ in range(width):
+            p = (p * symbols[rest % symbols.size]) >> bits
+            rest //= symbols.size
+        expected[code] = p if 4 * p * total >= CERTAIN else 0
+
+
+@njit(nogil=True, cache=True)
+def coded_bits(counts, frequencies, bits):  # type: ignore[no-untyped-def]
+    """Length of super-symbols that occur so often and have these frequencies out of 2^bits.
+
+    It is infinite if one that occurs has frequency 0. counts, frequencies : int64[m].
+    """
+    found = 0.0
+    for s in range(counts.size):
+        if counts[s]:
+            found += counts[s] * (bits - np.log2(frequencies[s]))
+    return found
 
 
 @njit(nogil=True, cache=True)

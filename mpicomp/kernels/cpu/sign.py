@@ -43,6 +43,10 @@ def _encode_word(  # type: ignore[no-untyped-def]
             if previous is not None:
                 c = c - select(to_mask(before, shift), splat(previous), splat(-previous))
             x = x + c
+            if previous is not None:
+                # nothing bounds x, nor x less the coming result: 0 is added, or NaN where one of them may overflow
+                most = absolute(x) + splat(step)
+                magnitude = magnitude + widen(most - most)
         positive = x >= threshold
         word |= to_bits(positive) << shift
         if residual is not None:
@@ -75,7 +79,10 @@ def _encode_tail(u, residual, bits, start, tiny, odd_positive, step, limit, prev
                 c = c - previous if (bits[j] >> uint64(i - start)) & uint64(1) else c + previous
             x = x + c
             positive = x >= 0
-            if previous is None:
+            if previous is not None:
+                most = abs(x) + step
+                magnitude += float64(most - most)
+            else:
                 x = x - step if positive else x + step
                 if x > limit or x < -limit:
                     clipped += 1
@@ -106,7 +113,7 @@ def encode(u, residual, bits, step, limit, previous, odd_positive, zero, tiny, s
     zero, tiny : scalars like u
         0 and the smallest positive number.
     sums : float64[ceil(n / 4096)]
-        Overwritten: sum of |u| per block; not finite where `u` is not.
+        Overwritten: sum of |u| per block; not finite where `u` is not, or with `previous` where |w| + step is not.
 
     Returns
     -------
@@ -288,15 +295,20 @@ def magnitudes(u, sums):  # type: ignore[no-untyped-def]
 def add_up(sums, firsts, clipped, report):  # type: ignore[no-untyped-def]
     """What a rank reports: the number of elements clipped, then the sum of |u| of each segment.
 
+    Returns whether all sums are finite.
+
     sums : float64[blocks]. firsts : int64[segments], each segment's first block.
     report : float64[1 + segments], overwritten.
     """
     report[0] = clipped
+    finite = True
     for segment in range(firsts.size):
         total = float64(0)
         for block in range(firsts[segment], firsts[segment + 1] if segment + 1 < firsts.size else sums.size):
             total += sums[block]
         report[1 + segment] = total
+        finite = finite and np.isfinite(total)
+    return finite
 
 
 @njit(nogil=True, cache=True)
@@ -331,7 +343,7 @@ def follow(gathered, counts, average, magnitudes):  # type: ignore[no-untyped-de
 
 @njit(nogil=True, cache=True)
 def set_steps(magnitudes, gamma, clip, positive, negative, limits):  # type: ignore[no-untyped-def]
-    """The step s = gamma a of each segment, -s, and the residual's limit clip * s.
+    """The step s = gamma a of each segment, -s, and the residual's limit clip * s, or the largest number instead.
 
     magnitudes : float64[segments]; positive, negative, limits : float32[segments] or float64[segments], overwritten.
 
@@ -340,10 +352,11 @@ def set_steps(magnitudes, gamma, clip, positive, negative, limits):  # type: ign
     bool
         Whether all steps are finite.
     """
-    finite = True
+    finite, most = True, np.finfo(positive.dtype).max
     for segment in range(magnitudes.size):
         step = positive.dtype.type(gamma * magnitudes[segment])
         positive[segment], negative[segment] = step, -step
-        limits[segment] = step * positive.dtype.type(clip)
+        limit = step * positive.dtype.type(clip)
+        limits[segment] = limit if limit < most else most  # infinity is clipped as well, and 0 * infinity is NaN
         finite = finite and np.isfinite(step)
     return finite

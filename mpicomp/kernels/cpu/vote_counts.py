@@ -206,13 +206,16 @@ def many_values(counts, planes, words, powers, lowest, factors, starts, stops, f
 
 @njit(nogil=True, cache=True)
 def segment_totals(sums, firsts, totals):  # type: ignore[no-untyped-def]
-    """Add up blocks' sums, in index order.
+    """Add up blocks' sums, in index order; returns whether all totals are finite.
 
     sums : float64[blocks]. firsts : int64[stretches], each one's first block. totals : float64[stretches],
     overwritten.
     """
+    finite = True
     for b in range(firsts.size):
         total = float64(0)
         for block in range(firsts[b], firsts[b + 1] if b + 1 < firsts.size else sums.size):
             total += sums[block]
         totals[b] = total
+        finite = finite and np.isfinite(total)
+    return finite

@@ -14,6 +14,7 @@ from mpicomp import Marsit
 from mpicomp.codecs import Draw, Sign
 from mpicomp.kernels.streams import Stream
 from tests.reference.one_process.allreduce import dense, hops, rounded
+from tests.reference.shared_selection import votes_of, winners
 from tests.reference.signs import BLOCK, encode_own, encode_plain, magnitudes, pack_bits, signs, unpack_bits
 
 AVERAGE = 0.9
@@ -37,6 +38,8 @@ class OneProcess:
     tensor_lengths : tuple of int
         Multiples of 64; () is one segment.
     vector_id : int
+    winners : int or None
+        Of each element, by shared selection; None merges signs over the topology.
 
     Attributes
     ----------
@@ -52,9 +55,10 @@ class OneProcess:
         dtype: Any = np.float32,
         tensor_lengths: tuple[int, ...] = (),
         vector_id: int = 0,
+        winners: int | None = None,
     ) -> None:
         self.options, self.topology, self.size, self.n, self.dtype = options, topology, size, n, dtype
-        self.vector_id = vector_id
+        self.vector_id, self.winners = vector_id, winners
         self.compute = np.float64 if dtype == np.float64 else np.float32
         self.residuals = np.zeros((size, n), self.compute)
         self.lengths = np.array(tensor_lengths or [n])
@@ -93,8 +97,7 @@ class OneProcess:
                 clipped += encoded.clipped
             else:
                 packed[rank] = pack_bits(signs(w[rank], None))
-        merged = unpack_bits(self.merged(packed), self.n)
-        result = np.where(merged, s, -s)
+        result = self.vote(packed, s)
         if self.options.compensation and self.options.residual == "paper":
             self.residuals = w - result
         self.follow(u)
@@ -102,6 +105,16 @@ class OneProcess:
             fraction = clipped / (self.n * self.size)
             self.gamma = min(16.0, max(0.25, self.gamma * math.exp(0.2 * (fraction - 0.015))))
         return result
+
+    def vote(self, packed: NDArray[np.uint64], s: Vectors) -> Vectors:
+        """S times one rank's sign, or the mean of the winners'; `packed` is overwritten."""
+        if self.winners is None:
+            votes = unpack_bits(self.merged(packed), self.n)[None]
+        else:
+            stream = Stream(self.options.seed, self.vector_id, "selection")
+            positive = np.array([unpack_bits(row, self.n) for row in packed])
+            votes = votes_of(positive, winners(self.n, self.size, self.winners, stream, self.t))
+        return np.where(votes.all(axis=0), s, np.where(votes.any(axis=0), self.compute(0), -s))
 
     def merged(self, bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """What the ranks' packed signs become; `bits` is overwritten."""

@@ -85,11 +85,13 @@ def test_a_state_does_not_follow_the_steps_after_it_nor_the_aggregator_the_state
     assert_same(aggregator.state_dict(), untouched.state_dict())
 
 
-def refused(aggregator: Any, state: dict[str, Any], told: str) -> None:
+def refused(aggregator: Any, state: Any, told: str) -> None:
     """The state is not loaded, and nothing of it."""
     before = aggregator.state_dict()
-    with pytest.raises(ValueError, match=rf"^rank \d+ of \d+, vector 0: this state.*{told}"):
+    with pytest.raises(ValueError, match=rf"^rank \d+ of \d+, vector 0: this state.*{told}") as caught:
         aggregator.load_state_dict(state)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 1500
     assert_same(aggregator.state_dict(), before)
 
 
@@ -118,7 +120,7 @@ def test_a_state_of_another_method_is_refused(comm: Communicator) -> None:
     taken = {made.__name__: taken_after_steps(made(), comm) for made in ALGORITHMS.values()}
     for (name, (aggregator, _)), (other, (_, state)) in itertools.permutations(taken.items(), 2):
         refused(aggregator, state, f"by {other} with .* is not one of {name}")
-        if state.keys() != aggregator.state_dict().keys():
+        if (state.keys() ^ aggregator.state_dict().keys()) - {"owned"}:
             refused(aggregator, state | {"method": name}, "is not one of")
 
 
@@ -126,17 +128,35 @@ def damaged(name: str, value: Any) -> Iterator[tuple[Any, str]]:
     """What an entry of a state must not be, and what is said of it."""
     match name:
         case "method":
-            yield from ((wrong, "is not one of") for wrong in ("Methodless", "", None, 3))
+            yield from ((wrong, "is not one of") for wrong in ("Methodless", "", None, 3, "\ud800\n" * 1000, [value]))
         case "n":
-            yield from ((wrong, "is not one of") for wrong in (value + 1, str(value + 1), None, [value]))
+            wrongs = (value + 1, str(value), float(value), None, [value], 10**400, 10**19, 10**5000)
+            yield from ((wrong, "is not one of") for wrong in wrongs)
         case "step":
-            yield from ((wrong, "step is .*no integer of 0 or more") for wrong in (-1, 1.5, "one", None, [1], 2**70))
+            wrongs = (-1, 1.5, "1", None, [1], True, 2**70, 10**19, 10**400, 10**5000, {}, np.int8(-1))
+            yield from ((wrong, "step is .*, not an integer from 0 to") for wrong in wrongs)
+        case "owned":
+            wrongs = (
+                None,
+                "text",
+                [0],
+                [[0, N]],
+                [0.0, float(N)],
+                [0, 10**400],
+                [0, 10**19],
+                {"a": 1},
+                np.zeros((2, 0)),
+            )
+            yield from ((wrong, "owned is .*, not a range") for wrong in wrongs)
+            yield from ((wrong, "was taken by the owner of") for wrong in ([1, N], [0, 0], [-1, N]))
         case _:
             array = np.asarray(value)
             shapes = {(1,), (1, *array.shape), (array.size + 1,), (), (0,)} - {array.shape}
             yield from ((np.zeros(shape, array.dtype), f"{name} has shape") for shape in shapes)
             yield np.full(array.shape, "one"), f"{name} holds <U3, not numbers"
             yield array.astype(complex), f"{name} holds complex128, not numbers"
+            yield np.full(array.shape, 10**400, object), f"{name} holds object, not numbers"
+            yield [[1], [1, 2]], f"{name} is no array"
             for number in (np.nan, np.inf, -np.inf):
                 if array.size and not (name == "magnitudes" and np.isnan(number)):
                     wrong = array.copy()
@@ -152,8 +172,12 @@ def test_a_state_with_one_bad_entry_is_refused_whole(method: Any, comm: Communic
     for name, value in state.items():
         for wrong, told in damaged(name, value):
             refused(aggregator, state | {name: wrong}, told)
-        refused(aggregator, {key: state[key] for key in state if key != name}, "is not one of")
-    refused(aggregator, state | {"more": 1}, "is not one of")
+        if name != "owned":  # states of earlier versions lack it
+            refused(aggregator, {key: state[key] for key in state if key != name}, "is not one of")
+    for more in ("more", 3, ("a", "b"), "\ud800\n" * 1000):
+        refused(aggregator, state | {more: 1}, "is not one of")
+    for wrong in (None, [], "text", 10**5000, [state]):
+        refused(aggregator, wrong, "is .*, not a dict")
     aggregator.load_state_dict(state)
     assert_same(aggregator.state_dict(), state)
 

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from collectives.threads.run_local import run_local
 from mpicomp import ALGORITHMS, Communicator, Dense, Marsit
-from mpicomp.checkpoint.state import load_state, redistribute, save_state
+from mpicomp.checkpoint.redistribute import redistribute
+from mpicomp.checkpoint.state import load_state, save_state
 
 N = 3 * 4096 + 5
 NESTED: dict[str, Any] = {
@@ -286,7 +287,7 @@ def pending(states: list[Any], kinds: dict[str, str]) -> NDArray[np.float64]:
     """What the ranks have yet to give."""
     total = np.zeros(N)
     for key, kind in kinds.items():
-        if kind != "shared" and np.size(states[0].get(key, ())):
+        if kind in ("mean", "owner") and np.size(states[0].get(key, ())):
             kept = [state[key].astype(np.float64) for state in states]
             total += np.mean(kept, axis=0) if kind == "mean" else np.sum(kept, axis=0)
     return total

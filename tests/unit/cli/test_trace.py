@@ -15,7 +15,9 @@ from collectives.threads.run_local import run_local
 from collectives.trace.clock import Reading, offset_at
 from collectives.trace.recorder import Trace, flush
 from mpicomp.cli.main import main
-from mpicomp.cli.trace import RankTrace, overlap, read, table, union
+from mpicomp.cli.trace.files import read
+from mpicomp.cli.trace.times import RankTrace, overlap, table, union
+from tests.mutations import mutants
 
 
 def span(kind: str, start: float, end: float) -> dict[str, Any]:
@@ -87,17 +89,30 @@ def test_files_are_joined_and_remarks_made(tmp_path: Path, capsys: pytest.Captur
     printed = capsys.readouterr().out
     for remark in (
         "rank-2.json: left out, as it is of an earlier run",
-        "rank-3.json: rank 3 ended before it could write what it did",
-        "there is no trace of ranks 2, 3",
+        "rank-3.json: rank 3 ended before it could write its trace",
+        "the traces of ranks 2, 3 are missing",
         "clocks agree to 2.0 us or better",
-        "wire, and what is hidden of it, are upper bounds",
+        "wire and hidden are upper bounds",
     ):
         assert remark in printed
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [(None, "no rank has left a trace in"), ("[]", "is not a trace"), ('{"otherData": ', "is not a trace")],
+    [
+        (None, "no rank has left a trace in"),
+        ("[]", r"is not a trace that a rank has written (it is [], not an object)"),
+        ('{"otherData": ', "is not JSON that can be read (Expecting value"),
+        ("[" * 100_000, "nested deeper than 100 levels"),
+        (json.dumps(trace(1, [])), "(its rank is 1 of 2)"),
+        (json.dumps(trace(0, [], ranks=0)), "(its rank is 0 of 0)"),
+        (json.dumps(trace(0, [], ranks=10**17)), "(its rank is 0 of 100000000000000000)"),
+        (json.dumps(trace(0, [], run=True)), "(its 'run' is True, not a number)"),
+        (json.dumps(trace(0, [{"ph": "X", "ts": 1, "dur": 1}])), "(it has no 'cat')"),
+        (json.dumps(trace(0, [{"ph": "X", "ts": 1e300, "dur": 1, "cat": "call"}])), "(its 'ts' is 1e+300, which is no"),
+        (json.dumps(trace(0, [{"ph": "M", "ts": "late"}])), "(its 'ts' is 'late', not a number)"),
+        (json.dumps(trace(0, [{"ph": "b", "ts": 1, "id": [], "cat": "send"}])), "(its 'id' is [], not a text)"),
+    ],
 )
 def test_what_is_no_trace_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, problem: str
@@ -108,6 +123,22 @@ def test_what_is_no_trace_is_an_error(
     error = capsys.readouterr().err
     assert error.startswith("mpicomp trace: error: ")
     assert problem in error
+    assert error.count("\n") == 1
+
+
+def test_whatever_files_hold_a_table_or_one_line_comes_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    statuses = []
+    good = trace(0, [{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "rank 0"}}, *SENDER])
+    for text in mutants(good, 700):
+        (tmp_path / "rank-0.json").write_text(text)
+        statuses.append(main(["trace", str(tmp_path), "--out", str(tmp_path / "all.json")]))
+        told = capsys.readouterr()
+        if statuses[-1]:
+            assert told.err.startswith("mpicomp trace: error: ")
+            assert told.err.count("\n") == 1
+        else:
+            assert len(told.out.splitlines()) >= 4
+    assert set(statuses) == {0, 2}
 
 
 def test_offsets_change_evenly_between_two_readings() -> None:

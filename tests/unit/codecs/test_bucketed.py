@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mpicomp.codecs import Bucketed, Clipping, Codec, OneBit, Quantizer, Ternary, TwoMeans, compressor
-from tests.contracts import CodecContract, check_several_at_once, draw_at, encoded, gaussian
+from tests.contracts import AddingContract, CodecContract, check_several_at_once, draw_at, encoded, gaussian
 from tests.reference.compressors import decoded as reference
 from tests.reference.statistics import assert_binomial
 
@@ -62,15 +62,15 @@ class TestTernary(BucketContract):
     codec = Ternary(bucket=256)
 
 
-class TestOneBit(BucketContract):
+class TestOneBit(BucketContract, AddingContract):
     codec = OneBit(bucket=100)
 
 
-class TestOneBitByMagnitude(BucketContract):
+class TestOneBitByMagnitude(BucketContract, AddingContract):
     codec = OneBit(bucket=4096, scale="l1")
 
 
-class TestTwoMeans(BucketContract):
+class TestTwoMeans(BucketContract, AddingContract):
     codec = TwoMeans(bucket=100)
 
 

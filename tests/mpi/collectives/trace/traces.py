@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mpicomp.cli.trace import Message, RankTrace, read
+from mpicomp.cli.trace.files import read
+from mpicomp.cli.trace.times import Message, RankTrace
 
 
 def vector(rank: int, n: int = 40_000) -> np.ndarray:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from collectives import HalvingDoubling, Ring, Torus
+from collectives import Communicator, HalvingDoubling, Ring, Torus
 from collectives.cost.link import LinkModel, Work
 from collectives.cost.simulate import simulate_time
-from collectives.planner import fastest
+from collectives.planner import agreed, fastest
+from collectives.threads.run_local import run_local
+from tests.mutations import HUGE, mutants
 
 TWO_LEVEL = LinkModel(1e-5, 1e9, group_size=4, between_latency_s=1e-4, uplink_bytes_s=1e7)
 
@@ -24,16 +30,29 @@ def test_a_network_survives_its_file(tmp_path: Path) -> None:
     ("text", "cause"),
     [
         ("{", "is not JSON"),
-        ("[]", "does not hold a network"),
-        ('{"latency_s": 1}', "does not hold a network"),
-        ('{"latency_s": 1, "bandwidth_bytes_s": 1, "colour": 3}', "does not hold a network"),
-        ('{"latency_s": "1", "bandwidth_bytes_s": 1}', "must"),
-        ('{"latency_s": 1, "bandwidth_bytes_s": null}', "must"),
-        ('{"latency_s": 1, "bandwidth_bytes_s": -5}', "must"),
-        ('{"latency_s": 1, "bandwidth_bytes_s": 5, "group_size": 2.5}', "must"),
-        ('{"latency_s": 1, "bandwidth_bytes_s": 5, "group_size": 2.0}', "must"),
-        ('{"latency_s": 1, "bandwidth_bytes_s": Infinity}', "must"),
-        ('{"latency_s": NaN, "bandwidth_bytes_s": 5}', "must"),
+        ("[" * 100_000, "nested deeper"),
+        (" " * (1 << 20) + "{}", "longer than 1048576 bytes"),
+        ("[]", r"it is \[\], not an object"),
+        ('{"latency_s": 1}', "it has no 'bandwidth_bytes_s'"),
+        ('{"latency_s": 1, "bandwidth_bytes_s": 1, "colour": 3}', "'colour' is none of"),
+        ('{"latency_s": "1", "bandwidth_bytes_s": 1}', "its 'latency_s' is '1', not a number"),
+        ('{"latency_s": 1, "bandwidth_bytes_s": null}', "its 'bandwidth_bytes_s' is None, not a number"),
+        ('{"latency_s": 1, "bandwidth_bytes_s": true}', "its 'bandwidth_bytes_s' is True, not a number"),
+        ('{"latency_s": 1, "bandwidth_bytes_s": -5}', "must be a finite number above 0, not -5"),
+        ('{"latency_s": 1, "bandwidth_bytes_s": 0}', "must be a finite number above 0, not 0"),
+        (
+            '{"latency_s": 1, "bandwidth_bytes_s": 5, "between_latency_s": false}',
+            "must be a finite number of 0 or more",
+        ),
+        ('{"latency_s": 1, "bandwidth_bytes_s": 5, "between_latency_s": ""}', "must be a finite number of 0 or more"),
+        ('{"latency_s": 1, "bandwidth_bytes_s": 5, "overhead_s": null}', "must be a finite number of 0 or more"),
+        ('{"latency_s": 1, "bandwidth_bytes_s": 5, "group_size": 2.5}', "must be an integer"),
+        ('{"latency_s": 1, "bandwidth_bytes_s": 5, "group_size": 2.0}', "must be an integer"),
+        ('{"latency_s": 1, "bandwidth_bytes_s": 5, "group_size": 10000000000000000000}', "more than 18 digits"),
+        ('{"latency_s": 1, "bandwidth_bytes_s": 1' + "0" * 400 + "}", "more than 18 digits"),
+        ('{"latency_s": 1, "bandwidth_bytes_s": 1e400}', "beyond the range of float64"),
+        ('{"latency_s": 1, "bandwidth_bytes_s": Infinity}', "must be a finite number"),
+        ('{"latency_s": NaN, "bandwidth_bytes_s": 5}', "must be a finite number"),
     ],
 )
 def test_another_file_is_refused_by_name_with_the_cure(tmp_path: Path, text: str, cause: str) -> None:
@@ -42,7 +61,51 @@ def test_another_file_is_refused_by_name_with_the_cure(tmp_path: Path, text: str
     with pytest.raises(ValueError, match=cause) as caught:
         LinkModel.load(path)
     assert str(path) in str(caught.value)
-    assert "mpicomp advise --save" in str(caught.value)
+    assert "write it with mpicomp advise --save" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("number", [10**400, 10**19, math.nan, -1, "1", None, True, [1]])
+def test_a_network_is_of_finite_numbers(number: Any) -> None:
+    for field in ("latency_s", "bandwidth_bytes_s", "overhead_s", "group_size", "between_latency_s", "uplink_bytes_s"):
+        optional = field in ("group_size", "between_latency_s", "uplink_bytes_s")
+        if (number is None and optional) or (number == 10**19 and field != "group_size"):
+            LinkModel(**{"latency_s": 1, "bandwidth_bytes_s": 1, field: number})
+            continue
+        with pytest.raises(ValueError, match=f"^{field} must be"):
+            LinkModel(**{"latency_s": 1, "bandwidth_bytes_s": 1, field: number})
+
+
+def test_whatever_a_file_holds_it_is_a_network_or_one_line(tmp_path: Path) -> None:
+    path, told = tmp_path / "network.json", []
+    for text in mutants(asdict(TWO_LEVEL), 600):
+        path.write_text(text)
+        try:
+            network = LinkModel.load(path)
+        except ValueError as error:
+            told.append(str(error))
+        else:
+            with np.errstate(all="ignore"):
+                fastest(4, network, 57_344)(1000)
+    assert 300 < len(told) < 600
+    assert all(text.startswith(f"{path} ") and text.isprintable() for text in told)
+
+
+@pytest.mark.parametrize(
+    "content", ["[" * 100_000, '{"latency_s": 1, "bandwidth_bytes_s": ' + HUGE + "}", "{}", "\ud800"]
+)
+@pytest.mark.parametrize("bad", [0, 2])
+def test_ranks_that_read_another_file_raise_the_same_error(tmp_path: Path, content: str, bad: int) -> None:
+    TWO_LEVEL.save(tmp_path / "good.json")
+    (tmp_path / "bad\n.json").write_text(content, errors="surrogatepass")
+
+    def read(comm: Communicator) -> str:
+        with pytest.raises(ValueError, match=f"^rank {bad} of 3: network=.*write it with mpicomp advise") as caught:
+            agreed(comm.mpi_comm, tmp_path / ("bad\n.json" if comm.rank == bad else "good.json"), 30)
+        return str(caught.value)
+
+    (told,) = set(run_local(3, read))
+    assert "\n" not in told
 
 
 def test_work_takes_no_negative_time() -> None:

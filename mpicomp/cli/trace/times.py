@@ -1,103 +1,17 @@
-"""``mpicomp trace`` joins the traces of a job's ranks into one for ui.perfetto.dev, and tells what time was spent on.
-
-``mpicomp trace DIR --out all.json``
-
-It needs no MPI. The exit status is 0, or 2 where there are no traces that can be read.
-"""
+"""What each rank of a job spent its time on, from the traces of all."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-__all__ = ["add_arguments", "run"]
-
-USAGE_ERROR = 2
 COMPUTING = ("encode", "prepare", "merge", "decode")
 COLUMNS = ("calls", "encode", "merge", "decode", "wait", "check", "other", "wire")
 
 Interval = tuple[float, float]
 Message = tuple[int, int, int, int]  # program, sender, receiver, number among the messages from one to the other
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``mpicomp trace`` to `parser`."""
-    parser.add_argument("folder", type=Path, metavar="DIR", help="where the ranks have left their traces")
-    parser.add_argument("--last", type=int, default=0, metavar="N", help="tell of the newest N calls only; 0: of all")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write one trace of all ranks")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Join, print the table, and return the exit status."""
-    try:
-        traces, notes = read(args.folder)
-        if args.out is not None:
-            join(traces, args.out)
-    except (OSError, ValueError) as error:
-        print(f"mpicomp trace: error: {error}", file=sys.stderr)
-        return USAGE_ERROR
-    print(table([RankTrace.of(trace, args.last) for trace in traces]))
-    print("\n".join(f"# {note}" for note in notes + remarks(traces)))
-    return 0
-
-
-def read(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The newest run's traces, by rank, and what is to be said of the other files.
-
-    Raises
-    ------
-    OSError, ValueError
-        There is none, or a file is not a trace.
-    """
-    found, notes = [], []
-    for path in sorted(folder.glob("rank-*.json")):
-        try:
-            trace = json.loads(path.read_text())
-            found.append((trace["otherData"]["run"], trace["otherData"]["rank"], path.name, trace))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is not a trace that a rank has written ({error}); remove it") from error
-    newest = max((run for run, *_ in found), default=0.0)
-    if not newest:
-        raise ValueError(f"no rank has left a trace in {folder}; name the folder that trace= or --trace named")
-    for run, rank, name, _ in found:
-        if not run:
-            notes.append(f"{name}: rank {rank} ended before it could write what it did")
-        elif run != newest:
-            notes.append(f"{name}: left out, as it is of an earlier run")
-    return [trace for run, *_, trace in sorted(found, key=lambda each: each[1]) if run == newest], notes
-
-
-def remarks(traces: list[dict[str, Any]]) -> list[str]:
-    """What a reader of the table must know."""
-    abouts = [trace["otherData"] for trace in traces]
-    said = [
-        "seconds; hidden: the part of the wire's time in which the rank computed",
-        "wire, and what is hidden of it, are upper bounds: a message counts as under way until its receiver looks",
-    ]
-    missing = sorted(set(range(abouts[0]["ranks"])) - {about["rank"] for about in abouts})
-    if missing:
-        said.append(f"there is no trace of ranks {', '.join(map(str, missing))}")
-    cut = [about["rank"] for about in abouts if not about["complete"]]
-    if cut:
-        said.append(f"ranks {', '.join(map(str, cut))} have kept only their newest events")
-    off = max(reading["round_trip"] for about in abouts for reading in about["clock"]) / 2
-    said.append(f"clocks agree to {1e6 * off:.1f} us or better")
-    return said
-
-
-def join(traces: list[dict[str, Any]], path: Path) -> None:
-    """Write all ranks' events into one file: their times are aligned already."""
-    about = {"ranks": [trace["otherData"] for trace in traces]}
-    with path.open("w") as file:
-        file.write(f'{{"displayTimeUnit": "ns", "otherData": {json.dumps(about)},\n"traceEvents": [\n')
-        file.write(",\n".join(json.dumps(event) for trace in traces for event in trace["traceEvents"]))
-        file.write("\n]}\n")
 
 
 @dataclass

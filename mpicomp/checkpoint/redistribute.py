@@ -1,0 +1,150 @@
+"""States of aggregators for other ranks than those that they were taken on.
+
+The sums stay right in the following way. A residual is the part that a rank has yet to contribute to a *mean*, so the
+part that is pending is the mean of the residuals, and each new rank starts from it. Errors that owners of elements keep
+stay with the elements: every new rank gets all of them, and takes those of the elements that it owns. Counters and
+scales are the same on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectives.json_file import listed, one_line, shown
+
+if TYPE_CHECKING:
+    from mpicomp.aggregator.algorithm import StateKind
+
+State = dict[str, Any]
+Range = tuple[int, ...]
+
+
+def redistribute(states: Sequence[State], ranks: int, kinds: Mapping[str, StateKind]) -> list[State]:
+    """Return the states that each of `ranks` ranks goes on from, where others were before.
+
+    The topology may be another one, too, also with as many ranks as before.
+
+    Parameters
+    ----------
+    states : sequence of dict
+        Of all ranks that there were, in rank order, taken after the same step.
+    ranks : int
+        Number of ranks that there are now.
+    kinds : dict
+        ``aggregator.state_kinds``: whether a key is the ranks' "mean" (taken in float64, rounded once), the "owner"'s
+        part of a vector, "shared", or the "owned" range of elements.
+
+    Returns
+    -------
+    list of dict
+        In rank order; they share their arrays.
+
+    Raises
+    ------
+    ValueError
+        The states do not belong together, or not to an aggregator of these `kinds`.
+    """
+    if ranks < 1 or not states:
+        raise ValueError(f"a state goes from 1 rank or more to 1 or more, not from {len(states)} to {ranks}")
+    unknown = set(states[0]) - set(kinds)
+    if unknown:
+        raise ValueError(
+            f"nothing says what {listed(unknown)} are on other ranks: pass the state_kinds of their aggregator"
+        )
+    merged = _merge_dicts("", states, kinds, _owned(states, kinds))
+    # an empty range: the state holds the elements of all owners; states of earlier versions do not have the key
+    merged |= {key: np.zeros(0, np.int64) for key, kind in kinds.items() if kind == "owned"}
+    return [dict(merged) for _ in range(ranks)]
+
+
+def _owned(states: Sequence[State], kinds: Mapping[str, StateKind]) -> list[Range] | None:
+    """Return the range of elements that each rank owned, () if they were merged before; None: states do not tell it."""
+    key = next((key for key, kind in kinds.items() if kind == "owned" and key in states[0]), None)
+    if key is None:
+        return None
+    ranges = []
+    for rank, state in enumerate(states):
+        found = np.asarray(state.get(key))
+        if found.dtype.kind not in "iu" or found.shape not in ((0,), (2,)):
+            raise ValueError(f"rank {rank} has {key} {_shown(state.get(key))}, not a range: take states of one run")
+        ranges.append(tuple(found.tolist()))
+    return ranges
+
+
+def _merge_dicts(
+    where: str, states: Sequence[State], kinds: Mapping[str, StateKind], owned: list[Range] | None
+) -> State:
+    for rank, state in enumerate(states):
+        if state.keys() != states[0].keys():
+            raise ValueError(
+                f"ranks 0 and {rank} have states with {listed(states[0])} and {listed(state)}{where}: take those of "
+                "one run, after the same step"
+            )
+    return {
+        key: _merge(one_line(key), [state[key] for state in states], kinds[key], owned)
+        for key in states[0]
+        if kinds[key] != "owned"
+    }
+
+
+def _merge(key: str, values: list[Any], kind: StateKind, owned: list[Range] | None) -> Any:
+    if all(isinstance(value, dict) for value in values):
+        return _merge_dicts(f" in {key}", values, dict.fromkeys(values[0], kind), owned)
+    arrays = [np.asarray(value) for value in values]
+    if kind == "owner" and owned is not None and not any(owned):
+        kind = "shared"  # the states were merged before
+    for rank, array in enumerate(arrays):
+        like = array.shape == arrays[0].shape and array.dtype == arrays[0].dtype
+        if not like or (kind == "shared" and array.tobytes() != arrays[0].tobytes()):
+            raise ValueError(
+                f"ranks 0 and {rank} differ in {key} ({_shown(values[0])} and {_shown(values[rank])}): take states of "
+                "one run, after the same step"
+            )
+    if kind == "shared":
+        return values[0]
+    if arrays[0].dtype.kind != "f":
+        raise ValueError(f"{key} holds {arrays[0].dtype}, of which ranks have no {kind} part: its kind is wrong")
+    if kind == "owner":
+        return _of_owners(key, arrays) if owned is None else _of_ranges(key, arrays, owned)
+    total = np.zeros(arrays[0].shape, np.float64)
+    for array in arrays:
+        total += array
+    return (total / len(arrays)).astype(arrays[0].dtype)
+
+
+def _of_owners(key: str, arrays: list[NDArray[Any]]) -> NDArray[Any]:
+    """Return every element from the rank where it is not 0."""
+    whole = np.zeros_like(arrays[0])
+    for rank, array in enumerate(arrays):
+        owned = array != 0
+        if (owned & (whole != 0)).any():
+            raise ValueError(f"rank {rank} owns elements of {key} that a lower rank owns too: take states of one run")
+        whole[owned] = array[owned]
+    return whole
+
+
+def _of_ranges(key: str, arrays: list[NDArray[Any]], owned: list[Range]) -> NDArray[Any]:
+    """Return every element from the rank that owned it."""
+    whole, end = np.zeros_like(arrays[0]), 0
+    for own, rank in sorted((own, rank) for rank, own in enumerate(owned) if own[:1] != own[1:]):
+        if own[0] != end or own[1] > whole.size:
+            end = -1
+            break
+        whole[end : own[1]] = arrays[rank][end : own[1]]
+        end = own[1]
+    if end != whole.size:
+        raise ValueError(
+            f"the parts of {key} that ranks owned do not make up its {whole.size} elements: take the states of all "
+            "ranks, after the same step"
+        )
+    return whole
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, np.ndarray) and value.size > 1:
+        return f"{value.dtype}{list(value.shape)}"
+    return shown(value).strip("'")

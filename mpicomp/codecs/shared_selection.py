@@ -1,0 +1,207 @@
+"""Shared selection: the ranks draw alike who wins each element, and only the winners' signs travel.
+
+Wire format: M ranks have w = ceil(n / 64) words of n signs each, as in `mpicomp.codecs.sign`. A rank's payload is
+ceil(w / M) little-endian words of 64 bits for each winner of an element; those of first winners come first. These words
+are the rank's rows of all groups, in order (`mpicomp.kernels.cpu.shared_selection`). Column i of a row has the sign of
+the element that the rank wins in column i of the group, or 0 where the vector has no such element. Payloads are not
+merged: those of all ranks make the result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpicomp.codecs.options import integer
+from mpicomp.kernels.streams import BLOCK, GROUP, TILE, Stream, bernoulli_table, source
+
+Words = NDArray[np.uint64]
+
+MOST_RANKS = 1 << 20
+ROW = GROUP // 64  # words
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSelection:
+    """The signs of one or two winners of each element, uniform among the ranks.
+
+    Parameters
+    ----------
+    ranks : int
+        M.
+    winners : 1 or 2
+        Of each element. A single rank is its only winner.
+    """
+
+    ranks: int
+    winners: int = 1
+
+    def __post_init__(self) -> None:
+        integer(self, "ranks", 1, MOST_RANKS)
+        integer(self, "winners", 1, 2)
+
+    @property
+    def votes(self) -> int:
+        """Signs that the result of an element is made of, and rows that a rank sends of a group."""
+        return min(self.winners, self.ranks)
+
+    @property
+    def alignment(self) -> int:
+        """Elements: whole groups, and whole blocks of sums.
+
+        It is 512 lcm(M, 8): 4096 for M = 1, 2, 4 and 8, and 4096 M for odd M, which is the most.
+        """
+        return math.lcm(GROUP * self.ranks, BLOCK)
+
+    def words(self, n: int) -> int:
+        """Words that a rank sends of `n` elements for each vote."""
+        return -(-n // (64 * self.ranks))
+
+    def nbytes(self, n: int, weight: int = 1) -> int:
+        """Of one rank's payload: n / (8 M) bytes per vote, rounded up to whole words."""
+        return 8 * self.votes * self.words(n)
+
+    def bind(self, device_kernels: SimpleNamespace, stream: Stream) -> Selection:
+        """The selection, with working memory of its own; all ranks give the same stream."""
+        return Selection(self, device_kernels, stream)
+
+
+class Winners(NamedTuple):
+    """Who wins in a run of elements, once it is drawn.
+
+    Attributes
+    ----------
+    n : int
+        Elements.
+    words : int
+        Of a payload.
+    labels : uint64
+        Bit planes.
+    distances : int64[groups] or None
+        From first to second winners.
+    """
+
+    n: int
+    words: int
+    labels: Words
+    distances: NDArray[np.int64] | None
+
+
+class Selection:
+    """`SharedSelection`, bound to kernels and a stream: what reducers call.
+
+    It works on runs of elements. A run begins at a multiple of `SharedSelection.alignment`; it ends at one or with the
+    vector.
+
+    Parameters
+    ----------
+    codec : SharedSelection
+    device_kernels : namespace
+        See `mpicomp.kernels.of`.
+    stream : Stream
+        The same on all ranks.
+    """
+
+    __slots__ = (
+        "_kernels", "_last", "_planes", "_rests", "_schedule", "_scratch", "_sources", "_tables", "_unpack", "_work",
+        "codec",
+    )  # fmt: skip
+
+    def __init__(self, codec: SharedSelection, device_kernels: SimpleNamespace, stream: Stream) -> None:
+        self._kernels, self._unpack = device_kernels.shared_selection, device_kernels.sign.unpack
+        self.codec, ranks = codec, codec.ranks
+        draws, odd = _draws(ranks) if codec.votes < ranks else (0, [])
+        self._planes = (ranks - 1).bit_length() if draws else 0
+        self._sources, self._last = np.array([source(0, s) for s in range(draws)], np.uint64), source(0, draws)
+        tables = [bernoulli_table(1, m - 1) for m in odd]
+        self._tables = np.array([table for table, _ in tables], np.uint8).reshape(-1, 64)
+        self._rests = np.array([rest for _, rest in tables], np.uint64).reshape(-1, 16)
+        self._schedule = stream.schedule()
+        self._work = np.empty(40 * TILE, np.uint64)
+        self._scratch = np.empty(24 * ranks, np.uint64)
+
+    def reserve(self, n: int) -> Winners:
+        """Memory for the winners of `n` elements: log2(M) / M bits an element, rounded up, 0.71 bits at most."""
+        groups = -(-self.codec.words(n) // ROW)
+        distances = np.ones(groups, np.int64) if self.codec.votes == 2 else None
+        return Winners(n, self.codec.nbytes(n) // 8, np.empty(self._planes * ROW * groups, np.uint64), distances)
+
+    def draw(self, winners: Winners, step: int, first: int) -> None:
+        """Draw the winners of the run that begins at element `first`; what `winners` held is overwritten."""
+        if not self._planes:
+            return
+        schedule, ranks, work = self._schedule, self.codec.ranks, self._work
+        group, at = np.uint64(first // (GROUP * ranks)), np.uint64(step & 0xFFFFFFFF)
+        self._kernels.draw_labels(
+            schedule, group, at, self._sources, self._tables, self._rests, ranks, work, winners.labels
+        )
+        if winners.distances is not None:
+            self._kernels.draw_distances(schedule, group, at, self._last, ranks, winners.distances)
+
+    def encode(self, bits: Words, rank: int, winners: Winners, payload: Words) -> None:
+        """Pick what a rank sends of its packed signs.
+
+        bits : uint64[ceil(n / 64)]. payload : uint64, of `nbytes(n)` bytes; overwritten.
+
+        Raises
+        ------
+        ValueError
+            The payload has a wrong size.
+        """
+        if payload.size != winners.words:
+            raise self._damaged(winners, payload.size)
+        ranks, planes = self.codec.ranks, self._planes
+        self._kernels.select_rows(bits, winners.labels, planes, winners.distances, rank, ranks, self._scratch, payload)
+
+    def decode(self, payloads: Words, stride: int, winners: Winners, bits: Sequence[Words]) -> None:
+        """Put all ranks' payloads where their elements are.
+
+        payloads : uint64, rank r's from word stride * r on. bits : for each vote uint64[ceil(n / 64)], overwritten with
+        the winners' packed signs; one of them may be what this rank has encoded.
+
+        Raises
+        ------
+        ValueError
+            A payload has a wrong size.
+        """
+        ranks, planes, second = self.codec.ranks, self._planes, bits[1] if winners.distances is not None else None
+        last = payloads.size - stride * (ranks - 1)
+        if min(last, stride) < winners.words:
+            raise self._damaged(winners, min(last, stride))
+        work, distances = self._scratch, winners.distances
+        self._kernels.scatter_rows(payloads, stride, winners.labels, planes, distances, ranks, work, bits[0], second)
+
+    def write_votes(
+        self, bits: Sequence[Words], positive: Any, negative: Any, streaming: bool, out: NDArray[Any]
+    ) -> None:
+        """Write the mean of the winners' signs: out[i] = positive where all are +, negative where all are -, else 0.
+
+        bits : for each vote uint64[ceil(n / 64)]. positive, negative : the two values as unsigned integers of out's
+        width. streaming : store past the caches; `out` must then start at a multiple of 32 bytes. out : unsigned
+        integers [n], overwritten.
+        """
+        if len(bits) == 1:
+            self._unpack(bits[0], positive, negative, streaming, out)
+        else:
+            self._kernels.unpack_pair(*bits, positive, out.dtype.type(0), negative, streaming, out)
+
+    def _damaged(self, winners: Winners, words: int) -> ValueError:
+        return ValueError(
+            f"{self.codec}: a payload of {winners.n} elements has {winners.words} words, not {words}: it is damaged"
+        )
+
+
+def _draws(ranks: int) -> tuple[int, list[int]]:
+    """How often a label is drawn from, and the odd numbers met on the way from M down to 1."""
+    odd, draws, m = [], 0, ranks
+    while m > 1:
+        if m % 2:
+            odd.append(m)
+        m, draws = m - 1 if m % 2 else m // 2, draws + 1
+    return draws, odd

@@ -1,0 +1,50 @@
+"""Parts of an optimizer's state, which a file may have held: checked before any of them is taken over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from collectives.json_file import fields, one_line, shown
+
+_MOST = 2**63 - 1
+
+
+def require_counters(state: dict[str, Any], *names: str) -> None:
+    """Raise ValueError unless these entries of a state are integers of 0 or more."""
+    for name in names:
+        value = fields(state, **{name: int})[name]
+        if not 0 <= value <= _MOST:
+            raise ValueError(f"the state's {name} is {shown(value)}, not an integer from 0 to 2^63 - 1")
+
+
+def require_like(state: dict[str, Any], name: str, expected: Sequence[Tensor]) -> None:
+    """Raise ValueError unless an entry of a state is a list of tensors with the shapes of those that are expected."""
+    found = fields(state, **{name: list})[name]
+    if not all(torch.is_tensor(one) and one.is_floating_point() for one in found):
+        raise ValueError(f"the state's {name} is {shown(found)}, not a list of tensors of numbers")
+    shapes, wanted = ([tuple(one.shape) for one in tensors] for tensors in (found, expected))
+    if shapes != wanted:
+        raise ValueError(
+            f"the state's {name} has tensors of {shown(shapes)}, here they would be of {shown(wanted)}; build the "
+            "optimizer with the same options and model"
+        )
+
+
+def with_arrays(state: Any) -> Any:
+    """Return an aggregator's state with arrays for tensors, in the same memory; what is no state is left as it is.
+
+    Raises
+    ------
+    ValueError
+        A tensor is not one of those that NumPy has.
+    """
+    if not isinstance(state, dict):
+        return state
+    try:
+        return {key: one.detach().numpy() if torch.is_tensor(one) else one for key, one in state.items()}
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(f"a tensor of the state cannot be taken ({one_line(error)}); load an earlier state") from error

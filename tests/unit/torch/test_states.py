@@ -1,0 +1,152 @@
+"""States of optimizers that one rank cannot load: no rank loads its own, and none waits."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from collectives import CollectiveMismatch
+from mpicomp import Communicator, DoubleSqueeze, Marsit, run_local
+from tests.mpi.torch.training import make_model, parameters_of, train, wrap
+
+MODEL = make_model()  # once: the ranks are threads, which share torch's random numbers
+DAMAGES: dict[str, Any] = {
+    "no dict": lambda state: [],
+    "a plain optimizer's": lambda state: {key: state[key] for key in state if key != "mpicomp"},
+    "own part": lambda state: state | {"mpicomp": [1]},
+    "no mode": lambda state: changed(state, {}, "mode"),
+    "huge mode": lambda state: changed(state, 10**400, "mode"),
+    "rounds": lambda state: changed(state, None, "rounds"),
+    "no counter": lambda state: changed(state, {"masters": [], "common": [], "steps": 0}, "rounds"),
+    "huge counter": lambda state: changed(state, 10**400, "rounds", "rounds"),
+    "negative counter": lambda state: changed(state, -1, "rounds", "rounds"),
+    "aggregators": lambda state: changed(state, {}, "aggregators"),
+    "few aggregators": lambda state: changed(state, [], "aggregators"),
+    "an aggregator": lambda state: changed(state, 5, "aggregators", -1),
+    "an aggregator's step": lambda state: changed(state, 10**19, "aggregators", -1, "step"),
+    "an aggregator's n": lambda state: changed(state, "5", "aggregators", 0, "n"),
+    "an aggregator's residual": lambda state: changed(state, torch.zeros(3), "aggregators", -1, "residual"),
+    "a residual of bfloat16": lambda state: changed(
+        state, torch.zeros(3, dtype=torch.bfloat16), "aggregators", -1, "residual"
+    ),
+    "a sparse residual": lambda state: changed(state, torch.eye(3).to_sparse(), "aggregators", -1, "residual"),
+    "no groups": lambda state: {key: state[key] for key in state if key != "param_groups"},
+    "groups": lambda state: state | {"param_groups": 5},
+    "a group": lambda state: state | {"param_groups": [{"params": [0]}]},
+    "a group of other parameters": lambda state: state | {"param_groups": [{"params": [[], {}, 0, 1]}]},
+    "state": lambda state: state | {"state": 3},
+    "state that Adam looks at last": lambda state: state | {"state": {0: {"exp_avg": torch.zeros(37, 10)}}},
+}
+UPDATES: dict[str, Any] = {
+    "masters": lambda state: changed(state, {}, "rounds", "masters"),
+    "more masters": lambda state: changed(state, [torch.zeros(3)], "rounds", "masters"),
+    "no masters": lambda state: changed(state, [3], "rounds", "masters"),
+    "steps": lambda state: changed(state, True, "rounds", "steps"),
+    "common": lambda state: changed(state, [], "rounds", "common"),
+    "common of integers": lambda state: changed(state, [torch.zeros(3, dtype=torch.int64)], "rounds", "common"),
+}
+
+
+def changed(state: dict[str, Any], value: Any, *place: Any) -> dict[str, Any]:
+    state = copy.deepcopy(state)
+    inside = state["mpicomp"]
+    for key in place[:-1]:
+        inside = inside[key]
+    inside[place[-1]] = value
+    return state
+
+
+def load_with_a_damage(comm: Communicator, damage: Any, **options: Any) -> None:
+    """Rank 1's state is damaged; all ranks go on from where they are."""
+    model, other = copy.deepcopy(MODEL), copy.deepcopy(MODEL)
+    optimizer, untouched = (
+        wrap(model, Marsit(7), comm, "adam", **options),
+        wrap(other, Marsit(7), comm, "adam", **options),
+    )
+    train(model, optimizer, comm, range(2))
+    train(other, untouched, comm, range(2))
+    state = copy.deepcopy(optimizer.state_dict())
+    for more in (2, 3):
+        train(model, optimizer, comm, range(more, more + 1))
+        train(other, untouched, comm, range(more, more + 1))
+    if comm.rank == 1:
+        with pytest.raises(ValueError, match=r"^rank 1 of 3: ") as caught:
+            optimizer.load_state_dict(damage(state))
+        assert str(caught.value).isprintable()
+        with pytest.raises(ValueError, match=r"^rank 1 of 3: "):
+            optimizer.load_state_dict(damage(state))
+    else:
+        for _ in range(2):
+            with pytest.raises(CollectiveMismatch, match="rank 1 refuses restoring an optimizer: rank 1 of 3: "):
+                optimizer.load_state_dict(state)
+    assert str(optimizer.state_dict()) == str(untouched.state_dict())
+    train(model, optimizer, comm, range(4, 6))
+    train(other, untouched, comm, range(4, 6))
+    assert torch.equal(parameters_of(model), parameters_of(other))
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_state_that_one_rank_cannot_load_changes_nothing_on_any(damage: Any) -> None:
+    run_local(3, lambda comm: load_with_a_damage(comm, damage))
+
+
+@pytest.mark.parametrize("damage", UPDATES.values(), ids=UPDATES)
+def test_the_same_within_a_round_of_local_steps(damage: Any) -> None:
+    run_local(3, lambda comm: load_with_a_damage(comm, damage, synchronize="updates", local_steps=4))
+
+
+def test_states_of_different_synchronizations_are_told() -> None:
+    def work(comm: Communicator) -> None:
+        model = copy.deepcopy(MODEL)
+        optimizer = wrap(model, Marsit(7), comm)
+        states = []
+        for step in range(2):
+            train(model, optimizer, comm, range(step, step + 1))
+            states.append(copy.deepcopy(optimizer.state_dict()))
+        now = str(optimizer.state_dict())
+        with pytest.raises(CollectiveMismatch, match=r"restoring an optimizer after 1 sync.*after 2 sync"):
+            optimizer.load_state_dict(states[comm.rank])
+        assert str(optimizer.state_dict()) == now
+        optimizer.load_state_dict(states[0])
+        assert optimizer.rounds == 1
+
+    run_local(2, work)
+
+
+def test_a_state_is_checked_without_the_others() -> None:
+    def work(comm: Communicator) -> None:
+        optimizer = wrap(copy.deepcopy(MODEL), Marsit(7), comm)
+        if comm.rank == 0:
+            state = optimizer.state_dict()
+            optimizer.check_state_dict(state)
+            with pytest.raises(ValueError, match="not an integer from 0"):
+                optimizer.check_state_dict(changed(state, -1, "aggregators", 0, "step"))
+
+    run_local(2, work)
+
+
+def test_owners_errors_are_not_lost_by_a_state_of_another_topology() -> None:
+    def trained(comm: Communicator) -> dict[str, Any]:
+        model = copy.deepcopy(MODEL)
+        optimizer = wrap(model, DoubleSqueeze("one-bit:bucket=64"), comm)
+        train(model, optimizer, comm, range(3))
+        return copy.deepcopy(optimizer.state_dict())
+
+    states = run_local(3, trained, "star")
+    run_local(
+        3,
+        lambda comm: wrap(copy.deepcopy(MODEL), DoubleSqueeze("one-bit:bucket=64"), comm).load_state_dict(
+            states[comm.rank]
+        ),
+        "star",
+    )
+
+    def other(comm: Communicator) -> None:
+        optimizer = wrap(copy.deepcopy(MODEL), DoubleSqueeze("one-bit:bucket=64"), comm)
+        with pytest.raises((ValueError, CollectiveMismatch), match=r"mpicomp\.redistribute"):
+            optimizer.load_state_dict(states[comm.rank])
+
+    run_local(3, other, "ring")
