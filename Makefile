@@ -41,7 +41,7 @@ $(READY) $(READY_MPICH): pyproject.toml constraints.txt
 	touch $@
 
 train: $(READY)
-	source slurm/env.sh && python -m apps.compare
+	source slurm/env.sh && python -m apps.train.compare
 
 # The serial tests come first: they leave Numba's cache warm, or every rank would compile the same kernels.
 test: test-unit

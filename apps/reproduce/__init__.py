@@ -1,1 +1,1 @@
-"""What the papers claim, tried again at the size of one small machine."""
+"""Try the claims of papers again, at the size of one small machine."""

@@ -1,12 +1,15 @@
-"""A paper's claims beside what was found, as a Markdown table; and how sure a difference is."""
+"""Claims of a paper beside what was found, as a Markdown table; and the confidence in a difference."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from scipy import stats
+
+from apps.reproduce.results import Results
 
 CONFIDENCE = 0.95
 
@@ -18,15 +21,15 @@ class Claim:
     Attributes
     ----------
     where : str
-        In the paper: ``"Fig. 2"``.
+        Place in the paper: ``"Fig. 2"``.
     what : str
-        What is claimed.
+        The claim.
     paper, ours : str
-        Its figure, and the one found here.
+        The figure of the paper, and the one found here.
     holds : bool or None
-        Whether the claim is found here as well; None: there is nothing to judge.
+        Whether the claim is found here as well; None if nothing is judged.
     differs : str
-        What is different here.
+        How the study here differs from that of the paper.
     """
 
     where: str
@@ -37,6 +40,10 @@ class Claim:
     differs: str
 
 
+Part = Callable[[Results, int, bool], tuple[list[Claim], list[Path]]]
+"""Part of a study: from the results, the number of seeds and whether runs are long, it makes claims and figures."""
+
+
 @dataclass(frozen=True)
 class Difference:
     """A mean difference over seeds, with the half width of its confidence interval."""
@@ -45,26 +52,36 @@ class Difference:
     half_width: float
 
     @property
+    def least(self) -> float:
+        """Lower end of the interval."""
+        return self.mean - self.half_width
+
+    @property
+    def most(self) -> float:
+        """Upper end of the interval."""
+        return self.mean + self.half_width
+
+    @property
     def below(self) -> bool:
-        """Whether it is below 0 with confidence."""
-        return self.mean + self.half_width < 0
+        """Whether the difference is below 0 with confidence."""
+        return self.most < 0
 
     @property
     def above(self) -> bool:
-        """Whether it is above 0 with confidence."""
-        return self.mean - self.half_width > 0
+        """Whether the difference is above 0 with confidence."""
+        return self.least > 0
 
     def __str__(self) -> str:
         return f"{self.mean:+.3g} ± {self.half_width:.2g}"
 
 
 def paired(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
-    """Mean of ours - theirs over seeds that both share, with Student's interval at 95 %.
+    """Mean of ours - theirs over seeds that both share, with the interval of Student at 95 %.
 
     Raises
     ------
     ValueError
-        There are fewer than two pairs, or the numbers differ.
+        There are fewer than two pairs, or the numbers of seeds differ.
     """
     if len(ours) != len(theirs) or len(ours) < 2:
         raise ValueError(f"pairs need as many seeds on both sides, 2 at least, not {len(ours)} and {len(theirs)}")
@@ -74,7 +91,7 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
 
 
 def table(claims: Sequence[Claim]) -> str:
-    """Markdown."""
+    """The claims as a Markdown table."""
     words = {True: "yes", False: "**no**", None: "–"}
     lines = ["| where | claim | paper | here | reproduced | what differs |", "|---|---|---|---|---|---|"]
     lines += [

@@ -1,4 +1,4 @@
-"""Small networks trained by several ranks in one process: what ``apps.train`` does, with threads for processes."""
+"""Train small networks as ``apps.train`` does, with ranks that are threads of one process."""
 
 from __future__ import annotations
 
@@ -7,34 +7,39 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch.nn import functional as F  # noqa: N812
 
-from apps.data import Dataset, Split, load
-from apps.options import parse
-from apps.reproduce.book import Book, Record
-from apps.training import Training
+from apps.records import Record
+from apps.reproduce.results import Results
+from apps.train.data import Dataset, Split, load
+from apps.train.models import build
+from apps.train.options import parse
+from apps.train.training import Training
 from collectives import Communicator, NonFiniteGradient
 from collectives.threads.run_local import run_local
 from mpicomp.algorithms import Algorithm
 
 Watch = Callable[[Communicator, Training], None]
-"""Called on every rank after each step that leaves all with the same model; may be collective."""
+"""It is called on every rank after each step that leaves all ranks with the same model; it may be collective."""
 
 KEPT = ("epoch", "loss", "accuracy", "test_loss", "bytes_so_far_per_rank", "bits_per_element")
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained, and how: all but the method and the seed.
+    """A training run except for its method and seed.
 
     Attributes
     ----------
     options : tuple of str
-        Of ``python -m apps.train``, but for method, topology and seed.
+        Options of ``python -m apps.train``, except method, topology and seed.
     ranks : int
     topology : str
     train_samples, test_samples : int or None
-        The first so many of the dataset's; None: all.
+        Only so many samples of the dataset are used, the first ones; None: all.
     """
 
     options: tuple[str, ...]
@@ -45,22 +50,24 @@ class Task:
 
     @property
     def dataset(self) -> Dataset:
-        """The images that are trained and tested on."""
+        """The images for training and testing."""
         chosen = parse(self.options)
         whole = _loaded(chosen.dataset, chosen.data)
         train, test = _first(whole.train, self.train_samples), _first(whole.test, self.test_samples)
         return Dataset(train, test, whole.n_classes)
 
 
-def trained(book: Book, name: str, task: Task, method: Algorithm, seed: int, own_options: Sequence[str] = ()) -> Record:
-    """What `train` finds, from the book if it is there.
+def trained(
+    results: Results, name: str, task: Task, method: Algorithm, seed: int, own_options: Sequence[str] = ()
+) -> Record:
+    """The result of `train`, from the folder if it is there.
 
     Parameters
     ----------
     name : str
-        Of the record; the seed is added.
+        Name of the result; the seed is added.
     own_options : sequence of str
-        Options of ``apps.train`` for this method, such as its learning rate; they come after the task's.
+        Options of ``apps.train`` for this method, such as its learning rate; they come after those of the task.
     """
     settings = {
         "options": [*task.options, *own_options],
@@ -70,20 +77,20 @@ def trained(book: Book, name: str, task: Task, method: Algorithm, seed: int, own
         "topology": task.topology,
         "samples": [task.train_samples, task.test_samples],
     }
-    return book.record(f"{name}-{seed}", settings, lambda: train(task, method, seed, own_options))
+    return results.get(f"{name}-{seed}", settings, lambda: train(task, method, seed, own_options))
 
 
 def train(
     task: Task, method: Algorithm, seed: int, own_options: Sequence[str] = (), watch: Watch | None = None
 ) -> Record:
-    """Train from the seed's model on the seed's order of images; these are the same for all methods.
+    """Train; the seed decides the first model and the order of images, whatever the method.
 
     Returns
     -------
     dict
-        ``epochs``: a record an epoch with the keys `KEPT`; bytes are what a rank sent so far, mean over ranks.
-        ``accuracy``: at the end; that of a guess if training diverged. ``diverged``: whether a gradient had NaN or
-        infinity. ``count``: trained elements.
+        ``epochs``: a record per epoch with the keys `KEPT`; bytes are the mean over ranks.
+        ``accuracy``: that at the end, or of a guess if training diverged. ``diverged``: whether a gradient had NaN or
+        infinity. ``count``: number of trained elements.
     """
     options = parse([*task.options, *own_options, "--seed", str(seed), "--topology", task.topology])
     dataset = task.dataset
@@ -97,23 +104,58 @@ def train(
                 watch(comm, training)
             return False
 
-        epochs: list[dict[str, Any]] = []
+        epochs: list[Record] = []
+        diverged = False
         try:
             while training.epoch < options.epochs:
                 training.train_epoch(after_step)
                 record = training.close_epoch()
                 epochs.append({key: record[key] for key in KEPT})
         except NonFiniteGradient:
-            guess = 1 / dataset.n_classes
-            return {"epochs": epochs, "accuracy": guess, "diverged": True, "count": training.n_parameters}
-        return {
-            "epochs": epochs,
-            "accuracy": epochs[-1]["accuracy"],
-            "diverged": False,
-            "count": training.n_parameters,
-        }
+            diverged = True
+        accuracy = 1 / dataset.n_classes if diverged else epochs[-1]["accuracy"]
+        return {"epochs": epochs, "accuracy": accuracy, "diverged": diverged, "count": training.n_parameters}
 
     return run_local(task.ranks, rank, task.topology)[0]
+
+
+def last(records: Sequence[Record], key: str, factor: float = 1.0) -> list[float]:
+    """A figure of the last epoch of each seed."""
+    return [factor * float(record["epochs"][-1][key]) for record in records]
+
+
+def per_epoch(records: Sequence[Record], key: str, factor: float = 1.0) -> list[list[float]]:
+    """A figure of every epoch, a list for each seed."""
+    return [[factor * float(epoch[key]) for epoch in record["epochs"]] for record in records]
+
+
+class NoiseStep:
+    """Forward and backward pass of a perceptron on images of noise, for timing.
+
+    Attributes
+    ----------
+    n : int
+        Elements of the gradient.
+    """
+
+    def __init__(self, hidden: int, batch: int) -> None:
+        torch.set_num_threads(1)
+        self._model = build("mlp", (1, 28, 28), 10, (hidden,), None)
+        self._images, self._labels = torch.randn(batch, 1, 28, 28), torch.arange(batch) % 10
+        self.n = sum(parameter.numel() for parameter in self._model.parameters())
+
+    def gradient(self) -> NDArray[Any]:
+        """The gradient as one vector."""
+        self._model.zero_grad()
+        F.cross_entropy(self._model(self._images), self._labels).backward()
+        grads = [parameter.grad.reshape(-1) for parameter in self._model.parameters() if parameter.grad is not None]
+        return torch.cat(grads).numpy()
+
+
+def heavy_tailed(n: int, rank: int, step: int, common_seed: Sequence[int]) -> NDArray[np.float32]:
+    """A made gradient of a rank at a step, with heavy tails; a part of it is the same on all ranks."""
+    common = np.random.default_rng(tuple(common_seed)).standard_t(3, n)
+    return (common + np.random.default_rng((1, step, rank)).standard_normal(n)).astype(np.float32)
 
 
 @cache

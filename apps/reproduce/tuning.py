@@ -1,39 +1,44 @@
-"""Learning rates: each method's is the best of a ladder of rates, found by climbing from where it presumably is."""
+"""Find the best learning rate of each method on a ladder of rates, by climbing from a first guess."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from apps.records import Record
+from apps.reproduce.parallel import Run, run_parallel
+
 
 def climb(
     ladder: Sequence[float],
     first: Mapping[str, float],
-    scores: Callable[[list[tuple[str, float]]], Sequence[float]],
+    run: Callable[[str, float], Run],
+    score: Callable[[Record], float],
 ) -> dict[str, float]:
-    """Each method's best rate, whose neighbours on the ladder have been tried too.
+    """The best rate of each method, whose neighbours on the ladder have been tried too.
 
     Parameters
     ----------
     ladder : sequence of float
         All rates, in order.
     first : mapping
-        By method: the rate to begin with.
-    scores : callable
-        What runs of these methods at these rates are worth, more being better; -inf for a run that failed.
+        The rate to begin with, by method.
+    run : callable
+        ``run(method, rate)`` makes a run, which `run_parallel` calls.
+    score : callable
+        The worth of the result of a run, more being better; -inf for a run that failed.
     """
     found: dict[str, dict[float, float]] = {name: {} for name in first}
     best = dict(first)
     while plan := [(name, rate) for name in first for rate in _around(ladder, best[name]) if rate not in found[name]]:
-        for (name, rate), score in zip(plan, scores(plan), strict=True):
-            found[name][rate] = score
-        for name, known in found.items():
-            best[name] = _best(known)
+        for (name, rate), record in run_parallel({key: run(*key) for key in plan}).items():
+            found[name][rate] = score(record)
+        best = {name: _best(known) for name, known in found.items()}
     return best
 
 
 def _best(known: Mapping[float, float]) -> float:
-    """The rate with the most; of equal ones the largest, but where all failed the smallest."""
+    """The rate with the highest score; of equal scores the largest rate, but the smallest if all runs failed."""
     failed = max(known.values()) == -math.inf
     return max(known, key=lambda rate: (known[rate], -rate if failed else rate))
 

@@ -8,8 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from apps.cluster.rates import Rate
-from apps.scale.model import powers, simulate
+from apps.emulator.rate import Rate
 from apps.scale.plots import (
     Model,
     plot_split,
@@ -19,6 +18,7 @@ from apps.scale.plots import (
     throughput_points,
     time_points,
 )
+from apps.scale.simulations import powers, simulate
 from collectives import LinkModel
 
 SPLIT_RANKS = (8, 32, 128)

@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
-from apps.scale.model import METHODS, TOPOLOGIES, Point
+from apps.plotting import legend, named_ticks, new_figure, save
+from apps.scale.simulations import METHODS, TOPOLOGIES, Point
 from collectives import LinkModel
 
 STYLES = {"dense": "-", "one-bit": "--"}
@@ -58,7 +56,7 @@ def time_points(networks: Networks, n: int, ranks: Sequence[int]) -> list[Point]
 
 def plot_times(networks: Networks, n: int, ranks: Sequence[int], times: Times, path: Path) -> None:
     """Time of an all-reduce against the number of ranks, a panel for each network."""
-    figure, panels = plt.subplots(1, len(networks), figsize=(12, 4.8), sharey=True, layout="constrained", squeeze=False)
+    figure, panels = new_figure(len(networks), size=(12, 4.8))
     for axis, (name, network) in zip(panels[0], networks.items(), strict=True):
         for topology in TOPOLOGIES:
             for method, style in STYLES.items():
@@ -68,12 +66,11 @@ def plot_times(networks: Networks, n: int, ranks: Sequence[int], times: Times, p
         axis.set(yscale="log", title=name, xlabel="ranks")
     panels[0][0].set_ylabel(f"all-reduce of {n / 1e6:g} M elements, ms")
     handles = [
-        plt.Line2D([], [], color=COLOURS[topology], linewidth=WIDTHS[topology], label=topology)
-        for topology in TOPOLOGIES
+        Line2D([], [], color=COLOURS[topology], linewidth=WIDTHS[topology], label=topology) for topology in TOPOLOGIES
     ]
-    handles += [plt.Line2D([], [], color="black", linestyle=style, label=method) for method, style in STYLES.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
-    _save(figure, path)
+    handles += [Line2D([], [], color="black", linestyle=style, label=method) for method, style in STYLES.items()]
+    legend(figure, handles)
+    save(figure, path)
 
 
 def throughput_points(networks: Networks, model: Model, ranks: Sequence[int]) -> list[Point]:
@@ -88,8 +85,7 @@ def throughput_points(networks: Networks, model: Model, ranks: Sequence[int]) ->
 
 def plot_throughput(networks: Networks, model: Model, ranks: Sequence[int], times: Times, path: Path) -> None:
     """Samples per second against the number of processors, and what part of the ideal that is."""
-    figure, panels = plt.subplots(2, len(networks), figsize=(12, 7), sharex=True, sharey="row", layout="constrained",
-                                  squeeze=False)  # fmt: skip
+    figure, panels = new_figure(len(networks), 2, size=(12, 7), sharex=True, sharey="row")
     alone = model.batch / model.compute_s
     for column, (name, network) in enumerate(networks.items()):
         above, below = panels[:, column]
@@ -112,7 +108,7 @@ def plot_throughput(networks: Networks, model: Model, ranks: Sequence[int], time
     panels[0][0].set_ylabel("samples per second")
     panels[1][0].set_ylabel("% of ideal")
     panels[0][0].legend(frameon=False)
-    _save(figure, path)
+    save(figure, path)
 
 
 def split_points(network: LinkModel, model: Model, ranks: Sequence[int]) -> list[Point]:
@@ -124,7 +120,7 @@ def plot_split(
     network: LinkModel, model: Model, batches: Sequence[int], ranks: Sequence[int], times: Times, path: Path
 ) -> None:
     """Stacked bars: computing and the all-reduce, for mini-batches of several sizes and numbers of processors."""
-    figure, panels = plt.subplots(1, len(batches), figsize=(12, 4.2), sharey=True, layout="constrained", squeeze=False)
+    figure, panels = new_figure(len(batches), size=(12, 4.2))
     for axis, batch in zip(panels[0], batches, strict=True):
         compute_s = model.compute_s * batch / model.batch
         labels, computing, reducing = [], [], []
@@ -143,18 +139,11 @@ def plot_split(
         axis.set(title=f"{batch} samples a processor", ylim=(0, 112), xlabel="processors")
     panels[0][0].set_ylabel("% of a dense step")
     handles, names = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=2, frameon=False)
-    _save(figure, path)
+    legend(figure, handles, names)
+    save(figure, path)
 
 
 def _ranks(axis: Axes, ranks: Sequence[int]) -> None:
     axis.set_xscale("log", base=2)
-    axis.set_xticks(list(ranks), [str(count) for count in ranks])
-    axis.minorticks_off()
+    named_ticks(axis.xaxis, ranks, [str(count) for count in ranks])
     axis.grid(alpha=0.3)
-
-
-def _save(figure: plt.Figure, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)

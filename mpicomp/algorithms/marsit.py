@@ -36,6 +36,7 @@ from mpicomp.codecs.scale_groups import padded_lengths
 from mpicomp.codecs.sign import Sign
 from mpicomp.codecs.sign_residual import GAMMA, SignResidual, SignRule
 from mpicomp.kernels.streams import Stream
+from mpicomp.reducers.shared_selection import SelectionGather, selection_model
 from mpicomp.reducers.side_channel import SideChannel, bad_ranks
 from mpicomp.reducers.sign_gather import sign_reducer
 from mpicomp.reducers.sign_merge import OneBitReducer, message_model
@@ -66,6 +67,9 @@ class Marsit(Algorithm):
         for one more pass over the vector, a result of zeros and untouched residuals.
     seed : int
         Of the random words; equal on all ranks.
+    winners : int or None
+        None: signs are merged on every hop. 1 or 2: so many ranks win each element, the ranks draw alike which, and
+        only the winners' signs travel; with residual "own" or without one.
     transactional : bool
         Keep a copy of the residual during each step, so that a step that fails, by NaN on any rank or by a rank that
         has died, leaves residual and scales as they were. Costs n elements of memory and a pass over them a step.
@@ -84,6 +88,7 @@ class Marsit(Algorithm):
     gamma: float | Literal["auto"] = GAMMA
     nonfinite: Literal["raise", "skip"] = "raise"
     seed: int = 0
+    winners: Literal[1, 2] | None = None
     transactional: bool = False
 
     synchronize: ClassVar[Synchronize] = "updates"
@@ -97,6 +102,9 @@ class Marsit(Algorithm):
         flag(self, "compensation")
         choice(self, "nonfinite", ("raise", "skip"))
         integer(self, "seed")
+        integer(self, "winners", 1, 2, also=(None,))
+        if self.winners is not None and self.residual == "paper":
+            raise ValueError(f"winners must be None with residual='paper', not {self.winners!r}")
         flag(self, "transactional")
 
     @property
@@ -111,13 +119,21 @@ class Marsit(Algorithm):
             self.global_step, self.residual if self.compensation else None, self.clip, self.gamma, self.transactional
         )
         feedback = SignResidual(rule, spec.n, spec.dtype, comm.size, lengths, padded, spec.device)
-        reducer = sign_reducer(comm, spec.n, Stream(self.seed, spec.vector_id, "merge"), 1 + lengths.size)
-        feedback.lay_out(reducer.pieces, reducer.bits)
+        reports = 1 + lengths.size
+        if self.winners is None:
+            reducer = sign_reducer(comm, spec.n, Stream(self.seed, spec.vector_id, "merge"), reports)
+            feedback.lay_out(reducer.pieces, reducer.bits)
+        else:
+            stream = Stream(self.seed, spec.vector_id, "selection")
+            reducer = SelectionGather(comm, spec.n, stream, reports, self.winners)
+            feedback.lay_out(reducer.pieces, reducer.bits, reducer.second)
         return Parts(feedback, Sign(), MarsitRounds(self, comm, feedback, reducer))
 
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
         """See `Algorithm.message_model`: between full-precision rounds."""
-        return message_model(n, piece_bytes)
+        if self.winners is None:
+            return message_model(n, piece_bytes)
+        return selection_model(n, ranks, self.winners, piece_bytes)
 
 
 class MarsitRounds:

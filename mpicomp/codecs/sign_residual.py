@@ -43,13 +43,19 @@ class SignRule:
 class _Part:
     """A run of elements that share a scale, and where its bits, sums and residual are."""
 
-    __slots__ = ("bits", "elements", "residual", "sums", "tensor")
+    __slots__ = ("bits", "elements", "residual", "second", "sums", "tensor")
 
     def __init__(
-        self, run: Run, bits: NDArray[np.uint64], sums: NDArray[np.float64], residual: NDArray[Any] | None
+        self,
+        run: Run,
+        bits: NDArray[np.uint64],
+        second: NDArray[np.uint64] | None,
+        sums: NDArray[np.float64],
+        residual: NDArray[Any] | None,
     ) -> None:
         self.elements, self.tensor = run.elements, run.tensor
         self.bits, self.sums = bits[run.words], sums[run.sums]
+        self.second = None if second is None else second[run.words]
         self.residual = None if residual is None else residual[run.elements]
 
 
@@ -91,6 +97,7 @@ class SignResidual:
     ) -> None:
         self.rule, self._n, self._dtype, self._lengths, self._padded = rule, n, dtype, lengths, padded
         self._kernels = kernels.of(device).sign
+        self._unpack_pair = kernels.of(device).shared_selection.unpack_pair
         self._compute: np.dtype[Any] = np.dtype(np.float64 if dtype == "float64" else np.float32)
         self._stored: np.dtype[Any] = np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
         self._narrow = self._stored.itemsize == 2
@@ -125,12 +132,14 @@ class SignResidual:
         self._out: NDArray[Any] = self._nothing
         self._odd_positive = self._streaming = False
 
-    def lay_out(self, pieces: Sequence[range], bits: NDArray[np.uint64]) -> None:
-        """Use a reducer's pieces, and its bits."""
+    def lay_out(
+        self, pieces: Sequence[range], bits: NDArray[np.uint64], second: NDArray[np.uint64] | None = None
+    ) -> None:
+        """Use a reducer's pieces, its bits, and a second vote on each element where there is one."""
         runs, self._firsts = cut_runs(pieces, self._padded)
         self._sums = np.zeros(runs[-1][-1].sums.stop if self._n else 0)  # of |u|, block by block
         self._bits = bits
-        self._parts = [[_Part(run, bits, self._sums, self.residual) for run in of_piece] for of_piece in runs]
+        self._parts = [[_Part(run, bits, second, self._sums, self.residual) for run in of_piece] for of_piece in runs]
 
     # One step --------------------------------------------------------------------------------------------------------
 
@@ -184,7 +193,12 @@ class SignResidual:
         """Turn the merged signs of a piece into the result."""
         for part in self._parts[piece]:
             positive, negative = self._positive[part.tensor], self._negative[part.tensor]
-            self._kernels.unpack(part.bits, positive, negative, self._streaming, self._out[part.elements])
+            out = self._out[part.elements]
+            if part.second is None:
+                self._kernels.unpack(part.bits, positive, negative, self._streaming, out)
+            else:
+                nothing = out.dtype.type(0)
+                self._unpack_pair(part.bits, part.second, positive, nothing, negative, self._streaming, out)
 
     def add_and_clear(self, total: NDArray[Any]) -> None:
         """Overwrite `total` with the vector and the residual, and clear the residual: a full-precision round."""

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from apps.performance.cluster.drive import Limits, measure_alone, measure_cells
+from apps.performance.cluster.ways import of_library
 
-from apps.cluster.measured import Measured
-from apps.cluster.network import NAMESPACES, PREFIX
-from benchmarks.cluster import methods, predicted
-from benchmarks.cluster.drive import Limits, measure_alone, measure_cells
-from benchmarks.cluster.grid import Cell, Net
-from benchmarks.cluster.ways import of_library
+from apps.emulator.link_speed import Measured
+from apps.emulator.network import NAMESPACES, PREFIX
+from apps.performance.cluster import methods, predicted
+from apps.performance.cluster.grid import Cell, Net
 
 PROJECT = Path(__file__).resolve().parents[2]
 NBYTES = 400_000
@@ -26,7 +26,7 @@ def compare(folder: Path, *options: str) -> tuple[dict[str, Any], str]:
     """The record of one small cell, and what was printed."""
     arguments = ["--sizes", "400kB", "--budget-s", "3", "--no-mpich", "--only", "grid,tables", *options]
     with subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.cluster", "--json-dir", str(folder), *arguments],
+        [sys.executable, "-m", "apps.performance.cluster", "--json-dir", str(folder), *arguments],
         cwd=PROJECT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     ) as process:  # fmt: skip
         try:
@@ -70,7 +70,7 @@ def test_all_ways_are_right_and_timed_and_a_cell_is_measured_once(tmp_path: Path
 def busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs of this process run on a busy machine too, where a link may carry less, and end in time."""
     monkeypatch.setattr(Measured, "true", True)
-    monkeypatch.setattr("benchmarks.cluster.drive.LONGEST_JOB_S", LIMIT_S)
+    monkeypatch.setattr("apps.performance.cluster.drive.LONGEST_JOB_S", LIMIT_S)
 
 
 @pytest.mark.usefixtures("busy")

@@ -180,15 +180,3 @@ def test_importing_starts_no_thread_and_loads_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=PROJECT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_what_reads_files_needs_no_mpi() -> None:
-    script = (
-        "import sys\n"
-        "sys.modules['mpi4py'] = None\n"
-        "import collectives.cost.link, collectives.json_file, collectives.schedules.ring, mpicomp.cli.trace\n"
-        "from collectives import LinkModel, Ring\n"
-        "from mpicomp import load_state, redistribute, save_state\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], cwd=PROJECT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

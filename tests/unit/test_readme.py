@@ -17,7 +17,7 @@ import pytest
 
 import collectives
 import mpicomp
-from apps import options as train_options
+from apps.train import options as train_options
 from collectives import communicator
 from collectives.consistency import recursive_doubling as doubling
 from collectives.dense import allreduce as sums
@@ -33,18 +33,17 @@ PROGRAMS = {
     "mpicomp bench": "mpicomp/cli/bench/__init__.py",
     "mpicomp doctor": "mpicomp/cli/doctor/__init__.py",
     "mpicomp advise": "mpicomp/cli/advise/__init__.py",
-    "mpicomp trace": "mpicomp/cli/trace.py",
-    "python -m apps.train": "apps/options.py",
-    "python -m apps.compare": "apps/compare.py",
-    "python -m apps.plot": "apps/plot.py",
-    "python -m apps.cluster": "apps/cluster/__main__.py",
+    "mpicomp trace": "mpicomp/cli/trace/__init__.py",
+    "python -m apps.train": "apps/train/options.py",
+    "python -m apps.train.compare": "apps/train/compare.py",
+    "python -m apps.train.plot": "apps/train/plot.py",
+    "python -m apps.emulator": "apps/emulator/__main__.py",
     "python -m apps.reproduce": "apps/reproduce/__main__.py",
     "python -m apps.scale": "apps/scale/__main__.py",
-    "python -m benchmarks.run_all": "benchmarks/run_all.py",
-    "python -m benchmarks.cluster": "benchmarks/cluster/__main__.py",
-    "python -m benchmarks.learning": "benchmarks/learning.py",
+    "python -m apps.performance.run_all": "apps/performance/run_all.py",
+    "python -m apps.performance.cluster": "apps/performance/cluster/__main__.py",
     "python tests/run_lanes.py": "tests/run_lanes.py",
-    "slurm/train.sbatch": "apps/options.py",
+    "slurm/train.sbatch": "apps/train/options.py",
     "slurm/bench.sbatch": "mpicomp/cli/bench/__init__.py",
 }
 # Options of mpirun, pip, scancel and the like.
@@ -55,7 +54,7 @@ documents = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path
 
 def declared(program: str) -> set[str]:
     found = set(re.findall(r'"(--[a-z-]+)"', (PROJECT / PROGRAMS[program]).read_text()))
-    if program == "python -m apps.compare":
+    if program == "python -m apps.train.compare":
         found |= declared("python -m apps.train")
     return found | ({"--no-check"} if "--check" in found else set())
 
@@ -65,7 +64,7 @@ def calls(document: Path) -> Iterator[tuple[str, list[str]]]:
     for line in commands(document):
         for program in PROGRAMS:
             before, found, arguments = line.partition(program)
-            if found and (not before or before.endswith(" ")):
+            if found and (not before or before.endswith(" ")) and arguments[:1] in ("", " "):
                 yield program, shlex.split(arguments.partition(" -- ")[0])
 
 
@@ -92,7 +91,7 @@ def test_commands_can_be_parsed(document: Path) -> None:
     parser = argparse.ArgumentParser()
     bench.add_arguments(parser)
     for program, arguments in calls(document):
-        if PROGRAMS[program] == "apps/options.py":
+        if PROGRAMS[program] == "apps/train/options.py":
             train_options.parse(arguments)
         elif PROGRAMS[program] == PROGRAMS["mpicomp bench"]:
             Request.parse(parser.parse_args(arguments))
@@ -121,10 +120,10 @@ def test_options_in_the_text_exist(document: Path) -> None:
         ("mpicomp doctor", DOCS / "quickstart.md"),
         ("mpicomp trace", DOCS / "traces.md"),
         ("python -m apps.train", TRAINING),
-        ("python -m apps.compare", TRAINING),
-        ("python -m apps.plot", TRAINING),
-        ("python -m apps.cluster", DOCS / "cluster.md"),
-        ("python -m benchmarks.cluster", DOCS / "performance-tables.md"),
+        ("python -m apps.train.compare", TRAINING),
+        ("python -m apps.train.plot", TRAINING),
+        ("python -m apps.emulator", DOCS / "cluster.md"),
+        ("python -m apps.performance.cluster", DOCS / "performance-tables.md"),
     ],
 )
 def test_every_option_is_described(program: str, document: Path) -> None:

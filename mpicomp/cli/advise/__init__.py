@@ -11,10 +11,10 @@ import argparse
 import json
 import platform
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from typing import Any, TextIO
 
 import numpy as np
@@ -31,8 +31,8 @@ from mpicomp.cli.advise.methods import COMPARED, METHODS
 from mpicomp.cli.advise.predict import MOST_WALKED, WALKED, Job, break_even, fastest_dense, ways
 from mpicomp.cli.advise.request import Request
 from mpicomp.cli.advise.speeds import Speed, measure_speed, without_dense_rounds
-from mpicomp.cli.bench.measure import gather, line_up
 from mpicomp.cli.rank0 import open_file, reject
+from mpicomp.cli.timing import alternate
 
 __all__ = ["METHODS", "add_arguments", "run"]
 
@@ -172,11 +172,5 @@ def time_mpi(comm: Communicator, n: int, dtype: str, expected_s: float) -> float
     kind = "float32" if dtype == "float16" else dtype
     x, out = aligned_empty(count, kind, 64), aligned_empty(count, kind, 64)
     x[:] = 1
-    mine = np.zeros(MPI_CALLS)
-    for call in range(-1, MPI_CALLS):
-        line_up(comm)
-        start = time.perf_counter()
-        comm.mpi_comm.Allreduce(x, out)
-        if call >= 0:
-            mine[call] = time.perf_counter() - start
-    return float(np.median(gather(comm, mine).max(axis=0))) * n / count
+    seconds = alternate({"mpi": partial(comm.mpi_comm.Allreduce, x, out)}, MPI_CALLS, 1, comm)["mpi"]
+    return float(np.median(seconds)) * n / count

@@ -17,7 +17,7 @@ from collectives.probe import measure_latency
 from collectives.progress.polling import rest_by
 from collectives.schedules.all_gather import AllGather
 from mpicomp.algorithms import Algorithm
-from mpicomp.cli.bench.measure import gather, line_up
+from mpicomp.cli.timing import gather, spin_barrier
 
 SAMPLE_S = 0.25  # about as long as a sample may travel
 FEWEST, MOST = 1 << 18, 1 << 23  # elements of a sample
@@ -101,7 +101,7 @@ def measure_speed(comm: Communicator, algorithm: Algorithm, n: int, dtype: str, 
 def measure_sharing(comm: Communicator) -> float:
     """How many times as long as its processor is busy with it a rank computes where all compute at once."""
     x = np.ones(SHARING_ELEMENTS, np.float32)
-    line_up(comm)
+    spin_barrier(comm)
     start, used = time.perf_counter(), -time.thread_time()
     while (spent := time.perf_counter() - start) < SHARING_S:
         x.sum()
@@ -166,7 +166,7 @@ def _calls(
     aggregator.traffic.clock = clock
     mine = np.zeros((WARM_UPS + calls, 5))
     for call in mine:
-        line_up(ring)
+        spin_barrier(ring)
         aggregator.aggregate(x, out)
         last = aggregator.traffic.last
         call[:4] = last.seconds_total, last.seconds_encoding, last.seconds_merging, last.seconds_decoding

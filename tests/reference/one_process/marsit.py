@@ -38,8 +38,6 @@ class OneProcess:
     tensor_lengths : tuple of int
         Multiples of 64; () is one segment.
     vector_id : int
-    winners : int or None
-        Of each element, by shared selection; None merges signs over the topology.
 
     Attributes
     ----------
@@ -55,10 +53,9 @@ class OneProcess:
         dtype: Any = np.float32,
         tensor_lengths: tuple[int, ...] = (),
         vector_id: int = 0,
-        winners: int | None = None,
     ) -> None:
         self.options, self.topology, self.size, self.n, self.dtype = options, topology, size, n, dtype
-        self.vector_id, self.winners = vector_id, winners
+        self.vector_id, self.winners = vector_id, options.winners
         self.compute = np.float64 if dtype == np.float64 else np.float32
         self.residuals = np.zeros((size, n), self.compute)
         self.lengths = np.array(tensor_lengths or [n])

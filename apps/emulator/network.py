@@ -1,0 +1,274 @@
+"""Hosts in network namespaces, joined by bridges over veth pairs whose egress is shaped.
+
+Everything lives in namespaces of its own, the bridges too, so that nothing of the machine's network is touched and
+nothing leaves::
+
+    node 0  eth0 ---- node0 |
+    node 1  eth0 ---- node1 | bridge group0 | ---- shaped both ways ---- | bridge group1 | node2 ---- eth0  node 2
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from apps.emulator.rate import Rate
+
+PREFIX = "mpicomp-"
+SUBNET = "10.77.0.0/16"
+# Linux's own default, and what every kernel has. BBR all but stops for 200 ms every ten seconds to measure the delay.
+CONGESTION_CONTROLS = ("cubic", "reno")
+MOST_NODES = 64
+NAMESPACES = Path("/run/netns")
+GRACE_S = 5.0
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # signals by which this process is ended
+
+
+class ClusterError(RuntimeError):
+    """The cluster cannot be made as asked; says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What is to be built.
+
+    Attributes
+    ----------
+    rates : tuple of Rate
+        Of each node's egress.
+    groups : int
+        Into how many equal groups of neighbouring nodes the cluster is divided.
+    between : Rate
+        Of the link from a group to all others, each way.
+    delay_ms, loss_percent : float
+        Added to each node's egress; needs the kernel's netem.
+
+    Raises
+    ------
+    ValueError
+    """
+
+    rates: tuple[Rate, ...]
+    groups: int = 1
+    between: Rate = field(default_factory=Rate)
+    delay_ms: float = 0.0
+    loss_percent: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.nodes <= MOST_NODES:
+            raise ValueError(f"a cluster has 1 to {MOST_NODES} nodes, not {self.nodes}")
+        if self.groups < 1 or self.nodes % self.groups:
+            raise ValueError(f"{self.nodes} nodes cannot be divided into {self.groups} equal groups")
+        if self.delay_ms < 0 or not 0 <= self.loss_percent < 100:
+            raise ValueError("a delay is 0 ms or more, a loss from 0 to below 100 per cent")
+
+    @property
+    def nodes(self) -> int:
+        """How many."""
+        return len(self.rates)
+
+    def group(self, node: int) -> int:
+        """A node's group."""
+        return node * self.groups // self.nodes
+
+
+@dataclass(frozen=True)
+class Node:
+    """A host.
+
+    Attributes
+    ----------
+    name : str
+        Its hostname.
+    namespace, address : str
+    """
+
+    name: str
+    namespace: str
+    address: str
+
+    def command(self, arguments: Sequence[str]) -> list[str]:
+        """The command line that runs `arguments` on this host: with its network and its hostname."""
+        rename = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.name]
+        return ["ip", "netns", "exec", self.namespace, *rename, *arguments]
+
+
+class Network:
+    """The cluster's hosts and links, for as long as the ``with`` statement lasts.
+
+    Parameters
+    ----------
+    layout : Layout
+
+    Attributes
+    ----------
+    nodes : list of Node
+
+    Raises
+    ------
+    ClusterError
+        There is no root, no ``ip`` or ``tc``, or the kernel refuses.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._prefix = f"{PREFIX}{os.getpid()}-"
+        self._switch = f"{self._prefix}switch"
+        self.nodes = [Node(f"node{i}", f"{self._prefix}{i}", f"10.77.0.{i + 1}") for i in range(layout.nodes)]
+
+    def __enter__(self) -> Network:
+        if os.geteuid():
+            raise ClusterError("network namespaces need root: run this with sudo")
+        for program in ("ip", "tc"):
+            if shutil.which(program) is None:
+                raise ClusterError(f"{program} is not there: install iproute2 (Debian: apt install iproute2)")
+        remove_left_behind()
+        try:
+            self._build()
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._remove()
+
+    def _build(self) -> None:
+        layout = self.layout
+        run("ip", "netns", "add", self._switch)
+        for group in range(layout.groups):
+            self._bridge(f"group{group}")
+        if layout.groups > 1:
+            self._bridge("core")
+        for group in range(layout.groups if layout.groups > 1 else 0):
+            up, down = f"up{group}", f"down{group}"
+            run("ip", "-n", self._switch, "link", "add", up, "type", "veth", "peer", "name", down)
+            for device, bridge in ((up, f"group{group}"), (down, "core")):
+                run("ip", "-n", self._switch, "link", "set", device, "master", bridge, "up")
+                self._shape(self._switch, device, layout.between)
+        for i, (node, rate) in enumerate(zip(self.nodes, layout.rates, strict=True)):
+            run("ip", "netns", "add", node.namespace)
+            port = ("peer", "name", node.name, "netns", self._switch)
+            run("ip", "-n", node.namespace, "link", "add", "eth0", "type", "veth", *port)
+            run("ip", "-n", self._switch, "link", "set", node.name, "master", f"group{layout.group(i)}", "up")
+            run(
+                "ip",
+                "-n",
+                node.namespace,
+                "address",
+                "add",
+                f"{node.address}/{SUBNET.partition('/')[2]}",
+                "dev",
+                "eth0",
+            )
+            for device in ("lo", "eth0"):
+                run("ip", "-n", node.namespace, "link", "set", device, "up")
+            self._control_congestion(node)
+            self._shape(node.namespace, "eth0", rate, layout.delay_ms, layout.loss_percent)
+
+    @staticmethod
+    def _control_congestion(node: Node) -> None:
+        """Use a congestion control that real clusters use, whatever this machine's own is."""
+        for name in CONGESTION_CONTROLS:
+            try:
+                to_others = ("route", "replace", SUBNET, "dev", "eth0", "src", node.address)
+                run("ip", "-n", node.namespace, *to_others, "congctl", name)
+                return
+            except ClusterError:
+                if name == CONGESTION_CONTROLS[-1]:
+                    raise
+
+    def _bridge(self, name: str) -> None:
+        run("ip", "-n", self._switch, "link", "add", name, "type", "bridge", "forward_delay", "0")
+        run("ip", "-n", self._switch, "link", "set", name, "up")
+
+    def _shape(self, namespace: str, device: str, rate: Rate, delay_ms: float = 0.0, loss_percent: float = 0.0) -> None:
+        parent = ["root"]
+        if delay_ms or loss_percent:
+            chosen = ["delay", f"{delay_ms}ms", *(["loss", f"{loss_percent}%"] if loss_percent else [])]
+            try:
+                run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "handle", "1:", "netem", *chosen)
+            except ClusterError as error:
+                raise ClusterError(
+                    f"delay and loss need the kernel's module sch_netem, which is not there ({error}); leave out "
+                    "--delay-ms and --loss-percent"
+                ) from error
+            parent = ["parent", "1:"]
+        if rate.bits_per_s is not None:
+            run("tc", "-n", namespace, "qdisc", "add", "dev", device, *parent, *rate.token_bucket)
+
+    def _remove(self) -> None:
+        remove([*(node.namespace for node in self.nodes), self._switch])
+
+
+def run(*command: str) -> str:
+    """Run a command of iproute2 and return what it prints.
+
+    Raises
+    ------
+    ClusterError
+    """
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ClusterError(f"`{' '.join(command)}` failed: {done.stderr.strip() or done.returncode}")
+    return done.stdout
+
+
+def remove_left_behind() -> None:
+    """Remove the namespaces of clusters whose process was killed."""
+    if NAMESPACES.is_dir():
+        found = [path.name for path in NAMESPACES.iterdir() if path.name.startswith(PREFIX)]
+        remove([name for name in found if not _alive(name)])
+
+
+def remove(namespaces: Sequence[str]) -> None:
+    """End what runs in namespaces, and delete those that are there; only then this process can be ended."""
+    there = [name for name in namespaces if (NAMESPACES / name).exists()]
+    deadline = time.monotonic() + GRACE_S
+    with _undisturbed():
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for pid in _processes(there):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            while any(_processes(there)) and time.monotonic() < deadline:
+                time.sleep(0.05)
+        for name in there:
+            with suppress(ClusterError):
+                run("ip", "netns", "delete", name)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Put off what would end this process, or the commands it runs, until the block is done."""
+    came: list[int] = []
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # for this thread and the commands
+    handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in ENDING}  # for others
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    for number in came[:1]:
+        signal.raise_signal(number)
+
+
+def _alive(namespace: str) -> bool:
+    owner = namespace.removeprefix(PREFIX).partition("-")[0]
+    return owner.isdigit() and Path(f"/proc/{owner}").exists()
+
+
+def _processes(namespaces: Sequence[str]) -> Iterator[int]:
+    for name in namespaces:
+        with suppress(ClusterError):
+            yield from map(int, run("ip", "netns", "pids", name).split())

@@ -1,0 +1,17 @@
+"""Programs that measure what docs/performance-tables.md shows: ``python -m apps.performance.run_all`` writes it.
+
+Each part is a module that can be run alone. ``--quick`` runs it in a small form.
+
+- ``python -m apps.performance.kernels``: kernels against NumPy, one core
+- ``python -m apps.performance.codecs``: codecs against NumPy, one core
+- ``python -m apps.performance.entropy``: entropy coding of quantizer codes, one core
+- ``mpirun -n 2 python -m apps.performance.allreduce``: one-bit and dense all-reduces against MPI_Allreduce, 100 MB
+- ``mpirun -n 2 python -m apps.performance.dense_sizes``: the dense all-reduce against MPI_Allreduce, 4 KiB to 400 MB
+- ``mpirun -n 2 python -m apps.performance.small_calls``: what a small call costs beyond MPI and beyond its kernels
+- ``python -m apps.performance.startup``: time to the first result of a fresh process
+- ``mpirun -n 2 python -m apps.performance.memory``: peak memory of an aggregate
+- ``python -m apps.performance.idle_memory``: speed of memory that was idle, and of memory that processors share
+- ``mpirun -n 8 python -m apps.performance.cascading``: what cascading compression leaves of signs and amplitude
+- ``python -m apps.performance.learning``: accuracy against the dense all-reduce
+- ``sudo python -m apps.performance.cluster``: all-reduces on an emulated cluster; needs root, so ``run_all`` omits it
+"""

@@ -1,0 +1,191 @@
+"""``sudo python -m apps.performance.cluster``: measure what is not measured yet, then write tables and plots."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from apps.launch import PROJECT
+from apps.performance.cluster import methods, predicted, sweep, targets, training
+from apps.performance.cluster.driver import FAILURES, Limits, has_mpich, log, measure_cells
+from apps.performance.cluster.grid import (
+    BUDGET_S,
+    RATES,
+    SIZES,
+    TARGET_BUDGET_S,
+    TWO_LEVEL,
+    Cell,
+    Cluster,
+    by_cluster,
+    default_plan,
+    product,
+)
+from apps.performance.cluster.plots import draw, draw_iterations
+from apps.performance.cluster.records import read
+from apps.performance.cluster.tables import NOTHING, tables
+from apps.performance.part import chosen_from, replace_block
+
+FOLDER = PROJECT / "runs" / "performance" / "cluster"
+DOCUMENT, FIGURES = PROJECT / "docs" / "performance-tables.md", PROJECT / "docs" / "figures"
+CAPTIONS = {
+    "cluster-time": "Time against size",
+    "cluster-speedup": "Speed-up against rate",
+    "cluster-stages": "Where the time goes",
+    "cluster-overlap": "Wire, computing and both",
+    "cluster-methods": "Time of an iteration by method",
+}
+PARTS = ("grid", "overlap", "methods", "training", "tables")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; returns the exit status: 1 where something was not measured."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
+    try:
+        cells = plan(options)
+    except ValueError as error:
+        parser.error(str(error))
+    folder = options.json_dir or FOLDER
+    failed = []
+    if "grid" in options.only:
+        failed += grid(cells, folder, options)
+    if "overlap" in options.only:
+        failed += sweep.run(folder / "overlap", options.fresh)
+    if "methods" in options.only:
+        failed += methods.run(folder / "methods", options.fresh)
+    if "training" in options.only:
+        failed += training.run(folder / "training", options.fresh)
+    if "tables" in options.only:
+        write(folder, options)
+    for text in failed:
+        print(f"error: {text}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def plan(options: argparse.Namespace) -> list[Cell]:
+    """The cells asked for.
+
+    Raises
+    ------
+    ValueError
+    """
+    if options.nodes is None and options.rates is None and options.sizes is None:
+        return default_plan()
+    nodes = [int(count) for count in (options.nodes or "4").split(",")]
+    return product(nodes, (options.rates or ",".join(RATES)).split(","), (options.sizes or ",".join(SIZES)).split(","))
+
+
+def grid(cells: Sequence[Cell], folder: Path, options: argparse.Namespace) -> list[str]:
+    """Measure cells cluster by cluster; returns what failed."""
+    mpich = has_mpich() and not options.no_mpich
+    if not mpich:
+        log("without MPICH (`make test-mpich` sets it up)")
+    limits = Limits(options.budget_s, options.longest_s)
+    failed = []
+    for cluster, its_cells in by_cluster(cells).items():
+        missing = [cell for cell in its_cells if options.fresh or not (folder / f"{cell.name}.json").exists()]
+        if not missing:
+            continue
+        sizes = " ".join(cell.name.rpartition("-")[2] for cell in missing)
+        log(f"{cluster.nodes} nodes, {cluster.links}: {sizes}")
+        start = time.monotonic()
+        try:
+            measure_cells(cluster, missing, folder, limits, mpich, options.fresh)
+        except FAILURES as error:
+            failed.append(f"{cluster.name}: {error}")
+            log(failed[-1])
+        log(f"{cluster.name} took {time.monotonic() - start:.0f} s")
+    return failed
+
+
+def write(folder: Path, options: argparse.Namespace) -> None:
+    """Tables and plots of all records there are; what has none stays in the document as it is."""
+    records, overlaps = read(folder, "cluster"), read(folder / "overlap", "overlap")
+    timed = read(folder / "methods", "methods")
+    trained = training.records(folder / "training")
+    document = options.docs or (None if options.json_dir else DOCUMENT)
+    folder_of_figures = options.figures or (folder if options.json_dir else FIGURES)
+    drawn = draw(records, overlaps, folder_of_figures)
+    curves = training.draw(trained, folder_of_figures)
+    bars = draw_iterations(timed, folder_of_figures)
+    for path in (*drawn, *curves, *bars):
+        log(f"wrote {path}")
+    bodies = tables(records, overlaps)
+    bodies["cluster-training"] = training.render(trained)
+    bodies["cluster-predictions"] = predicted.render(records)
+    bodies["cluster-methods"] = methods.render(timed)
+    bodies["cluster-targets"] = targets.render(records)
+    bodies["cluster-overlap"] += "\n\n" + targets.render_overlaps(overlaps)
+    if document is None:
+        for name, body in bodies.items():
+            print(f"\n## {name}\n\n{body}", flush=True)
+        return
+    bodies["cluster-figures"] = figures(drawn, document.parent)
+    bodies["cluster-training"] += "\n\n" + figures(curves, document.parent)
+    if bars:
+        bodies["cluster-methods"] += "\n\n" + figures(bars, document.parent)
+    made_of: dict[str, list[Sequence[object] | Mapping[Cluster, object]]] = {
+        "cluster-overlap": [overlaps],
+        "cluster-figures": [records, overlaps],
+        "cluster-training": [curves],
+        "cluster-methods": [timed],
+    }
+    for name, body in bodies.items():
+        if body != NOTHING and all(made_of.get(name, [records])):
+            document.write_text(replace_block(document.read_text(), name, body))
+        else:
+            log(f"{name} stays as it is: not all it is made of has been measured here")
+
+
+def figures(paths: Sequence[Path], base: Path) -> str:
+    """Markdown that shows plots in a document that lies in `base`."""
+    shown = [
+        f"![{CAPTIONS.get(path.stem, path.stem)}]({Path(os.path.relpath(path, base)).as_posix()})" for path in paths
+    ]
+    return "\n\n".join(shown) or NOTHING
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def _parser() -> argparse.ArgumentParser:
+    limits = Limits()
+    parser = argparse.ArgumentParser(
+        prog="python -m apps.performance.cluster",
+        description="All-reduces compared on an emulated cluster: ours, MPI's, its tuned algorithms', Gloo's. "
+        "Needs root. Without --nodes, --rates and --sizes a plan of two and a half hours.",
+    )
+    parser.add_argument("--nodes", metavar="N,N", help="numbers of hosts")
+    parser.add_argument("--rates", metavar="RATE,RATE", help=f"of links; {TWO_LEVEL}: two groups, rate between them")
+    parser.add_argument("--sizes", metavar="SIZE,SIZE", help=f"of the vectors, as in {','.join(SIZES)}")
+    parser.add_argument(
+        "--budget-s",
+        type=float,
+        help=f"timed calls of a cell ({BUDGET_S:g}; {TARGET_BUDGET_S:g} where it has targets)",
+    )
+    parser.add_argument(
+        "--longest-s",
+        type=float,
+        default=limits.longest_s,
+        help="leave out implementations that take longer a call (%(default)s)",
+    )
+    parser.add_argument("--fresh", action="store_true", help="measure again what is measured already")
+    parser.add_argument("--no-mpich", action="store_true", help="no jobs with MPICH in between")
+    parser.add_argument("--only", type=chosen_from(PARTS), default=PARTS, metavar="PART,PART", help=", ".join(PARTS))
+    parser.add_argument("--json-dir", type=Path, metavar="DIR", help="of the records (runs/performance/cluster)")
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="where the tables go (docs/performance-tables.md)")
+    parser.add_argument("--figures", type=Path, metavar="DIR", help="where the plots go (docs/figures)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""Every method's all-reduce on slow links, beside what its bytes and its computing alone would take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import mpicomp
+from apps.environment import describe, environment
+from apps.performance.cluster.driver import FAILURES, log, measure_alone
+from apps.performance.cluster.grid import Cluster
+from apps.performance.cluster.predicted import closeness, measure_methods
+from apps.performance.cluster.prepared import Prepared
+from apps.performance.cluster.rounds import measure
+from apps.performance.cluster.tables import ABSENT, NOTHING, scaling, timing
+from apps.performance.cluster.vectors import filled
+from apps.performance.part import MS, get, in_unit, scaled, table
+from apps.records import Record
+from collectives import Communicator
+from mpicomp.algorithms import Aggregator, Algorithm
+from mpicomp.cli.timing import gather, spin_barrier, turns
+
+N = 25_000_000
+REPEATS = {Cluster(4, "1gbit"): 7, Cluster(4, "100mbit"): 3}  # a dense call takes 13 s over the slower links
+JUDGED = "100mbit"
+"""Where a method should be faster than dense by `LEAST_OVER` of the factor in bytes, as long as that is no larger."""
+LEAST_OVER, MOST_RATIO = 0.5, 16.0
+METHODS: Mapping[str, Algorithm] = {
+    "dense": mpicomp.algorithm("dense"),
+    "Marsit": mpicomp.algorithm("marsit", full_precision_every=None),
+    **{
+        name: mpicomp.algorithm(name)
+        for name in ("majority-vote", "ef-signsgd", "ssdm", "qsgd", "ecq-sgd", "terngrad", "one-bit-sgd")
+    },
+    "double-squeeze": mpicomp.algorithm("double-squeeze"),
+    "double-squeeze, top-k": mpicomp.algorithm("double-squeeze", compressor="top-k:rate=100"),
+    "mem-sgd": mpicomp.algorithm("mem-sgd"),
+    **{name: mpicomp.algorithm(name) for name in ("scalecom", "random-k", "local-top-k", "top-k-sgd")},
+}
+COMPUTE = "compute"
+
+
+def measure_here(comm: Communicator, n: int, repeats: int) -> Record:
+    """Predict all methods, and time them in turn with what a training step computes; collective."""
+    from apps.performance.cluster.computing import BATCH, training_step  # torch, which other jobs can do without
+
+    predicted = measure_methods(comm, METHODS, n) if comm.size > 1 else {}
+    x, out = filled(n, comm.rank)
+    started = {name: method.start(comm, n) for name, method in METHODS.items()}
+    step = training_step(n, comm.rank)
+    prepared = {COMPUTE: Prepared(step)} | {
+        name: Prepared(partial(one.aggregate, x, out), traffic=one.traffic.total) for name, one in started.items()
+    }
+    rows = measure(prepared, comm, lambda name, seconds: repeats)
+    codec_s: dict[str, list[float]] = {name: [] for name in started}
+    for name in turns(dict.fromkeys(started, -(-repeats // 2))):
+        spin_barrier(comm)
+        codec_s[name].append(codec_processor_s(started[name], x, out))
+    for name in started:
+        rows[name] |= {
+            "codec_s": np.median(gather(comm, np.array(codec_s[name])), axis=1).tolist(),
+            "predicted_s": predicted.get(name),
+        }
+    compute = rows.pop(COMPUTE) | {"parameters": step(), "batch": BATCH}
+    return {"part": "methods", "n": n, "environment": environment(), "rows": rows, "compute": compute}
+
+
+def codec_processor_s(aggregator: Aggregator, x: NDArray[Any], out: NDArray[Any]) -> float:
+    """Processor seconds of this rank's encoding, merging and decoding in one call, without MPI, polling and Python.
+
+    The stages are timed by the clock of the thread. The clock on the wall goes on while another rank has the processor.
+    """
+    aggregator.traffic.clock = time.thread_time
+    aggregator.aggregate(x, out)
+    aggregator.traffic.clock = time.perf_counter
+    cost = aggregator.traffic.last
+    return cost.seconds_encoding + cost.seconds_merging + cost.seconds_decoding
+
+
+def computing_s(codec_s: Sequence[float], processors: int) -> float:
+    """The least time in which processors that all ranks share do what each of them computes."""
+    return max(max(codec_s), sum(codec_s) / processors)
+
+
+def run(folder: Path, fresh: bool, n: int = N) -> list[str]:
+    """Measure what is missing; returns what failed."""
+    failed = []
+    for cluster, repeats in REPEATS.items():
+        path = folder / f"methods-{cluster.name}.json"
+        if fresh or not path.exists():
+            log(f"methods: {cluster.nodes} nodes, {cluster.links}")
+            try:
+                measure_alone("methods", cluster, path, n=n, repeats=repeats)
+            except FAILURES as error:
+                failed.append(f"methods, {cluster.name}: {error}")
+    return failed
+
+
+def render(records: Sequence[Record]) -> str:
+    """A table for each cluster."""
+    if not records:
+        return NOTHING
+    parts = []
+    for record in records:
+        cluster, compute = Cluster(**record["settings"]), record["compute"]
+        network = f"an MLP of {compute['parameters']:,} parameters, {compute['batch']} images a rank"
+        heading = (
+            f"**{cluster.nodes} nodes, {cluster.links}** (forward and backward of {network}: {timing(compute)} ms)"
+        )
+        rows = [_derived(record, name) for name in record["rows"]]
+        close = closeness([row["error"] for row in rows if row["error"] is not None])
+        parts.append(f"{heading}\n\n{table(COLUMNS, rows)}\n\nPredicted: {close}.")
+    note = f"n {records[0]['n']}. {describe(records[0]['environment'])}.{scaling(records)}"
+    return "\n\n".join(parts) + f"\n\n<sub>{note}</sub>"
+
+
+def _derived(record: Record, name: str) -> dict[str, Any]:
+    """A method's row with what follows from it and from dense's."""
+    row, dense = record["rows"][name], record["rows"]["dense"]
+    sent, codec_s = row["cost"]["bytes_sent_most"], computing_s(row["codec_s"], record["environment"]["cores"])
+    wire_s = 8 * sent / min(link["bits_per_s"] for link in record["links"])
+    gain, ratio = dense["median_s"] / row["median_s"], dense["cost"]["bytes_sent_most"] / sent
+    judged = record["settings"]["rate"] == JUDGED and ratio <= MOST_RATIO
+    return row | {
+        "name": name,
+        "sent": sent,
+        "wire_s": wire_s,
+        "codec_one_s": float(np.mean(row["codec_s"])),
+        "codec_all_s": codec_s,
+        "over": row["median_s"] / max(wire_s, codec_s),
+        "gain": f"{gain:.1f}" + (" †" if judged and gain < LEAST_OVER * ratio else ""),
+        "ratio": ratio,
+        "error": None if row["predicted_s"] is None else row["predicted_s"] / row["median_s"] - 1,
+    }
+
+
+def _predicted(row: dict[str, Any]) -> str:
+    return ABSENT if row["error"] is None else f"{scaled(row['predicted_s'], MS)} ({row['error']:+.0%})"
+
+
+COLUMNS = (
+    ("method", get("name")),
+    ("call, ms", timing),
+    ("MB sent", lambda row: f"{row['sent'] / 1e6:.3g}"),
+    ("these alone, ms", in_unit("wire_s", MS)),
+    ("codec of a rank, ms", in_unit("codec_one_s", MS)),
+    ("of all ranks, ms", in_unit("codec_all_s", MS)),
+    ("call over the longer", get("over", ".2f")),
+    ("faster than dense", get("gain")),
+    ("fewer bytes", get("ratio", ".1f")),
+    ("predicted, ms", _predicted),
+)

@@ -1,0 +1,143 @@
+"""How much of the computing of a one-bit ring is hidden behind the wire, on every rank of a job.
+
+*Wire* runs the same program with the same pieces and buffers, and computes nothing. *Compute* calls the same kernels on
+the same pieces, on all ranks at once, and sends nothing. *Both* is the real call. All three take turns. *Moving* is the
+processor time of the wire alone where ranks that wait sleep, and do not poll.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apps.environment import environment
+from apps.performance.cluster.prepared import ONE_BIT
+from apps.performance.cluster.vectors import filled
+from collectives import Communicator, Traffic
+from collectives.execution.payload import Cache
+from collectives.execution.program import Message, Program
+from collectives.progress.polling import rest_by
+from mpicomp.algorithms.marsit import STREAMING_ELEMENTS
+from mpicomp.cli.timing import alternate, elapsed_and_processor, gather
+from mpicomp.codecs.sign import Sign
+from mpicomp.kernels.cpu.sign import pack, unpack
+from mpicomp.kernels.streams import Stream
+from mpicomp.reducers.sign_merge import SignPayload, one_bit_exchange
+
+NAP_S = 1e-4
+
+
+def overlap(wire_s: float, compute_s: float, both_s: float) -> float:
+    """The part of the shorter of the two that is hidden: 1 at best, 0 where nothing is, negative where both disturb."""
+    return (wire_s + compute_s - both_s) / min(wire_s, compute_s)
+
+
+class EmptyPayload:
+    """A payload of the same messages with nothing to compute. Parameters: the one whose buffers it sends."""
+
+    def __init__(self, real: SignPayload) -> None:
+        self.slots, self.brief = real.slots, real.brief
+        self.outgoing, self.incoming, self.replacing = real.outgoing, real.incoming, real.replacing
+
+    def encode(self, piece: int) -> None:
+        """Nothing."""
+
+    def prepare(self, message: Message, slot: int) -> None:
+        """Nothing."""
+
+    def merge(self, message: Message, slot: int) -> None:
+        """Nothing."""
+
+    def finish(self, piece: int) -> None:
+        """Nothing."""
+
+
+class Kernels:
+    """The computing of a one-bit ring, piece by piece.
+
+    Parameters
+    ----------
+    comm : Communicator
+    x, out : float32[n]
+    """
+
+    def __init__(self, comm: Communicator, x: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+        self._x, self._out = x, out.view(np.uint32)
+        self._streaming = x.size >= STREAMING_ELEMENTS and out.ctypes.data % 32 == 0
+        self._ends = np.array([1, -1], np.float32).view(np.uint32)
+        stream, codec = Stream(0, 0, "merge"), Sign()
+        # the cut is the real one; cutting again into its longest piece gives the same
+        cut = one_bit_exchange(comm, x.size, stream, comm.fixed_tag(), 0, self.encode, self.finish).pieces
+        longest = -(-max(map(len, cut)) // codec.alignment) * codec.alignment
+        self.program: Program = comm.program(comm.select(codec.nbytes(x.size)), x.size, codec.alignment, longest)
+        if list(self.program.pieces) != list(cut):
+            raise RuntimeError(f"rank {comm.rank}: the program has other pieces than the method; adapt this benchmark")
+        self.payload = SignPayload(self.program, stream, comm.rank, self.encode, self.finish)
+
+    def encode(self, piece: int) -> None:
+        """Signs of a piece to bits."""
+        cut, zero = self.program.pieces[piece], np.float32(0)
+        bits = self.payload.bits[cut.start // 64 : -(-cut.stop // 64)]
+        pack(self._x[cut.start : cut.stop], bits, True, zero, np.nextafter(zero, np.float32(1)))
+
+    def finish(self, piece: int) -> None:
+        """Bits of a piece to +-1."""
+        cut = self.program.pieces[piece]
+        bits = self.payload.bits[cut.start // 64 : -(-cut.stop // 64)]
+        unpack(bits, self._ends[0], self._ends[1], self._streaming, self._out[cut.start : cut.stop])
+
+    def __call__(self) -> None:
+        """All of it, with nothing sent."""
+        for piece in self.program.encode_order:
+            self.encode(piece)
+        for message in self.program.recvs:
+            if message.held_weight:
+                self.payload.prepare(message, 0)
+                self.payload.merge(message, 0)
+        for piece in range(len(self.program.pieces)):
+            self.finish(piece)
+
+
+def measure_overlap(comm: Communicator, n: int, repeats: int) -> dict[str, Any]:
+    """Time wire, compute and both; collective.
+
+    Returns
+    -------
+    dict
+        Times of the slowest rank of each call, medians, the overlap of the medians, and ``exposed_s``: what the real
+        call waited with nothing to do, mean over ranks and calls; and ``moving_s``, the median over calls of the mean
+        over ranks.
+    """
+    x, out = filled(n, comm.rank)
+    kernels, tag = Kernels(comm, x, out), comm.fixed_tag()
+    empty, requests = EmptyPayload(kernels.payload), Cache()
+    aggregator = ONE_BIT.start(comm, n)
+    calls: dict[str, Callable[[], object]] = {
+        "wire": lambda: comm.execute(kernels.program, empty, tag, Traffic(), None, requests),
+        "compute": kernels,
+        "both": lambda: aggregator.aggregate(x, out),
+    }
+    timed = alternate(calls, repeats, comm=comm)
+    before = rest_by(lambda: time.sleep(NAP_S))
+    try:
+        moving = np.array([elapsed_and_processor(calls["wire"], comm)[1] for _ in range(repeats)])
+    finally:
+        rest_by(before)
+    total = aggregator.traffic.total
+    exposed = float(gather(comm, np.array([total.seconds_waiting / total.calls])).mean())
+    medians = {name: float(np.median(seconds)) for name, seconds in timed.items()}
+    return {
+        "part": "overlap",
+        "n": n,
+        "environment": environment(),
+        "times_s": {name: seconds.tolist() for name, seconds in timed.items()},
+        **{f"{name}_s": median for name, median in medians.items()},
+        "overlap": overlap(medians["wire"], medians["compute"], medians["both"]),
+        "exposed_s": exposed,
+        "moving_s": float(np.median(gather(comm, moving).mean(axis=0))),
+        "bytes_sent": aggregator.traffic.last.bytes_sent,
+    }

@@ -1,0 +1,116 @@
+"""Numbers made of records: best, speed-up, bound, break-even."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+
+from apps.emulator.rate import Rate
+from apps.performance.cluster.implementations import DENSE_RING, MPI_DEFAULT, MPICH_DEFAULT, ONE_BIT_RING, TUNED_NAMES
+from apps.performance.cluster.records import medians_by_job
+from apps.records import Record
+
+NOTEWORTHY = 0.1
+"""From what share on tables mark that the bucket of a link helped."""
+MPI_NAMES = (MPI_DEFAULT, *TUNED_NAMES)
+
+
+def seconds(record: Record, name: str) -> float | None:
+    """Median over jobs of an implementation's median in each; None where it was not measured."""
+    timed = record["timings"].get(name)
+    return None if timed is None else float(timed["median_s"])
+
+
+def best_mpi(record: Record) -> tuple[str, float] | None:
+    """The fastest of Open MPI in this cell, its default included: name and median."""
+    measured = [(name, s) for name in MPI_NAMES if (s := seconds(record, name)) is not None]
+    return min(measured, key=lambda pair: pair[1], default=None)
+
+
+def speedup(record: Record, name: str, over: str) -> float | None:
+    """How many times faster one implementation is than another; `over` may be "best MPI"."""
+    best = best_mpi(record)
+    ours = seconds(record, name)
+    theirs = (best[1] if best else None) if over == "best MPI" else seconds(record, over)
+    return None if ours is None or theirs is None else theirs / ours
+
+
+def speedups_by_job(record: Record, name: str, over: str) -> list[float]:
+    """The same of the medians of each job."""
+    best = best_mpi(record)
+    baseline = best[0] if over == "best MPI" and best is not None else over
+    if name not in record["timings"] or baseline not in record["timings"]:
+        return []
+    pairs = zip(*(medians_by_job(record["timings"][one]) for one in (name, baseline)), strict=True)
+    return [theirs / ours for ours, theirs in pairs]
+
+
+def over_mpich(record: Record) -> float | None:
+    """How many times faster the one-bit ring is than MPICH's all-reduce, both in jobs with MPICH."""
+    return speedup(record, f"{ONE_BIT_RING} (MPICH job)", MPICH_DEFAULT)
+
+
+def payload_rate(record: Record) -> float:
+    """Bits per second of the slowest link, as measured before the job."""
+    return float(min(link["bits_per_s"] for link in record["links"]))
+
+
+def nominal_rate(record: Record) -> float | None:
+    """Bits per second asked for on the slowest link; None: not limited."""
+    asked = [Rate.parse(record["settings"][name]).bits_per_s for name in ("rate", "between")]
+    return min((rate for rate in asked if rate is not None), default=None)
+
+
+def bucket_share(record: Record) -> float:
+    """How much longer the one-bit ring would take if the slowest link had no bucket of tokens, as a share of its time.
+
+    A link lets through at once what its bucket holds, which a real link does not. This flatters those that send little.
+    """
+    timed, bits_per_s = record["timings"].get(ONE_BIT_RING), nominal_rate(record)
+    if timed is None or timed["cost"] is None or bits_per_s is None:
+        return 0.0
+    arguments = Rate(bits_per_s).token_bucket
+    burst = int(arguments[arguments.index("burst") + 1])
+    return float(8 * min(burst, timed["cost"]["bytes_sent"]) / bits_per_s / timed["median_s"])
+
+
+def bound_s(record: Record, bits_per_s: float) -> float:
+    """Seconds that the busiest link of an all-reduce needs at least: 2 (M - 1) / M of the vector."""
+    nodes = record["settings"]["nodes"]
+    return float(2 * (nodes - 1) / nodes * 8 * record["settings"]["bytes"] / bits_per_s)
+
+
+def over_bound(record: Record, bits_per_s: float | None) -> float | None:
+    """The dense ring's time in units of the bound."""
+    ring = seconds(record, DENSE_RING)
+    return None if ring is None or bits_per_s is None else ring / bound_s(record, bits_per_s)
+
+
+def balanced(overlaps: Sequence[Record]) -> float | None:
+    """Bits per second of payload at which wire and computing take equally long; None: at none between those measured.
+
+    Computing does not depend on the rate, but on how memory was shared meanwhile: its median counts.
+    """
+    if not overlaps:
+        return None
+    compute_s = median(record["compute_s"] for record in overlaps)
+    return crossing([(payload_rate(record), record["wire_s"] / compute_s) for record in overlaps])
+
+
+def crossing(points: Sequence[tuple[float, float]]) -> float | None:
+    """Where y falls below 1 last, interpolated between logarithms; None: it does not within the points.
+
+    Parameters
+    ----------
+    points : sequence of (x, y)
+        All positive.
+    """
+    found = None
+    ordered = sorted(points)
+    for (x0, y0), (x1, y1) in pairwise(ordered):
+        a, b = math.log(y0), math.log(y1)
+        if a >= 0 > b:
+            found = math.exp(math.log(x0) + (math.log(x1) - math.log(x0)) * a / (a - b))
+    return found

@@ -1,0 +1,112 @@
+"""Time the codecs against NumPy on one core, in turn. Minima count, as the speed of memory varies.
+
+``python -m apps.performance.codecs``. Vectors go through the codecs in the pieces in which methods send them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from apps.performance.part import MS, Part, Row, get, in_unit, made, vectors
+from apps.records import Record
+from collectives.communicator import SHARED_PIECE_BYTES
+from collectives.execution.partition import pieces
+from mpicomp.cli.timing import alternate, summary
+from mpicomp.codecs import Clipping, Codec, Counts, Draw, OneBit, Quantizer, TopK, TwoMeans
+from mpicomp.kernels.streams import Stream
+from mpicomp.reducers.coded import piece_elements
+
+CODECS: dict[str, Codec] = {
+    "quantize, s = 4": Quantizer(512, 4, "linf"),
+    "quantize, s = 4, l2, entropy-coded": Quantizer(4096, 4, "l2", "entropy"),
+    "one bit, one scale": OneBit(1 << 15),
+    "one bit, two means": TwoMeans(512),
+    "clip to 16 bits": Clipping(16),
+    "top-k at 100x": TopK(100),
+    "top-k at 100x, 10 of 1000": TopK(100, 1000),
+}
+MERGES = ((1, 1), (3, 1), (7, 1), (4, 4))
+ABS_SUM, ADD = "np.abs(x).sum()", "np.add(x, y, out=y)"
+TARGETS = {"encode quantize, s = 4": "≤ 3", "encode top-k at 100x": "≤ 1.5"}
+
+
+def codec_calls(codec: Codec, name: str, n: int, x: Any, out: Any) -> dict[str, Callable[[], object]]:
+    """Encoding and decoding of a whole vector."""
+    cuts = pieces(range(n), piece_elements(codec, n, SHARED_PIECE_BYTES), codec.alignment)
+    payloads = [np.empty(codec.nbytes(len(cut)), np.uint8) for cut in cuts]
+    stream = Stream(0, 0, "benchmark")
+
+    def encode() -> None:
+        for cut, payload in zip(cuts, payloads, strict=True):
+            codec.encode(x[cut.start : cut.stop], payload, draw=Draw(stream, 0, 0, 0, cut.start))
+
+    def decode() -> None:
+        for cut, payload in zip(cuts, payloads, strict=True):
+            codec.decode(payload, out[cut.start : cut.stop], weight=1)
+
+    encode()
+    return {f"encode {name}": encode, f"decode {name}": decode}
+
+
+def merge_calls(n: int) -> dict[str, Callable[[], object]]:
+    """Counts added to counts."""
+    codec, random, found = Counts(), np.random.default_rng(0), {}
+    draw = Draw(Stream(0, 0, "benchmark"), 0, 0)
+    for incoming_weight, held_weight in MERGES:
+        held = random.integers(0, 256, codec.nbytes(n, incoming_weight + held_weight), np.uint8)
+        incoming = random.integers(0, 256, codec.nbytes(n, incoming_weight), np.uint8)
+        weights = {"held_weight": held_weight, "incoming_weight": incoming_weight}
+        found[f"merge counts of {incoming_weight} into {held_weight}"] = (
+            lambda held=held, incoming=incoming, weights=weights: codec.merge(held, incoming, n, draw=draw, **weights)
+        )
+    return found
+
+
+def measure(n: int, repeats: int) -> Record:
+    """Time all codecs on a vector of `n` elements."""
+    x, out = vectors(n)
+    merges = merge_calls(n)
+    calls: dict[str, Callable[[], object]] = {
+        ABS_SUM: lambda: np.abs(x).sum(),
+        ADD: lambda: np.add(x, out, out=out),
+        **merges,
+    }
+    for name, codec in CODECS.items():
+        calls |= codec_calls(codec, name, n, x, out)
+    timed = {name: summary(seconds) for name, seconds in alternate(calls, repeats).items()}
+    rows: list[Row] = []
+    for name in calls:
+        if name not in (ABS_SUM, ADD):
+            reference = ADD if name in merges else ABS_SUM
+            target = "≤ 1.0" if name in merges else TARGETS.get(name, "")
+            reference_s = timed[reference]["min_s"]
+            rows.append(
+                {"what": name, "reference": reference, "target": target, **timed[name], "reference_s": reference_s,
+                 "ratio": timed[name]["min_s"] / reference_s}
+            )  # fmt: skip
+    return made(rows, n=n, repeats=repeats)
+
+
+COLUMNS = (
+    ("what", get("what")),
+    ("ms", in_unit("min_s", MS)),
+    ("against", get("reference")),
+    ("ms", in_unit("reference_s", MS)),
+    ("ratio", get("ratio", ".2f")),
+    ("target", get("target")),
+)
+PART = Part(
+    "codecs",
+    "The codecs on one core.",
+    measure,
+    COLUMNS,
+    quick={"n": 300_000, "repeats": 3},
+    full={"n": 25_000_000, "repeats": 15},
+)
+
+if __name__ == "__main__":
+    sys.exit(PART.main())

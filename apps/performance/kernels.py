@@ -1,0 +1,132 @@
+"""Time the kernels against NumPy on one core, in turn. Minima count, as the speed of memory varies."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import numpy as np
+from numba import njit
+
+from apps.performance.part import MS, Part, Row, get, in_unit, made, vectors
+from apps.records import Record
+from collectives.communicator import SHARED_PIECE_BYTES
+from mpicomp.cli.timing import alternate, summary
+from mpicomp.codecs.sign import mix_words, scratch
+from mpicomp.kernels.cpu.lanes import fold
+from mpicomp.kernels.cpu.philox import merge_words
+from mpicomp.kernels.cpu.sign import BLOCK, encode, pack, unpack
+from mpicomp.kernels.cpu.simd import LANES, fence, load, splat, stream
+from mpicomp.kernels.streams import GROUP, Stream, source
+
+RATIOS = (
+    # what, against what, target
+    ("pack", "x.sum()", "≤ 0.75"),
+    ("unpack", "x.fill()", "≤ 0.6"),
+    ("merge, p = 1/2", "pack", "≤ 0.5"),
+    ("merge, p = 3/4", "pack", "≤ 0.5"),
+    ("merge, p = 2/3", "pack", "≤ 0.5"),
+    ('residual "own" + pack', "np.add(c, g, out=c)", "≤ 1.1"),
+    ('residual "paper" + pack', "np.add(c, g, out=c)", "≤ 1.1"),
+    ("read alone", "x.sum()", "bound"),
+    ("streaming stores alone", "x.fill()", "bound"),
+)
+
+
+@njit(nogil=True)
+def read_only(x):  # type: ignore[no-untyped-def]
+    """Read a vector in two halves at once and do next to nothing with it."""
+    near, far = splat(x.dtype.type(0)), splat(x.dtype.type(0))
+    half = x.size // (2 * LANES) * LANES
+    for i in range(0, half, LANES):
+        near = near + load(x, i)
+        far = far + load(x, i + half)
+    return fold(near + far)
+
+
+@njit(nogil=True)
+def stream_only(out, value):  # type: ignore[no-untyped-def]
+    """Fill a vector past the caches; it begins at a multiple of 32 bytes."""
+    filling = splat(value)
+    for i in range(0, out.size // LANES * LANES, LANES):
+        stream(out, i, filling)
+    fence()
+
+
+def calls(n: int) -> dict[str, Callable[[], object]]:
+    """What is timed, on vectors of `n` elements."""
+    random = np.random.default_rng(1)
+    x, out = vectors(n)
+    residual, positions = np.zeros(n, np.float32), out.view(np.uint32)
+    bits = random.integers(0, 2**64, -(-n // 64), np.uint64)
+    others = random.integers(0, 2**64, bits.size, np.uint64)
+    sums = np.zeros(-(-n // BLOCK))
+    zero, one = np.float32(0), np.float32(1)
+    tiny = np.nextafter(zero, one)
+    positive, negative = np.array([1.5, -1.5], np.float32).view(np.uint32)
+    # As the library does it, piece by piece: random words and the bits they mix then meet in a cache.
+    piece = 8 * SHARED_PIECE_BYTES // GROUP * GROUP
+    words, work = np.empty(-(-min(piece, n) // GROUP) * 8, np.uint64), scratch()
+    schedule = Stream(0, 0, "merge").schedule()
+
+    def merge(incoming_weight: int, held_weight: int) -> None:
+        for start in range(0, n, piece):
+            held = bits[start // 64 : -(-min(start + piece, n) // 64)]
+            drawn = words[: -(-held.size // 8) * 8]
+            mix_words(schedule, (start, np.uint64(1), source(0)), (incoming_weight, held_weight), work, drawn)
+            merge_words(drawn, others[start // 64 : start // 64 + held.size], held)
+
+    return {
+        "x.sum()": x.sum,
+        "pack": lambda: pack(x, bits, True, zero, tiny),
+        "x.fill()": lambda: out.fill(1.5),
+        "unpack": lambda: unpack(bits, positive, negative, True, positions),
+        "merge, p = 1/2": lambda: merge(1, 1),
+        "merge, p = 3/4": lambda: merge(3, 1),
+        "merge, p = 2/3": lambda: merge(2, 1),
+        "np.add(c, g, out=c)": lambda: np.add(residual, x, out=residual),
+        'residual "own" + pack': lambda: encode(x, residual, bits, one, one, None, True, zero, tiny, sums),
+        'residual "paper" + pack': lambda: encode(x, residual, bits, one, one, one, True, zero, tiny, sums),
+        "read alone": lambda: read_only(x),
+        "streaming stores alone": lambda: stream_only(out, one),
+    }
+
+
+def measure(n: int, repeats: int) -> Record:
+    """Time all kernels on vectors of `n` elements."""
+    timed_calls = calls(n)  # which hold the vectors until their pages are counted
+    timed = {name: summary(seconds) for name, seconds in alternate(timed_calls, repeats).items()}
+    rows: list[Row] = [
+        {
+            "kernel": kernel,
+            "reference": reference,
+            "target": target,
+            **timed[kernel],
+            "reference_s": timed[reference]["min_s"],
+            "ratio": timed[kernel]["min_s"] / timed[reference]["min_s"],
+        }
+        for kernel, reference, target in RATIOS
+    ]
+    return made(rows, n=n, repeats=repeats)
+
+
+COLUMNS = (
+    ("kernel", get("kernel")),
+    ("min, ms", in_unit("min_s", MS)),
+    ("median, ms", in_unit("median_s", MS)),
+    ("against", lambda row: f"`{row['reference']}`" if "(" in row["reference"] else row["reference"]),
+    ("its min, ms", in_unit("reference_s", MS)),
+    ("ratio of minima", get("ratio", ".2f")),
+    ("target", get("target")),
+)
+PART = Part(
+    "kernels",
+    "Kernels against NumPy on one core.",
+    measure,
+    COLUMNS,
+    quick={"n": 100_000, "repeats": 5},
+    full={"n": 25_000_000, "repeats": 60},
+)
+
+if __name__ == "__main__":
+    sys.exit(PART.main())

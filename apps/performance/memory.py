@@ -1,0 +1,122 @@
+"""Measure the peak memory of an aggregate beyond input, output and residual.
+
+``mpirun -n 2 python -m apps.performance.memory`` shows what Python and NumPy allocate (tracemalloc) and what becomes
+resident. The latter is the kernel's peak, which also counts pages of MPI and whole huge pages.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import mpicomp
+from apps.environment import kilobytes
+from apps.performance.part import Part, Row, get, made, vectors
+from apps.records import Record
+from collectives import Communicator
+from mpicomp.algorithms import Algorithm
+from mpicomp.cli.timing import gather
+
+METHODS: dict[str, Algorithm] = {
+    "one-bit alone": mpicomp.Marsit(None, compensation=False, global_step=1.0),
+    'Marsit, residual "own"': mpicomp.Marsit(None),
+    'Marsit, residual "paper"': mpicomp.Marsit(None, residual="paper"),
+    "Marsit, K = 2": mpicomp.Marsit(2),
+    "dense": mpicomp.Dense(),
+}
+CALLS = 3  # full-precision and one-bit rounds of K = 2 both
+WARM_UP_ELEMENTS = 1 << 20
+
+
+def measure(n: int) -> Record | None:
+    """Look at every method on vectors of `n` elements; collective."""
+    with Communicator(topology="ring") as comm:
+        x, out = vectors(n, comm)
+        rows: list[Row] = []
+        for method, options in METHODS.items():
+            # Kernels are loaded and MPI's own buffers made before.
+            aggregate(options, comm, x[:WARM_UP_ELEMENTS], out[:WARM_UP_ELEMENTS])
+            mine = np.array([_resident(options, comm, x, out), _allocated(options, comm, x, out)], np.float64)
+            resident, allocated = gather(comm, mine).max(axis=0).tolist()
+            rows.append({"method": method, "resident": resident, "allocated": allocated, "elements": n})
+        return None if comm.rank else made(rows, ranks=comm.size, n=n, calls=CALLS)
+
+
+def aggregate(options: Algorithm, comm: Communicator, x: NDArray[Any], out: NDArray[Any]) -> int:
+    """Start and use an aggregator; bytes of its residual."""
+    aggregator = options.start(comm, x.size)
+    for _ in range(CALLS):
+        aggregator.aggregate(x, out)
+    residual = getattr(aggregator, "residual", None)
+    return 0 if residual is None else int(residual.nbytes)
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM now."""
+    return 1024 * kilobytes(Path("/proc/self/status"), "VmRSS")
+
+
+def peak_resident_bytes() -> int:
+    """The most since the process began, or since `forget_peak`."""
+    return 1024 * kilobytes(Path("/proc/self/status"), "VmHWM")
+
+
+def forget_peak() -> None:
+    """Let the peak start from what is resident now."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def release_free_memory() -> None:
+    """Let the C library give back what was freed, or the next vectors would hide in it; glibc alone can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _resident(options: Algorithm, comm: Communicator, x: NDArray[Any], out: NDArray[Any]) -> int:
+    gc.collect()
+    release_free_memory()
+    forget_peak()
+    before = resident_bytes()
+    residual = aggregate(options, comm, x, out)
+    return peak_resident_bytes() - before - residual
+
+
+def _allocated(options: Algorithm, comm: Communicator, x: NDArray[Any], out: NDArray[Any]) -> int:
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        residual = aggregate(options, comm, x, out)
+        return tracemalloc.get_traced_memory()[1] - before - residual
+    finally:
+        tracemalloc.stop()
+
+
+COLUMNS = (
+    ("method", get("method")),
+    ("allocated, MB", lambda row: f"{row['allocated'] / 1e6:.2f}"),
+    ("bytes an element", lambda row: f"{row['allocated'] / row['elements']:.3f}"),
+    ("resident, MB", lambda row: f"{row['resident'] / 1e6:.2f}"),
+    ("bytes an element", lambda row: f"{row['resident'] / row['elements']:.3f}"),
+    ("target", lambda row: "≤ 0.25" if row["method"] != "dense" else ""),
+)
+PART = Part(
+    "memory",
+    "Peak memory of an aggregate beyond input, output and residual.",
+    measure,
+    COLUMNS,
+    quick={"n": 500_000},
+    full={"n": 25_000_000},
+    ranks=(2,),
+)
+
+if __name__ == "__main__":
+    sys.exit(PART.main())

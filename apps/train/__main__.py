@@ -1,0 +1,175 @@
+"""Train an image classifier on all ranks of an MPI job.
+
+``mpirun -n 4 python -m apps.train --dataset digits --algorithm marsit --topology ring --epochs 5 --json run.json``
+
+Without ``mpirun`` it trains on one rank. The exit status is 0 if the run ended, or if SIGTERM or SIGUSR1 made it save a
+checkpoint and stop, as its last line then says (``--resume`` continues); 1 after an error; 2 after a usage error; 3 if
+training diverged to NaN or infinity.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from io import StringIO
+from typing import Any
+
+import torch
+from mpi4py import MPI
+
+import mpicomp
+from apps.train.agreement import JobError, raise_on_all_ranks
+from apps.train.checkpoint import require_writable
+from apps.train.data import load
+from apps.train.options import parse
+from apps.train.preemption import StopRequest
+from apps.train.report import STATUS_DIVERGED, Report
+from apps.train.saver import Saver, require_unused, resume
+from apps.train.training import Training
+from collectives import Communicator
+from collectives.errors import CollectiveError, CollectiveMismatch, NonFiniteGradient
+from mpicomp.algorithms import Algorithm
+
+_LAST_RANK_S = 10.0
+"""Seconds that a failing job waits for its last rank."""
+_STAGGER_S = 0.2
+"""Seconds between two ranks that print errors of their own."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; collective over all ranks of the job. Returns the exit status."""
+    mpicomp.install_abort_hook()
+    try:
+        options = _parse(argv)
+    except SystemExit as stop:
+        return _fail(MPI.COMM_WORLD, None, status=int(stop.code or 0))
+    # More threads than one per rank would fight over the cores, and change the order of sums.
+    torch.set_num_threads(1)
+    try:
+        comm = Communicator(
+            topology=options.topology, timeout=options.timeout, trace=options.trace, network=options.network
+        )
+    except ValueError as error:
+        network = "" if options.network is None else f" --network {options.network}"
+        return _fail(MPI.COMM_WORLD, f"--topology {options.topology}{network}: {error}")
+    except OSError as error:
+        return _fail(MPI.COMM_WORLD, f"--trace {options.trace}: {error}")
+    with comm:
+        try:
+            train(options, comm)
+        except NonFiniteGradient as error:
+            return _fail(comm.mpi_comm, f"training diverged: {error}", status=STATUS_DIVERGED)
+        except (JobError, CollectiveMismatch) as error:
+            return _fail(comm.mpi_comm, str(error))
+        except CollectiveError as error:
+            # Ranks that wait for another one give up at about the same time: the first that prints ends the others.
+            time.sleep(min(_STAGGER_S * comm.rank, _LAST_RANK_S))
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            comm.mpi_comm.Abort(1)
+    return 0
+
+
+def train(options: argparse.Namespace, comm: Communicator) -> None:
+    """Train as the options say; collective.
+
+    Raises
+    ------
+    JobError
+        Data, options or checkpoints are unusable; on every rank.
+    CollectiveError
+        Communication failed.
+    """
+    with ExitStack() as stack:
+        with raise_on_all_ranks(comm):
+            dataset, algorithm = load(options.dataset, options.data), _algorithm(options)
+        try:
+            training = Training(options, comm, dataset, algorithm)
+        except ValueError as error:
+            # All ranks have the same options and data, and so the same error.
+            raise JobError(str(error)) from error
+        saver, resumed = None, None
+        if options.checkpoint is not None:
+            require_writable(options.checkpoint, comm)
+            if options.resume:
+                resumed = resume(options, comm, training)
+            else:
+                require_unused(options, comm)
+            saver = Saver(options, comm, training, stack.enter_context(StopRequest()))
+        with raise_on_all_ranks(comm):
+            report = Report(comm.rank == 0, options.json, _header(options, comm, training), training.epoch)
+        stack.enter_context(report)
+        if resumed is not None:
+            report.say(f"resumed from {resumed}")
+        try:
+            _run(options, comm, training, saver, report)
+        except NonFiniteGradient:
+            report.diverged(training.epoch + 1)
+            raise
+
+
+def _run(
+    options: argparse.Namespace, comm: Communicator, training: Training, saver: Saver | None, report: Report
+) -> None:
+    def after_step() -> bool:
+        report.advance()
+        return saver is not None and saver.after_step()
+
+    report.begin(options.algorithm, training.n_steps, training.step)
+    while training.epoch < options.epochs:
+        if not training.train_epoch(after_step):
+            report.say(f"stopped by a signal after step {training.step}; continue with --resume")
+            return
+        record = training.close_epoch()
+        with raise_on_all_ranks(comm):
+            report.epoch(record, options.epochs)
+        if saver is not None:
+            saver.after_epoch()
+    record = training.result()
+    with raise_on_all_ranks(comm):
+        report.result(record)
+
+
+def _header(options: argparse.Namespace, comm: Communicator, training: Training) -> dict[str, Any]:
+    """The fields that every line of the record has, so that each can be read alone."""
+    chosen = ("algorithm", "algorithm_options", "local_steps", "dataset", "model", "optimizer", "lr", "batch", "seed")
+    return {
+        **{key: getattr(options, key) for key in chosen},
+        "synchronize": training.optimizer.mode,
+        "topology": getattr(comm.topology, "name", comm.topology),
+        "ranks": comm.size,
+        "count": training.n_parameters,
+    }
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options. Rank 0 alone prints the messages of argparse, which are the same on all ranks."""
+    with ExitStack() as stack:
+        if MPI.COMM_WORLD.rank != 0:
+            for redirect in (redirect_stdout, redirect_stderr):
+                stack.enter_context(redirect(StringIO()))
+        return parse(argv)
+
+
+def _algorithm(options: argparse.Namespace) -> Algorithm:
+    try:
+        return mpicomp.algorithm(options.algorithm, **options.algorithm_options)
+    except TypeError as error:
+        raise ValueError(f"--algorithm {options.algorithm} takes no such option: {error}") from error
+
+
+def _fail(mpi_comm: MPI.Comm, message: str | None, status: int = 1) -> int:
+    """Print an error that every rank has, on rank 0; no rank returns, and so ends the job, before that."""
+    if mpi_comm.rank == 0 and message is not None:
+        print(f"error: {message}", file=sys.stderr, flush=True)
+    arrived = mpi_comm.Ibarrier()
+    deadline = time.monotonic() + _LAST_RANK_S
+    while not arrived.Test() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

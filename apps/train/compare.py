@@ -1,0 +1,92 @@
+"""Train one classifier through four methods, one after the other, and show them side by side.
+
+``python -m apps.train.compare`` starts ``mpirun`` itself. Dense float32, Marsit with a full-precision round every 100
+steps, Marsit without any, and cascading compression, which fails and is there to show it. Options it does not know go
+to ``apps.train``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from apps.launch import mpi_environment, python_command, run
+from apps.train.plot import plot
+from apps.train.report import STATUS_DIVERGED
+from apps.train.run_records import read_run
+
+RUNS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("dense", "dense", ("--algorithm", "dense")),
+    ("marsit-100", "Marsit, K = 100", ("--algorithm", "marsit", "--full-precision-every", "100")),
+    ("marsit", "Marsit, K = none", ("--algorithm", "marsit", "--full-precision-every", "none")),
+    # Without normalisation its steps grow beyond float32 within a few rounds and there is no accuracy to show.
+    ("cascading", "cascading SSDM", ("--algorithm", "cascading-ssdm", "--option", "normalise=True")),
+)
+"""File stem, title and options of each run."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m apps.train.compare", description=__doc__.partition("\n")[0])
+    parser.add_argument("--ranks", type=int, default=4, help="MPI ranks of each run (default: 4)")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder for JSON lines and the plot")
+    options, training_options = parser.parse_known_args(argv)
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        command = python_command(options.ranks, ["-m", "apps.train"])
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    results: list[tuple[str, list[dict[str, Any]]]] = []
+    for stem, title, method in RUNS:
+        console.print(f"[bold]{title}[/bold], {options.ranks} ranks")
+        path = options.out / f"{stem}.json"
+        path.unlink(missing_ok=True)
+        arguments = [*_DEFAULTS, *training_options, *method, "--json", str(path)]
+        status, _ = run([*command, *arguments], mpi_environment(), capture=False)
+        if status not in (0, STATUS_DIVERGED):
+            print(f"error: the run of {title} ended with status {status}; its message is above", file=sys.stderr)
+            return 1
+        results.append((title, read_run(path)))
+    picture = options.out / "compare.png"
+    plot(results, picture)
+    console.print(_table(results))
+    console.print(f"records and plot: {options.out}/*.json, {picture}")
+    return 0
+
+
+_DEFAULTS = ("--dataset", "digits", "--epochs", "20", "--topology", "ring")
+
+
+def _table(results: Sequence[tuple[str, list[dict[str, Any]]]]) -> Table:
+    table = Table(title="test accuracy and what it cost to communicate", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("method", "accuracy", "bits/element", "MB/rank", "communicating", "training"):
+        table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
+    for title, records in results:
+        diverged = records[-1]["kind"] == "diverged"
+        epochs = [record for record in records if "accuracy" in record]
+        if not epochs:
+            table.add_row(title, "diverged", "-", "-", "-", "-")
+            continue
+        last = epochs[-1]
+        table.add_row(
+            title,
+            f"diverged, epoch {records[-1]['epoch']}" if diverged else f"{last['accuracy']:.2%}",
+            f"{last['bits_per_element']:.2f}",
+            f"{last['bytes_so_far_per_rank'] / 1e6:.2f}",
+            f"{last['seconds_communicating_so_far']:.2f} s",
+            f"{last['seconds_so_far']:.2f} s",
+        )
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""Count what the communication of a training run costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from collectives import Communicator
+from mpicomp.algorithms import Aggregator
+from mpicomp.cli.timing import gather
+
+
+@dataclass
+class Meter:
+    """Totals of one rank since the start of the run, those before a resume included.
+
+    Attributes
+    ----------
+    rounds
+        Synchronizations.
+    bytes_sent
+        Bytes that this rank handed to MPI.
+    messages
+        Messages that this rank sent.
+    seconds_communicating
+        Time of encoding, waiting, merging and decoding.
+    seconds_training
+        Time of the steps alone, without loading, evaluation and checkpoints.
+    round_seconds
+        Time of every synchronization since this process started.
+    """
+
+    rounds: int = 0
+    bytes_sent: int = 0
+    messages: int = 0
+    seconds_communicating: float = 0.0
+    seconds_training: float = 0.0
+    round_seconds: list[float] = field(default_factory=list)
+
+    def count(self, aggregators: Sequence[Aggregator]) -> None:
+        """Add the last synchronization of all buckets."""
+        calls = [aggregator.traffic.last for aggregator in aggregators]
+        seconds = sum(call.seconds for call in calls)
+        self.rounds += 1
+        self.bytes_sent += sum(call.bytes_sent for call in calls)
+        self.messages += sum(call.messages for call in calls)
+        self.seconds_communicating += seconds
+        self.round_seconds.append(seconds)
+
+    def summary(self, comm: Communicator, n_parameters: int) -> dict[str, Any]:
+        """Totals for the record; collective.
+
+        Bytes and messages are the mean over ranks, seconds those of the slowest rank. ``bits_per_element`` counts per
+        phase: an all-reduce that sends b bits per element in its reduce and in its gather phase moves 2 (M - 1) b bits
+        per element over all ranks.
+        """
+        own = [self.bytes_sent, self.messages, self.seconds_communicating, self.seconds_training]
+        rows = gather(comm, np.array(own, np.float64))
+        moved = 2 * (comm.size - 1) * n_parameters * self.rounds
+        return {
+            "rounds_so_far": self.rounds,
+            "bytes_so_far_per_rank": float(rows[:, 0].mean()),
+            "messages_so_far_per_rank": float(rows[:, 1].mean()),
+            "seconds_communicating_so_far": float(rows[:, 2].max()),
+            "seconds_so_far": float(rows[:, 3].max()),
+            "bits_per_element": 8 * float(rows[:, 0].sum()) / moved if moved else 0.0,
+        }
+
+    def per_round(self, comm: Communicator) -> dict[str, Any]:
+        """One synchronization, in the terms of ``mpicomp bench``; collective. Seconds are those of the slowest rank."""
+        median, p99 = np.percentile(self.round_seconds or [0.0], (50, 99))
+        rows = gather(comm, np.array([median, p99, self.bytes_sent, self.messages], np.float64))
+        rounds = max(1, self.rounds)
+        return {
+            "seconds": float(rows[:, 0].max()),
+            "p99_seconds": float(rows[:, 1].max()),
+            "bytes_sent_per_rank": float(rows[:, 2].mean()) / rounds,
+            "messages_per_rank": float(rows[:, 3].mean()) / rounds,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The totals, without the single synchronizations."""
+        return {key: value for key, value in vars(self).items() if key != "round_seconds"}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from totals that `state_dict` returned."""
+        for key in self.state_dict():
+            setattr(self, key, state[key])

@@ -1,0 +1,170 @@
+"""The command line of ``apps.train``."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from apps.train.data import DATASETS
+from apps.train.learning_rate import DECAYS
+from apps.train.models import MODELS
+from mpicomp.cli.main import assignment
+
+DEFAULT_LR = {"sgd": 0.1, "momentum": 0.03, "adam": 0.001}
+
+_LARGEST_SEED = 10**12  # the generators take 64 bits, of which each rank uses a part for its number
+_FREE = frozenset({"epochs", "checkpoint", "checkpoint_every", "resume", "json", "timeout", "data", "trace"})
+"""Options that a resumed run may change, as they do not enter the arithmetic."""
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse and complete the options; a usage error ends the process, as argparse does."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    options.algorithm_options = dict(options.option)
+    if options.full_precision_every is not None:
+        options.algorithm_options["full_precision_every"] = options.full_precision_every or None
+    if options.residual is not None:
+        options.algorithm_options["residual"] = options.residual
+    if options.lr is None:
+        options.lr = DEFAULT_LR[options.optimizer]
+    if options.decay == "step" and not options.decay_epochs:
+        parser.error("--decay step needs --decay-epochs")
+    if options.resume and options.checkpoint is None:
+        parser.error("--resume needs --checkpoint DIR")
+    return options
+
+
+def identity(options: argparse.Namespace) -> dict[str, Any]:
+    """The options that a resumed run must share with the run that it continues; can be written as JSON."""
+    own = {key: value for key, value in vars(options).items() if key not in _FREE and key != "option"}
+    if options.decay == "cosine":
+        own["epochs"] = options.epochs
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in own.items()}
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults, except those that the text has already and those that are empty."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, False) or isinstance(action.default, list | tuple):
+            return action.help
+        return super()._get_help_string(action)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m apps.train",
+        description="Train an image classifier on all ranks of an MPI job, with a method of mpicomp.",
+        epilog="mpirun -n 4 python -m apps.train --algorithm marsit --topology ring --epochs 5 --json run.json",
+        formatter_class=_Help,
+    )
+    data = parser.add_argument_group("data and model")
+    data.add_argument("--dataset", choices=DATASETS, default="digits", help="images; idx needs --data")
+    data.add_argument("--data", type=Path, metavar="DIR", help="folder of the IDX files, plain or .gz")
+    data.add_argument("--model", choices=tuple(MODELS), default="mlp", help="network that is trained")
+    data.add_argument(
+        "--hidden", type=_integers, metavar="N,N", help="units of each fully connected layer but the last"
+    )
+    data.add_argument("--width", type=_positive, metavar="N", help="channels of the first convolution")
+    training = parser.add_argument_group("training")
+    training.add_argument("--epochs", type=_positive, default=5, help="passes over the training images")
+    training.add_argument("--batch", type=_positive, default=16, help="images per rank and step")
+    training.add_argument("--optimizer", choices=tuple(DEFAULT_LR), default="momentum", help="optimizer of each rank")
+    training.add_argument("--lr", type=_positive_float, help="learning rate; each optimizer has a default")
+    training.add_argument("--momentum", type=float, default=0.9, help="factor of --optimizer momentum")
+    training.add_argument("--weight-decay", type=float, default=0.0, help="factor of the L2 penalty")
+    training.add_argument("--warmup-epochs", type=float, default=0.0, help="length of the linear warm-up")
+    training.add_argument("--decay", choices=DECAYS, default="none", help="how the learning rate falls")
+    training.add_argument(
+        "--decay-epochs", type=_integers, default=(), metavar="N,N", help="epochs at which --decay step acts"
+    )
+    training.add_argument("--decay-factor", type=_positive_float, default=0.1, help="factor of --decay step")
+    training.add_argument("--seed", type=_seed, default=0, help="seed of the weights and of the order of images")
+    communication = parser.add_argument_group("communication")
+    communication.add_argument("--algorithm", default="marsit", help="name of the method")
+    communication.add_argument(
+        "--full-precision-every",
+        type=_period,
+        metavar="K",
+        help="a full-precision round every K rounds; none: no such rounds; each method has a default",
+    )
+    communication.add_argument("--residual", choices=("own", "paper"), help="residual rule of Marsit")
+    communication.add_argument(
+        "--option", type=_assignment, action="append", default=[], metavar="KEY=VALUE", help="an option of the method"
+    )
+    communication.add_argument(
+        "--synchronize", choices=("gradients", "updates"), help="what the ranks average; each method has a default"
+    )
+    communication.add_argument("--local-steps", type=_positive, default=1, help="optimizer steps per synchronization")
+    communication.add_argument(
+        "--bucket-mb", type=_positive_float, default=25.0, help="size of the largest bucket in MiB"
+    )
+    communication.add_argument("--topology", default="auto", help="name of the schedule of the all-reduce")
+    communication.add_argument(
+        "--network", metavar="FILE", help="measured network for --topology auto, from mpicomp advise --save"
+    )
+    communication.add_argument(
+        "--timeout", type=_positive_float, default=60.0, help="seconds to wait for a silent rank"
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", type=Path, metavar="FILE", help="file for a JSON line per epoch and one at the end")
+    output.add_argument("--trace", type=Path, metavar="DIR", help="folder for a trace of the calls of each rank")
+    output.add_argument(
+        "--checkpoint", type=Path, metavar="DIR", help="folder of checkpoints, which all ranks must see"
+    )
+    output.add_argument(
+        "--checkpoint-every",
+        type=_interval,
+        default=(1, "epochs"),
+        metavar="N",
+        help="epochs between checkpoints (default: 1), or steps, as in 500steps",
+    )
+    output.add_argument("--resume", action="store_true", help="continue from the newest checkpoint, if there is one")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
+def _seed(text: str) -> int:
+    value = int(text)
+    if abs(value) > _LARGEST_SEED:
+        raise argparse.ArgumentTypeError(f"{text} is beyond {_LARGEST_SEED}")
+    return value
+
+
+def _positive_float(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return value
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    return tuple(_positive(part) for part in text.split(","))
+
+
+def _period(text: str) -> int:
+    return 0 if text.lower() == "none" else _positive(text)
+
+
+def _interval(text: str) -> tuple[int, str]:
+    match = re.fullmatch(r"(\d+)(epochs|steps|)", text)
+    if not match or int(match[1]) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of epochs nor like 500steps")
+    return int(match[1]), match[2] or "epochs"
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    try:
+        return assignment(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

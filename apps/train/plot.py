@@ -1,0 +1,121 @@
+"""Plot runs of ``apps.train``.
+
+``python -m apps.train.plot dense.json marsit.json --out runs.png`` draws test accuracy against epochs, against bytes
+sent and against training seconds, with one line for each run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+
+from apps.plotting import legend, new_figure, plain_numbers, save
+from apps.train.run_records import epochs, read_run, settings
+
+_AXES = (
+    ("epoch", 1.0, "epochs", False),
+    ("bytes_so_far_per_rank", 1e-6, "MB sent per rank", True),
+    ("seconds_so_far", 1.0, "training seconds", False),
+)
+_TICKS = (0, 20, 50, 70, 80, 90, 95, 98, 99, 100)
+_MOST_MARKED_EPOCHS = 40
+
+
+def label(record: dict[str, Any]) -> str:
+    """A short name of a run: its method and the options that the user gave."""
+    options = [f"{key}={value}" for key, value in record["algorithm_options"].items() if key != "full_precision_every"]
+    period = record["algorithm_options"].get("full_precision_every")
+    name = record["algorithm"] + (f"-{period}" if period else "")
+    return " ".join([name, *options])
+
+
+def plot(runs: Sequence[tuple[str, list[dict[str, Any]]]], out: Path) -> None:
+    """Draw accuracy against epochs, bytes and seconds.
+
+    Parameters
+    ----------
+    runs
+        Name and records of each run.
+    out
+        Image file to write; its suffix names the format.
+
+    Raises
+    ------
+    ValueError
+        A record is of another program.
+    """
+    first = settings(*runs[0])
+    of_epochs = [(name, epochs(name, records)) for name, records in runs]
+    figure, (axes,) = new_figure(len(_AXES), size=(13, 4))
+    for axis, (field, factor, title, logarithmic) in zip(axes, _AXES, strict=True):
+        for number, (name, records) in enumerate(of_epochs):
+            axis.plot(
+                [record[field] * factor for record in records],
+                [100 * record["accuracy"] for record in records],
+                marker="osv^D"[number % 5] if len(records) <= _MOST_MARKED_EPOCHS else None,
+                markersize=3.5,
+                linewidth=1.2,
+                label=name,
+            )
+        axis.set_xlabel(title)
+        axis.grid(alpha=0.3)
+        if logarithmic and all(record[field] > 0 for _, records in of_epochs for record in records):
+            axis.set_xscale("log")
+            plain_numbers(axis.xaxis)
+    _stretch(axes[0])
+    axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[0].set_ylabel("test accuracy, %")
+    legend(figure, axes[0].get_lines())
+    figure.suptitle(
+        f"{first['dataset']}, {first['model']}, {first['ranks']} ranks, {first['optimizer']} {first['lr']:g}"
+    )
+    save(figure, out)
+
+
+def _stretch(axis: Axes) -> None:
+    """Scale accuracy by the logarithm of the error, to show both tenths of a per cent near 100 and runs that fail."""
+    axis.set_yscale(
+        "function",
+        functions=(
+            lambda percent: -np.log(np.maximum(100.5 - percent, 0.01)),
+            lambda stretched: 100.5 - np.exp(-stretched),
+        ),
+    )
+    low, high = axis.get_ylim()
+    shown = [tick for tick in _TICKS if low <= tick <= high]
+    axis.yaxis.set_major_locator(FixedLocator(shown) if len(shown) > 2 else MaxNLocator(5))
+    axis.yaxis.set_minor_locator(NullLocator())
+    plain_numbers(axis.yaxis)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m apps.train.plot", description="Compare runs of apps.train.")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN.json", help="written by apps.train --json")
+    parser.add_argument("--out", type=Path, default=Path("runs.png"), help="image to write")
+    options = parser.parse_args(argv)
+    try:
+        runs, names = [], []
+        for path in options.runs:
+            runs.append(read_run(path))
+            epochs(str(path), runs[-1])  # an error then has the name of the file, not the label of the run
+            names.append(label(settings(str(path), runs[-1])))
+        if len(set(names)) < len(names):
+            names = [f"{name} ({path.stem})" for name, path in zip(names, options.runs, strict=True)]
+        plot(list(zip(names, runs, strict=True)), options.out)
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"wrote {options.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""When a run saves its checkpoints, and how it resumes."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from apps.train import checkpoint
+from apps.train.agreement import any_rank, raise_on_all_ranks
+from apps.train.options import identity
+from apps.train.preemption import StopRequest
+from apps.train.training import Training
+from collectives import Communicator
+from collectives.json_file import shown
+
+
+class Saver:
+    """Writes a checkpoint whenever one is due, and one more when a signal ends the run.
+
+    Parameters
+    ----------
+    options
+        Options of the run; ``checkpoint`` names the folder.
+    comm
+        Communicator of the run.
+    training
+        The run that is saved.
+    stop
+        A request that has been entered; once it is made, the run is saved and ends.
+    """
+
+    def __init__(self, options: argparse.Namespace, comm: Communicator, training: Training, stop: StopRequest) -> None:
+        self._folder: Path = options.checkpoint
+        self._every, self._unit = options.checkpoint_every
+        self._options = identity(options)
+        self._comm, self._training, self._stop = comm, training, stop
+        self._last_step = training.step
+
+    def after_step(self) -> bool:
+        """Save if a checkpoint is due or any rank is to stop; collective. Returns whether to stop."""
+        stop = any_rank(self._comm, self._stop.requested)
+        due = self._unit == "steps" and self._training.step - self._last_step >= self._every
+        if stop or due:
+            self._save()
+        return stop
+
+    def after_epoch(self) -> None:
+        """Save if as many epochs have passed as the options say; collective."""
+        if self._unit == "epochs" and self._training.epoch % self._every == 0:
+            self._save()
+
+    def _save(self) -> None:
+        run = self._training
+        checkpoint.save(self._folder, self._comm, run.step, self._options, run.model.state_dict(), run.state_dict())
+        self._last_step = run.step
+
+
+def resume(options: argparse.Namespace, comm: Communicator, training: Training) -> Path | None:
+    """Restore the newest checkpoint into `training`; collective.
+
+    Returns
+    -------
+    Path or None
+        The checkpoint; None if there is no checkpoint yet.
+
+    Raises
+    ------
+    JobError
+        The checkpoint is damaged or of another program, or a run with another number of ranks or other options wrote
+        it; on every rank.
+    """
+    found = checkpoint.load(options.checkpoint, comm)
+    if found is None:
+        return None
+    with raise_on_all_ranks(comm):
+        before, now = found.options, identity(options)
+        differing = sorted(key for key in now.keys() | before.keys() if now.get(key) != before.get(key))
+        if differing:
+            changes = ", ".join(f"{key} was {shown(before.get(key))} and is {shown(now.get(key))}" for key in differing)
+            raise ValueError(f"{found.path} belongs to a run with other options: {changes}; use the same")
+        try:
+            training.load_state_dict(found.model, found.state)
+        except Exception as error:  # a state of another program may have any form
+            raise ValueError(
+                f"{found.path} holds no state of this run ({error!r}); remove the folder to resume from an earlier one"
+            ) from error
+    return found.path
+
+
+def require_unused(options: argparse.Namespace, comm: Communicator) -> None:
+    """Raise JobError on every rank if the folder holds the checkpoints of an earlier run, which would get mixed up."""
+    with raise_on_all_ranks(comm):
+        if checkpoint.checkpoints(options.checkpoint):
+            raise ValueError(
+                f"{options.checkpoint} holds checkpoints of an earlier run; add --resume or name another folder"
+            )

@@ -1,0 +1,243 @@
+"""The training loop, and the state of it that a checkpoint must hold."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from apps.train.agreement import JobError
+from apps.train.data import Dataset, Sampler, Split
+from apps.train.learning_rate import LearningRate
+from apps.train.meter import Meter
+from apps.train.models import build
+from collectives import Communicator
+from collectives.json_file import fields
+from mpicomp.algorithms import Algorithm
+from mpicomp.cli.timing import gather
+from mpicomp.torch import DistributedOptimizer, average_buffers, broadcast_parameters
+
+_EVALUATION_BATCH = 500
+_SEEDED = threading.Lock()
+"""A rank holds it while it draws from torch's own generator, which ranks that are threads share."""
+
+
+class Training:
+    """The part of a run that one rank has.
+
+    Attributes
+    ----------
+    epoch, step
+        Epochs completed and steps made since the start of the run.
+    best_accuracy
+        The highest accuracy on the test split after any epoch so far.
+    meter
+        The cost of communication so far.
+    """
+
+    def __init__(self, options: argparse.Namespace, comm: Communicator, dataset: Dataset, algorithm: Algorithm) -> None:
+        with _SEEDED:
+            torch.manual_seed(options.seed)
+            self.model = build(options.model, dataset.image_shape, dataset.n_classes, options.hidden, options.width)
+            # Dropout differs between ranks, as their images do.
+            torch.manual_seed(options.seed * 1_000_003 + comm.rank + 1)
+        broadcast_parameters(self.model, comm)
+        self.optimizer = DistributedOptimizer(
+            _optimizer(options, self.model),
+            algorithm,
+            comm,
+            self.model.named_parameters(),
+            options.synchronize,
+            options.local_steps,
+            options.bucket_mb,
+        )
+        self.sampler = Sampler(len(dataset.train), options.batch, comm.rank, comm.size, options.seed)
+        steps_per_epoch = self.sampler.n_steps
+        self.n_steps = options.epochs * steps_per_epoch
+        self.learning_rate = LearningRate(
+            options.lr,
+            self.n_steps,
+            round(options.warmup_epochs * steps_per_epoch),
+            options.decay,
+            tuple(epoch * steps_per_epoch for epoch in options.decay_epochs),
+            options.decay_factor,
+        )
+        _warm_up(algorithm, comm)
+        self.epoch = self.step = 0
+        self.best_accuracy = 0.0
+        self.meter = Meter()
+        self._loss_sum = torch.zeros((), dtype=torch.float64)
+        self._comm = comm
+        self._dataset = dataset
+        self._full_precision_every: int | None = getattr(algorithm, "full_precision_every", None)
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of trained elements of the model."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def train_epoch(self, after_step: Callable[[], bool]) -> bool:
+        """Run the rest of the current epoch.
+
+        Parameters
+        ----------
+        after_step
+            It is called after each step that leaves all ranks with the same model, and returns true to stop there.
+
+        Returns
+        -------
+        bool
+            Whether the epoch was completed.
+        """
+        images, labels = self._dataset.train.images, self._dataset.train.labels
+        optimizer, model = self.optimizer, self.model
+        order = self.sampler.epoch(self.epoch)
+        model.train()
+        for indices in order[self.step - self.epoch * self.sampler.n_steps :]:
+            started = time.perf_counter()
+            loss = F.cross_entropy(model(images[indices]), labels[indices])
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._set_learning_rate()
+            rounds = optimizer.rounds
+            optimizer.step()
+            self._loss_sum += loss.detach()
+            self.step += 1
+            if optimizer.rounds > rounds:
+                self._after_round()
+            self.meter.seconds_training += time.perf_counter() - started
+            if not optimizer.in_round and after_step():
+                return False
+        if optimizer.in_round:
+            optimizer.synchronize()
+            self._after_round()
+        self.epoch += 1
+        return True
+
+    def close_epoch(self) -> dict[str, Any]:
+        """Average the buffers of the model, evaluate it, and return the record of the epoch; collective."""
+        average_buffers(self.model, self._comm)
+        accuracy, test_loss = self.evaluate(self._dataset.test)
+        self.best_accuracy = max(self.best_accuracy, accuracy)
+        losses = gather(self._comm, self._loss_sum.reshape(1).numpy())
+        self._loss_sum.zero_()
+        return {
+            "epoch": self.epoch,
+            "loss": float(losses.mean()) / self.sampler.n_steps,
+            "accuracy": accuracy,
+            "test_loss": test_loss,
+            "learning_rate": self.learning_rate(self.step - 1),
+            **self.meter.summary(self._comm, self.n_parameters),
+        }
+
+    @torch.no_grad()
+    def evaluate(self, split: Split) -> tuple[float, float]:
+        """Accuracy and mean loss of the model on a split, of which each rank evaluates a part; collective."""
+        self.model.eval()
+        mine = slice(self._comm.rank, None, self._comm.size)
+        images, labels = split.images[mine], split.labels[mine]
+        right, loss = 0, 0.0
+        for batch_images, batch_labels in zip(
+            torch.split(images, _EVALUATION_BATCH), torch.split(labels, _EVALUATION_BATCH), strict=True
+        ):
+            scores = self.model(batch_images)
+            right += int((scores.argmax(1) == batch_labels).sum())
+            loss += float(F.cross_entropy(scores, batch_labels, reduction="sum"))
+        totals = gather(self._comm, np.array([right, loss], np.float64)).sum(axis=0)
+        return float(totals[0]) / len(split), float(totals[1]) / len(split)
+
+    def result(self) -> dict[str, Any]:
+        """The closing record of the run; collective.
+
+        Raises
+        ------
+        JobError
+            The ranks hold different parameters.
+        """
+        accuracy, test_loss = self.evaluate(self._dataset.test)
+        return {
+            "epochs": self.epoch,
+            "steps": self.step,
+            "accuracy": accuracy,
+            "best_accuracy": self.best_accuracy,
+            "test_loss": test_loss,
+            **self.meter.per_round(self._comm),
+            **self.meter.summary(self._comm, self.n_parameters),
+            # A training run times no other all-reduce; `mpicomp bench` does.
+            "baseline": None,
+            "baseline_seconds": None,
+            "speedup": None,
+            "parameters_sha256": self._digest(),
+        }
+
+    def _digest(self) -> str:
+        sha256 = hashlib.sha256()
+        for parameter in self.model.parameters():
+            sha256.update(parameter.detach().contiguous().numpy().tobytes())
+        digests = gather(self._comm, np.frombuffer(sha256.digest(), "<u4").astype(np.float64))
+        differing = np.flatnonzero((digests != digests[0]).any(axis=1))
+        if differing.size:
+            raise JobError(
+                f"rank {differing[0]} of {self._comm.size} ends with other parameters than rank 0; please report this, "
+                "and train again from an earlier checkpoint"
+            )
+        return sha256.hexdigest()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state that only this rank has; ``model.state_dict()`` has the parameters."""
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "best_accuracy": self.best_accuracy,
+            "loss_sum": self._loss_sum.clone(),
+            "buffers": dict(self.model.named_buffers()),
+            "optimizer": self.optimizer.state_dict(),
+            "meter": self.meter.state_dict(),
+            "torch_random": torch.get_rng_state(),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, model: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Restore the model and what `state_dict` returned."""
+        fields(state, epoch=int, step=int, best_accuracy=float, buffers=dict, optimizer=dict, meter=dict)
+        self.model.load_state_dict(model)
+        for name, buffer in self.model.named_buffers():
+            buffer.copy_(state["buffers"][name])
+        self.epoch, self.step, self.best_accuracy = state["epoch"], state["step"], state["best_accuracy"]
+        self._loss_sum.copy_(state["loss_sum"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.meter.load_state_dict(state["meter"])
+        torch.set_rng_state(state["torch_random"])
+
+    def _set_learning_rate(self) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate(self.step)
+
+    def _after_round(self) -> None:
+        self.meter.count(self.optimizer.aggregators)
+        every = self._full_precision_every
+        if every is not None and (self.optimizer.rounds - 1) % every == 0:
+            average_buffers(self.model, self._comm)
+
+
+def _optimizer(options: argparse.Namespace, model: nn.Module) -> torch.optim.Optimizer:
+    if options.optimizer == "adam":
+        return torch.optim.Adam(model.parameters(), lr=options.lr, weight_decay=options.weight_decay)
+    momentum = options.momentum if options.optimizer == "momentum" else 0.0
+    return torch.optim.SGD(model.parameters(), lr=options.lr, momentum=momentum, weight_decay=options.weight_decay)
+
+
+def _warm_up(algorithm: Algorithm, comm: Communicator) -> None:
+    """Compile the kernels before anything is timed, on a machine where they never ran."""
+    n = 8192 * comm.size  # so that every rank merges something
+    aggregator = algorithm.start(comm, n)
+    for _ in range(2):  # with full-precision rounds and without
+        aggregator.aggregate(np.ones(n, np.float32))

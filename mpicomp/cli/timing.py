@@ -1,0 +1,116 @@
+"""Time several calls in turn, so that whatever else the machine does meets all of them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectives import CollectiveTimeout, Communicator
+
+Seconds = NDArray[np.float64]
+Calls = Mapping[str, Callable[[], object]]
+
+
+def alternate(
+    calls: Calls, repeats: int | Mapping[str, int], warmup: int = 2, comm: Communicator | None = None
+) -> dict[str, Seconds]:
+    """Time calls in turn.
+
+    Parameters
+    ----------
+    calls : dict of callable
+        On all ranks the same, in the same order.
+    repeats : int or dict of int
+        How often each call is timed.
+    warmup : int
+        How often each call is made before.
+    comm : Communicator, optional
+        Its ranks meet at a barrier before each call, and the slowest rank's time counts; collective.
+
+    Returns
+    -------
+    dict of float64[repeats]
+        Seconds of each call.
+    """
+    counts = dict.fromkeys(calls, repeats) if isinstance(repeats, int) else repeats
+    for name in turns(dict.fromkeys(calls, warmup)):
+        elapsed(calls[name], comm)
+    mine: dict[str, list[float]] = {name: [] for name in calls}
+    for name in turns(counts):
+        mine[name].append(elapsed(calls[name], comm))
+    return {name: slowest(np.array(seconds, np.float64), comm) for name, seconds in mine.items()}
+
+
+def turns(repeats: Mapping[str, int]) -> Iterator[str]:
+    """Whose turn it is, round by round; each round begins with the next name.
+
+    Parameters
+    ----------
+    repeats : dict of int
+        How many turns each name gets: one in every round for those with the most, and for the others one in rounds that
+        are evenly spread.
+    """
+    names, rounds = list(repeats), max(repeats.values(), default=0)
+    for number in range(rounds):
+        for place in range(len(names)):
+            name = names[(number + place) % len(names)]
+            if (number + 1) * repeats[name] // rounds > number * repeats[name] // rounds:
+                yield name
+
+
+def elapsed(call: Callable[[], object], comm: Communicator | None = None) -> float:
+    """Seconds of a call on this rank, after a barrier; collective if there is a `comm`."""
+    if comm is not None:
+        spin_barrier(comm)
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def elapsed_and_processor(call: Callable[[], object], comm: Communicator) -> tuple[float, float]:
+    """Seconds of a call on this rank, and processor seconds, after a barrier; collective."""
+    spin_barrier(comm)
+    processor = time.process_time()
+    seconds = elapsed(call)
+    return seconds, time.process_time() - processor
+
+
+def slowest(mine: Seconds, comm: Communicator | None) -> Seconds:
+    """The greatest of all ranks' values, element by element; collective."""
+    return mine if comm is None else np.asarray(gather(comm, mine).max(axis=0))
+
+
+def summary(seconds: Seconds) -> dict[str, float]:
+    """Median and minimum."""
+    return {"median_s": float(np.median(seconds)), "min_s": float(seconds.min())}
+
+
+def spin_barrier(comm: Communicator) -> None:
+    """Barrier without a sleep in it: the ranks leave it within microseconds of each other.
+
+    Raises
+    ------
+    CollectiveTimeout
+        A rank has not come within the communicator's timeout.
+    """
+    request = comm.mpi_comm.Ibarrier()
+    start = time.perf_counter()
+    while not request.Test():
+        os.sched_yield()
+        if time.perf_counter() - start > comm.timeout:
+            raise CollectiveTimeout(
+                f"rank {comm.rank} of {comm.size}: not all ranks have come to the next timed call "
+                f"after {comm.timeout:g} s; look for a rank that was stopped or killed"
+            )
+
+
+def gather(comm: Communicator, values: Seconds) -> Seconds:
+    """All ranks' arrays, float64 of one shape, stacked in rank order on every rank."""
+    everything = np.empty((comm.size, *values.shape))
+    request = comm.mpi_comm.Iallgather(np.ascontiguousarray(values), everything)
+    comm.wait(request, lambda: f"rank {comm.rank} of {comm.size}: the ranks' timings do not arrive")
+    return everything

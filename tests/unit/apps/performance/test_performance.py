@@ -1,0 +1,183 @@
+"""The scripts behind docs/performance-tables.md: their helpers are right, and each runs in its small form."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from apps.performance.cascading import amplitude, matching_rate
+from apps.performance.record import replace_block, scaled, table
+from numpy.typing import NDArray
+
+from apps.environment import environment
+from apps.launch import mpi_environment, python_command, run
+from apps.performance import learning, run_all, runs
+from apps.performance.idle_memory import memory_scaling, passes
+from apps.performance.memory import forget_peak, peak_resident_bytes, resident_bytes
+from apps.performance.runs import Outcome, Run
+
+JOB_S = 150.0
+
+
+def test_a_block_is_replaced_and_the_text_around_it_kept() -> None:
+    text = "before\n<!-- begin a -->\nold\n<!-- end a -->\nafter <!-- begin b --><!-- end b -->"
+    assert replace_block(text, "a", r"new \1") == text.replace("old", r"new \1")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "<!-- begin a -->", "<!-- end a --><!-- begin a -->", "<!-- begin a --><!-- end a --><!-- end a -->"]
+)
+def test_a_document_without_a_place_for_a_table_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no one place for a"):
+        replace_block(text, "a", "new")
+
+
+def test_the_document_has_a_place_for_every_table() -> None:
+    text = run_all.DOCUMENT.read_text()
+    for job in run_all.JOBS:
+        assert replace_block(text, job.name, "") != text
+
+
+def test_a_table_has_rows_as_long_as_its_head() -> None:
+    assert table(("a", "b"), [("1", "2")]) == "| a | b |\n| --- | ---: |\n| 1 | 2 |"
+    with pytest.raises(ValueError, match="another length"):
+        table(("a", "b"), [("1",)])
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0.0012345, "1.23"), (0.012345, "12.3"), (1.2345, "1234")])
+def test_times_have_three_digits_or_all_before_the_point(seconds: float, shown: str) -> None:
+    assert scaled(seconds, 1e-3) == shown
+
+
+def test_what_memory_gives_to_all_processors_is_held_against_what_it_gives_to_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def noted(vectors: list[NDArray[np.float32]]) -> float:
+        asked.append(len(vectors))
+        return 10.0 * len(vectors) ** 0.5
+
+    monkeypatch.setattr("apps.performance.idle_memory.passes", noted)
+    cores = len(os.sched_getaffinity(0))
+    assert memory_scaling() == pytest.approx(cores**0.5)
+    assert set(asked) == {1, cores}
+
+
+def test_a_machine_that_stalls_for_a_turn_is_measured_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apps.performance.idle_memory._SCALING_S", -1.0)
+    assert passes([np.ones(10, np.float32)] * 2) > 0
+
+
+def test_passes_over_memory_are_counted_as_rates() -> None:
+    vector = np.ones(1 << 20, np.float32)
+    vector.max()
+    start = time.perf_counter()
+    for _ in range(20):
+        vector.max()
+    alone = 20 / (time.perf_counter() - start)
+    assert 0.1 < max(passes([vector]) for _ in range(5)) / alone < 10  # no more is known of a busy machine
+
+
+def test_a_peak_of_memory_is_seen_after_it_is_over() -> None:
+    forget_peak()
+    before = resident_bytes()
+    with mmap.mmap(-1, 64_000_000) as fresh:  # an array could come to lie in memory that other tests freed
+        fresh[:: mmap.PAGESIZE] = bytes(len(range(0, len(fresh), mmap.PAGESIZE)))
+    assert 60e6 < peak_resident_bytes() - before < 100e6
+
+
+def test_signs_and_amplitude_are_those_of_the_exact_mean() -> None:
+    exact = np.array([1.0, -1.0, 2.0, -2.0])
+    assert matching_rate(np.array([3.0, 3.0, 3.0, -3.0]), exact) == 0.75
+    assert amplitude(-2 * exact, exact) == 2
+
+
+def test_differences_are_paired_by_seed_and_lost_runs_named() -> None:
+    assert learning.difference([(0.90, 0.91), (0.80, 0.83)]) == "−2.00 ± 1.41"
+    assert learning.difference([(0.92, 0.91), (None, 0.83)]) == "+1.00 (1 of 2 diverged)"
+    assert learning.accuracy([None, None]) == "2 of 2 diverged"
+    assert learning.accuracy([]) == "–"
+
+
+def test_the_study_names_no_run_twice_and_gives_each_a_file_of_its_own(tmp_path: Path) -> None:
+    study = learning.study(2, ("digits", "fashion-mnist"))
+    assert len(study) == len(set(study)) == len({one.path(tmp_path) for one in study})
+    assert {one.dataset for one in learning.study(1, ("digits",))} == {"digits"}
+
+
+def test_only_runs_that_did_not_end_are_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, cut_off, lost = (Run("digits", 4, "momentum", 0.05, method, 0) for method in list(runs.METHODS)[:3])
+    epoch = json.dumps({"kind": "epoch", "accuracy": 0.5}) + "\n"
+    result = json.dumps({"kind": "result", "accuracy": 0.9, "bits_per_element": 1.0}) + "\n"
+    ended.path(tmp_path).write_text(epoch + result)
+    cut_off.path(tmp_path).write_text(epoch)
+    lost.path(tmp_path).write_text(json.dumps({"kind": "diverged"}) + "\n")
+    started: list[Path] = []
+
+    def train(command: list[str], *_: object, **__: object) -> tuple[int, str]:
+        for options in json.loads(Path(command[-1]).read_text()):
+            started.append(Path(options[options.index("--json") + 1]))
+            started[-1].write_text(result)
+        return 0, ""
+
+    monkeypatch.setattr(runs, "run", train)
+    assert len(runs.run_all([ended, cut_off, lost], tmp_path, budget_s=0)) == 2
+    done = runs.run_all([ended, cut_off, lost], tmp_path)
+    assert started == [cut_off.path(tmp_path)]
+    assert done == {ended: Outcome(0.9, 1.0), cut_off: Outcome(0.9, 1.0), lost: Outcome(None, None)}
+
+
+def test_a_failed_run_is_told_with_what_it_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "run", lambda *_, **__: (1, "no room"))
+    with pytest.raises(RuntimeError, match="status 1: no room"):
+        runs.run_all([Run("digits", 4, "momentum", 0.05, "dense", 0)], tmp_path)
+
+
+@pytest.mark.timeout(2 * JOB_S)
+@pytest.mark.parametrize("job", [job for job in run_all.JOBS if job.part != "learning"], ids=lambda job: job.name)
+def test_every_part_runs_in_its_small_form_and_fills_its_place(job: run_all.Job, tmp_path: Path) -> None:
+    ranks = min(job.ranks, 4) if job.ranks else None
+    path = tmp_path / f"{job.name}.json"
+    arguments = ["-m", f"apps.performance.{job.module}", "--quick", "--json", str(path)]
+    status, output = run(python_command(ranks, arguments), mpi_environment(), timeout_s=JOB_S)
+    assert status == 0, output
+    document = tmp_path / "tables.md"
+    document.write_text((run_all.DOCUMENT).read_text())
+    run_all.tables(job, path, document)
+    written = document.read_text().partition(f"<!-- begin {job.name} -->")[2].partition("<!-- end")[0]
+    assert written.strip() in output
+    assert json.loads(path.read_text())["environment"]["cpu"] in written
+
+
+def test_run_all_skips_what_is_measured_and_fails_where_a_part_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    statuses = {"kernels": 0, "memory": 3}
+    started: list[str] = []
+
+    def job(command: list[str], *__: object, **___: object) -> tuple[int, str]:
+        arguments = command[command.index("-m") :]
+        name = arguments[1].removeprefix("apps.performance.")
+        started.append(name)
+        if not statuses[name]:
+            Path(arguments[arguments.index("--json") + 1]).write_text(
+                json.dumps({"rows": [], "settings": {"n": 1}, "environment": environment()})
+            )
+        return statuses[name], "what it printed"
+
+    monkeypatch.setattr(run_all, "run", job)
+    monkeypatch.setattr(run_all.os, "nice", lambda _: 0)
+    arguments = ["--quick", "--only", "kernels,memory", "--json-dir", str(tmp_path)]
+    assert run_all.main(arguments) == 1
+    printed = capsys.readouterr()
+    assert "## kernels" in printed.out
+    assert "memory ended with status 3\nwhat it printed" in printed.err
+    statuses["memory"] = 0
+    assert run_all.main(arguments) == 0
+    assert started == ["kernels", "memory", "memory"]

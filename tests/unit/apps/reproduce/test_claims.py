@@ -1,0 +1,27 @@
+"""Differences and claims are judged, and shown in a table."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from apps.reproduce.claims import Claim, paired, table
+
+
+def test_a_difference_is_sure_only_if_its_interval_leaves_out_zero() -> None:
+    sure = paired([1.0, 1.1, 0.9, 1.0], [2.0, 2.0, 2.0, 2.0])
+    assert sure.mean == pytest.approx(-1)
+    assert sure.half_width == pytest.approx(3.182 * np.std([1.0, 1.1, 0.9, 1.0], ddof=1) / 2, rel=1e-3)
+    assert sure.below
+    assert not sure.above
+    unsure = paired([1.0, 3.0], [2.0, 2.0])
+    assert not unsure.below
+    assert not unsure.above
+    with pytest.raises(ValueError, match="2 at least, not 1 and 1"):
+        paired([1.0], [2.0])
+
+
+def test_a_table_says_what_was_not_found_again() -> None:
+    claims = [Claim("Fig. 1", "a", "1", "2", holds, "less") for holds in (True, False, None)]
+    lines = table(claims).splitlines()[2:]
+    assert ["| yes |" in lines[0], "| **no** |" in lines[1], "| – |" in lines[2]] == [True] * 3

@@ -1,0 +1,73 @@
+"""Scale on paper: one command simulates, remembers and draws."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from apps.scale.__main__ import main
+from apps.scale.simulations import METHODS, TOPOLOGIES, Point, powers, simulate
+from collectives import LinkModel, Ring
+from collectives.cost.simulate import simulate_time
+
+NETWORK = LinkModel(2e-5, 1.25e9)
+
+
+def test_one_command_makes_the_plots_and_does_not_simulate_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["--most-ranks", "16", "--count", "1e6", "--json", str(tmp_path / "s.json"), "--out", str(tmp_path)]
+    assert main([*arguments, "--processes", "1"]) == 0
+    assert len(list(tmp_path.glob("scale-*.png"))) == 3
+    known = (tmp_path / "s.json").read_text()
+    assert len(json.loads(known)) >= 2 * len(TOPOLOGIES) * len(METHODS) * 2
+    monkeypatch.setattr(Point, "seconds", None)
+    assert main(arguments) == 0
+    assert (tmp_path / "s.json").read_text() == known
+
+
+def test_a_point_is_what_the_simulator_says(tmp_path: Path) -> None:
+    point = Point("ring", "one-bit", 8, 4096 * 64, NETWORK)
+    found = simulate([point], tmp_path / "s.json", 1)[point]
+    assert found == point.seconds()
+    bare = simulate_time(Ring(), 8, 4096 * 64, lambda n, weight: n // 8, NETWORK, 8 * 57_344)
+    assert found > bare > 0
+
+
+def test_another_network_is_another_point(tmp_path: Path) -> None:
+    fast, slow = (Point("torus", "dense", 4, 1000, LinkModel(1e-5, speed)) for speed in (1e9, 1e6))
+    found = simulate([fast, slow], tmp_path / "s.json", 1)
+    assert found[slow] > found[fast]
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_compressing_is_faster_where_links_are_slow(name: str) -> None:
+    network = LinkModel(1e-5, 1e8, group_size=4, between_latency_s=2e-5, uplink_bytes_s=1e7)
+    dense, one_bit = (Point(name, method, 16, 1_000_000, network).seconds() for method in ("dense", "one-bit"))
+    assert one_bit < dense / 10
+
+
+def test_ranks_go_up_in_powers() -> None:
+    assert powers(4096) == [4, 16, 64, 256, 1024, 4096]
+    assert powers(100) == [4, 16, 64]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--rate", "none"], "--rate none"),
+        (["--rate", "fast"], "fast"),
+        (["--most-ranks", "2"], "at least 4"),
+        (["--compute-ms", "0"], "not a positive number"),
+        (["--batch", "1.5"], "whole number"),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_told(
+    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert problem in capsys.readouterr().err

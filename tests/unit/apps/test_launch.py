@@ -1,0 +1,56 @@
+"""Jobs are started with the project's environment, and ended when they take too long."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from apps import launch
+from apps.launch import PROJECT, TIMED_OUT, JobFailed, find_mpirun, mpi_environment, run, run_or_raise
+
+
+def test_a_job_that_hangs_is_ended() -> None:
+    status, output = run(
+        [sys.executable, "-uc", "print('so far'); import time; time.sleep(60)"], os.environ, timeout_s=2
+    )
+    assert (status, output) == (TIMED_OUT, "so far\n")
+
+
+def test_a_job_that_does_not_listen_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "GRACE_S", 0.2)
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    assert run([sys.executable, "-c", deaf], os.environ, timeout_s=2)[0] == TIMED_OUT
+
+
+def test_a_job_that_fails_says_how() -> None:
+    said = "import sys; print('no such part'); sys.exit(3)"
+    with pytest.raises(JobFailed, match=r"the study ended with status 3; its last output was:\nno such part"):
+        run_or_raise("the study", [sys.executable, "-c", said], os.environ, 60)
+
+
+def test_output_that_is_no_text_is_shown_all_the_same() -> None:
+    said = r"import sys; sys.stdout.buffer.write(b'caf\xe9')"
+    assert run([sys.executable, "-c", said], os.environ) == (0, "caf\ufffd")
+
+
+def test_jobs_have_the_environment_of_the_batch_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    found = mpi_environment()
+    assert found["OMP_NUM_THREADS"] == "1"
+    assert found["PYTHONPATH"] == f"{PROJECT}{os.pathsep}/elsewhere"
+
+
+def test_the_launcher_beside_a_python_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("own", "other"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mpirun").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "other"))
+    assert find_mpirun(tmp_path / "own" / "python") == str(tmp_path / "own" / "mpirun")
+    assert find_mpirun(tmp_path / "none" / "python") == str(tmp_path / "other" / "mpirun")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="pip install"):
+        find_mpirun(tmp_path / "none" / "python")

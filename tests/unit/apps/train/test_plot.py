@@ -1,0 +1,87 @@
+"""Plots of recorded runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apps.train.plot import label, main
+
+HEADER = {
+    "algorithm": "marsit",
+    "algorithm_options": {"full_precision_every": 100, "clip": 2.0},
+    "dataset": "digits",
+    "model": "mlp",
+    "ranks": 4,
+    "optimizer": "momentum",
+    "lr": 0.03,
+}
+
+
+def line(epoch: int = 1, **changes: Any) -> str:
+    record = {
+        "kind": "epoch",
+        **HEADER,
+        "epoch": epoch,
+        "accuracy": 1 - 0.5**epoch,
+        "bytes_so_far_per_rank": 1e6 * epoch,
+        "seconds_so_far": float(epoch),
+    }
+    return json.dumps(record | changes) + "\n"
+
+
+def write_run(path: Path, n_epochs: int, **changes: Any) -> Path:
+    lines = [line(epoch, **changes) for epoch in range(1, n_epochs + 1)]
+    path.write_text("".join([*lines, line(n_epochs + 1, kind="diverged")]))
+    return path
+
+
+def test_a_label_says_what_is_not_the_default() -> None:
+    assert label(HEADER) == "marsit-100 clip=2.0"
+    assert label({**HEADER, "algorithm_options": {"full_precision_every": None}}) == "marsit"
+
+
+@pytest.mark.parametrize("changes", [{}, {"bytes_so_far_per_rank": 0.0}])
+def test_draws_runs_that_end_in_divergence_or_send_nothing(tmp_path: Path, changes: dict[str, Any]) -> None:
+    runs = [write_run(tmp_path / "a.json", 3, **changes), write_run(tmp_path / "b.json", 0)]
+    out = tmp_path / "plot.png"
+    assert main([*map(str, runs), "--out", str(out)]) == 0
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_a_run_tells_before_its_epochs_is_passed_over(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a.json", 3)
+    path.write_text(json.dumps({"kind": "links", "links": []}) + "\n" + path.read_text())
+    assert main([str(path), "--out", str(tmp_path / "plot.png")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("not json\n", "line 1 is no line of a training run"),
+        (b"\x89PNG", "line 1 is no line of a training run"),
+        ("", "no training run"),
+        ("[1]\n", "not an object"),
+        ('{"kind": "links"}\n', "no epoch of a training run"),
+        ('{"kind": "epoch", "epoch": 1}\n', "it has no 'accuracy'"),
+        (line(accuracy="high"), "its 'accuracy' is 'high', not a number"),
+        (line(bytes_so_far_per_rank=10**400), "more than 40 digits"),
+        (line(algorithm_options=[]), r"its 'algorithm_options' is [], not an object"),
+        (line(kind="links", lr=None), "its 'lr' is None, not a number"),
+        ("[" * 100_000 + "\n", "nested deeper than"),
+    ],
+)
+def test_rejects_other_files_in_one_line(
+    tmp_path: Path, content: str | bytes, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.json"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    assert main([str(path), "--out", str(tmp_path / "plot.png")]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert str(path) in error
+    assert len(error.splitlines()) == 1
+    assert main([str(tmp_path / "missing.json")]) == 1
