@@ -39,18 +39,24 @@ def figure_1b(results: Results, seeds: int, full: bool) -> tuple[list[Claim], li
         name = f"figure-1b-{source.split()[0].lower()}"
         settings = {"ranks": [*RANKS], "vectors": VECTORS, "methods": repr(METHODS), "source": source}
         settings |= {"n": GAUSSIAN_N} if source == SOURCES[0] else {"model": repr(MODEL), "spacing": SPACING}
-        rates = results.get(name, settings, partial(measure, source))["rates"]
+        settings["measured"] = ["rates", "lengths"]
+        found = results.get(name, settings, partial(measure, source))
+        rates, lengths = found["rates"], found["lengths"]
         lines = [Curve(method, RANKS, 100 * np.transpose(rates[method])) for method in METHODS]
         figures.append(curves(results.folder / f"{name}.png", lines, "ranks M", "signs as those of the exact mean, %"))
         claims.append(_claim(source, {method: 100 * np.mean(of_one, axis=1) for method, of_one in rates.items()}))
+        claims.append(_lengths(source, {method: np.mean(of_one, axis=1) for method, of_one in lengths.items()}))
     return claims, figures
 
 
 def measure(source: str) -> Record:
-    """Fractions of matching signs by method: a row for each number of ranks, a column for each vector."""
+    """Fractions of matching signs, and lengths, by method: a row for each number of ranks, a column for each vector."""
     rows = gaussian() if source == SOURCES[0] else gradients()
-    of_ranks = [matching(rows, ranks) for ranks in RANKS]
-    return {"rates": {name: [found[name] for found in of_ranks] for name in METHODS}}
+    of_ranks = [compare(rows, ranks) for ranks in RANKS]
+    return {
+        what: {name: [[pair[number] for pair in found[name]] for found in of_ranks] for name in METHODS}
+        for number, what in enumerate(("rates", "lengths"))
+    }
 
 
 def gaussian() -> NDArray[np.float32]:
@@ -72,17 +78,22 @@ def gradients() -> NDArray[np.float32]:
     return np.stack(kept)
 
 
-def matching(rows: NDArray[np.float32], ranks: int) -> dict[str, list[float]]:
-    """The fraction by method, for each vector of the first `ranks` ranks; elements whose mean is 0 do not count."""
+def compare(rows: NDArray[np.float32], ranks: int) -> dict[str, list[tuple[float, float]]]:
+    """Return the matching rate and the length of each method's result for each vector of the first `ranks` ranks.
 
-    def rank(comm: Communicator) -> dict[str, list[float]]:
-        found: dict[str, list[float]] = {}
+    The length is the two-norm of the result in units of the two-norm of the exact mean. Elements whose mean is 0 have
+    no sign and are left out of the rate.
+    """
+
+    def rank(comm: Communicator) -> dict[str, list[tuple[float, float]]]:
+        found: dict[str, list[tuple[float, float]]] = {}
         for name, method in METHODS.items():
             aggregator: Any = method.start(comm, rows.shape[2])
             for of_ranks in rows:
                 exact = of_ranks[:ranks].mean(axis=0, dtype=np.float64)
                 result, signed = aggregator.aggregate(of_ranks[comm.rank].copy()), exact != 0
-                found.setdefault(name, []).append(matching_rate(result[signed], exact[signed]))
+                length = float(np.linalg.norm(result.astype(np.float64)) / np.linalg.norm(exact))
+                found.setdefault(name, []).append((matching_rate(result[signed], exact[signed]), length))
         return found
 
     return run_local(ranks, rank, "ring")[0]
@@ -101,4 +112,17 @@ def _claim(source: str, means: dict[str, NDArray[np.float64]]) -> Claim:
         "judged: the lowest for every M; "
         + (f"{GAUSSIAN_N:,} elements" if source == SOURCES[0] else f"a perceptron's gradients, {BATCH} images per rank")
         + f", {VECTORS} vectors; 56 % implies a normalisation that the paper does not state",
+    )
+
+
+def _lengths(source: str, means: dict[str, NDArray[np.float64]]) -> Claim:
+    at = [RANKS.index(3), RANKS.index(8)]
+    here = "; ".join(f"{name} {lengths[at[0]]:.2g} → {lengths[at[1]]:.2g}" for name, lengths in means.items())
+    return Claim(
+        "Fig. 1b",
+        f"{source}: length of the results",
+        "not shown",
+        f"M = 3 → 8, in units of the exact mean's length: {here}",
+        None,
+        "the same vectors; Marsit's length is its global step's, here 1, and so is majority vote's",
     )

@@ -80,7 +80,7 @@ def load_with_a_damage(comm: Communicator, damage: Any, **options: Any) -> None:
             optimizer.load_state_dict(damage(state))
     else:
         for _ in range(2):
-            with pytest.raises(CollectiveMismatch, match="rank 1 refuses restoring an optimizer: rank 1 of 3: "):
+            with pytest.raises(CollectiveMismatch, match="rank 1 rejects restoring an optimizer: rank 1 of 3: "):
                 optimizer.load_state_dict(state)
     assert str(optimizer.state_dict()) == str(untouched.state_dict())
     train(model, optimizer, comm, range(4, 6))

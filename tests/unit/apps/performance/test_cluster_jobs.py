@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from apps.performance.cluster.drive import Limits, job_sequence
+from apps.performance.cluster.sides import Side
+from apps.performance.cluster.ways import choose, memory_bytes, of_library
 from mpi4py import MPI
 
 from apps.performance.cluster import __main__ as program
 from apps.performance.cluster import rounds, vectors
-from apps.performance.cluster.drive import Limits, job_sequence
 from apps.performance.cluster.grid import Cell, Net, by_net, default_plan, parse_size, product, size_text
 from apps.performance.cluster.rounds import called, measure, repeats_for
-from apps.performance.cluster.sides import Side
 from apps.performance.cluster.targets import N_BYTES, TARGETS
 from apps.performance.cluster.tuned import AllreduceAlgorithm
-from apps.performance.cluster.ways import choose, memory_bytes, of_library
 from collectives import Communicator, Traffic
 
 
