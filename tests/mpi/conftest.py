@@ -32,7 +32,6 @@ MARKER_KEYWORDS = ("min_size", "max_size", "library")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "every_size: run on 5 and 7 of 8 ranks too")
     if config.getoption("--with-mpi") and not config.pluginmanager.has_plugin(PLUGIN):
         from tests.harness.plugin import RankAgreement  # initialises MPI
 
