@@ -78,7 +78,7 @@ def test_updates_too_small_for_16_bits_accumulate_in_float32_masters(comm: Commu
         parameter.grad = torch.ones_like(parameter)
         optimizer.step()
     assert parameter.dtype == dtype
-    torch.testing.assert_close(parameter.detach().float(), torch.full((70,), 0.99), atol=1e-3, rtol=0)
+    torch.testing.assert_close(parameter.detach().float(), torch.full((70,), 0.99), atol=2e-3, rtol=0)
 
 
 def test_zero_grad_reaches_16_bit_parameters(comm: Communicator) -> None:
