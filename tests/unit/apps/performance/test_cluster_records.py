@@ -36,6 +36,7 @@ from apps.performance.part import replace_block
 from apps.records import write_record
 from collectives.trace.traffic import COSTS
 
+ENVIRONMENT = environment() | {"memory_scaling": [1.5]}
 COST = dict.fromkeys(COSTS, 0.001) | {"bytes_sent_most": 2e6}
 
 
@@ -54,10 +55,9 @@ def part(library: str, timings: dict[str, Any], nbytes: int = 1_000_000, rate: s
         "part": "cluster",
         "library": library,
         "settings": settings,
-        "environment": environment() | {"mpi": "MPICH 5" if library == "mpich" else "Open MPI 5"},
+        "environment": ENVIRONMENT | {"mpi": "MPICH 5" if library == "mpich" else "Open MPI 5"},
         "links": links,
         "timings": timings,
-        "advised": [],
     }
 
 
@@ -82,8 +82,9 @@ def test_parts_of_a_cell_are_put_together_job_by_job() -> None:
     second = part("openmpi", {"dense ring": timed(6.0, cost={"bytes_sent": 40.0})})
     on_mpich = part("mpich", {"dense ring": timed(4.0, cost={"bytes_sent": 10.0}), "MPICH": timed(5.0)})
     first["environment"] |= {"load": 0.2, "memory_scaling": [1.1]}
+    on_mpich["environment"] |= {"memory_scaling": []}
     second["environment"] |= {"load": 1.2, "memory_scaling": [1.9]}
-    first["advised"], second["advised"] = [{"piece_bytes": 1}], [{"piece_bytes": 2}]
+    first["advised"], second["advised"] = {"piece_bytes": 1}, {"piece_bytes": 2}
     merged = merge([first, on_mpich, second], {})
     assert list(merged["timings"]) == ["dense ring", "Gloo", "dense ring (MPICH job)", "MPICH"]
     ring = merged["timings"]["dense ring"]
@@ -103,12 +104,9 @@ def test_records_are_read_as_written(tmp_path: Path) -> None:
     assert read(tmp_path / "some", "overlap") == []
 
 
-def test_jobs_of_older_records_count_alike_however_many_calls_each_had(tmp_path: Path) -> None:
+def test_jobs_count_alike_however_many_calls_each_had() -> None:
     record = merge([part("openmpi", {"Gloo": timed(*times)}) for times in ((1.0, 1.0, 4.0), (9.0,))], {})
-    record["timings"]["Gloo"]["median_s"] = 2.5
-    write_record(tmp_path / "a.json", record)
-    (again,) = read(tmp_path, "cluster")
-    assert again["timings"]["Gloo"]["median_s"] == 5.0
+    assert record["timings"]["Gloo"]["median_s"] == 5.0
 
 
 def test_speed_ups_name_their_baseline() -> None:
@@ -186,7 +184,7 @@ def overlap_record(nodes: int, mbit: int) -> dict[str, Any]:
     times = {"wire_s": 30.0 / mbit, "compute_s": 0.02, "both_s": 0.04}
     links = [{"what": "", "asked": "", "bits_per_s": mbit * 0.95e6}]
     settings = {"nodes": nodes, "rate": f"{mbit}mbit", "between": "none"}
-    head = {"part": "overlap", "n": 1_000_000, "environment": environment(), "links": links, "settings": settings}
+    head = {"part": "overlap", "n": 1_000_000, "environment": ENVIRONMENT, "links": links, "settings": settings}
     return {**head, **times, "overlap": 0.5, "overlaps": [0.4, 0.5, 0.8], "exposed_s": 0.001, "moving_s": 0.003}
 
 
