@@ -36,6 +36,7 @@ METHODS: dict[str, Any] = {
     "marsit, paper, never dense": Marsit(None, residual="paper", global_step=0.5),
     "marsit, no residual": Marsit(7, compensation=False),
     "marsit, stateless": Marsit(None, compensation=False, global_step=1.0),
+    "marsit, two winners": Marsit(3, winners=2),
     "majority": MajorityVote(),
     "ef-signsgd": EFSignSGD(),
     "ef-signsgd, buckets": EFSignSGD(bucket=300),

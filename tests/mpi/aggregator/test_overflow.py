@@ -70,6 +70,8 @@ def test_overflow_is_one_error_for_all_ranks_and_changes_nothing(mpi_comm: MPI.I
                 told += 1
                 if must_be_restored(method):
                     tried.load_state_dict(before)
+                elif "the global step" in error:
+                    before["magnitudes"][:] = np.nan  # the next step measures anew, or it would fail for ever
                 np.testing.assert_equal(tried.state_dict(), before)
     if name == "double-squeeze":
         assert told  # or there was nothing to see
