@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -149,3 +150,22 @@ def jitter(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         monkeypatch.setattr(RecursiveDoubling, "_take", delayed(RecursiveDoubling._take, 0.5))
 
     return start
+
+
+@pytest.fixture(params=["at once", "in parts"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Give the name of a way that vectors go: short ones at once, long ones in parts and beside other work."""
+    if request.param == "in parts":
+        go_in_parts(monkeypatch)
+    found: str = request.param
+    return found
+
+
+def go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let short vectors go the way of long ones, in many parts and with as few buffers as can be."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("mpicomp.")]
+    for name, value in (("MOST_BUFFERS", 1), ("BRIEF_ELEMENTS", 0), ("PART_ELEMENTS", 500)):
+        known = [module for module in modules if hasattr(module, name)]
+        assert known, f"no module has {name}"
+        for module in known:
+            monkeypatch.setattr(module, name, value)

@@ -17,26 +17,27 @@ TIMEOUT_S = 20.0
 # Sizes whose plans powers of two hide, tried as parts of a lane of at least this many ranks.
 PARTS = (5, 7)
 PARTS_FROM = 8
-# A module that sets this to True has its tests run on these parts too.
-EVERY_SIZE = "EVERY_SIZE"
+# Marks a test, or a module, that runs on these parts too.
+every_size = pytest.mark.every_size
+
+
+def lane_size(metafunc: pytest.Metafunc) -> int:
+    """Return the number of ranks, which is 1 without MPI."""
+    plugin = metafunc.config.pluginmanager.get_plugin("rank_agreement")
+    return 1 if plugin is None else plugin.size
 
 
 def parametrize_sizes(metafunc: pytest.Metafunc) -> None:
     """Run every test that asks for `mpi_comm` on the whole lane, and where sizes matter on 5 and 7 ranks too.
 
-    A module may say on which of its lane's ranks it runs: ``SIZES_OF_LANE(size)`` gives them.
+    A module that generates its own tests chooses their ranks itself.
     """
-    if "mpi_comm" not in metafunc.fixturenames or any(m.args[0] == "mpi_comm" for m in _parametrized(metafunc)):
+    marked = any(mark.args[0] == "mpi_comm" for mark in metafunc.definition.iter_markers("parametrize"))
+    if "mpi_comm" not in metafunc.fixturenames or marked or hasattr(metafunc.module, "pytest_generate_tests"):
         return
-    plugin = metafunc.config.pluginmanager.get_plugin("rank_agreement")
-    size = 1 if plugin is None else plugin.size
-    parts = PARTS if size >= PARTS_FROM and getattr(metafunc.module, EVERY_SIZE, False) else ()
-    sizes = getattr(metafunc.module, "SIZES_OF_LANE", lambda size: [size, *parts])(size)
-    metafunc.parametrize("mpi_comm", sizes, indirect=True)
-
-
-def _parametrized(metafunc: pytest.Metafunc) -> list[pytest.Mark]:
-    return list(metafunc.definition.iter_markers("parametrize"))
+    size = lane_size(metafunc)
+    parts = PARTS if size >= PARTS_FROM and metafunc.definition.get_closest_marker("every_size") else ()
+    metafunc.parametrize("mpi_comm", [size, *parts], indirect=True)
 
 
 def topologies(size: int) -> list[Topology]:

@@ -11,6 +11,7 @@ from mpi4py import MPI
 from mpicomp import ALGORITHMS
 from tests.fixtures import record
 from tests.fixtures.cases import SIZES, STATE_LENGTH, STATE_RANKS, STATES, Case, cases
+from tests.mpi.lanes import lane_size
 
 # Dense sums by MPI itself are the library's, so there are none of them here.
 PLACES = ("ring/float32", "torus/bfloat16", "star/float16", "auto/float64")
@@ -26,10 +27,12 @@ OPTIONS = (
 )
 
 
-def SIZES_OF_LANE(lane: int) -> list[int]:  # noqa: N802 - a constant of the module, for `tests.mpi.lanes`
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run on the whole lane, on 3 ranks of 4 (there is no record of 4), and on 5 of 8 too."""
+    lane = lane_size(metafunc)
     whole = max(size for size in SIZES if size <= lane)
-    return sorted({whole, 5}) if lane > 5 else [whole]
+    if not any(mark.args[0] == "mpi_comm" for mark in metafunc.definition.iter_markers("parametrize")):
+        metafunc.parametrize("mpi_comm", sorted({whole, 5}) if lane > 5 else [whole], indirect=True)
 
 
 def compared(mpi_comm: MPI.Intracomm, chosen: list[Case]) -> list[str]:

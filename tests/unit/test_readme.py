@@ -22,7 +22,6 @@ from collectives import communicator
 from collectives.consistency import recursive_doubling as doubling
 from collectives.dense import allreduce as sums
 from mpicomp.cli import bench
-from mpicomp.cli import main as cli
 from mpicomp.cli.bench.request import Request
 from tests.documents import DOCUMENTS, PROJECT, anchors, commands, inline_code, links, prose, rows, tables
 
@@ -166,11 +165,6 @@ def test_all_topologies_are_named() -> None:
     for name in (*collectives.TOPOLOGIES, "auto", "mpi"):
         assert f"`{name}`" in cells
         assert f"`{name}`" in README.read_text()
-
-
-def test_all_commands_are_in_the_readme() -> None:
-    for name in cli.COMMANDS:
-        assert f"mpicomp {name}" in README.read_text()
 
 
 def test_thresholds_of_auto_are_those_of_the_code() -> None:

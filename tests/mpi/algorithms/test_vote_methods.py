@@ -1,8 +1,7 @@
-"""Methods by counts equal one process to the bit, over every topology; what they send is what the formula says."""
+"""What the methods that travel as counts promise, and what they send."""
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from collectives import Communicator, DoubleTree, HalvingDoubling, NonFiniteGradient, Ring, Star, Torus, Tree
+from collectives import Communicator, DoubleTree, HalvingDoubling, Ring, Torus
 from collectives.consistency.recursive_doubling import rounds_of
 from collectives.execution.partition import partition
 from collectives.schedules.plan import Topology
@@ -18,184 +17,13 @@ from collectives.schedules.verify import bytes_per_rank
 from mpicomp.algorithms.ef_signsgd import EFSignSGD
 from mpicomp.algorithms.majority_vote import MajorityVote
 from mpicomp.algorithms.ssdm import SSDM
-from tests.mpi.lanes import TIMEOUT_S, same_everywhere, topologies
-from tests.reference import counts as reference
+from tests.exact import gradient
+from tests.mpi.lanes import TIMEOUT_S, topologies
+from tests.reference import vote_counts as reference
 from tests.reference.one_process.allreduce import hops
 from tests.reference.statistics import assert_binomial
 
 N = 5 * 4096 + 75
-STEPS, FEW = 20, 6
-SEGMENTS = (65, 4096 + 1, 1, N - 128 - 4096 - 64 - 64)
-ONE_BLOCK = 512  # bytes of the shortest piece
-VECTOR = 5  # its words are not those of vector 0
-OF_VECTOR = {"seed": 3, "vector_id": VECTOR}
-METHODS: dict[str, tuple[Any, Any]] = {
-    "majority": (MajorityVote(seed=3), lambda *where: reference.Majority(*where, **OF_VECTOR)),
-    "ef-signsgd": (EFSignSGD(), reference.EFSign),
-    "ef-signsgd, buckets": (EFSignSGD(bucket=1000), lambda *where: reference.EFSign(*where, bucket=1000)),
-    "ef-signsgd, short buckets": (EFSignSGD(bucket=7), lambda *where: reference.EFSign(*where, bucket=7)),
-    "ef-signsgd, long buckets": (EFSignSGD(bucket=9000), lambda *where: reference.EFSign(*where, bucket=9000)),
-    "ssdm": (SSDM(seed=3), lambda *where: reference.StochasticSigns(*where, **OF_VECTOR)),
-    "ssdm, norm and momentum": (
-        SSDM(seed=3, momentum=0.9, scale="norm"),
-        lambda *where: reference.StochasticSigns(*where, momentum=0.9, scale="norm", **OF_VECTOR),
-    ),
-    "ssdm, elias": (
-        SSDM(seed=3, scale="norm", coding="elias"),
-        lambda *where: reference.StochasticSigns(*where, scale="norm", **OF_VECTOR),
-    ),
-}
-
-
-@cache
-def gradients(size: int, step: int, n: int = N, dtype: Any = np.float32, lengths: tuple[int, ...] = ()) -> NDArray[Any]:
-    """One row a rank: some signal, much noise, and zeros, as between tensors; even numbers of ranks have ties."""
-    rng = np.random.default_rng([size, step])
-    rows = (rng.standard_normal((size, n)) + rng.standard_normal(n) / 2).astype(dtype)
-    rows[:, ::97] = 0
-    layout = reference.EFSign(1, n, dtype, lengths)
-    rows[:, layout.spread(layout.lengths) == 0] = 0
-    rows.flags.writeable = False
-    return rows
-
-
-@cache
-def one_process(
-    name: str, size: int, n: int, dtype: Any, lengths: tuple[int, ...], steps: int
-) -> tuple[list[Any], list[Any]]:
-    """Every step's result, and every rank's last state; the same over every topology."""
-    simulation = METHODS[name][1](size, n, dtype, lengths)
-    results = [simulation.step(gradients(size, step, n, dtype, lengths)) for step in range(steps)]
-    return results, [simulation.state(rank) for rank in range(size)]
-
-
-def check(
-    mpi_comm: MPI.Intracomm,
-    topology: Topology | None,
-    name: str,
-    n: int = N,
-    dtype: Any = np.float32,
-    lengths: tuple[int, ...] = (),
-    piece_bytes: int | None = ONE_BLOCK,
-    steps: int = FEW,
-) -> None:
-    """Run it, with another aggregator from the middle on."""
-    options = METHODS[name][0]
-    results = np.empty((steps, n), dtype)
-    with Communicator(mpi_comm, topology or "auto", TIMEOUT_S, piece_bytes=piece_bytes) as comm:
-        how: dict[str, Any] = {"dtype": dtype, "vector_id": VECTOR, "tensor_lengths": lengths or None}
-        first, second = options.start(comm, n, **how), options.start(comm, n, **how)
-        for step in range(steps):
-            if step == steps // 2:
-                second.load_state_dict(first.state_dict())
-            aggregator = first if step < steps // 2 else second
-            aggregator.aggregate(gradients(comm.size, step, n, dtype, lengths)[comm.rank], results[step])
-        assert same_everywhere(comm, results)
-        states = mpi_comm.gather(second.state_dict())
-    if mpi_comm.rank:
-        return
-    expected, kept = one_process(name, mpi_comm.size, n, dtype, lengths, steps)
-    for step in range(steps):
-        assert (results[step] == expected[step]).all(), (topology, step)
-    for rank, (state, want) in enumerate(zip(states or (), kept, strict=True)):
-        for key, value in want.items():
-            assert (state[key] == value).all(), (topology, rank, key)
-
-
-# Which methods meet which topology: counts are exact, so the expected results are the same over all of them.
-OVER: dict[str, list[Topology]] = {
-    "majority": [Ring(segments=2), Tree()],
-    "ef-signsgd": [Ring(), Torus(), HalvingDoubling(), DoubleTree()],
-    "ef-signsgd, buckets": [Ring(), Torus()],
-    "ef-signsgd, long buckets": [Tree()],
-    "ssdm": [Torus()],
-    "ssdm, norm and momentum": [HalvingDoubling()],
-    "ssdm, elias": [Ring(), DoubleTree(), Star()],
-}
-
-
-@pytest.mark.parametrize("name", OVER)
-def test_every_rank_has_what_one_process_has_and_goes_on_from_a_state(mpi_comm: MPI.Intracomm, name: str) -> None:
-    for topology in OVER[name]:
-        check(mpi_comm, topology, name, steps=STEPS if topology is OVER[name][0] else FEW)
-
-
-def test_majorities_are_the_same_whoever_completes_them(mpi_comm: MPI.Intracomm) -> None:
-    options, expected = METHODS["majority"][0], one_process("majority", mpi_comm.size, N, np.float32, (), 1)[0][0]
-    for topology in topologies(mpi_comm.size):
-        for piece_bytes in (None, ONE_BLOCK):
-            with Communicator(mpi_comm, topology, TIMEOUT_S, piece_bytes=piece_bytes) as comm:
-                result = options.start(comm, N, vector_id=VECTOR).aggregate(gradients(comm.size, 0)[comm.rank])
-                assert (result == expected).all(), (topology, piece_bytes)
-
-
-@pytest.mark.parametrize("mpi_comm", [5, 7], indirect=True)
-@pytest.mark.parametrize("name", ["ef-signsgd", "ef-signsgd, buckets", "ssdm, elias"])
-def test_sizes_that_are_no_powers_of_two(mpi_comm: MPI.Intracomm, name: str) -> None:
-    check(mpi_comm, HalvingDoubling(), name)
-
-
-@pytest.mark.parametrize(
-    ("name", "n"),
-    [
-        ("majority", 3),
-        ("ef-signsgd", 1),
-        ("ef-signsgd", 700),
-        ("ef-signsgd, short buckets", 700),
-        ("ssdm, norm and momentum", 700),
-        ("ssdm, elias", 65),
-    ],
-)
-def test_short_vectors_too(mpi_comm: MPI.Intracomm, name: str, n: int) -> None:
-    check(mpi_comm, None, name, n)
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        ("majority", np.float16),
-        ("ef-signsgd", np.float16),
-        ("ef-signsgd", np.float64),
-        ("ef-signsgd, buckets", np.float16),
-        ("ef-signsgd, buckets", np.float64),
-        ("ssdm, norm and momentum", np.float64),
-    ],
-)
-def test_other_floats_too(mpi_comm: MPI.Intracomm, name: str, dtype: Any) -> None:
-    check(mpi_comm, Ring(), name, dtype=dtype, piece_bytes=None)
-
-
-@pytest.mark.parametrize("name", ["ef-signsgd", "ef-signsgd, buckets", "ssdm, norm and momentum"])
-def test_segments_have_scales_of_their_own(mpi_comm: MPI.Intracomm, name: str) -> None:
-    check(mpi_comm, DoubleTree(), name, lengths=SEGMENTS)
-
-
-def test_neither_slots_nor_arrival_order_change_a_bit(
-    mpi_comm: MPI.Intracomm, jitter: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mpicomp.reducers.sign_merge.MOST_BUFFERS", 1)
-    monkeypatch.setattr("mpicomp.reducers.vote_count.BRIEF_ELEMENTS", 0)
-    jitter(mpi_comm.rank)
-    check(mpi_comm, Ring(), "ef-signsgd")
-    check(mpi_comm, DoubleTree(), "ssdm, elias")
-
-
-@pytest.mark.parametrize("name", ["majority", "ef-signsgd", "ef-signsgd, buckets", "ssdm, norm and momentum"])
-def test_nan_on_one_rank_raises_on_all_and_changes_nothing(mpi_comm: MPI.Intracomm, name: str) -> None:
-    odd = mpi_comm.size - 1
-    with Communicator(mpi_comm, Ring(), TIMEOUT_S, piece_bytes=ONE_BLOCK) as comm:
-        tried, untried = (METHODS[name][0].start(comm, N) for _ in range(2))
-        for step in range(3):
-            g = gradients(comm.size, step)[comm.rank]
-            before = tried.state_dict()
-            spoiled = g.copy()
-            spoiled[4096 * step + 3] = np.nan if comm.rank == odd else 1
-            with pytest.raises(NonFiniteGradient, match=f"vector 0, step {step}, from rank {odd};") as caught:
-                tried.aggregate(spoiled)
-            assert caught.value.ranks == (odd,)
-            np.testing.assert_equal(tried.state_dict(), before)
-            assert (tried.aggregate(g) == untried.aggregate(g)).all()
-
 
 # What the methods promise --------------------------------------------------------------------------------------------
 
@@ -217,11 +45,11 @@ def test_results_and_residuals_of_ef_signsgd_keep_the_gradients_mean(mpi_comm: M
     with Communicator(mpi_comm, Torus(), TIMEOUT_S) as comm:
         aggregator = EFSignSGD().start(comm, N)
         given, taken = np.zeros(N), np.zeros(N)
-        for step in range(FEW):
-            rows = gradients(comm.size, step)
-            p = rows[comm.rank].astype(np.float64) + aggregator.state_dict()["residual"]
-            taken += aggregator.aggregate(rows[comm.rank])
-            given += rows.astype(np.float64).mean(axis=0)
+        for step in range(6):
+            g = gradient(comm.rank, step, N)
+            p = g.astype(np.float64) + aggregator.state_dict()["residual"]
+            taken += aggregator.aggregate(g)
+            given += mpi_comm.allreduce(g.astype(np.float64)) / comm.size
             residual = aggregator.state_dict()["residual"].astype(np.float64)
             energies = mpi_comm.allreduce(np.array([(residual**2).sum(), (p**2).sum()]))
             scale = float(aggregator.feedback.scales[0])
@@ -238,8 +66,8 @@ def test_with_ef_signsgd_a_coordinate_that_is_always_zero_swings_by_one_scale_at
     with Communicator(mpi_comm, Ring(), TIMEOUT_S) as comm:
         aggregator = EFSignSGD(bucket).start(comm, n)
         moved, scales, farthest = np.zeros(n), np.zeros(n), 0.0
-        for step in range(STEPS):
-            moved += aggregator.aggregate(gradients(comm.size, step, n)[comm.rank])
+        for step in range(20):
+            moved += aggregator.aggregate(gradient(comm.rank, step, n))
             scales = np.maximum(scales, np.repeat(aggregator.feedback.scales, bucket or n)[:n])  # the largest so far
             assert (np.abs(moved) <= 1.0001 * scales)[::97].all(), step
             farthest = max(farthest, np.abs(moved[::97]).max())
@@ -269,13 +97,13 @@ def test_ssdm_is_unbiased_and_ranks_draw_for_themselves(mpi_comm: MPI.Intracomm)
 def test_ssdm_errs_by_as_much_as_its_variance_says(mpi_comm: MPI.Intracomm) -> None:
     """About D N^2 / M: each rank adds N^2 - x^2 to an element's, over M^2."""
     n, steps = 2000, 10
-    rows = gradients(mpi_comm.size, 0, n).astype(np.float64)
+    rows = np.array([gradient(rank, 0, n) for rank in range(mpi_comm.size)], np.float64)
     squares = (rows**2).sum(axis=1)
     longest, expected = squares.max(), (n * squares.max() - squares).sum() / mpi_comm.size**2
     assert expected == pytest.approx(n * longest / mpi_comm.size, rel=0.01)
     with Communicator(mpi_comm, "auto", TIMEOUT_S) as comm:
         aggregator = SSDM(scale="norm").start(comm, n)
-        results = [aggregator.aggregate(gradients(comm.size, 0, n)[comm.rank]) for _ in range(steps)]
+        results = [aggregator.aggregate(gradient(comm.rank, 0, n)) for _ in range(steps)]
     error = sum(float(((result - rows.mean(axis=0)) ** 2).sum()) for result in results) / steps
     # of n steps errors, each squared, which differ by sqrt(2) times their mean at most
     assert error == pytest.approx(expected, rel=6 * np.sqrt(2 / (n * steps)))
@@ -288,7 +116,7 @@ def sent(mpi_comm: MPI.Intracomm, options: Any, topology: Topology, n: int, extr
     """Bytes of a step, less the agreement and `extra` bytes for each other rank; and the result."""
     with Communicator(mpi_comm, topology, TIMEOUT_S) as comm:
         aggregator = options.start(comm, n)
-        result = aggregator.aggregate(gradients(comm.size, 0, n)[comm.rank])
+        result = aggregator.aggregate(gradient(comm.rank, 0, n))
         agreement = 8 * sum(one.sends for one in rounds_of(comm.rank, comm.size)) if comm.size > 1 else 0
         return aggregator.traffic.last.bytes_sent - agreement - extra * (comm.size - 1), result
 
@@ -345,7 +173,7 @@ def drawn(size: int, n: int) -> NDArray[np.int64]:
     votes = np.zeros((size, n), np.int64)
     for rank in range(size):
         simulation = reference.StochasticSigns(1, n)
-        x = gradients(size, 0, n)[rank][None]
+        x = gradient(rank, 0, n)[None]
         norm = np.sqrt(simulation.totals(x, reference.sum_of_squares)).astype(np.float32).astype(np.float64)[0, 0]
         uniform = reference.uniforms(simulation.key, 0, n, 0, rank)
         votes[rank] = uniform < 2.0**31 + x[0].astype(np.float64) * (2.0**31 / norm)

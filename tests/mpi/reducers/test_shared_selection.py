@@ -11,10 +11,10 @@ from mpi4py import MPI
 from collectives import CollectiveMismatch, Communicator, NonFiniteGradient, Ring
 from mpicomp import Marsit
 from mpicomp.codecs.shared_selection import SharedSelection
-from tests.mpi.lanes import TIMEOUT_S, same_everywhere
+from tests.mpi.lanes import TIMEOUT_S, every_size, same_everywhere
 from tests.reference.one_process.marsit import OneProcess
 
-EVERY_SIZE = True
+pytestmark = every_size
 STEPS = 4
 
 
@@ -33,7 +33,7 @@ def test_results_and_residuals_are_those_of_one_process(
     mpi_comm: MPI.Intracomm, winners: int, topology: str, n: int, every: int | None
 ) -> None:
     options = Marsit(full_precision_every=every, winners=winners, seed=7)
-    reference = OneProcess(options, Ring(), mpi_comm.size, n, winners=winners)
+    reference = OneProcess(options, Ring(), mpi_comm.size, n)
     with Communicator(mpi_comm, topology, TIMEOUT_S, piece_bytes=2048) as comm:
         aggregator = options.start(comm, n)
         for step in range(STEPS):

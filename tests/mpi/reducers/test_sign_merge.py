@@ -16,10 +16,11 @@ from collectives.schedules.plan import Topology
 from mpicomp import Marsit
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.codecs import sign
-from tests.mpi.lanes import TIMEOUT_S, same_everywhere, topologies
+from tests.mpi.lanes import TIMEOUT_S, every_size, same_everywhere, topologies
 from tests.reference.statistics import assert_binomial, assert_chi_square
 
-EVERY_SIZE = True
+pytestmark = every_size
+
 N = 16 * 4096
 # Elements this far apart: neighbours, in one word, in the next word, in the next groups, in the next chunks.
 LAGS = (1, 2, 4, 8, 31, 32, 64, 128, 512, 2048, 4096, N // 8)

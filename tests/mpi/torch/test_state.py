@@ -15,9 +15,14 @@ from mpicomp import Dense, Marsit
 from tests.mpi.torch.training import make_model, on_all_ranks, parameters_of, train, wrap
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 @pytest.mark.parametrize(
-    ("local_steps", "dtype"), [(1, torch.float32), (4, torch.float32), (1, torch.bfloat16), (4, torch.bfloat16)]
+    ("optimizer", "local_steps", "dtype"),
+    [
+        ("momentum", 1, torch.float32),
+        ("adam", 4, torch.float32),
+        ("adam", 1, torch.bfloat16),
+        ("momentum", 4, torch.bfloat16),
+    ],
 )
 def test_resumed_training_has_the_same_bits(
     comm: Communicator, optimizer: str, local_steps: int, dtype: torch.dtype
@@ -27,13 +32,13 @@ def test_resumed_training_has_the_same_bits(
     distributed = wrap(model, algorithm, comm, optimizer, local_steps=local_steps)
     train(model, distributed, comm, range(10))
     saved = copy.deepcopy((model.state_dict(), distributed.state_dict()))
-    train(model, distributed, comm, range(10, 25))
+    train(model, distributed, comm, range(10, 18))
 
     resumed = make_model(seed=5, dtype=dtype)
     distributed = wrap(resumed, algorithm, comm, optimizer, local_steps=local_steps)
     resumed.load_state_dict(saved[0])
     distributed.load_state_dict(saved[1])
-    train(resumed, distributed, comm, range(10, 25))
+    train(resumed, distributed, comm, range(10, 18))
     assert torch.equal(parameters_of(resumed), parameters_of(model))
 
 

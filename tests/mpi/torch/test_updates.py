@@ -17,8 +17,7 @@ def test_is_what_marsit_prefers_and_dense_does_not(comm: Communicator) -> None:
     assert wrap(make_model(), Dense(), comm).mode == "gradients"
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
-@pytest.mark.parametrize("local_steps", [1, 3])
+@pytest.mark.parametrize(("optimizer", "local_steps"), [("momentum", 3), ("adam", 1)])
 def test_replicas_stay_equal_to_the_bit(comm: Communicator, optimizer: str, local_steps: int) -> None:
     model = make_model()
     distributed = wrap(model, Marsit(full_precision_every=10), comm, optimizer, local_steps=local_steps)
@@ -74,12 +73,12 @@ def test_updates_too_small_for_16_bits_accumulate_in_float32_masters(comm: Commu
     optimizer = DistributedOptimizer(
         torch.optim.SGD([parameter], lr=1e-4), Dense(), comm, synchronize="updates", local_steps=2
     )
-    for _ in range(200):
+    for _ in range(100):
         optimizer.zero_grad()
         parameter.grad = torch.ones_like(parameter)
         optimizer.step()
     assert parameter.dtype == dtype
-    torch.testing.assert_close(parameter.detach().float(), torch.full((70,), 0.98), atol=2e-3, rtol=0)
+    torch.testing.assert_close(parameter.detach().float(), torch.full((70,), 0.99), atol=2e-3, rtol=0)
 
 
 def test_zero_grad_reaches_16_bit_parameters(comm: Communicator) -> None:

@@ -62,3 +62,12 @@ def dense(topology: Topology, vectors: NDArray[Any], op: str = "sum") -> NDArray
             sums[hop.destination, part] /= size
     assert (sums == sums[0]).all()
     return sums[0].astype(vectors.dtype)
+
+
+def rounded(vector: NDArray[Any], dtype: Any) -> NDArray[Any]:
+    """Return a vector in a type, or as float32 what "bfloat16" makes of it."""
+    if isinstance(dtype, str) and dtype == "bfloat16":
+        import torch
+
+        return torch.from_numpy(np.asarray(vector, np.float32)).to(torch.bfloat16).float().numpy()
+    return vector.astype(dtype)

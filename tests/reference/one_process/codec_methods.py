@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from mpicomp import ECQSGD, DoubleSqueeze, LocalTopK, MemSGD, OneBitSGD, TernGrad, TopKSGD
@@ -13,6 +12,7 @@ from mpicomp.codecs import Codec, Draw
 from mpicomp.codecs.top_k import TopK
 from mpicomp.kernels.streams import Stream
 from tests.reference.compressors import decoded, float32, norm
+from tests.reference.one_process.allreduce import rounded
 
 Vectors = NDArray[Any]
 
@@ -41,13 +41,17 @@ class OneProcess:
         two_passes = isinstance(self.method, DoubleSqueeze | MemSGD)
         result = self.squeezed(g) if two_passes else self.gathered(g)
         self.t += 1
-        return self.rounded(result)
+        return rounded(result, self.dtype)
 
-    def rounded(self, result: Vectors) -> Vectors:
-        """In the vectors' type, or as float32 what bfloat16 makes of it."""
-        if self.dtype == "bfloat16":
-            return torch.from_numpy(result).to(torch.bfloat16).float().numpy()
-        return result.astype(self.dtype)
+    def state(self, rank: int) -> dict[str, Vectors]:
+        """Return what one rank keeps, by the names of `state_dict`."""
+        if isinstance(self.method, DoubleSqueeze | MemSGD):
+            return {"worker_error": self.errors[rank]}
+        return {"residual": self.errors[rank]} if isinstance(self.method, ECQSGD | OneBitSGD | LocalTopK) else {}
+
+    def shares(self) -> dict[str, Vectors]:
+        """Return what the ranks keep together, each a part: by the names of `state_dict`, all parts."""
+        return {"owner_error": self.owners} if isinstance(self.method, DoubleSqueeze) else {}
 
     def draw(self, purpose: str, rank: int) -> Draw:
         return Draw(Stream(getattr(self.method, "seed", 0), self.vector_id, purpose), self.t, rank)
@@ -103,7 +107,7 @@ class OneProcess:
             return mean
         v = mean + self.owners
         result = decoded(codec, v, self.draw("code of owner", 0))
-        self.owners = v - self.rounded(result).astype(self.compute)  # what is applied
+        self.owners = v - rounded(result, self.dtype).astype(self.compute)  # what is applied
         return result
 
 

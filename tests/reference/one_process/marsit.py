@@ -13,7 +13,7 @@ from collectives.schedules.plan import Topology
 from mpicomp import Marsit
 from mpicomp.codecs import Draw, Sign
 from mpicomp.kernels.streams import Stream
-from tests.reference.one_process.allreduce import dense, hops
+from tests.reference.one_process.allreduce import dense, hops, rounded
 from tests.reference.shared_selection import votes_of, winners
 from tests.reference.signs import BLOCK, encode_own, encode_plain, magnitudes, pack_bits, signs, unpack_bits
 
@@ -33,12 +33,11 @@ class OneProcess:
         None: small vectors under "auto", of which every rank gets every other's.
     size, n : int
         Ranks and elements.
-    dtype : type
+    dtype : type or "bfloat16"
         Of the vectors.
     tensor_lengths : tuple of int
         Multiples of 64; () is one segment.
-    winners : int or None
-        Of each element, by shared selection; None merges signs over the topology.
+    vector_id : int
 
     Attributes
     ----------
@@ -53,10 +52,10 @@ class OneProcess:
         n: int,
         dtype: Any = np.float32,
         tensor_lengths: tuple[int, ...] = (),
-        winners: int | None = None,
+        vector_id: int = 0,
     ) -> None:
         self.options, self.topology, self.size, self.n, self.dtype = options, topology, size, n, dtype
-        self.winners = winners
+        self.vector_id, self.winners = vector_id, options.winners
         self.compute = np.float64 if dtype == np.float64 else np.float32
         self.residuals = np.zeros((size, n), self.compute)
         self.lengths = np.array(tensor_lengths or [n])
@@ -76,7 +75,11 @@ class OneProcess:
         else:
             result = self.one_bit(u)
         self.t += 1
-        return result.astype(self.dtype)
+        return rounded(result, self.dtype)
+
+    def state(self, rank: int) -> dict[str, Vectors]:
+        """Return the residual of one rank, by its name in `state_dict`."""
+        return {"residual": self.residuals[rank]} if self.options.compensation else {}
 
     def one_bit(self, u: Vectors) -> Vectors:
         s, limit = self.steps(u)
@@ -105,14 +108,14 @@ class OneProcess:
         if self.winners is None:
             votes = unpack_bits(self.merged(packed), self.n)[None]
         else:
-            stream = Stream(self.options.seed, 0, "selection")
+            stream = Stream(self.options.seed, self.vector_id, "selection")
             positive = np.array([unpack_bits(row, self.n) for row in packed])
             votes = votes_of(positive, winners(self.n, self.size, self.winners, stream, self.t))
         return np.where(votes.all(axis=0), s, np.where(votes.any(axis=0), self.compute(0), -s))
 
     def merged(self, bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """What the ranks' packed signs become; `bits` is overwritten."""
-        stream = Stream(self.options.seed, 0, "merge")
+        stream = Stream(self.options.seed, self.vector_id, "merge")
         if self.topology is None:
             for rank in range(1, self.size):
                 merge(bits[0], bits[rank], self.n, (rank, 1), Draw(stream, self.t, rank))
@@ -139,7 +142,7 @@ class OneProcess:
             s = (self.gamma * self.averages).astype(self.compute)
         else:
             s = np.full(self.lengths.size, self.options.global_step, self.compute)
-        s = s.astype(self.dtype).astype(self.compute)
+        s = rounded(s, self.dtype).astype(self.compute)
         return np.repeat(s, self.lengths), np.repeat(s * self.compute(self.options.clip), self.lengths)
 
     def follow(self, u: Vectors) -> None:

@@ -30,6 +30,7 @@ class OneProcess:
         Of the vectors.
     tensor_lengths : tuple of int
         Multiples of 64; () is one segment.
+    vector_id : int
 
     Attributes
     ----------
@@ -46,11 +47,13 @@ class OneProcess:
         n: int,
         dtype: Any = np.float32,
         tensor_lengths: tuple[int, ...] = (),
+        vector_id: int = 0,
     ) -> None:
         self.options, self.topology, self.size, self.n, self.dtype = options, topology, size, n, dtype
         self.compute = np.float64 if dtype == np.float64 else np.float32
         self.residuals = np.zeros((size, n), self.compute)
         self.tensor_lengths = tensor_lengths
+        self.vector_id = vector_id
         self.places: Places = np.zeros(0, np.int64)
         self.t = 0
 
@@ -70,14 +73,18 @@ class OneProcess:
         self.residuals[:, self.places] = 0 if beta == 1 else (past * m)[:, self.places]
         return result
 
+    def state(self, rank: int) -> dict[str, Vectors]:
+        """Return the residual of one rank, by its name in `state_dict`."""
+        return {"residual": self.residuals[rank]}
+
     def choose(self, t: int, compensated: Vectors) -> Places:
         options = self.options
         if isinstance(options, RandomK):
-            return strata(Stream(options.seed, 0, "indices").key(), self.n, options.rate, t)
+            return strata(Stream(options.seed, self.vector_id, "indices").key(), self.n, options.rate, t)
         if isinstance(options, TrueTopK):
             x, rates = dense(self.topology, compensated, "mean"), (options.rate,)
         else:
-            x, rates = compensated[t % self.size], options.rates_of(0)
+            x, rates = compensated[t % self.size], options.rates_of(self.vector_id)
         lengths = self.tensor_lengths if len(rates) > 1 else (self.n,)
         found, start = [], 0
         for length, rate in zip(lengths, rates, strict=True):

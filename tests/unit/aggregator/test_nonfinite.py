@@ -6,59 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from collectives import NonFiniteGradient
 from mpicomp import Communicator
-from mpicomp.algorithms import (
-    ECQSGD,
-    QSGD,
-    SSDM,
-    CascadingSSDM,
-    Dense,
-    DoubleSqueeze,
-    EFSignSGD,
-    LocalTopK,
-    MajorityVote,
-    Marsit,
-    MemSGD,
-    OneBitSGD,
-    RandomK,
-    ScaleCom,
-    TernGrad,
-    TrueTopK,
-)
+from mpicomp.algorithms import SSDM, Dense, EFSignSGD, MajorityVote, Marsit
+from tests.methods import METHODS, must_be_restored
 
 N = 4096 + 77
 # where the one-bit kernels and the full-precision ones look, and every kind of residual
-MARSITS = {
-    "own": Marsit(None),
-    "own, full precision": Marsit(1),
-    "paper": Marsit(4, residual="paper"),
-    "no residual": Marsit(None, compensation=False),
-    "stateless": Marsit(None, compensation=False, global_step=1.0),
-}
-# methods that keep nothing, or change nothing before they know
-UNTOUCHED = (
-    Dense(),
-    CascadingSSDM(),
-    CascadingSSDM(normalise=True),
-    MajorityVote(),
-    EFSignSGD(),
-    SSDM(),
-    SSDM(momentum=0.9, scale="norm", coding="elias"),
-    QSGD(),
-    ECQSGD(alpha=0.1),
-    TernGrad(),
-    OneBitSGD(),
-    DoubleSqueeze(),
-    MemSGD("top-k:rate=10"),
-    LocalTopK(10),
-    ScaleCom(10),
-    ScaleCom(10, chunk=30, beta=0.5),
-    RandomK(10),
-    TrueTopK(10),
-)
+MARSITS = {name: method for name, method in METHODS.items() if isinstance(method, Marsit)}
 every_marsit = pytest.mark.parametrize("options", MARSITS.values(), ids=MARSITS)
 every_bad_value = pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 
@@ -73,48 +31,25 @@ def spoiled(u: NDArray[Any], bad: float, position: int = 100) -> NDArray[Any]:
     return result
 
 
-@every_marsit
-@every_bad_value
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_raises_and_names_rank_vector_and_step(options: Marsit, bad: float, dtype: str, comm: Communicator) -> None:
-    for step in (0, 2):
-        for position in (0, 4095, 4096, N - 1):
-            aggregator = options.start(comm, N, dtype=dtype, vector_id=7)
-            given = updates(step + 1, dtype)
-            for u in given[:-1]:
-                aggregator.aggregate(u)
+def test_an_error_names_rank_vector_and_step_and_the_run_goes_on(method: Any, dtype: str, comm: Communicator) -> None:
+    """A residual that an error has spoiled is neither gone on from nor given away until it is restored."""
+    tried, untried = (method.start(comm, N, dtype=dtype, vector_id=7) for _ in range(2))
+    bad = [(number, place) for place in (0, 4095, 4096, N - 1) for number in (np.nan, np.inf, -np.inf)]
+    for step, u in enumerate(updates(3, dtype)):
+        before = tried.state_dict()
+        for number, place in bad:
             with pytest.raises(NonFiniteGradient, match=rf"vector 7, step {step}, from rank 0;") as caught:
-                aggregator.aggregate(spoiled(given[-1], bad, position))
+                tried.aggregate(spoiled(u, number, place))
             assert caught.value.ranks == (0,)
-
-
-@pytest.mark.parametrize("name", ["no residual", "stateless"])
-def test_without_a_residual_it_goes_on_after_raising(name: str, comm: Communicator) -> None:
-    tried = MARSITS[name].start(comm, N)
-    u = updates(1)[0]
-    first = tried.aggregate(u)
-    with pytest.raises(NonFiniteGradient):
-        tried.aggregate(spoiled(u, np.nan))
-    np.testing.assert_array_equal(tried.aggregate(u), first)
-
-
-@pytest.mark.parametrize("options", [one for one in MARSITS.values() if one.compensation], ids=str)
-def test_after_raising_it_refuses_until_it_is_restored(options: Marsit, comm: Communicator) -> None:
-    tried, untried = options.start(comm, N), options.start(comm, N)
-    given = updates(6)
-    for u in given[:3]:
-        tried.aggregate(u)
-        untried.aggregate(u)
-    state = tried.state_dict()
-    with pytest.raises(NonFiniteGradient):
-        tried.aggregate(spoiled(given[3], np.nan))
-    for _ in range(2):
-        with pytest.raises(
-            RuntimeError, match=r"rank 0 of 1, vector 0: .* restore it by load_state_dict, or start\(\) anew"
-        ):
-            tried.aggregate(given[3])
-    tried.load_state_dict(state)
-    for u in given[3:]:
+            if must_be_restored(method):
+                with pytest.raises(RuntimeError, match=r"rank 0 of 1, vector 7: .* restore it by load_state_dict"):
+                    tried.aggregate(u)
+                with pytest.raises(RuntimeError, match="its residual is spoiled"):
+                    tried.state_dict()
+                tried.load_state_dict(before)
+            np.testing.assert_equal(tried.state_dict(), before)
         np.testing.assert_array_equal(tried.aggregate(u), untried.aggregate(u))
 
 
@@ -168,16 +103,29 @@ def test_an_automatic_step_of_zero_needs_no_limit(comm: Communicator) -> None:
             assert np.isfinite(aggregator.state_dict()["residual"]).all()
 
 
-@every_bad_value
-@pytest.mark.parametrize("method", UNTOUCHED, ids=str)
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_methods_whose_state_is_left_alone_raise_and_go_on(
-    method: Any, bad: float, dtype: str, comm: Communicator
-) -> None:
-    aggregator, untried = method.start(comm, N, dtype=dtype), method.start(comm, N, dtype=dtype)
-    (u,) = updates(1, dtype)
-    for position in (0, N - 1):
-        with pytest.raises(NonFiniteGradient, match="vector 0, step 0, from rank 0;") as caught:
-            aggregator.aggregate(spoiled(u, bad, position))
-        assert caught.value.ranks == (0,)
-    np.testing.assert_array_equal(aggregator.aggregate(u), untried.aggregate(u))
+@pytest.mark.parametrize(("options", "told"), [(EFSignSGD(), "the scale of"), (SSDM(scale="norm"), "the norm of")])
+def test_scales_beyond_the_results_type_are_told(options: Any, told: str, comm: Communicator) -> None:
+    aggregator = options.start(comm, 4, dtype=np.float16)
+    large = np.full(4, 6e4, np.float16)
+    if isinstance(options, EFSignSGD):
+        large[:] = 1
+        aggregator.load_state_dict(aggregator.state_dict() | {"residual": np.full(4, 7e4, np.float32)})
+    before = aggregator.state_dict()
+    with pytest.raises(NonFiniteGradient, match=f"{told} vector 0, step 0, from no rank") as caught:
+        aggregator.aggregate(large)
+    assert caught.value.ranks == ()
+    np.testing.assert_equal(aggregator.state_dict(), before)
+
+
+def test_the_largest_numbers_have_finite_norms_and_results(comm: Communicator) -> None:
+    for dtype in (np.float32, np.float64):
+        largest = np.finfo(dtype).max if dtype == np.float32 else 1e150
+        for options in (EFSignSGD(), SSDM(), SSDM(scale="norm"), MajorityVote()):
+            assert np.isfinite(options.start(comm, 1000, dtype=dtype).aggregate(np.full(1000, largest, dtype))).all()
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float32", "float64"])
+def test_the_largest_numbers_of_a_type_are_no_infinity(kind: str, comm: Communicator) -> None:
+    dtype = getattr(torch, kind)
+    vector = torch.full((100,), torch.finfo(dtype).max, dtype=dtype)
+    assert torch.equal(Dense().start(comm, 100, dtype=kind).aggregate(vector), vector)

@@ -8,38 +8,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from collectives.execution.partition import partition
-from collectives.schedules.registry import topology as topology_of
 from mpicomp import Communicator
 from mpicomp.algorithms import CascadingSSDM
 from mpicomp.codecs.stochastic_sign import norm
-from mpicomp.kernels.streams import Stream
-from tests.reference.signs import unpack_bits
 from tests.reference.statistics import assert_binomial
-from tests.reference.stochastic_signs import stochastic_bits
 
 N = 3 * 4096 + 65
 
 
 def vector(n: int = N, dtype: Any = np.float32) -> NDArray[Any]:
     return np.random.default_rng(n).standard_normal(n).astype(dtype)
-
-
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-@pytest.mark.parametrize("topology", ["ring", "halving-doubling"])
-def test_each_chunk_is_the_reference_s_signs_times_its_norm(topology: Any, dtype: Any, comm: Communicator) -> None:
-    x = vector(dtype=dtype)
-    wide = x.astype(np.float32)
-    key = Stream(5, 3, "stochastic sign").key()
-    with Communicator(comm.mpi_comm, topology) as other:
-        aggregator = CascadingSSDM(seed=5).start(other, N, dtype=dtype, vector_id=3)
-        chunks = partition(N, topology_of(topology).plan(0, 1).n_chunks, 4096)
-        for step in range(3):
-            result = aggregator.aggregate(x)
-            for cut in chunks:
-                part, scale = wide[cut.start : cut.stop], norm(wide[cut.start : cut.stop])
-                up = unpack_bits(stochastic_bits(part, scale, key, cut.start // 512, step, 0), part.size)
-                np.testing.assert_array_equal(result[cut.start : cut.stop], np.where(up, scale, -scale).astype(dtype))
 
 
 def test_the_mean_over_steps_is_the_vector(comm: Communicator) -> None:

@@ -4,14 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 from mpicomp import Communicator
-from mpicomp.algorithms import ALGORITHMS, CascadingSSDM, Dense, DoubleSqueeze, Marsit, MemSGD, algorithm
-from mpicomp.codecs import COMPRESSORS, OneBit
+from mpicomp.algorithms import (
+    ALGORITHMS,
+    ECQSGD,
+    QSGD,
+    SSDM,
+    CascadingSSDM,
+    Dense,
+    DoubleSqueeze,
+    EFSignSGD,
+    Marsit,
+    MemSGD,
+    OneBitSGD,
+    RandomK,
+    ScaleCom,
+    TernGrad,
+    TrueTopK,
+    algorithm,
+)
+from mpicomp.codecs import COMPRESSORS, Clipping, OneBit, Quantizer, Ternary
+from mpicomp.codecs.top_k import RandomSparsification, TopK
 
 # Every option of every method and codec, and what its type says that it may not be.
 OPTIONS = [
@@ -79,27 +98,58 @@ def test_options_are_frozen_and_hashable(name: str) -> None:
         options.seed = 1
 
 
-@pytest.mark.parametrize(
-    ("option", "refused"),
-    [
-        ("full_precision_every", (0, -1, 2.0, "auto")),
-        ("global_step", (0, -1.0, float("inf"), float("nan"), "automatic", None)),
-        ("gamma", (0, -2, float("inf"), float("nan"), "own")),
-        ("clip", (0, -1.0, float("nan"), "1")),
-        ("seed", (1.5, "1")),
-        ("residual", ("mine", None)),
-        ("nonfinite", ("ignore", None)),
-    ],
-)
-def test_options_out_of_range_are_refused_by_name_and_value(option: str, refused: tuple[Any, ...]) -> None:
+INTEGER, SCALE = "an integer of 1 to 2^32", "a finite number above 0"
+CHUNK = "None or a multiple of 50, up to 2^32"
+# Values that are out of range though they are of the right type, and what the options must be.
+RANGES: list[tuple[Any, str, str, tuple[Any, ...]]] = [
+    (Marsit, "full_precision_every", "an integer of 1 or more, or None", (0, -1, 2.0, "auto")),
+    (Marsit, "global_step", "", (0, -1.0, float("inf"), "automatic", None)),
+    (Marsit, "gamma", "", (0, -2, float("inf"), "own")),
+    (Marsit, "clip", "", (0, -1.0, "1")),
+    (Marsit, "residual", "", ("mine", None)),
+    (Marsit, "nonfinite", "", ("ignore", None)),
+    (Marsit, "winners", "", (0, 3, 1.0)),
+    (EFSignSGD, "bucket", "an integer of 1 or more, or None", (0, -1)),
+    (SSDM, "momentum", "", (1, -0.1)),
+    (SSDM, "scale", "", ("l2",)),
+    (SSDM, "coding", "", ("huffman",)),
+    (ECQSGD, "alpha", SCALE, (0,)),
+    (ECQSGD, "beta", "between 0 and 1", (1.5,)),
+    (QSGD, "levels", "an integer of 1 to 127", (0, 200)),
+    (TernGrad, "clip", "", (0, float("inf"))),
+    (OneBitSGD, "bucket", INTEGER, (0,)),
+    *((one, "rate", "", (0, -1, 2.5)) for one in (ScaleCom, RandomK, TrueTopK)),
+    *((one, "beta", "", (0, -0.5, 1.01)) for one in (ScaleCom, RandomK, TrueTopK)),
+    *((one, "warmup_steps", "", (-1, 1.5)) for one in (ScaleCom, RandomK, TrueTopK)),
+    *((partial(one, rate=50), "chunk", CHUNK, (0, 25, 75, -50, 50.0, True)) for one in (ScaleCom, TrueTopK, TopK)),
+    *((partial(one, rate=50, exact=True), "chunk", "None with exact=True", (100,)) for one in (ScaleCom, TrueTopK)),
+    (Quantizer, "bucket", INTEGER, (0,)),
+    (OneBit, "bucket", INTEGER, (2**32 + 1,)),
+    (Quantizer, "levels", "an integer of 1 to 127", (0, 128)),
+    (Quantizer, "norm", "'l2' or 'linf'", ("l3",)),
+    (OneBit, "scale", "'l2' or 'l1'", ("linf",)),
+    (Clipping, "bits", "an integer of 9 to 32", (8, 33)),
+    (Ternary, "levels", "1", (2,)),
+    (Ternary, "norm", "'linf'", ("l2",)),
+    (TopK, "rate", INTEGER, (0, 2.5, True)),
+    (TopK, "double", "True or False", ("yes",)),
+    (RandomSparsification, "p", "above 0 and at most 1", (0, -0.1, 1.1)),
+]
+
+
+@pytest.mark.parametrize(("made", "option", "range_", "refused"), RANGES)
+def test_options_out_of_range_are_refused_with_the_range(
+    made: Any, option: str, range_: str, refused: tuple[Any, ...]
+) -> None:
     for value in refused:
-        with pytest.raises(ValueError, match=f"^{option} must be .* not {value!r}$"):
-            Marsit(**{option: value})
+        with pytest.raises(ValueError, match=rf"^{option} must be {re.escape(range_)}.*not {re.escape(repr(value))}"):
+            made(**{option: value})
 
 
 @pytest.mark.parametrize(("made", "option", "kind"), OPTIONS)
 def test_every_option_refuses_what_it_cannot_be(made: Any, option: str, kind: str) -> None:
-    for value in (*NOTHING, *(CHOICES if kind.startswith("Literal") else OF_TYPES[kind])):
+    choices = [value for value in CHOICES if value is not None or "None" not in kind]
+    for value in (*NOTHING, *(choices if kind.startswith("Literal") else OF_TYPES[kind])):
         # of rates the first that is wrong, of compressors by name what is wrong about them
         told = rf"^{option} must be .+, not {re.escape(repr(value))}$"
         if kind == "Rates | None":

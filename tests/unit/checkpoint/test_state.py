@@ -17,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from collectives.threads.run_local import run_local
-from mpicomp import ALGORITHMS, CascadingSSDM, Communicator, Dense, Marsit
+from mpicomp import ALGORITHMS, Communicator, Dense, Marsit
 from mpicomp.checkpoint.redistribute import redistribute
 from mpicomp.checkpoint.state import load_state, save_state
 
@@ -174,26 +174,6 @@ def test_other_files_are_no_states(tmp_path: Path) -> None:
         load_state(path)
     with pytest.raises(FileNotFoundError):
         load_state(tmp_path / "none")
-
-
-@pytest.mark.parametrize(
-    "method", [Dense(), CascadingSSDM(), Marsit(3), Marsit(3, residual="paper"), Marsit(None, compensation=False)]
-)
-def test_every_method_goes_on_from_a_file(tmp_path: Path, method: Any) -> None:
-    given = np.random.default_rng(1).standard_normal((7, 2, N)).astype(np.float32)
-
-    def work(comm: Communicator) -> None:
-        path = tmp_path / f"rank-{comm.rank}"
-        going_on, resumed = method.start(comm, N), method.start(comm, N)
-        for u in given[:4, comm.rank]:
-            going_on.aggregate(u)
-        save_state(path, going_on.state_dict())
-        resumed.load_state_dict(load_state(path))
-        for u in given[4:, comm.rank]:
-            np.testing.assert_array_equal(resumed.aggregate(u), going_on.aggregate(u))
-        assert_same(resumed.state_dict(), going_on.state_dict())
-
-    run_local(2, work, "ring")
 
 
 # On other numbers of ranks --------------------------------------------------------------------------------------------

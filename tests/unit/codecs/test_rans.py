@@ -60,23 +60,16 @@ def decoded(payload: NDArray[np.uint8], levels: int, n: int) -> NDArray[np.uint8
 
 
 @pytest.mark.parametrize("levels", LEVELS)
-@pytest.mark.parametrize("zero", [0.0, 0.5, 0.99, 1.0])
-def test_symbols_come_back_at_every_length(levels: int, zero: float) -> None:
-    for n in AROUND:
+@pytest.mark.parametrize("zero", [0.0, 0.2, 0.5, 0.9, 0.99, 1.0])
+def test_symbols_come_back_at_every_length_and_payloads_are_as_described(levels: int, zero: float) -> None:
+    for n in (*AROUND, 12_001):
         symbols = skewed(n, levels, zero)
         before = symbols.copy()
         payload = coded(symbols, levels)
         np.testing.assert_array_equal(symbols, before)
         np.testing.assert_array_equal(decoded(payload, levels, n), symbols)
-
-
-@pytest.mark.parametrize("levels", LEVELS)
-@pytest.mark.parametrize("zero", [0.2, 0.9])
-def test_payloads_are_as_described(levels: int, zero: float) -> None:
-    for n in (*AROUND, 12_001):
-        symbols = skewed(n, levels, zero)
-        payload = coded(symbols, levels)
-        assert reference.decode(payload.tobytes(), levels, n) == symbols.tolist()
+        if zero in (0.2, 0.9):  # the reference is slow
+            assert reference.decode(payload.tobytes(), levels, n) == symbols.tolist()
 
 
 @given(data=st.data(), levels=st.integers(2, 255))
@@ -121,13 +114,13 @@ def test_a_message_of_one_symbol_takes_next_to_nothing_however_long() -> None:
 
 
 @pytest.mark.parametrize("levels", [3, 9, 255])
-@pytest.mark.parametrize("n", [1000, 5000, 8192])
-def test_a_short_message_takes_little_beside_its_entropy(levels: int, n: int) -> None:
+def test_a_short_message_takes_little_beside_its_entropy(levels: int) -> None:
     """Of 5000 signs of which few are there, fewer than 80 bytes: 250 times less than as float32."""
-    symbols = skewed(n, levels, 0.995)
-    occurring = np.unique(symbols).size
-    assert coded(symbols, levels).size <= entropy_of(symbols) * n / 8 + 9 + 2 * occurring
-    assert coded(symbols, levels).size < n / 62.5 + 25
+    for n in (1000, 5000, 8192):
+        symbols = skewed(n, levels, 0.995)
+        occurring = np.unique(symbols).size
+        assert coded(symbols, levels).size <= entropy_of(symbols) * n / 8 + 9 + 2 * occurring
+        assert coded(symbols, levels).size < n / 62.5 + 25
 
 
 def test_neighbours_that_depend_on_each_other_take_less_than_their_entropy() -> None:
@@ -230,18 +223,18 @@ def test_a_truncated_or_longer_payload_is_refused(levels: int, zero: float) -> N
             assert harmless(np.append(payload, np.zeros(more, np.uint8)), levels, symbols.size)
 
 
-@pytest.mark.parametrize("n", [4003, 9003])
 @pytest.mark.parametrize(("levels", "zero"), [(3, 0.99), (9, 0.9), (255, 0.5)])
-def test_a_flipped_bit_does_no_harm_and_is_nearly_always_noticed(levels: int, zero: float, n: int) -> None:
-    symbols = skewed(n, levels, zero)
-    payload = coded(symbols, levels)
-    assert payload[0] != entropy.PLAIN
-    unnoticed = 0
-    for bit in range(8 * payload.size):
-        damaged = payload.copy()
-        damaged[bit // 8] ^= 1 << bit % 8
-        unnoticed += not harmless(damaged, levels, symbols.size)
-    assert unnoticed < 0.04 * 8 * payload.size  # one rare symbol taken for another
+def test_a_flipped_bit_does_no_harm_and_is_nearly_always_noticed(levels: int, zero: float) -> None:
+    for n in (4003, 9003):
+        symbols = skewed(n, levels, zero)
+        payload = coded(symbols, levels)
+        assert payload[0] != entropy.PLAIN
+        unnoticed = 0
+        for bit in range(8 * payload.size):
+            damaged = payload.copy()
+            damaged[bit // 8] ^= 1 << bit % 8
+            unnoticed += not harmless(damaged, levels, symbols.size)
+        assert unnoticed < 0.04 * 8 * payload.size  # one rare symbol taken for another
 
 
 @pytest.mark.parametrize("levels", [3, 9, 15, 100, 255])

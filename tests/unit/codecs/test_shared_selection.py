@@ -238,7 +238,7 @@ def test_votes_become_their_mean_and_nothing_else_is_written(width: Any, n: int)
 def test_steps_of_the_kernels_are_those_of_the_simulation(dtype: Any, ranks: int, votes: int) -> None:
     n, s = 5 * 4096 + 67, dtype(0.75)
     codec, zero, tiny = SharedSelection(ranks, votes), dtype(0), np.nextafter(dtype(0), dtype(1))
-    simulated = OneProcess(Marsit(None, global_step=0.75, seed=8), None, ranks, n, dtype, winners=votes)
+    simulated = OneProcess(Marsit(None, global_step=0.75, seed=8, winners=votes), None, ranks, n, dtype)
     selection, size = codec.bind(CPU, Stream(8, 0, "selection")), codec.nbytes(n) // 8
     winners = selection.reserve(n)
     residuals, sums = np.zeros((ranks, n), dtype), np.zeros(-(-n // BLOCK))

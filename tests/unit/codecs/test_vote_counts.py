@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mpicomp.codecs.sign import Sign
 from mpicomp.codecs.vote_counts import Counts, planes_of
 from tests.contracts import LENGTHS, CodecContract, draw_at, encoded, gaussian
-from tests.reference import counts as reference
+from tests.reference import vote_counts as reference
 from tests.reference.signs import unpack_bits
 from tests.reference.statistics import assert_binomial
 
@@ -58,17 +58,17 @@ class TestCounts(CodecContract):
         payload = merged([(encoded(self.codec, row), 1) for row in np.array([[1, 1, 1, -1], [1, 1, -1, -1.0]])], 4)
         np.testing.assert_array_equal(payload, [0b0100, *[0] * 7, 0b0011, *[0] * 7])
 
-    @pytest.mark.parametrize("n", LENGTHS)
-    def test_merged_counts_decode_to_the_mean_of_the_signs(self, n: int) -> None:
-        for weight in (2, 3, 5, 8):
-            rows = [gaussian(n, seed=rank) for rank in range(weight)]
-            payload = merged([(encoded(self.codec, row), 1) for row in rows], n)
-            assert payload.size == self.codec.nbytes(n, weight)
-            total = np.sum([np.where(row > 0, 1, -1) for row in rows], axis=0)
-            for dtype in self.dtypes:
-                values = np.empty(n, dtype)
-                self.codec.decode(payload, values, weight=weight)
-                np.testing.assert_array_equal(values, total.astype(dtype) * dtype(1 / weight))
+    def test_merged_counts_decode_to_the_mean_of_the_signs(self) -> None:
+        for n in LENGTHS:
+            for weight in (2, 3, 5, 8):
+                rows = [gaussian(n, seed=rank) for rank in range(weight)]
+                payload = merged([(encoded(self.codec, row), 1) for row in rows], n)
+                assert payload.size == self.codec.nbytes(n, weight)
+                total = np.sum([np.where(row > 0, 1, -1) for row in rows], axis=0)
+                for dtype in self.dtypes:
+                    values = np.empty(n, dtype)
+                    self.codec.decode(payload, values, weight=weight)
+                    np.testing.assert_array_equal(values, total.astype(dtype) * dtype(1 / weight))
 
     def test_the_order_of_merges_does_not_matter(self) -> None:
         n = 300

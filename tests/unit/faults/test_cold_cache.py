@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.faults.jobs import JOB_S, Jobs
 
-N_RANKS = 8
+N_RANKS = 4
 
 # Tells how many kernels it took from the cache, and how many it had to compile. The method is the one whose kernels
 # compile in the least time: each rank compiles all of them.

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mpicomp.codecs.vote_counts import planes_of, write_values
 from mpicomp.kernels.cpu.vote_counts import add_counts, majority, segment_totals
-from tests.reference import counts as reference
+from tests.reference import vote_counts as reference
 from tests.reference.signs import pack_bits, unpack_bits
 
 LENGTHS = (0, 1, 7, 8, 9, 63, 64, 65, 255, 256, 257, 1000, 4096 + 320)
@@ -36,20 +36,20 @@ def guarded(words: NDArray[np.uint64], room: int) -> NDArray[np.uint64]:
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("n", LENGTHS)
-def test_sums_are_exact(n: int, weights: tuple[int, int]) -> None:
-    a, b = weights
-    incoming, held = votes(n, a), votes(n, b, 1)
-    bits = planes_of(a + b)
-    room, words = bits * -(-n // 64), -(-n // 64)
-    memory = guarded(reference.planes(held, planes_of(b)), room)
-    before = reference.planes(incoming, planes_of(a))
-    given = before.copy()
-    add_counts(given, planes_of(a), memory[5 : 5 + room], planes_of(b), bits, words)
-    np.testing.assert_array_equal(memory[5 : 5 + room], reference.planes(held + incoming, bits))
-    np.testing.assert_array_equal(given, before)
-    assert (memory[:5] == GUARD).all()
-    assert (memory[5 + room :] == GUARD).all()
+def test_sums_are_exact(weights: tuple[int, int]) -> None:
+    for n in LENGTHS:
+        a, b = weights
+        incoming, held = votes(n, a), votes(n, b, 1)
+        bits = planes_of(a + b)
+        room, words = bits * -(-n // 64), -(-n // 64)
+        memory = guarded(reference.planes(held, planes_of(b)), room)
+        before = reference.planes(incoming, planes_of(a))
+        given = before.copy()
+        add_counts(given, planes_of(a), memory[5 : 5 + room], planes_of(b), bits, words)
+        np.testing.assert_array_equal(memory[5 : 5 + room], reference.planes(held + incoming, bits))
+        np.testing.assert_array_equal(given, before)
+        assert (memory[:5] == GUARD).all()
+        assert (memory[5 + room :] == GUARD).all()
 
 
 def test_counts_above_their_weight_lose_what_goes_beyond_and_write_nothing_else() -> None:
@@ -67,37 +67,37 @@ def test_counts_above_their_weight_lose_what_goes_beyond_and_write_nothing_else(
 
 
 @pytest.mark.parametrize("weight", [2, 3, 4, 5, 7, 8, 12, 255, 256])
-@pytest.mark.parametrize("n", LENGTHS)
-def test_majorities_are_above_half_and_coins_decide_ties(n: int, weight: int) -> None:
-    counts, words = votes(n, weight), -(-n // 64)
-    coins = np.random.default_rng(n).integers(0, 2**64, words, np.uint64)
-    planes = reference.planes(counts, planes_of(weight))
-    tie = unpack_bits(coins, n) if weight % 2 == 0 else np.zeros(n, bool)
-    want = pack_bits((2 * counts > weight) | ((2 * counts == weight) & tie))
-    bits = np.full(words, GUARD)
-    given = coins if weight % 2 == 0 else None
-    majority(planes, planes_of(weight), words, weight // 2, given, bits)
-    np.testing.assert_array_equal(bits, want)
-    majority(planes, planes_of(weight), words, weight // 2, given, planes)
-    np.testing.assert_array_equal(planes[:words], want, "in the place of the first plane")
+def test_majorities_are_above_half_and_coins_decide_ties(weight: int) -> None:
+    for n in LENGTHS:
+        counts, words = votes(n, weight), -(-n // 64)
+        coins = np.random.default_rng(n).integers(0, 2**64, words, np.uint64)
+        planes = reference.planes(counts, planes_of(weight))
+        tie = unpack_bits(coins, n) if weight % 2 == 0 else np.zeros(n, bool)
+        want = pack_bits((2 * counts > weight) | ((2 * counts == weight) & tie))
+        bits = np.full(words, GUARD)
+        given = coins if weight % 2 == 0 else None
+        majority(planes, planes_of(weight), words, weight // 2, given, bits)
+        np.testing.assert_array_equal(bits, want)
+        majority(planes, planes_of(weight), words, weight // 2, given, planes)
+        np.testing.assert_array_equal(planes[:words], want, "in the place of the first plane")
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("n", LENGTHS)
-def test_values_are_twice_the_count_less_the_weight_times_the_factor(n: int, dtype: Any) -> None:
-    for weight in (1, 2, 3, 7, 8, 63, 64, 300):
-        counts = votes(n, weight)
-        planes = reference.planes(counts, planes_of(weight))
-        factor = dtype(0.1)
-        want = (2 * counts - weight).astype(dtype) * factor
-        for streaming, offset in ((False, 0), (False, 1), (True, 0)):
-            memory = np.full(n + 128, 7, dtype)
-            start = -memory.ctypes.data % 32 // memory.itemsize + 32 + offset
-            out = memory[start : start + n]
-            write_values(planes, -(-n // 64), weight, np.array([factor]), one_stretch(n), streaming, out)
-            np.testing.assert_array_equal(out, want)
-            assert (memory[:start] == 7).all()
-            assert (memory[start + n :] == 7).all()
+def test_values_are_twice_the_count_less_the_weight_times_the_factor(dtype: Any) -> None:
+    for n in LENGTHS:
+        for weight in (1, 2, 3, 7, 8, 63, 64, 300):
+            counts = votes(n, weight)
+            planes = reference.planes(counts, planes_of(weight))
+            factor = dtype(0.1)
+            want = (2 * counts - weight).astype(dtype) * factor
+            for streaming, offset in ((False, 0), (False, 1), (True, 0)):
+                memory = np.full(n + 128, 7, dtype)
+                start = -memory.ctypes.data % 32 // memory.itemsize + 32 + offset
+                out = memory[start : start + n]
+                write_values(planes, -(-n // 64), weight, np.array([factor]), one_stretch(n), streaming, out)
+                np.testing.assert_array_equal(out, want)
+                assert (memory[:start] == 7).all()
+                assert (memory[start + n :] == 7).all()
 
 
 @pytest.mark.parametrize("weight", [5, 100])

@@ -1,4 +1,4 @@
-"""Group that do not make the same call: one text for all of them, and the communicator stays usable."""
+"""Ranks that do not make the same call: one text for all of them, and the communicator stays usable."""
 
 from __future__ import annotations
 

@@ -11,9 +11,8 @@ from mpi4py import MPI
 
 from collectives import CollectiveMismatch, Communicator
 from collectives.consistency import recursive_doubling as doubling
-from tests.mpi.lanes import TIMEOUT_S, same_everywhere
+from tests.mpi.lanes import TIMEOUT_S, every_size, same_everywhere
 
-EVERY_SIZE = True
 pytestmark = pytest.mark.mpi(min_size=2)
 
 
@@ -28,6 +27,7 @@ def longest(comm: Communicator) -> int:
     return doubling.most_bytes(comm.size, comm.one_node) // 4
 
 
+@every_size
 def test_the_longest_vector_and_one_more_element_are_summed(comm: Communicator) -> None:
     for n in (longest(comm), longest(comm) + 1):
         x = np.arange(n, dtype=np.float32) + comm.rank
@@ -36,6 +36,7 @@ def test_the_longest_vector_and_one_more_element_are_summed(comm: Communicator) 
         assert (comm.allreduce(x, "mean", x) == expected / comm.size).all()
 
 
+@every_size
 def test_even_nan_comes_out_with_the_same_bits_everywhere(comm: Communicator) -> None:
     for n in (1, 2, 100):
         for in_place in (False, True):
@@ -59,6 +60,7 @@ def test_lengths_that_come_only_once_take_no_more_memory(comm: Communicator, mon
     assert all(len(slot.exchange._known) <= 4 for slot in comm._check._slots)
 
 
+@every_size
 def test_what_a_call_costs_is_counted(comm: Communicator) -> None:
     before = comm.traffic.bytes_sent
     comm.allreduce(np.ones(100, np.float32))

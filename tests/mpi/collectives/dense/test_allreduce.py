@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from collectives import Communicator, DoubleTree, Ring, Star, Traffic, group
 from collectives.dense import allreduce
 from collectives.schedules.registry import TOPOLOGIES
-from tests.mpi.lanes import TIMEOUT_S, same_everywhere, topologies
+from tests.mpi.lanes import TIMEOUT_S, every_size, same_everywhere, topologies
 from tests.reference.one_process.allreduce import dense
 
-EVERY_SIZE = True
 LONG = 100_003
 BFLOAT16 = torch.bfloat16
 
@@ -41,6 +40,7 @@ def vectors(size: int, n: int, dtype: Any = np.float32) -> NDArray[Any]:
     return (1000 * rows).astype(dtype) if np.issubdtype(dtype, np.integer) else rows.astype(dtype)
 
 
+@every_size
 @pytest.mark.parametrize("op", ["sum", "mean"])
 def test_floats_are_added_in_the_plans_order_on_every_rank(comm: Communicator, op: Any) -> None:
     lengths = (0, 1, 5, 1000, LONG) if op == "sum" else (1000,)
@@ -110,6 +110,7 @@ def test_any_shape_and_library_comes_back_as_it_went_in(comm: Communicator) -> N
     assert torch.equal(tensor, torch.full((2, 3), float(comm.size), dtype=torch.float16))
 
 
+@every_size
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_neither_pieces_nor_slots_nor_arrival_order_change_a_sum(
     mpi_comm: MPI.Intracomm, dtype: Any, jitter: Callable[[int], None], monkeypatch: pytest.MonkeyPatch

@@ -26,7 +26,7 @@ def requests_of(comm: Communicator) -> list[MPI.Request]:
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("method", [Marsit(), MajorityVote(), QSGD(coding="fixed")], ids=str)
 def test_requests_of_aggregators_that_are_gone_are_freed(mpi_comm: MPI.Intracomm, method: Any) -> None:
-    n = 300_000  # along the plan
+    n = 20_000
     with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
         aggregator = method.start(comm, n)
         for _ in range(2):  # the first of Marsit's is dense
@@ -44,8 +44,8 @@ def test_requests_of_aggregators_that_are_gone_are_freed(mpi_comm: MPI.Intracomm
 @pytest.mark.mpi(min_size=2)
 def test_requests_are_freed_with_the_communicator(mpi_comm: MPI.Intracomm) -> None:
     comm = Communicator(mpi_comm, "ring", TIMEOUT_S)
-    aggregator = MajorityVote().start(comm, 300_000)
-    aggregator.aggregate(np.ones(300_000, np.float32))
+    aggregator = MajorityVote().start(comm, 20_000)
+    aggregator.aggregate(np.ones(20_000, np.float32))
     requests = requests_of(comm)
     assert len(requests) >= 2
     comm.close()

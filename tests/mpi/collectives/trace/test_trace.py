@@ -18,9 +18,8 @@ from collectives.trace.clock import compare, offset_at
 from mpicomp import QSGD, CascadingSSDM, Marsit, ScaleCom
 from mpicomp.cli.trace.times import RankTrace, table
 from tests.mpi.collectives.trace.traces import everyones, require_aligned, require_nested, spans, vector
-from tests.mpi.lanes import TIMEOUT_S
+from tests.mpi.lanes import TIMEOUT_S, every_size
 
-EVERY_SIZE = True
 N = 40_000
 MESSAGE = "call", "peer", "message", "piece", "chunk"
 COMPUTING = {"encode": "seconds_encoding", "decode": "seconds_decoding", "merge": "seconds_merging"}
@@ -36,6 +35,7 @@ def shape(traces: list[dict[str, Any]]) -> set[tuple[int, int, int, int]]:
     }
 
 
+@every_size
 @pytest.mark.parametrize("topology", ["ring", "tree", "halving-doubling", "torus"])
 @pytest.mark.parametrize("piece_bytes", [None, 512], ids=["walked", "executed"])
 def test_every_piece_and_every_message_is_there(
@@ -146,16 +146,16 @@ def test_calls_of_every_kind_nest(mpi_comm: MPI.Intracomm, folder: Path) -> None
 
 
 @pytest.mark.parametrize("topology", ["auto", "ring", "double-tree"])
-@pytest.mark.parametrize("n", [1000, N])
-def test_results_are_the_same_with_a_trace_and_without(
-    mpi_comm: MPI.Intracomm, folder: Path, topology: str, n: int
-) -> None:
+def test_results_are_the_same_with_a_trace_and_without(mpi_comm: MPI.Intracomm, folder: Path, topology: str) -> None:
     def results(trace: Path | None) -> list[np.ndarray]:
-        with Communicator(mpi_comm, topology, TIMEOUT_S, piece_bytes=256, trace=trace) as comm:
-            marsit, ssdm = Marsit(full_precision_every=3).start(comm, n), CascadingSSDM().start(comm, n)
-            x = vector(comm.rank, n)
-            found = [method.aggregate(x * (1 + step)) for method in (marsit, ssdm) for step in range(5)]
-            return [*found, comm.allreduce(x), comm.iallreduce(x, "mean").wait()]
+        found = []
+        with Communicator(mpi_comm, topology, TIMEOUT_S, piece_bytes=1024, trace=trace) as comm:
+            for n in (1000, 10_000):
+                marsit, ssdm = Marsit(full_precision_every=2).start(comm, n), CascadingSSDM().start(comm, n)
+                x = vector(comm.rank, n)
+                found += [method.aggregate(x * (1 + step)) for method in (marsit, ssdm) for step in range(3)]
+                found += [comm.allreduce(x), comm.iallreduce(x, "mean").wait()]
+        return found
 
     for plain, traced in zip(results(None), results(folder), strict=True):
         np.testing.assert_array_equal(plain, traced)

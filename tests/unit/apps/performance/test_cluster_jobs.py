@@ -8,27 +8,28 @@ from typing import Any
 
 import numpy as np
 import pytest
-from apps.performance.cluster.drive import Limits, job_sequence
-from apps.performance.cluster.sides import Side
-from apps.performance.cluster.ways import choose, memory_bytes, of_library
 from mpi4py import MPI
 
 from apps.performance.cluster import __main__ as program
 from apps.performance.cluster import rounds, vectors
-from apps.performance.cluster.grid import Cell, Net, by_net, default_plan, parse_size, product, size_text
-from apps.performance.cluster.rounds import called, measure, repeats_for
+from apps.performance.cluster.driver import Limits, job_sequence
+from apps.performance.cluster.grid import Cell, Cluster, by_cluster, default_plan, parse_size, product, size_text
+from apps.performance.cluster.implementations import choose, memory_bytes, of_library
+from apps.performance.cluster.prepared import Prepared
+from apps.performance.cluster.rounds import measure, repeats_for
 from apps.performance.cluster.targets import N_BYTES, TARGETS
 from apps.performance.cluster.tuned import AllreduceAlgorithm
 from collectives import Communicator, Traffic
+from mpicomp.cli import timing
 
 
 def test_sizes_and_clusters_are_read_as_written() -> None:
     assert [parse_size(text) for text in ("4kB", "1.5MB")] == [4000, 1_500_000]
     assert [size_text(nbytes) for nbytes in (4000, 1_500_000)] == ["4kB", "1.5MB"]
-    two_level = Net.parse(8, "1gbit/100mbit")
+    two_level = Cluster.parse(8, "1gbit/100mbit")
     assert (two_level.layout.groups, two_level.bits_per_s, two_level.name) == (2, 100e6, "8x1gbit-100mbit")
-    assert Net.parse(4, "none").bits_per_s is None
-    assert Net.parse(4, "1gbit").layout.groups == 1
+    assert Cluster.parse(4, "none").bits_per_s is None
+    assert Cluster.parse(4, "1gbit").layout.groups == 1
 
 
 @pytest.mark.parametrize("size", ["4", "fast", "0kB", "0.001kB", "5GB"])
@@ -40,13 +41,13 @@ def test_what_is_no_size_is_refused(size: str) -> None:
 def test_the_default_plan_has_four_nodes_in_full_and_no_cell_twice() -> None:
     plan = default_plan()
     assert len(set(plan)) == len({one.name for one in plan}) == len(plan)
-    assert sum(one.net.nodes == 4 for one in plan) == 24
-    assert {one.net.nodes for one in plan} == set(range(2, 9))
-    assert {"8x1gbit-100mbit", "2xnone", "8xnone"} < {net.name for net in by_net(plan)}
+    assert sum(one.cluster.nodes == 4 for one in plan) == 24
+    assert {one.cluster.nodes for one in plan} == set(range(2, 9))
+    assert {"8x1gbit-100mbit", "2xnone", "8xnone"} < {cluster.name for cluster in by_cluster(plan)}
 
 
 def test_a_cell_with_targets_has_more_time_unless_all_have_the_same() -> None:
-    with_targets = {Cell(Net.parse(one.nodes, one.links), N_BYTES) for one in TARGETS}
+    with_targets = {Cell(Cluster.parse(one.nodes, one.links), N_BYTES) for one in TARGETS}
     assert {one for one in default_plan() if Limits().budget_of(one) == 60} == with_targets
     assert {Limits().budget_of(one) for one in set(default_plan()) - with_targets} == {15}
     assert {Limits(budget_s=2).budget_of(one) for one in default_plan()} == {2}
@@ -59,43 +60,42 @@ def test_options_make_a_grid_of_their_own() -> None:
 
 
 def test_topologies_that_fit_are_compared() -> None:
-    names = {nodes: {way.name for way in of_library("openmpi", nodes)} for nodes in (2, 3, 4, 8)}
+    names = {nodes: {one.name for one in of_library("openmpi", nodes)} for nodes in (2, 3, 4, 8)}
     assert "one-bit torus" not in names[2] | names[3]
     assert "one-bit torus" in names[4] & names[8]
     assert {"MPI default", "MPI recursive doubling", "MPI ring", "MPI segmented ring", "MPI Rabenseifner"} < names[2]
     assert "MPI segmented ring, 1 MiB" in names[2]
-    assert {way.name for way in of_library("mpich", 4)} == {"one-bit ring", "dense ring", "MPICH"}
+    assert {one.name for one in of_library("mpich", 4)} == {"one-bit ring", "dense ring", "MPICH"}
 
 
 def test_what_takes_too_long_is_left_out_and_the_rest_gives_way_to_what_matters() -> None:
-    ways, (slow, middle, quick) = of_library("openmpi", 4), product((4,), ("100mbit",), ("400MB", "16MB", "4kB"))
-    kept, left_out = choose(ways, slow, budget_s=30, longest_s=15)
-    assert {way.kind for way in kept} == {"one-bit", "marsit"}
+    known, (slow, middle, quick) = of_library("openmpi", 4), product((4,), ("100mbit",), ("400MB", "16MB", "4kB"))
+    kept, left_out = choose(known, slow, budget_s=30, longest_s=15)
+    assert {one.kind for one in kept} == {"one-bit", "marsit"}
     assert left_out["Gloo"] == "would take 48 s a call"
-    kept, left_out = choose(ways, middle, budget_s=20, longest_s=15)
-    assert {"dense ring", "MPI default", "MPI ring", "Gloo"} < {way.name for way in kept}
+    kept, left_out = choose(known, middle, budget_s=20, longest_s=15)
+    assert {"dense ring", "MPI default", "MPI ring", "Gloo"} < {one.name for one in kept}
     assert left_out["MPI recursive doubling"] == "no time: 2.6 s a call"
-    assert choose(ways, quick, budget_s=20, longest_s=15) == (ways, {})
+    assert choose(known, quick, budget_s=20, longest_s=15) == (known, {})
 
 
 def test_slower_links_more_nodes_and_longer_vectors_are_expected_to_take_longer() -> None:
-    for way in of_library("openmpi", 8):
-        times = [way.predicted_s(one) for one in product((8,), ("1gbit", "100mbit"), ("1MB", "100MB"))]
+    for one in of_library("openmpi", 8):
+        times = [one.predicted_s(cell) for cell in product((8,), ("1gbit", "100mbit"), ("1MB", "100MB"))]
         assert times[0] < times[1] < times[3]
         assert times[0] < times[2] < times[3]
-        assert way.load(2) <= way.load(8)
+        assert one.load(2) <= one.load(8)
 
 
 def test_memory_covers_residuals_of_all_ranks() -> None:
-    (one,) = product((8,), ("none",), ("400MB",))
-    ways = of_library("openmpi", 8)
-    assert memory_bytes(ways, one) > 8 * 5 * 400e6  # input, output, MPI's own, two residuals
+    (cell,) = product((8,), ("none",), ("400MB",))
+    assert memory_bytes(of_library("openmpi", 8), cell) > 8 * 5 * 400e6  # input, output, MPI's own, two residuals
 
 
 def test_jobs_of_both_libraries_take_turns_and_each_calls_often_enough() -> None:
     assert job_sequence(mpich=True) == ["openmpi", "mpich", "openmpi", "mpich"]
     assert job_sequence(mpich=False) == ["openmpi"]
-    least = {way.name: way.least for way in of_library("openmpi", 4)}
+    least = {one.name: one.least for one in of_library("openmpi", 4)}
     assert least["dense ring"] == least["MPI ring"] == least["one-bit star"] == 3
     assert least["dense auto"] == least["MPI Rabenseifner"] == 2
 
@@ -116,36 +116,40 @@ def test_algorithm_and_segments_are_set_only_while_a_communicator_is_made() -> N
     assert settings() == [0, 0]
 
 
-def test_a_way_with_few_calls_has_them_spread_over_the_rounds() -> None:
-    assert [number for number in range(10) if called(number, 3, 10)] == [3, 6, 9]
-    assert [number for number in range(4) if called(number, 4, 4)] == [0, 1, 2, 3]
+def test_calls_are_as_many_as_there_is_time_for() -> None:
     assert repeats_for(0.5, share_s=5, least=3) == 10
     assert repeats_for(60, share_s=5, least=3) == 3
     assert repeats_for(1e-9, share_s=5, least=3) == rounds.MOST_REPEATS
 
 
-def test_every_side_is_checked_once_what_is_slow_is_timed_at_once_and_what_is_quick_is_warmed_up(
+def test_every_implementation_is_checked_once_what_is_slow_is_timed_at_once_and_what_is_quick_is_warmed_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(rounds.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
     calls: list[str] = []
     checked: list[str] = []
     traffic = Traffic()
 
-    def side(name: str, cold_s: float, seconds: float) -> Side:
+    def prepared(name: str, cold_s: float, seconds: float) -> Prepared:
         def call() -> None:
             cold = calls[-1:] != [name]  # something else was called in between
             now[0] += cold_s if cold else seconds
             traffic.bytes_sent += 0 if name == "slow" else 100 if cold else 5
             calls.append(name)
 
-        return Side(call, lambda: checked.append(name), traffic if name == "quick" else None)
+        return Prepared(call, lambda: checked.append(name), traffic if name == "quick" else None)
 
+    def repeats(name: str, seconds: float) -> int:
+        asked[name] = seconds
+        return {"quick": 6, "slow": 3}[name]
+
+    asked: dict[str, float] = {}
     with Communicator(MPI.COMM_SELF) as comm:
-        sides = {"quick": side("quick", 9, 1), "slow": side("slow", 50, 50)}
-        found = measure(sides, comm, budget_s=24, least={"quick": 1, "slow": 3}, timed_at_once={"slow"})
+        both = {"quick": prepared("quick", 9, 1), "slow": prepared("slow", 50, 50)}
+        found = measure(both, comm, repeats, frozenset({"slow"}))
     assert checked == ["quick", "slow"]
+    assert asked == {"quick": 2.0, "slow": 50.0}  # the quick one is called twice in a round
     assert calls[:3] == ["quick", "quick", "slow"]
     assert found["quick"]["times_s"] == [1.0] * 6
     assert calls.count("quick") == 2 + 2 * 6
@@ -157,8 +161,7 @@ def test_every_side_is_checked_once_what_is_slow_is_timed_at_once_and_what_is_qu
 
 @pytest.mark.parametrize("spoil", [0, 1_000_002, 1_500_000])
 def test_wrong_sums_and_wrong_signs_are_told(spoil: int) -> None:
-    x = np.empty(1_500_001, np.float32)
-    vectors.fill(x, rank=0)
+    x, _ = vectors.filled(1_500_001, rank=0)
     check = vectors.Check(MPI.COMM_SELF)
     signs = np.sign(x)
     check.dense("ours", x)

@@ -18,7 +18,7 @@ from apps.environment import environment
 from apps.performance.cluster import __main__ as program
 from apps.performance.cluster import methods, predicted, targets, training
 from apps.performance.cluster.computing import training_step
-from apps.performance.cluster.grid import TWO_LEVEL, Cell, Net
+from apps.performance.cluster.grid import TWO_LEVEL, Cell, Cluster
 from apps.performance.cluster.plots import draw_iterations, iterations
 from apps.records import write_record
 from collectives import Communicator, LinkModel
@@ -33,24 +33,25 @@ def advice(link: LinkModel) -> dict[str, Any]:
 
 
 def measured(cell: Cell, *links: LinkModel, **seconds: float) -> dict[str, Any]:
-    ways = {
+    timings = {
         name.replace("_", " ").replace("one bit", "one-bit"): {
             "median_s": one, "min_s": one / 2, "cpu_s": one / 4, "times_s": [one, 2 * one, one / 2],
-            "calls_per_job": [2, 1]}
+            "calls_per_job": [2, 1], "cost": None}
         for name, one in seconds.items()
     }  # fmt: skip
-    payload = [{"what": "", "asked": "", "bits_per_s": 0.95 * (cell.net.bits_per_s or 1e10)}]
-    return {"part": "cluster", "settings": cell.settings, "ways": ways, "links": payload, "environment": environment(),
-            "advised": [advice(link) for link in links]}  # fmt: skip
+    payload = [{"what": "", "asked": "", "bits_per_s": 0.95 * (cell.cluster.bits_per_s or 1e10)}]
+    return {"part": "cluster", "settings": cell.settings, "timings": timings, "links": payload,
+            "environment": ENVIRONMENT, "advised": [advice(link) for link in links]}  # fmt: skip
 
 
-GIGABIT = Net(4, "1gbit")
+ENVIRONMENT = environment() | {"memory_scaling": [1.5]}
+GIGABIT = Cluster(4, "1gbit")
 CELL = Cell(GIGABIT, 100_000_000)
 LINK, FASTER = LinkModel(5e-5, 1.2e8), LinkModel(5e-5, 2.4e8)
 
 
 def test_there_are_24_predictions_and_each_is_the_models() -> None:
-    assert len(predicted.CELLS) * len(predicted.WAYS) == 24
+    assert len(predicted.CELLS) * len(predicted.COMPARED) == 24
     assert predicted.predict(measured(CELL, LINK), "dense ring") == pytest.approx(1.5 * 100e6 / 1.2e8, rel=0.02)
 
 
@@ -64,7 +65,7 @@ def test_a_prediction_is_the_mean_of_what_the_jobs_of_a_cell_give() -> None:
 
 def test_predictions_stand_beside_medians_and_are_counted() -> None:
     record = measured(CELL, LINK)
-    seconds = {way.replace(" ", "_").replace("-", "_"): predicted.predict(record, way) for way in predicted.WAYS}
+    seconds = {name.replace(" ", "_").replace("-", "_"): predicted.predict(record, name) for name in predicted.COMPARED}
     seconds["dense_ring"] *= 2
     text = predicted.render([measured(CELL, LINK, **seconds)])
     assert "| -50% |" in text
@@ -74,7 +75,7 @@ def test_predictions_stand_beside_medians_and_are_counted() -> None:
 
 
 def test_other_cells_have_a_table_of_their_own() -> None:
-    other = Cell(Net(2, "1gbit"), 100_000_000)
+    other = Cell(Cluster(2, "1gbit"), 100_000_000)
     assert other not in predicted.CELLS
     text = predicted.render([measured(other, LINK, dense_ring=0.1), measured(CELL, LINK, dense_ring=1.0)])
     chosen, others = text.split("Other cells:")
@@ -110,7 +111,7 @@ def test_targets_are_reached_or_missed() -> None:
             "wire_s": wire_s,
             "compute_s": 1.0,
         }
-        for net, part, wire_s in ((GIGABIT, 0.9, 3), (Net(2, "1gbit"), 0.9, 2), (Net(2, "2gbit"), 0.7, 1.1))
+        for net, part, wire_s in ((GIGABIT, 0.9, 3), (Cluster(2, "1gbit"), 0.9, 2), (Cluster(2, "2gbit"), 0.7, 1.1))
     ]
     text = targets.render([measured(CELL, **seconds)])
     assert "| one-bit ring over best MPI (MPI ring), 4 nodes, 1gbit | 30.0 (30.0, 30.0) | ≥ 28 | reached |" in text
@@ -123,9 +124,9 @@ def test_targets_are_reached_or_missed() -> None:
 
 
 def test_a_torus_is_held_to_what_the_model_says_of_it() -> None:
-    net = Net.parse(8, TWO_LEVEL)
+    cluster = Cluster.parse(8, TWO_LEVEL)
     link = LinkModel(1e-4, 1.2e8, group_size=4, between_latency_s=1e-4, uplink_bytes_s=1.2e7)
-    cell = Cell(net, 100_000_000)
+    cell = Cell(cluster, 100_000_000)
     record = measured(cell, link)
     model = predicted.predict(record, "one-bit ring") / predicted.predict(record, "one-bit torus")
     assert 1.4 < model < 1.75
@@ -134,10 +135,14 @@ def test_a_torus_is_held_to_what_the_model_says_of_it() -> None:
     text = targets.render([measured(cell, link, one_bit_ring=1.3 * model, one_bit_torus=1.0)])
     assert "**missed**" in text
     # what another cell of the cluster measured serves as well
-    other = measured(Cell(net, 16_000_000), link)
+    other = measured(Cell(cluster, 16_000_000), link)
     assert f"{model:.2f} ± 20 % (the model) | reached |" in targets.render(
         [measured(cell, one_bit_ring=model, one_bit_torus=1.0), other]
     )
+
+
+def links(bits_per_s: float = 1e9) -> dict[str, Any]:
+    return {"kind": "links", "links": [{"bits_per_s": 1e10}, {"bits_per_s": bits_per_s}]}
 
 
 def epoch(seconds: float, accuracy: float) -> dict[str, Any]:
@@ -155,9 +160,10 @@ def test_time_to_an_accuracy_lies_on_the_line_between_epochs() -> None:
 
 def test_runs_are_asked_for_what_the_worst_reaches(tmp_path: Path) -> None:
     path = training._path(tmp_path, GIGABIT, "dense")
-    path.write_text("".join(json.dumps(line) + "\n" for line in (epoch(10, 0.5), epoch(20, 0.801), {"kind": "result"})))
+    lines = (links(), epoch(10, 0.5), epoch(20, 0.801), {"kind": "result"})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert training.records(tmp_path)[GIGABIT].keys() == {"dense"}
-    runs = {"dense": [epoch(10, 0.5), epoch(20, 0.801)], "Marsit": [epoch(5, 0.6), epoch(10, 0.9)]}
+    runs = {"dense": [links(), epoch(10, 0.5), epoch(20, 0.801)], "Marsit": [links(), epoch(5, 0.6), epoch(10, 0.9)]}
     text = training.render({GIGABIT: runs})
     assert "seconds to 80.0%" in text
     assert "| dense | 20 | 80.10% | 20 | 10 | 1 |" in text
@@ -165,14 +171,9 @@ def test_runs_are_asked_for_what_the_worst_reaches(tmp_path: Path) -> None:
 
 
 def test_links_of_runs_stand_below_their_table() -> None:
-    runs = {
-        str(rate): [{"kind": "links", "links": [{"bits_per_s": 1e9}, {"bits_per_s": rate}]}, epoch(10, 0.5)]
-        for rate in (9.56e8, 9.52e8)
-    }
-    older = {"older": [epoch(10, 0.5)]}
-    text = training.render({GIGABIT: runs | older})
+    runs = {str(rate): [links(rate), epoch(10, 0.5)] for rate in (9.56e8, 9.52e8)}
+    text = training.render({GIGABIT: runs})
     assert "<sub>Payload that the slowest link carried before: 952 Mbit/s to 956 Mbit/s.</sub>" in text
-    assert "Payload" not in training.render({GIGABIT: older})
 
 
 def test_links_of_a_run_are_kept_in_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +185,7 @@ def test_links_of_a_run_are_kept_in_its_record(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(training, "run_on_hosts", train)
     assert training.run(tmp_path, fresh=False) == []
     for runs in training.records(tmp_path).values():
-        assert len(runs) == len(training.WAYS)
+        assert len(runs) == len(training.METHODS)
         for lines in runs.values():
             assert [line["kind"] for line in lines] == ["links", "result"]
             assert lines[0]["links"] == [{"what": "a to b", "asked": "1 Gbit/s", "bits_per_s": 9.5e8}]
@@ -196,20 +197,24 @@ def test_a_run_that_was_cut_short_is_no_record(tmp_path: Path) -> None:
 
 
 def test_a_method_is_held_to_its_bytes_and_its_computing_and_to_dense() -> None:
-    rows = {
-        "dense": {"median_s": 12.0, "bytes_sent": 150e6, "codec_s": [0.1] * 4},
-        "quick": {"median_s": 1.25, "bytes_sent": 12.5e6, "codec_s": [0.2, 0.3, 0.2, 0.3], "predicted_s": 1.0},
-        "slow": {"median_s": 3.0, "bytes_sent": 12.5e6, "codec_s": [1.0] * 4, "predicted_s": 4.5},
-        "tiny": {"median_s": 3.0, "bytes_sent": 1.25e6, "codec_s": [2.5, 0.1, 0.1, 0.1]},
+    figures = {
+        "dense": (12.0, 150e6, [0.1] * 4, None),
+        "quick": (1.25, 12.5e6, [0.2, 0.3, 0.2, 0.3], 1.0),
+        "slow": (3.0, 12.5e6, [1.0] * 4, 4.5),
+        "tiny": (3.0, 1.25e6, [2.5, 0.1, 0.1, 0.1], None),
     }
-    facts, links = environment() | {"cores": 2}, [{"bits_per_s": 100e6}, {"bits_per_s": 110e6}]
-    record = {"part": "methods", "n": 25_000_000, "settings": asdict(Net(4, "100mbit")), "rows": rows,
-              "links": links, "environment": facts}  # fmt: skip
+    rows = {
+        name: {"median_s": s, "min_s": s, "cpu_s": s, "cost": {"bytes_sent_most": sent}, "codec_s": codec_s,
+               "predicted_s": predicted_s}
+        for name, (s, sent, codec_s, predicted_s) in figures.items()
+    }  # fmt: skip
+    record = staged_record("100mbit") | {"rows": rows, "environment": ENVIRONMENT | {"cores": 2}}
+    record["links"] = [{"bits_per_s": 100e6}, {"bits_per_s": 110e6}]
     text = methods.render([record])
-    assert "| quick | 1250 | 12.5 | 1000 | 250 | 500 | 1.25 | 9.6 | 12.0 | 1000 (-20%) |" in text
-    assert "| slow | 3000 | 12.5 | 1000 | 1000 | 2000 | 1.50 | 4.0 † | 12.0 | 4500 (+50%) |" in text
+    assert "| quick | 1250 (1250) / 1250 | 12.5 | 1000 | 250 | 500 | 1.25 | 9.6 | 12.0 | 1000 (-20%) |" in text
+    assert "| slow | 3000 (3000) / 3000 | 12.5 | 1000 | 1000 | 2000 | 1.50 | 4.0 † | 12.0 | 4500 (+50%) |" in text
     assert (
-        "| tiny | 3000 | 1.25 | 100 | 700 | 2500 | 1.20 | 4.0 | 120.0 | – |" in text
+        "| tiny | 3000 (3000) / 3000 | 1.25 | 100 | 700 | 2500 | 1.20 | 4.0 | 120.0 | – |" in text
     )  # more than 16 times: only reported
     assert "Predicted: 1 of 2 within 20%, 1 off by more than 40%." in text
     assert methods.render([]) == "Not measured yet."
@@ -246,36 +251,32 @@ def test_methods_that_go_their_own_way_are_predicted_too() -> None:
 
 def staged_record(rate: str, **seconds: float) -> dict[str, Any]:
     stages = dict.fromkeys(("seconds_encoding", "seconds_merging", "seconds_decoding", "seconds_waiting"), 0.01)
+    cost = stages | {"bytes_sent_most": 1e6}
     rows = {
-        name: {"median_s": one, "min_s": one / 2, "elapsed_s": one, "cpu_s": one / 4, "bytes_sent": 1e6,
-               "codec_s": [0.1], "cost": stages}
+        name: {"median_s": one, "min_s": one / 2, "elapsed_s": one, "cpu_s": one / 4,
+               "codec_s": [0.1], "predicted_s": None, "cost": cost}
         for name, one in seconds.items()
     }  # fmt: skip
     compute = {"median_s": 0.3, "min_s": 0.2, "elapsed_s": 0.25, "cpu_s": 0.15, "parameters": 25_001_862, "batch": 32}
-    return {"part": "methods", "n": 25_000_000, "settings": asdict(Net(4, rate)), "rows": rows, "compute": compute,
-            "links": [{"bits_per_s": 1e8}], "environment": environment()}  # fmt: skip
+    return {"part": "methods", "n": 25_000_000, "settings": asdict(Cluster(4, rate)), "rows": rows, "compute": compute,
+            "links": [{"bits_per_s": 1e8}], "environment": ENVIRONMENT}  # fmt: skip
 
 
 def test_an_iteration_is_computing_and_the_stages_of_its_call() -> None:
     figure = iterations([staged_record("1gbit", dense=9.0, quick=0.05, slow=0.15)])
-    assert figure is not None
     (axis,) = figure.axes
     quick = [bar for bar in axis.patches if round(bar.get_y() + bar.get_height() / 2) == 1]
     assert [round(bar.get_width()) for bar in quick] == [250, 10, 10, 10, 10, 10]
-    assert [text.get_text() for text in axis.texts] == ["→ 9250 ms", "300 ms", "400 ms"]
+    assert [text.get_text() for text in axis.texts] == [" → 9250 ms", " 300 ms", " 400 ms"]
     assert 400 < axis.get_xlim()[1] < 9250
 
 
-def test_methods_without_stages_have_a_table_and_no_bars(tmp_path: Path) -> None:
-    new, old = staged_record("1gbit", dense=9.0, quick=0.05), staged_record("100mbit", dense=9.0, quick=0.05)
+def test_methods_have_a_table_and_bars(tmp_path: Path) -> None:
+    new = staged_record("1gbit", dense=9.0, quick=0.05)
     assert "| quick | 50.0 (25.0) / 12.5 | 1 |" in methods.render([new])
     assert "an MLP of 25,001,862 parameters, 32 images a rank: 300 (200) / 150 ms" in methods.render([new])
-    del old["compute"]
-    for row in old["rows"].values():
-        del row["cpu_s"], row["cost"], row["elapsed_s"]
-    assert "| quick | 50.0 | 1 |" in methods.render([old])
-    assert draw_iterations([old], tmp_path) == []
-    assert [path.name for path in draw_iterations([old, new], tmp_path)] == ["cluster-methods.png"]
+    assert draw_iterations([], tmp_path) == []
+    assert [path.name for path in draw_iterations([new], tmp_path)] == ["cluster-methods.png"]
 
 
 def test_iterations_are_shown_below_the_table_of_methods(tmp_path: Path) -> None:

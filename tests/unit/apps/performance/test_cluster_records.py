@@ -9,33 +9,35 @@ from typing import Any
 
 import numpy as np
 import pytest
-from apps.performance.cluster.figures import (
-    best_mpi,
-    bound_s,
-    crossing,
-    over_bound,
-    over_mpich,
-    payload_rate,
-    spared,
-    speedup,
-    speedups_by_job,
-)
-from apps.performance.cluster.ways import choose, of_library
-from apps.performance.record import replace_block
 
 from apps.emulator.network import ClusterError
 from apps.environment import environment
 from apps.performance.cluster import __main__ as program
-from apps.performance.cluster import rounds, sweep
-from apps.performance.cluster.grid import Cell, Net, product
+from apps.performance.cluster import sweep
+from apps.performance.cluster.grid import Cell, Cluster, product
+from apps.performance.cluster.implementations import choose, of_library
 from apps.performance.cluster.overlap import overlap
 from apps.performance.cluster.plots import draw, overlap_by_rate
+from apps.performance.cluster.ratios import (
+    best_mpi,
+    bound_s,
+    bucket_share,
+    crossing,
+    over_bound,
+    over_mpich,
+    payload_rate,
+    speedup,
+    speedups_by_job,
+)
 from apps.performance.cluster.records import merge, read
 from apps.performance.cluster.sweep import balance
 from apps.performance.cluster.tables import NOTHING, tables
+from apps.performance.part import replace_block
 from apps.records import write_record
+from collectives.trace.traffic import COSTS
 
-COST = dict.fromkeys(rounds.COSTS, 0.001) | {"bytes_sent_most": 2e6}
+ENVIRONMENT = environment() | {"memory_scaling": [1.5]}
+COST = dict.fromkeys(COSTS, 0.001) | {"bytes_sent_most": 2e6}
 
 
 def timed(*times: float, cost: dict[str, float] | None = None) -> dict[str, Any]:
@@ -44,8 +46,8 @@ def timed(*times: float, cost: dict[str, float] | None = None) -> dict[str, Any]
     return {"times_s": list(times), "elapsed_s": each, "cpu_s": each / 2, "cost": cost, **sent}
 
 
-def part(library: str, ways: dict[str, Any], nbytes: int = 1_000_000, rate: str = "1gbit") -> dict[str, Any]:
-    settings = Cell(Net(4, rate), nbytes).settings
+def part(library: str, timings: dict[str, Any], nbytes: int = 1_000_000, rate: str = "1gbit") -> dict[str, Any]:
+    settings = Cell(Cluster(4, rate), nbytes).settings
     bits_per_s = 20e9 if rate == "none" else 0.95 * float(rate.removesuffix("mbit").removesuffix("gbit"))
     bits_per_s *= 1e9 if rate.endswith("gbit") else 1e6 if rate.endswith("mbit") else 1
     links = [{"what": "node0 to node1", "asked": rate, "bits_per_s": bits_per_s}]
@@ -53,15 +55,14 @@ def part(library: str, ways: dict[str, Any], nbytes: int = 1_000_000, rate: str 
         "part": "cluster",
         "library": library,
         "settings": settings,
-        "environment": environment() | {"mpi": "MPICH 5" if library == "mpich" else "Open MPI 5"},
+        "environment": ENVIRONMENT | {"mpi": "MPICH 5" if library == "mpich" else "Open MPI 5"},
         "links": links,
-        "ways": ways,
-        "advised": [],
+        "timings": timings,
     }
 
 
 def cell(nbytes: int = 1_000_000, rate: str = "1gbit", one_bit_s: float = 1.0) -> dict[str, Any]:
-    ways = {
+    timings = {
         "one-bit ring": timed(one_bit_s, cost=COST),
         "Marsit ring": timed(2.0, cost=COST),
         "dense ring": timed(6.0, cost=COST),
@@ -72,7 +73,7 @@ def cell(nbytes: int = 1_000_000, rate: str = "1gbit", one_bit_s: float = 1.0) -
     }
     on_mpich = {"one-bit ring": timed(2.0, cost=COST), "MPICH": timed(9.0)}
     return merge(
-        [part("openmpi", ways, nbytes, rate), part("mpich", on_mpich, nbytes, rate)], {"dense auto": "no time"}
+        [part("openmpi", timings, nbytes, rate), part("mpich", on_mpich, nbytes, rate)], {"dense auto": "no time"}
     )
 
 
@@ -81,14 +82,15 @@ def test_parts_of_a_cell_are_put_together_job_by_job() -> None:
     second = part("openmpi", {"dense ring": timed(6.0, cost={"bytes_sent": 40.0})})
     on_mpich = part("mpich", {"dense ring": timed(4.0, cost={"bytes_sent": 10.0}), "MPICH": timed(5.0)})
     first["environment"] |= {"load": 0.2, "memory_scaling": [1.1]}
+    on_mpich["environment"] |= {"memory_scaling": []}
     second["environment"] |= {"load": 1.2, "memory_scaling": [1.9]}
-    first["advised"], second["advised"] = [{"piece_bytes": 1}], [{"piece_bytes": 2}]
+    first["advised"], second["advised"] = {"piece_bytes": 1}, {"piece_bytes": 2}
     merged = merge([first, on_mpich, second], {})
-    assert list(merged["ways"]) == ["dense ring", "Gloo", "dense ring (MPICH job)", "MPICH"]
-    ring = merged["ways"]["dense ring"]
+    assert list(merged["timings"]) == ["dense ring", "Gloo", "dense ring (MPICH job)", "MPICH"]
+    ring = merged["timings"]["dense ring"]
     assert (ring["times_s"], ring["median_s"], ring["min_s"]) == ([1.0, 2.0, 6.0], (1.5 + 6.0) / 2, 1.0)
     assert (ring["elapsed_s"], ring["cost"]["bytes_sent"]) == (3.0, 20.0)
-    assert merged["ways"]["Gloo"]["cost"] is None
+    assert merged["timings"]["Gloo"]["cost"] is None
     assert merged["environment"]["mpi"] == "Open MPI 5 and MPICH 5"
     assert merged["environment"]["memory_scaling"] == [1.1, 1.9]
     assert merged["environment"]["load"] >= 1.2
@@ -102,12 +104,9 @@ def test_records_are_read_as_written(tmp_path: Path) -> None:
     assert read(tmp_path / "some", "overlap") == []
 
 
-def test_jobs_of_older_records_count_alike_however_many_calls_each_had(tmp_path: Path) -> None:
+def test_jobs_count_alike_however_many_calls_each_had() -> None:
     record = merge([part("openmpi", {"Gloo": timed(*times)}) for times in ((1.0, 1.0, 4.0), (9.0,))], {})
-    record["ways"]["Gloo"]["median_s"] = 2.5
-    write_record(tmp_path / "a.json", record)
-    (again,) = read(tmp_path, "cluster")
-    assert again["ways"]["Gloo"]["median_s"] == 5.0
+    assert record["timings"]["Gloo"]["median_s"] == 5.0
 
 
 def test_speed_ups_name_their_baseline() -> None:
@@ -136,13 +135,13 @@ def test_the_bound_is_what_the_busiest_link_carries() -> None:
 
 def test_what_a_token_bucket_spares_is_told() -> None:
     short = cell(one_bit_s=0.01)  # 1 ms of a Gbit/s is in the bucket, and less than that was sent
-    short["ways"]["one-bit ring"]["cost"]["bytes_sent"] = 47_000.0
-    assert spared(short) == pytest.approx(8 * 47_000 / 1e9 / 0.01)
-    short["ways"]["one-bit ring"]["cost"]["bytes_sent"] = 1e9
-    assert spared(short) == pytest.approx(0.1)
-    short["ways"]["one-bit ring"]["median_s"] = 0.005
+    short["timings"]["one-bit ring"]["cost"]["bytes_sent"] = 47_000.0
+    assert bucket_share(short) == pytest.approx(8 * 47_000 / 1e9 / 0.01)
+    short["timings"]["one-bit ring"]["cost"]["bytes_sent"] = 1e9
+    assert bucket_share(short) == pytest.approx(0.1)
+    short["timings"]["one-bit ring"]["median_s"] = 0.005
     assert "1MB †" in tables([short], [])["cluster-sizes"]
-    assert spared(cell(rate="none")) == 0
+    assert bucket_share(cell(rate="none")) == 0
 
 
 def test_the_break_even_point_lies_between_the_logarithms() -> None:
@@ -182,10 +181,10 @@ def test_overlap_of_four_nodes_is_a_point_of_its_own() -> None:
 
 
 def overlap_record(nodes: int, mbit: int) -> dict[str, Any]:
-    times = {"wire_s": 30.0 / mbit, "compute_s": 0.02, "together_s": 0.04}
+    times = {"wire_s": 30.0 / mbit, "compute_s": 0.02, "both_s": 0.04}
     links = [{"what": "", "asked": "", "bits_per_s": mbit * 0.95e6}]
     settings = {"nodes": nodes, "rate": f"{mbit}mbit", "between": "none"}
-    head = {"part": "overlap", "n": 1_000_000, "environment": environment(), "links": links, "settings": settings}
+    head = {"part": "overlap", "n": 1_000_000, "environment": ENVIRONMENT, "links": links, "settings": settings}
     return {**head, **times, "overlap": 0.5, "overlaps": [0.4, 0.5, 0.8], "exposed_s": 0.001, "moving_s": 0.003}
 
 
@@ -197,7 +196,7 @@ def test_several_jobs_overlap_as_the_median_of_theirs() -> None:
     for job, scaling, rate in zip(jobs, (1.1, 1.9, 1.5), (9e8, 9.2e8, 9.9e8), strict=True):
         job["environment"] = job["environment"] | {"memory_scaling": [scaling]}
         job["links"][0]["bits_per_s"] = rate
-    made = sweep.together(jobs)
+    made = sweep.merge_jobs(jobs)
     assert (made["overlap"], made["wire_s"], made["overlaps"]) == (0.7, 2.0, [0.9, 0.5, 0.7])
     assert payload_rate(made) == 9.2e8
     text = tables([], [made])["cluster-overlap"]
@@ -209,17 +208,17 @@ def test_overlap_goes_on_with_the_jobs_that_are_missing(tmp_path: Path, monkeypa
     asked: list[str] = []
     broken = True
 
-    def measure_alone(kind: str, net: Net, path: Path, **request: Any) -> dict[str, Any]:
+    def measure_alone(kind: str, cluster: Cluster, path: Path, **request: Any) -> dict[str, Any]:
         asked.append(path.name)
-        if net.rate == "1gbit" and broken:
+        if cluster.rate == "1gbit" and broken:
             raise ClusterError("a link is slow")
-        record = overlap_record(net.nodes, 1000) | {"times_s": {}}
+        record = overlap_record(cluster.nodes, 1000) | {"times_s": {}}
         write_record(path, record)
         return record
 
     monkeypatch.setattr(sweep, "measure_alone", measure_alone)
-    monkeypatch.setattr(sweep, "tell", lambda text: None)
-    names = {Net(2, "1gbit"): "one", Net(2, "2gbit"): "two"}
+    monkeypatch.setattr(sweep, "log", lambda text: None)
+    names = {Cluster(2, "1gbit"): "one", Cluster(2, "2gbit"): "two"}
     failed = sweep._measure(names, tmp_path, False, 1000, 1, 2)
     assert failed == [f"overlap, 2x1gbit, job {job}: a link is slow" for job in (1, 2)]
     assert [path.name for path in tmp_path.glob("*.json")] == ["two.json"]
@@ -239,7 +238,7 @@ def grid_of_records() -> list[dict[str, Any]]:
         for nbytes in (4_000, 16_000_000, 100_000_000)
     ]
     other = cell()
-    other["settings"] = Cell(Net(8, "1gbit", "100mbit"), 16_000_000).settings
+    other["settings"] = Cell(Cluster(8, "1gbit", "100mbit"), 16_000_000).settings
     return [*found, other]
 
 
@@ -291,7 +290,7 @@ def test_tables_stay_as_they_are_where_what_they_are_made_of_is_not_measured(tmp
     assert {name for name in before if before[name] != after[name]} == {"cluster-overlap"}
 
     eight = cell()
-    eight["settings"] = Cell(Net(8, "1gbit"), 100_000_000).settings
+    eight["settings"] = Cell(Cluster(8, "1gbit"), 100_000_000).settings
     write_record(tmp_path / "records" / "b.json", eight)
     program.write(tmp_path / "records", options)
     blocks_now = dict(blocks.findall(document.read_text()))

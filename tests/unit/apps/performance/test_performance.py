@@ -7,19 +7,19 @@ import mmap
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from apps.performance.cascading import amplitude, matching_rate
-from apps.performance.record import replace_block, scaled, table
 from numpy.typing import NDArray
 
 from apps.environment import environment
 from apps.launch import mpi_environment, python_command, run
-from apps.performance import learning, run_all, runs
+from apps.performance import run_all
+from apps.performance.compare_checkouts import compare, figures
 from apps.performance.idle_memory import memory_scaling, passes
 from apps.performance.memory import forget_peak, peak_resident_bytes, resident_bytes
-from apps.performance.runs import Outcome, Run
+from apps.performance.part import get, replace_block, scaled, table
 
 JOB_S = 150.0
 
@@ -39,14 +39,18 @@ def test_a_document_without_a_place_for_a_table_is_refused(text: str) -> None:
 
 def test_the_document_has_a_place_for_every_table() -> None:
     text = run_all.DOCUMENT.read_text()
-    for job in run_all.JOBS:
+    for job in run_all.jobs():
         assert replace_block(text, job.name, "") != text
 
 
-def test_a_table_has_rows_as_long_as_its_head() -> None:
-    assert table(("a", "b"), [("1", "2")]) == "| a | b |\n| --- | ---: |\n| 1 | 2 |"
-    with pytest.raises(ValueError, match="another length"):
-        table(("a", "b"), [("1",)])
+def test_a_table_has_a_cell_for_each_column_and_row() -> None:
+    rows = [{"a": "x", "b": 0.25}, {"a": "y", "b": 2.0}]
+    assert table((("a", get("a")), ("b", get("b", ".1f"))), rows).splitlines() == [
+        "| a | b |",
+        "| --- | ---: |",
+        "| x | 0.2 |",
+        "| y | 2.0 |",
+    ]
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0.0012345, "1.23"), (0.012345, "12.3"), (1.2345, "1234")])
@@ -92,64 +96,29 @@ def test_a_peak_of_memory_is_seen_after_it_is_over() -> None:
     assert 60e6 < peak_resident_bytes() - before < 100e6
 
 
-def test_signs_and_amplitude_are_those_of_the_exact_mean() -> None:
-    exact = np.array([1.0, -1.0, 2.0, -2.0])
-    assert matching_rate(np.array([3.0, 3.0, 3.0, -3.0]), exact) == 0.75
-    assert amplitude(-2 * exact, exact) == 2
+def test_figures_that_both_checkouts_have_are_compared_in_turn() -> None:
+    def record(**seconds: float) -> dict[str, Any]:
+        return {"rows": [{"call": "ring", "median_s": seconds["ring"], "more": {"median_s": 1.0}, "cost": None}]}
 
-
-def test_differences_are_paired_by_seed_and_lost_runs_named() -> None:
-    assert learning.difference([(0.90, 0.91), (0.80, 0.83)]) == "−2.00 ± 1.41"
-    assert learning.difference([(0.92, 0.91), (None, 0.83)]) == "+1.00 (1 of 2 diverged)"
-    assert learning.accuracy([None, None]) == "2 of 2 diverged"
-    assert learning.accuracy([]) == "–"
-
-
-def test_the_study_names_no_run_twice_and_gives_each_a_file_of_its_own(tmp_path: Path) -> None:
-    study = learning.study(2, ("digits", "fashion-mnist"))
-    assert len(study) == len(set(study)) == len({one.path(tmp_path) for one in study})
-    assert {one.dataset for one in learning.study(1, ("digits",))} == {"digits"}
-
-
-def test_only_runs_that_did_not_end_are_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended, cut_off, lost = (Run("digits", 4, "momentum", 0.05, method, 0) for method in list(runs.METHODS)[:3])
-    epoch = json.dumps({"kind": "epoch", "accuracy": 0.5}) + "\n"
-    result = json.dumps({"kind": "result", "accuracy": 0.9, "bits_per_element": 1.0}) + "\n"
-    ended.path(tmp_path).write_text(epoch + result)
-    cut_off.path(tmp_path).write_text(epoch)
-    lost.path(tmp_path).write_text(json.dumps({"kind": "diverged"}) + "\n")
-    started: list[Path] = []
-
-    def train(command: list[str], *_: object, **__: object) -> tuple[int, str]:
-        for options in json.loads(Path(command[-1]).read_text()):
-            started.append(Path(options[options.index("--json") + 1]))
-            started[-1].write_text(result)
-        return 0, ""
-
-    monkeypatch.setattr(runs, "run", train)
-    assert len(runs.run_all([ended, cut_off, lost], tmp_path, budget_s=0)) == 2
-    done = runs.run_all([ended, cut_off, lost], tmp_path)
-    assert started == [cut_off.path(tmp_path)]
-    assert done == {ended: Outcome(0.9, 1.0), cut_off: Outcome(0.9, 1.0), lost: Outcome(None, None)}
-
-
-def test_a_failed_run_is_told_with_what_it_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "run", lambda *_, **__: (1, "no room"))
-    with pytest.raises(RuntimeError, match="status 1: no room"):
-        runs.run_all([Run("digits", 4, "momentum", 0.05, "dense", 0)], tmp_path)
+    old, new = ([dict(figures("allreduce", record(ring=s))) for s in of_one] for of_one in ((2.0, 4.0), (1.0, 5.0)))
+    assert list(old[0]) == [("allreduce", "ring", ""), ("allreduce", "ring", "more")]
+    old[0] |= {("allreduce", "gone", ""): 1.0}
+    ring, more = compare(old, new)
+    assert (ring["old"], ring["new"], ring["ratio"], ring["each"]) == (3.0, 3.0, 1.0, [2.0, 0.8])
+    assert more["ratio"] == 1
 
 
 @pytest.mark.timeout(2 * JOB_S)
-@pytest.mark.parametrize("job", [job for job in run_all.JOBS if job.part != "learning"], ids=lambda job: job.name)
+@pytest.mark.parametrize("job", run_all.jobs(), ids=lambda job: job.name)
 def test_every_part_runs_in_its_small_form_and_fills_its_place(job: run_all.Job, tmp_path: Path) -> None:
     ranks = min(job.ranks, 4) if job.ranks else None
     path = tmp_path / f"{job.name}.json"
-    arguments = ["-m", f"apps.performance.{job.module}", "--quick", "--json", str(path)]
-    status, output = run(python_command(ranks, arguments), mpi_environment(), timeout_s=JOB_S)
+    command = python_command(ranks, job.arguments(path, quick=True))
+    status, output = run(command, mpi_environment(), timeout_s=JOB_S)
     assert status == 0, output
     document = tmp_path / "tables.md"
-    document.write_text((run_all.DOCUMENT).read_text())
-    run_all.tables(job, path, document)
+    document.write_text(run_all.DOCUMENT.read_text())
+    run_all.write_table(job, path, document)
     written = document.read_text().partition(f"<!-- begin {job.name} -->")[2].partition("<!-- end")[0]
     assert written.strip() in output
     assert json.loads(path.read_text())["environment"]["cpu"] in written

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +11,14 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from apps.reproduce.claims import Claim
+from apps.reproduce.marsit.fixed_rates import METHODS as AT_FIXED_RATES
+from apps.reproduce.marsit.fixed_rates import RATES, lost, render
+from apps.reproduce.marsit.fixed_rates import _claim as loses_little
 from apps.reproduce.marsit.job import TIMED, bits_sent, phases, time_phases
 from apps.reproduce.marsit.learning import METHODS, accuracies, budget
 from apps.reproduce.marsit.perceptron import Images, Perceptron, train
 from apps.reproduce.marsit.periods import expected_bits
-from apps.reproduce.marsit.signs import matching
+from apps.reproduce.marsit.signs import compare
 from apps.reproduce.marsit.step_time import (
     PHASES,
     communicating,
@@ -86,17 +90,20 @@ def test_every_method_is_timed_on_a_gradient() -> None:
 def test_all_signs_match_where_the_ranks_agree_and_zeros_do_not_count() -> None:
     one = np.random.default_rng(0).standard_normal((1, 1, 5000)).astype(np.float32)
     one[..., :1000] = 0
-    found = matching(np.repeat(one, 3, axis=1), 3)
-    assert found["Marsit"] == found["majority vote"] == [1.0]
-    assert 0.4 < found["cascading"][0] < 0.6
+    found = compare(np.repeat(one, 3, axis=1), 3)
+    rates = {name: [rate for rate, _ in of_vectors] for name, of_vectors in found.items()}
+    assert rates["Marsit"] == rates["majority vote"] == [1.0]
+    assert 0.4 < rates["cascading"][0] < 0.6
 
 
 def test_of_ranks_that_disagree_the_one_bit_result_is_a_random_ones() -> None:
     rows = np.ones((1, 4, 100_000), np.float32)
     rows[:, 0] = -1
-    found = matching(rows, 4)
-    assert found["Marsit"][0] == pytest.approx(0.75, abs=0.01)
-    assert found["majority vote"] == [1.0]
+    found = compare(rows, 4)
+    (rate, length) = found["Marsit"][0]
+    assert rate == pytest.approx(0.75, abs=0.01)
+    assert length == 2.0  # of steps of 1, where the mean is 0.5
+    assert found["majority vote"] == [(1.0, 2.0)]
 
 
 def ends(**means: float) -> dict[str, list[float]]:
@@ -117,6 +124,25 @@ def test_verdicts_on_accuracy() -> None:
     }  # fmt: skip
     best = accuracies("t", 0, ends(signSGD=85, SSDM=85, EF_signSGD=85, Marsit_100=89), notes)
     assert [claim.holds for claim in best[-3:]] == [False, True, True]  # a point is more than the paper's 0.08
+
+
+def test_fixed_rates_are_held_against_dense_seed_by_seed() -> None:
+    def runs(*accuracy: float) -> list[dict[str, Any]]:
+        return [{"accuracy": one, "epochs": [{"bits_per_element": 1.5}] if one > 0.1 else []} for one in accuracy]
+
+    found = {(*rate, method): runs(0.9, 0.8) for rate in RATES for method in AT_FIXED_RATES}
+    marsit = "Marsit, K = 100"
+    found["momentum", 0.05, marsit] = runs(0.88, 0.8)
+    found["momentum", 0.2, marsit] = runs(0.1, 0.8)
+    assert lost(found, "momentum", 0.05, marsit) == pytest.approx([-2, 0])
+    rows = {line.split(" | ")[0]: line.split(" | ")[1:] for line in render(found).splitlines()}
+    assert rows["| momentum 0.05"][:3] == ["85.00 ± 7.07", "−1.00 ± 1.41", "+0.00 ± 0.00"]
+    assert rows["| target"][1] == "≥ −0.5"
+    assert rows["| bits/element"][1] == "1.50"
+    claim = loses_little(found, marsit, "digits", 2)
+    assert claim.ours == "at 3 of 5 rates; most at momentum 0.2: -40.00"
+    assert not claim.holds
+    assert loses_little(found, "Marsit, K = none", "digits", 2).holds
 
 
 def test_verdict_on_what_is_sent_until_training_is_as_good() -> None:

@@ -1,4 +1,4 @@
-"""What Marsit conserves, what it sends, and what it does with NaN."""
+"""What Marsit conserves, what it sends, and that replicas stay together."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from collectives import Communicator, NonFiniteGradient
-from mpicomp import CascadingSSDM, Dense, Marsit
-from tests.mpi.lanes import TIMEOUT_S
+from collectives import Communicator
+from mpicomp import Marsit
+from tests.mpi.lanes import TIMEOUT_S, same_everywhere
 from tests.reference.statistics import ERROR
 
 N = 5003
@@ -105,71 +105,15 @@ def test_bits_per_element_are_what_the_method_promises(
     assert aggregator.traffic.total.calls == steps
 
 
-METHODS = {
-    "dense": Dense(),
-    "own": Marsit(full_precision_every=None),
-    "paper": Marsit(full_precision_every=None, residual="paper"),
-    "full-precision round": Marsit(full_precision_every=1),
-    "stateless": Marsit(full_precision_every=None, global_step=1.0, compensation=False),
-    "cascading": CascadingSSDM(),
-}
-
-
 @pytest.mark.parametrize("topology", ["auto", "ring"])
-@pytest.mark.parametrize("kind", METHODS)
-def test_a_number_that_is_none_is_told_everywhere_with_its_rank(
-    mpi_comm: MPI.Intracomm, topology: str, kind: str
-) -> None:
+def test_replicas_are_the_same_to_the_bit_after_200_steps(mpi_comm: MPI.Intracomm, topology: str) -> None:
+    n = 9000
     with Communicator(mpi_comm, topology, TIMEOUT_S) as comm:
-        culprits = sorted({comm.size // 2, comm.size - 1})
-        named = "rank" + "s" * (len(culprits) > 1) + " " + ", ".join(map(str, culprits))
-        for vector_id, bad in enumerate((math.nan, math.inf, -math.inf)):
-            aggregator = METHODS[kind].start(comm, N, vector_id=vector_id)
-            aggregator.aggregate(update(comm.rank, 0))
-            u = update(comm.rank, 1)
-            if comm.rank in culprits:
-                u[N - 1 - comm.rank] = bad
-            where = f"vector {vector_id}, step 1, from {named};"
-            with pytest.raises(NonFiniteGradient, match=f"NaN or infinity in {where}") as caught:
-                aggregator.aggregate(u)
-            assert caught.value.ranks == tuple(culprits)
-            assert comm.allreduce(np.ones(1))[0] == comm.size, "the communicator stays usable"
-
-
-def test_a_spoiled_residual_is_refused_until_it_is_restored(mpi_comm: MPI.Intracomm) -> None:
-    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
-        aggregator, twin = (Marsit(full_precision_every=3).start(comm, N) for _ in range(2))
-        for step in range(2):
-            aggregator.aggregate(update(comm.rank, step))
-            twin.aggregate(update(comm.rank, step))
-        state = aggregator.state_dict()
-        with pytest.raises(NonFiniteGradient):
-            aggregator.aggregate(np.full(N, np.nan if comm.rank == 0 else 1, np.float32))
-        with pytest.raises(RuntimeError, match="restore it by load_state_dict"):
-            aggregator.aggregate(update(comm.rank, 2))
-        aggregator.load_state_dict(state)
-        for step in range(2, 5):
-            assert (aggregator.aggregate(update(comm.rank, step)) == twin.aggregate(update(comm.rank, step))).all()
-
-
-@pytest.mark.parametrize("residual", ["own", "paper"])
-@pytest.mark.parametrize("every", [None, 2])
-@pytest.mark.parametrize("topology", ["auto", "ring"])
-def test_skipping_leaves_residuals_alone_on_every_rank(
-    mpi_comm: MPI.Intracomm, topology: str, residual: Any, every: int | None
-) -> None:
-    with Communicator(mpi_comm, topology, TIMEOUT_S) as comm:
-        options = Marsit(full_precision_every=every, residual=residual, nonfinite="skip")
-        aggregator = options.start(comm, N)
-        for step in range(4):
-            aggregator.aggregate(update(comm.rank, step))
-            before = aggregator.state_dict()
-            u = update(comm.rank, step)
-            if comm.rank == comm.size - 1:
-                u[7] = np.nan
-            assert not aggregator.aggregate(u).any()
-            after = aggregator.state_dict()
-            assert aggregator.feedback.skipped == step + 1
-            assert (after["residual"] == before["residual"]).all()
-            assert (after["magnitudes"] == before["magnitudes"]).all()
-            assert after["step"] == before["step"] + 1
+        aggregator = Marsit(full_precision_every=50).start(comm, n)
+        rng = np.random.default_rng(comm.rank)
+        target, model = np.linspace(-1, 1, n, dtype=np.float32), np.zeros(n, np.float32)
+        for _ in range(200):
+            noise = rng.standard_normal(n, np.float32) / 4
+            model -= aggregator.aggregate(np.float32(0.02) * (model - target + noise))
+        assert same_everywhere(comm, model)
+        assert np.abs(model - target).mean() < 0.2, "and it has learnt what it was shown"

@@ -1,0 +1,66 @@
+"""Every method in the forms that differ in what they keep, send or draw: for tests of what all methods promise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpicomp import (
+    ECQSGD,
+    QSGD,
+    SSDM,
+    CascadingSSDM,
+    Dense,
+    DoubleSqueeze,
+    EFSignSGD,
+    LocalTopK,
+    MajorityVote,
+    Marsit,
+    MemSGD,
+    OneBitSGD,
+    RandomK,
+    ScaleCom,
+    TernGrad,
+    TopKSGD,
+    TrueTopK,
+)
+
+METHODS: dict[str, Any] = {
+    "dense": Dense(),
+    "cascading": CascadingSSDM(),
+    "cascading, normalised": CascadingSSDM(normalise=True),
+    "marsit": Marsit(2),
+    "marsit, full precision": Marsit(1),
+    "marsit, never dense": Marsit(None, clip=0.5),
+    "marsit, automatic gamma": Marsit(None, gamma="auto"),
+    "marsit, paper": Marsit(4, residual="paper"),
+    "marsit, paper, never dense": Marsit(None, residual="paper", global_step=0.5),
+    "marsit, no residual": Marsit(7, compensation=False),
+    "marsit, stateless": Marsit(None, compensation=False, global_step=1.0),
+    "marsit, two winners": Marsit(3, winners=2),
+    "majority": MajorityVote(),
+    "ef-signsgd": EFSignSGD(),
+    "ef-signsgd, buckets": EFSignSGD(bucket=300),
+    "ssdm": SSDM(),
+    "ssdm, momentum": SSDM(momentum=0.9, scale="norm", coding="elias"),
+    "qsgd": QSGD(),
+    "qsgd, entropy-coded": QSGD(norm="l2", bucket=100, coding="entropy"),
+    "ecq-sgd": ECQSGD(alpha=0.1),
+    "terngrad": TernGrad(),
+    "terngrad, unclipped": TernGrad(bucket=100, clip=None),
+    "one-bit-sgd": OneBitSGD(),
+    "double-squeeze": DoubleSqueeze(),
+    "double-squeeze, sparse": DoubleSqueeze("random-sparsification:p=0.3"),
+    "mem-sgd": MemSGD("top-k:rate=10"),
+    "mem-sgd, one bit": MemSGD(),
+    "local top-k": LocalTopK(10),
+    "top-k sgd": TopKSGD(10),
+    "scalecom": ScaleCom(10, chunk=70, beta=0.4, warmup_steps=2),
+    "scalecom, exact": ScaleCom(10, exact=True),
+    "random-k": RandomK(10),
+    "true top-k": TrueTopK(10, chunk=30),
+}
+
+
+def must_be_restored(method: Any) -> bool:
+    """Whether an error in the midst of a step spoils what the method keeps, so that it asks for an earlier state."""
+    return isinstance(method, Marsit) and method.compensation

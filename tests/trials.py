@@ -1,0 +1,176 @@
+"""Every method in all its forms, over the topologies on which it is compared with one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from collectives import DoubleTree, HalvingDoubling, Ring, Star, Torus, Tree
+from collectives.schedules.plan import Topology
+from mpicomp import (
+    ECQSGD,
+    QSGD,
+    SSDM,
+    CascadingSSDM,
+    Dense,
+    DoubleSqueeze,
+    EFSignSGD,
+    LocalTopK,
+    MajorityVote,
+    Marsit,
+    MemSGD,
+    OneBitSGD,
+    RandomK,
+    ScaleCom,
+    TernGrad,
+    TopKSGD,
+    TrueTopK,
+)
+from mpicomp.codecs import OneBit, Quantizer, Ternary, TwoMeans
+from tests.exact import Trial, Trials
+from tests.mpi.lanes import topologies
+
+LONG = 9 * 4096 + 11  # every one of 8 ranks has a chunk, and the last block is short
+VOTES = 5 * 4096 + 75
+FLOATS = ("float16", "float64")
+
+
+def over(where: Sequence[Topology | None], *trials: Trial) -> list[tuple[Trial, Topology | None]]:
+    """Return each trial over each of the topologies."""
+    return [(trial, topology) for topology in where for trial in trials]
+
+
+def dense(size: int) -> Trials:
+    """Return the trials of `Dense`, whose sums over every topology are those of the all-reduce."""
+    of_types = (Trial(Dense(), 1000, 2, dtype) for dtype in (*FLOATS, "bfloat16"))
+    return over([Ring()], *(Trial(Dense(), n, 2) for n in (0, 1, 5003)), *of_types)
+
+
+def cascading(size: int) -> Trials:
+    """Return the trials of cascading SSDM."""
+    of_types = (Trial(CascadingSSDM(seed=2), 5003, 2, dtype) for dtype in FLOATS)
+    return over(topologies(size), Trial(CascadingSSDM(), LONG, 2)) + over([Ring()], *of_types)
+
+
+def marsit(size: int) -> Trials:
+    """Return the trials of Marsit."""
+    own, paper = Marsit(3), Marsit(3, residual="paper", seed=-1)
+    never_dense = (
+        Marsit(None, gamma="auto", clip=0.5, seed=7),
+        Marsit(None, residual="paper", global_step=0.3),
+        Marsit(None, global_step=0.5, compensation=False),
+    )
+    lengths = (64, 4096 + 128, LONG - 64 - 4096 - 128)
+    of_types = [Trial(own, 5003, 4, dtype) for dtype in (*FLOATS, "bfloat16")] + [Trial(paper, 5003, 4, "float16")]
+    return [
+        *over(topologies(size), Trial(own, LONG, 4)),
+        *over([Ring(), DoubleTree()], Trial(paper, LONG, 4)),
+        *over([Torus()], *(Trial(one, LONG, 4) for one in never_dense)),
+        *over([None], Trial(never_dense[0], 1, 4), *(Trial(one, 5003, 4) for one in never_dense)),
+        *over([Ring()], *of_types, *(Trial(one, LONG, 4, lengths=lengths) for one in (own, paper))),
+    ]
+
+
+def votes(options: Any, where: Sequence[Topology], short: int, *types: str, lengths: bool = False) -> Trials:
+    """Return the trials of a method whose counts are exact, and so the same over every topology."""
+    segments = (65, 4096 + 1, 1, VOTES - 128 - 4096 - 64 - 64)
+    trials = [Trial(options, VOTES, 4, dtype) for dtype in types]
+    trials += [Trial(options, VOTES, 4, lengths=segments)] if lengths else []
+    return [
+        *over(where, Trial(options, VOTES, 4)),
+        *over([HalvingDoubling()], *trials),
+        *over([None], Trial(options, short, 4)),
+    ]
+
+
+def coded(*methods: Any) -> Callable[[int], Trials]:
+    """Return what makes the trials of a method whose reference is slow: short vectors, and few with other floats."""
+
+    def trials(size: int) -> Trials:
+        first = methods[0]
+        others = (Trial(first, 2003, 2, dtype) for dtype in (*FLOATS, "bfloat16"))
+        shorts = (Trial(first, n, 2) for n in (0, 1))
+        return over([Ring()], *(Trial(one, 900, 5) for one in methods), *others, *shorts)
+
+    return trials
+
+
+def shared(*methods: ScaleCom | RandomK | TrueTopK, every_topology: bool = False) -> Callable[[int], Trials]:
+    """Return what makes the trials of a method whose ranks send the same elements."""
+
+    def trials(size: int) -> Trials:
+        n, first = 3001, methods[0]
+        # as many steps as there are leaders, and one more
+        steps = max(6, size + 1)
+        found = over(
+            [Ring()], *(Trial(one, n, steps) for one in methods), *(Trial(first, few, 3) for few in (0, 1, 99))
+        )
+        found += over(
+            [DoubleTree()],
+            Trial(first, n, steps),
+            *(Trial(one, n, 4, dtype) for one in methods[:2] for dtype in FLOATS),
+        )
+        return found + over(topologies(size) if every_topology else [], Trial(first, n, 4))
+
+    return trials
+
+
+def rates(size: int) -> Trials:
+    """Return the trials of ScaleCom with a rate for each tensor."""
+    lengths = (1024, 64, 3001 - 1024 - 64)
+    made = (ScaleCom(rates=(25, 1, 400)), ScaleCom(rates=(25, 50, 5), chunk=200))
+    return over([Ring()], *(Trial(one, 3001, 3, lengths=lengths, vector_id=0) for one in made))
+
+
+# By name: called with the number of ranks, each gives trials with their topologies, None for "auto".
+TRIALS: dict[str, Callable[[int], Trials]] = {
+    "dense": dense,
+    "cascading-ssdm": cascading,
+    "marsit": marsit,
+    "majority-vote": lambda size: votes(MajorityVote(seed=3), [*topologies(size)], 3, "float16"),
+    "ef-signsgd": lambda size: votes(EFSignSGD(), [Ring(), Torus(), DoubleTree()], 1, *FLOATS, lengths=True),
+    "ef-signsgd, buckets": lambda size: votes(EFSignSGD(1000), [Ring(), Torus()], 700, *FLOATS, lengths=True),
+    "ef-signsgd, short and long buckets": lambda size: (
+        votes(EFSignSGD(7), [], 700) + votes(EFSignSGD(9000), [Tree()], 700)
+    ),
+    "ssdm": lambda size: votes(SSDM(seed=3), [Torus()], 65),
+    "ssdm, norm and momentum": lambda size: votes(
+        SSDM(seed=3, momentum=0.9, scale="norm"), [HalvingDoubling()], 700, "float64", lengths=True
+    ),
+    "ssdm, elias": lambda size: votes(SSDM(seed=3, scale="norm", coding="elias"), [Ring(), DoubleTree(), Star()], 65),
+    "qsgd": coded(QSGD(), QSGD(levels=4, bucket=100)),
+    "ecq-sgd": coded(
+        ECQSGD(alpha=0.3, bucket=512),
+        ECQSGD(alpha=0.3, beta=0.9, bucket=4096),
+        ECQSGD(alpha=0.3, bucket=1000, levels=1, coding="fixed"),
+    ),
+    "terngrad": coded(TernGrad(bucket=500), TernGrad(bucket=1000), TernGrad(bucket=50, clip=None, seed=4)),
+    "one-bit-sgd": coded(OneBitSGD(), OneBitSGD(bucket=512)),
+    "double-squeeze": coded(
+        DoubleSqueeze(),
+        DoubleSqueeze(OneBit(64, "l1")),
+        DoubleSqueeze(Quantizer(500, 2, "l2"), seed=3),
+        DoubleSqueeze("quantize:coding=entropy,bucket=640"),
+        DoubleSqueeze("clip:bits=11"),
+        DoubleSqueeze("top-k:rate=10"),
+        DoubleSqueeze("random-sparsification:p=0.9", seed=5),
+    ),
+    "mem-sgd": coded(
+        MemSGD(TwoMeans(512)),
+        MemSGD(OneBit(512)),
+        MemSGD(Ternary(256)),
+        MemSGD("random-sparsification:p=0.75"),
+    ),
+    "local-top-k": coded(LocalTopK(50), LocalTopK(10)),
+    "top-k-sgd": coded(TopKSGD(50), TopKSGD(7)),
+    "scalecom": shared(
+        ScaleCom(rate=10, chunk=70, warmup_steps=2),
+        ScaleCom(rate=25, beta=0.3),
+        ScaleCom(rate=10),
+        ScaleCom(rate=50, exact=True),
+        every_topology=True,
+    ),
+    "scalecom, rates": rates,
+    "random-k": shared(RandomK(rate=7, seed=5), RandomK(rate=20, beta=0.5, warmup_steps=1)),
+    "true-top-k": shared(TrueTopK(rate=10, chunk=40), TrueTopK(rate=30, exact=True, beta=0.7)),
+}
