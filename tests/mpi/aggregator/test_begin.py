@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 import mpicomp
 from collectives import Communicator, CommunicatorClosed
 from mpicomp import ALGORITHMS, DoubleSqueeze, Marsit, algorithm
-from tests.mpi.lanes import TIMEOUT_S, same_everywhere, same_text_on
+from tests.mpi.lanes import TIMEOUT_S, every_size, same_everywhere, same_text_on
 
 LENGTHS = (6001, 0, 65, 20_000)
 STEPS = 3
@@ -39,6 +39,7 @@ def states(aggregators: list[mpicomp.Aggregator]) -> list[dict[str, Any]]:
     ]
 
 
+@every_size
 @pytest.mark.parametrize("topology", ["ring", "auto"])
 @pytest.mark.parametrize("name", FORMS)
 def test_calls_in_flight_give_the_bits_of_calls_one_after_the_other(

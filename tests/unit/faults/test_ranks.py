@@ -42,7 +42,8 @@ def test_a_stopped_rank_is_noticed_by_all_others_and_the_job_ends(jobs: Jobs) ->
     for rank in (0, 2):
         assert re.match(
             rf"rank {rank} of 3: not all ranks have come to call 3, allreduce\(sum\) of float32\[1000\].* "
-            r"\(look for one that stopped or took another branch\) after [\d.]+ s(, and another rank has given up)?; no answer from rank 1$",
+            r"\(look for one that stopped or took another branch\) after [\d.]+ s"
+            r"(, and another rank has given up)?; no answer from rank 1$",
             job.told(f"error-{rank}"),
         )
     assert re.search(r"rank [02] of 3: ending the job", output), output
