@@ -22,7 +22,9 @@ class JobError(Exception):
 
 @contextmanager
 def raise_on_all_ranks(comm: Communicator) -> Iterator[None]:
-    """Run a block without collectives; if it fails on any rank, raise JobError on all; collective.
+    """Run a block; if it fails on any rank, raise JobError on all; collective.
+
+    Collectives in the block must fail on all ranks or on none.
 
     OSError, ValueError and MemoryError become JobErrors. The message is that of the lowest rank that failed.
     """

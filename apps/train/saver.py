@@ -78,12 +78,15 @@ def resume(options: argparse.Namespace, comm: Communicator, training: Training) 
         if differing:
             changes = ", ".join(f"{key} was {shown(before.get(key))} and is {shown(now.get(key))}" for key in differing)
             raise ValueError(f"{found.path} belongs to a run with other options: {changes}; use the same")
-        try:
-            training.load_state_dict(found.model, found.state)
-        except Exception as error:  # a state of another program may have any form
-            raise ValueError(
-                f"{found.path} holds no state of this run ({error!r}); remove the folder to resume from an earlier one"
-            ) from error
+    for part in training.restoring(found.model, found.state):
+        with raise_on_all_ranks(comm):
+            try:
+                part()
+            except Exception as error:  # a state of another program may have any form
+                raise ValueError(
+                    f"{found.path} holds no state of this run ({error!r}); remove the folder to resume from an earlier "
+                    "one"
+                ) from error
     return found.path
 
 

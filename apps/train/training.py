@@ -6,7 +6,8 @@ import argparse
 import hashlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -204,16 +205,27 @@ class Training:
             "torch_random": torch.get_rng_state(),
         }
 
-    @torch.no_grad()
     def load_state_dict(self, model: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Restore the model and what `state_dict` returned."""
+        """Restore the model and what `state_dict` returned; collective."""
+        for part in self.restoring(model, state):
+            part()
+
+    def restoring(self, model: dict[str, Tensor], state: dict[str, Any]) -> Iterator[Callable[[], None]]:
+        """What `load_state_dict` does: a part without collectives, which may fail on one rank, and then the optimizer.
+
+        The optimizer's part is collective, and raises on all ranks or on none.
+        """
+        yield partial(self._load_own, model, state)
+        yield lambda: self.optimizer.load_state_dict(state["optimizer"])
+
+    @torch.no_grad()
+    def _load_own(self, model: dict[str, Tensor], state: dict[str, Any]) -> None:
         fields(state, epoch=int, step=int, best_accuracy=float, buffers=dict, optimizer=dict, meter=dict)
         self.model.load_state_dict(model)
         for name, buffer in self.model.named_buffers():
             buffer.copy_(state["buffers"][name])
         self.epoch, self.step, self.best_accuracy = state["epoch"], state["step"], state["best_accuracy"]
         self._loss_sum.copy_(state["loss_sum"])
-        self.optimizer.load_state_dict(state["optimizer"])
         self.meter.load_state_dict(state["meter"])
         torch.set_rng_state(state["torch_random"])
 
