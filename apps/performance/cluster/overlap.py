@@ -18,15 +18,15 @@ from apps.environment import environment
 from apps.performance.cluster.prepared import ONE_BIT
 from apps.performance.cluster.vectors import filled
 from collectives import Communicator, Traffic
-from collectives.execution.payload import Cache
-from collectives.execution.program import Message, Program
+from collectives.execution.handle import Call
+from collectives.execution.program import Message
+from collectives.execution.requests import Cache
 from collectives.progress.polling import rest_by
-from mpicomp.algorithms.marsit import STREAMING_ELEMENTS
 from mpicomp.cli.timing import alternate, elapsed_and_processor, gather
-from mpicomp.codecs.sign import Sign
+from mpicomp.codecs.sign_residual import STREAMING_ELEMENTS
 from mpicomp.kernels.cpu.sign import pack, unpack
 from mpicomp.kernels.streams import Stream
-from mpicomp.reducers.sign_merge import SignPayload, one_bit_exchange
+from mpicomp.reducers.sign_merge import SignMerge, SignPayload
 
 NAP_S = 1e-4
 
@@ -40,16 +40,16 @@ class EmptyPayload:
     """A payload of the same messages with nothing to compute. Parameters: the one whose buffers it sends."""
 
     def __init__(self, real: SignPayload) -> None:
-        self.slots, self.brief = real.slots, real.brief
+        self.receive_buffers, self.brief = real.receive_buffers, real.brief
         self.outgoing, self.incoming, self.replacing = real.outgoing, real.incoming, real.replacing
 
     def encode(self, piece: int) -> None:
         """Nothing."""
 
-    def prepare(self, message: Message, slot: int) -> None:
+    def prepare(self, message: Message, buffer: int) -> None:
         """Nothing."""
 
-    def merge(self, message: Message, slot: int) -> None:
+    def merge(self, message: Message, buffer: int) -> None:
         """Nothing."""
 
     def finish(self, piece: int) -> None:
@@ -69,14 +69,9 @@ class Kernels:
         self._x, self._out = x, out.view(np.uint32)
         self._streaming = x.size >= STREAMING_ELEMENTS and out.ctypes.data % 32 == 0
         self._ends = np.array([1, -1], np.float32).view(np.uint32)
-        stream, codec = Stream(0, 0, "merge"), Sign()
-        # the cut is the real one; cutting again into its longest piece gives the same
-        cut = one_bit_exchange(comm, x.size, stream, comm.fixed_tag(), 0, self.encode, self.finish).pieces
-        longest = -(-max(map(len, cut)) // codec.alignment) * codec.alignment
-        self.program: Program = comm.program(comm.select(codec.nbytes(x.size)), x.size, codec.alignment, longest)
-        if list(self.program.pieces) != list(cut):
-            raise RuntimeError(f"rank {comm.rank}: the program has other pieces than the method; adapt this benchmark")
-        self.payload = SignPayload(self.program, stream, comm.rank, self.encode, self.finish)
+        reducer = SignMerge(comm, x.size, Stream(0, 0, "merge"), 0)  # what the method itself runs
+        self.program, self.payload = reducer.program, reducer.payload
+        self.payload.begin(0, self)
 
     def encode(self, piece: int) -> None:
         """Signs of a piece to bits."""
@@ -89,6 +84,9 @@ class Kernels:
         cut = self.program.pieces[piece]
         bits = self.payload.bits[cut.start // 64 : -(-cut.stop // 64)]
         unpack(bits, self._ends[0], self._ends[1], self._streaming, self._out[cut.start : cut.stop])
+
+    def encoded(self) -> None:
+        """Nothing."""
 
     def __call__(self) -> None:
         """All of it, with nothing sent."""
@@ -116,8 +114,13 @@ def measure_overlap(comm: Communicator, n: int, repeats: int) -> dict[str, Any]:
     kernels, tag = Kernels(comm, x, out), comm.fixed_tag()
     empty, requests = EmptyPayload(kernels.payload), Cache()
     aggregator = ONE_BIT.start(comm, n)
+
+    def wire() -> None:
+        call = Call(comm, lambda: "the wire alone")
+        comm.run(call, comm.execute(call, kernels.program, empty, tag, Traffic(), None, requests))
+
     calls: dict[str, Callable[[], object]] = {
-        "wire": lambda: comm.execute(kernels.program, empty, tag, Traffic(), None, requests),
+        "wire": wire,
         "compute": kernels,
         "both": lambda: aggregator.aggregate(x, out),
     }
