@@ -49,7 +49,7 @@ class MajorityVote(Algorithm):
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Votes are counted, the majority's signs go round."""
         model = self.message_model(spec.n, spec.dtype, comm.size, comm.packed_piece_bytes())
-        reducer = VoteCount(comm, spec.n, model)
+        reducer = VoteCount(comm, spec.n, model, Counts().bind(spec.device))
         stream = Stream(self.seed, spec.vector_id, "tie")
         codec = MajorityCodec(
             reducer.program.pieces, spec.dtype, comm.size, stream, reducer.payload.counts, spec.device
@@ -69,6 +69,7 @@ class MajorityRounds:
 
     def __init__(self, comm: Communicator, codec: MajorityCodec, reducer: VoteCount) -> None:
         self._alone, self._codec, self._reducer = comm.size == 1, codec, reducer
+        self.encode, self.finish = codec.encode, codec.finish  # see `SignFeedback`
         self._side_channel = SideChannel(comm, 1)
 
     def prepare(self, step: int) -> None:
@@ -93,14 +94,6 @@ class MajorityRounds:
         bad = bad_ranks(channel.everyones[:, 0] != 0)
         if bad:
             raise call.non_finite(bad)
-
-    def encode(self, piece: int) -> None:
-        """See `SignFeedback`."""
-        self._codec.encode(piece)
-
-    def finish(self, piece: int) -> None:
-        """See `SignFeedback`."""
-        self._codec.finish(piece)
 
     def encoded(self) -> None:
         """Tell the others whether this rank's vector is finite, while counts are still travelling."""

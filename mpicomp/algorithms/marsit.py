@@ -33,6 +33,7 @@ from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.periodic import FullPrecisionRounds
 from mpicomp.codecs.options import choice, flag, integer, number
 from mpicomp.codecs.scale_groups import padded_lengths
+from mpicomp.codecs.shared_selection import SharedSelection
 from mpicomp.codecs.sign import Sign
 from mpicomp.codecs.sign_residual import GAMMA, SignResidual, SignRule
 from mpicomp.kernels.streams import Stream
@@ -121,11 +122,13 @@ class Marsit(Algorithm):
         feedback = SignResidual(rule, spec.n, spec.dtype, comm.size, lengths, padded, spec.device)
         reports = 1 + lengths.size
         if self.winners is None:
-            reducer = sign_reducer(comm, spec.n, Stream(self.seed, spec.vector_id, "merge"), reports)
+            sign = Sign().bind(spec.device, Stream(self.seed, spec.vector_id, "merge"))
+            reducer = sign_reducer(comm, spec.n, sign, reports)
             feedback.lay_out(reducer.pieces, reducer.bits)
         else:
             stream = Stream(self.seed, spec.vector_id, "selection")
-            reducer = SelectionGather(comm, spec.n, stream, reports, self.winners)
+            selection = SharedSelection(comm.size, self.winners).bind(spec.device, stream)
+            reducer = SelectionGather(comm, spec.n, selection, reports)
             feedback.lay_out(reducer.pieces, reducer.bits, reducer.second)
         return Parts(feedback, Sign(), MarsitRounds(self, comm, feedback, reducer))
 
@@ -142,6 +145,7 @@ class MarsitRounds:
     def __init__(self, options: Marsit, comm: Communicator, feedback: SignResidual, reducer: OneBitReducer) -> None:
         self._options, self._rank = options, comm.rank
         self.feedback, self.reducer = feedback, reducer
+        self.encode, self.finish = feedback.encode, feedback.finish  # see `SignFeedback`
         self._flag = SideChannel(comm, 0, tail_bytes=1) if options.nonfinite == "skip" else None
         self._warned = False
         self._full_precision = FullPrecisionRounds(options.full_precision_every)
@@ -201,14 +205,6 @@ class MarsitRounds:
             raise call.non_finite(())
 
     # What the ranks tell each other beside the bits ------------------------------------------------------------------
-
-    def encode(self, piece: int) -> None:
-        """See `SignFeedback`."""
-        self.feedback.encode(piece)
-
-    def finish(self, piece: int) -> None:
-        """See `SignFeedback`."""
-        self.feedback.finish(piece)
 
     def encoded(self) -> None:
         """See `SignFeedback`: all of this rank's sums are there."""

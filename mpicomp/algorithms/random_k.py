@@ -49,7 +49,7 @@ class RandomK(SharedIndices):
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Memory x places that all ranks draw alike x a dense mean of few values."""
         memory = make_memory(self, comm, spec, (self.rate,), None)
-        places = DrawnPlaces(memory.parts, Stream(self.seed, spec.vector_id, "indices"))
+        places = DrawnPlaces(memory, Stream(self.seed, spec.vector_id, "indices"))
         return Parts(memory, None, SharedIndicesMean(self, comm, spec, memory, places))
 
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:

@@ -85,7 +85,7 @@ class ScaleCom(SharedIndices):
         return self.rates is not None
 
     def rates_of(self, vector_id: int) -> tuple[int, ...]:
-        """Of a vector's tensor_lengths; a single one is the whole vector's."""
+        """The rate of each tensor of a vector; a single rate holds for the whole vector."""
         if self.rates is None:
             return (self.rate,)
         if isinstance(self.rates[0], int):
@@ -97,7 +97,7 @@ class ScaleCom(SharedIndices):
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Memory x the leader's places x a dense mean of few values."""
         memory = make_memory(self, comm, spec, self.rates_of(spec.vector_id), self.chunk, self.exact)
-        choice = LeaderChoice(comm, memory.parts, spec.compute)
+        choice = LeaderChoice(comm, memory)
         return Parts(memory, None, SharedIndicesMean(self, comm, spec, memory, choice))
 
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:

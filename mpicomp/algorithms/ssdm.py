@@ -78,7 +78,9 @@ class SSDM(Algorithm):
         """Stochastic signs are counted; norms travel before."""
         model = self.message_model(spec.n, spec.dtype, comm.size, comm.packed_piece_bytes())
         elias = self.coding == "elias"
-        reducer = VoteCount(comm, spec.n, model, EliasPayload if elias else None, persistent=not elias)
+        reducer = VoteCount(
+            comm, spec.n, model, Counts().bind(spec.device), EliasPayload if elias else None, persistent=not elias
+        )
         groups, stream = (
             ScaleGroups.of(spec.tensor_lengths, spec.n),
             Stream(self.seed, spec.vector_id, "stochastic sign"),

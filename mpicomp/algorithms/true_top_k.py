@@ -50,7 +50,7 @@ class TrueTopK(SharedIndices):
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Memory x places of the exact mean x a dense mean of few values."""
         memory = make_memory(self, comm, spec, (self.rate,), self.chunk, self.exact)
-        choice = TrueChoice(memory.parts, spec.n, spec.compute)
+        choice = TrueChoice(memory)
         return Parts(memory, None, SharedIndicesMean(self, comm, spec, memory, choice))
 
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:

@@ -62,18 +62,18 @@ class Part:
 
 
 def lay_out(lengths: Sequence[int], rates: Sequence[int], chunk: int | None, exact: bool = False) -> tuple[Part, ...]:
-    """Cut tensor_lengths into parts.
+    """Cut a vector's tensors into parts.
 
     Parameters
     ----------
     lengths : sequence of int
-        Elements of each segment; they follow each other.
+        Elements of each tensor; the tensors follow each other.
     rates : sequence of int
-        Of each.
+        The rate of each tensor.
     chunk : int, optional
-        None: of each segment its rate.
+        None: each tensor's chunks are as long as its rate.
     exact : bool
-        A segment is one chunk, whatever its length.
+        A tensor is one chunk, whatever its length.
     """
     parts: list[Part] = []
     start = first = 0
@@ -109,7 +109,7 @@ class Memory:
     residual : ndarray[n]
     parts : tuple of Part
     places : int64[k]
-        Elements that the last step but dense ones sent.
+        Indices that the last sparse step sent.
     values : ndarray[k]
         Of this rank at these places.
     means : ndarray[k]
@@ -133,7 +133,8 @@ class Memory:
         self.parts = parts
         count = parts[-1].last if parts else 0
         kind = compute.type
-        self.residual = np.zeros(n, compute)
+        self.residual, self._next = np.zeros(n, compute), np.zeros(n, compute)
+        self._renewed = False
         self.places = np.zeros(count, np.int64)
         whole = float(beta) == 1.0
         self._past: Any = None if whole else kind(1 - beta)
@@ -147,20 +148,46 @@ class Memory:
     def check_ready(self) -> None:
         """See `Feedback`: always ready."""
 
+    def is_finite(self, part: Part, vector: NDArray[Any]) -> bool:
+        """Whether vector + residual is finite in a part."""
+        return bool(self._kernels.finite_sum(vector[part.elements], self.residual[part.elements]))
+
+    def place(self, part: Part, indices: NDArray[np.uint32]) -> None:
+        """Set the places of a part to these indices within its blocks."""
+        places = self.places[part.values]
+        self._kernels.expand(indices, part.chunk, part.keep, part.start, part.stop, places)
+
+    def draw_places(self, part: Part, schedule: NDArray[np.uint64], step: np.uint64, source: np.uint64) -> None:
+        """Draw the places of a part, one of each block."""
+        places = self.places[part.values]
+        self._kernels.draw_strata(schedule, part.first, step, source, part.chunk, part.start, part.stop, places)
+
     def pick(self, vector: NDArray[Any]) -> bool:
         """Take the values at the places; whether all of them are within the limit."""
         picked = vector, self.residual, self.places, self._limit, self._past, self.values, self._kept
         return bool(self._kernels.pick(*picked))
 
     def renew(self, vector: NDArray[Any]) -> Iterator[None]:
-        """Make the residual of the next step, part by part."""
+        """Make the residual of the next step, part by part; `commit` puts it into force."""
         for part in self.parts:
             some = part.elements
             kept_values = None if self._kept is None else self._kept[part.values]
             among = self.places[part.values]
-            residual = self.residual[some]
-            self._kernels.remember(vector[some], residual, self._past, self._gain, part.start, among, kept_values)
+            scales = self._past, self._gain
+            self._kernels.remember(
+                vector[some], self.residual[some], *scales, part.start, among, kept_values, self._next[some]
+            )
             yield
+        self._renewed = True
+
+    def commit(self) -> None:
+        """Go over to the residual that `renew` has made, if it was called."""
+        if self._renewed:
+            self.residual, self._next, self._renewed = self._next, self.residual, False
+
+    def roll_back(self) -> None:
+        """Keep the residual of before."""
+        self._renewed = False
 
     def scatter(self, out: NDArray[Any]) -> None:
         """Write the means to their places."""

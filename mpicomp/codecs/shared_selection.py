@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mpicomp import kernels
 from mpicomp.codecs.options import integer
 from mpicomp.kernels.streams import BLOCK, GROUP, TILE, Stream, bernoulli_table, source
 
@@ -67,9 +68,9 @@ class SharedSelection:
         """Of one rank's payload: n / (8 M) bytes per vote, rounded up to whole words."""
         return 8 * self.votes * self.words(n)
 
-    def bind(self, device_kernels: SimpleNamespace, stream: Stream) -> Selection:
-        """The selection, with working memory of its own; all ranks give the same stream."""
-        return Selection(self, device_kernels, stream)
+    def bind(self, device: str, stream: Stream) -> Selection:
+        """The selection on a device, with working memory of its own; all ranks give the same stream."""
+        return Selection(self, kernels.of(device), stream)
 
 
 class Winners(NamedTuple):

@@ -97,9 +97,9 @@ class Sign:
         """Eight bytes per 64 elements, whatever the weight."""
         return 8 * -(-n // 64)
 
-    def bind(self, device_kernels: SimpleNamespace, stream: Stream) -> SignMerger:
-        """The merge, with working memory of its own."""
-        return SignMerger(device_kernels, stream)
+    def bind(self, device: str, stream: Stream) -> SignMerger:
+        """The merge on a device, with working memory of its own."""
+        return SignMerger(kernels.of(device), stream)
 
     def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
         """Zeros alternate with the parity of step + index, as there is no residual to correct them.
@@ -131,7 +131,7 @@ class Sign:
         check_size(self, held, n, held_weight)
         check_size(self, incoming, n, incoming_weight)
         words = np.empty(8 * -(-n // GROUP), np.uint64)
-        bound = self.bind(kernels.of("cpu"), draw.stream)
+        bound = self.bind("cpu", draw.stream)
         bound.draw(draw.offset, draw.step, draw.source, (incoming_weight, held_weight), words)
         bound.merge(words[: held.size // 8], incoming.view(np.uint64), held.view(np.uint64))
 

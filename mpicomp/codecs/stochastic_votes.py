@@ -25,6 +25,10 @@ class _Part:
         self.elements, self.group, self.sums, self.bits = elements, group, sums, bits
 
 
+def _part_of(vector: NDArray[Any] | None, part: _Part) -> NDArray[Any] | None:
+    return None if vector is None else vector[part.elements]
+
+
 class StochasticVotes:
     """Momentum and norms of one vector.
 
@@ -68,6 +72,7 @@ class StochasticVotes:
         self._votes = ScaledVotes(groups, pieces, dtype, ranks)
         kind = self._votes.factors.dtype.type
         self.momentum = np.zeros(self._votes.n, kind) if momentum else None
+        self._moved = None if self.momentum is None else self.momentum.copy()  # the momentum that a step makes
         self._beta, self._gain = kind(momentum), kind(1 - momentum)
         self._schedule, self._source = stream.schedule(), source(rank)
         self._norms = np.zeros(self._votes.factors.size)  # N of each group
@@ -101,12 +106,16 @@ class StochasticVotes:
         self._values = self._nothing
         self._votes.end()
 
-    commit = end
+    def commit(self) -> None:
+        """Go over to the momentum of the step that has ended."""
+        if self._values.size:
+            self.momentum, self._moved = self._moved, self.momentum
+        self.end()
 
     def measure(self, norms: NDArray[np.float64]) -> None:
         """Fill in this rank's norms, momentum included."""
         for part in chain.from_iterable(self._parts):
-            values, momentum = self._values[part.elements], self._momentum_of(part)
+            values, momentum = self._values[part.elements], _part_of(self.momentum, part)
             self._kernels.ssdm.squares(values, momentum, self._beta, self._gain, part.sums)
         finite = self._kernels.vote_counts.segment_totals(self._votes.sums, self.groups.firsts, norms)
         kind = self._votes.factors.dtype
@@ -141,16 +150,13 @@ class StochasticVotes:
         for part in self._parts[piece]:
             self._kernels.ssdm.stochastic_signs(
                 self._schedule, np.uint64(part.elements.start), self._step, self._source,
-                self._values[part.elements], self._momentum_of(part), self._beta, self._gain,
-                self._norms[part.group], part.bits,
+                self._values[part.elements], _part_of(self.momentum, part), _part_of(self._moved, part),
+                self._beta, self._gain, self._norms[part.group], part.bits,
             )  # fmt: skip
 
     def finish(self, piece: int, counts: NDArray[np.uint64], words: int) -> None:
         """Write the values of a piece's complete counts."""
         self._votes.finish(piece, counts, words)
-
-    def _momentum_of(self, part: _Part) -> NDArray[Any] | None:
-        return None if self.momentum is None else self.momentum[part.elements]
 
     def state(self) -> dict[str, NDArray[Any]]:
         """The momentum; a copy."""

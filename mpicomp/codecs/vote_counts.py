@@ -10,6 +10,7 @@ its packed signs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -22,6 +23,7 @@ from mpicomp.codecs.base import Bytes, Draw, check_size
 from mpicomp.codecs.sign import RandomBits, Sign
 from mpicomp.kernels.streams import BLOCK, GROUP, source
 
+AddCounts = Callable[[NDArray[np.uint64], int, NDArray[np.uint64], int, int, int], None]
 COMMON = source(0)
 """Where coins come from that all ranks draw alike."""
 
@@ -73,6 +75,15 @@ class Counts:
         """Eight bytes per 64 elements and bit of a count."""
         return 8 * -(-n // 64) * planes_of(weight)
 
+    def bind(self, device: str) -> AddCounts:
+        """The merge on a device: adds counts, of so many planes, to counts that are held.
+
+        Its arguments: the incoming counts and their planes, the held counts and their planes, the planes of the sum,
+        and the words of a plane.
+        """
+        add_counts: AddCounts = kernels.of(device).vote_counts.add_counts
+        return add_counts
+
     def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
         """Write one rank's counts, 0 or 1. Zeros alternate with the parity of step + index.
 
@@ -96,7 +107,7 @@ class Counts:
         weight = held_weight + incoming_weight
         check_size(self, held, n, weight)
         check_size(self, incoming, n, incoming_weight)
-        kernels.of("cpu").vote_counts.add_counts(
+        self.bind("cpu")(
             incoming.view(np.uint64), planes_of(incoming_weight), held.view(np.uint64), planes_of(held_weight),
             planes_of(weight), -(-n // 64),
         )  # fmt: skip

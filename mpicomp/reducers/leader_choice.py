@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
-from numpy.typing import NDArray
 
 from collectives import Communicator
 from collectives.communicator import LATENCY_BYTES
 from collectives.schedules.broadcast import Broadcast
-from mpicomp import kernels
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.codecs.memory import Part
+from mpicomp.codecs.memory import Memory
 from mpicomp.codecs.top_k import Selector, pack_indices, unpack_indices
 from mpicomp.reducers.shared_indices import BRIEF_ELEMENTS
 
@@ -28,10 +26,10 @@ class LeaderChoice:
 
     receive_buffers = 0
 
-    def __init__(self, comm: Communicator, parts: Sequence[Part], dtype: np.dtype[Any]) -> None:
-        self._comm, self._parts, self._tag = comm, parts, comm.fixed_tag()
+    def __init__(self, comm: Communicator, memory: Memory) -> None:
+        parts, dtype = memory.parts, memory.residual.dtype
+        self._comm, self._memory, self._parts, self._tag = comm, memory, parts, comm.fixed_tag()
         self.brief = not parts or parts[-1].stop <= BRIEF_ELEMENTS
-        self._kernels = kernels.of("cpu").sparse
         shapes = [(part.bits, -(-(part.last - part.first) // 64)) for part in parts]
         self._planes = [np.zeros(shape, np.uint64) for shape in shapes]
         self._messages = [[planes, planes.nbytes, MPI.BYTE] for planes in self._planes]
@@ -39,21 +37,18 @@ class LeaderChoice:
         self._selectors = {(part.chunk, part.keep): Selector(part.chunk, part.keep, dtype) for part in parts}
         most = max((part.last - part.first for part in parts), default=0)
         self._indices, self._found = np.empty(most, np.uint32), np.empty(most, dtype)
-        self._nothing = self._found[:0]
-        self._no_places = np.empty(0, np.int64)
-        self._values = self._residual = self._nothing
-        self._places = self._no_places
+        self._values = self._nothing = self._found[:0]
         self._leads = False
         self.finite = True
 
-    def choose(self, call: VectorCall, residual: NDArray[Any], places: NDArray[np.int64]) -> Iterator[bool]:
+    def choose(self, call: VectorCall) -> Iterator[bool]:
         """See `Chooser`."""
         self.finite = True
         if not self._parts:
             return
         comm = self._comm
         leader = call.step % comm.size
-        self._values, self._residual, self._places = call.values, residual, places
+        self._values = call.values
         self._leads = comm.rank == leader
         count = len(self._parts)
         way = Broadcast(leader, count, chain=self._bytes >= LATENCY_BYTES)
@@ -61,22 +56,21 @@ class LeaderChoice:
 
     def end(self) -> None:
         """See `Chooser`."""
-        self._values = self._residual = self._nothing
-        self._places = self._no_places
+        self._values = self._nothing
 
     def encode(self, piece: int) -> None:
         """See `Payload`: the leader looks for places, the others whether their own numbers are finite."""
         part = self._parts[piece]
-        values, residual = self._values[part.elements], self._residual[part.elements]
         if not self._leads:
-            self.finite &= bool(self._kernels.finite_sum(values, residual))
+            self.finite &= self._memory.is_finite(part, self._values)
             return
         count = part.last - part.first
         indices = self._indices[:count]
         select = self._selectors[part.chunk, part.keep]
+        values, residual = self._values[part.elements], self._memory.residual[part.elements]
         self.finite &= select(values, residual, indices, self._found[:count])
         pack_indices(indices, self._planes[piece])
-        self._expand(part, indices)
+        self._memory.place(part, indices)
 
     def finish(self, piece: int) -> None:
         """See `Payload`."""
@@ -84,10 +78,7 @@ class LeaderChoice:
             part = self._parts[piece]
             indices = self._indices[: part.last - part.first]
             unpack_indices(self._planes[piece], indices)
-            self._expand(part, indices)
-
-    def _expand(self, part: Part, indices: NDArray[np.uint32]) -> None:
-        self._kernels.expand(indices, part.chunk, part.keep, part.start, part.stop, self._places[part.values])
+            self._memory.place(part, indices)
 
     def outgoing(self, piece: int, weight: int) -> Any:
         """See `Payload`."""

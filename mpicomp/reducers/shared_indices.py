@@ -6,8 +6,8 @@
 
 m is the residual ("memory", `mpicomp.codecs.memory`), g this rank's vector. I is the method's: a `Chooser` finds it.
 
-Nothing is changed before all ranks are known to hold finite numbers, and their mean to be finite. The residual is made
-and the result filled with zeros while the values travel.
+The next residual is made and the result filled with zeros while the values travel. The next residual is put into force
+when the step has ended well.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collectives import Communicator
 from collectives.memory import SIXTEEN_BIT
@@ -44,8 +43,8 @@ class Chooser(Protocol):
     finite: bool
     """Whether all of this rank's values + residual was finite at the last choice."""
 
-    def choose(self, call: VectorCall, residual: NDArray[Any], places: NDArray[np.int64]) -> Iterator[bool]:
-        """Overwrite `places` with what all ranks send at this step, each part's within it."""
+    def choose(self, call: VectorCall) -> Iterator[bool]:
+        """Overwrite the places of the memory with the elements that all ranks send at this step."""
         ...
 
     def end(self) -> None:
@@ -138,9 +137,13 @@ class SharedIndicesMean:
 
     def commit(self) -> None:
         """See `Reducer`."""
+        self._memory.commit()
         self._chooser.end()
 
-    roll_back = commit
+    def roll_back(self) -> None:
+        """See `Reducer`."""
+        self._memory.roll_back()
+        self._chooser.end()
 
     def steps(self, call: VectorCall) -> Iterator[bool]:
         """See `Reducer`."""
@@ -148,7 +151,7 @@ class SharedIndicesMean:
             yield from self._dense.steps(call)
             return
         memory, traffic, channel = self._memory, call.traffic, self._side_channel
-        yield from self._chooser.choose(call, memory.residual, memory.places)
+        yield from self._chooser.choose(call)
         start = traffic.clock()
         within = memory.pick(call.values)
         said = _GOOD if within else _LARGE

@@ -18,11 +18,9 @@ from collectives.execution.gather_program import gather_program
 from collectives.execution.partition import pieces
 from collectives.memory import aligned_empty
 from collectives.schedules.all_gather import AllGather
-from mpicomp import kernels
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import MessageModel
 from mpicomp.codecs.shared_selection import Selection, SharedSelection
-from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.side_channel import SideChannel
 from mpicomp.reducers.sign_merge import BRIEF_ELEMENTS, SignFeedback
 
@@ -44,11 +42,10 @@ class SelectionGather:
     comm : Communicator
     n : int
         Elements.
-    stream : Stream
-        Of the winners.
+    selection : Selection
+        The codec, bound to its kernels and the stream of the winners.
     reports : int
         Numbers that each rank tells the others at each step.
-    winners : 1 or 2
 
     Attributes
     ----------
@@ -56,9 +53,9 @@ class SelectionGather:
         The second winners' signs, beside the first ones in `bits`.
     """
 
-    def __init__(self, comm: Communicator, n: int, stream: Stream, reports: int, winners: int) -> None:
-        codec = SharedSelection(comm.size, winners)
-        model = selection_model(n, comm.size, winners, comm.packed_piece_bytes())
+    def __init__(self, comm: Communicator, n: int, selection: Selection, reports: int) -> None:
+        codec = selection.codec
+        model = selection_model(n, comm.size, codec.votes, comm.packed_piece_bytes())
         self._comm, self._at_once = comm, comm.gathers(codec.nbytes(n))
         whole = (range(n),) if n else ()
         self.pieces = whole if self._at_once else pieces(range(n), model.piece_elements, codec.alignment)
@@ -67,7 +64,6 @@ class SelectionGather:
         self.bits[:] = 0
         self.scratch: list[NDArray[np.uint64]] = [self.bits]
         self.side_channel = SideChannel(comm, reports, codec.nbytes(n) if self._at_once else 0)
-        selection = codec.bind(kernels.of("cpu"), stream)
         self._payload = SelectionPayload(selection, comm.rank, self.pieces, self.bits, self.second)
         if not self._at_once:
             self._tag, self._requests = comm.fixed_tag(), comm.persistent(self)

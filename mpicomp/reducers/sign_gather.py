@@ -11,24 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives import Communicator
-from mpicomp import kernels
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.codecs.sign import GROUP, Sign, source
-from mpicomp.kernels.streams import Stream
+from mpicomp.codecs.sign import GROUP, Sign, SignMerger, source
 from mpicomp.reducers.side_channel import SideChannel
 from mpicomp.reducers.sign_merge import OneBitReducer, SignFeedback, SignMerge
 
 
-def sign_reducer(comm: Communicator, n: int, stream: Stream, reports: int) -> OneBitReducer:
+def sign_reducer(comm: Communicator, n: int, sign: SignMerger, reports: int) -> OneBitReducer:
     """The reducer that suits a vector of `n` elements; parameters as in `SignMerge`."""
     kind = SignGather if comm.gathers(Sign().nbytes(n)) else SignMerge
-    return kind(comm, n, stream, reports)
+    return kind(comm, n, sign, reports)
 
 
 class SignGather:
     """One all-gather brings every rank's signs to every rank. Parameters as in `SignMerge`."""
 
-    def __init__(self, comm: Communicator, n: int, stream: Stream, reports: int) -> None:
+    def __init__(self, comm: Communicator, n: int, sign: SignMerger, reports: int) -> None:
         self._trace = comm.trace
         self.pieces = [range(n)] if n else []
         self.scratch: list[NDArray[np.uint64]] = []
@@ -36,7 +34,7 @@ class SignGather:
         self.bits = self.side_channel.tail.view(np.uint64)
         self._signs = [tail.view(np.uint64) for tail in self.side_channel.tails]
         self._words = np.empty((comm.size - 1, 8 * -(-n // GROUP)), np.uint64)
-        self._sign = Sign().bind(kernels.of("cpu"), stream)
+        self._sign = sign
         self._sources = [source(rank) for rank in range(comm.size)]
         self._drawn = -1  # for which step there are words
 

@@ -15,11 +15,9 @@ from numpy.typing import NDArray
 from collectives import Communicator
 from collectives.execution.program import Message, Program
 from collectives.memory import PAGE, aligned_empty
-from mpicomp import kernels
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import MessageModel
-from mpicomp.codecs.sign import GROUP, Sign, source
-from mpicomp.kernels.streams import Stream
+from mpicomp.codecs.sign import GROUP, Sign, SignMerger, source
 from mpicomp.reducers.side_channel import SideChannel
 
 MOST_BUFFERS = 4
@@ -94,17 +92,17 @@ class SignMerge:
     comm : Communicator
     n : int
         Elements.
-    stream : Stream
-        Of the merges.
+    sign : SignMerger
+        The codec, bound to its kernels and the stream of the merges.
     reports : int
         Numbers that each rank tells the others at each step.
     """
 
-    def __init__(self, comm: Communicator, n: int, stream: Stream, reports: int) -> None:
+    def __init__(self, comm: Communicator, n: int, sign: SignMerger, reports: int) -> None:
         model = message_model(n, comm.packed_piece_bytes())
         self._comm, self._tag = comm, comm.fixed_tag()
         self.program = comm.program(comm.select(Sign().nbytes(n)), n, model.alignment, model.piece_elements)
-        self.payload = SignPayload(self.program, stream, comm.rank)
+        self.payload = SignPayload(self.program, sign, comm.rank)
         self.pieces, self.bits, self.scratch = self.program.pieces, self.payload.bits, self.payload.scratch
         self.side_channel = SideChannel(comm, reports)
         self._requests = comm.persistent(self)
@@ -133,15 +131,14 @@ class SignPayload:
     Parameters
     ----------
     program : Program
-    stream : Stream
-        Of the merges.
+    sign : SignMerger
     rank : int
     """
 
     encode: Encode
     finish: Encode
 
-    def __init__(self, program: Program, stream: Stream, rank: int) -> None:
+    def __init__(self, program: Program, sign: SignMerger, rank: int) -> None:
         self.step = 0
         self._pieces = program.pieces
         n = self._pieces[-1].stop if self._pieces else 0
@@ -156,8 +153,7 @@ class SignPayload:
         self._incoming = aligned_empty(self.receive_buffers * row, np.uint64).reshape(self.receive_buffers, row)
         self._words = np.empty((self.receive_buffers, 8 * -(-longest // GROUP)), np.uint64)
         self._drawn = [-1] * self.receive_buffers  # the receive whose words a buffer holds
-        self._sign = Sign().bind(kernels.of("cpu"), stream)
-        self._merge = self._sign.merge
+        self._sign, self._merge = sign, sign.merge
         self._sources = [
             source(rank, ordinal) for ordinal in range(1 + max((m.ordinal for m in program.recvs), default=0))
         ]

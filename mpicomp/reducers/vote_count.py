@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from collectives import Communicator, Traffic
 from collectives.execution.program import Message, Program
 from collectives.memory import PAGE, aligned_empty
-from mpicomp import kernels
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import MessageModel
-from mpicomp.codecs.vote_counts import Counts, planes_of
+from mpicomp.codecs.vote_counts import AddCounts, Counts, planes_of
 from mpicomp.reducers.sign_merge import BRIEF_ELEMENTS, MEMORY_MATTERS, Encode, SignFeedback, buffer_count
 
 Words = NDArray[np.uint64]
@@ -44,8 +43,10 @@ class VoteCount:
     n : int
         Elements.
     model : MessageModel
+    add_counts : callable
+        The codec's merge: see `Counts.bind`.
     payload : callable
-        Makes the payload of a program.
+        Makes the payload of a program, from it and the merge.
     persistent : bool
         Whether messages are of the same lengths at every step.
 
@@ -60,13 +61,14 @@ class VoteCount:
         comm: Communicator,
         n: int,
         model: MessageModel,
-        payload: Callable[[Program], VoteCountPayload] | None = None,
+        add_counts: AddCounts,
+        payload: Callable[[Program, AddCounts], VoteCountPayload] | None = None,
         persistent: bool = True,
     ) -> None:
         self._comm, self._tag = comm, comm.fixed_tag()
         topology = comm.select(model.nbytes(n, comm.size))
         self.program = comm.program(topology, n, model.alignment, model.piece_elements)
-        self.payload = (payload or VoteCountPayload)(self.program)
+        self.payload = (payload or VoteCountPayload)(self.program, add_counts)
         self._requests = comm.persistent(self) if persistent else None
 
     def steps(self, call: VectorCall, feedback: SignFeedback, decide: Decide | None = None) -> Iterator[bool]:
@@ -93,6 +95,7 @@ class VoteCountPayload:
     Parameters
     ----------
     program : Program
+    add_counts : callable
 
     Attributes
     ----------
@@ -105,7 +108,7 @@ class VoteCountPayload:
     encode: Encode
     finish: Encode
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, add_counts: AddCounts) -> None:
         self._decide: Decide | None = None
         self._size = size = program.plan.size
         self._pieces = program.pieces
@@ -116,7 +119,7 @@ class VoteCountPayload:
         self.counts = _rows([planes_of(size) * words for words in self.words])
         row = planes_of(size) * -(-program.longest_piece // 64)
         self._incoming = _rows([row] * self.receive_buffers)
-        self._add_counts = kernels.of("cpu").vote_counts.add_counts
+        self._add_counts = add_counts
 
     def begin(self, traffic: Traffic, feedback: SignFeedback, decide: Decide | None) -> None:
         """Go to another step, whose cost is counted into `traffic`."""

@@ -11,6 +11,7 @@ from collectives import Traffic
 from collectives.execution.program import Message, Program
 from collectives.memory import aligned_empty
 from mpicomp.codecs.elias_counts import Elias, message_bytes, scratch
+from mpicomp.codecs.vote_counts import AddCounts
 from mpicomp.reducers.sign_merge import SignFeedback
 from mpicomp.reducers.vote_count import Decide, VoteCountPayload
 
@@ -24,8 +25,8 @@ class EliasPayload(VoteCountPayload):
     Parameters as in `VoteCountPayload`.
     """
 
-    def __init__(self, program: Program) -> None:
-        super().__init__(program)
+    def __init__(self, program: Program, add_counts: AddCounts) -> None:
+        super().__init__(program, add_counts)
         self._traffic = Traffic()
         lengths = [len(cut) for cut in self._pieces]
         self._messages = [aligned_empty(_CODEC.nbytes(n, self._size), np.uint8) for n in lengths]

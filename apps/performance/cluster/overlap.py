@@ -23,6 +23,7 @@ from collectives.execution.program import Message
 from collectives.execution.requests import Cache
 from collectives.progress.polling import rest_by
 from mpicomp.cli.timing import alternate, elapsed_and_processor, gather
+from mpicomp.codecs.sign import Sign
 from mpicomp.codecs.sign_residual import STREAMING_ELEMENTS
 from mpicomp.kernels.cpu.sign import pack, unpack
 from mpicomp.kernels.streams import Stream
@@ -69,7 +70,7 @@ class Kernels:
         self._x, self._out = x, out.view(np.uint32)
         self._streaming = x.size >= STREAMING_ELEMENTS and out.ctypes.data % 32 == 0
         self._ends = np.array([1, -1], np.float32).view(np.uint32)
-        reducer = SignMerge(comm, x.size, Stream(0, 0, "merge"), 0)  # what the method itself runs
+        reducer = SignMerge(comm, x.size, Sign().bind("cpu", Stream(0, 0, "merge")), 0)  # what the method itself runs
         self.program, self.payload = reducer.program, reducer.payload
         self.payload.begin(0, self)
 

@@ -87,23 +87,24 @@ def pick(x, residual, places, limit, past, values, kept):  # type: ignore[no-unt
 
 
 @njit(nogil=True, cache=True)
-def remember(x, residual, past, part, start, places, kept):  # type: ignore[no-untyped-def]
-    """residual = past * residual + part * (x + residual), but `kept` at these places.
+def remember(x, residual, past, part, start, places, kept, out):  # type: ignore[no-untyped-def]
+    """out = past * residual + part * (x + residual), but `kept` at these places.
 
-    x, residual : parts of the vectors that begin at element `start`. past, part : scalars like x; None and None: 0, 1.
+    x, residual, out : parts of the vectors that begin at element `start`. past, part : scalars like x; None and None:
+    0, 1.
     places : int64[k], of the whole vectors. kept : as `pick` leaves it; None: zeros.
     """
     if past is None:
         for i in range(x.size):
-            residual[i] = x[i] + residual[i]
+            out[i] = x[i] + residual[i]
     else:
         for i in range(x.size):
-            residual[i] = past * residual[i] + part * (x[i] + residual[i])
+            out[i] = past * residual[i] + part * (x[i] + residual[i])
     for j in range(places.size):
         if kept is None:
-            residual[places[j] - start] = x.dtype.type(0)
+            out[places[j] - start] = x.dtype.type(0)
         else:
-            residual[places[j] - start] = kept[j]
+            out[places[j] - start] = kept[j]
 
 
 @njit(nogil=True, cache=True)

@@ -56,12 +56,12 @@ def squares(g, momentum, beta, gain, sums):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def stochastic_signs(schedule, first, step, source, g, momentum, beta, gain, norm, bits):  # type: ignore[no-untyped-def]
-    """momentum = beta momentum + gain g; bit i = 1 with probability 1/2 + x[i] / (2 norm), to 2^-32, x the momentum.
+def stochastic_signs(schedule, first, step, source, g, momentum, moved, beta, gain, norm, bits):  # type: ignore[no-untyped-def]
+    """moved = beta momentum + gain g; bit i = 1 with probability 1/2 + x[i] / (2 norm), to 2^-32, x = moved.
 
     schedule, step, source : as in `philox.draw_words`; element e of a group of 512 takes 32-bit word
     e mod 16 of draw e div 16. first : index of g[0] in its vector, a multiple of 64. g : float32[n] or float64[n].
-    momentum : like g, overwritten, or None: x is g itself. norm : float64; 0 gives fair coins.
+    momentum : like g, or None: x is g itself. moved : like momentum, overwritten. norm : float64; 0 gives fair coins.
     bits : uint64[ceil(n / 64)], overwritten.
     """
     keys = load_keys(schedule)
@@ -76,7 +76,7 @@ def stochastic_signs(schedule, first, step, source, g, momentum, beta, gain, nor
             low, high = draw(keys, element >> uint64(9), (element >> uint64(4)) & uint64(31), step, source)
             x = _moved(g, momentum, beta, gain, i)
             if momentum is not None:
-                store(momentum, i, x)
+                store(moved, i, x)
             below = middle + widen(x) * scales > to_float64(as_lanes(low, high))
             word |= to_bits(below) << uint64(LANES * k)
         bits[j] = word
@@ -90,6 +90,6 @@ def stochastic_signs(schedule, first, step, source, g, momentum, beta, gain, nor
                 uniform = two >> uint64(32) if (i - start) % 2 else two & LOW
                 y = _moved_one(g, momentum, beta, gain, i)
                 if momentum is not None:
-                    momentum[i] = y
+                    moved[i] = y
                 word |= uint64(float64(uniform) < TWO_31 + float64(y) * scale) << uint64(i - 64 * words)
         bits[words] = word

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 import mpicomp
 from collectives import Communicator, CommunicatorClosed
-from mpicomp import ALGORITHMS, DoubleSqueeze, Marsit, algorithm
+from mpicomp import ALGORITHMS, SSDM, DoubleSqueeze, Marsit, algorithm
+from mpicomp.algorithms import Aggregator
 from tests.mpi.lanes import TIMEOUT_S, every_size, same_everywhere, same_text_on
 
 LENGTHS = (6001, 0, 65, 20_000)
@@ -23,6 +24,7 @@ FORMS: dict[str, Any] = {name: algorithm(name) for name in ALGORITHMS} | {
     "marsit, rounds": Marsit(2, transactional=True),
     "marsit, one winner": Marsit(2, winners=1),
     "marsit, two winners": Marsit(2, winners=2),
+    "ssdm, momentum": SSDM(momentum=0.5),
 }
 
 
@@ -31,7 +33,7 @@ def gradient(n: int, rank: int, step: int) -> NDArray[np.float32]:
     return np.random.default_rng([n, rank, step]).standard_normal(n).astype(np.float32)
 
 
-def states(aggregators: list[mpicomp.Aggregator]) -> list[dict[str, Any]]:
+def states(aggregators: list[Aggregator]) -> list[dict[str, Any]]:
     """What the aggregators keep, in a form that can be compared."""
     return [
         {key: value.tobytes() if isinstance(value, np.ndarray) else value for key, value in one.state_dict().items()}
@@ -131,6 +133,24 @@ def test_a_rank_that_does_not_come_leaves_aggregators_as_they_were(name: str, mp
         if not name.startswith("marsit") or method.transactional:
             assert states(aggregators) == before
     mpi_comm.Barrier()
+
+
+@pytest.mark.parametrize("name", ["scalecom", "random-k", "true-top-k"])
+@pytest.mark.parametrize("n", [5000, 300_001])  # the residual is made behind the values, and while they travel
+def test_a_mean_that_is_not_finite_leaves_the_residual_that_was_made_before_it_unused(
+    n: int, name: str, mpi_comm: MPI.Comm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Communicator(mpi_comm, topology="ring", timeout=TIMEOUT_S) as comm:
+        aggregator = FORMS[name].start(comm, n)
+        aggregator.aggregate(gradient(n, comm.rank, 0))
+        before = states([aggregator])
+        with monkeypatch.context() as patch:
+            patch.setattr("mpicomp.aggregator.nonfinite.all_finite_result", lambda *_: False)
+            with pytest.raises(mpicomp.NonFiniteGradient):
+                aggregator.aggregate(gradient(n, comm.rank, 1))
+        assert states([aggregator]) == before
+        assert same_everywhere(comm, aggregator.aggregate(gradient(n, comm.rank, 1)))
+        assert states([aggregator]) != before
 
 
 def test_a_mismatch_of_a_blocking_call_leaves_the_calls_in_flight_alone(mpi_comm: MPI.Comm) -> None:

@@ -16,6 +16,7 @@ from collectives.execution.program import compile_plan
 from collectives.schedules.registry import topology
 from mpicomp import Communicator, Marsit
 from mpicomp.algorithms import ALGORITHMS, Aggregator, algorithm
+from mpicomp.codecs.sign import Sign
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.sign_merge import MEMORY_MATTERS, SignPayload
 
@@ -102,5 +103,5 @@ def test_buffers_of_every_topology_stay_below_two_bits_per_element(name: str, si
         plan: Plan = chosen.plan(rank, size)
         for piece in (4096, 57_344 * 8, n // 5):
             program: Any = compile_plan(plan, n, 4096, piece)
-            payload = SignPayload(program, Stream(0, 0, "merge"), rank)
+            payload = SignPayload(program, Sign().bind("cpu", Stream(0, 0, "merge")), rank)
             assert payload.nbytes <= n // 4 + (1 << 14)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mpicomp import Marsit, kernels
+from mpicomp import Marsit
 from mpicomp.codecs.shared_selection import MOST_RANKS, SharedSelection, Winners
 from mpicomp.kernels.cpu.sign import encode
 from mpicomp.kernels.streams import BLOCK, GROUP, Stream
@@ -19,7 +19,6 @@ from tests.reference.one_process.marsit import OneProcess
 from tests.reference.signs import pack_bits
 
 RANKS = (1, 2, 3, 4, 5, 7, 8, 11, 17)  # 11 meets odd numbers twice on its way to 1
-CPU = kernels.of("cpu")
 STREAM = Stream(3, 1, "selection")
 GUARD = np.uint64(0xA5A5A5A5A5A5A5A5)
 STEP = 5
@@ -37,7 +36,7 @@ def signs(ranks: int, n: int) -> NDArray[np.bool_]:
 
 
 def drawn(codec: SharedSelection, n: int, step: int = STEP, first: int = 0, stream: Stream = STREAM) -> Any:
-    selection = codec.bind(CPU, stream)
+    selection = codec.bind("cpu", stream)
     winners = selection.reserve(n)
     selection.draw(winners, step, first)
     return selection, winners
@@ -161,7 +160,7 @@ def test_runs_begin_at_whole_groups_and_whole_blocks_of_sums() -> None:
 def test_memory_of_winners_stays_below_three_quarters_of_a_bit_an_element() -> None:
     n = 1_000_000
     for ranks in (*RANKS, 9, 33, 100):
-        labels, distances = SharedSelection(ranks, 2).bind(CPU, STREAM).reserve(n)[2:]
+        labels, distances = SharedSelection(ranks, 2).bind("cpu", STREAM).reserve(n)[2:]
         assert distances is not None or ranks == 1
         taken = labels.nbytes + (0 if distances is None else distances.nbytes)
         assert 8 * taken < 0.72 * n, ranks
@@ -214,7 +213,7 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], match: str) -
 @pytest.mark.parametrize("n", [0, 1, 63, 64, 65, 1000, 4096, 100_003])
 @pytest.mark.parametrize("width", [np.uint16, np.uint32, np.uint64])
 def test_votes_become_their_mean_and_nothing_else_is_written(width: Any, n: int) -> None:
-    rng, selection = np.random.default_rng(n), SharedSelection(3, 2).bind(CPU, STREAM)
+    rng, selection = np.random.default_rng(n), SharedSelection(3, 2).bind("cpu", STREAM)
     bits = [rng.integers(0, 2**64, -(-n // 64), np.uint64) for _ in range(2)]
     votes = np.array([np.unpackbits(b.view(np.uint8), count=n, bitorder="little") for b in bits], bool)
     for count in (1, 2):
@@ -239,7 +238,7 @@ def test_steps_of_the_kernels_are_those_of_the_simulation(dtype: Any, ranks: int
     n, s = 5 * 4096 + 67, dtype(0.75)
     codec, zero, tiny = SharedSelection(ranks, votes), dtype(0), np.nextafter(dtype(0), dtype(1))
     simulated = OneProcess(Marsit(None, global_step=0.75, seed=8, winners=votes), None, ranks, n, dtype)
-    selection, size = codec.bind(CPU, Stream(8, 0, "selection")), codec.nbytes(n) // 8
+    selection, size = codec.bind("cpu", Stream(8, 0, "selection")), codec.nbytes(n) // 8
     winners = selection.reserve(n)
     residuals, sums = np.zeros((ranks, n), dtype), np.zeros(-(-n // BLOCK))
     bits = [np.empty(-(-n // 64), np.uint64) for _ in range(codec.votes)]

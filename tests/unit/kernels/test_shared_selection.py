@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mpicomp import kernels
 from mpicomp.codecs.shared_selection import SharedSelection
 from mpicomp.kernels.streams import Stream
 from tests.reference.signs import pack_bits, unpack_bits
@@ -44,7 +43,7 @@ def votes_on(packed: Sequence[Words], n: int, votes: int, **changed: Any) -> Wor
     ranks = len(packed)
     codec = SharedSelection(ranks, votes)
     selection, size = (
-        codec.bind(kernels.of("cpu"), Stream(at["seed"], at["vector_id"], at["purpose"])),
+        codec.bind("cpu", Stream(at["seed"], at["vector_id"], at["purpose"])),
         codec.nbytes(n) // 8,
     )
     winners, payloads = selection.reserve(n), np.empty((ranks, size), np.uint64)

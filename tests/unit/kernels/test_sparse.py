@@ -88,8 +88,9 @@ def test_picked_values_and_the_residual_are_what_numpy_makes_of_them(dtype: Any)
         values, kept = np.empty(70, dtype), None if beta == 1 else np.empty(70, dtype)
         assert pick(x, residual, places, dtype(1e30), past, values, kept)
         np.testing.assert_array_equal(values, (x + residual)[places])
-        found, expected = residual.copy(), residual.copy()
-        remember(x[300:900], found[300:900], past, part, 300, places, kept)
+        found, expected, before = residual.copy(), residual.copy(), residual.copy()
+        remember(x[300:900], residual[300:900], past, part, 300, places, kept, found[300:900])
+        np.testing.assert_array_equal(residual, before)
         total = x + residual
         expected[300:900] = (total if beta == 1 else dtype(1 - beta) * residual + dtype(beta) * total)[300:900]
         expected[places] = 0 if beta == 1 else dtype(1 - beta) * residual[places]

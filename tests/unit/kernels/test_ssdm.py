@@ -30,7 +30,7 @@ def drawn(x: NDArray[Any], norm: float, first: int = 0, momentum: Any = None, be
     kind = x.dtype.type
     bits = np.full(-(-x.size // 64), 99, np.uint64)
     where = (np.uint64(first), np.uint64(STEP), np.uint64(SOURCE))
-    stochastic_signs(STREAM.schedule(), *where, x, momentum, kind(beta), kind(1 - beta), norm, bits)
+    stochastic_signs(STREAM.schedule(), *where, x, momentum, momentum, kind(beta), kind(1 - beta), norm, bits)
     return bits
 
 
