@@ -108,18 +108,18 @@ class Training:
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             self._set_learning_rate()
-            rounds = optimizer.rounds
+            before = optimizer.synchronizations
             optimizer.step()
             self._loss_sum += loss.detach()
             self.step += 1
-            if optimizer.rounds > rounds:
-                self._after_round()
+            if optimizer.synchronizations > before:
+                self._after_synchronization()
             self.meter.seconds_training += time.perf_counter() - started
-            if not optimizer.in_round and after_step():
+            if not optimizer.models_differ and after_step():
                 return False
-        if optimizer.in_round:
+        if optimizer.models_differ:
             optimizer.synchronize()
-            self._after_round()
+            self._after_synchronization()
         self.epoch += 1
         return True
 
@@ -233,10 +233,10 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate(self.step)
 
-    def _after_round(self) -> None:
+    def _after_synchronization(self) -> None:
         self.meter.count(self.optimizer.aggregators)
         every = self._full_precision_every
-        if every is not None and (self.optimizer.rounds - 1) % every == 0:
+        if every is not None and (self.optimizer.synchronizations - 1) % every == 0:
             average_buffers(self.model, self._comm)
 
 

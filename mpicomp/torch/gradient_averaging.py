@@ -1,4 +1,4 @@
-"""Rounds in "gradients" mode: the ranks average their gradients, then every rank makes the same optimizer step."""
+"""The "gradients" mode: the ranks average their gradients, then every rank makes the same optimizer step."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.states import require_counters
 
 
-class GradientRounds:
+class GradientAveraging:
     """Replaces each parameter's gradient by its mean over the ranks.
 
     A missing gradient counts as zeros and is present afterwards, so that the optimizer does the same on all ranks.
 
     Attributes
     ----------
-    rounds
+    synchronizations
         Averagings so far.
     """
 
-    open = False
-    """No round is ever left open: the ranks' models are always equal."""
+    models_differ = False
+    """The ranks' models are always equal."""
 
     def __init__(self, reducers: tuple[BucketReducer, ...], comm: Communicator) -> None:
         self.reducers = reducers
         self._comm = comm
-        self.rounds = 0
+        self.synchronizations = 0
         self._averaged = False
 
     def begin_step(self) -> None:
@@ -58,7 +58,7 @@ class GradientRounds:
             torch._foreach_copy_(reducer.vector_views, gradients)
             reducer.aggregate()
             torch._foreach_copy_(gradients, reducer.mean_views)
-        self.rounds += 1
+        self.synchronizations += 1
         self._averaged = True
 
     def drop_gradients(self, set_to_none: bool) -> None:
@@ -67,7 +67,7 @@ class GradientRounds:
 
     def state_dict(self) -> dict[str, Any]:
         """The counter."""
-        return {"rounds": self.rounds}
+        return {"rounds": self.synchronizations}
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
         """Raise ValueError if `state` is none that `load_state_dict` takes."""
@@ -75,7 +75,7 @@ class GradientRounds:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.rounds = state["rounds"]
+        self.synchronizations = state["rounds"]
 
     def _gradient(self, member: NamedParameter) -> Tensor:
         parameter = member.parameter

@@ -1,11 +1,12 @@
-"""Rounds in "updates" mode: each rank's optimizer moves its own copy of the model, then the ranks average the moves.
+"""The "updates" mode: each rank's optimizer moves its own copy of the model, then the ranks average the moves.
 
-A round starts from the common model x, makes H optimizer steps to x_local and ends with x <- x - aggregate(x - x_local)
-and x_local <- x. The common model is one flat copy; it is noted anew at the start of each round, at the price of one
-pass over memory, so that a model loaded between rounds is not mistaken for an update.
+From the common model x, H optimizer steps lead to x_local. The synchronization after them makes
+x <- x - aggregate(x - x_local) and x_local <- x. The common model is one flat copy. It is noted anew at the first step
+after each synchronization, at the price of one pass over memory, so that a model loaded then is not mistaken for an
+update.
 
-A round that fails ends as well, with the common model on every rank: it has moved by the means of the reducers
-before the one that failed, which all ranks have.
+A synchronization that fails leaves the common model on every rank. The common model has then moved by the means of the
+reducers before the one that failed, which all ranks have.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from mpicomp.torch.master_weights import MasterWeights
 from mpicomp.torch.states import require_counters, require_like
 
 
-class UpdateRounds:
-    """Counts the steps of a round and closes it after `local_steps`.
+class LocalUpdates:
+    """Counts local steps, and synchronizes after `local_steps` of them.
 
     Parameters
     ----------
@@ -38,10 +39,10 @@ class UpdateRounds:
 
     Attributes
     ----------
-    rounds
-        Rounds closed so far.
+    synchronizations
+        Synchronizations so far.
     steps
-        Optimizer steps made in the open round; 0 if none is open.
+        Optimizer steps made since the last synchronization.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class UpdateRounds:
         skip_nonfinite: bool,
     ) -> None:
         self.reducers = reducers
-        self.rounds = 0
+        self.synchronizations = 0
         self.steps = 0
         self._comm = comm
         self._masters = masters
@@ -64,13 +65,13 @@ class UpdateRounds:
         self._common_views = [reducer.bucket.views(flat) for reducer, flat in zip(reducers, self._common, strict=True)]
 
     @property
-    def open(self) -> bool:
-        """Whether local steps were made since the last round was closed."""
+    def models_differ(self) -> bool:
+        """Whether local steps were made since the last synchronization."""
         return self.steps > 0
 
     @torch.no_grad()
     def begin_step(self) -> None:
-        """Note the common model if this step opens a round."""
+        """Note the common model if this is the first step after a synchronization."""
         self._checked = self._skipping = False
         if self.steps == 0:
             self._masters.refresh()
@@ -95,18 +96,18 @@ class UpdateRounds:
                         parameter.grad = None  # which optimizers pass over
 
     def end_step(self) -> None:
-        """Count the step, unless it was skipped, and close the round if it was the last."""
+        """Count the step, unless it was skipped, and synchronize if it was the last local one."""
         if self._skipping:
             return
         self.steps += 1
-        if self.steps >= self._local_steps:  # more, where a state saved with longer rounds was loaded
+        if self.steps >= self._local_steps:  # more, where a state saved with more local steps was loaded
             self.synchronize()
         else:
             self._masters.publish()
 
     @torch.no_grad()
     def synchronize(self) -> None:
-        """Average what the ranks moved since the round was opened; nothing to do if none is open."""
+        """Average what the ranks moved since the last synchronization; return at once if they made no step."""
         if self.steps == 0:
             return
         try:
@@ -115,7 +116,7 @@ class UpdateRounds:
                 torch.sub(common, reducer.vector, out=reducer.vector)
                 reducer.aggregate()
                 common.sub_(reducer.mean)
-            self.rounds += 1
+            self.synchronizations += 1
         finally:
             for reducer, common_views in zip(self.reducers, self._common_views, strict=True):
                 torch._foreach_copy_(reducer.parameters, common_views)
@@ -127,16 +128,16 @@ class UpdateRounds:
         self._masters.drop_gradients(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters, masters, and in an open round the common model."""
+        """Counters, masters, and after local steps the common model."""
         return {
-            "rounds": self.rounds,
+            "rounds": self.synchronizations,
             "steps": self.steps,
             "masters": [master.detach().clone() for master in self._masters.masters],
             "common": [flat.clone() for flat in self._common] if self.steps else [],
         }
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
-        """Raise ValueError if `state` is none that `load_state_dict` takes."""
+        """Raise ValueError unless `load_state_dict` can take `state`."""
         require_counters(state, "rounds", "steps")
         here = self._masters.masters, self._common if state["steps"] else []
         for key, expected in zip(("masters", "common"), here, strict=True):
@@ -145,7 +146,7 @@ class UpdateRounds:
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.rounds = state["rounds"]
+        self.synchronizations = state["rounds"]
         self.steps = state["steps"]
         for master, saved in zip(self._masters.masters, state["masters"], strict=True):
             master.copy_(saved)

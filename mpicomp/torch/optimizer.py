@@ -24,8 +24,8 @@ from collectives.consistency.call_check import fingerprint
 from collectives.json_file import fields, one_line, shown
 from mpicomp.algorithms import Algorithm
 from mpicomp.torch.bucket_reducer import open_bucket_reducers
-from mpicomp.torch.gradient_averaging import GradientRounds
-from mpicomp.torch.local_updates import UpdateRounds
+from mpicomp.torch.gradient_averaging import GradientAveraging
+from mpicomp.torch.local_updates import LocalUpdates
 from mpicomp.torch.master_weights import MasterWeights
 from mpicomp.torch.parameters import Parameters
 from mpicomp.torch.replication import require_same_layout, require_same_values
@@ -106,34 +106,36 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.comm = Communicator() if comm is None else comm
         try:
             _check_options(mode, local_steps, bucket_mb)
-            self._members = Parameters(optimizer, {parameter: name for name, parameter in named_parameters or ()})
+            self._parameters = Parameters(optimizer, {parameter: name for name, parameter in named_parameters or ()})
         except ValueError as error:
             here = f"rank {self.comm.rank} of {self.comm.size}: {error}"
             self.comm.reject(ValueError(here), "wrapping an optimizer")
         options = f"DistributedOptimizer(synchronize={mode!r}, local_steps={local_steps}, bucket_mb={bucket_mb:g})"
         self.comm.agree(fingerprint(options), lambda: options)
-        members = self._members.trained
+        members = self._parameters.trained
         require_same_layout({member.name: member.parameter for member in members}, self.comm)
         self._checked_values = False
-        self._rounds: GradientRounds | UpdateRounds
+        self._synchronizer: GradientAveraging | LocalUpdates
         if mode == "gradients":
-            self._rounds = GradientRounds(open_bucket_reducers(members, algorithm, self.comm, bucket_mb), self.comm)
+            self._synchronizer = GradientAveraging(
+                open_bucket_reducers(members, algorithm, self.comm, bucket_mb), self.comm
+            )
         else:
             masters = MasterWeights(optimizer)
             reducers = open_bucket_reducers(masters.substitute(members), algorithm, self.comm, bucket_mb)
             skip_nonfinite = getattr(algorithm, "nonfinite", None) == "skip"
-            self._rounds = UpdateRounds(reducers, self.comm, masters, local_steps, skip_nonfinite)
-        self.aggregators = tuple(reducer.aggregator for reducer in self._rounds.reducers)
+            self._synchronizer = LocalUpdates(reducers, self.comm, masters, local_steps, skip_nonfinite)
+        self.aggregators = tuple(reducer.aggregator for reducer in self._synchronizer.reducers)
 
     @property
-    def rounds(self) -> int:
+    def synchronizations(self) -> int:
         """Synchronizations so far."""
-        return self._rounds.rounds
+        return self._synchronizer.synchronizations
 
     @property
-    def in_round(self) -> bool:
+    def models_differ(self) -> bool:
         """Whether the ranks' models differ now, because local steps were made since the last synchronization."""
-        return self._rounds.open
+        return self._synchronizer.models_differ
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -166,7 +168,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of all parameters, 16-bit ones included."""
         self.optimizer.zero_grad(set_to_none)
-        self._rounds.drop_gradients(set_to_none)
+        self._synchronizer.drop_gradients(set_to_none)
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One optimizer step, and a synchronization if one is due.
@@ -188,50 +190,50 @@ class DistributedOptimizer(torch.optim.Optimizer):
         NonFiniteGradient
             A rank has NaN or infinity; names the ranks, and this rank's parameters. The ranks' models are equal.
         CollectiveMismatch
-            The ranks do not make the same call. If this was to close a round, it is over and the model the common one.
+            The ranks do not make the same call. If this step was to synchronize, the model is now the common one.
         CollectiveError
             A rank does not answer.
         """
         self._check_before_step()
-        self._rounds.begin_step()
+        self._synchronizer.begin_step()
         if closure is None:
-            self._rounds.take_gradients()
+            self._synchronizer.take_gradients()
             loss = self.optimizer.step()
         else:
 
             def evaluate() -> float:
-                self._rounds.before_evaluation()
+                self._synchronizer.before_evaluation()
                 value = closure()
-                self._rounds.take_gradients()
+                self._synchronizer.take_gradients()
                 return value
 
             loss = self.optimizer.step(evaluate)
-        self._rounds.end_step()
+        self._synchronizer.end_step()
         return loss
 
     def synchronize(self) -> None:
         """Do now what the mode averages.
 
-        Under "updates": close the round, even if fewer than `local_steps` steps were made; nothing to do if none were.
-        With ``local_steps > 1`` the ranks' models differ within rounds: call this before evaluating or saving.
+        Under "updates": average the moves of the steps since the last synchronization, fewer than `local_steps`.
+        With ``local_steps > 1`` the ranks' models differ between synchronizations: call this before evaluating or
+        saving.
 
         Under "gradients": average the gradients, for instance to clip the norm of their mean. The following `step` then
         takes them as they are, unless :meth:`zero_grad` or a closure comes before.
         """
         if self.mode == "gradients":
             self._check_before_step()
-        self._rounds.synchronize()
+        self._synchronizer.synchronize()
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state plus this rank's residuals and counters, under the key "mpicomp".
 
-        Every rank has its own, of tensors and numbers. Within a round (``local_steps > 1``) it holds the common model
-        too.
+        Every rank has a state of its own, of tensors and numbers. After local steps it holds the common model too.
         """
         own = {
             "mode": self.mode,
-            "rounds": self._rounds.state_dict(),
-            "aggregators": [reducer.state_dict() for reducer in self._rounds.reducers],
+            "rounds": self._synchronizer.state_dict(),
+            "aggregators": [reducer.state_dict() for reducer in self._synchronizer.reducers],
         }
         return {**self.optimizer.state_dict(), _STATE_KEY: own}
 
@@ -271,11 +273,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         except BaseException:
             self.optimizer.load_state_dict(before)
             raise
-        for reducer, state in zip(self._rounds.reducers, own["aggregators"], strict=True):
+        for reducer, state in zip(self._synchronizer.reducers, own["aggregators"], strict=True):
             reducer.load_state_dict(state)
-        self._rounds.load_state_dict(own["rounds"])
-        # Between two rounds the ranks' models rightly differ.
-        self._checked_values = self.in_round
+        self._synchronizer.load_state_dict(own["rounds"])
+        # Between two synchronizations the ranks' models rightly differ.
+        self._checked_values = self.models_differ
 
     def _own_state(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return our part of a state; raise ValueError unless all of it can be loaded."""
@@ -294,9 +296,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f"the state is for synchronize={shown(own['mode'])} and {len(own['aggregators'])} buckets, but this "
                 f"one has {self.mode!r} and {len(self.aggregators)}; build it with the same options"
             )
-        for reducer, state in zip(self._rounds.reducers, own["aggregators"], strict=True):
+        for reducer, state in zip(self._synchronizer.reducers, own["aggregators"], strict=True):
             reducer.check_state_dict(state)
-        self._rounds.check_state_dict(own["rounds"])
+        self._synchronizer.check_state_dict(own["rounds"])
         return own
 
     def _load_wrapped(self, state: dict[str, Any], before: dict[str, Any]) -> None:
@@ -311,9 +313,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             ) from error
 
     def _check_before_step(self) -> None:
-        self._members.require_unchanged(self.comm)
+        self._parameters.require_unchanged(self.comm)
         if not self._checked_values:
-            require_same_values((member.parameter for member in self._members.trained), self.comm)
+            require_same_values((member.parameter for member in self._parameters.trained), self.comm)
             self._checked_values = True
 
 

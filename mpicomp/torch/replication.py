@@ -53,8 +53,8 @@ def average_buffers(module: torch.nn.Module, comm: Communicator) -> None:
 
     BatchNorm's running statistics are buffers, which each rank gathers from its own shard and no optimizer sees. Call
     this before evaluating or saving the model, and under Marsit with each full-precision round
-    (``optimizer.rounds % full_precision_every == 1``), where the ranks' updates are averaged exactly too. Buffers of
-    other dtypes, such as the number of batches seen, are left alone.
+    (``optimizer.synchronizations % full_precision_every == 1``), where the ranks' updates are averaged exactly too.
+    Buffers of other dtypes, such as the number of batches seen, are not changed.
 
     Parameters
     ----------

@@ -45,12 +45,12 @@ def test_ranks_are_equal_after_a_nan_and_go_on_with_a_restored_optimizer(
     train(model, optimizer, comm, range(local_steps - 1))
     with pytest.raises(NonFiniteGradient):
         bad_step(model, optimizer, comm)
-    assert not optimizer.in_round
+    assert not optimizer.models_differ
     assert_equal_on_all_ranks(model, comm)
     optimizer.load_state_dict(saved)
     before = parameters_of(model)
     train(model, optimizer, comm, range(4 * local_steps))
-    assert optimizer.rounds == 2 + 4
+    assert optimizer.synchronizations == 2 + 4
     assert_equal_on_all_ranks(model, comm)
     assert not torch.equal(parameters_of(model), before)
 
@@ -76,7 +76,7 @@ def test_ranks_go_on_alike_after_a_mismatch(comm: Communicator) -> None:
         branch()
     assert_equal_on_all_ranks(model, comm)
     train(model, optimizer, comm, range(3, 8))
-    assert optimizer.rounds == 7
+    assert optimizer.synchronizations == 7
     assert_equal_on_all_ranks(model, comm)
 
 
@@ -102,7 +102,7 @@ def test_a_skipped_step_leaves_no_trace(comm: Communicator, inner: str, local_st
                 bad_step(model, optimizer, comm)
             assert all(parameter.grad is None for parameter in model.parameters())
         train(model, optimizer, comm, range(4, 12))
-        assert optimizer.rounds == 12 // local_steps
+        assert optimizer.synchronizations == 12 // local_steps
         assert all(aggregator.feedback.skipped == 0 for aggregator in optimizer.aggregators)  # type: ignore[attr-defined]
     assert torch.equal(*map(parameters_of, models))
 
@@ -123,9 +123,9 @@ def test_a_closure_and_a_sparse_gradient_can_be_skipped_too(comm: Communicator) 
 
     with pytest.warns(RuntimeWarning, match="skipped"):
         assert optimizer.step(closure) == 5.0
-    assert optimizer.rounds == 0
+    assert optimizer.synchronizations == 0
     assert not embedding.weight.any()
     scale = 1.0
     optimizer.step(closure)
-    assert optimizer.rounds == 1
+    assert optimizer.synchronizations == 1
     assert embedding.weight.any()

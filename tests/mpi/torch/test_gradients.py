@@ -144,7 +144,7 @@ def test_synchronize_averages_so_that_the_mean_can_be_clipped(comm: Communicator
     optimizer.synchronize()  # no more to do
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm=0.01)
     optimizer.step()
-    assert optimizer.rounds == 1
+    assert optimizer.synchronizations == 1
 
     alone = make_model()
     plain = torch.optim.SGD(alone.parameters(), lr=0.05, momentum=0.9)

@@ -84,7 +84,7 @@ def test_a_state_from_longer_rounds_closes_its_round_at_the_next_step(comm: Comm
     distributed = wrap(model, Dense(), comm, synchronize="updates", local_steps=2)
     distributed.load_state_dict(saved)
     train(model, distributed, comm, range(4, 5))
-    assert not distributed.in_round
+    assert not distributed.models_differ
     assert all(torch.equal(other, parameters_of(model)) for other in on_all_ranks(parameters_of(model), comm))
 
 
@@ -141,4 +141,4 @@ def test_a_state_of_another_model_is_refused_before_anything_is_changed(comm: Co
     state["mpicomp"]["rounds"]["common"] = []
     with pytest.raises(ValueError, match="same options and model"):
         distributed.load_state_dict(state)
-    assert distributed.in_round
+    assert distributed.models_differ

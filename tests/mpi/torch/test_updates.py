@@ -22,7 +22,7 @@ def test_replicas_stay_equal_to_the_bit(comm: Communicator, optimizer: str, loca
     model = make_model()
     distributed = wrap(model, Marsit(full_precision_every=10), comm, optimizer, local_steps=local_steps)
     train(model, distributed, comm, range(30))
-    assert distributed.rounds == 30 // local_steps
+    assert distributed.synchronizations == 30 // local_steps
     assert all(torch.equal(other, parameters_of(model)) for other in on_all_ranks(parameters_of(model), comm))
 
 
@@ -48,14 +48,14 @@ def test_replicas_differ_within_a_round_and_synchronize_closes_it(comm: Communic
     model = make_model()
     optimizer = wrap(model, Dense(), comm, synchronize="updates", local_steps=10)
     train(model, optimizer, comm, range(3))
-    assert optimizer.in_round
+    assert optimizer.models_differ
     assert not torch.equal(*on_all_ranks(parameters_of(model), comm)[:2])
     optimizer.synchronize()
-    assert not optimizer.in_round
+    assert not optimizer.models_differ
     assert torch.equal(*on_all_ranks(parameters_of(model), comm)[:2])
-    assert optimizer.rounds == 1
+    assert optimizer.synchronizations == 1
     optimizer.synchronize()
-    assert optimizer.rounds == 1
+    assert optimizer.synchronizations == 1
 
 
 def test_a_model_loaded_between_rounds_is_not_taken_for_an_update(comm: Communicator) -> None:

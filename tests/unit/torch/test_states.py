@@ -111,7 +111,7 @@ def test_states_of_different_synchronizations_are_told() -> None:
             optimizer.load_state_dict(states[comm.rank])
         assert str(optimizer.state_dict()) == now
         optimizer.load_state_dict(states[0])
-        assert optimizer.rounds == 1
+        assert optimizer.synchronizations == 1
 
     run_local(2, work)
 
