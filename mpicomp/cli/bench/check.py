@@ -130,5 +130,6 @@ def _votes(
         expected += float(share.sum())
         variance += float((share * (1 - share)).sum())
     if abs(positive - expected) > DEVIATIONS * math.sqrt(variance) + 1:
-        return f"{positive:.0f} elements are positive, the votes lead to expect {expected:.0f} +- {math.sqrt(variance):.0f}"
+        around = f"{expected:.0f} +- {math.sqrt(variance):.0f}"
+        return f"{positive:.0f} elements are positive, the votes lead to expect {around}"
     return ""
