@@ -10,14 +10,15 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from apps.plotting import legend, named_ticks, new_figure, save
-from apps.scale.simulations import METHODS, TOPOLOGIES, Point
+from apps.scale.simulations import LINES, METHODS, TOPOLOGIES, Point
 from collectives import LinkModel
 
-STYLES = {"dense": "-", "one-bit": "--"}
+STYLES = dict(zip(METHODS, ("-", "--", "-.", ":"), strict=True))
 COLOURS = dict(zip(TOPOLOGIES, ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple"), strict=True))
 # what is drawn first is wider, so that lines that coincide can be told
 WIDTHS = dict(zip(TOPOLOGIES, (5.0, 3.5, 2.5, 1.8, 1.0), strict=True))
-THROUGHPUT = (("dense", "ring"), ("dense", "torus"), ("one-bit", "ring"), ("one-bit", "torus"))
+THROUGHPUT = (("dense", "ring"), ("dense", "torus"), ("one-bit", "ring"), ("one-bit", "torus"),
+              ("one winner", "ring"), ("two winners", "ring"))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,7 @@ def time_points(networks: Networks, n: int, ranks: Sequence[int]) -> list[Point]
     return [
         Point(topology, method, count, n, network)
         for network in networks.values()
-        for topology in TOPOLOGIES
-        for method in METHODS
+        for topology, method in LINES
         for count in ranks
     ]
 
@@ -58,10 +58,9 @@ def plot_times(networks: Networks, n: int, ranks: Sequence[int], times: Times, p
     """Time of an all-reduce against the number of ranks, a panel for each network."""
     figure, panels = new_figure(len(networks), size=(12, 4.8))
     for axis, (name, network) in zip(panels[0], networks.items(), strict=True):
-        for topology in TOPOLOGIES:
-            for method, style in STYLES.items():
-                seconds = [1e3 * times[Point(topology, method, count, n, network)] for count in ranks]
-                axis.plot(ranks, seconds, style, color=COLOURS[topology], linewidth=WIDTHS[topology], alpha=0.8)
+        for topology, method in LINES:
+            seconds = [1e3 * times[Point(topology, method, count, n, network)] for count in ranks]
+            axis.plot(ranks, seconds, STYLES[method], color=COLOURS[topology], linewidth=WIDTHS[topology], alpha=0.8)
         _ranks(axis, ranks)
         axis.set(yscale="log", title=name, xlabel="ranks")
     panels[0][0].set_ylabel(f"all-reduce of {n / 1e6:g} M elements, ms")
@@ -127,7 +126,7 @@ def plot_split(
         for count in ranks:
             whole = compute_s + times[Point("torus", "dense", count, model.n, network)]
             for method in METHODS:
-                labels.append(f"{method}\n{count}")
+                labels.append(f"{method}\n{count}".replace(" ", "\n"))
                 computing.append(100 * compute_s / whole)
                 reducing.append(100 * times[Point("torus", method, count, model.n, network)] / whole)
         places = [i + i // len(METHODS) * 0.6 for i in range(len(labels))]

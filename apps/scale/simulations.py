@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from collectives import DoubleTree, HalvingDoubling, LinkModel, Ring, Topology, Torus, Tree
@@ -15,10 +15,26 @@ from mpicomp.algorithms import Algorithm, Dense, Marsit
 
 MODEL = 1  # another number when the simulator counts otherwise: what is remembered is then forgotten
 PIECE_BYTES = 57_344  # packed payloads between nodes
-METHODS: dict[str, Algorithm] = {"dense": Dense(), "one-bit": Marsit(None)}
+METHODS: dict[str, Algorithm] = {
+    "dense": Dense(),
+    "one-bit": Marsit(None),
+    "one winner": Marsit(None, winners=1),
+    "two winners": Marsit(None, winners=2),
+}
 TOPOLOGIES = ("ring", "torus", "tree", "double-tree", "halving-doubling")
-# Seconds per element of one core, from docs/performance-tables.md: residual and pack, merge, unpack; adding.
-WORKS = {"dense": Work(merge_s=0.3e-9), "one-bit": Work(0.34e-9, 0.08e-9, 0.18e-9)}
+MERGING = ("dense", "one-bit")
+"""Over every topology; the payloads of the other methods go round a ring whatever the topology."""
+LINES = (*((topology, method) for topology in TOPOLOGIES for method in MERGING),
+         *(("ring", method) for method in METHODS if method not in MERGING))  # fmt: skip
+# Seconds per element of one core, from docs/performance-tables.md: residual and pack, merge, unpack; adding. Picking
+# winners' signs and putting them in their places take a tenth more.
+_SELECTION = Work(encode_s=0.37e-9, decode_s=0.2e-9)
+WORKS = {
+    "dense": Work(merge_s=0.3e-9),
+    "one-bit": Work(0.34e-9, 0.08e-9, 0.18e-9),
+    "one winner": _SELECTION,
+    "two winners": _SELECTION,
+}
 
 
 @dataclass(frozen=True)
@@ -49,8 +65,10 @@ class Point:
         """Simulate it."""
         wire = METHODS[self.method].message_model(self.n, "float32", self.ranks, PIECE_BYTES)
         work = WORKS[self.method]
+        if wire.decoded_once:
+            work = replace(work, decode_s=work.decode_s / self.ranks)  # the simulator decodes all ranks' payloads
         return simulate_time(
-            self._plans(), self.ranks, self.n, wire.nbytes, self.network, wire.piece_elements, work,
+            wire.route or self._plans(), self.ranks, self.n, wire.nbytes, self.network, wire.piece_elements, work,
             alignment=wire.alignment,
         )  # fmt: skip
 

@@ -34,12 +34,15 @@ class MessageModel:
         Elements; messages begin at multiples of it.
     route : Topology or None
         How the payload goes whatever the topology, unless that is a star; None: as the topology says.
+    decoded_once : bool
+        The payloads that an all-gather brings are parts of one vector, which is decoded once; False: each is a vector.
     """
 
     nbytes: Callable[[int, int], int]
     piece_elements: int
     alignment: int = 64
     route: Topology | None = None
+    decoded_once: bool = False
 
 
 class Feedback(Protocol):

@@ -31,7 +31,7 @@ def selection_model(n: int, ranks: int, winners: int, piece_bytes: int) -> Messa
     """See `Algorithm.message_model`: the same bytes whatever a message's weight."""
     codec = SharedSelection(ranks, winners)
     longest = 8 * ranks * min(piece_bytes, PIECE_BYTES) // codec.votes // codec.alignment * codec.alignment
-    return MessageModel(codec.nbytes, max(codec.alignment, longest), codec.alignment, AllGather())
+    return MessageModel(codec.nbytes, max(codec.alignment, longest), codec.alignment, AllGather(), decoded_once=True)
 
 
 class SelectionGather:

@@ -12,6 +12,8 @@ METHODS: Mapping[str, Algorithm] = {
     "dense": algorithm("dense"),
     "marsit-100": Marsit(full_precision_every=100),
     "marsit": Marsit(full_precision_every=None),
+    "marsit-1-winner": Marsit(full_precision_every=None, winners=1),
+    "marsit-2-winners": Marsit(full_precision_every=None, winners=2),
     **{name: algorithm(name) for name in ALGORITHMS if name not in ("dense", "marsit", *_LEFT_OUT)},
 }
 COMPARED = frozenset(("majority-vote", "ssdm", "mem-sgd", "terngrad", "local-top-k", "top-k-sgd", "random-k"))

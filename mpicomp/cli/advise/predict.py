@@ -88,8 +88,10 @@ def _simulated(job: Job, algorithm: Algorithm, topology: Topology, speed: Speed)
     def nbytes(elements: int, weight: int) -> int:
         return round(speed.volume * wire.nbytes(elements, weight))
 
+    decode_s = speed.work.decode_s / (job.size if wire.decoded_once else 1)  # the simulator decodes all ranks' payloads
+    work = replace(speed.work, decode_s=decode_s)
     travelling_s = simulate_time(
-        topology, job.size, job.n, nbytes, job.network, wire.piece_elements, speed.work, alignment=wire.alignment
+        topology, job.size, job.n, nbytes, job.network, wire.piece_elements, work, alignment=wire.alignment
     )
     return speed.call_s + travelling_s
 

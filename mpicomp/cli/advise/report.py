@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-COLUMNS = (("method", 14), ("topology", 18), ("all-reduce", 12), ("step", 12), ("of dense", 9), ("pays below", 14))
+COLUMNS = (("method", 16), ("topology", 18), ("all-reduce", 12), ("step", 12), ("of dense", 9), ("pays below", 14))
 CAUTION = "Compare accuracy with a dense run of your training before you rely on it."
 WORTH = 1.05  # so many times faster, or compressing is not worth its noise
 
@@ -52,7 +52,7 @@ def _cells(record: dict[str, Any]) -> Any:
     def cells(row: dict[str, Any]) -> str:
         pays = "-" if row["method"] == "dense" else _pays(row["break_even_bytes_s"])
         return (
-            f"{row['method']:<14}  {row['topology']:<18}  {duration(row['seconds']):>12}  "
+            f"{row['method']:<16}  {row['topology']:<18}  {duration(row['seconds']):>12}  "
             f"{duration(row['step_s']):>12}  {dense_s / row['step_s']:>8.2f}x  {pays:>14}"
         )
 

@@ -93,7 +93,7 @@ def measure_speed(comm: Communicator, algorithm: Algorithm, n: int, dtype: str, 
     message_s, byte_s = _solve(
         (more[0], 2 * sent, other_s), (fewer[0], 2 * float(less[4]), float(less[3])), left_s / of_messages
     )
-    merged, decoded = sample * (size - 1) / size, sample * (size if gathers else 1)
+    merged, decoded = sample * (size - 1) / size, sample * (size if gathers and not wire.decoded_once else 1)
     work = Work(encoding_s / sample, merging_s / merged, decoding_s / decoded, message_s, byte_s, sharing)
     return Speed(work, max(0.0, left_s - of_messages * message_s), volume)
 

@@ -97,7 +97,7 @@ def _marsit(comm: Communicator, aggregator: Aggregator, x: NDArray[Any], out: ND
                 / comm.size
                 / x.size
             )
-        return _votes(comm, signed, residual is not None, out, step)
+        return _votes(comm, signed, residual is not None, out, step, options.winners == 2)
     after = aggregator.feedback.settled_residual()
     left = float(_sums(comm, np.array([0.0 if after is None else np.abs(after).max()]))[0])
     if left:
@@ -105,28 +105,31 @@ def _marsit(comm: Communicator, aggregator: Aggregator, x: NDArray[Any], out: ND
     return _mean(comm, signed, out, comm.size)
 
 
-def _votes(comm: Communicator, signed: NDArray[Any], zero_is_positive: bool, out: NDArray[Any], step: float) -> str:
-    """Judge a one-bit result by the ranks' votes."""
+def _votes(
+    comm: Communicator, signed: NDArray[Any], zero_is_positive: bool, out: NDArray[Any], step: float, zeros: bool
+) -> str:
+    """Judge a one-bit result, which has zeros where two winners may disagree, by the ranks' votes."""
     size = comm.size
     tolerance = 1e-5 + float(np.finfo(out.dtype).eps)
-    magnitude = float(abs(out[0]))
-    if not math.isclose(magnitude, step, rel_tol=tolerance):
+    magnitude = float(abs(out[np.argmax(out != 0)]))
+    if not (zeros and magnitude == 0) and not math.isclose(magnitude, step, rel_tol=tolerance):
         return f"the result's magnitude is {magnitude:.9g}, the global step is {step:.9g}"
-    positive, expected, variance = 0, 0.0, 0.0
+    positive, expected, variance = 0.0, 0.0, 0.0
     for tile in _tiles(out.size):
         part = signed[tile]
         # without a residual the sign of 0 alternates: such a vote is in nobody's favour
         votes = _sums(comm, np.stack([part >= 0 if zero_is_positive else part > 0, part < 0]).astype(np.float64))
-        chosen = out[tile] > 0
-        if np.any(np.abs(out[tile]) != out.dtype.type(magnitude)):
+        positives, negatives = out[tile] > 0, out[tile] < 0
+        if np.any((np.abs(out[tile]) != out.dtype.type(magnitude)) & (positives | negatives | (not zeros))):
             return f"elements {tile.start} to {tile.stop - 1} do not all have the magnitude {magnitude:.9g}"
-        flipped = np.flatnonzero(((votes[0] == size) & ~chosen) | ((votes[1] == size) & chosen))
+        flipped = np.flatnonzero(((votes[0] == size) & ~positives) | ((votes[1] == size) & ~negatives))
         if flipped.size:
             return f"element {tile.start + int(flipped[0])} has another sign than all ranks voted for"
         share = (votes[0] + (size - votes[0] - votes[1]) / 2) / size
-        positive += int(np.count_nonzero(chosen))
+        positive += (out[tile].size + np.count_nonzero(positives) - np.count_nonzero(negatives)) / 2
         expected += float(share.sum())
         variance += float((share * (1 - share)).sum())
     if abs(positive - expected) > DEVIATIONS * math.sqrt(variance) + 1:
-        return f"{positive} elements are positive, the votes lead to expect {expected:.0f} +- {math.sqrt(variance):.0f}"
+        around = f"{expected:.0f} +- {math.sqrt(variance):.0f}"
+        return f"{positive:.0f} elements are positive, the votes lead to expect {around}"
     return ""

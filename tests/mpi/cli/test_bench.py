@@ -77,7 +77,18 @@ def test_auto_goes_by_the_network_that_is_given(
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("options", [(), ("residual=paper",), ("compensation=False",), ("gamma=auto", "clip=0.25")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("residual=paper",),
+        ("compensation=False",),
+        ("gamma=auto", "clip=0.25"),
+        ("winners=1",),
+        ("winners=2",),
+        ("winners=2", "compensation=False"),
+    ],
+)
 def test_marsit_keeps_its_promises_in_every_form(tmp_path: Path, dtype: str, options: tuple[str, ...]) -> None:
     chosen = [part for option in (*options, "full_precision_every=3") for part in ("--option", option)]
     status, line = bench(tmp_path, "--count", "1e4", "--dtype", dtype, *chosen)
@@ -139,6 +150,8 @@ STATELESS = (*ONE_BIT, "--option", "compensation=False")
         (ONE_BIT, flip_the_signs, "another sign than all ranks voted for"),
         (ONE_BIT, double, "the global step is"),
         (ONE_BIT, one_magnitude_differs, "do not all have the magnitude"),
+        ((*ONE_BIT, "--option", "winners=2"), flip_the_signs, "another sign than all ranks voted for"),
+        ((*ONE_BIT, "--option", "winners=2"), double, "the global step is"),
         (STATELESS, prefer_positive, "the votes lead to expect"),
         (("--option", "full_precision_every=1"), a_residual_is_left, "left a residual"),
         (("--option", "full_precision_every=1"), double, "the exact result is"),

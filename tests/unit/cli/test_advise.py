@@ -100,6 +100,30 @@ def test_codes_of_varying_length_travel_for_as_long_as_they_are() -> None:
     assert half == pytest.approx(whole / 2, rel=1e-3)
 
 
+def test_one_winner_is_advised_where_bytes_count_and_two_winners_take_as_long_as_merging() -> None:
+    job = Job(4, N, "float32", LinkModel(0.0, 1e6), 57_344)
+    merged, one, two = (
+        Way(name, METHODS[name], topology, SPEED, DENSE_SPEED).seconds(job)
+        for name, topology in (("marsit", Ring()), ("marsit-1-winner", AllGather()), ("marsit-2-winners", AllGather()))
+    )
+    assert one == pytest.approx(merged / 2, rel=0.05)
+    assert two == pytest.approx(merged, rel=0.05)
+    names = "marsit,marsit-1-winner,marsit-2-winners"
+    assert report.advice(advised(1e6, "--methods", names)).startswith("Compress with marsit-1-winner over all-gather")
+
+
+def test_shared_selection_decodes_one_vector_for_any_number_of_ranks() -> None:
+    decoding = Speed(Work(decode_s=1e-6), 0.0)
+    few, many = (
+        Way("m", METHODS["marsit-1-winner"], AllGather(), decoding, DENSE_SPEED).seconds(
+            Job(size, N, "float32", LinkModel(0.0, 1e12), 57_344)
+        )
+        for size in (2, 32)
+    )
+    assert few == pytest.approx(N * 1e-6, rel=0.05)
+    assert many == pytest.approx(few, rel=0.05)
+
+
 def test_at_break_even_both_take_as_long() -> None:
     job = Job(4, N, "float32", LinkModel(5e-5, 1e8), 57_344)
     dense = fastest_dense(job, DENSE_SPEED)

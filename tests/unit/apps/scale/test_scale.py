@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from apps.scale.__main__ import main
-from apps.scale.simulations import METHODS, TOPOLOGIES, Point, powers, simulate
+from apps.scale.simulations import LINES, METHODS, TOPOLOGIES, Point, powers, simulate
 from collectives import LinkModel, Ring
 from collectives.cost.simulate import simulate_time
 
@@ -22,7 +22,8 @@ def test_one_command_makes_the_plots_and_does_not_simulate_twice(
     assert main([*arguments, "--processes", "1"]) == 0
     assert len(list(tmp_path.glob("scale-*.png"))) == 3
     known = (tmp_path / "s.json").read_text()
-    assert len(json.loads(known)) >= 2 * len(TOPOLOGIES) * len(METHODS) * 2
+    assert len(json.loads(known)) >= 2 * len(LINES) * 2
+    assert {json.loads(key)[1]["method"] for key in json.loads(known)} == set(METHODS)
     monkeypatch.setattr(Point, "seconds", None)
     assert main(arguments) == 0
     assert (tmp_path / "s.json").read_text() == known
@@ -47,6 +48,21 @@ def test_compressing_is_faster_where_links_are_slow(name: str) -> None:
     network = LinkModel(1e-5, 1e8, group_size=4, between_latency_s=2e-5, uplink_bytes_s=1e7)
     dense, one_bit = (Point(name, method, 16, 1_000_000, network).seconds() for method in ("dense", "one-bit"))
     assert one_bit < dense / 10
+
+
+@pytest.mark.parametrize("ranks", [4, 16])
+def test_on_slow_links_one_winner_takes_half_of_the_time_of_merging_and_two_winners_take_as_long(ranks: int) -> None:
+    slow = LinkModel(1e-6, 1e7)
+    merged, one, two = (
+        Point("ring", method, ranks, 2_000_000, slow).seconds() for method in ("one-bit", "one winner", "two winners")
+    )
+    assert one == pytest.approx(merged / 2, rel=0.15)
+    assert two == pytest.approx(merged, rel=0.15)
+
+
+def test_one_vector_is_decoded_once_however_many_ranks_send_parts_of_it() -> None:
+    few, many = (Point("ring", "one winner", ranks, 8_000_000, LinkModel(0.0, 1e12)).seconds() for ranks in (4, 64))
+    assert many < 1.2 * few
 
 
 def test_ranks_go_up_in_powers() -> None:
