@@ -1,4 +1,4 @@
-"""Collectives on non-blocking MPI: schedules as data, one executor for all of them, payloads as opaque bytes."""
+"""Collectives on non-blocking MPI: schedules as data, two executors for all of them, payloads as opaque bytes."""
 
 from __future__ import annotations
 

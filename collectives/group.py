@@ -32,13 +32,13 @@ from collectives.execution.program import Program
 from collectives.execution.requests import Cache, free_all
 from collectives.execution.stepwise import StepwiseExecution, runs_stepwise
 from collectives.progress.fork import reject_in_children
-from collectives.progress.polling import Testable, calls_in_flight, keep_alive, until, wait
+from collectives.progress.polling import Testable, begun_calls, keep_alive, until, wait
 from collectives.trace.recorder import Trace
 from collectives.trace.traffic import Traffic
 
 _FIXED_TAGS, _ROLLING_TAGS = range(1, 16_000), range(16_000, 32_000)
-STARTING_S = 10.0  # at least, that ranks which are only starting are awaited
-GRACE_S = 0.5  # that ranks which gave up leave each other for writing traces, as one of them may end the job
+STARTING_S = 10.0  # shortest time to wait for ranks that are still starting
+GRACE_S = 0.5  # time for all ranks to save traces before one ends the job
 
 
 class Group:
@@ -94,7 +94,7 @@ class Group:
         self._missing = MissingRanks(self.mpi_comm, timeout)
         self.given_up = self._missing.another_gave_up
         self._fixed_tag, self._rolling_tag = 0, 0
-        self._thread = 0  # that is in a call; 0: no thread is
+        self._thread = 0  # id of the thread that made the calls in flight; 0: no call yet
         self._held: dict[int, tuple[ref[object], Callable[[], None]]] = {}  # by the reference's identity
         self._gone: list[ref[object]] = []
         reject_in_children(self)
@@ -136,7 +136,7 @@ class Group:
         self._broken = "it was closed"
         self._free()
         dropped = self._dropped
-        if dropped is not None and not dropped.taken:
+        if dropped is not None and not dropped.seen:
             raise RuntimeError(f"{self.here}: {dropped.name()} was begun and never waited for: keep what begin returns")
 
     def _before_free(self) -> None:
@@ -225,7 +225,7 @@ class Group:
         """Make a call that goes on in the background."""
         call.background = True
         self.open(call, steps)
-        calls_in_flight().append(call)
+        begun_calls().append(call)
         handle = Handle(call)
         call.advance()
         return handle
@@ -251,7 +251,7 @@ class Group:
         """Take note that a call has ended."""
         if call in self._in_flight:
             self._in_flight.remove(call)
-        others = calls_in_flight()
+        others = begun_calls()
         if call in others:
             others.remove(call)
 

@@ -36,7 +36,7 @@ def measure_network(comm: Communicator) -> LinkModel:
     size = comm.size
     if size == 1:
         raise ValueError("one rank has no network to measure: start more of them with mpirun")
-    # no group is all ranks, and none is one rank: whose within-ring is fast, and whose way to the next group is slow?
+    # Look for the group width, neither 1 nor all ranks, within which links are fast and between which they are slow.
     widths = [width for width in range(2, size) if size % width == 0]
     within = {width: _seconds_a_message(comm, _inside(comm.rank, width)) for width in (*widths, size)}
     across = {width: _seconds_a_message(comm, _beyond(comm.rank, width, size)) for width in widths}

@@ -1,4 +1,4 @@
-"""FullPrecision sums and means: what travels is the numbers themselves."""
+"""Sums and means in full precision: the numbers themselves travel."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ Steps = Iterator[bool]
 """Each resumption does one bit of a call, never waits, and yields whether anything moved."""
 
 
-class Caller(Protocol):
+class CallGroup(Protocol):
     """The communicator, as far as its calls need it: see `collectives.group.Group`."""
 
     here: str
@@ -53,7 +53,7 @@ class Call(Backoff):
 
     Parameters
     ----------
-    group : Caller
+    group : CallGroup
         The communicator.
     name : callable
         The call in words, for messages.
@@ -76,7 +76,7 @@ class Call(Backoff):
         It was begun by a call that returned at once.
     done : bool
         It has ended, well or not.
-    taken : bool
+    seen : bool
         Its caller has heard that it ended.
     dropped : bool
         Its caller has let its handle go before.
@@ -93,19 +93,21 @@ class Call(Backoff):
         "name",
         "owners",
         "result",
+        "seen",
         "steps",
         "tag",
-        "taken",
     )
 
-    def __init__(self, group: Caller, name: Callable[[], str], clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, group: CallGroup, name: Callable[[], str], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         super().__init__(group.timeout, _nothing, group.given_up, clock, group.trace)
         self.group, self.name, self.tag = group, name, 0
         self.steps: Steps = iter(())
         self.owners: list[object] = []
         self.result: Any = None
         self.error: BaseException | None = None
-        self.done = self.taken = self.dropped = self.background = self._busy = False
+        self.done = self.seen = self.dropped = self.background = self._busy = False
 
     def advance(self) -> bool:
         """Do one bit of it without waiting; an error is kept for whoever waits for the call."""
@@ -160,9 +162,9 @@ class Call(Backoff):
             raise self.error
         return self.result
 
-    def take(self) -> None:
+    def mark_seen(self) -> None:
         """Take note that the caller has heard that the call ended."""
-        self.taken = True
+        self.seen = True
 
     def end_by(self, error: BaseException) -> None:
         """End the call, as the communicator was given up; a call that is just being driven ends where it is driven."""
@@ -210,7 +212,7 @@ class Handle:
         call = self._call
         call.group.advance()
         if call.done:
-            call.take()
+            call.mark_seen()
         if call.error is not None:
             raise call.error
         return call.done
@@ -227,10 +229,10 @@ class Handle:
             return call.wait()
         finally:
             if call.done:
-                call.take()
+                call.mark_seen()
 
     def __del__(self) -> None:
         call = self._call
-        if not call.taken:
+        if not call.seen:
             call.dropped = True
             call.group.drop(call)

@@ -1,4 +1,4 @@
-"""The one loop that runs a plan over MPI, as a data flow of pieces.
+"""The loop that runs a plan over MPI as a data flow of pieces; `stepwise` runs short vectors.
 
 A piece is merged when its message and its local encoding are there, and forwarded at once. MPI makes no progress while
 Python computes, so the loop alternates: test the oldest receive of each peer; if nothing has landed, do one piece of
@@ -61,7 +61,7 @@ class PipelinedExecution:
             self._payload, self._requests = followed(trace, program, payload, self._requests)
         self._merged = cast(MergedPayload, self._payload)  # where the program has merges
         self._traffic, self._encoded = traffic, encoded
-        self._call: Call | None = None  # that this is a part of
+        self._call: Call | None = None  # the call that this run belongs to
         count = len(program.pieces)
         self._at = [0] * count  # position in the piece's chain; -1: to be encoded first
         for piece in program.encode_order:
@@ -168,7 +168,7 @@ class PipelinedExecution:
                 self._to_prepare.append((message, number))
                 self._unmerged.add(message.index)
             else:
-                # the piece gives way only when this rank's own part in it is over and sent
+                # a receive may overwrite the piece only once all its earlier messages are done
                 piece, number = message.piece, -1
                 at = self._at[piece]
                 if at < 0 or self._program.chains[piece][at] is not message or not self._sent(piece):

@@ -60,7 +60,7 @@ class Program:
     encode_order : tuple of int
         Pieces in the order in which they are first needed.
     peers_in : tuple of int
-        Group that this one receives from.
+        Ranks that this one receives from.
     last_recv : tuple of int
         Per piece, where in its chain the last receive is, after which it is final; -1: none.
     steps : tuple of (tuple of Message, tuple of Message)

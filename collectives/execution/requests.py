@@ -7,6 +7,7 @@ from typing import Any
 from mpi4py import MPI
 
 Cache = dict[tuple[int, int], MPI.Prequest]
+SENDS = -2  # stands in a key of the cache for the number of a buffer, where the message is sent
 
 
 def free_all(cache: Cache) -> None:
@@ -34,7 +35,7 @@ class Requests:
         self._comm, self._tag, self._cache = comm, tag, cache
 
     def receive(self, key: tuple[int, int], buffer: Any, peer: int) -> MPI.Request:
-        """Start receive `key`: its number, and the number of its buffer."""
+        """Start a receive; `key`: (message number, buffer number; -1 without a buffer)."""
         if self._cache is None:
             return self._comm.Irecv(buffer, peer, self._tag)
         request = self._cache.get(key)
@@ -47,8 +48,8 @@ class Requests:
         """Start send number `index`."""
         if self._cache is None:
             return self._comm.Isend(buffer, peer, self._tag)
-        request = self._cache.get((index, -2))
+        request = self._cache.get((index, SENDS))
         if request is None:
-            request = self._cache[index, -2] = self._comm.Send_init(buffer, peer, self._tag)
+            request = self._cache[index, SENDS] = self._comm.Send_init(buffer, peer, self._tag)
         request.Start()
         return request

@@ -70,7 +70,7 @@ def rest_by(rest: Callable[[], None] | None) -> Callable[[], None] | None:
     return before
 
 
-def calls_in_flight() -> list[Advancing]:
+def begun_calls() -> list[Advancing]:
     """The calls that this thread has begun and that have not ended, whatever their communicator; may be edited."""
     return _thread.in_flight
 
@@ -91,7 +91,7 @@ class Backoff:
         Seconds without progress after which `idle` raises.
     describe : callable
         Says who waits for what, as in ``"rank 3 of 8, step 5: nothing from rank 2"``.
-    hopeless : callable, optional
+    peer_gave_up : callable, optional
         Asked between two sleeps: whether to raise before the timeout.
     clock : callable
         What `waited_s` is measured by; the timeout is always of time on the wall.
@@ -105,16 +105,16 @@ class Backoff:
     wait_name : str or None
         What a trace calls the waits of this phase; None: they are not recorded.
     since : float
-        When nothing began to move, if nothing moves.
+        Start of the current stall, by the clock.
     waited_s : float
         Seconds in which nothing moved, so far.
     """
 
     __slots__ = (
         "_clock",
-        "_hopeless",
         "_looked",
         "_others",
+        "_peer_gave_up",
         "_rest",
         "_spins",
         "_stalled_s",
@@ -132,11 +132,11 @@ class Backoff:
         self,
         timeout_s: float,
         describe: Callable[[], str],
-        hopeless: Callable[[], bool] | None = None,
+        peer_gave_up: Callable[[], bool] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         trace: Any = None,
     ) -> None:
-        self._timeout_s, self.describe, self._hopeless, self._clock = timeout_s, describe, hopeless, clock
+        self._timeout_s, self.describe, self._peer_gave_up, self._clock = timeout_s, describe, peer_gave_up, clock
         self._rest, self._others = _thread.rest, _thread.in_flight
         self._trace, self._wait = trace, None
         self.wait_name: str | None = ""
@@ -195,7 +195,7 @@ class Backoff:
             time.sleep(SLEEP_S)
         if stalled_s > self._timeout_s:
             raise CollectiveTimeout(f"{self.describe()} after {stalled_s:.3g} s")
-        if self._hopeless is not None and self._hopeless():
+        if self._peer_gave_up is not None and self._peer_gave_up():
             raise CollectiveTimeout(f"{self.describe()} after {stalled_s:.3g} s, and another rank has given up")
         if not self._warned and stalled_s > WARN_PART * self._timeout_s:
             self._warned = True
@@ -224,7 +224,7 @@ def wait(
     request: Testable,
     timeout_s: float,
     describe: Callable[[], str],
-    hopeless: Callable[[], bool] | None = None,
+    peer_gave_up: Callable[[], bool] | None = None,
 ) -> None:
     """Poll one request until it is done. The parameters are those of `Backoff`.
 
@@ -233,7 +233,7 @@ def wait(
     CollectiveTimeout, PeerFailure
     """
     try:
-        backoff = Backoff(timeout_s, describe, hopeless)
+        backoff = Backoff(timeout_s, describe, peer_gave_up)
         while not request.Test():
             backoff.idle()
     except BaseException as error:

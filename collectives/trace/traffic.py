@@ -77,7 +77,3 @@ class TrafficLog:
         self.last = Traffic(calls=1)
         self.last.clock = self.clock
         return self.last
-
-    def end(self) -> None:
-        """Count the last call into `total`."""
-        self.total.add(self.last)

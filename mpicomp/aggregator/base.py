@@ -185,7 +185,7 @@ class Aggregator:
         try:
             call.wait()  # all ranks have begun it
         finally:
-            call.take()
+            call.mark_seen()
         raise RuntimeError(f"the call of step {call.step} was dropped without wait(): keep what begin() returns")
 
     def _view(self, array: Any) -> NDArray[Any]:
@@ -235,7 +235,7 @@ class Aggregator:
         ValueError
             As `load_state_dict` would.
         """
-        self._taken(state)
+        self._checked_state(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken, to the bit; all ranks load what was taken at one step.
@@ -245,7 +245,7 @@ class Aggregator:
         ValueError
             The state is another method's, of another length or other tensors, or not finite. Nothing is changed then.
         """
-        taken = self._taken(state)
+        taken = self._checked_state(state)
         told = self.feedback.load(taken) if self.feedback is not None else ""
         self.step = taken["step"]
         if told:  # the ranks then also agree on what they have restored
@@ -256,7 +256,7 @@ class Aggregator:
         """A state of this step: what all have, and a method's own entries."""
         return {"method": type(self.algorithm).__name__, "n": self.n, "step": self.step, **entries}
 
-    def _taken(self, state: dict[str, Any]) -> dict[str, Any]:
+    def _checked_state(self, state: dict[str, Any]) -> dict[str, Any]:
         """What a state holds, all of it looked at before any is taken over: see `mpicomp.aggregator.state.check`."""
         where = f"{self.comm.here}, vector {self.vector_id}"
         like = self._state({} if self.feedback is None else self.feedback.like())

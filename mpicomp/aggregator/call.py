@@ -60,9 +60,9 @@ class VectorCall(Call):
         self.values, self.out, self.traffic = values, out, traffic
         self.wide: NDArray[Any] | None = None
 
-    def take(self) -> None:
+    def mark_seen(self) -> None:
         """See `Call`."""
-        super().take()
+        super().mark_seen()
         user = self.user()
         if user is not None:
             user.let_go(self)

@@ -48,6 +48,9 @@ class MessageModel:
 class Feedback(Protocol):
     """What a rank carries from step to step.
 
+    Where ranks own parts of the vector it also has ``check_owner(state, where)``, which raises ValueError if a state
+    has entries of elements that are another rank's; `where` names rank and vector. Other feedback has no such method.
+
     Attributes
     ----------
     state_kinds : dict
@@ -87,7 +90,10 @@ class Reducer(Protocol):
     """How payloads get round and meet. Holds buffers, and no aggregator."""
 
     def prepare(self, step: int) -> None:
-        """Do ahead what a step needs no vector for, while the ranks agree on the call; may be left out."""
+        """Do ahead what a step needs no vector for, while the ranks agree on the call.
+
+        It is not always called (never with ``verify=False``), so `steps` must not depend on it.
+        """
         ...
 
     def steps(self, call: VectorCall) -> Iterator[bool]:

@@ -1,4 +1,4 @@
-"""Methods: one file each, a frozen dataclass of options and its aggregator."""
+"""Methods: one file each, a frozen dataclass of options that names its parts."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ class EFSignSGD(Algorithm):
     Parameters
     ----------
     bucket : int or None
-        Elements that share a scale, at least 1, counted from the start of each segment; the last may be fewer. None:
-        the whole segment, or vector.
+        Elements that share a scale, at least 1, counted from the start of each tensor; the last may be fewer. None:
+        the whole tensor, or vector.
 
     Raises
     ------

@@ -54,7 +54,7 @@ class Marsit(Algorithm):
     full_precision_every : int or None
         K: steps 0, K, 2K, ... are dense; None: never.
     global_step : float or "auto"
-        s. "auto": gamma times the running mean of |u|, over ranks and elements, per segment.
+        s. "auto": gamma times the running mean of |u|, over ranks and elements, per tensor.
     residual : "own" or "paper"
         What is carried over: what this rank's own sign missed, or the literal rule.
     clip : float

@@ -42,9 +42,9 @@ class ScaleCom(SharedIndices):
         Elements among which the chunk / rate largest are looked for: a multiple of `rate` (of all `rates`). None: as
         many as the rate, of which one is sent.
     exact : bool
-        The largest of the whole vector (segment) instead, ceil(length / rate) of them. Slower, and longer indices.
+        The largest of the whole vector (tensor) instead, ceil(length / rate) of them. Slower, and longer indices.
     rates : tuple of int, or one such tuple per vector, optional
-        Instead of `rate`: of each segment. With several vectors under one seed, such as an optimizer's buckets, the
+        Instead of `rate`: of each tensor. With several vectors under one seed, such as an optimizer's buckets, the
         tuple at `vector_id` is a vector's.
 
     Raises
@@ -63,7 +63,7 @@ class ScaleCom(SharedIndices):
         flat = [self.rate]
         if self.rates is not None:
             if not isinstance(self.rates, list | tuple) or not self.rates:
-                raise ValueError(f"rates must be None or a rate per segment, not {self.rates!r}")
+                raise ValueError(f"rates must be None or a rate per tensor, not {self.rates!r}")
             nested = isinstance(self.rates[0], list | tuple)
             given: Any = self.rates if nested else (self.rates,)
             rows: list[tuple[int, ...]] = []

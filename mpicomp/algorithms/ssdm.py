@@ -1,6 +1,6 @@
 """SSDM: unbiased random signs, counted. Stochastic sign descent, with momentum if you like.
 
-Per step and segment, with g this rank's gradient:
+Per step and tensor, with g this rank's gradient:
 
     x = g, or with momentum m <- beta m + (1 - beta) g, x = m
     sign +1 with probability 1/2 + x_i / (2 N), else -1;   k = number of ranks with sign +1

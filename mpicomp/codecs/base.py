@@ -60,7 +60,7 @@ class Codec(Protocol):
         ...
 
     def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
-        """`payload`, of exactly `nbytes(n)`, is overwritten."""
+        """Overwrite `payload`, of exactly `nbytes(n)`. Raises ValueError for NaN or infinity among the values."""
         ...
 
     def decode(self, payload: Bytes, values: NDArray[Any], *, weight: int) -> None:
@@ -69,7 +69,11 @@ class Codec(Protocol):
 
 
 class Mergeable(Codec, Protocol):
-    """A codec whose payloads can be merged without decoding them."""
+    """A codec whose payloads can be merged without decoding them.
+
+    `merge` is the contract's reference form, which tests and benchmarks call. Reducers call what the codec's `bind`
+    returns: the merge on a device's kernels, with working memory of its own; see `mpicomp.codecs.sign.Sign.bind`.
+    """
 
     def merge(
         self, held: Bytes, incoming: Bytes, n: int, *, held_weight: int, incoming_weight: int, draw: Draw

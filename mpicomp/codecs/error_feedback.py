@@ -15,8 +15,8 @@ from mpicomp import kernels
 Part = NDArray[Any]
 
 
-class Feedback(Protocol):
-    """How a residual enters a step and what becomes of it. All arrays are of one length and dtype."""
+class ErrorRule(Protocol):
+    """How a residual enters a step and what a codec's error becomes. All arrays are of one length and dtype."""
 
     def compensate(self, values: Part, residual: Part, out: Part) -> None:
         """Overwrite `out` with what is to be encoded."""
@@ -37,11 +37,11 @@ class ErrorFeedback:
     """p = g + e; e <- p - Q(p)."""
 
     def compensate(self, values: Part, residual: Part, out: Part) -> None:
-        """See `Feedback`."""
+        """See `ErrorRule`."""
         kernels.of("cpu").error_feedback.compensate(values, residual, None, out)
 
     def keep(self, values: Part, compensated: Part, sent: Part, residual: Part, out: Part) -> bool:
-        """See `Feedback`."""
+        """See `ErrorRule`."""
         return bool(kernels.of("cpu").error_feedback.keep(compensated, sent, residual, None, out))
 
 
@@ -53,9 +53,9 @@ class ErrorAccumulation:
     beta: float
 
     def compensate(self, values: Part, residual: Part, out: Part) -> None:
-        """See `Feedback`."""
+        """See `ErrorRule`."""
         kernels.of("cpu").error_feedback.compensate(values, residual, residual.dtype.type(self.alpha), out)
 
     def keep(self, values: Part, compensated: Part, sent: Part, residual: Part, out: Part) -> bool:
-        """See `Feedback`."""
+        """See `ErrorRule`."""
         return bool(kernels.of("cpu").error_feedback.keep(values, sent, residual, residual.dtype.type(self.beta), out))

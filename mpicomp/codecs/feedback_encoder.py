@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from collectives.memory import narrow, widen
 from mpicomp import kernels
 from mpicomp.codecs.base import Bytes, Codec, Draw, Keeping
-from mpicomp.codecs.error_feedback import ErrorFeedback, Feedback
+from mpicomp.codecs.error_feedback import ErrorFeedback, ErrorRule
 from mpicomp.kernels.streams import Stream
 
 QUIET = np.errstate(over="ignore", invalid="ignore")
@@ -36,7 +36,7 @@ class FeedbackEncoder:
     Parameters
     ----------
     codec : Codec
-    feedback : Feedback, optional
+    feedback : ErrorRule, optional
         None: nothing is kept.
     n : int
     dtype : dtype
@@ -52,7 +52,7 @@ class FeedbackEncoder:
     def __init__(
         self,
         codec: Codec,
-        feedback: Feedback | None,
+        feedback: ErrorRule | None,
         n: int,
         dtype: np.dtype[Any],
         longest: int,

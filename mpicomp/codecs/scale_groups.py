@@ -91,7 +91,7 @@ class ScaleGroups:
 
     @classmethod
     def of(cls, tensor_lengths: Sequence[int] | None, n: int, bucket: int | None = None) -> ScaleGroups:
-        """Segments, or buckets counted from the start of each.
+        """Tensors, or buckets counted from the start of each.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""One bit per element, unbiased: SSDM's stochastic sign, with the segment's norm beside it.
+"""One bit per element, unbiased: SSDM's stochastic sign, with the tensor's norm beside it.
 
 Bit 1 with probability 1/2 + x_i / (2 N), N = ||x||_2; decodes to +-N, whose mean is x_i.
 

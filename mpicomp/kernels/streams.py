@@ -52,7 +52,7 @@ class Stream:
 
 
 def key_schedule(key_0: int, key_1: int) -> NDArray[np.uint64]:
-    """uint64[56] for `kernels.random` from two 32-bit key words."""
+    """uint64[56] for the kernels of `mpicomp.kernels.cpu.philox`, from two 32-bit key words."""
     rounds = [[(k + r * weyl) & _MASK32 for k, weyl in zip((key_0, key_1), _WEYL, strict=True)] for r in range(ROUNDS)]
     return np.repeat(np.array(rounds, dtype=np.uint64).reshape(-1), 4)
 

@@ -23,17 +23,17 @@ from collectives.schedules.star import Star
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import MessageModel, Parts, VectorSpec
 from mpicomp.codecs.base import Codec, sent_bytes, varies
-from mpicomp.codecs.error_feedback import Feedback
+from mpicomp.codecs.error_feedback import ErrorRule
 from mpicomp.codecs.feedback_encoder import FeedbackEncoder, take_mean
 from mpicomp.codecs.full_precision import FullPrecision
 from mpicomp.kernels.streams import Stream
-from mpicomp.reducers.coded import CodedRounds, Errors, ResultWriter, buffers, piece_elements
+from mpicomp.reducers.coded import CodedRounds, Residuals, ResultWriter, buffers, piece_elements
 from mpicomp.reducers.two_pass import TwoPass, TwoPassPayload, route
 
 BRIEF_ELEMENTS = 1 << 14  # up to here encoding takes less than keeping account of pieces
 
 
-def all_gather(comm: Communicator, spec: VectorSpec, codec: Codec, feedback: Feedback | None, seed: int = 0) -> Parts:
+def all_gather(comm: Communicator, spec: VectorSpec, codec: Codec, feedback: ErrorRule | None, seed: int = 0) -> Parts:
     """Feedback x codec x all-gather, or over a star x two passes, the second in full precision."""
     star, back = isinstance(comm.topology, Star), FullPrecision(spec.dtype)
     longest = piece_elements(codec, spec.n, comm.packed_piece_bytes(), back if star else None)
@@ -43,7 +43,7 @@ def all_gather(comm: Communicator, spec: VectorSpec, codec: Codec, feedback: Fee
         program = gather_program(comm.rank, comm.size, pieces(range(spec.n), longest, codec.alignment))
     stream, here = Stream(seed, spec.vector_id, "code"), (spec.n, spec.compute, program.longest_piece)
     encoder = FeedbackEncoder(codec, feedback, *here, stream, comm.rank)
-    errors, writer = Errors({"residual": encoder}, {"residual": "mean"}), ResultWriter(spec.dtype, spec.sixteen_bit)
+    errors, writer = Residuals({"residual": encoder}, {"residual": "mean"}), ResultWriter(spec.dtype, spec.sixteen_bit)
     exchange: TwoPass | AllGather
     if star:
         root = FeedbackEncoder(back, None, *here, stream, 0)

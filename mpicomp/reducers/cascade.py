@@ -52,9 +52,15 @@ class Cascade:
 
     def commit(self) -> None:
         """See `Reducer`."""
-        self._payload.values = self._payload.nothing
+        self._release()
 
-    roll_back = commit
+    def roll_back(self) -> None:
+        """See `Reducer`."""
+        self._release()
+
+    def _release(self) -> None:
+        """Drop the reference to the caller's array, so that it can be freed."""
+        self._payload.values = self._payload.nothing
 
     def steps(self, call: VectorCall) -> Iterator[bool]:
         """See `Reducer`."""

@@ -45,7 +45,7 @@ def buffers(sizes: Sequence[int]) -> list[Bytes]:
     return [whole[start : start + size] for start, size in zip(starts, sizes, strict=False)]
 
 
-class Errors:
+class Residuals:
     """The residuals of a rank's encoders; see `Feedback`.
 
     Parameters
@@ -126,14 +126,14 @@ class CodedRounds:
     Parameters
     ----------
     comm : Communicator
-    errors : Errors
+    errors : Residuals
     writer : ResultWriter
     exchange : object
         Its ``steps(call, encoded)`` writes the result by `writer`, and calls `encoded` once all that this rank encodes
         is done; its ``end()`` drops its references to the caller's arrays.
     """
 
-    def __init__(self, comm: Communicator, errors: Errors, writer: ResultWriter, exchange: Any) -> None:
+    def __init__(self, comm: Communicator, errors: Residuals, writer: ResultWriter, exchange: Any) -> None:
         self._encoders, self._writer, self.exchange = tuple(errors.encoders.values()), writer, exchange
         self._side_channel = SideChannel(comm, 1)
 
@@ -144,10 +144,14 @@ class CodedRounds:
         """See `Reducer`."""
         for encoder in self._encoders:
             encoder.commit()
-        self.roll_back()
+        self._release()
 
     def roll_back(self) -> None:
         """See `Reducer`."""
+        self._release()
+
+    def _release(self) -> None:
+        """Drop the references to the caller's arrays, so that they can be freed."""
         self._writer.end()
         self.exchange.end()
 

@@ -62,7 +62,10 @@ class OneBitReducer(Protocol):
     scratch: list[NDArray[np.uint64]]
 
     def prepare(self, step: int) -> None:
-        """Do ahead what a step needs no vector for; may be left out."""
+        """Do ahead what a step needs no vector for.
+
+        It is not always called (never with ``verify=False``), so `steps` must not depend on it.
+        """
 
     def steps(self, call: VectorCall, feedback: SignFeedback) -> Iterator[bool]:
         """Have every piece encoded, `encoded` called once they all are, and every merged piece finished."""

@@ -26,10 +26,10 @@ from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Parts, VectorSpec
 from mpicomp.aggregator.state import OWNED, check_owned
 from mpicomp.codecs.base import Bytes, Codec, sent_bytes
-from mpicomp.codecs.error_feedback import Feedback
+from mpicomp.codecs.error_feedback import ErrorRule
 from mpicomp.codecs.feedback_encoder import FeedbackEncoder, take_mean
 from mpicomp.kernels.streams import Stream
-from mpicomp.reducers.coded import CodedRounds, Errors, ResultWriter, buffers, piece_elements
+from mpicomp.reducers.coded import CodedRounds, Residuals, ResultWriter, buffers, piece_elements
 
 MOST_BUFFERS = 8
 BRIEF_ELEMENTS = 1 << 14
@@ -46,13 +46,13 @@ def two_pass(
     spec: VectorSpec,
     codec: Codec,
     second: Codec,
-    feedback: Feedback | None,
-    owners_feedback: Feedback | None,
+    feedback: ErrorRule | None,
+    owners_feedback: ErrorRule | None,
     seed: int = 0,
 ) -> Parts:
     """Feedback x codec x two passes.
 
-    codec, second : of what ranks send to owners, and owners to ranks. feedback, owners_feedback : of each.
+    codec, feedback : worker to owner. second, owners_feedback : owner to worker.
     """
     longest = piece_elements(codec, spec.n, comm.packed_piece_bytes(), second)
     program = comm.program(route(comm), spec.n, codec.alignment, longest)
@@ -65,12 +65,12 @@ def two_pass(
     writer = ResultWriter(spec.dtype, spec.sixteen_bit)
     payload = TwoPassPayload(program, worker, owner, writer)
     own = payload.own if owners_feedback is not None else None
-    errors = OwnersErrors(worker, owner, own)
+    errors = OwnerResiduals(worker, owner, own)
     return Parts(errors, codec, CodedRounds(comm, errors, writer, TwoPass(comm, program, payload)))
 
 
-class OwnersErrors(Errors):
-    """The worker's error and, of the elements that this rank owns, the owner's; see `Errors`.
+class OwnerResiduals(Residuals):
+    """The worker's error and, of the elements that this rank owns, the owner's; see `Residuals`.
 
     Parameters
     ----------
