@@ -230,11 +230,6 @@ class Group:
         call.advance()
         return handle
 
-    def advance(self) -> None:
-        """Do one bit of every call in flight, without waiting."""
-        for call in tuple(self._in_flight):
-            call.advance()
-
     def turn_of(self, call: Call) -> Steps:
         """Wait until all calls that were begun before have ended.
 

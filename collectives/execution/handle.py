@@ -23,10 +23,6 @@ class Caller(Protocol):
     failure: BaseException | None
     given_up: Callable[[], bool]
 
-    def advance(self) -> None:
-        """Do one bit of every call in flight, without waiting."""
-        ...
-
     def drop(self, call: Call) -> None:
         """Take note that a caller will never hear how its call ended."""
         ...
@@ -201,14 +197,14 @@ class Handle:
         self._call = call
 
     def poll(self) -> bool:
-        """Make progress without waiting; True once the result is there.
+        """Make progress with all calls of the thread, without waiting; True once the result is there.
 
         Raises
         ------
         CollectiveMismatch, CollectiveTimeout, PeerFailure, CommunicatorClosed
         """
         call = self._call
-        call.group.advance()
+        call.advance_all()
         if call.done:
             call.take()
         if call.error is not None:

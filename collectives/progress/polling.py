@@ -75,13 +75,6 @@ def calls_in_flight() -> list[Advancing]:
     return _thread.in_flight
 
 
-def _advance_all(calls: list[Advancing]) -> bool:
-    moved = False
-    for call in tuple(calls):
-        moved |= call.advance()
-    return moved
-
-
 class Backoff:
     """Backs off while nothing moves.
 
@@ -154,6 +147,13 @@ class Backoff:
                 self._trace.end_wait(self._wait)
                 self._wait = None
 
+    def advance_all(self) -> bool:
+        """Do one bit of every call in flight of the thread that made this one; whether any of them moved."""
+        moved = False
+        for call in tuple(self._others):
+            moved |= call.advance()
+        return moved
+
     def idle(self, rest: bool = True) -> None:
         """Nothing happened in this turn.
 
@@ -174,7 +174,7 @@ class Backoff:
             if self._trace is not None and rest and self.wait_name is not None:
                 self._wait = self._trace.begin("wait", self.wait_name)
         sleepy = False
-        if rest and not (self._others and _advance_all(self._others)):
+        if rest and not (self._others and self.advance_all()):
             if self._rest is not None:
                 self._rest()
             elif self._spins < SPINS:

@@ -180,3 +180,34 @@ def test_an_aggregator_that_is_let_go_frees_its_residual_without_the_garbage_col
             assert [one() for one in kept] == [None] * len(kept)
         finally:
             gc.enable()
+
+
+def test_a_dropped_call_that_failed_is_an_error_of_its_own_on_all_ranks(mpi_comm: MPI.Comm) -> None:
+    with Communicator(mpi_comm, timeout=TIMEOUT_S) as comm:
+        aggregator, x = DoubleSqueeze().start(comm, 100), gradient(100, comm.rank, 0)
+        aggregator.begin(np.full_like(x, np.nan))
+        with pytest.raises(RuntimeError, match=r"was dropped without wait\(\).*, and failed \(NonFiniteGradient: .*NaN"):
+            aggregator.aggregate(x)
+        assert same_everywhere(comm, aggregator.aggregate(x))
+
+
+def test_a_state_is_not_loaded_while_a_call_is_in_flight(mpi_comm: MPI.Comm) -> None:
+    with Communicator(mpi_comm, timeout=TIMEOUT_S) as comm:
+        aggregator, x = DoubleSqueeze().start(comm, 100), gradient(100, comm.rank, 0)
+        state = aggregator.state_dict()
+        handle = aggregator.begin(x)
+        with pytest.raises(RuntimeError, match="the call of step 0 is still in flight: wait"):
+            aggregator.load_state_dict(state)
+        handle.wait()
+        aggregator.load_state_dict(state)
+        assert aggregator.step == 0
+
+
+def test_two_communicators_polled_crosswise_help_each_other(mpi_comm: MPI.Comm) -> None:
+    with Communicator(mpi_comm, timeout=TIMEOUT_S) as one, Communicator(mpi_comm, timeout=TIMEOUT_S) as other:
+        x = gradient(100, one.rank, 0)
+        handles = [Marsit(None).start(comm, 100).begin(x) for comm in (one, other)]
+        for handle in handles if one.rank % 2 else reversed(handles):
+            while not handle.poll():
+                pass
+        assert all(same_everywhere(one, handle.wait()) for handle in handles)
