@@ -114,7 +114,7 @@ def test_every_method_is_timed_beside_its_bytes_and_its_computing(
         assert 0 <= sum(stages) <= total_s * rounding, name
         assert total_s <= row["elapsed_s"] * rounding, name
         assert row["predicted_s"] > 0, name
-    sent = {name: row["bytes_sent"] for name, row in record["rows"].items()}
+    sent = {name: row["cost"]["bytes_sent"] for name, row in record["rows"].items()}
     assert sent["dense"] == pytest.approx(4 * n, rel=0.01)
     assert sent["Marsit"] == pytest.approx(n / 8, rel=0.02)
     assert all(f"\n| {name} | " in methods.render([record]) for name in methods.METHODS)
