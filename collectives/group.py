@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import takewhile
 from types import TracebackType
 from typing import Any, NoReturn, Self
 from weakref import ref
@@ -32,7 +33,7 @@ from collectives.execution.program import Program
 from collectives.execution.requests import Cache, free_all
 from collectives.execution.stepwise import StepwiseExecution, runs_stepwise
 from collectives.progress.fork import reject_in_children
-from collectives.progress.polling import Testable, begun_calls, keep_alive, until, wait
+from collectives.progress.polling import Testable, keep_alive, until, wait
 from collectives.trace.recorder import Trace
 from collectives.trace.traffic import Traffic
 
@@ -225,15 +226,10 @@ class Group:
         """Make a call that goes on in the background."""
         call.background = True
         self.open(call, steps)
-        begun_calls().append(call)
+        call.others.append(call)
         handle = Handle(call)
         call.advance()
         return handle
-
-    def advance(self) -> None:
-        """Do one bit of every call in flight, without waiting."""
-        for call in tuple(self._in_flight):
-            call.advance()
 
     def turn_of(self, call: Call) -> Steps:
         """Wait until all calls that were begun before have ended.
@@ -243,6 +239,10 @@ class Group:
         while self._in_flight[0] is not call:
             yield False
 
+    def before(self, call: Call) -> Iterator[Call]:
+        """Calls in flight that were begun before this one."""
+        return takewhile(lambda one: one is not call, self._in_flight)
+
     def drop(self, call: Call) -> None:
         """Take note that a caller will never hear how its call ended; of several only the last one is kept."""
         self._dropped = call
@@ -250,10 +250,12 @@ class Group:
     def end(self, call: Call) -> None:
         """Take note that a call has ended."""
         if call in self._in_flight:
-            self._in_flight.remove(call)
-        others = begun_calls()
-        if call in others:
-            others.remove(call)
+            at = self._in_flight.index(call)
+            del self._in_flight[at]
+            for later in self._in_flight[at:]:
+                later.excuse()
+        if call in call.others:
+            call.others.remove(call)
 
     # Agreeing --------------------------------------------------------------------------------------------------------
 
@@ -357,8 +359,9 @@ class Group:
         if self.failure is not None:
             keep_alive(call)
             return error  # the communicator was given up before, and the ranks were asked then
-        if isinstance(error, NonFiniteGradient):
-            return error  # on all ranks, with nothing of the call in flight
+        if isinstance(error, NonFiniteGradient):  # on all ranks
+            call.owners.clear()  # nothing of the call is in flight
+            return error
         if isinstance(error, CollectiveMismatch) and (not call.background or self._in_flight == [call]):
             return error  # raised here and now, with nothing of the call in flight
         return self.abort(error, call)

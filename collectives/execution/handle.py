@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
@@ -23,8 +24,8 @@ class CallGroup(Protocol):
     failure: BaseException | None
     given_up: Callable[[], bool]
 
-    def advance(self) -> None:
-        """Do one bit of every call in flight, without waiting."""
+    def before(self, call: Call) -> Iterable[Call]:
+        """Calls in flight that were begun before this one."""
         ...
 
     def drop(self, call: Call) -> None:
@@ -74,6 +75,8 @@ class Call(Backoff):
         What the call ended by.
     background : bool
         It was begun by a call that returned at once.
+    busy : bool
+        It is just being driven.
     done : bool
         It has ended, well or not.
     seen : bool
@@ -84,8 +87,8 @@ class Call(Backoff):
 
     __slots__ = (
         "__weakref__",
-        "_busy",
         "background",
+        "busy",
         "done",
         "dropped",
         "error",
@@ -107,13 +110,13 @@ class Call(Backoff):
         self.owners: list[object] = []
         self.result: Any = None
         self.error: BaseException | None = None
-        self.done = self.seen = self.dropped = self.background = self._busy = False
+        self.done = self.seen = self.dropped = self.background = self.busy = False
 
     def advance(self) -> bool:
         """Do one bit of it without waiting; an error is kept for whoever waits for the call."""
-        if self._busy or self.done:
+        if self.busy or self.done:
             return False
-        self._busy = True
+        self.busy = True
         try:
             if next(self.steps):
                 self.moved()
@@ -129,7 +132,7 @@ class Call(Backoff):
         else:
             return False
         finally:
-            self._busy = False
+            self.busy = False
         return True
 
     def wait(self) -> Any:
@@ -141,9 +144,9 @@ class Call(Backoff):
             What the call ended by, or what another call ended by that took the communicator along.
         """
         if not self.done:
-            if self._busy:
+            if self.busy:
                 raise RuntimeError(f"{self.group.here}: a call cannot be waited for from within itself ({self.name()})")
-            self._busy = True
+            self.busy = True
             group = self.group
             try:
                 for moved in self.steps:
@@ -157,10 +160,20 @@ class Call(Backoff):
             except BaseException as error:  # noqa: BLE001 - raised below
                 self._fail(error)
             finally:
-                self._busy = False
+                self.busy = False
         if self.error is not None:
-            raise self.error
+            try:
+                raise self.error
+            finally:
+                if not self.background:  # nobody asks again, and an error and its traceback would keep each other
+                    self.error = None
         return self.result
+
+    def standstill_s(self, rest: bool) -> float:
+        """The calls begun before may have to end first, here or on another rank, and have timeouts of their own."""
+        # a call that is driven further down the stack, though this one is not driven by its waiting, was interrupted
+        moving = (one for one in self.group.before(self) if (not rest if one.busy else one.background))
+        return min((one.stalled_s for one in moving), default=math.inf)
 
     def mark_seen(self) -> None:
         """Take note that the caller has heard that the call ended."""
@@ -168,7 +181,7 @@ class Call(Backoff):
 
     def end_by(self, error: BaseException) -> None:
         """End the call, as the communicator was given up; a call that is just being driven ends where it is driven."""
-        if not (self._busy or self.done):
+        if not (self.busy or self.done):
             self._fail(error)
 
     def _end(self) -> None:
@@ -181,6 +194,7 @@ class Call(Backoff):
             with suppress(BaseException):
                 self.steps.throw(error)  # where it came from elsewhere, such as the deadline
         self.error = self.group.fail(self, error)
+        del error  # its traceback may have this frame, and they would keep each other
         self._release()
 
     def _release(self) -> None:
@@ -203,14 +217,14 @@ class Handle:
         self._call = call
 
     def poll(self) -> bool:
-        """Make progress without waiting; True once the result is there.
+        """Make progress with all calls of the thread, without waiting; True once the result is there.
 
         Raises
         ------
         CollectiveMismatch, CollectiveTimeout, PeerFailure, CommunicatorClosed
         """
         call = self._call
-        call.group.advance()
+        call.advance_all()
         if call.done:
             call.mark_seen()
         if call.error is not None:

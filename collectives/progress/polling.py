@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import os
 import threading
 import time
@@ -70,18 +71,6 @@ def rest_by(rest: Callable[[], None] | None) -> Callable[[], None] | None:
     return before
 
 
-def begun_calls() -> list[Advancing]:
-    """The calls that this thread has begun and that have not ended, whatever their communicator; may be edited."""
-    return _thread.in_flight
-
-
-def _advance_all(calls: list[Advancing]) -> bool:
-    moved = False
-    for call in tuple(calls):
-        moved |= call.advance()
-    return moved
-
-
 class Backoff:
     """Backs off while nothing moves.
 
@@ -102,6 +91,9 @@ class Backoff:
     ----------
     describe : callable
         May be set while a call goes on.
+    others : list
+        The calls that go on in the background in the thread that has made this, whatever their communicator; may be
+        edited.
     wait_name : str or None
         What a trace calls the waits of this phase; None: they are not recorded.
     since : float
@@ -113,7 +105,6 @@ class Backoff:
     __slots__ = (
         "_clock",
         "_looked",
-        "_others",
         "_peer_gave_up",
         "_rest",
         "_spins",
@@ -123,6 +114,7 @@ class Backoff:
         "_wait",
         "_warned",
         "describe",
+        "others",
         "since",
         "wait_name",
         "waited_s",
@@ -137,7 +129,7 @@ class Backoff:
         trace: Any = None,
     ) -> None:
         self._timeout_s, self.describe, self._peer_gave_up, self._clock = timeout_s, describe, peer_gave_up, clock
-        self._rest, self._others = _thread.rest, _thread.in_flight
+        self._rest, self.others = _thread.rest, _thread.in_flight
         self._trace, self._wait = trace, None
         self.wait_name: str | None = ""
         self._spins, self._warned = 0, False
@@ -153,6 +145,26 @@ class Backoff:
             if self._wait is not None:
                 self._trace.end_wait(self._wait)
                 self._wait = None
+
+    def advance_all(self) -> bool:
+        """Do one bit of every call in flight of the thread that made this one; whether any of them moved."""
+        moved = False
+        for call in tuple(self.others):
+            moved |= call.advance()
+        return moved
+
+    def standstill_s(self, rest: bool) -> float:
+        """For how long nothing has moved that this may have to wait for, in seconds; parameter as in `idle`."""
+        return math.inf
+
+    def excuse(self) -> None:
+        """Something has ended that this may have had to wait for: its timeout starts over."""
+        self._stalled_s = 0.0
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds since something moved, as far as they count towards the timeout."""
+        return self._stalled_s if self._spins else 0.0
 
     def idle(self, rest: bool = True) -> None:
         """Nothing happened in this turn.
@@ -174,7 +186,7 @@ class Backoff:
             if self._trace is not None and rest and self.wait_name is not None:
                 self._wait = self._trace.begin("wait", self.wait_name)
         sleepy = False
-        if rest and not (self._others and _advance_all(self._others)):
+        if rest and not (self.others and self.advance_all()):
             if self._rest is not None:
                 self._rest()
             elif self._spins < SPINS:
@@ -193,6 +205,8 @@ class Backoff:
             return
         if sleepy:
             time.sleep(SLEEP_S)
+        if stalled_s > self._timeout_s * (1.0 if self._warned else WARN_PART):
+            stalled_s = self._stalled_s = min(stalled_s, self.standstill_s(rest))
         if stalled_s > self._timeout_s:
             raise CollectiveTimeout(f"{self.describe()} after {stalled_s:.3g} s")
         if self._peer_gave_up is not None and self._peer_gave_up():

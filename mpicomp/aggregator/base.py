@@ -182,11 +182,15 @@ class Aggregator:
     def _reject_second_call(self, call: VectorCall) -> NoReturn:
         if not call.dropped:
             raise RuntimeError(f"the call of step {call.step} is still in flight: wait() for it before the next one")
+        failure, ended = None, ""
         try:
             call.wait()  # all ranks have begun it
+        except Exception as error:  # noqa: BLE001 - of the dropped call, not of this one
+            failure, ended = error, f", and failed ({type(error).__name__}: {error})"
         finally:
             call.mark_seen()
-        raise RuntimeError(f"the call of step {call.step} was dropped without wait(): keep what begin() returns")
+        dropped = f"the call of step {call.step} was dropped without wait()"
+        raise RuntimeError(f"{dropped}: keep what begin() returns{ended}") from failure
 
     def _view(self, array: Any) -> NDArray[Any]:
         if (
@@ -244,7 +248,11 @@ class Aggregator:
         ------
         ValueError
             The state is another method's, of another length or other tensors, or not finite. Nothing is changed then.
+        RuntimeError
+            The caller has not waited for a call.
         """
+        if self._call is not None and self._call.error is None:
+            self._reject_second_call(self._call)
         taken = self._checked_state(state)
         told = self.feedback.load(taken) if self.feedback is not None else ""
         self.step = taken["step"]

@@ -115,7 +115,10 @@ class EFSignRounds:
         finally:
             self._call = None
         if self._problem is not None:
-            raise self._problem
+            try:
+                raise self._problem
+            finally:
+                self._problem = None  # its traceback has this frame, and they would keep each other
         start = traffic.clock()
         for piece in self._counted:
             self._write(piece)

@@ -32,7 +32,7 @@ class FullPrecision:
         return n * self._stored.itemsize
 
     def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
-        """Nothing is drawn."""
+        """Nothing is drawn. Unlike other codecs it sends NaN and infinity as they are: reducers look at the result."""
         check_size(self, payload, values.size, 1)
         stored = payload.view(self._stored)
         if self._stored.itemsize == 2:

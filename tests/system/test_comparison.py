@@ -1,4 +1,4 @@
-"""The comparison bench on hosts in namespaces: every way gives the right result, MPI's algorithm is switched."""
+"""The comparison bench on hosts in namespaces: every all-reduce gives the right result, MPI's algorithm is switched."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apps.performance.cluster.drive import Limits, measure_alone, measure_cells
-from apps.performance.cluster.ways import of_library
 
 from apps.emulator.link_speed import Measured
 from apps.emulator.network import NAMESPACES, PREFIX
 from apps.performance.cluster import methods, predicted
-from apps.performance.cluster.grid import Cell, Net
+from apps.performance.cluster.driver import Limits, measure_alone, measure_cells
+from apps.performance.cluster.grid import Cell, Cluster
+from apps.performance.cluster.implementations import of_library
 
 PROJECT = Path(__file__).resolve().parents[2]
 NBYTES = 400_000
@@ -44,15 +44,15 @@ def compare(folder: Path, *options: str) -> tuple[dict[str, Any], str]:
 
 
 @pytest.mark.timeout(2 * (LIMIT_S + 2 * END_S))
-def test_all_ways_are_right_and_timed_and_a_cell_is_measured_once(tmp_path: Path) -> None:
+def test_all_implementations_are_right_and_timed_and_a_cell_is_measured_once(tmp_path: Path) -> None:
     # without a limit, which a busy machine could not keep
     record, output = compare(tmp_path, "--nodes", "3", "--rates", "none")
-    ways = {way.name: way for way in of_library("openmpi", 3)}
-    assert set(record["ways"]) == set(ways)
+    known = {one.name: one for one in of_library("openmpi", 3)}
+    assert set(record["timings"]) == set(known)
     assert not record["left_out"]
-    sent = {name: timed["wire_bytes_most"] / NBYTES for name, timed in record["ways"].items()}
-    for name, timed in record["ways"].items():
-        assert len(timed["times_s"]) >= ways[name].least
+    sent = {name: timed["wire_bytes_most"] / NBYTES for name, timed in record["timings"].items()}
+    for name, timed in record["timings"].items():
+        assert len(timed["times_s"]) >= known[name].least
         assert 0 < timed["min_s"] <= timed["median_s"] <= timed["p99_s"]
         assert (sent[name] < 0.2) == name.startswith(("one-bit", "Marsit")), name
     assert "| 3 | none | 400kB" in output
@@ -70,18 +70,18 @@ def test_all_ways_are_right_and_timed_and_a_cell_is_measured_once(tmp_path: Path
 def busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs of this process run on a busy machine too, where a link may carry less, and end in time."""
     monkeypatch.setattr(Measured, "true", True)
-    monkeypatch.setattr("apps.performance.cluster.drive.LONGEST_JOB_S", LIMIT_S)
+    monkeypatch.setattr("apps.performance.cluster.driver.LONGEST_JOB_S", LIMIT_S)
 
 
 @pytest.mark.usefixtures("busy")
 @pytest.mark.timeout(LIMIT_S + 2 * END_S)
 def test_a_long_vectors_cell_is_predicted_from_what_its_job_measured(tmp_path: Path) -> None:
-    cell = Cell(Net(2, "100mbit"), predicted.LEAST_BYTES)
-    measure_cells(cell.net, [cell], tmp_path, Limits(budget_s=1.0), mpich=False)
+    cell = Cell(Cluster(2, "100mbit"), predicted.LEAST_BYTES)
+    measure_cells(cell.cluster, [cell], tmp_path, Limits(budget_s=1.0), mpich=False)
     record = json.loads((tmp_path / f"{cell.name}.json").read_text())
-    assert len(record["advised"]) == len(record["facts"]["memory_scaling"]) == 1
-    for way in predicted.WAYS.keys() & record["ways"]:
-        assert predicted.predict(record, way) > 0
+    assert len(record["advised"]) == len(record["environment"]["memory_scaling"]) == 1
+    for name in predicted.PREDICTED.keys() & record["timings"]:
+        assert predicted.predict(record, name) > 0
     wire_s = 8 * cell.nbytes / 100e6
     assert 0.5 * wire_s < predicted.predict(record, "dense ring") < 5 * wire_s
 
@@ -90,10 +90,10 @@ def test_a_long_vectors_cell_is_predicted_from_what_its_job_measured(tmp_path: P
 @pytest.mark.timeout(LIMIT_S + 2 * END_S)
 def test_overlap_is_measured(tmp_path: Path) -> None:
     n = 4_000_000
-    record = measure_alone("overlap", Net(2, "100mbit"), tmp_path / "record.json", n=n, repeats=5)
+    record = measure_alone("overlap", Cluster(2, "100mbit"), tmp_path / "record.json", n=n, repeats=5)
     assert record["wire_s"] > 8 * (n / 8 - 80_000) / 100e6  # n / 8 bytes, less what the token bucket holds
     assert record["compute_s"] > 0
-    assert record["together_s"] < 5 * (record["wire_s"] + record["compute_s"])
+    assert record["both_s"] < 5 * (record["wire_s"] + record["compute_s"])
     assert record["bytes_sent"] == pytest.approx(n / 8, rel=0.01)
 
 
@@ -102,10 +102,10 @@ def test_overlap_is_measured(tmp_path: Path) -> None:
 def test_every_method_is_timed_beside_its_bytes_and_its_computing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    net, n = Net(2, "100mbit"), 100_000
-    monkeypatch.setattr(methods, "REPEATS", {net: 2})
+    cluster, n = Cluster(2, "100mbit"), 100_000
+    monkeypatch.setattr(methods, "REPEATS", {cluster: 2})
     assert methods.run(tmp_path, fresh=False, n=n) == []
-    record = json.loads((tmp_path / f"methods-{net.name}.json").read_text())
+    record = json.loads((tmp_path / f"methods-{cluster.name}.json").read_text())
     assert list(record["rows"]) == list(methods.METHODS)
     for name, row in record["rows"].items():
         assert min(row["codec_s"]) > 0, name
@@ -114,7 +114,7 @@ def test_every_method_is_timed_beside_its_bytes_and_its_computing(
         assert 0 <= sum(stages) <= total_s * rounding, name
         assert total_s <= row["elapsed_s"] * rounding, name
         assert row["predicted_s"] > 0, name
-    sent = {name: row["bytes_sent"] for name, row in record["rows"].items()}
+    sent = {name: row["cost"]["bytes_sent"] for name, row in record["rows"].items()}
     assert sent["dense"] == pytest.approx(4 * n, rel=0.01)
     assert sent["Marsit"] == pytest.approx(n / 8, rel=0.02)
     assert all(f"\n| {name} | " in methods.render([record]) for name in methods.METHODS)

@@ -34,6 +34,8 @@ LEAST_OVER, MOST_RATIO = 0.5, 16.0
 METHODS: Mapping[str, Algorithm] = {
     "dense": mpicomp.algorithm("dense"),
     "Marsit": mpicomp.algorithm("marsit", full_precision_every=None),
+    "Marsit, one winner": mpicomp.algorithm("marsit", full_precision_every=None, winners=1),
+    "Marsit, two winners": mpicomp.algorithm("marsit", full_precision_every=None, winners=2),
     **{
         name: mpicomp.algorithm(name)
         for name in ("majority-vote", "ef-signsgd", "ssdm", "qsgd", "ecq-sgd", "terngrad", "one-bit-sgd")

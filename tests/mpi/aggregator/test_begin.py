@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Iterator
+from contextlib import suppress
+from threading import Thread
 from typing import Any
 from weakref import ref
 
@@ -13,7 +16,8 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 import mpicomp
-from collectives import Communicator, CommunicatorClosed
+from collectives import Communicator, CommunicatorClosed, Handle
+from collectives.execution.handle import Call
 from mpicomp import ALGORITHMS, SSDM, DoubleSqueeze, Marsit, algorithm
 from mpicomp.algorithms import Aggregator
 from tests.mpi.lanes import TIMEOUT_S, every_size, same_everywhere, same_text_on
@@ -198,5 +202,91 @@ def test_an_aggregator_that_is_let_go_frees_its_residual_without_the_garbage_col
             del aggregator, feedback
             comm.barrier()  # persistent requests are freed at the next call
             assert [one() for one in kept] == [None] * len(kept)
+        finally:
+            gc.enable()
+
+
+def test_a_dropped_call_that_failed_is_an_error_of_its_own_on_all_ranks(mpi_comm: MPI.Comm) -> None:
+    with Communicator(mpi_comm, timeout=TIMEOUT_S) as comm:
+        aggregator, x = DoubleSqueeze().start(comm, 100), gradient(100, comm.rank, 0)
+        aggregator.begin(np.full_like(x, np.nan))
+        with pytest.raises(RuntimeError, match=r"was dropped without wait\(\).*, and failed \(NonFiniteGradient: "):
+            aggregator.aggregate(x)
+        assert same_everywhere(comm, aggregator.aggregate(x))
+
+
+def test_a_state_is_not_loaded_while_a_call_is_in_flight(mpi_comm: MPI.Comm) -> None:
+    with Communicator(mpi_comm, timeout=TIMEOUT_S) as comm:
+        aggregator, x = DoubleSqueeze().start(comm, 100), gradient(100, comm.rank, 0)
+        state = aggregator.state_dict()
+        handle = aggregator.begin(x)
+        with pytest.raises(RuntimeError, match="the call of step 0 is still in flight: wait"):
+            aggregator.load_state_dict(state)
+        handle.wait()
+        aggregator.load_state_dict(state)
+        assert aggregator.step == 0
+
+
+def test_two_communicators_polled_crosswise_help_each_other(mpi_comm: MPI.Comm) -> None:
+    with Communicator(mpi_comm, timeout=TIMEOUT_S) as one, Communicator(mpi_comm, timeout=TIMEOUT_S) as other:
+        x = gradient(100, one.rank, 0)
+        handles = [Marsit(None).start(comm, 100).begin(x) for comm in (one, other)]
+        for handle in handles if one.rank % 2 else reversed(handles):
+            while not handle.poll():
+                pass
+        assert all(same_everywhere(one, handle.wait()) for handle in handles)
+
+
+def moving(comm: Communicator, seconds: float) -> Handle:
+    """Begin a call that moves all the time, and takes so long."""
+
+    def steps() -> Iterator[bool]:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            time.sleep(0.01)
+            yield True
+            yield False  # those who wait for it look after the others
+
+    return comm.begin(Call(comm, lambda: "a long call"), steps())
+
+
+@pytest.mark.parametrize("waits_for", ["long", "short", "either"])
+def test_a_call_behind_one_that_takes_longer_than_the_timeout_but_moves_does_not_time_out(
+    waits_for: str, mpi_comm: MPI.Comm
+) -> None:
+    with Communicator(mpi_comm, timeout=1.5) as comm:
+        aggregator = mpicomp.algorithm("dense").start(comm, 10)  # such a small sum waits for its turn
+        long = moving(comm, 2.5)
+        if waits_for == "either" and comm.rank:  # begins the next one when the long one has ended
+            long.wait()
+        short = aggregator.begin(np.ones(10, np.float32))
+        for handle in (long, short) if waits_for == "long" else (short, long):
+            handle.wait()
+
+
+def test_a_call_that_another_thread_has_waited_for_is_forgotten_by_the_one_that_began_it(mpi_comm: MPI.Comm) -> None:
+    with Communicator(mpi_comm, timeout=TIMEOUT_S) as comm:
+        handle = comm.iallreduce(np.ones(3))
+        thread = Thread(target=handle.wait)
+        thread.start()
+        thread.join()
+        assert handle.poll()
+        assert Call(comm, lambda: "a call").others == []
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_call_that_failed_keeps_neither_aggregator_nor_vector_without_the_garbage_collector(
+    name: str, mpi_comm: MPI.Comm
+) -> None:
+    with Communicator(mpi_comm, timeout=TIMEOUT_S) as comm:
+        gc.disable()
+        try:
+            aggregator, x = FORMS[name].start(comm, 1000), np.full(1000, np.nan, np.float32)
+            kept = [ref(aggregator), ref(x)]
+            with suppress(mpicomp.NonFiniteGradient):  # pytest.raises would keep the error
+                aggregator.aggregate(x)
+            del aggregator, x
+            comm.barrier()
+            assert [one() for one in kept] == [None, None]
         finally:
             gc.enable()
