@@ -249,12 +249,15 @@ class Group:
 
     def end(self, call: Call) -> None:
         """Take note that a call has ended."""
-        if call in self._in_flight:
-            at = self._in_flight.index(call)
-            del self._in_flight[at]
-            for later in self._in_flight[at:]:
+        calls = self._in_flight
+        if calls and calls[-1] is call:
+            calls.pop()
+        elif call in calls:
+            at = calls.index(call)
+            del calls[at]
+            for later in calls[at:]:
                 later.excuse()
-        if call in call.others:
+        if call.background and call in call.others:
             call.others.remove(call)
 
     # Agreeing --------------------------------------------------------------------------------------------------------
