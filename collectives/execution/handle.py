@@ -24,6 +24,10 @@ class CallGroup(Protocol):
     failure: BaseException | None
     given_up: Callable[[], bool]
 
+    def tolerates_mismatch(self, call: Call) -> bool:
+        """Whether this rank could go on with the communicator if the ranks differed in a call that it makes."""
+        ...
+
     def before(self, call: Call) -> Iterable[Call]:
         """Calls in flight that were begun before this one."""
         ...
