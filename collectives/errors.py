@@ -12,7 +12,17 @@ class CollectiveTimeout(CollectiveError):
 
 
 class CollectiveMismatch(CollectiveError):
-    """The ranks do not make the same call; raised on every rank, listing who differs in what."""
+    """The ranks do not make the same call; raised on every rank, listing who differs in what.
+
+    Attributes
+    ----------
+    closes : bool
+        The communicator cannot be used afterwards, as calls of a rank were in flight; the same on all ranks.
+    """
+
+    def __init__(self, message: str, closes: bool = False) -> None:
+        super().__init__(message)
+        self.closes = closes
 
 
 class PeerFailure(CollectiveError):

@@ -239,6 +239,14 @@ class Group:
         while self._in_flight[0] is not call:
             yield False
 
+    def tolerates_mismatch(self, call: Call) -> bool:
+        """Whether this rank could go on with the communicator if the ranks differed in a call that it makes.
+
+        A blocking call raises here and now, and a caller of other calls in flight can still wait for these. Where a
+        call in the background raises, nobody knows which ones the ranks have begun since.
+        """
+        return not call.background or self._in_flight == [call]
+
     def before(self, call: Call) -> Iterator[Call]:
         """Calls in flight that were begun before this one."""
         return takewhile(lambda one: one is not call, self._in_flight)
@@ -249,12 +257,15 @@ class Group:
 
     def end(self, call: Call) -> None:
         """Take note that a call has ended."""
-        if call in self._in_flight:
-            at = self._in_flight.index(call)
-            del self._in_flight[at]
-            for later in self._in_flight[at:]:
+        calls = self._in_flight
+        if calls and calls[-1] is call:
+            calls.pop()
+        elif call in calls:
+            at = calls.index(call)
+            del calls[at]
+            for later in calls[at:]:
                 later.excuse()
-        if call in call.others:
+        if call.background and call in call.others:
             call.others.remove(call)
 
     # Agreeing --------------------------------------------------------------------------------------------------------
@@ -362,7 +373,7 @@ class Group:
         if isinstance(error, NonFiniteGradient):  # on all ranks
             call.owners.clear()  # nothing of the call is in flight
             return error
-        if isinstance(error, CollectiveMismatch) and (not call.background or self._in_flight == [call]):
+        if isinstance(error, CollectiveMismatch) and not error.closes:
             return error  # raised here and now, with nothing of the call in flight
         return self.abort(error, call)
 

@@ -25,6 +25,7 @@ from collectives.trace.traffic import Traffic
 
 AT_ONCE = 8  # checks under way; a later one waits for the check of that many calls before
 TEXT_TAG = 32_200  # and above: of descriptions
+CLOSES = b"\0"  # ends the description by a rank that cannot use the communicator after a mismatch
 _MASK = (1 << 62) - 1
 
 
@@ -154,7 +155,8 @@ class CallCheck:
     def _tell(self, call: Call, number: int) -> Steps:
         """Exchange descriptions, and raise what they say."""
         comm, tag, mine = self._comm, TEXT_TAG + number % AT_ONCE, call.name()
-        text = np.frombuffer(mine.encode(), np.uint8)
+        closes = not call.group.tolerates_mismatch(call)  # what one rank cannot use any more, no rank can
+        text = np.frombuffer(mine.encode() + CLOSES * closes, np.uint8)
         others = [rank for rank in range(comm.size) if rank != comm.rank]
         sends = [comm.Isend([text, text.size, MPI.BYTE], rank, tag) for rank in others]
         texts, status = {comm.rank: mine}, MPI.Status()
@@ -163,7 +165,8 @@ class CallCheck:
                 yield False
             landed = np.empty(status.Get_count(MPI.BYTE), np.uint8)
             yield from until(comm.Irecv([landed, landed.size, MPI.BYTE], rank, tag), call)
-            texts[rank] = bytes(landed).decode()
+            closes |= bytes(landed).endswith(CLOSES)
+            texts[rank] = bytes(landed).removesuffix(CLOSES).decode()
         for send in sends:
             yield from until(send, call)
         calls: dict[str, list[int]] = {}
@@ -172,7 +175,8 @@ class CallCheck:
         listed = "; ".join(f"{named(ranks)}: {call}" for call, ranks in calls.items())
         raise CollectiveMismatch(
             f"the ranks differ in collective call {number}: {listed}. "
-            "Make the same calls in the same order with the same shapes, dtypes and options on every rank"
+            "Make the same calls in the same order with the same shapes, dtypes and options on every rank",
+            closes,
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
-from collectives.progress.polling import Backoff
+from collectives.progress.polling import POLLS, Backoff
 from collectives.trace.recorder import Trace
 
 Steps = Iterator[bool]
@@ -23,6 +23,10 @@ class CallGroup(Protocol):
     trace: Trace | None
     failure: BaseException | None
     given_up: Callable[[], bool]
+
+    def tolerates_mismatch(self, call: Call) -> bool:
+        """Whether this rank could go on with the communicator if the ranks differed in a call that it makes."""
+        ...
 
     def before(self, call: Call) -> Iterable[Call]:
         """Calls in flight that were begun before this one."""
@@ -43,6 +47,9 @@ class CallGroup(Protocol):
     def raise_failure(self) -> NoReturn:
         """Raise what the communicator was given up for."""
         ...
+
+
+_ENDED: Steps = iter(())
 
 
 def _nothing() -> str:
@@ -106,7 +113,7 @@ class Call(Backoff):
     ) -> None:
         super().__init__(group.timeout, _nothing, group.given_up, clock, group.trace)
         self.group, self.name, self.tag = group, name, 0
-        self.steps: Steps = iter(())
+        self.steps = _ENDED
         self.owners: list[object] = []
         self.result: Any = None
         self.error: BaseException | None = None
@@ -148,6 +155,8 @@ class Call(Backoff):
                 raise RuntimeError(f"{self.group.here}: a call cannot be waited for from within itself ({self.name()})")
             self.busy = True
             group = self.group
+            if not self.others:
+                self.polls = POLLS
             try:
                 for moved in self.steps:
                     if moved:
@@ -185,7 +194,8 @@ class Call(Backoff):
             self._fail(error)
 
     def _end(self) -> None:
-        self.moved()
+        if self.waiting:
+            self.moved()
         self.owners.clear()
         self._release()
 
@@ -201,7 +211,7 @@ class Call(Backoff):
         """Let go of all that the call held, so that nothing of it is kept by a cycle of references."""
         self.done = True
         self.group.end(self)
-        self.steps, self.describe = iter(()), _nothing
+        self.steps, self.describe = _ENDED, _nothing
 
 
 class Handle:

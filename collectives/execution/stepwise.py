@@ -17,6 +17,7 @@ from collectives.execution.payload import MergedPayload, Payload, not_received, 
 from collectives.execution.program import Message, Program
 from collectives.execution.requests import Cache, Requests
 from collectives.execution.tracing import followed
+from collectives.progress.polling import until
 from collectives.trace.recorder import Trace
 from collectives.trace.traffic import Traffic
 
@@ -99,10 +100,7 @@ class StepwiseExecution:
             for request, message in under_way:
                 if not request.Test():
                     call.describe = lambda message=message: self._describe(message)  # type: ignore[misc]
-                    yield False
-                    while not request.Test():
-                        yield False
-                    call.moved()
+                    yield from until(request, call)
                 self._last = self._last if message.is_send else message
         except MPI.Exception as error:
             raise PeerFailure(f"{self._describe(message)}: MPI says {error}") from error

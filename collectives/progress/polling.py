@@ -19,6 +19,7 @@ from mpi4py import MPI
 
 from collectives.errors import CollectiveTimeout, PeerFailure
 
+POLLS = 4  # of a request in a row, where no other call is to be advanced
 SPINS = 64  # polls before the core is offered to others
 YIELD_S = 0.05  # how long it is only offered; after that the rank sleeps between polls
 SLEEP_S = 0.0005
@@ -94,6 +95,8 @@ class Backoff:
     others : list
         The calls that go on in the background in the thread that has made this, whatever their communicator; may be
         edited.
+    polls : int
+        How often a request is tested before the other calls have their turn.
     wait_name : str or None
         What a trace calls the waits of this phase; None: they are not recorded.
     since : float
@@ -115,6 +118,7 @@ class Backoff:
         "_warned",
         "describe",
         "others",
+        "polls",
         "since",
         "wait_name",
         "waited_s",
@@ -132,7 +136,7 @@ class Backoff:
         self._rest, self.others = _thread.rest, _thread.in_flight
         self._trace, self._wait = trace, None
         self.wait_name: str | None = ""
-        self._spins, self._warned = 0, False
+        self.polls, self._spins, self._warned = 1, 0, False
         self._looked = self._stalled_s = 0.0
         self.since = 0.0
         self.waited_s = 0.0
@@ -160,6 +164,11 @@ class Backoff:
     def excuse(self) -> None:
         """Something has ended that this may have had to wait for: its timeout starts over."""
         self._stalled_s = 0.0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether nothing has moved since `idle` was last called."""
+        return self._spins > 0
 
     @property
     def stalled_s(self) -> float:
@@ -226,12 +235,14 @@ class Testable(Protocol):
 
 def until(request: Testable, backoff: Backoff) -> Iterator[bool]:
     """Steps of a call that end when a request is over; `backoff` then starts over."""
-    test = request.Test
-    if not test():
+    test, polls = request.Test, range(backoff.polls)
+    while True:
+        for _ in polls:
+            if test():
+                if backoff.waiting:
+                    backoff.moved()
+                return
         yield False
-        while not test():
-            yield False
-        backoff.moved()
 
 
 def wait(

@@ -55,16 +55,21 @@ class SideChannel:
         self._requests = Requests(comm.mpi_comm, comm.fixed_tag(), comm.persistent(self))
         self._message = [self._row, nbytes, MPI.BYTE]
         self._messages = {rank: [self._rows[rank], nbytes, MPI.BYTE] for rank in self._others}
-        self._under_way: list[MPI.Request] = []
+        self._kept: list[Any] = []  # persistent requests of all messages
+        self._under_way: list[Any] = []
         self._started = False
 
     def start(self) -> None:
         """Send this rank's numbers, and do not wait."""
-        requests, others = self._requests, self._others
         self._rows[self._rank][:] = self._row
-        self._under_way = [requests.receive((rank, 0), self._messages[rank], rank) for rank in others]
-        self._under_way += [requests.send(rank, self._message, rank) for rank in others]
-        self._started = True
+        if self._kept:
+            for request in self._kept:
+                request.Start()
+        else:
+            requests, others = self._requests, self._others
+            self._kept = [requests.receive((rank, 0), self._messages[rank], rank) for rank in others]
+            self._kept += [requests.send(rank, self._message, rank) for rank in others]
+        self._under_way, self._started = self._kept.copy(), True
 
     def arrived(self) -> bool:
         """Whether `collect` would not have to wait."""
@@ -79,7 +84,8 @@ class SideChannel:
             call.describe = lambda: f"{self._here}: the other ranks' reports do not arrive"
             call.wait_name = "side channel"
             for request in self._under_way:
-                yield from until(request, call)
+                if not request.Test():
+                    yield from until(request, call)
             call.wait_name = ""
             self._under_way, self._started = [], False
             self.everyones[:] = self._numbers

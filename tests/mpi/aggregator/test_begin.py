@@ -290,3 +290,24 @@ def test_a_call_that_failed_keeps_neither_aggregator_nor_vector_without_the_garb
             assert [one() for one in kept] == [None, None]
         finally:
             gc.enable()
+
+
+def test_a_vector_that_one_rank_rejects_among_calls_in_flight_ends_these_by_the_same_error_on_all_ranks(
+    mpi_comm: MPI.Comm,
+) -> None:
+    if mpi_comm.size == 1:
+        return  # a rank alone agrees with itself
+    comm = Communicator(mpi_comm, timeout=TIMEOUT_S)
+    aggregator, x, start = DoubleSqueeze().start(comm, 100), gradient(100, comm.rank, 0), time.monotonic()
+    pending = moving(comm, TIMEOUT_S)
+    if comm.rank == 0:
+        with pytest.raises(ValueError, match="the vector has 99 elements"):
+            aggregator.begin(x[1:])
+    else:
+        aggregator.begin(x)
+    with pytest.raises(mpicomp.CollectiveMismatch, match=r"rank 0 rejects aggregate: .*has 99 elements"):
+        pending.wait()
+    assert time.monotonic() - start < TIMEOUT_S / 2
+    with pytest.raises(CommunicatorClosed):
+        comm.barrier()
+    mpi_comm.Barrier()
