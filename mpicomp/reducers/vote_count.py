@@ -122,7 +122,7 @@ class VoteCountPayload:
         self._add_counts = add_counts
 
     def begin(self, traffic: Traffic, feedback: SignFeedback, decide: Decide | None) -> None:
-        """Go to another step, whose cost is counted into `traffic`."""
+        """Go to another step; payloads that encode messages themselves count that time into `traffic`."""
         self.encode, self.finish, self._decide = feedback.encode, feedback.finish, decide
 
     def end(self) -> None:
