@@ -61,6 +61,10 @@ METHODS: dict[str, Any] = {
 }
 
 
-def must_be_restored(method: Any) -> bool:
-    """Whether an error in the midst of a step spoils what the method keeps, so that it asks for an earlier state."""
-    return isinstance(method, Marsit) and method.compensation
+def must_be_restored(method: Any, step: int) -> bool:
+    """Whether NaN at a step spoils what the method keeps, so that it asks for an earlier state.
+
+    Where the very first step is one-bit, the ranks measure before they touch anything.
+    """
+    measures = step == 0 and getattr(method, "full_precision_every", 1) is None and method.global_step == "auto"
+    return isinstance(method, Marsit) and method.compensation and not measures

@@ -201,7 +201,6 @@ class MarsitRounds:
         yield from self._collect(call)
         yield from self._full_precision.mean(call, total, self.reducer.scratch)
         if not nonfinite.all_finite_result(call.out, call.spec.dtype):
-            feedback.spoiled = feedback.residual is not None
             raise call.non_finite(())
 
     # What the ranks tell each other beside the bits ------------------------------------------------------------------

@@ -130,7 +130,7 @@ class SignResidual:
         self._nothing = np.empty(0, self._compute)
         self._values: NDArray[Any] = self._nothing
         self._out: NDArray[Any] = self._nothing
-        self._odd_positive = self._streaming = False
+        self._odd_positive = self._streaming = self._encoding = False
 
     def lay_out(
         self, pieces: Sequence[range], bits: NDArray[np.uint64], second: NDArray[np.uint64] | None = None
@@ -147,8 +147,8 @@ class SignResidual:
         """See `Feedback`."""
         if self.spoiled:
             raise RuntimeError(
-                "an earlier step met NaN or infinity and its residual is spoiled: restore it by load_state_dict, "
-                "or start() anew"
+                "an earlier step met NaN or infinity, or was cut off, and its residual is spoiled: restore it by "
+                "load_state_dict, or start() anew"
             )
 
     def begin(self, step: int, values: NDArray[Any], out: NDArray[Any]) -> None:
@@ -163,20 +163,23 @@ class SignResidual:
     def end(self) -> None:
         """Drop the references to the caller's arrays, so that these can be freed."""
         self._values = self._out = self._nothing
-        self._before = None
+        self._before, self._encoding = None, False
 
     def roll_back(self) -> None:
-        """The step has failed: go back to what was before it, if that was kept."""
+        """The step has failed: go back to what was before it if that was kept; else the residual is spoiled."""
         if self._before is not None:
             before, self._magnitudes, self.gamma = self._before
             if self.residual is not None and before is not None:
                 self.residual[:] = before
             self._pending[:] = 0
             self.spoiled = False
+        elif self._encoding:
+            self.spoiled = self.residual is not None
         self.end()
 
     def encode(self, piece: int) -> None:
         """Write the signs of this rank's piece."""
+        self._encoding = True
         zero, tiny = self._constants
         for part in self._parts[piece]:
             u, bits, sums, tensor = self._values[part.elements], part.bits, part.sums, part.tensor
@@ -202,6 +205,7 @@ class SignResidual:
 
     def add_and_clear(self, total: NDArray[Any]) -> None:
         """Overwrite `total` with the vector and the residual, and clear the residual: a full-precision round."""
+        self._encoding = True
         for part in self._every_part():
             previous = self._pending[part.tensor] if self._lazy else None
             u, sum_ = self._values[part.elements], total[part.elements]
@@ -254,7 +258,6 @@ class SignResidual:
         """Take in the ranks' reports, in rank order; False if one is not finite."""
         clipped = self._kernels.follow(reports, self._counts, AVERAGE, self._magnitudes)
         if math.isnan(clipped):
-            self.spoiled = self.residual is not None
             return False
         self.clipped_fraction = clipped / self._elements
         return True

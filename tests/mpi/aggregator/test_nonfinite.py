@@ -44,7 +44,7 @@ def test_every_rank_is_told_whose_numbers_are_bad_and_goes_on_as_if_they_had_not
             with pytest.raises(NonFiniteGradient, match=f"vector 7, step {step}, from {named};") as caught:
                 tried.aggregate(given)
             assert caught.value.ranks == tuple(ranks)
-            if must_be_restored(method):
+            if must_be_restored(method, step):
                 with pytest.raises(RuntimeError, match="restore it by load_state_dict"):
                     tried.aggregate(g)
                 tried.load_state_dict(before)
