@@ -97,24 +97,24 @@ def _remove_stale(path: Path) -> None:
     with suppress(OSError):  # whatever is wrong with the folder is told by who writes to it
         for other in path.parent.iterdir():
             found = ours.fullmatch(other.name)
-            if found and _is_stale(other, found[1], int(found[2])):
-                other.unlink(missing_ok=True)
+            if found:
+                _remove_if_stale(other, found[1], int(found[2]))
 
 
-def _is_stale(partial: Path, host: str | None, pid: int) -> bool:
-    """Whether the process that wrote the file has ended."""
+def _remove_if_stale(partial: Path, host: str | None, pid: int) -> None:
+    """Remove a file unless the process that writes it lives."""
     try:
         descriptor = os.open(partial, _OLD)
     except OSError:
-        return False
+        return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        partial.unlink(missing_ok=True)  # under the lock, or its writer might lock it just before it is removed
     except BlockingIOError:
-        return False
+        pass
     except OSError:  # without locks, a process of this host shows by its number that it lives
-        return host == _host() and not _lives(pid)
-    else:
-        return True
+        if host == _host() and not _lives(pid):
+            partial.unlink(missing_ok=True)
     finally:
         os.close(descriptor)
 

@@ -125,6 +125,27 @@ def test_threads_that_write_one_file_leave_one_of_theirs_whole(tmp_path: Path) -
     assert names(tmp_path) == ["state"]
 
 
+def test_what_a_killed_process_left_is_locked_while_it_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / ".state.99999999.partial"
+    left.touch()
+    remove, locked = Path.unlink, []
+
+    def look_and_remove(path: Path, missing_ok: bool = False) -> None:
+        with path.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                locked.append(path)
+        remove(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", look_and_remove)
+    replace(tmp_path / "state")
+    assert locked == [left]
+    assert names(tmp_path) == ["state"]
+
+
 def test_a_file_found_before_it_was_locked_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "state"
     locked = fcntl.flock
