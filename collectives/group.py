@@ -227,9 +227,8 @@ class Group:
         call.background = True
         self.open(call, steps)
         call.others.append(call)
-        handle = Handle(call)
         call.advance()
-        return handle
+        return Handle(call)  # made last: the traceback of an error would keep this frame and with it the handle
 
     def turn_of(self, call: Call) -> Steps:
         """Wait until all calls that were begun before have ended.
