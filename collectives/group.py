@@ -82,6 +82,7 @@ class Group:
         self._broken = ""
         self._in_flight: list[Call] = []
         self._dropped: Call | None = None
+        self._unheard: Call | None = None  # whose mismatch its caller may not have heard of
         _await_all(parent, max(timeout, STARTING_S), self.here)
         self.mpi_comm = parent.Dup()
         self.mpi_comm.Set_errhandler(MPI.ERRORS_RETURN)
@@ -205,6 +206,10 @@ class Group:
         """
         if self._broken:
             raise self._closed()
+        if self._unheard is not None:
+            unheard, self._unheard = self._unheard, None
+            if not unheard.seen:  # the other ranks may have heard, and not make this call
+                raise CollectiveMismatch(str(unheard.error)) from unheard.error
         if self._gone:
             self._free_unused()
         thread = threading.get_ident()
@@ -373,6 +378,7 @@ class Group:
             call.owners.clear()  # nothing of the call is in flight
             return error
         if isinstance(error, CollectiveMismatch) and not error.closes:
+            self._unheard = call if call.background else None
             return error  # raised here and now, with nothing of the call in flight
         return self.abort(error, call)
 
