@@ -377,7 +377,8 @@ class Group:
         if isinstance(error, NonFiniteGradient):  # on all ranks
             call.owners.clear()  # nothing of the call is in flight
             return error
-        if isinstance(error, CollectiveMismatch) and not error.closes:
+        # a call that was begun while the ranks told each other what they called may wait for ranks that do not make it
+        if isinstance(error, CollectiveMismatch) and not error.closes and self.tolerates_mismatch(call):
             self._unheard = call if call.background else None
             return error  # raised here and now, with nothing of the call in flight
         return self.abort(error, call)
