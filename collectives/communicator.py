@@ -114,7 +114,7 @@ class Communicator(Group):
         self.traffic = Traffic()
         self._plans: dict[Topology, Plan] = {}
         self._programs: dict[tuple[Topology, int, int, int], Program] = {}
-        self._calls: dict[tuple[str, str, tuple[int, ...]], tuple[int, Callable[[], str]]] = {}
+        self._calls: dict[tuple[str, str, str, tuple[int, ...]], tuple[int, Callable[[], str]]] = {}
         if trace is not None:
             self.trace = open_trace(self.mpi_comm, trace, timeout, self.close)
 
@@ -195,9 +195,14 @@ class Communicator(Group):
         source, target, result = operands(self, x, op, out)
         mark, describe = self._call(source, op, "allreduce")
         call = Call(self, describe, self.traffic.clock)
-        vectors = source.values, source.dtype, op == "mean", target.values
-        with self._span("allreduce", op=op, bytes=source.values.nbytes):
-            self.run(call, self._sums.steps(self, call, *vectors, self.traffic, (), mark))
+        steps = self._sums.steps(
+            self, call, source.values, source.dtype, op == "mean", target.values, self.traffic, (), mark
+        )
+        if self.trace is None:
+            self.run(call, steps)
+        else:
+            with self._span("allreduce", op=op, bytes=source.values.nbytes):
+                self.run(call, steps)
         self.traffic.calls += 1
         return result
 
@@ -287,7 +292,7 @@ class Communicator(Group):
         return nullcontext() if self.trace is None else self.trace.span("call", name, **told)
 
     def _call(self, source: Flat, op: str, name: str = "allreduce") -> tuple[int, Callable[[], str]]:
-        key = (f"{name}({op})", source.dtype, source.shape)
+        key = (name, op, source.dtype, source.shape)
         found = self._calls.get(key)
         if found is None:
             text = f"{name}({op}) of {source.dtype}{list(source.shape)} by {self.route}, wire format {VERSION}"

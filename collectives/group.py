@@ -37,7 +37,7 @@ from collectives.progress.polling import Testable, keep_alive, until, wait
 from collectives.trace.recorder import Trace
 from collectives.trace.traffic import Traffic
 
-_FIXED_TAGS, _ROLLING_TAGS = range(1, 16_000), range(16_000, 32_000)
+FIXED_TAGS = 16_000  # tags below are of long-lived users, and as many more from there on of single calls
 STARTING_S = 10.0  # shortest time to wait for ranks that are still starting
 GRACE_S = 0.5  # time for all ranks to save traces before one ends the job
 
@@ -180,13 +180,13 @@ class Group:
 
     def fixed_tag(self) -> int:
         """A tag for one long-lived user of this communicator; all ranks ask in the same order."""
-        self._fixed_tag += 1
-        return _FIXED_TAGS[self._fixed_tag % len(_FIXED_TAGS)]
+        self._fixed_tag = self._fixed_tag % (FIXED_TAGS - 1) + 1
+        return self._fixed_tag
 
     def next_tag(self) -> int:
         """A tag for one call; all ranks ask in the same order."""
-        self._rolling_tag += 1
-        return _ROLLING_TAGS[self._rolling_tag % len(_ROLLING_TAGS)]
+        self._rolling_tag = (self._rolling_tag + 1) % FIXED_TAGS
+        return FIXED_TAGS + self._rolling_tag
 
     @property
     def calls_in_flight(self) -> int:
@@ -219,7 +219,8 @@ class Group:
                 f"{self._in_flight[0].name()}: give each thread a communicator of its own"
             )
         self._thread = thread
-        call.tag, call.steps = self.next_tag(), steps
+        self._rolling_tag = (self._rolling_tag + 1) % FIXED_TAGS
+        call.tag, call.steps = FIXED_TAGS + self._rolling_tag, steps
         self._in_flight.append(call)
 
     def run(self, call: Call, steps: Steps) -> Any:

@@ -34,22 +34,6 @@ def fingerprint(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") & _MASK
 
 
-class _Slot:
-    """One of the checks that may be under way at once.
-
-    Attributes
-    ----------
-    number : int
-        Of the call that it serves now, or next.
-    exchange : RecursiveDoubling
-    """
-
-    __slots__ = ("exchange", "number")
-
-    def __init__(self, number: int, exchange: RecursiveDoubling) -> None:
-        self.number, self.exchange = number, exchange
-
-
 class CallCheck:
     """The checks of one communicator.
 
@@ -64,8 +48,9 @@ class CallCheck:
         self._comm, self._most_bytes = comm, most_bytes
         self._here = f"rank {comm.rank} of {comm.size}"
         self._calls = 0
-        self._slots: list[_Slot] = []
-        self._sums: RecursiveDoubling | None = None
+        self._numbers = [one or AT_ONCE for one in range(AT_ONCE)]  # which call each tag serves now, or next
+        self._exchanges: list[RecursiveDoubling] = []
+        self._idle: list[RecursiveDoubling] = []  # the one used last is at the end: its memory is in the cache
 
     def steps(
         self,
@@ -102,15 +87,17 @@ class CallCheck:
         number = self._calls
         if self._comm.size > 1:
             call.describe = lambda: self._waiting(number, call.name())
-            slot = self._slot(number)
-            while slot.number != number:
+            turn = number % AT_ONCE
+            while self._numbers[turn] != number:
                 yield False
-            exchange = slot.exchange
-            exchange.start((mark + number * 0x9E3779B97F4A7C15) & _MASK, values, sums, traffic)
+            exchange = self._idle.pop() if self._idle else self._another()
+            exchange.start((mark + number * 0x9E3779B97F4A7C15) & _MASK, values, sums, traffic, TAG + turn)
             if meanwhile is not None:
                 meanwhile()
-            yield from until(exchange, call)
-            slot.number += AT_ONCE
+            if not exchange.Test():
+                yield from until(exchange, call)
+            self._numbers[turn] += AT_ONCE
+            self._idle.append(exchange)
             if exchange.mark == DIFFERENT:
                 yield from self._tell(call, number)
         elif meanwhile is not None:
@@ -122,28 +109,22 @@ class CallCheck:
         Parameters as in `steps`.
         """
         call.describe = lambda: f"{self._here}: not all ranks have come to a sum within {call.name()}"
-        if self._sums is None:
-            self._sums = RecursiveDoubling(self._comm, self._most_bytes, TAG + AT_ONCE)
-        self._sums.start(0, values, sums, traffic)
-        yield from until(self._sums, call)
+        exchange = self._idle.pop() if self._idle else self._another()
+        exchange.start(0, values, sums, traffic, TAG + AT_ONCE)
+        yield from until(exchange, call)
+        self._idle.append(exchange)
 
     def free(self) -> None:
         """Give MPI's resources back."""
-        for slot in self._slots:
-            slot.exchange.free()
-        self._slots.clear()
-        if self._sums is not None:
-            self._sums.free()
-            self._sums = None
+        for exchange in self._exchanges:
+            exchange.free()
+        self._exchanges.clear()
+        self._idle.clear()
 
-    def _slot(self, number: int) -> _Slot:
-        index = number % AT_ONCE
-        if not self._slots:  # all at once, as calls that are begun take the first ones in turn
-            self._slots = [
-                _Slot(one or AT_ONCE, RecursiveDoubling(self._comm, self._most_bytes, TAG + one))
-                for one in range(AT_ONCE)
-            ]
-        return self._slots[index]
+    def _another(self) -> RecursiveDoubling:
+        made = RecursiveDoubling(self._comm, self._most_bytes)
+        self._exchanges.append(made)  # where a call fails, MPI goes on writing to its buffers
+        return made
 
     def _waiting(self, number: int, call: str) -> str:
         """Who waits for what."""

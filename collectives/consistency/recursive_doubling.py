@@ -15,6 +15,8 @@ calls still hear of it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +32,7 @@ NUMBERS_FROM = 64  # where a message has its numbers; see `aligned_empty`
 # What a rank's numbers may amount to over all rounds; beyond it other ways, which send less, are faster.
 MOST_BYTES_IN_A_NODE, MOST_BYTES_BETWEEN_NODES = 256 << 10, 64 << 10
 DIFFERENT = -1  # the mark of ranks that do not all have the same one
-MOST_REMEMBERED = 64  # lengths for which persistent sends are kept
+MOST_REMEMBERED = 512  # lengths and tags for which persistent sends are kept
 
 
 class Round(NamedTuple):
@@ -74,11 +76,14 @@ def most_bytes(size: int, one_node: bool) -> int:
     return everything // max(1, (size - 1).bit_length()) & -64
 
 
+_Requests = list[MPI.Prequest | None]  # of each round; None where nothing travels
+
+
 class _Messages(NamedTuple):
-    """What travels for vectors of one length and type; None in rounds in which nothing does."""
+    """What travels for vectors of one length and type with one tag."""
 
     nbytes: int
-    sends: list[MPI.Prequest | None]
+    sends: _Requests
     leaving: list[NDArray[Any]]
     landing: list[NDArray[Any]]
 
@@ -91,8 +96,6 @@ class RecursiveDoubling:
     comm : MPI.Comm
     most_bytes : int
         Longest vector.
-    tag : int
-        Of its messages: unique among the exchanges that may be under way at once.
 
     Attributes
     ----------
@@ -100,8 +103,8 @@ class RecursiveDoubling:
         After the exchange: the mark, or `DIFFERENT`, on all ranks.
     """
 
-    def __init__(self, comm: MPI.Comm, most_bytes: int, tag: int = TAG) -> None:
-        self._comm, self._tag = comm, tag
+    def __init__(self, comm: MPI.Comm, most_bytes: int) -> None:
+        self._comm = comm
         self._rounds = rounds_of(comm.rank, comm.size)
         room = NUMBERS_FROM + most_bytes
         self._leaving = [aligned_empty(room * one.sends, np.uint8) for one in self._rounds]
@@ -109,12 +112,10 @@ class RecursiveDoubling:
         self._marks_out, self._marks_in = (
             [buffer[:MARK_BYTES].view(np.int64) for buffer in buffers] for buffers in (self._leaving, self._landing)
         )
-        self._receives = [
-            comm.Recv_init([buffer, buffer.size, MPI.BYTE], one.peer, self._tag) if one.receives else None
-            for one, buffer in zip(self._rounds, self._landing, strict=True)
-        ]
+        self._known_receives: dict[int, _Requests] = {}  # by tag
         self._known: dict[Any, _Messages] = {}
-        self._messages = self._remember(0, None)
+        self._receives: _Requests = []
+        self._messages = _Messages(0, [], [], [])
         self._values: NDArray[Any] | None = None
         self._held: NDArray[Any] | None = None
         self._sums: NDArray[Any] | None = None
@@ -127,6 +128,7 @@ class RecursiveDoubling:
         values: NDArray[Any] | None = None,
         sums: NDArray[Any] | None = None,
         traffic: Traffic | None = None,
+        tag: int = TAG,
     ) -> None:
         """Begin; the exchange before must be over.
 
@@ -140,12 +142,15 @@ class RecursiveDoubling:
             Overwritten with the result if the marks are equal, else left alone; may be `values`.
         traffic : Traffic, optional
             Counted into.
+        tag : int
+            Of its messages: unique among the exchanges that are under way at once.
         """
         self.mark, self._at = mark, 0
         self._values = self._held = values
         self._sums = sums
-        key = 0 if values is None else (values.size, values.dtype)
-        messages = self._messages = self._known.get(key) or self._remember(key, values)
+        key = tag if values is None else (tag, values.size, values.dtype)
+        messages = self._messages = self._known.get(key) or self._remember(key, tag, values)
+        self._receives = self._known_receives.get(tag) or self._receive_with(tag)
         for request in self._receives:
             if request is not None:
                 request.Start()
@@ -179,9 +184,7 @@ class RecursiveDoubling:
     def free(self) -> None:
         """Give MPI's resources back."""
         self._forget()
-        for request in self._receives:
-            if request is not None:
-                request.Free()
+        _free(self._known_receives.values())
 
     def _send(self, at: int) -> None:
         messages = self._messages
@@ -217,7 +220,14 @@ class RecursiveDoubling:
             add(held, landed, sums)
         self._held = sums
 
-    def _remember(self, key: Any, values: NDArray[Any] | None) -> _Messages:
+    def _receive_with(self, tag: int) -> _Requests:
+        made = self._known_receives[tag] = [
+            self._comm.Recv_init([buffer, buffer.size, MPI.BYTE], one.peer, tag) if one.receives else None
+            for one, buffer in zip(self._rounds, self._landing, strict=True)
+        ]
+        return made
+
+    def _remember(self, key: Any, tag: int, values: NDArray[Any] | None) -> _Messages:
         if len(self._known) >= MOST_REMEMBERED:
             self._forget()
         nbytes = MARK_BYTES if values is None else NUMBERS_FROM + values.nbytes
@@ -226,15 +236,18 @@ class RecursiveDoubling:
             return [] if values is None else [buffer[NUMBERS_FROM:nbytes].view(values.dtype) for buffer in buffers]
 
         sends = [
-            self._comm.Send_init([buffer, nbytes, MPI.BYTE], one.peer, self._tag) if one.sends else None
+            self._comm.Send_init([buffer, nbytes, MPI.BYTE], one.peer, tag) if one.sends else None
             for one, buffer in zip(self._rounds, self._leaving, strict=True)
         ]
         made = self._known[key] = _Messages(nbytes, sends, places(self._leaving), places(self._landing))
         return made
 
     def _forget(self) -> None:
-        for messages in self._known.values():
-            for request in messages.sends:
-                if request is not None:
-                    request.Free()
+        _free(messages.sends for messages in self._known.values())
         self._known.clear()
+
+
+def _free(groups: Iterable[_Requests]) -> None:
+    for request in chain.from_iterable(groups):
+        if request is not None:
+            request.Free()

@@ -63,12 +63,14 @@ class DenseSums:
         """See `Communicator.dense_steps`; a `mark` is compared among the ranks before or with the sum."""
         nbytes = values.size * itemsize_in_messages(values, dtype)
         if comm.size > 1 and comm.topology == "auto" and nbytes <= comm.swapped_bytes:
+            start = traffic.clock()
             source, sums = _operands(values, dtype, out)
             if mark is None:
-                exchange = comm.sum_small(call, source, sums, traffic)
+                yield from comm.sum_small(call, source, sums, traffic)
             else:
-                exchange = comm.check(call, mark, traffic, source, sums)
-            yield from _timed(exchange, comm.size, sums, dtype, mean, out, traffic)
+                yield from comm.check(call, mark, traffic, source, sums)
+            _finish(comm.size, sums, dtype, mean, out)
+            traffic.seconds_total += traffic.clock() - start
             return
         if mark is not None:
             yield from comm.check(call, mark, traffic)
@@ -78,11 +80,13 @@ class DenseSums:
             else:
                 narrow(values, dtype, out)
         elif _by_mpi(comm, nbytes):
+            start = traffic.clock()
             source, sums = _operands(values, dtype, out)
             if source is sums and dtype not in SIXTEEN_BIT:
                 source = source.copy()
-            exchange = _mpi_allreduce(comm, call, source, sums, traffic)
-            yield from _timed(exchange, comm.size, sums, dtype, mean, out, traffic)
+            yield from _mpi_allreduce(comm, call, source, sums, traffic)
+            _finish(comm.size, sums, dtype, mean, out)
+            traffic.seconds_total += traffic.clock() - start
         else:
             buffers = partial(self._buffers, scratch) if comm.calls_in_flight == 1 else fresh_buffers
             program, payload = along_the_plan(comm, values, dtype, mean, out, buffers)
@@ -167,17 +171,12 @@ def _operands(values: NDArray[Any], dtype: str, out: NDArray[Any]) -> tuple[NDAr
     return sums, sums
 
 
-def _timed(
-    exchange: Steps, ranks: int, sums: NDArray[Any], dtype: str, mean: bool, out: NDArray[Any], traffic: Traffic
-) -> Steps:
-    """Sum whole vectors, divide, and round."""
-    start = traffic.clock()
-    yield from exchange
+def _finish(ranks: int, sums: NDArray[Any], dtype: str, mean: bool, out: NDArray[Any]) -> None:
+    """Divide a sum, and round it."""
     if mean:
         np.divide(sums, ranks, out=sums)
     if sums is not out:
         narrow(sums, dtype, out)
-    traffic.seconds_total += traffic.clock() - start
 
 
 def _mpi_allreduce(comm: Communicator, call: Call, source: NDArray[Any], sums: NDArray[Any], traffic: Traffic) -> Steps:

@@ -19,8 +19,8 @@ from mpi4py import MPI
 
 from collectives.errors import CollectiveTimeout, PeerFailure
 
-POLLS = 4  # of a request in a row, where no other call is to be advanced
-SPINS = 64  # polls before the core is offered to others
+POLLS = 16  # of a request in a row, where no other call is to be advanced
+SPINS = 16  # turns without progress before the core is offered to others
 YIELD_S = 0.05  # how long it is only offered; after that the rank sleeps between polls
 SLEEP_S = 0.0005
 LONGEST_LOOK_S = 0.5  # between two looks; the rest of a longer time was spent elsewhere
@@ -99,30 +99,21 @@ class Backoff:
         How often a request is tested before the other calls have their turn.
     wait_name : str or None
         What a trace calls the waits of this phase; None: they are not recorded.
+    idle_turns : int
+        How often `idle` was called since something moved.
     since : float
         Start of the current stall, by the clock.
     waited_s : float
         Seconds in which nothing moved, so far.
     """
 
-    __slots__ = (
-        "_clock",
-        "_looked",
-        "_peer_gave_up",
-        "_rest",
-        "_spins",
-        "_stalled_s",
-        "_timeout_s",
-        "_trace",
-        "_wait",
-        "_warned",
-        "describe",
-        "others",
-        "polls",
-        "since",
-        "wait_name",
-        "waited_s",
-    )
+    # in the class, so that a call that never waits does not pay for them
+    wait_name: str | None = ""
+    polls = 1
+    since = waited_s = 0.0
+    idle_turns, _warned = 0, False
+    _looked = _stalled_s = 0.0
+    _wait: Any = None
 
     def __init__(
         self,
@@ -133,19 +124,13 @@ class Backoff:
         trace: Any = None,
     ) -> None:
         self._timeout_s, self.describe, self._peer_gave_up, self._clock = timeout_s, describe, peer_gave_up, clock
-        self._rest, self.others = _thread.rest, _thread.in_flight
-        self._trace, self._wait = trace, None
-        self.wait_name: str | None = ""
-        self.polls, self._spins, self._warned = 1, 0, False
-        self._looked = self._stalled_s = 0.0
-        self.since = 0.0
-        self.waited_s = 0.0
+        self._trace, self._rest, self.others = trace, _thread.rest, _thread.in_flight
 
     def moved(self) -> None:
         """Something happened: start over."""
-        if self._spins:
+        if self.idle_turns:
             self.waited_s += self._clock() - self.since
-            self._spins, self._warned = 0, False
+            self.idle_turns, self._warned = 0, False
             if self._wait is not None:
                 self._trace.end_wait(self._wait)
                 self._wait = None
@@ -166,14 +151,9 @@ class Backoff:
         self._stalled_s = 0.0
 
     @property
-    def waiting(self) -> bool:
-        """Whether nothing has moved since `idle` was last called."""
-        return self._spins > 0
-
-    @property
     def stalled_s(self) -> float:
         """Seconds since something moved, as far as they count towards the timeout."""
-        return self._stalled_s if self._spins else 0.0
+        return self._stalled_s if self.idle_turns else 0.0
 
     def idle(self, rest: bool = True) -> None:
         """Nothing happened in this turn.
@@ -188,8 +168,8 @@ class Backoff:
         CollectiveTimeout
             Nothing has happened for too long.
         """
-        self._spins += 1
-        if self._spins == 1:
+        self.idle_turns += 1
+        if self.idle_turns == 1:
             self.since, self._looked = self._clock(), time.perf_counter()
             self._stalled_s = 0.0
             if self._trace is not None and rest and self.wait_name is not None:
@@ -198,11 +178,11 @@ class Backoff:
         if rest and not (self.others and self.advance_all()):
             if self._rest is not None:
                 self._rest()
-            elif self._spins < SPINS:
+            elif self.idle_turns < SPINS:
                 return
             else:
                 os.sched_yield()
-                if self._spins % 16:
+                if self.idle_turns % 16:
                     return
                 sleepy = True
         now = time.perf_counter()
@@ -239,7 +219,7 @@ def until(request: Testable, backoff: Backoff) -> Iterator[bool]:
     while True:
         for _ in polls:
             if test():
-                if backoff.waiting:
+                if backoff.idle_turns:
                     backoff.moved()
                 return
         yield False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NoReturn, Protocol
 from weakref import ref
 
@@ -151,8 +152,7 @@ class Aggregator:
         text = self._text
         call = VectorCall(comm, lambda: f"{text}, step {step}", spec, step, values, target, traffic, self._self)
         call.result = result
-        prepare = self.reducer.prepare
-        check = comm.check(call, self._fingerprint + step, traffic, meanwhile=lambda: prepare(step))
+        check = comm.check(call, self._fingerprint + step, traffic, meanwhile=partial(self.reducer.prepare, step))
         return call, self._steps(call, check)
 
     def _steps(self, call: VectorCall, check: Iterator[bool]) -> Iterator[bool]:

@@ -42,7 +42,7 @@ class VectorCall(Call):
         Counted into.
     """
 
-    __slots__ = ("comm", "out", "spec", "step", "traffic", "user", "values", "wide")
+    wide: NDArray[Any] | None = None
 
     def __init__(
         self,
@@ -55,10 +55,9 @@ class VectorCall(Call):
         traffic: Traffic,
         user: ref[User],
     ) -> None:
-        super().__init__(comm, name, traffic.clock)
+        Call.__init__(self, comm, name, traffic.clock)
         self.comm, self.spec, self.step, self.user = comm, spec, step, user
         self.values, self.out, self.traffic = values, out, traffic
-        self.wide: NDArray[Any] | None = None
 
     def mark_seen(self) -> None:
         """See `Call`."""

@@ -146,6 +146,7 @@ class MarsitRounds:
         self._options, self._rank = options, comm.rank
         self.feedback, self.reducer = feedback, reducer
         self.encode, self.finish = feedback.encode, feedback.finish  # see `SignFeedback`
+        self.commit, self.roll_back = feedback.end, feedback.roll_back  # see `Reducer`
         self._flag = SideChannel(comm, 0, tail_bytes=1) if options.nonfinite == "skip" else None
         self._warned = False
         self._full_precision = FullPrecisionRounds(options.full_precision_every)
@@ -154,14 +155,6 @@ class MarsitRounds:
         """See `Reducer`."""
         if not self._full_precision.due(step):
             self.reducer.prepare(step)
-
-    def commit(self) -> None:
-        """See `Reducer`."""
-        self.feedback.end()
-
-    def roll_back(self) -> None:
-        """See `Reducer`."""
-        self.feedback.roll_back()
 
     def steps(self, call: VectorCall) -> Iterator[bool]:
         """See `Reducer`."""
@@ -176,29 +169,30 @@ class MarsitRounds:
         feedback.begin(call.step, call.values, call.out)
         if self._full_precision.due(call.step):
             yield from self._in_full_precision(call)
-        else:
-            yield from self._one_bit(call)
-
-    def _one_bit(self, call: VectorCall) -> Iterator[bool]:
-        feedback = self.feedback
+            return
+        channel = self.reducer.side_channel
         if feedback.asks_magnitudes:
             feedback.measure()
             self.encoded()
-            yield from self._collect(call)
+            yield from channel.collect(call, call.traffic)
+            self._follow(call)
         if not feedback.set_steps():
             raise call.non_finite((), "the global step")
         yield from self.reducer.steps(call, self)
-        yield from self._collect(call)
-        feedback.keep_pending()
-        feedback.adapt_gamma()
-        self._warn(call.step)
+        if channel.started:
+            yield from channel.collect(call, call.traffic)
+        self._follow(call)
+        feedback.adapt()
+        if feedback.residual is not None and not self._warned:
+            self._warn(call.step)
 
     def _in_full_precision(self, call: VectorCall) -> Iterator[bool]:
         feedback = self.feedback
         total = call.out if call.wide is None else call.wide
         feedback.add_and_clear(total)
         self.encoded()
-        yield from self._collect(call)
+        yield from self.reducer.side_channel.collect(call, call.traffic)
+        self._follow(call)
         yield from self._full_precision.mean(call, total, self.reducer.scratch)
         if not nonfinite.all_finite_result(call.out, call.spec.dtype):
             raise call.non_finite(())
@@ -211,17 +205,16 @@ class MarsitRounds:
         self.feedback.report(channel.mine)
         channel.start()
 
-    def _collect(self, call: VectorCall) -> Iterator[bool]:
+    def _follow(self, call: VectorCall) -> None:
         """Take in the ranks' sums; raise if one of them is not finite."""
-        channel = self.reducer.side_channel
-        yield from channel.collect(call, call.traffic)
-        if not self.feedback.follow(channel.everyones):
-            raise call.non_finite(bad_ranks(np.isnan(channel.everyones).any(axis=1)))
+        sums = self.reducer.side_channel.everyones
+        if not self.feedback.follow(sums):
+            raise call.non_finite(bad_ranks(np.isnan(sums).any(axis=1)))
 
     def _warn(self, step: int) -> None:
         """Once, when the residual is about to lose or to explode."""
         taken, feedback = step + 1, self.feedback
-        if self._warned or feedback.residual is None or taken < WARN_AFTER:
+        if taken < WARN_AFTER:
             return
         if self._options.residual == "own":
             if feedback.clipped_fraction > OWN_WARNING and self._rank == 0:

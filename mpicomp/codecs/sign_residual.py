@@ -212,11 +212,6 @@ class SignResidual:
             self._kernels.add_and_clear(u, part.residual, part.bits, previous, sum_, part.sums)
         self._pending[:] = 0
 
-    def keep_pending(self) -> None:
-        """With rule "paper" the result of this step is still to be subtracted."""
-        if self._lazy:
-            self._pending[:] = self._steps
-
     def _every_part(self) -> Iterator[_Part]:
         return chain.from_iterable(self._parts)
 
@@ -225,7 +220,7 @@ class SignResidual:
     @property
     def asks_magnitudes(self) -> bool:
         """Whether the very first step must know the ranks' magnitudes beforehand."""
-        return self.rule.global_step == "auto" and bool(np.isnan(self._magnitudes[0]))
+        return self.rule.global_step == "auto" and math.isnan(self._magnitudes[0])
 
     def measure(self) -> None:
         """Sum the magnitudes of this rank's vector."""
@@ -262,8 +257,10 @@ class SignResidual:
         self.clipped_fraction = clipped / self._elements
         return True
 
-    def adapt_gamma(self) -> None:
-        """Let an automatic gamma follow the fraction of clipped elements."""
+    def adapt(self) -> None:
+        """Have the result subtracted later (rule "paper"); let an automatic gamma follow the fraction clipped."""
+        if self._lazy:
+            self._pending[:] = self._steps
         if self.rule.gamma == "auto" and self._clips:
             low, high = GAMMA_RANGE
             change = math.exp(GAMMA_RATE * (self.clipped_fraction - GAMMA_CLIPPED))

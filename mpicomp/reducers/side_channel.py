@@ -38,6 +38,8 @@ class SideChannel:
         The bytes behind this rank's numbers.
     tails : list of uint8[tail_bytes]
         The bytes of all ranks, after `collect`.
+    started : bool
+        This rank's numbers are on their way, and those of the others are not collected.
     """
 
     def __init__(self, comm: Communicator, count: int, tail_bytes: int = 0) -> None:
@@ -55,21 +57,21 @@ class SideChannel:
         self._requests = Requests(comm.mpi_comm, comm.fixed_tag(), comm.persistent(self))
         self._message = [self._row, nbytes, MPI.BYTE]
         self._messages = {rank: [self._rows[rank], nbytes, MPI.BYTE] for rank in self._others}
-        self._kept: list[Any] = []  # persistent requests of all messages
+        self._kept: list[Any] | None = None  # persistent requests of all messages
         self._under_way: list[Any] = []
-        self._started = False
+        self.started = False
 
     def start(self) -> None:
         """Send this rank's numbers, and do not wait."""
         self._rows[self._rank][:] = self._row
-        if self._kept:
-            for request in self._kept:
-                request.Start()
-        else:
+        if self._kept is None:
             requests, others = self._requests, self._others
             self._kept = [requests.receive((rank, 0), self._messages[rank], rank) for rank in others]
             self._kept += [requests.send(rank, self._message, rank) for rank in others]
-        self._under_way, self._started = self._kept.copy(), True
+        else:
+            for request in self._kept:
+                request.Start()
+        self._under_way, self.started = self._kept.copy(), True
 
     def arrived(self) -> bool:
         """Whether `collect` would not have to wait."""
@@ -80,14 +82,14 @@ class SideChannel:
 
     def collect(self, call: Call, traffic: Traffic) -> Iterator[bool]:
         """Wait for the numbers of all ranks, if any are on their way."""
-        if self._started:
+        if self.started:
             call.describe = lambda: f"{self._here}: the other ranks' reports do not arrive"
             call.wait_name = "side channel"
             for request in self._under_way:
                 if not request.Test():
                     yield from until(request, call)
             call.wait_name = ""
-            self._under_way, self._started = [], False
+            self._under_way, self.started = [], False
             self.everyones[:] = self._numbers
             traffic.bytes_sent += self._row.nbytes * len(self._others)
             traffic.messages += len(self._others)

@@ -54,7 +54,8 @@ class SignGather:
             feedback.encode(piece)
         feedback.encoded()
         sent = clock()
-        self.prepare(call.step)
+        if self._drawn != call.step:
+            self.prepare(call.step)
         drawn = clock()
         yield from self.side_channel.collect(call, traffic)
         arrived = clock()

@@ -37,7 +37,7 @@ def _encode_word(  # type: ignore[no-untyped-def]
     for k in range(4):
         i, shift = 64 * j + LANES * k, uint64(LANES * k)
         x = load(u, i)
-        magnitude = magnitude + widen(absolute(x))
+        size = absolute(x)
         if residual is not None:
             c = load(residual, i)
             if previous is not None:
@@ -46,7 +46,8 @@ def _encode_word(  # type: ignore[no-untyped-def]
             if previous is not None:
                 # nothing bounds x, nor x less the coming result: 0 is added, or NaN where one of them may overflow
                 most = absolute(x) + splat(step)
-                magnitude = magnitude + widen(most - most)
+                size = size + (most - most)
+        magnitude = magnitude + widen(size)
         positive = x >= threshold
         word |= to_bits(positive) << shift
         if residual is not None:

@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 from collectives import CollectiveMismatch, Communicator
 from collectives.consistency import recursive_doubling as doubling
+from collectives.consistency.call_check import AT_ONCE
 from tests.mpi.lanes import TIMEOUT_S, every_size, same_everywhere
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -57,7 +58,7 @@ def test_lengths_that_come_only_once_take_no_more_memory(comm: Communicator, mon
     monkeypatch.setattr(doubling, "MOST_REMEMBERED", 4)
     for n in range(20):
         assert (comm.allreduce(np.ones(n)) == comm.size).all()
-    assert all(len(slot.exchange._known) <= 4 for slot in comm._check._slots)
+    assert all(len(exchange._known) <= 4 for exchange in comm._check._exchanges)
 
 
 @every_size
@@ -79,3 +80,12 @@ def test_a_mismatch_leaves_the_vectors_alone(mpi_comm: MPI.Intracomm, length: in
                 comm.allreduce(x, out=x)
             assert (x == np.arange(n)).all()
         assert (comm.allreduce(np.ones(10)) == comm.size).all()
+
+
+def test_calls_one_after_the_other_meet_in_the_same_memory(comm: Communicator) -> None:
+    for n in range(20):
+        comm.allreduce(np.ones(n))
+    assert len(comm._check._exchanges) == 1
+    handles = [comm.iallreduce(np.ones(3)) for _ in range(20)]
+    assert all((handle.wait() == comm.size).all() for handle in handles)
+    assert len(comm._check._exchanges) <= AT_ONCE
