@@ -12,6 +12,7 @@ A binomial tree takes the fewest rounds, for what is so short that rounds are al
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from collectives.schedules.plan import Plan, TopologyError, Transfer, steps_by_time
 
@@ -29,14 +30,10 @@ class Broadcast:
         A chain, else a binomial tree.
     """
 
+    name: ClassVar[str] = "broadcast"
     root: int
     chunks: int = 1
     chain: bool = True
-
-    @property
-    def name(self) -> str:
-        """``"broadcast"``."""
-        return "broadcast"
 
     def plan(self, rank: int, size: int) -> Plan:
         """Rank ``rank``'s part among ``size`` ranks; raises TopologyError where the root is none of them."""

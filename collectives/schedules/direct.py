@@ -14,6 +14,7 @@ turns a shard into numbers and back only once between worker and owner.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from collectives.schedules.plan import Plan, TopologyError, Transfer, steps_by_time
 
@@ -33,16 +34,12 @@ class Direct:
         `segments` is below 1.
     """
 
+    name: ClassVar[str] = "direct"
     segments: int = 4
 
     def __post_init__(self) -> None:
         if self.segments < 1:
             raise TopologyError(f"a direct all-reduce needs at least 1 segment, not {self.segments}")
-
-    @property
-    def name(self) -> str:
-        """``"direct"``."""
-        return "direct"
 
     def plan(self, rank: int, size: int) -> Plan:
         """Rank ``rank``'s part among ``size`` ranks."""

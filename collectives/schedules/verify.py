@@ -6,7 +6,7 @@ The time they take on a modelled network is `collectives.cost.simulate.simulate_
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from collectives.schedules.plan import Plan, PlanError, Topology, Transfer
@@ -191,40 +191,3 @@ def _weight_problem(message: Delivery, incoming: int, there: int) -> str:
 
 def _members(ranks: int) -> list[int]:
     return [rank for rank in range(ranks.bit_length()) if ranks >> rank & 1]
-
-
-def merges_per_chunk(plan: Plan) -> tuple[int, ...]:
-    """How often this rank merges into each chunk.
-
-    A merge that draws random words must draw different ones each time; numbered 0, 1, ... in plan order, a chunk's
-    merges stay below this count.
-    """
-    counts = [0] * plan.n_chunks
-    for step in plan.steps:
-        for recv in step.recvs:
-            if recv.held_weight:
-                for chunk in recv.chunks:
-                    counts[chunk] += 1
-    return tuple(counts)
-
-
-def bytes_per_rank(plan: Plan, partition: Sequence[range], nbytes: Callable[[int, int], int]) -> int:
-    """Payload bytes that this rank sends.
-
-    Parameters
-    ----------
-    plan : Plan
-        The rank's plan.
-    partition : sequence of range
-        Element range of each chunk, as `collectives.execution.partition.partition` makes it.
-    nbytes : callable
-        ``nbytes(n_elements, weight)``, the payload of that many elements summed over that many ranks. Not asked for
-        empty chunks: they send nothing.
-    """
-    return sum(
-        nbytes(len(partition[chunk]), send.weight)
-        for step in plan.steps
-        for send in step.sends
-        for chunk in send.chunks
-        if partition[chunk]
-    )

@@ -221,11 +221,6 @@ class LocalComm:
     def Iallgatherv(self, source: Any, landing: Any) -> _Collective:
         return self.Iallgather(source, landing)
 
-    def Ialltoall(self, source: Any, landing: Any) -> _Collective:
-        memory = _memory(source)
-        counts = np.full(self.size, memory.size // self.size)
-        return _started(_Collective(self, (memory, counts, _memory(landing)), _exchange))
-
     def Ialltoallv(self, source: Any, landing: Any) -> _Collective:
         counts = source[1] * _itemsize(source)
         return _started(_Collective(self, (_memory(source), counts, _memory(landing)), _exchange))
