@@ -50,16 +50,14 @@ class Request:
         ValueError
             A value is not one that its option takes; names option, value and what it takes.
         """
-        baseline = choice("--baseline", args.baseline, BASELINES)
-        dtype = choice("--dtype", args.dtype, DTYPES)
         options = dict(map(assignment, args.option))
         return cls(
             args.algorithm,
             _algorithm(args.algorithm, options),
             options,
             counts(args.count),
-            dtype,
-            baseline,
+            choice("--dtype", args.dtype, DTYPES),
+            choice("--baseline", args.baseline, BASELINES),
             integer("--repeats", args.repeats, 1),
             integer("--warmup", args.warmup, 0),
             args.check,
