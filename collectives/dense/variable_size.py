@@ -15,12 +15,6 @@ LARGEST = 1 << 30  # bytes that a rank sends, or receives, in one call of MPI
 def all_gather(comm: MPI.Comm, payload: Bytes, timeout_s: float) -> list[Bytes]:
     """Every rank's payload, in rank order, on every rank; in several rounds where they are long.
 
-    Parameters
-    ----------
-    comm : MPI.Comm
-    payload : uint8[any length]
-    timeout_s : float
-
     Raises
     ------
     CollectiveTimeout, PeerFailure

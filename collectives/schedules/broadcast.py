@@ -19,16 +19,7 @@ from collectives.schedules.plan import Plan, TopologyError, Transfer, steps_by_t
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """From one rank to all others. Its plans overwrite and merge nothing.
-
-    Parameters
-    ----------
-    root : int
-    chunks : int
-        At least 1.
-    chain : bool
-        A chain, else a binomial tree.
-    """
+    """From the root to all others, along a chain or else a binomial tree. Its plans overwrite and merge nothing."""
 
     name: ClassVar[str] = "broadcast"
     root: int

@@ -59,10 +59,6 @@ class Direct:
                 ]
         return Plan(rank, size, size * self.segments, steps_by_time(sends, recvs))
 
-    def owner(self, chunk: int) -> int:
-        """The rank that a chunk is merged by."""
-        return chunk // self.segments
-
     def _chunk(self, owner: int, segment: int) -> range:
         chunk = owner * self.segments + segment
         return range(chunk, chunk + 1)

@@ -27,21 +27,11 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a proved set of plans does.
+    """What a proved set of plans does."""
 
-    Attributes
-    ----------
-    rounds : int
-        Messages in the longest chain of which each needs what the one before brought.
-    messages : tuple of int
-        Transfers sent, per rank.
-    chunks_sent : tuple of int
-        Chunks in those transfers, per rank.
-    """
-
-    rounds: int
-    messages: tuple[int, ...]
-    chunks_sent: tuple[int, ...]
+    rounds: int  # messages in the longest chain of which each needs what the one before brought
+    messages: tuple[int, ...]  # transfers sent, per rank
+    chunks_sent: tuple[int, ...]  # chunks in those transfers, per rank
 
 
 def all_plans(topology: Topology, size: int) -> list[Plan]:
@@ -54,12 +44,7 @@ def deliveries(plans: Sequence[Plan]) -> Iterator[Delivery]:
 
     A rank enters a step when all transfers of the one before are through, and then posts all of the step's at once; a
     message goes through when both ends have posted it. To act on each message as it comes, reading the source's chunks
-    and changing the destination's, is a correct execution of the plans.
-
-    Parameters
-    ----------
-    plans : sequence of Plan
-        Entry r is rank r's plan.
+    and changing the destination's, is a correct execution of the plans, which are in rank order.
 
     Raises
     ------
@@ -130,12 +115,7 @@ def _check_finished(
 
 
 def prove(plans: Sequence[Plan]) -> Report:
-    """Show that the plans leave every rank with every chunk summed over all ranks, each counted once.
-
-    Parameters
-    ----------
-    plans : sequence of Plan
-        Entry r is rank r's plan.
+    """Show that the plans, in rank order, leave every rank with every chunk summed over all ranks, each counted once.
 
     Raises
     ------

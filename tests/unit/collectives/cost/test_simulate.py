@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import log2
 
 import pytest
 
@@ -30,16 +29,8 @@ def float32(n: int, weight: int) -> int:
 
 
 def seconds(topology: Topology, size: int, link: LinkModel = LINK, **options: float) -> float:
-    piece_elements = options.get("piece_elements")
-    return simulate_time(
-        topology,
-        size,
-        N,
-        float32,
-        link,
-        None if piece_elements is None else int(piece_elements),
-        Work(options.get("encode_s", 0.0), options.get("merge_s", 0.0), options.get("decode_s", 0.0)),
-    )
+    work = Work(**{name: value for name, value in options.items() if name != "piece_elements"})
+    return simulate_time(topology, size, N, float32, link, int(options.get("piece_elements", N)), work)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8, 12])
@@ -66,21 +57,20 @@ LATENCY_ALONE = LinkModel(latency_s=1.0, bandwidth_bytes_s=1e30)
 BANDWIDTH_ALONE = LinkModel(latency_s=0.0, bandwidth_bytes_s=4 * N)  # a second for the whole vector
 
 
-@pytest.mark.parametrize(("rows", "cols"), [(2, 2), (3, 4), (4, 4)])
-def test_torus(rows: int, cols: int) -> None:
-    size = rows * cols
-    assert seconds(Torus(rows, cols), size, LATENCY_ALONE) == pytest.approx(2 * (rows - 1) + 2 * (cols - 1))
-    assert seconds(Torus(rows, cols), size, BANDWIDTH_ALONE) == pytest.approx(2 * (size - 1) / size)
-
-
-@pytest.mark.parametrize("size", [2, 4, 8, 16])
-def test_halving_doubling(size: int) -> None:
-    assert seconds(HalvingDoubling(), size, LATENCY_ALONE) == pytest.approx(2 * log2(size))
-    assert seconds(HalvingDoubling(), size, BANDWIDTH_ALONE) == pytest.approx(2 * (size - 1) / size)
+@pytest.mark.parametrize(
+    ("topology", "size"),
+    [
+        *((Torus(rows, cols), rows * cols) for rows, cols in ((2, 2), (3, 4), (4, 4))),
+        *((HalvingDoubling(), size) for size in (2, 4, 8, 16)),
+    ],
+    ids=repr,
+)
+def test_where_only_bandwidth_counts_a_torus_and_halving_take_as_long_as_a_ring(topology: Topology, size: int) -> None:
+    assert seconds(topology, size, BANDWIDTH_ALONE) == pytest.approx(2 * (size - 1) / size)
 
 
 @pytest.mark.parametrize("topology", [Ring(), Torus(), Tree(1), DoubleTree(1), HalvingDoubling(), Star(0, 1)], ids=repr)
-@pytest.mark.parametrize("size", [2, 3, 4, 7, 8, 12])
+@pytest.mark.parametrize("size", [2, 3, 4, 7, 8, 12, 16])
 def test_where_only_latency_counts_time_is_rounds(topology: Topology, size: int) -> None:
     assert seconds(topology, size, LATENCY_ALONE) == pytest.approx(prove(all_plans(topology, size)).rounds)
 
@@ -136,9 +126,8 @@ def test_no_rank_is_done_before_its_processor() -> None:
     assert alone == pytest.approx(2)  # two ranks' vectors
     shared = simulate_time(Star(segments=1), 3, 128, float32, at_once, 64, replace(merging, sharing=2.5))
     assert shared == pytest.approx(2.5 * alone)
-    assert simulate_time(Star(segments=1), 3, 128, float32, at_once, 64, replace(moving, sharing=2.5)) == pytest.approx(
-        2.5 * messages
-    )
+    shared = simulate_time(Star(segments=1), 3, 128, float32, at_once, 64, replace(moving, sharing=2.5))
+    assert shared == pytest.approx(2.5 * messages)
 
 
 def test_a_message_leaves_and_goes_on_when_a_shared_processor_has_handled_it() -> None:
@@ -231,20 +220,3 @@ def test_thousands_of_ranks() -> None:
     link = LinkModel(2e-5, 1.25e8)
     ring = simulate_time(Ring(), size, n, float32, link)
     assert ring == pytest.approx(2 * (size - 1) * (link.latency_s + 4 * 64 / link.bandwidth_bytes_s))
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"latency_s": -1.0},
-        {"bandwidth_bytes_s": 0.0},
-        {"overhead_s": -1.0},
-        {"group_size": 0},
-        {"between_latency_s": -1.0},
-        {"uplink_bytes_s": 0.0},
-    ],
-    ids=str,
-)
-def test_links_cannot_be_faster_than_time(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="must"):
-        LinkModel(**{"latency_s": 0.0, "bandwidth_bytes_s": 1.0, **wrong})  # type: ignore[arg-type]

@@ -14,23 +14,21 @@ from collectives.schedules.torus import Torus
 from collectives.schedules.tree import DoubleTree, Tree
 from collectives.schedules.verify import all_plans, prove
 
+SHAPES = [(1, 1), (1, 5), (5, 1), (2, 2), (2, 3), (3, 2), (4, 8), (5, 6), (3, 11)]
+# where all ranks send equally much: rounds, and messages a round
+BALANCED: list[tuple[Topology, int, int, int]] = [
+    *((Ring(segments), size, 2 * (size - 1), segments) for segments in (1, 4) for size in range(1, 34)),
+    *((Torus(rows, cols), rows * cols, 2 * (rows - 1) + 2 * (cols - 1), 1) for rows, cols in SHAPES),
+    *((HalvingDoubling(), 1 << power, 2 * power, 1) for power in range(1, 6)),
+]
 
-@pytest.mark.parametrize("size", range(1, 34))
-@pytest.mark.parametrize("segments", [1, 4])
-def test_ring(size: int, segments: int) -> None:
-    report = prove(all_plans(Ring(segments), size))
-    assert report.rounds == 2 * (size - 1)
-    assert set(report.messages) == {2 * (size - 1) * segments}
-    assert set(report.chunks_sent) == {2 * (size - 1) * segments}
 
-
-@pytest.mark.parametrize(("rows", "cols"), [(1, 1), (1, 5), (5, 1), (2, 2), (2, 3), (3, 2), (4, 8), (5, 6), (3, 11)])
-def test_torus(rows: int, cols: int) -> None:
-    size = rows * cols
-    report = prove(all_plans(Torus(rows, cols), size))
-    assert report.rounds == 2 * (rows - 1) + 2 * (cols - 1)
-    assert set(report.messages) == {report.rounds}
-    assert set(report.chunks_sent) == {2 * (size - 1)}
+@pytest.mark.parametrize(("topology", "size", "rounds", "messages"), BALANCED)
+def test_every_rank_sends_the_least_possible(topology: Topology, size: int, rounds: int, messages: int) -> None:
+    report = prove(all_plans(topology, size))
+    assert report.rounds == rounds
+    assert set(report.messages) == {rounds * messages}
+    assert set(report.chunks_sent) == {2 * (size - 1) * topology.plan(0, size).n_chunks // size}
 
 
 def test_torus_sends_little_between_rows() -> None:
@@ -47,14 +45,6 @@ def test_torus_is_as_square_as_the_size_allows(size: int, shape: tuple[int, int]
     assert Torus().shape(size) == shape
     assert Torus(rows=shape[0]).shape(size) == shape
     assert Torus(cols=shape[1]).shape(size) == shape
-
-
-@pytest.mark.parametrize("size", [2, 4, 8, 16, 32])
-def test_halving_doubling_at_powers_of_two(size: int) -> None:
-    report = prove(all_plans(HalvingDoubling(), size))
-    assert report.rounds == 2 * log2(size)
-    assert set(report.messages) == {report.rounds}
-    assert set(report.chunks_sent) == {2 * (size - 1)}
 
 
 @pytest.mark.parametrize("size", [3, 5, 6, 7, 11, 31, 33])
