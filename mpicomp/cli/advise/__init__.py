@@ -25,14 +25,11 @@ from collectives.memory import aligned_empty
 from collectives.probe import measure_network
 from collectives.progress.polling import wait
 from mpicomp.cli.advise import report
-from mpicomp.cli.advise.methods import COMPARED, METHODS
 from mpicomp.cli.advise.predict import MOST_WALKED, WALKED, Job, break_even, fastest_dense, ways
-from mpicomp.cli.advise.request import Request
+from mpicomp.cli.advise.request import COMPARED, METHODS, Request
 from mpicomp.cli.advise.speeds import Speed, measure_speed, without_dense_rounds
 from mpicomp.cli.rank0 import UsageError, conduct, open_file, require_none
 from mpicomp.cli.timing import alternate
-
-__all__ = ["METHODS", "add_arguments", "run"]
 
 COMMAND = "mpicomp advise"
 ALONE = "one rank sends and merges nothing: start two or more with mpirun, also with --network and --ranks"

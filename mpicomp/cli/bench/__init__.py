@@ -26,8 +26,6 @@ from mpicomp.cli.bench.measure import Subject, Vector, aggregated, allreduce, ba
 from mpicomp.cli.bench.request import ALLREDUCE, BASELINES, Request
 from mpicomp.cli.rank0 import UsageError, conduct, open_file, require_none
 
-__all__ = ["add_arguments", "run"]
-
 COMMAND = "mpicomp bench"
 
 

@@ -27,13 +27,7 @@ DEVIATIONS = 6.0
 
 
 def checked_call(comm: Communicator, subject: Subject, x: NDArray[Any], out: NDArray[Any]) -> str:
-    """Make one call and judge its result; collective.
-
-    Returns
-    -------
-    str
-        What is wrong, the same on every rank; empty if nothing is.
-    """
+    """Make one call and tell what is wrong with its result, the same on every rank; empty: nothing; collective."""
     aggregator, problem = subject.aggregator, ""
     if aggregator is not None and isinstance(aggregator.algorithm, Marsit):
         problem = _marsit(comm, aggregator, x, out)

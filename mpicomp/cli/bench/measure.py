@@ -20,24 +20,12 @@ Vector = NDArray[Any]
 
 @dataclass(frozen=True)
 class Subject:
-    """One way to reduce a vector.
+    """One way to reduce a vector."""
 
-    Attributes
-    ----------
-    call : callable
-        ``call(x, out)`` reduces `x` into `out`; this alone is timed.
-    traffic : Traffic
-        What all calls so far have cost this rank.
-    sums : bool
-        The result is the sum over ranks; else it is, or stands for, the mean.
-    aggregator : Aggregator, optional
-        Of a method.
-    """
-
-    call: Callable[[Vector, Vector], object]
-    traffic: Traffic
-    sums: bool = True
-    aggregator: Aggregator | None = None
+    call: Callable[[Vector, Vector], object]  # from the first into the second; this alone is timed
+    traffic: Traffic  # what all calls so far have cost this rank
+    sums: bool = True  # the result is the sum over ranks; else it is, or stands for, the mean
+    aggregator: Aggregator | None = None  # of a method
 
 
 def aggregated(algorithm: Algorithm, comm: Communicator, x: Vector) -> Subject:
@@ -76,39 +64,19 @@ def baseline(name: str, comm: Communicator, x: Vector) -> Subject | None:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One vector length.
+    """One vector length."""
 
-    Attributes
-    ----------
-    seconds, baseline_seconds : float64[repeats]
-        Of each timed call, on the slowest rank; None without a baseline.
-    cost : dict of float
-        Fields of `Traffic` for one call, as the mean over calls and ranks.
-    """
-
-    seconds: Seconds
+    seconds: Seconds  # of each timed call, on the slowest rank
     baseline_seconds: Seconds | None
-    cost: dict[str, float]
+    cost: dict[str, float]  # fields of `Traffic` for one call, as the mean over calls and ranks
 
 
 def measure(
     comm: Communicator, subject: Subject, other: Subject | None, x: Vector, out: Vector, repeats: int, warmup: int
 ) -> Measurement:
-    """Time a subject and its baseline in turn, each call behind a barrier of its own; collective.
+    """Time a subject and its baseline, if there is one, in turn, each call behind a barrier of its own; collective.
 
-    Parameters
-    ----------
-    comm : Communicator
-    subject, other : Subject
-        What is timed, and the baseline.
-    x, out : ndarray[n]
-        `out` is overwritten by both.
-    repeats, warmup : int
-        Calls of each that are timed, and calls before.
-
-    Raises
-    ------
-    CollectiveError
+    Both overwrite `out`.
     """
     calls = {"subject": partial(subject.call, x, out)}
     if other is not None:

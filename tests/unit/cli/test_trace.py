@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from collectives import Communicator
-from collectives.threads.run_local import run_local
 from collectives.trace.clock import Reading, offset_at
 from collectives.trace.recorder import Trace, flush
 from mpicomp.cli.main import main
@@ -176,18 +172,3 @@ def test_who_has_written_leaves_a_later_trace_of_the_folder_alone(tmp_path: Path
     earlier.write()
     later.write()
     assert read(tmp_path)[0][0]["otherData"]["run"] == 1.0
-
-
-def test_a_recorded_call_refuses_what_the_call_itself_refuses() -> None:
-    def wrong(comm: Communicator) -> None:
-        x = np.zeros(3, np.float32)
-        for call in (
-            lambda: comm.allreduce(),  # type: ignore[call-arg]
-            lambda: comm.allreduce(x, "sum", op="mean"),  # type: ignore[misc]
-            lambda: comm.barrier(1),  # type: ignore[call-arg]
-        ):
-            with pytest.raises(TypeError):
-                call()
-
-    with tempfile.TemporaryDirectory() as folder:
-        run_local(2, wrong, trace=folder)
