@@ -16,16 +16,17 @@ def send(peer: int = 1, chunks: range = range(1), weight: int = 1) -> Transfer:
     return Transfer(peer, chunks, weight)
 
 
-@pytest.mark.parametrize("chunks", [range(0), range(3, 3), range(0, 4, 2), range(3, 0, -1), range(-1, 2)])
-def test_transfers_move_a_run_of_chunks(chunks: range) -> None:
-    with pytest.raises(PlanError, match="run of chunk numbers"):
-        send(chunks=chunks)
-
-
-@pytest.mark.parametrize(("weight", "held_weight"), [(0, 0), (-1, 1), (1, -1)])
-def test_transfers_carry_somebody(weight: int, held_weight: int) -> None:
-    with pytest.raises(PlanError, match="at least one rank"):
-        Transfer(1, range(1), weight, held_weight)
+@pytest.mark.parametrize(
+    ("chunks", "weights", "problem"),
+    [
+        *((run, (1, 0), "run of chunk numbers") for run in (range(0), range(3, 3), range(0, 4, 2), range(3, 0, -1))),
+        (range(-1, 2), (1, 0), "run of chunk numbers"),
+        *((range(1), weights, "at least one rank") for weights in ((0, 0), (-1, 1), (1, -1))),
+    ],
+)
+def test_transfers_move_a_run_of_chunks_for_somebody(chunks: range, weights: tuple[int, int], problem: str) -> None:
+    with pytest.raises(PlanError, match=problem):
+        Transfer(1, chunks, *weights)
 
 
 @pytest.mark.parametrize(
