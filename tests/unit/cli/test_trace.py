@@ -154,7 +154,7 @@ def test_a_span_that_does_not_end_and_arguments_of_any_kind_are_written(tmp_path
     assert event["dur"] >= 0
 
 
-def test_a_file_is_written_once(tmp_path: Path) -> None:
+def test_a_file_is_written_once_and_a_later_trace_of_the_folder_left_alone(tmp_path: Path) -> None:
     made = Trace(tmp_path, 0, 1)
     with pytest.raises(ValueError, match="another communicator"):
         Trace(tmp_path, 0, 1)
@@ -162,13 +162,8 @@ def test_a_file_is_written_once(tmp_path: Path) -> None:
     made.path.unlink()
     made.write()
     assert not made.path.exists()
-
-
-def test_who_has_written_leaves_a_later_trace_of_the_folder_alone(tmp_path: Path) -> None:
-    earlier = Trace(tmp_path, 0, 1)
-    earlier.write()
     later = Trace(tmp_path, 0, 1)
     later.run = 1.0
-    earlier.write()
+    made.write()
     later.write()
     assert read(tmp_path)[0][0]["otherData"]["run"] == 1.0
