@@ -33,15 +33,9 @@ _NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "a t
 
 
 def read_json(path: str | Path, cure: str, *, most_bytes: int = MOST_BYTES) -> Any:
-    """Read a JSON file.
+    """Read a JSON file of `most_bytes` at most.
 
-    Parameters
-    ----------
-    path : str or Path
-    cure : str
-        What the reader of an error is to do, as in "write it with mpicomp advise --save".
-    most_bytes : int
-        A longer file is rejected before it is read.
+    `cure` is what the reader of an error is to do, as in "write it with mpicomp advise --save".
 
     Raises
     ------
@@ -65,19 +59,13 @@ def parse_json(
 ) -> Any:
     """Read one JSON text; NaN and Infinity are numbers, as Python writes them.
 
-    Parameters
-    ----------
-    text : str
-    most_depth, most_digits : int
-        A text with deeper nesting, or with an integer of more digits, is rejected.
-    surrogates : bool
-        Accept halves of surrogate pairs, which cannot be printed or sent to other ranks.
+    Halves of surrogate pairs, which cannot be printed or sent to other ranks, are accepted with `surrogates`.
 
     Raises
     ------
     ValueError
-        The text is not JSON or beyond these limits, or it has a number beyond float64 or an object with a key twice;
-        one line.
+        The text is not JSON; or it is nested deeper, or has an integer of more digits, than it may; or it has a number
+        beyond float64, or an object with a key twice. One line.
     """
     _check_depth(text, most_depth)
 
@@ -101,13 +89,8 @@ def parse_json(
 def fields(found: Any, **types: type | Sequence[type]) -> dict[str, Any]:
     """Return `found` if it is an object that has these keys with values of these types; it may have others.
 
-    Parameters
-    ----------
-    found : object
-        As `read_json` returned it.
-    **types
-        For each key, bool, int, float, str, list, dict or NoneType, or several of them. A float may be an integer,
-        and true is none.
+    `types` has for each key bool, int, float, str, list, dict or NoneType, or several of them. A float may be an
+    integer, and true is none.
 
     Raises
     ------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -23,15 +23,14 @@ def operand(group: Group, x: Any, call: str, allowed: tuple[str, ...]) -> Flat:
     try:
         return flat(x, allowed)
     except (TypeError, ValueError) as error:
-        group.reject(type(error)(f"{_here(group, call)}: {error}"), call)
+        group.reject(type(error)(f"{group.here}, {call}: {error}"), call)
 
 
 def writable_operand(group: Group, x: Any, call: str, allowed: tuple[str, ...]) -> Flat:
     """Like `operand`, but it must not be read-only."""
     vector = operand(group, x, call, allowed)
     if not vector.values.flags.writeable:
-        problem = "the array is read-only; pass one that can be written"
-        group.reject(ValueError(f"{_here(group, call)}: {problem}"), call)
+        _refuse(group, call, "the array is read-only; pass one that can be written")
     return vector
 
 
@@ -39,19 +38,17 @@ def operands(group: Group, x: Any, op: str, out: Any) -> tuple[Flat, Flat, Any]:
     """Vectors of an all-reduce's array and of its result, and the result; raises what `operand` does."""
     call = f"allreduce({op})"
     if op not in ("sum", "mean"):
-        group.reject(ValueError(f"rank {group.rank} of {group.size}: op is {op!r}; choose 'sum' or 'mean'"), call)
+        group.reject(ValueError(f"{group.here}: op is {op!r}; choose 'sum' or 'mean'"), call)
     source = operand(group, x, call, FLOATS + INTEGERS if op == "sum" else FLOATS)
     result = empty_like(x) if out is None else out
     target = operand(group, result, f"{call}, out", (source.dtype,))
     if target.shape != source.shape or not target.values.flags.writeable:
-        problem = f"out has shape {target.shape}, the array {source.shape}, and out must be writeable"
-        group.reject(ValueError(f"{_here(group, call)}: {problem}"), call)
+        _refuse(group, call, f"out has shape {target.shape}, the array {source.shape}, and out must be writeable")
     apart = not np.may_share_memory(source.values, target.values)
     if not apart and source.values.ctypes.data != target.values.ctypes.data:
-        problem = "out overlaps the array; pass the array itself or one that shares no memory with it"
-        group.reject(ValueError(f"{_here(group, call)}: {problem}"), call)
+        _refuse(group, call, "out overlaps the array; pass the array itself or one that shares no memory with it")
     return source, target, result
 
 
-def _here(group: Group, call: str) -> str:
-    return f"rank {group.rank} of {group.size}, {call}"
+def _refuse(group: Group, call: str, problem: str) -> NoReturn:
+    group.reject(ValueError(f"{group.here}, {call}: {problem}"), call)

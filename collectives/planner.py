@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -45,12 +45,16 @@ def fastest(size: int, network: LinkModel, piece_bytes: int) -> Callable[[int], 
     return lambda nbytes: of_power(max(0, nbytes - 1).bit_length())
 
 
-def _candidates(size: int, network: LinkModel) -> Iterator[Topology]:
-    yield from (Ring(), HalvingDoubling(), DoubleTree())
+def _candidates(size: int, network: LinkModel) -> tuple[Topology, ...]:
+    return Ring(), HalvingDoubling(), DoubleTree(), *tori(size, network)
+
+
+def tori(size: int, network: LinkModel) -> list[Torus]:
+    """The most square torus, and one with a row per group of ranks; none that is only a ring."""
     shapes = {Torus().shape(size)}
     if network.group_size is not None and size % network.group_size == 0:
         shapes.add((size // network.group_size, network.group_size))
-    yield from (Torus(*shape) for shape in sorted(shapes) if min(shape) > 1)
+    return [Torus(*shape) for shape in sorted(shapes) if min(shape) > 1]
 
 
 def agreed(comm: MPI.Comm, network: LinkModel | str | Path | None, timeout_s: float) -> LinkModel | None:

@@ -43,40 +43,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 # Loaded when first asked for: importing mpi4py.MPI initialises MPI, and `mpicomp doctor` must work where it cannot.
+# All other names are those of `collectives` and `mpicomp.algorithms`.
 _HOMES = {
-    "collectives": (
-        "CollectiveError",
-        "CollectiveMismatch",
-        "CollectiveTimeout",
-        "Communicator",
-        "CommunicatorClosed",
-        "NonFiniteGradient",
-    ),
-    "collectives.threads.run_local": ("run_local",),
-    "mpicomp.abort": ("install_abort_hook",),
-    "mpicomp.algorithms": (
-        "ALGORITHMS",
-        "ECQSGD",
-        "QSGD",
-        "SSDM",
-        "CascadingSSDM",
-        "Dense",
-        "DoubleSqueeze",
-        "EFSignSGD",
-        "LocalTopK",
-        "MajorityVote",
-        "Marsit",
-        "MemSGD",
-        "OneBitSGD",
-        "RandomK",
-        "ScaleCom",
-        "TernGrad",
-        "TopKSGD",
-        "TrueTopK",
-        "algorithm",
-    ),
-    "mpicomp.checkpoint.redistribute": ("redistribute",),
-    "mpicomp.checkpoint.state": ("load_state", "save_state"),
+    "install_abort_hook": "mpicomp.abort",
+    "load_state": "mpicomp.checkpoint.state",
+    "redistribute": "mpicomp.checkpoint.redistribute",
+    "run_local": "collectives.threads.run_local",
+    "save_state": "mpicomp.checkpoint.state",
 }
 
 __all__ = [
@@ -114,10 +87,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(module), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    others = "collectives" if name in import_module("collectives").__all__ else "mpicomp.algorithms"
+    return getattr(import_module(_HOMES.get(name, others)), name)
 
 
 def __dir__() -> list[str]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from collectives import DoubleTree, HalvingDoubling, LinkModel, Ring, Topology, Torus, Tree
 from collectives.cost.link import Work
-from collectives.cost.simulate import simulate_time
 from mpicomp.algorithms import Algorithm, Dense, Marsit
+from mpicomp.cli.advise.predict import Job, call_seconds
+from mpicomp.cli.advise.speeds import Speed
 
 MODEL = 1  # another number when the simulator counts otherwise: what is remembered is then forgotten
 PIECE_BYTES = 57_344  # packed payloads between nodes
@@ -63,14 +64,10 @@ class Point:
 
     def seconds(self) -> float:
         """Simulate it."""
-        wire = METHODS[self.method].message_model(self.n, "float32", self.ranks, PIECE_BYTES)
-        work = WORKS[self.method]
-        if wire.decoded_once:
-            work = replace(work, decode_s=work.decode_s / self.ranks)  # the simulator decodes all ranks' payloads
-        return simulate_time(
-            wire.route or self._plans(), self.ranks, self.n, wire.nbytes, self.network, wire.piece_elements, work,
-            alignment=wire.alignment,
-        )  # fmt: skip
+        algorithm = METHODS[self.method]
+        route = algorithm.message_model(self.n, "float32", self.ranks, PIECE_BYTES).route
+        job = Job(self.ranks, self.n, "float32", self.network, PIECE_BYTES)
+        return call_seconds(job, algorithm, route or self._plans(), Speed(WORKS[self.method], 0.0))
 
     def _plans(self) -> Topology:
         """A torus has a row for each group of ranks, or is square."""

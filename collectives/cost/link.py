@@ -60,7 +60,8 @@ class LinkModel:
             if value is None and field.default is None:
                 continue
             least = math.ulp(0.0) if positive else 0.0
-            if not _finite(value) or value < least:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not (is_number and least <= value <= sys.float_info.max):
                 wanted = "above 0" if positive else "of 0 or more"
                 raise ValueError(f"{field.name} must be a finite number {wanted}, not {shown(value)}")
         if self.group_size is not None and (not isinstance(self.group_size, int) or self.group_size >= 1 << 63):
@@ -99,13 +100,6 @@ class LinkModel:
             return cls(**found)
         except ValueError as error:
             raise ValueError(f"{one_line(path)} does not hold a network ({error}); {CURE}") from error
-
-
-def _finite(number: object) -> bool:
-    """Whether this is an integer or a float that float64 holds; true and false are neither."""
-    if isinstance(number, bool) or not isinstance(number, int | float):
-        return False
-    return abs(number) <= sys.float_info.max
 
 
 @dataclass(frozen=True, slots=True)

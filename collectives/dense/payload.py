@@ -26,19 +26,9 @@ class DensePayload:
     The first hop sends straight from the input, and a sum is written where the result will be. 16-bit vectors are
     summed in float32 and travel as float32 until the sum is complete, then as 16 bits.
 
-    Parameters
-    ----------
-    program : Program
-    values : ndarray[n]
-        This rank's vector; left alone unless it is `out` or a float32 copy of a 16-bit vector.
-    dtype : str
-        Element type; bfloat16 is uint16 to NumPy.
-    mean : bool
-        Divide by the number of ranks.
-    buffers : sequence of uint8[bytes of the longest piece, or more]
-        A receive buffer for each message to be merged that may be under way at once.
-    out : ndarray[n]
-        Overwritten with the result.
+    `values`, ndarray[n], is left alone unless it is `out` or a float32 copy of a 16-bit vector. `dtype` names its
+    element type, as bfloat16 is uint16 to NumPy. `buffers`, uint8[bytes of the longest piece, or more], are for as many
+    messages to be merged as may be under way at once. `out`, ndarray[n], is overwritten with the result.
     """
 
     brief = True

@@ -12,20 +12,6 @@ def partition(n: int, n_chunks: int, alignment: int) -> tuple[range, ...]:
     some are empty where ``n`` is small. Only the last that is not empty may end off a multiple. The result depends on
     the arguments alone: every rank computes the same cut.
 
-    Parameters
-    ----------
-    n : int
-        Elements, 0 or more; may exceed 2**31.
-    n_chunks : int
-        Chunks, at least 1.
-    alignment : int
-        Elements, at least 1.
-
-    Returns
-    -------
-    tuple of range
-        The element range of each chunk.
-
     Raises
     ------
     ValueError
@@ -42,21 +28,9 @@ def partition(n: int, n_chunks: int, alignment: int) -> tuple[range, ...]:
 
 
 def pieces(chunk: range, piece_elements: int, alignment: int) -> tuple[range, ...]:
-    """Cut one chunk into the fewest, equally long pieces that do not exceed ``piece_elements``.
+    """Cut one chunk into the fewest, equally long pieces that do not exceed ``piece_elements``; none is empty.
 
-    Parameters
-    ----------
-    chunk : range
-        Element range, starting at a multiple of ``alignment``.
-    piece_elements : int
-        Longest piece wanted; rounded down to a multiple of ``alignment``, but never below one ``alignment``.
-    alignment : int
-        Elements; pieces start at multiples of it.
-
-    Returns
-    -------
-    tuple of range
-        Element ranges, none empty; () for an empty chunk.
+    Pieces start at multiples of ``alignment``, and the longest wanted is rounded down to one, but never to 0.
 
     Raises
     ------

@@ -8,17 +8,11 @@ from collectives.execution.program import Message
 
 
 class Payload(Protocol):
-    """What travels, by a program that merges nothing. Pieces are numbered as in the program.
+    """What travels, by a program that merges nothing. Pieces are numbered as in the program."""
 
-    Attributes
-    ----------
-    receive_buffers : int
-        How many messages to be merged may be under way to this rank at once: 0 unless it is a `MergedPayload`.
-    brief : bool
-        There is so little to compute that nothing is gained by doing it while messages travel.
-    """
-
+    # How many messages to be merged may be under way to this rank at once: 0 unless it is a `MergedPayload`.
     receive_buffers: int
+    # There is so little to compute that nothing is gained by doing it while messages travel.
     brief: bool
 
     def encode(self, piece: int) -> None:

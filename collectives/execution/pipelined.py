@@ -27,22 +27,8 @@ from collectives.trace.traffic import Traffic
 class PipelinedExecution:
     """One run of a program; `steps` does it bit by bit.
 
-    Parameters
-    ----------
-    comm : MPI.Comm
-    program : Program
-    payload : Payload
-        Of a program that merges, a `MergedPayload`.
-    tag : int
-        Of all its messages: unique among what is in flight on `comm`.
-    traffic : Traffic
-        Counted into.
-    encoded : callable, optional
-        Called once, when this rank's own contribution is complete.
-    cache : dict, optional
-        Where persistent requests are kept between runs of a program on the same buffers.
-    trace : Trace, optional
-        Where to record what happens.
+    The payload of a program that merges is a `MergedPayload`. `tag` and `cache` are those of `Requests`; `traffic` is
+    counted into; `encoded` is called once, when this rank's own contribution is complete; `trace` records what happens.
     """
 
     def __init__(

@@ -18,15 +18,9 @@ def free_all(cache: Cache) -> None:
 
 
 class Requests:
-    """Starts messages.
+    """Starts messages by a tag that is unique among what is in flight.
 
-    Parameters
-    ----------
-    comm : MPI.Comm
-    tag : int
-        Of all the messages: unique among what is in flight on `comm`.
-    cache : dict, optional
-        Where persistent requests are kept between runs of one program on the same buffers.
+    With a `cache`, persistent requests are kept there between runs of one program on the same buffers.
     """
 
     __slots__ = ("_cache", "_comm", "_tag")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 from collectives.execution.payload import MergedPayload, Payload
@@ -46,46 +48,32 @@ def _labels(messages: tuple[Message, ...]) -> list[dict[str, int]]:
 
 
 class TracedPayload:
-    """A payload whose work is recorded; see `Payload`."""
+    """A payload whose work is recorded; see `Payload`, and `MergedPayload` where it merges."""
 
     def __init__(self, trace: Trace, labels: Labels, payload: Payload) -> None:
-        self._clock, self._add, self._call = trace.clock, trace.add, trace.program
-        self._pieces, self._payload = labels.pieces, payload
         self.receive_buffers, self.brief = payload.receive_buffers, payload.brief
         self.outgoing, self.replacing = payload.outgoing, payload.replacing
-
-    def encode(self, piece: int) -> None:
-        """See `Payload`."""
-        start = self._clock()
-        self._payload.encode(piece)
-        self._add(("encode", "", start, self._clock(), self._pieces[piece], self._call, 0))
-
-    def finish(self, piece: int) -> None:
-        """See `Payload`."""
-        start = self._clock()
-        self._payload.finish(piece)
-        self._add(("decode", "", start, self._clock(), self._pieces[piece], self._call, 0))
+        self.encode = _recorded(trace, "encode", payload.encode, labels.pieces)
+        self.finish = _recorded(trace, "decode", payload.finish, labels.pieces)
+        if payload.receive_buffers:
+            merged, index = cast(MergedPayload, payload), attrgetter("index")
+            self.incoming = merged.incoming
+            self.prepare = _recorded(trace, "prepare", merged.prepare, labels.receives, index)
+            self.merge = _recorded(trace, "merge", merged.merge, labels.receives, index)
 
 
-class TracedMergedPayload(TracedPayload):
-    """One that merges; see `MergedPayload`."""
+def _recorded(
+    trace: Trace, kind: str, work: Callable[..., None], labels: list[dict[str, int]], number: Callable[[Any], int] = int
+) -> Callable[..., None]:
+    """What does this work, and records it by the label that has the number of what it is done on."""
+    clock, add, call = trace.clock, trace.add, trace.program
 
-    def __init__(self, trace: Trace, labels: Labels, payload: Payload) -> None:
-        super().__init__(trace, labels, payload)
-        self._receives, self._merged = labels.receives, cast(MergedPayload, payload)
-        self.incoming = self._merged.incoming
+    def recorded(of: Any, *buffer: int) -> None:
+        start = clock()
+        work(of, *buffer)
+        add((kind, "", start, clock(), labels[number(of)], call, 0))
 
-    def prepare(self, message: Message, buffer: int) -> None:
-        """See `Payload`."""
-        start = self._clock()
-        self._merged.prepare(message, buffer)
-        self._add(("prepare", "", start, self._clock(), self._receives[message.index], self._call, 0))
-
-    def merge(self, message: Message, buffer: int) -> None:
-        """See `Payload`."""
-        start = self._clock()
-        self._merged.merge(message, buffer)
-        self._add(("merge", "", start, self._clock(), self._receives[message.index], self._call, 0))
+    return recorded
 
 
 class TracedRequest:
@@ -134,5 +122,4 @@ def followed(
 ) -> tuple[TracedPayload, TracedRequests]:
     """Payload and requests of one more run of a program, recorded."""
     labels = labels_of(program, trace.labels)
-    traced = TracedMergedPayload if payload.receive_buffers else TracedPayload
-    return traced(trace, labels, payload), TracedRequests(trace, labels, requests)
+    return TracedPayload(trace, labels, payload), TracedRequests(trace, labels, requests)

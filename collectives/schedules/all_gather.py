@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from collectives.schedules.plan import Plan
 from collectives.schedules.ring import Exchange, Index, all_gather, lockstep_plan
@@ -20,14 +21,7 @@ from collectives.schedules.ring import Exchange, Index, all_gather, lockstep_pla
 class AllGather:
     """One payload a rank, each a chunk, from each to all: no all-reduce, but planned, traced and timed like one."""
 
-    @property
-    def name(self) -> str:
-        """``"all-gather"``."""
-        return "all-gather"
-
-    def n_chunks(self, size: int) -> int:
-        """One a rank."""
-        return size
+    name: ClassVar[str] = "all-gather"
 
     def exchanges(self, rank: Index, size: int) -> Iterator[Exchange]:
         """The steps of one rank, or of an array of ranks."""

@@ -12,31 +12,19 @@ A binomial tree takes the fewest rounds, for what is so short that rounds are al
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from collectives.schedules.plan import Plan, TopologyError, Transfer, steps_by_time
 
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """From one rank to all others. Its plans overwrite and merge nothing.
+    """From the root to all others, along a chain or else a binomial tree. Its plans overwrite and merge nothing."""
 
-    Parameters
-    ----------
-    root : int
-    chunks : int
-        At least 1.
-    chain : bool
-        A chain, else a binomial tree.
-    """
-
+    name: ClassVar[str] = "broadcast"
     root: int
     chunks: int = 1
     chain: bool = True
-
-    @property
-    def name(self) -> str:
-        """``"broadcast"``."""
-        return "broadcast"
 
     def plan(self, rank: int, size: int) -> Plan:
         """Rank ``rank``'s part among ``size`` ranks; raises TopologyError where the root is none of them."""

@@ -14,6 +14,7 @@ turns a shard into numbers and back only once between worker and owner.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from collectives.schedules.plan import Plan, TopologyError, Transfer, steps_by_time
 
@@ -33,16 +34,12 @@ class Direct:
         `segments` is below 1.
     """
 
+    name: ClassVar[str] = "direct"
     segments: int = 4
 
     def __post_init__(self) -> None:
         if self.segments < 1:
             raise TopologyError(f"a direct all-reduce needs at least 1 segment, not {self.segments}")
-
-    @property
-    def name(self) -> str:
-        """``"direct"``."""
-        return "direct"
 
     def plan(self, rank: int, size: int) -> Plan:
         """Rank ``rank``'s part among ``size`` ranks."""
@@ -61,10 +58,6 @@ class Direct:
                     (back, Transfer(source, self._chunk(source, segment), size)),
                 ]
         return Plan(rank, size, size * self.segments, steps_by_time(sends, recvs))
-
-    def owner(self, chunk: int) -> int:
-        """The rank that a chunk is merged by."""
-        return chunk // self.segments
 
     def _chunk(self, owner: int, segment: int) -> range:
         chunk = owner * self.segments + segment

@@ -22,6 +22,7 @@ Int. J. High Perform. Comput. Appl. 19 (2005).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from collectives.schedules.plan import Plan, Transfer, steps_by_time
 
@@ -44,10 +45,7 @@ def _halves(position: int, rounds: int) -> tuple[list[range], list[range]]:
 class HalvingDoubling:
     """Recursive halving and doubling; for any number of ranks."""
 
-    @property
-    def name(self) -> str:
-        """``"halving-doubling"``."""
-        return "halving-doubling"
+    name: ClassVar[str] = "halving-doubling"
 
     def plan(self, rank: int, size: int) -> Plan:
         """Rank ``rank``'s part among ``size`` ranks."""

@@ -149,11 +149,6 @@ def steps_by_time(sends: Iterable[tuple[int, Transfer]], recvs: Iterable[tuple[i
 
     Where both ends of every message name the same time, the ranks can walk the timetable together, so the steps cannot
     deadlock. Times at which this rank has nothing to do are dropped; within a time the given order is kept.
-
-    Parameters
-    ----------
-    sends, recvs : iterable of (time, Transfer)
-        In any order of time.
     """
     slots: dict[int, tuple[list[Transfer], list[Transfer]]] = {}
     for side, entries in enumerate((sends, recvs)):

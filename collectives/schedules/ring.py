@@ -47,10 +47,6 @@ class Exchange(NamedTuple):
 class Lockstep(Protocol):
     """A topology whose ranks do alike in every step, so that one pass over arrays stands for all ranks at once."""
 
-    def n_chunks(self, size: int) -> int:
-        """Into how many chunks the vector is cut."""
-        ...
-
     def exchanges(self, rank: Index, size: int) -> Iterator[Exchange]:
         """The steps of rank ``rank``, or of each rank in an array of ranks."""
         ...
@@ -113,12 +109,8 @@ class Ring:
         """``"ring"``, or ``"segmented-ring"`` with more than one segment."""
         return "ring" if self.segments == 1 else "segmented-ring"
 
-    def n_chunks(self, size: int) -> int:
-        """One chunk a rank and segment; segment s holds chunks s * size to (s + 1) * size."""
-        return self.segments * size
-
     def exchanges(self, rank: Index, size: int) -> Iterator[Exchange]:
-        """The steps of one rank, or of an array of ranks."""
+        """The steps of one rank, or of an array of ranks; segment s holds chunks s * size to (s + 1) * size."""
         after, before = (rank + 1) % size, (rank - 1) % size
         for sent, received, weight in reduce_scatter(rank, size):
             for first in range(0, self.segments * size, size):
@@ -129,4 +121,4 @@ class Ring:
 
     def plan(self, rank: int, size: int) -> Plan:
         """Rank ``rank``'s part among ``size`` ranks."""
-        return lockstep_plan(rank, size, self.n_chunks(size), self.exchanges(rank, size))
+        return lockstep_plan(rank, size, self.segments * size, self.exchanges(rank, size))

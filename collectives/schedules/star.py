@@ -15,6 +15,7 @@ Reference: M. Li et al., "Scaling distributed machine learning with the paramete
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from collectives.schedules.plan import Plan, TopologyError, Transfer, steps_by_time
 
@@ -36,6 +37,7 @@ class Star:
         ``segments`` is below 1, or ``root`` negative.
     """
 
+    name: ClassVar[str] = "star"
     root: int = 0
     segments: int = 8
 
@@ -44,11 +46,6 @@ class Star:
             raise TopologyError(
                 f"a star needs at least 1 segment and a root of 0 or more, not {self.segments} and {self.root}"
             )
-
-    @property
-    def name(self) -> str:
-        """``"star"``."""
-        return "star"
 
     def plan(self, rank: int, size: int) -> Plan:
         """Rank ``rank``'s part among ``size`` ranks; raises TopologyError where the root is not one of them."""

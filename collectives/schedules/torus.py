@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isqrt
+from typing import ClassVar
 
 from collectives.schedules.plan import Plan, TopologyError
 from collectives.schedules.ring import Exchange, Index, all_gather, lockstep_plan, reduce_scatter
@@ -36,13 +37,9 @@ class Torus:
         with no more rows than columns.
     """
 
+    name: ClassVar[str] = "torus"
     rows: int | None = None
     cols: int | None = None
-
-    @property
-    def name(self) -> str:
-        """``"torus"``."""
-        return "torus"
 
     def shape(self, size: int) -> tuple[int, int]:
         """Rows and columns for ``size`` ranks.
@@ -64,12 +61,8 @@ class Torus:
         options = ", ".join(f"{rows} x {cols}" for rows, cols in fitting)
         raise TopologyError(f"{size} ranks do not fill a torus of {asked} rows x columns; these shapes fit: {options}")
 
-    def n_chunks(self, size: int) -> int:
-        """One chunk a rank; those of column c are c * rows to (c + 1) * rows."""
-        return size
-
     def exchanges(self, rank: Index, size: int) -> Iterator[Exchange]:
-        """The steps of one rank, or of an array of ranks."""
+        """The steps of one rank, or of an array of ranks; the chunks of column c are c * rows to (c + 1) * rows."""
         rows, cols = self.shape(size)
         row, col = rank // cols, rank % cols
         right, left = row * cols + (col + 1) % cols, row * cols + (col - 1) % cols
@@ -85,4 +78,4 @@ class Torus:
 
     def plan(self, rank: int, size: int) -> Plan:
         """Rank ``rank``'s part among ``size`` ranks; raises TopologyError where the shape does not fit."""
-        return lockstep_plan(rank, size, self.n_chunks(size), self.exchanges(rank, size))
+        return lockstep_plan(rank, size, size, self.exchanges(rank, size))

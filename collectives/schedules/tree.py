@@ -33,6 +33,7 @@ Computing 35 (2009).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from collectives.schedules.plan import Plan, TopologyError, Transfer, steps_by_time
 
@@ -57,15 +58,11 @@ class Tree:
         ``segments`` is below 1.
     """
 
+    name: ClassVar[str] = "tree"
     segments: int = 8
 
     def __post_init__(self) -> None:
         _check_segments(self.segments)
-
-    @property
-    def name(self) -> str:
-        """``"tree"``."""
-        return "tree"
 
     def plan(self, rank: int, size: int) -> Plan:
         """Rank ``rank``'s part among ``size`` ranks."""
@@ -148,15 +145,11 @@ class DoubleTree:
         ``segments`` is below 1.
     """
 
+    name: ClassVar[str] = "double-tree"
     segments: int = 8
 
     def __post_init__(self) -> None:
         _check_segments(self.segments)
-
-    @property
-    def name(self) -> str:
-        """``"double-tree"``."""
-        return "double-tree"
 
     def plan(self, rank: int, size: int) -> Plan:
         """Rank ``rank``'s part among ``size`` ranks."""

@@ -6,7 +6,7 @@ The time they take on a modelled network is `collectives.cost.simulate.simulate_
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from collectives.schedules.plan import Plan, PlanError, Topology, Transfer
@@ -27,21 +27,11 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a proved set of plans does.
+    """What a proved set of plans does."""
 
-    Attributes
-    ----------
-    rounds : int
-        Messages in the longest chain of which each needs what the one before brought.
-    messages : tuple of int
-        Transfers sent, per rank.
-    chunks_sent : tuple of int
-        Chunks in those transfers, per rank.
-    """
-
-    rounds: int
-    messages: tuple[int, ...]
-    chunks_sent: tuple[int, ...]
+    rounds: int  # messages in the longest chain of which each needs what the one before brought
+    messages: tuple[int, ...]  # transfers sent, per rank
+    chunks_sent: tuple[int, ...]  # chunks in those transfers, per rank
 
 
 def all_plans(topology: Topology, size: int) -> list[Plan]:
@@ -54,12 +44,7 @@ def deliveries(plans: Sequence[Plan]) -> Iterator[Delivery]:
 
     A rank enters a step when all transfers of the one before are through, and then posts all of the step's at once; a
     message goes through when both ends have posted it. To act on each message as it comes, reading the source's chunks
-    and changing the destination's, is a correct execution of the plans.
-
-    Parameters
-    ----------
-    plans : sequence of Plan
-        Entry r is rank r's plan.
+    and changing the destination's, is a correct execution of the plans, which are in rank order.
 
     Raises
     ------
@@ -130,12 +115,7 @@ def _check_finished(
 
 
 def prove(plans: Sequence[Plan]) -> Report:
-    """Show that the plans leave every rank with every chunk summed over all ranks, each counted once.
-
-    Parameters
-    ----------
-    plans : sequence of Plan
-        Entry r is rank r's plan.
+    """Show that the plans, in rank order, leave every rank with every chunk summed over all ranks, each counted once.
 
     Raises
     ------
@@ -191,40 +171,3 @@ def _weight_problem(message: Delivery, incoming: int, there: int) -> str:
 
 def _members(ranks: int) -> list[int]:
     return [rank for rank in range(ranks.bit_length()) if ranks >> rank & 1]
-
-
-def merges_per_chunk(plan: Plan) -> tuple[int, ...]:
-    """How often this rank merges into each chunk.
-
-    A merge that draws random words must draw different ones each time; numbered 0, 1, ... in plan order, a chunk's
-    merges stay below this count.
-    """
-    counts = [0] * plan.n_chunks
-    for step in plan.steps:
-        for recv in step.recvs:
-            if recv.held_weight:
-                for chunk in recv.chunks:
-                    counts[chunk] += 1
-    return tuple(counts)
-
-
-def bytes_per_rank(plan: Plan, partition: Sequence[range], nbytes: Callable[[int, int], int]) -> int:
-    """Payload bytes that this rank sends.
-
-    Parameters
-    ----------
-    plan : Plan
-        The rank's plan.
-    partition : sequence of range
-        Element range of each chunk, as `collectives.execution.partition.partition` makes it.
-    nbytes : callable
-        ``nbytes(n_elements, weight)``, the payload of that many elements summed over that many ranks. Not asked for
-        empty chunks: they send nothing.
-    """
-    return sum(
-        nbytes(len(partition[chunk]), send.weight)
-        for step in plan.steps
-        for send in step.sends
-        for chunk in send.chunks
-        if partition[chunk]
-    )

@@ -101,18 +101,11 @@ class World:
             self._ring(rank)
 
 
-class _Message:
-    """A send or a receive: MPI's request, persistent or not."""
+class _Request:
+    """MPI's request, persistent or not."""
 
-    def __init__(self, world: World, key: tuple[int, int, int, int], memory: Bytes, is_send: bool) -> None:
-        self._world, self.key, self.memory, self.is_send = world, key, memory, is_send
-        self.rank = key[1] if is_send else key[2]
-        self.done = True  # as one that was not started
-        self.error: MPI.Exception | None = None
-
-    def Start(self) -> None:
-        self.done = False
-        self._world.post(self)
+    done = True  # as of one that was not started
+    error: MPI.Exception | None = None
 
     def Test(self) -> bool:
         if self.error is not None:
@@ -123,31 +116,30 @@ class _Message:
         pass
 
 
-class _Collective:
-    """A rank's part in a collective: MPI's request, persistent or not.
+class _Message(_Request):
+    """A send or a receive."""
 
-    Parameters
-    ----------
-    comm : LocalComm
-    part : object
-        What this rank brings along.
-    work : callable
-        Given the parts in rank order, does all that is to be done.
+    def __init__(self, world: World, key: tuple[int, int, int, int], memory: Bytes, is_send: bool) -> None:
+        self._world, self.key, self.memory, self.is_send = world, key, memory, is_send
+        self.rank = key[1] if is_send else key[2]
+
+    def Start(self) -> None:
+        self.done = False
+        self._world.post(self)
+
+
+class _Collective(_Request):
+    """A rank's part in a collective; `work` is given the parts of all, in rank order, and does all that is to be done.
+
+    The rank that comes last calls it.
     """
 
     def __init__(self, comm: LocalComm, part: Any, work: Callable[[list[Any]], None]) -> None:
         self._comm, self.rank, self.part, self.work = comm, comm.rank, part, work
-        self.done = True
 
     def Start(self) -> None:
         self.done = False
         self._comm.join(self)
-
-    def Test(self) -> bool:
-        return self.done
-
-    def Free(self) -> None:
-        pass
 
 
 class LocalComm:
@@ -221,11 +213,6 @@ class LocalComm:
     def Iallgatherv(self, source: Any, landing: Any) -> _Collective:
         return self.Iallgather(source, landing)
 
-    def Ialltoall(self, source: Any, landing: Any) -> _Collective:
-        memory = _memory(source)
-        counts = np.full(self.size, memory.size // self.size)
-        return _started(_Collective(self, (memory, counts, _memory(landing)), _exchange))
-
     def Ialltoallv(self, source: Any, landing: Any) -> _Collective:
         counts = source[1] * _itemsize(source)
         return _started(_Collective(self, (_memory(source), counts, _memory(landing)), _exchange))
@@ -237,10 +224,10 @@ class LocalComm:
         return _started(_Collective(self, (values, target, operation), _reduce))
 
 
-_Request = TypeVar("_Request", _Message, _Collective)
+_Started = TypeVar("_Started", _Message, _Collective)
 
 
-def _started(request: _Request) -> _Request:
+def _started(request: _Started) -> _Started:
     request.Start()
     return request
 

@@ -1,8 +1,7 @@
 """Traces of calls: one file per rank in the Trace Event Format, which ui.perfetto.dev shows.
 
-`recorder` keeps events and writes them, `clock` finds out how the ranks' clocks differ, `follow` stands between the
-executor and what it moves, `calls` is the communicator that records its calls. Of these a communicator without a trace
-uses nothing.
+`recorder` keeps events and writes them, and `clock` finds out how the ranks' clocks differ. `traffic` counts bytes,
+messages and seconds, also without a trace.
 """
 
 from collectives.trace.recorder import Trace, flush

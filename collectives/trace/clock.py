@@ -15,56 +15,40 @@ ROUNDS = 48
 
 
 class Reading(NamedTuple):
-    """One comparison of clocks, in seconds.
+    """One comparison of clocks, in seconds."""
 
-    Attributes
-    ----------
-    at : float
-        By this rank's clock.
-    offset : float
-        What to add to this rank's clock for rank 0's.
-    round_trip : float
-        Of the quickest ping-pong: the offset is off by no more than its half.
-    """
-
-    at: float
-    offset: float
-    round_trip: float
+    at: float  # by this rank's clock
+    offset: float  # what to add to this rank's clock for rank 0's
+    round_trip: float  # of the quickest ping-pong: the offset is off by no more than its half
 
 
 def compare(comm: MPI.Comm, clock: Callable[[], float], timeout_s: float) -> Reading:
-    """Compare every rank's clock with rank 0's, one rank after the other; collective.
-
-    Parameters
-    ----------
-    comm : MPI.Comm
-    clock : callable
-        Seconds by this rank's clock.
-    timeout_s : float
+    """Compare every rank's `clock`, in seconds, with rank 0's, one rank after the other; collective.
 
     Raises
     ------
     CollectiveTimeout, PeerFailure
     """
-    here = f"rank {comm.rank} of {comm.size}"
+
+    def wait_for(request: MPI.Request, peer: int) -> None:
+        wait(request, timeout_s, lambda: f"rank {comm.rank} of {comm.size}: rank {peer} does not compare clocks")
+
     ping, pong = np.zeros(1), np.zeros(1)
     if comm.rank == 0:
         for peer in range(1, comm.size):
             for _ in range(ROUNDS):
-                receive = comm.Irecv(ping, peer, TAG)
-                wait(receive, timeout_s, lambda peer=peer: f"{here}: rank {peer} does not compare clocks")  # type: ignore[misc]
+                wait_for(comm.Irecv(ping, peer, TAG), peer)
                 pong[0] = clock()
-                send = comm.Isend(pong, peer, TAG)
-                wait(send, timeout_s, lambda peer=peer: f"{here}: rank {peer} does not compare clocks")  # type: ignore[misc]
+                wait_for(comm.Isend(pong, peer, TAG), peer)
         return Reading(clock(), 0.0, 0.0)
     best = Reading(0.0, 0.0, np.inf)
     for _ in range(ROUNDS):
         receive = comm.Irecv(pong, 0, TAG)
         before = clock()
         send = comm.Isend(ping, 0, TAG)
-        wait(receive, timeout_s, lambda: f"{here}: rank 0 does not compare clocks")
+        wait_for(receive, 0)
         after = clock()
-        wait(send, timeout_s, lambda: f"{here}: rank 0 does not compare clocks")
+        wait_for(send, 0)
         if after - before < best.round_trip:
             middle = (before + after) / 2
             best = Reading(middle, float(pong[0]) - middle, after - before)

@@ -46,30 +46,7 @@ class Trace:
     Every event is one of a kind: "call", "check", "wait", "encode", "prepare", "merge" and "decode" are spans of the
     rank's own time, which lie within each other or apart; "send" and "receive" are messages, which overlap.
 
-    Parameters
-    ----------
-    folder : Path
-        Where the file goes, which is begun at once.
-    rank, size : int
-    clock : callable
-        Seconds.
-
-    Attributes
-    ----------
-    add : callable
-        Takes an event.
-    program : int
-        Number of the program that is being started; the same on all ranks at the same message.
-    labels : dict
-        Of programs, by identity; see `collectives.execution.tracing`.
-    over : event or None
-        The message that was the last to be found over.
-    readings : list of Reading
-        How far rank 0's clock is ahead.
-    origin : float
-        Rank 0's clock where the trace begins.
-    run : float
-        What tells the traces of one run from another's: when it began, in seconds since 1970, by rank 0.
+    The file is begun at once.
 
     Raises
     ------
@@ -85,24 +62,19 @@ class Trace:
         if self.path in _open:
             raise ValueError("another communicator writes its trace there")
         self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
-        self.add = self._events.append
-        self.program = self._programs = 0
-        self.labels: dict[int, Any] = {}
-        self.over: Event = None
-        self.readings = [Reading(0.0, 0.0, 0.0)]
-        self.origin, self.run = clock(), 0.0
+        self.add = self._events.append  # takes an event
+        self.program = self._programs = 0  # number of what is being started; the same on all ranks at the same message
+        self.labels: dict[int, Any] = {}  # of programs, by identity; see `collectives.execution.tracing`
+        self.over: Event = None  # the message that was the last to be found over
+        self.readings = [Reading(0.0, 0.0, 0.0)]  # how far rank 0's clock is ahead
+        self.origin = clock()  # rank 0's clock where the trace begins
+        self.run = 0.0  # tells traces of one run from another's: when it began, in seconds since 1970, by rank 0
         folder.mkdir(parents=True, exist_ok=True)
         self._write()
         _open[self.path] = self
 
     def start_program(self, background: int | None) -> None:
-        """Number a program that starts.
-
-        Parameters
-        ----------
-        background : int or None
-            For a call that others overtake, a number that all ranks know it by; None: calls end in one order.
-        """
+        """Number a program that starts; of a call that others overtake, by a number that all ranks know it by."""
         self._programs += background is None
         self.program = self._programs if background is None else background
 

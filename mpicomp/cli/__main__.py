@@ -1,4 +1,4 @@
-r"""Run the command \`\`mpicomp\`\`."""
+"""Run the command ``mpicomp``."""
 
 import sys
 

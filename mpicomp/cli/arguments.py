@@ -1,4 +1,7 @@
-"""Values of the options that `mpicomp bench` and `mpicomp advise` share, read from text."""
+"""Values of the options that `mpicomp bench` and `mpicomp advise` share, read from text.
+
+Where a text is no such value, ValueError names the option and what it takes.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,7 @@ MOST_COUNTS = 1000
 
 
 def choice(option: str, text: str, choices: Collection[str]) -> str:
-    """One of several words.
-
-    Raises
-    ------
-    ValueError
-        It is none of them; names the option and lists them. Like this in all functions here.
-    """
+    """One of several words."""
     if text not in choices:
         raise ValueError(f"{option} {text}: choose one of {', '.join(choices)}")
     return text

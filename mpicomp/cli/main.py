@@ -19,18 +19,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand.
-
-    Parameters
-    ----------
-    argv
-        The arguments after the program's name; None takes them from the command line.
-
-    Returns
-    -------
-    int
-        The exit status.
-    """
+    """Run one subcommand with the arguments after the program's name, or the command line's; the exit status."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(prog="mpicomp", description="Gradient all-reduce with few bits over plain MPI.")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="|".join(COMMANDS))
@@ -42,17 +31,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             command.add_arguments(subparser)
             subparser.set_defaults(run=command.run)
     args = parser.parse_args(arguments)
-    status: int = args.run(args)
-    return status
+    return int(args.run(args))
 
 
 def assignment(text: str) -> tuple[str, Any]:
     """One option of a method: ``"clip=inf"`` gives ``("clip", inf)``; words stay text, dashes in keys may be used.
 
-    Raises
-    ------
-    ValueError
-        There is no key.
+    ValueError: there is no key.
     """
     key, equals, value = text.partition("=")
     key = key.replace("-", "_")

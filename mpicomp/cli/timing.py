@@ -18,23 +18,11 @@ Calls = Mapping[str, Callable[[], object]]
 def alternate(
     calls: Calls, repeats: int | Mapping[str, int], warmup: int = 2, comm: Communicator | None = None
 ) -> dict[str, Seconds]:
-    """Time calls in turn.
+    """Time calls in turn: float64[repeats] seconds of each.
 
-    Parameters
-    ----------
-    calls : dict of callable
-        On all ranks the same, in the same order.
-    repeats : int or dict of int
-        How often each call is timed.
-    warmup : int
-        How often each call is made before.
-    comm : Communicator, optional
-        Its ranks meet at a barrier before each call, and the slowest rank's time counts; collective.
-
-    Returns
-    -------
-    dict of float64[repeats]
-        Seconds of each call.
+    `repeats` says how often each call is timed, and `warmup` how often it is made before. With `comm` this is
+    collective: all ranks have the same calls in the same order, they meet at a barrier before each call, and the
+    slowest rank's time counts.
     """
     counts = dict.fromkeys(calls, repeats) if isinstance(repeats, int) else repeats
     for name in turns(dict.fromkeys(calls, warmup)):
@@ -48,11 +36,7 @@ def alternate(
 def turns(repeats: Mapping[str, int]) -> Iterator[str]:
     """Whose turn it is, round by round; each round begins with the next name.
 
-    Parameters
-    ----------
-    repeats : dict of int
-        How many turns each name gets: one in every round for those with the most, and for the others one in rounds that
-        are evenly spread.
+    Those with the most `repeats` get one in every round, and the others one in rounds that are evenly spread.
     """
     names, rounds = list(repeats), max(repeats.values(), default=0)
     for number in range(rounds):
@@ -90,13 +74,7 @@ def summary(seconds: Seconds) -> dict[str, float]:
 
 
 def spin_barrier(comm: Communicator) -> None:
-    """Barrier without a sleep in it: the ranks leave it within microseconds of each other.
-
-    Raises
-    ------
-    CollectiveTimeout
-        A rank has not come within the communicator's timeout.
-    """
+    """Barrier without a sleep in it: ranks leave it within microseconds of each other, or raise CollectiveTimeout."""
     request = comm.mpi_comm.Ibarrier()
     start = time.perf_counter()
     while not request.Test():

@@ -15,9 +15,8 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from collectives import Communicator
-from collectives.execution.gather_program import gather_program
 from collectives.execution.partition import pieces
-from collectives.execution.program import Program
+from collectives.execution.program import Program, gather_program
 from collectives.schedules.all_gather import AllGather as Route
 from collectives.schedules.star import Star
 from mpicomp.aggregator.call import VectorCall

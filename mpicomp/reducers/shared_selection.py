@@ -14,8 +14,8 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from collectives import Communicator
-from collectives.execution.gather_program import gather_program
 from collectives.execution.partition import pieces
+from collectives.execution.program import gather_program
 from collectives.memory import aligned_empty
 from collectives.schedules.all_gather import AllGather
 from mpicomp.aggregator.call import VectorCall

@@ -18,7 +18,7 @@ from collectives import Communicator, LinkModel, Ring, Topology, Torus, topology
 from collectives.cost.link import Work
 from collectives.probe import measure_network
 from mpicomp.algorithms import Algorithm, Dense, Marsit
-from mpicomp.cli.advise.predict import Job, Way
+from mpicomp.cli.advise.predict import Job, call_seconds
 from mpicomp.cli.advise.report import WORTH, duration, rate
 from mpicomp.cli.advise.speeds import Speed, measure_speed, without_dense_rounds
 
@@ -61,7 +61,7 @@ def predict(record: Record, name: str, cell: Cell | None = None) -> float:
         measured = advised["speeds"]["dense" if isinstance(algorithm, Dense) else "one-bit"]
         speed = Speed(Work(**measured["work"]), measured["call_s"])
         job = Job(cell.cluster.nodes, cell.n, "float32", LinkModel(**advised["network"]), advised["piece_bytes"])
-        found.append(Way(name, algorithm, over, speed, speed).seconds(job))
+        found.append(call_seconds(job, algorithm, over, speed))
     return fmean(found)
 
 
@@ -73,7 +73,7 @@ def measure_methods(comm: Communicator, methods: Mapping[str, Algorithm], n: int
     for name, algorithm in methods.items():
         speed = measure_speed(comm, algorithm, n, "float32", network)
         over = algorithm.message_model(n, "float32", comm.size, job.piece_bytes).route or Ring()
-        found[name] = Way(name, without_dense_rounds(algorithm), over, speed, speed).seconds(job)
+        found[name] = call_seconds(job, without_dense_rounds(algorithm), over, speed)
     return found
 
 

@@ -10,31 +10,26 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 import mpicomp
-from collectives import CollectiveError, Communicator
+from collectives import Communicator
 from collectives.consistency.call_check import gather_texts
 from collectives.memory import aligned_empty
 from collectives.probe import measure_network
 from collectives.progress.polling import wait
 from mpicomp.cli.advise import report
-from mpicomp.cli.advise.methods import COMPARED, METHODS
 from mpicomp.cli.advise.predict import MOST_WALKED, WALKED, Job, break_even, fastest_dense, ways
-from mpicomp.cli.advise.request import Request
+from mpicomp.cli.advise.request import COMPARED, METHODS, Request
 from mpicomp.cli.advise.speeds import Speed, measure_speed, without_dense_rounds
-from mpicomp.cli.rank0 import open_file, reject
+from mpicomp.cli.rank0 import UsageError, conduct, open_file, require_none
 from mpicomp.cli.timing import alternate
-
-__all__ = ["METHODS", "add_arguments", "run"]
 
 COMMAND = "mpicomp advise"
 ALONE = "one rank sends and merges nothing: start two or more with mpirun, also with --network and --ranks"
@@ -64,90 +59,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, predict, advise; the exit status, the same on every rank."""
     mpicomp.install_abort_hook()
-    world = MPI.COMM_WORLD
+    return conduct(COMMAND, lambda: _start(args), lambda request, comm: _run(request, comm, args))
+
+
+def _start(args: argparse.Namespace) -> tuple[Request, Communicator]:
     request, problem = None, ""
     try:
         request = Request.parse(args)
     except ValueError as error:
         problem = str(error)
-    # files and models may be there for some ranks alone
-    problem = next(filter(None, gather_texts(world, problem, AGREEING_S)), "")
-    if request is None or problem:
-        return reject(world, COMMAND, problem)
+    require_none(MPI.COMM_WORLD, problem, AGREEING_S)  # files and models may be there for some ranks alone
+    assert request is not None
     try:
-        comm = Communicator(world, timeout=request.timeout_s, network=request.network)
+        return request, Communicator(timeout=request.timeout_s, network=request.network)
     except ValueError as error:
-        return reject(world, COMMAND, f"--network {args.network}: {error}")
-    try:
-        with comm, ExitStack() as stack:
-            if comm.size == 1:
-                return reject(comm.mpi_comm, COMMAND, ALONE)
-            files: list[TextIO | None] = []
-            for option, path in (("--json", args.json), ("--save", args.save)):
-                file, problem = open_file(comm, option, path)
-                if problem:
-                    return reject(comm.mpi_comm, COMMAND, problem)
-                files.append(file if file is None else stack.enter_context(file))
-            _run(request, comm, *files)
-            return 0
-    except CollectiveError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        world.Abort(1)
-        return 1
+        raise UsageError(f"--network {args.network}: {error}") from error
 
 
-def _run(request: Request, comm: Communicator, record_file: TextIO | None, network_file: TextIO | None) -> None:
-    hosts = len(set(gather_texts(comm.mpi_comm, platform.node(), comm.timeout)))
-    network = request.network or measure_network(comm)
-    if network_file is not None:
-        network_file.write(json.dumps(asdict(network), indent=1) + "\n")
-    plain = {name: without_dense_rounds(METHODS[name]) for name in request.methods}
-    measured = {
-        one: measure_speed(comm, one, request.count, request.dtype, network) for one in dict.fromkeys(plain.values())
-    }
-    speeds = {name: measured[one] for name, one in plain.items()}
-    size = request.ranks or comm.size
-    job = Job(size, request.count, request.dtype, network, comm.packed_piece_bytes())
-    mpi_s = None
-    if size == comm.size and request.network is None:
-        mpi_s = time_mpi(comm, request.count, request.dtype, fastest_dense(job, speeds["dense"])(job))
-    if comm.rank == 0:
-        record = predictions(request, job, speeds, mpi_s) | {"hosts": hosts}
-        print(report.text(record), flush=True)
-        if record_file is not None:
-            record_file.write(json.dumps(record, indent=1) + "\n")
-    here = f"rank {comm.rank} of {comm.size}"
-    wait(comm.mpi_comm.Ibarrier(), PREDICTING_S, lambda: f"{here}: rank 0 does not end its predictions")
+def _run(request: Request, comm: Communicator, args: argparse.Namespace) -> int:
+    if comm.size == 1:
+        raise UsageError(ALONE)
+    with open_file(comm, "--json", args.json) as record_file, open_file(comm, "--save", args.save) as network_file:
+        hosts = len(set(gather_texts(comm.mpi_comm, platform.node(), comm.timeout)))
+        network = request.network or measure_network(comm)
+        if network_file is not None:
+            network_file.write(json.dumps(asdict(network), indent=1) + "\n")
+        plain = {name: without_dense_rounds(METHODS[name]) for name in request.methods}
+        measured = {
+            one: measure_speed(comm, one, request.count, request.dtype, network)
+            for one in dict.fromkeys(plain.values())
+        }
+        speeds = {name: measured[one] for name, one in plain.items()}
+        size = request.ranks or comm.size
+        job = Job(size, request.count, request.dtype, network, comm.packed_piece_bytes())
+        mpi_s = None
+        if size == comm.size and request.network is None:
+            mpi_s = time_mpi(comm, request.count, request.dtype, fastest_dense(job, speeds["dense"])(job))
+        if comm.rank == 0:
+            record = predictions(request, job, speeds, mpi_s) | {"hosts": hosts}
+            print(report.text(record), flush=True)
+            if record_file is not None:
+                record_file.write(json.dumps(record, indent=1) + "\n")
+        here = f"rank {comm.rank} of {comm.size}"
+        wait(comm.mpi_comm.Ibarrier(), PREDICTING_S, lambda: f"{here}: rank 0 does not end its predictions")
+    return 0
 
 
 def predictions(request: Request, job: Job, speeds: Mapping[str, Speed], mpi_s: float | None) -> dict[str, Any]:
-    """Everything that is told, as JSON takes it.
-
-    Parameters
-    ----------
-    request : Request
-    job : Job
-    speeds : dict of Speed
-        Of each method that is asked for.
-    mpi_s : float or None
-        MPI's own all-reduce, measured.
-    """
+    """Everything that is told, as JSON takes it; `mpi_s`: MPI's own all-reduce, measured."""
     dense = fastest_dense(job, speeds["dense"])
     methods = {name: (METHODS[name], speed) for name, speed in speeds.items()}
-    rows = []
-    for topology, way in ways(job, methods, speeds["dense"]):
-        seconds = way.seconds(job)
-        even = None if way.method == "dense" else break_even(way, dense, job)
-        rows.append(
-            {
-                "method": way.method,
-                "topology": topology,
-                "compared": way.method in COMPARED,
-                "seconds": seconds,
-                "step_s": seconds + request.compute_s,
-                "break_even_bytes_s": even,
-            }
-        )
     return {
         "ranks": job.size,
         "count": job.n,
@@ -160,7 +121,17 @@ def predictions(request: Request, job: Job, speeds: Mapping[str, Speed], mpi_s: 
         },
         "mpi_s": mpi_s,
         "dense_s": dense(job),
-        "rows": rows,
+        "rows": [
+            {
+                "method": way.method,
+                "topology": topology,
+                "compared": way.method in COMPARED,
+                "seconds": (seconds := way.seconds(job)),
+                "step_s": seconds + request.compute_s,
+                "break_even_bytes_s": None if way.method == "dense" else break_even(way, dense, job),
+            }
+            for topology, way in ways(job, methods, speeds["dense"])
+        ],
         "not_predicted": list(WALKED) if job.size > MOST_WALKED else [],
     }
 

@@ -10,6 +10,7 @@ from functools import cache, lru_cache
 from collectives import TOPOLOGIES, HalvingDoubling, Ring, Topology, TopologyError, Torus
 from collectives.cost.link import LinkModel
 from collectives.cost.simulate import simulate_time
+from collectives.planner import tori
 from collectives.schedules.all_gather import AllGather
 from collectives.schedules.direct import Direct
 from mpicomp.algorithms import Algorithm, Dense
@@ -23,19 +24,7 @@ WALKED = ("tree", "double-tree", "star", "segmented-ring", AllGather().name, Dir
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be reduced, and where.
-
-    Attributes
-    ----------
-    size : int
-        Ranks.
-    n : int
-        Elements.
-    dtype : str
-    network : LinkModel
-    piece_bytes : int
-        Longest message of packed payloads.
-    """
+    """What is to be reduced, and where: `n` elements on `size` ranks; packed payloads go in pieces of `piece_bytes`."""
 
     size: int
     n: int
@@ -53,18 +42,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Way:
-    """A method over a topology.
-
-    Attributes
-    ----------
-    method : str
-        Its name here.
-    algorithm : Algorithm
-    topology : Topology
-        Or the method's own route.
-    speed, dense_speed : Speed
-        Of the method, and of the dense sums of its full-precision rounds.
-    """
+    """A method, by its name here, over a topology or its own route; `dense_speed`: of its full-precision rounds."""
 
     method: str
     algorithm: Algorithm
@@ -75,14 +53,15 @@ class Way:
     def seconds(self, job: Job) -> float:
         """Predicted time of a call; of a method with full-precision rounds, the mean."""
         every = getattr(self.algorithm, "full_precision_every", None)
-        seconds = _seconds(job, self.algorithm, self.topology, self.speed)
-        dense_part = 0.0 if every is None else 1 / every
-        if not dense_part:
+        seconds = call_seconds(job, self.algorithm, self.topology, self.speed)
+        if every is None:
             return seconds
-        return (1 - dense_part) * seconds + dense_part * _seconds(job, Dense(), self.topology, self.dense_speed)
+        part: float = 1 / every
+        return (1 - part) * seconds + part * call_seconds(job, Dense(), self.topology, self.dense_speed)
 
 
-def _simulated(job: Job, algorithm: Algorithm, topology: Topology, speed: Speed) -> float:
+def _call_seconds(job: Job, algorithm: Algorithm, topology: Topology, speed: Speed) -> float:
+    """Predicted time of a call without full-precision rounds; the topology may be the method's own route."""
     wire = algorithm.message_model(job.n, job.dtype, job.size, job.piece_bytes)
 
     def nbytes(elements: int, weight: int) -> int:
@@ -96,21 +75,16 @@ def _simulated(job: Job, algorithm: Algorithm, topology: Topology, speed: Speed)
     return speed.call_s + travelling_s
 
 
-_seconds: Callable[..., float] = lru_cache(maxsize=4096)(_simulated)  # of topologies too: all are frozen
+call_seconds: Callable[..., float] = lru_cache(maxsize=4096)(_call_seconds)  # of topologies too: all are frozen
 
 
 def topologies(size: int, network: LinkModel) -> Iterator[tuple[str, Topology]]:
     """All that fit, by name; tori of the most square shape, and of a row per group of ranks."""
-    tori = {Torus().shape(size)}
-    if network.group_size is not None and size % network.group_size == 0:
-        tori.add((size // network.group_size, network.group_size))
     for name, make in TOPOLOGIES.items():
         if size > MOST_WALKED and name in WALKED:
             continue
         if name == "torus":
-            for rows, cols in sorted(tori):
-                if min(rows, cols) > 1:
-                    yield f"torus:{rows}x{cols}", Torus(rows, cols)
+            yield from ((f"torus:{one.rows}x{one.cols}", one) for one in tori(size, network))
             continue
         try:
             make().plan(0, size)
@@ -168,4 +142,4 @@ def break_even(way: Way, dense: Callable[[Job], float], job: Job) -> float | Non
 def fastest_dense(job: Job, speed: Speed) -> Callable[[Job], float]:
     """What gives the time of our own dense sum on other links, over the best of the topologies that move least."""
     frugal = [one for _, one in topologies(job.size, job.network) if isinstance(one, Ring | HalvingDoubling | Torus)]
-    return cache(lambda other: min(_seconds(other, Dense(), topology, speed) for topology in frugal))
+    return cache(lambda other: min(call_seconds(other, Dense(), topology, speed) for topology in frugal))

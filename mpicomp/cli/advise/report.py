@@ -7,20 +7,15 @@ from typing import Any
 
 import numpy as np
 
-COLUMNS = (("method", 16), ("topology", 18), ("all-reduce", 12), ("step", 12), ("of dense", 9), ("pays below", 14))
+HEADING = f"{'method':<16}  {'topology':<18}  {'all-reduce':>12}  {'step':>12}  {'of dense':>9}  {'pays below':>14}"
 CAUTION = "Compare accuracy with a dense run of your training before you rely on it."
 WORTH = 1.05  # so many times faster, or compressing is not worth its noise
 
 
 def text(record: dict[str, Any]) -> str:
-    """The whole report.
-
-    Parameters
-    ----------
-    record : dict
-        From `mpicomp.cli.advise.predictions`, and ``hosts``.
-    """
-    return "\n".join((*_heading(record), *map(_cells(record), record["rows"]), "", advice(record)))
+    """The whole report of what `mpicomp.cli.advise.predictions` gives, and ``hosts``."""
+    dense_s = dense_step(record)
+    return "\n".join((*_heading(record), *(_row(row, dense_s) for row in record["rows"]), "", advice(record)))
 
 
 def _heading(record: dict[str, Any]) -> list[str]:
@@ -41,26 +36,16 @@ def _heading(record: dict[str, Any]) -> list[str]:
         lines.append(f"# not predicted for so many ranks: {', '.join(record['not_predicted'])}")
     if record["mpi_s"] is not None:
         lines.append(f"# MPI's own all-reduce, measured: {duration(record['mpi_s'])}; below is predicted")
-    lines.append("  ".join(f"{name:<{width}}" if width > 14 or name == "method" else f"{name:>{width}}"
-                           for name, width in COLUMNS))  # fmt: skip
-    return lines
+    return [*lines, HEADING]
 
 
-def _cells(record: dict[str, Any]) -> Any:
-    dense_s = dense_step(record)
-
-    def cells(row: dict[str, Any]) -> str:
-        pays = "-" if row["method"] == "dense" else _pays(row["break_even_bytes_s"])
-        return (
-            f"{row['method']:<16}  {row['topology']:<18}  {duration(row['seconds']):>12}  "
-            f"{duration(row['step_s']):>12}  {dense_s / row['step_s']:>8.2f}x  {pays:>14}"
-        )
-
-    return cells
-
-
-def _pays(even: float | None) -> str:
-    return "never" if even is None else "always" if math.isinf(even) else rate(even)
+def _row(row: dict[str, Any], dense_s: float) -> str:
+    even = row["break_even_bytes_s"]
+    pays = "never" if even is None else "always" if math.isinf(even) else rate(even)
+    return (
+        f"{row['method']:<16}  {row['topology']:<18}  {duration(row['seconds']):>12}  {duration(row['step_s']):>12}  "
+        f"{dense_s / row['step_s']:>8.2f}x  {'-' if row['method'] == 'dense' else pays:>14}"
+    )
 
 
 def dense_step(record: dict[str, Any]) -> float:
@@ -91,8 +76,7 @@ def advice(record: dict[str, Any]) -> str:
         f"Do not compress: a step takes {duration(dense_s)} without, and {duration(best['step_s'])} with {name}, "
         "the fastest"
     )
-    reducing = dense_s - record["compute_s"]
-    if best["seconds"] < reducing:
+    if best["seconds"] < dense_s - record["compute_s"]:
         return f"{text}: the all-reduce is too small a part of it."
     if known and even < here:
         return f"{text}. It would pay on links below {rate(even)}."

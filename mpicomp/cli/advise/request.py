@@ -4,61 +4,64 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from collectives.cost.link import LinkModel
-from mpicomp.cli.advise.methods import METHODS, chosen
+from mpicomp.algorithms import ALGORITHMS, Algorithm, Marsit, algorithm
 from mpicomp.cli.arguments import DTYPES, choice, count, integer, number, seconds
+
+# CascadingSSDM is there to show that it fails, TrueTopK to study others by: it sends more than a dense sum.
+_LEFT_OUT = ("cascading-ssdm", "true-top-k")
+METHODS: Mapping[str, Algorithm] = {
+    "dense": algorithm("dense"),
+    "marsit-100": Marsit(full_precision_every=100),
+    "marsit": Marsit(full_precision_every=None),
+    "marsit-1-winner": Marsit(full_precision_every=None, winners=1),
+    "marsit-2-winners": Marsit(full_precision_every=None, winners=2),
+    **{name: algorithm(name) for name in ALGORITHMS if name not in ("dense", "marsit", *_LEFT_OUT)},
+}
+COMPARED = frozenset(("majority-vote", "ssdm", "mem-sgd", "terngrad", "local-top-k", "top-k-sgd", "random-k"))
+"""Predicted to compare others with; advised only where nothing else was asked for."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """Parsed arguments.
+    """Parsed arguments."""
 
-    Attributes
-    ----------
-    count : int
-        Elements.
-    dtype : str
-    compute_s : float
-        Of a step.
-    methods : tuple of str
-        Of `METHODS`, dense among them.
-    network : LinkModel or None
-        None: to be measured.
-    ranks : int or None
-        None: this job's.
-    timeout_s : float
-    """
-
-    count: int
+    count: int  # elements
     dtype: str
-    compute_s: float
-    methods: tuple[str, ...]
-    network: LinkModel | None
-    ranks: int | None
+    compute_s: float  # of a step
+    methods: tuple[str, ...]  # of METHODS, dense among them
+    network: LinkModel | None  # None: to be measured
+    ranks: int | None  # None: this job's
     timeout_s: float
 
     @classmethod
     def parse(cls, args: argparse.Namespace) -> Request:
-        """Read the values of the options.
-
-        Raises
-        ------
-        ValueError
-            A value is not one that its option takes; names option, value and what it takes.
-        """
+        """Read the values of the options; ValueError names one that cannot be used, its value and what it takes."""
         if (args.count is None) == (args.model is None):
             raise ValueError("say how long the gradient is: either --count 25e6 or --model module:name")
         return cls(
             dtype=choice("--dtype", args.dtype, DTYPES),
             compute_s=number("--compute-ms", args.compute_ms, 0.0) / 1e3,
-            methods=tuple(METHODS) if args.methods is None else chosen(args.methods),
+            methods=tuple(METHODS) if args.methods is None else _chosen(args.methods),
             network=_network(args.network),
             ranks=None if args.ranks is None else integer("--ranks", args.ranks, 2),
             timeout_s=seconds("--timeout", args.timeout),
-            count=parameters(args.model) if args.count is None else count(args.count),  # may take long
+            count=_parameters(args.model) if args.count is None else count(args.count),  # may take long
         )
+
+
+def _chosen(text: str) -> tuple[str, ...]:
+    """The methods of ``"marsit,scalecom"``, in the order of `METHODS`; dense is always one of them."""
+    names = [name.strip() for name in text.split(",")]
+    unknown = next((name for name in names if name not in METHODS), None)
+    if unknown is not None:
+        raise ValueError(f"--methods {text}: there is no {unknown!r}: choose from {', '.join(METHODS)}")
+    if set(names) == {"dense"}:
+        raise ValueError(f"--methods {text}: name one or more to compare with dense")
+    return tuple(name for name in METHODS if name == "dense" or name in names)
 
 
 def _network(path: str | None) -> LinkModel | None:
@@ -72,14 +75,8 @@ def _network(path: str | None) -> LinkModel | None:
         raise ValueError(f"--network {error}") from error
 
 
-def parameters(text: str) -> int:
-    """Trainable parameters of the model that ``"module:name"`` makes when it is called without arguments.
-
-    Raises
-    ------
-    ValueError
-        There is no such module or name, calling it fails, or it makes no model with parameters.
-    """
+def _parameters(text: str) -> int:
+    """Trainable parameters of the model that ``"module:name"`` makes when it is called without arguments."""
     module, colon, name = text.partition(":")
     cure = "write it as package.module:callable, importable from here, such as torchvision.models:resnet50"
     if not colon:

@@ -31,13 +31,8 @@ SHARING_ELEMENTS, SHARING_S = 1 << 16, 0.15
 class Speed:
     """What a method costs on this machine.
 
-    Attributes
-    ----------
-    work : Work
-    call_s : float
-        Of a call, whatever its length.
-    volume : float
-        Bytes that are sent, as a part of what messages hold at most: less than 1 with codes of varying length.
+    `call_s` is of a call, whatever its length. `volume` is what is sent, as a part of what messages hold at most: less
+    than 1 with codes of varying length.
     """
 
     work: Work
@@ -56,16 +51,8 @@ def without_dense_rounds(algorithm: Algorithm) -> Algorithm:
 def measure_speed(comm: Communicator, algorithm: Algorithm, n: int, dtype: str, network: LinkModel) -> Speed:
     """Run samples around a ring of all ranks, or by the method's own route, at most `n` elements long; collective.
 
-    The same on every rank.
-
-    Raises
-    ------
-    CollectiveError
-    ValueError
-        There is one rank, which merges nothing.
+    The same on every rank, of which there are two at least.
     """
-    if comm.size == 1:
-        raise ValueError("one rank merges nothing: start more of them with mpirun")
     algorithm = without_dense_rounds(algorithm)
     size = comm.size
     wire = algorithm.message_model(n, dtype, size, comm.packed_piece_bytes())

@@ -10,27 +10,21 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import sys
-from contextlib import ExitStack
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
-from numpy.typing import NDArray
 
 import mpicomp
-from collectives import CollectiveError, Communicator
+from collectives import Communicator
 from collectives.consistency.call_check import gather_texts
 from collectives.memory import aligned_empty
 from mpicomp.cli.arguments import DTYPES
 from mpicomp.cli.bench import report
 from mpicomp.cli.bench.check import TILE, checked_call
-from mpicomp.cli.bench.measure import measure
+from mpicomp.cli.bench.measure import Subject, Vector, aggregated, allreduce, baseline, measure
 from mpicomp.cli.bench.request import ALLREDUCE, BASELINES, Request
-from mpicomp.cli.bench.subjects import Aggregated, Allreduce, Subject, baseline
-from mpicomp.cli.rank0 import open_file, reject, say
-
-__all__ = ["add_arguments", "run"]
+from mpicomp.cli.rank0 import UsageError, conduct, open_file, require_none
 
 COMMAND = "mpicomp bench"
 
@@ -68,72 +62,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark on all ranks of the job and return the exit status, the same on every rank."""
     mpicomp.install_abort_hook()
-    world = MPI.COMM_WORLD
+    return conduct(COMMAND, lambda: _start(args), lambda request, comm: _run(request, comm, args.json))
+
+
+def _start(args: argparse.Namespace) -> tuple[Request, Communicator]:
     try:
         request = Request.parse(args)
-    except ValueError as error:
-        # all ranks have the same arguments and therefore the same error: one tells it, and none ends the job before
-        return reject(world, COMMAND, str(error))
+    except ValueError as error:  # all ranks have the same arguments
+        raise UsageError(str(error)) from error
     try:
-        comm = Communicator(world, args.topology, request.timeout_s, trace=args.trace, network=args.network)
+        comm = Communicator(None, args.topology, request.timeout_s, trace=args.trace, network=args.network)
     except ValueError as error:
         network = "" if args.network is None else f" --network {args.network}"
-        return reject(world, COMMAND, f"--topology {args.topology}{network}: {error}")
+        raise UsageError(f"--topology {args.topology}{network}: {error}") from error
     except OSError as error:
-        return reject(world, COMMAND, f"--trace {args.trace}: {error}")
-    try:
-        with comm, ExitStack() as stack:
-            file, problem = open_file(comm, "--json", args.json)
-            if problem:
-                return reject(comm.mpi_comm, COMMAND, problem)
-            if file is not None:
-                stack.enter_context(file)
-            return _run(request, comm, file)
-    except CollectiveError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        world.Abort(1)
-        return 1
+        raise UsageError(f"--trace {args.trace}: {error}") from error
+    return request, comm
 
 
-def _run(request: Request, comm: Communicator, file: TextIO | None) -> int:
-    common = _common(request, comm)
-    say(comm, report.heading(common))
+def _run(request: Request, comm: Communicator, path: str | None) -> int:
     status = 0
-    for count in request.counts:
-        vectors, problem = _vectors(comm, count, request.dtype)
-        if vectors is None:
-            return reject(comm.mpi_comm, COMMAND, problem)
-        _fill(vectors[0], request.seed, comm.rank)
-        try:
-            subject = _subject(request, comm, vectors[0])
-        except (TypeError, ValueError) as error:  # of the options, which all ranks share
-            given = ", ".join(f"{key}={value}" for key, value in request.options.items())
-            problem = f"--algorithm {request.name} cannot start with --option {given}: {error}"
-            return reject(comm.mpi_comm, COMMAND, problem)
-        line = _line(request, comm, subject, *vectors, common)
-        status |= line["check"] not in (None, "ok")
-        every = getattr(request.algorithm, "full_precision_every", None)
-        say(comm, "\n".join([report.row(line), *report.notes(line, every)]))
-        if file is not None:
-            file.write(json.dumps(line) + "\n")
-            file.flush()
+    every = getattr(request.algorithm, "full_precision_every", None)
+    with open_file(comm, "--json", path) as file:
+        common = _common(request, comm)
+        if comm.rank == 0:
+            print(report.heading(common), flush=True)
+        for count in request.counts:
+            x, out = _vectors(comm, count, request.dtype)
+            _fill(x, request.seed, comm.rank)
+            line = _line(request, comm, _subject(request, comm, x), x, out, every, common)
+            status |= line["check"] not in (None, "ok")
+            if comm.rank == 0:
+                print("\n".join([report.row(line), *report.notes(line, every)]), flush=True)
+            if file is not None:
+                file.write(json.dumps(line) + "\n")
+                file.flush()
     return status
 
 
-def _subject(request: Request, comm: Communicator, x: NDArray[Any]) -> Subject:
+def _subject(request: Request, comm: Communicator, x: Vector) -> Subject:
     if request.algorithm is None:
-        return Allreduce(comm, x)
-    return Aggregated(request.algorithm, comm, x.size, request.dtype)
+        return allreduce(comm)
+    try:
+        return aggregated(request.algorithm, comm, x)
+    except (TypeError, ValueError) as error:  # of the options, which all ranks share
+        given = ", ".join(f"{key}={value}" for key, value in request.options.items())
+        raise UsageError(f"--algorithm {request.name} cannot start with --option {given}: {error}") from error
 
 
 def _line(
-    request: Request,
-    comm: Communicator,
-    subject: Subject,
-    x: NDArray[Any],
-    out: NDArray[Any],
+    request: Request, comm: Communicator, subject: Subject, x: Vector, out: Vector, every: int | None,
     common: dict[str, Any],
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Check and time one vector length; collective."""
     problems: list[str] = []
 
@@ -141,15 +121,14 @@ def _line(
         if request.check:
             problems.append(checked_call(comm, subject, x, out))
         else:
-            subject(x, out)
+            subject.call(x, out)
 
     call()  # of a method with full-precision rounds, the first is one; the second is not
-    dense = {"bytes": subject.total().bytes_sent}
+    dense = {"bytes": subject.traffic.bytes_sent}
     call()
     untimed = 2 + request.warmup
     measured = measure(comm, subject, baseline(request.baseline, comm, x), x, out, request.repeats, request.warmup)
     call()
-    every = getattr(request.algorithm, "full_precision_every", None)
     if every is None:
         dense = {}
     else:
@@ -157,8 +136,8 @@ def _line(
     return report.record(common, x.size, measured, next(filter(None, problems), "") if request.check else None, dense)
 
 
-def _vectors(comm: Communicator, count: int, dtype: str) -> tuple[tuple[NDArray[Any], NDArray[Any]] | None, str]:
-    """Two vectors; or, on every rank, why there is no room for them; collective."""
+def _vectors(comm: Communicator, count: int, dtype: str) -> tuple[Vector, Vector]:
+    """Two vectors; UsageError on every rank if there is no room for them; collective."""
     vectors, problem = None, ""
     try:
         vectors = aligned_empty(count, dtype, 64), aligned_empty(count, dtype, 64)
@@ -166,11 +145,12 @@ def _vectors(comm: Communicator, count: int, dtype: str) -> tuple[tuple[NDArray[
         problem = (
             f"rank {comm.rank} of {comm.size}: --count {count}: {error}; take fewer elements, or fewer ranks per node"
         )
-    problem = next(filter(None, gather_texts(comm.mpi_comm, problem, comm.timeout)), "")
-    return (None if problem else vectors), problem
+    require_none(comm.mpi_comm, problem, comm.timeout)
+    assert vectors is not None
+    return vectors
 
 
-def _fill(x: NDArray[Any], seed: int, rank: int) -> None:
+def _fill(x: Vector, seed: int, rank: int) -> None:
     """Normally distributed numbers, others on each rank."""
     random = np.random.default_rng((seed, rank))
     for start in range(0, x.size, TILE):

@@ -20,26 +20,19 @@ from collectives.consistency.call_check import gather_texts
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms.dense import Dense
 from mpicomp.algorithms.marsit import Marsit
-from mpicomp.cli.bench.subjects import Aggregated, Subject
+from mpicomp.cli.bench.measure import Subject
 
 TILE = 1 << 20  # elements compared at a time: a check needs little memory beyond the vectors
 DEVIATIONS = 6.0
 
 
 def checked_call(comm: Communicator, subject: Subject, x: NDArray[Any], out: NDArray[Any]) -> str:
-    """Make one call and judge its result; collective.
-
-    Returns
-    -------
-    str
-        What is wrong, the same on every rank; empty if nothing is.
-    """
-    aggregator = subject.aggregator if isinstance(subject, Aggregated) else None
-    problem = ""
+    """Make one call and tell what is wrong with its result, the same on every rank; empty: nothing; collective."""
+    aggregator, problem = subject.aggregator, ""
     if aggregator is not None and isinstance(aggregator.algorithm, Marsit):
         problem = _marsit(comm, aggregator, x, out)
     else:
-        subject(x, out)
+        subject.call(x, out)
         if aggregator is None or isinstance(aggregator.algorithm, Dense):
             problem = _mean(comm, x, out, 1 if subject.sums else comm.size)
     digest = hashlib.blake2b(out.view(np.uint8).data, digest_size=8).hexdigest()
@@ -91,12 +84,8 @@ def _marsit(comm: Communicator, aggregator: Aggregator, x: NDArray[Any], out: ND
         step = options.global_step
         if step == "auto":
             # the vector is the same in every call, so the running mean of its magnitude is that magnitude
-            step = (
-                gamma
-                * float(_sums(comm, np.array([np.abs(x, dtype=compute).sum(dtype=np.float64)]))[0])
-                / comm.size
-                / x.size
-            )
+            magnitudes = np.array([np.abs(x, dtype=compute).sum(dtype=np.float64)])
+            step = gamma * float(_sums(comm, magnitudes)[0]) / comm.size / x.size
         return _votes(comm, signed, residual is not None, out, step, options.winners == 2)
     after = aggregator.feedback.settled_residual()
     left = float(_sums(comm, np.array([0.0 if after is None else np.abs(after).max()]))[0])

@@ -1,71 +1,89 @@
-"""Time a subject and its baseline in turn, and count what the subject costs."""
+"""What is timed, the baseline that it is timed against in turn, and what it costs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives import Communicator
+from collectives import Communicator, Traffic
 from collectives.trace.traffic import COSTS
-from mpicomp.cli.bench.subjects import Subject
+from mpicomp.algorithms import Aggregator, Algorithm, Dense
 from mpicomp.cli.timing import Seconds, alternate, gather
+
+Vector = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One way to reduce a vector."""
+
+    call: Callable[[Vector, Vector], object]  # from the first into the second; this alone is timed
+    traffic: Traffic  # what all calls so far have cost this rank
+    sums: bool = True  # the result is the sum over ranks; else it is, or stands for, the mean
+    aggregator: Aggregator | None = None  # of a method
+
+
+def aggregated(algorithm: Algorithm, comm: Communicator, x: Vector) -> Subject:
+    """A method of `mpicomp.ALGORITHMS`."""
+    aggregator = algorithm.start(comm, x.size, dtype=x.dtype.name)
+    return Subject(aggregator.aggregate, aggregator.traffic.total, False, aggregator)
+
+
+def allreduce(comm: Communicator) -> Subject:
+    """`Communicator.allreduce`, the dense sum as a user calls it."""
+    return Subject(lambda x, out: comm.allreduce(x, "sum", out), comm.traffic)
+
+
+def mpi_allreduce(comm: Communicator, x: Vector) -> Subject:
+    """MPI's own, blocking all-reduce with nothing around it; of float16 vectors as float32, MPI's smallest."""
+    mpi_comm, trace = comm.mpi_comm, comm.trace
+    wide = (x.astype(np.float32), np.empty(x.size, np.float32)) if x.dtype == np.float16 else None
+
+    def call(x: Vector, out: Vector) -> None:
+        source, target = (x, out) if wide is None else wide
+        if trace is None:
+            mpi_comm.Allreduce(source, target)
+        else:
+            with trace.span("call", "MPI_Allreduce", bytes=source.nbytes):
+                mpi_comm.Allreduce(source, target)
+
+    return Subject(call, Traffic())
+
+
+def baseline(name: str, comm: Communicator, x: Vector) -> Subject | None:
+    """What ``--baseline`` names; None: nothing."""
+    if name == "mpi":
+        return mpi_allreduce(comm, x)
+    return aggregated(Dense(), comm, x) if name == "dense" else None
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One vector length.
+    """One vector length."""
 
-    Attributes
-    ----------
-    seconds : float64[repeats]
-        Of each timed call, on the slowest rank.
-    baseline_seconds : float64[repeats] or None
-        Likewise.
-    cost : dict of float
-        Fields of `Traffic` for one call, as the mean over calls and ranks.
-    """
-
-    seconds: Seconds
+    seconds: Seconds  # of each timed call, on the slowest rank
     baseline_seconds: Seconds | None
-    cost: dict[str, float]
+    cost: dict[str, float]  # fields of `Traffic` for one call, as the mean over calls and ranks
 
 
 def measure(
-    comm: Communicator,
-    subject: Subject,
-    other: Subject | None,
-    x: NDArray[Any],
-    out: NDArray[Any],
-    repeats: int,
-    warmup: int,
+    comm: Communicator, subject: Subject, other: Subject | None, x: Vector, out: Vector, repeats: int, warmup: int
 ) -> Measurement:
-    """Time both subjects alternately, each call behind a barrier of its own; collective.
+    """Time a subject and its baseline, if there is one, in turn, each call behind a barrier of its own; collective.
 
-    Parameters
-    ----------
-    comm : Communicator
-    subject, other : Subject
-        What is timed, and the baseline.
-    x, out : ndarray[n]
-        `out` is overwritten by both.
-    repeats, warmup : int
-        Calls of each that are timed, and calls before.
-
-    Raises
-    ------
-    CollectiveError
+    Both overwrite `out`.
     """
-    calls = {"subject": partial(subject, x, out)}
+    calls = {"subject": partial(subject.call, x, out)}
     if other is not None:
-        calls["baseline"] = partial(other, x, out)
+        calls["baseline"] = partial(other.call, x, out)
     alternate(calls, warmup, 0, comm)
-    before = subject.total()
+    before = replace(subject.traffic)
     timed = alternate(calls, repeats, 0, comm)
-    after = subject.total()
-    spent = [(getattr(after, name) - getattr(before, name)) / repeats for name in COSTS]
+    spent = [(getattr(subject.traffic, name) - getattr(before, name)) / repeats for name in COSTS]
     cost = dict(zip(COSTS, gather(comm, np.array(spent, np.float64)).mean(axis=0).tolist(), strict=True))
     return Measurement(timed["subject"], timed.get("baseline"), cost)

@@ -39,24 +39,13 @@ def record(
 ) -> dict[str, Any]:
     """One line of JSON.
 
-    Parameters
-    ----------
-    common : dict
-        Fields that all lines share.
-    count : int
-        Elements.
-    measured : Measurement
-    verdict : str or None
-        What the check found, empty for nothing; None: not checked.
-    dense : dict
-        Of a method with full-precision rounds: its ``every``, the ``bytes`` that one of them sends per rank, and the
-        number of ``calls`` among those timed. Empty for the others.
+    `common` are the fields that all lines share. `verdict` is what the check found, empty for nothing; None: not
+    checked. `dense` is empty but for methods with full-precision rounds: ``every``, the ``bytes`` that one of these
+    sends per rank, and the number of ``calls`` among those timed.
     """
     ranks, nbytes = common["ranks"], count * np.dtype(common["dtype"]).itemsize
     seconds, p99 = np.percentile(measured.seconds, (50, 99)).tolist()
-    bandwidth = nbytes / seconds
-    other = measured.baseline_seconds
-    sent = measured.cost["bytes_sent"]
+    other, sent, bandwidth = measured.baseline_seconds, measured.cost["bytes_sent"], nbytes / seconds
     return {
         **common,
         "count": count,

@@ -17,22 +17,12 @@ BASELINES = ("mpi", "dense", "none")
 
 @dataclass(frozen=True)
 class Request:
-    """Parsed arguments.
-
-    Attributes
-    ----------
-    algorithm : Algorithm or None
-        None: `Communicator.allreduce`.
-    options : dict
-        Of the algorithm, as given.
-    counts : tuple of int
-        Elements of each vector.
-    """
+    """Parsed arguments."""
 
     name: str
-    algorithm: Algorithm | None
-    options: dict[str, Any]
-    counts: tuple[int, ...]
+    algorithm: Algorithm | None  # None: `Communicator.allreduce`
+    options: dict[str, Any]  # of the algorithm, as given
+    counts: tuple[int, ...]  # elements of each vector
     dtype: str
     baseline: str
     repeats: int
@@ -43,23 +33,15 @@ class Request:
 
     @classmethod
     def parse(cls, args: argparse.Namespace) -> Request:
-        """Read the values of the options.
-
-        Raises
-        ------
-        ValueError
-            A value is not one that its option takes; names option, value and what it takes.
-        """
-        baseline = choice("--baseline", args.baseline, BASELINES)
-        dtype = choice("--dtype", args.dtype, DTYPES)
+        """Read the values of the options; ValueError names one that cannot be used, its value and what it takes."""
         options = dict(map(assignment, args.option))
         return cls(
             args.algorithm,
             _algorithm(args.algorithm, options),
             options,
             counts(args.count),
-            dtype,
-            baseline,
+            choice("--dtype", args.dtype, DTYPES),
+            choice("--baseline", args.baseline, BASELINES),
             integer("--repeats", args.repeats, 1),
             integer("--warmup", args.warmup, 0),
             args.check,

@@ -10,11 +10,10 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import asdict
 
 from mpicomp.cli.doctor import environment, job, library
 from mpicomp.cli.doctor.finding import Finding
-
-__all__ = ["Finding", "add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _report(found: list[Finding], as_json: bool) -> int:
     if as_json:
-        print(json.dumps({"can_run": _status(found) == 0, "findings": [finding.record() for finding in found]}))
+        print(json.dumps({"can_run": _status(found) == 0, "findings": list(map(asdict, found))}))
     else:
         print("\n".join(finding.line() for finding in found))
     return _status(found)

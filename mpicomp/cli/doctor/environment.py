@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 
-from mpicomp.cli.doctor.finding import Finding, Status, examine
+from mpicomp.cli.doctor.finding import Finding, examine
 
 
 def findings(n_local_ranks: int) -> list[Finding]:
@@ -31,16 +31,15 @@ def kernels() -> Finding:
             raise
         cure = "set NUMBA_CACHE_DIR to a folder that you may write"
         return Finding("kernels", "FAIL", f"Numba {version('numba')} finds no folder for its cache", cure)
-    shown = ", ".join(map(str, sorted(folders)))
-    frozen = [folder for folder in folders if not os.access(_existing(folder), os.W_OK)]
+    existing = [next(place for place in (folder, *folder.parents) if place.exists()) for folder in folders]
     n_compiled = sum(1 for folder in folders for _ in folder.glob("*.nbc"))
-    status: Status = "ok" if n_compiled and not frozen else "warn"
     cure = ""
-    if frozen:
+    if not all(os.access(folder, os.W_OK) for folder in existing):
         cure = "not writable: set NUMBA_CACHE_DIR to a folder that you may write, or every start compiles anew"
     elif not n_compiled:
         cure = "the first calls will compile: run a job once with one rank before you start many"
-    return Finding("kernels", status, f"Numba {version('numba')}, {n_compiled} compiled in {shown}", cure)
+    text = f"Numba {version('numba')}, {n_compiled} compiled in {', '.join(map(str, sorted(folders)))}"
+    return Finding("kernels", "warn" if cure else "ok", text, cure)
 
 
 def _cache_folders() -> Iterator[Path]:
@@ -52,11 +51,6 @@ def _cache_folders() -> Iterator[Path]:
             path = getattr(getattr(kernel, "stats", None), "cache_path", None)
             if path is not None:
                 yield Path(path)
-
-
-def _existing(folder: Path) -> Path:
-    """Return the folder, or the nearest above it that exists."""
-    return next(place for place in (folder, *folder.parents) if place.exists())
 
 
 def threads(n_local_ranks: int, environ: Mapping[str, str]) -> Finding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 Status = Literal["ok", "warn", "FAIL"]
@@ -11,33 +11,17 @@ Status = Literal["ok", "warn", "FAIL"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report.
+    """One line of the report."""
 
-    Parameters
-    ----------
-    name
-        What was looked at.
-    status
-        ``"ok"``; ``"warn"``: jobs run, but slowly or with less than they could; ``"FAIL"``: no job can run.
-    text
-        What was found.
-    cure
-        What to do about it; empty where nothing needs doing.
-    """
-
-    name: str
-    status: Status
-    text: str
-    cure: str = ""
+    name: str  # what was looked at
+    status: Status  # "warn": jobs run, but slowly or with less than they could; "FAIL": no job can run
+    text: str  # what was found
+    cure: str = ""  # empty where nothing needs doing
 
     def line(self) -> str:
         """Return the finding as the report prints it."""
         cure = f" -> {self.cure}" if self.cure else ""
         return f"{self.status:4}  {self.name:16}  {self.text}{cure}"
-
-    def record(self) -> dict[str, str]:
-        """Return the finding as ``--json`` prints it."""
-        return asdict(self)
 
 
 def examine(name: str, check: Callable[[], Finding], on_error: Status = "warn") -> Finding:

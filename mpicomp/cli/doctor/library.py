@@ -20,13 +20,7 @@ ULFM_SWITCH = "OMPI_MCA_mpi_ft_enable"
 
 
 def load() -> tuple[ModuleType | None, Finding]:
-    """Load the MPI library through mpi4py, which initialises MPI.
-
-    Returns
-    -------
-    tuple
-        The module ``mpi4py.MPI``, None where it cannot be had, and what to report.
-    """
+    """Initialise MPI: the module ``mpi4py.MPI``, None where it cannot be had, and what to report."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -36,14 +30,11 @@ def load() -> tuple[ModuleType | None, Finding]:
     name, numbers = MPI.get_vendor()
     abi = Path(MPI.__file__).name.split(".")[1]
     known = name in ("Open MPI", "MPICH", "Intel MPI", "MVAPICH", "Cray MPICH")
-    text = f"{name} {'.'.join(map(str, numbers))}, ABI of {abi}, mpi4py {version('mpi4py')}, {_library_file()}"
-    return MPI, Finding(
-        "MPI library", "ok" if known else "warn", text, "" if known else "tested are Open MPI and MPICH"
-    )
-
-
-def _library_file() -> str:
-    return next(iter(_libraries()), "statically linked")
+    text = f"{name} {'.'.join(map(str, numbers))}, ABI of {abi}, mpi4py {version('mpi4py')}, "
+    text += next(iter(_libraries()), "statically linked")
+    if known:
+        return MPI, Finding("MPI library", "ok", text)
+    return MPI, Finding("MPI library", "warn", text, "tested are Open MPI and MPICH")
 
 
 def _libraries() -> list[str]:
@@ -92,13 +83,14 @@ def _tag_bound(mpi: ModuleType) -> Finding:
 
 
 def _fault_tolerance(mpi: ModuleType) -> Finding:
+    text = "in the library (ULFM)"
+    if mpi.get_vendor()[0] == "Open MPI" and os.environ.get(ULFM_SWITCH) != "1":
+        text = "in the library, off: mpirun --with-ft ulfm turns it on"
     try:
         mpi.COMM_SELF.Is_revoked()
     except (NotImplementedError, mpi.Exception):
-        return Finding("fault tolerance", "ok", "not in this library: a dead rank ends the job")
-    if mpi.get_vendor()[0] == "Open MPI" and os.environ.get(ULFM_SWITCH) != "1":
-        return Finding("fault tolerance", "ok", "in the library, off: mpirun --with-ft ulfm turns it on")
-    return Finding("fault tolerance", "ok", "in the library (ULFM)")
+        text = "not in this library: a dead rank ends the job"
+    return Finding("fault tolerance", "ok", text)
 
 
 def _cuda(mpi: ModuleType) -> Finding:

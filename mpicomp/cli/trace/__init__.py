@@ -16,8 +16,6 @@ from collectives.json_file import one_line
 from mpicomp.cli.trace.files import Trace, read, remarks
 from mpicomp.cli.trace.times import RankTrace, table
 
-__all__ = ["add_arguments", "run"]
-
 USAGE_ERROR = 2
 
 

@@ -16,12 +16,7 @@ Trace = dict[str, Any]
 
 
 def read(folder: Path) -> tuple[list[Trace], list[str]]:
-    """Read the newest run's traces.
-
-    Returns
-    -------
-    tuple
-        The traces in the order of ranks, and a note about each file that was left out.
+    """The newest run's traces in the order of ranks, and a note about each file that was left out.
 
     Raises
     ------

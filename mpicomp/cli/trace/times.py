@@ -16,21 +16,13 @@ Message = tuple[int, int, int, int]  # program, sender, receiver, number among t
 
 @dataclass
 class RankTrace:
-    """What one rank did.
-
-    Attributes
-    ----------
-    seconds : dict
-        By kind of span, without what lies within other spans; "in calls" is everything.
-    computing : list of (start, end)
-        Microseconds.
-    sent, received : dict
-        When a message was under way, as this rank saw it: start and end in microseconds.
-    """
+    """What one rank did; intervals are in microseconds."""
 
     rank: int
+    # by kind of span, without what lies within other spans; "in calls" is everything
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     computing: list[Interval] = field(default_factory=list)
+    # when a message was under way, as this rank saw it
     sent: dict[Message, Interval] = field(default_factory=dict)
     received: dict[Message, Interval] = field(default_factory=dict)
 

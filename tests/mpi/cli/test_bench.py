@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import Communicator, LinkModel
+from collectives import Communicator, LinkModel, Traffic
 from mpicomp.aggregator.base import Aggregator
-from mpicomp.cli.bench.measure import measure
+from mpicomp.cli.bench.measure import Subject, measure
 from mpicomp.cli.main import main
 
 WORLD = MPI.COMM_WORLD
@@ -184,29 +185,13 @@ def test_bad_arguments_end_every_rank_and_are_told_once(capsys: pytest.CaptureFi
     assert capsys.readouterr().err.count("error:") == (3 if WORLD.rank == 0 else 0)
 
 
-class Slow:
-    """Takes longer on the last rank."""
-
-    sums = True
-
-    def __init__(self, rank: int, slowest: int) -> None:
-        self.seconds = 0.05 if rank == slowest else 0.0
-
-    def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
-        stop = MPI.Wtime() + self.seconds
-        while MPI.Wtime() < stop:
-            pass
-
-    def total(self) -> Any:
-        from collectives import Traffic
-
-        return Traffic()
-
-
 @pytest.mark.mpi(min_size=2)
 def test_the_slowest_rank_counts(mpi_comm: MPI.Intracomm) -> None:
+    def slow_on_the_last_rank(x: np.ndarray, out: np.ndarray) -> None:
+        time.sleep(0.06 if comm.rank == comm.size - 1 else 0.0)
+
     x = np.zeros(1)
     with Communicator(mpi_comm) as comm:
-        measured = measure(comm, Slow(comm.rank, comm.size - 1), None, x, x, repeats=2, warmup=3)
+        measured = measure(comm, Subject(slow_on_the_last_rank, Traffic()), None, x, x, repeats=2, warmup=3)
     assert measured.seconds.shape == (2,)
     assert (measured.seconds >= 0.05).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,8 @@ from collectives.progress.polling import rest_by
 from collectives.schedules.all_gather import AllGather
 from mpicomp.algorithms import Dense, Marsit
 from mpicomp.cli.advise import add_arguments, predictions, report, speeds
-from mpicomp.cli.advise.methods import COMPARED, METHODS
-from mpicomp.cli.advise.predict import MOST_WALKED, Job, Way, break_even, fastest_dense, topologies
-from mpicomp.cli.advise.request import Request
+from mpicomp.cli.advise.predict import MOST_WALKED, Job, Way, break_even, call_seconds, fastest_dense, topologies
+from mpicomp.cli.advise.request import COMPARED, METHODS, Request
 from mpicomp.cli.advise.speeds import Speed, _solve
 
 SPEED = Speed(Work(4e-10, 1e-10, 3e-10, 5e-6), 1e-4)
@@ -32,30 +32,32 @@ def request(*arguments: str) -> Request:
     return Request.parse(parser.parse_args(arguments))
 
 
+def job_on(network: LinkModel, size: int = 4) -> Job:
+    return Job(size, N, "float32", network, 57_344)
+
+
 def advised(bandwidth: float, *arguments: str) -> dict[str, Any]:
-    job = Job(4, N, "float32", LinkModel(5e-5, bandwidth), 57_344)
     asked = request("--count", str(N), *arguments)
     speeds = {name: DENSE_SPEED if name == "dense" else SPEED for name in asked.methods}
-    return predictions(asked, job, speeds, None) | {"hosts": 4}
+    return predictions(asked, job_on(LinkModel(5e-5, bandwidth)), speeds, None) | {"hosts": 4}
 
 
-def test_slow_links_are_worth_compressing_for_and_fast_ones_are_not() -> None:
-    slow, fast = (advised(bandwidth, "--methods", "marsit-100,marsit") for bandwidth in (1e7, 1e11))
-    assert report.advice(slow).startswith("Compress with marsit over ")
-    assert "; on links above " in report.advice(slow)
-    assert report.advice(fast).startswith("Do not compress: ")
-    assert "It would pay on links below " in report.advice(fast)
-
-
-def test_what_a_step_computes_makes_compressing_matter_less() -> None:
-    advice = report.advice(advised(1e7, "--compute-ms", "1e6"))
-    assert advice.startswith("Do not compress: ")
-    assert advice.endswith(": the all-reduce is too small a part of it.")
+@pytest.mark.parametrize(
+    ("bandwidth", "arguments", "advice"),
+    [
+        (1e7, ("--methods", "marsit-100,marsit"), "Compress with marsit over .*; on links above "),
+        (1e11, ("--methods", "marsit-100,marsit"), r"Do not compress: .*\. It would pay on links below "),
+        (1e7, ("--compute-ms", "1e6"), r"Do not compress: .*: the all-reduce is too small a part of it\.$"),
+    ],
+)
+def test_compressing_is_advised_where_links_are_slow_for_what_a_step_computes(
+    bandwidth: float, arguments: tuple[str, ...], advice: str
+) -> None:
+    assert re.match(advice, report.advice(advised(bandwidth, *arguments)))
 
 
 def test_mpi_is_a_dense_sum_too() -> None:
-    record = advised(1e7)
-    advice = report.advice(record | {"mpi_s": 1e-4})
+    advice = report.advice(advised(1e7) | {"mpi_s": 1e-4})
     assert advice.startswith("Do not compress: a step takes 100 us without")
     assert "would pay" not in advice
 
@@ -63,9 +65,9 @@ def test_mpi_is_a_dense_sum_too() -> None:
 def test_the_report_has_a_line_for_every_method_and_topology() -> None:
     record = advised(1e7)
     lines = report.text(record).splitlines()
+    every = [name for name, _ in topologies(4, LinkModel(0.0, 1.0))]
     own = {name: METHODS[name].message_model(N, "float32", 4, 57_344).route for name in METHODS}
-    over = {name: [of for of, _ in topologies(4, LinkModel(0.0, 1.0))] if own[name] is None else [] for name in own}
-    expected = [(name, of) for name, route in own.items() for of in (over[name] if route is None else [route.name])]
+    expected = [(name, of) for name, route in own.items() for of in (every if route is None else [route.name])]
     assert [tuple(line.split()[:2]) for line in lines[3:-2]] == expected
     assert {("qsgd", "all-gather"), ("double-squeeze", "direct"), ("scalecom", "star")} < set(expected)
     assert "80 Mbit/s" in lines[1]
@@ -80,30 +82,25 @@ def test_what_is_there_to_compare_with_is_advised_only_where_nothing_else_was_as
 
 
 def test_what_is_not_predicted_for_many_ranks_is_named() -> None:
-    asked = request("--count", "1e5", "--methods", "marsit,qsgd")
-    speeds = dict.fromkeys(asked.methods, SPEED)
-    job = Job(MOST_WALKED + 1, 100_000, "float32", LinkModel(5e-5, 1e8), 57_344)
-    record = predictions(asked, job, speeds, None) | {"hosts": 4}
+    asked = request("--count", "1e6", "--methods", "marsit,qsgd")
+    job = job_on(LinkModel(5e-5, 1e8), MOST_WALKED + 1)
+    record = predictions(asked, job, dict.fromkeys(asked.methods, SPEED), None) | {"hosts": 4}
     assert {row["topology"] for row in record["rows"]} == {"ring", "torus:5x13", "halving-doubling"}
-    assert (
-        "\n# not predicted for so many ranks: tree, double-tree, star, segmented-ring, all-gather, direct\n"
-        in report.text(record)
-    )
+    told = "\n# not predicted for so many ranks: tree, double-tree, star, segmented-ring, all-gather, direct\n"
+    assert told in report.text(record)
 
 
 def test_codes_of_varying_length_travel_for_as_long_as_they_are() -> None:
-    job = Job(4, N, "float32", LinkModel(0.0, 1e6), 57_344)
+    job = job_on(LinkModel(0.0, 1e6))
     whole, half = (
-        Way("ecq-sgd", METHODS["ecq-sgd"], AllGather(), Speed(Work(), 0.0, volume), DENSE_SPEED).seconds(job)
-        for volume in (1.0, 0.5)
+        call_seconds(job, METHODS["ecq-sgd"], AllGather(), Speed(Work(), 0.0, volume)) for volume in (1.0, 0.5)
     )
     assert half == pytest.approx(whole / 2, rel=1e-3)
 
 
 def test_one_winner_is_advised_where_bytes_count_and_two_winners_take_as_long_as_merging() -> None:
-    job = Job(4, N, "float32", LinkModel(0.0, 1e6), 57_344)
     merged, one, two = (
-        Way(name, METHODS[name], topology, SPEED, DENSE_SPEED).seconds(job)
+        call_seconds(job_on(LinkModel(0.0, 1e6)), METHODS[name], topology, SPEED)
         for name, topology in (("marsit", Ring()), ("marsit-1-winner", AllGather()), ("marsit-2-winners", AllGather()))
     )
     assert one == pytest.approx(merged / 2, rel=0.05)
@@ -115,9 +112,7 @@ def test_one_winner_is_advised_where_bytes_count_and_two_winners_take_as_long_as
 def test_shared_selection_decodes_one_vector_for_any_number_of_ranks() -> None:
     decoding = Speed(Work(decode_s=1e-6), 0.0)
     few, many = (
-        Way("m", METHODS["marsit-1-winner"], AllGather(), decoding, DENSE_SPEED).seconds(
-            Job(size, N, "float32", LinkModel(0.0, 1e12), 57_344)
-        )
+        call_seconds(job_on(LinkModel(0.0, 1e12), size), METHODS["marsit-1-winner"], AllGather(), decoding)
         for size in (2, 32)
     )
     assert few == pytest.approx(N * 1e-6, rel=0.05)
@@ -125,7 +120,7 @@ def test_shared_selection_decodes_one_vector_for_any_number_of_ranks() -> None:
 
 
 def test_at_break_even_both_take_as_long() -> None:
-    job = Job(4, N, "float32", LinkModel(5e-5, 1e8), 57_344)
+    job = job_on(LinkModel(5e-5, 1e8))
     dense = fastest_dense(job, DENSE_SPEED)
     way = Way("marsit", Marsit(None), Ring(), SPEED, DENSE_SPEED)
     even = break_even(way, dense, job)
@@ -135,18 +130,15 @@ def test_at_break_even_both_take_as_long() -> None:
 
 
 def test_what_computes_too_long_never_pays_and_what_is_free_always_does() -> None:
-    job = Job(4, N, "float32", LinkModel(0.0, 1e8), 57_344)
+    job = job_on(LinkModel(0.0, 1e8))
     dense = fastest_dense(job, DENSE_SPEED)
-    hopeless = Speed(Work(encode_s=1e3), 0.0)
-    assert break_even(Way("marsit", Marsit(None), Ring(), hopeless, DENSE_SPEED), dense, job) is None
-    free = Speed(Work(), 0.0)
-    assert break_even(Way("marsit", Marsit(None), Ring(), free, DENSE_SPEED), dense, job) == math.inf
+    for speed, even in ((Speed(Work(encode_s=1e3), 0.0), None), (Speed(Work(), 0.0), math.inf)):
+        assert break_even(Way("marsit", Marsit(None), Ring(), speed, DENSE_SPEED), dense, job) == even
 
 
 def test_full_precision_rounds_count_for_their_part() -> None:
-    job = Job(4, N, "float32", LinkModel(5e-5, 1e7), 57_344)
-    bit = Way("m", Marsit(None), Ring(), SPEED, DENSE_SPEED).seconds(job)
-    dense = Way("d", Dense(), Ring(), DENSE_SPEED, DENSE_SPEED).seconds(job)
+    job = job_on(LinkModel(5e-5, 1e7))
+    bit, dense = call_seconds(job, Marsit(None), Ring(), SPEED), call_seconds(job, Dense(), Ring(), DENSE_SPEED)
     mixed = Way("m", Marsit(10), Ring(), SPEED, DENSE_SPEED).seconds(job)
     assert mixed == pytest.approx(0.9 * bit + 0.1 * dense)
 
@@ -201,18 +193,24 @@ def test_rates_as_network_people_say_them(bytes_s: float, text: str) -> None:
     assert report.rate(bytes_s) == text
 
 
-def test_what_messages_and_bytes_cost_is_told_apart() -> None:
-    assert _solve((40, 1000, 40 * 3.0 + 1000 * 0.5), (20, 200, 20 * 3.0 + 200 * 0.5), math.inf) == pytest.approx(
-        (3.0, 0.5)
-    )
-    assert _solve((40, 1000, 10.0), (40, 250, 2.5), math.inf) == pytest.approx((0.0, 0.01))  # bytes alone
-    assert _solve((40, 1000, 10.0), (20, 200, 8.0), math.inf) == pytest.approx(
-        (0.25, 0.0)
-    )  # less for more: messages alone
-    assert _solve((6, 1000, 10.0), (6, 1000, 10.0), math.inf) == pytest.approx((10 / 6, 0.0))
-    assert _solve((25, 1000, 7.0), (25, 1000, 7.0), math.inf) == (7 / 25, 0.0)  # 7 - 25 * (7 / 25) is not 0
-    # no message takes longer than a whole call leaves it: bytes take the rest
-    assert _solve((40, 1000, 40 * 3.0 + 1000 * 0.5), (20, 200, 20 * 3.0 + 200 * 0.5), 1.0) == pytest.approx((1.0, 0.58))
+@pytest.mark.parametrize(
+    ("more", "less", "most_s", "expected"),
+    [
+        ((40, 1000, 40 * 3.0 + 1000 * 0.5), (20, 200, 20 * 3.0 + 200 * 0.5), math.inf, (3.0, 0.5)),
+        ((40, 1000, 10.0), (40, 250, 2.5), math.inf, (0.0, 0.01)),  # bytes alone
+        ((40, 1000, 10.0), (20, 200, 8.0), math.inf, (0.25, 0.0)),  # less for more: messages alone
+        ((6, 1000, 10.0), (6, 1000, 10.0), math.inf, (10 / 6, 0.0)),
+        ((25, 1000, 7.0), (25, 1000, 7.0), math.inf, (7 / 25, 0.0)),  # 7 - 25 * (7 / 25) is not 0
+        # no message takes longer than a whole call leaves it: bytes take the rest
+        ((40, 1000, 40 * 3.0 + 1000 * 0.5), (20, 200, 20 * 3.0 + 200 * 0.5), 1.0, (1.0, 0.58)),
+    ],
+)
+def test_what_messages_and_bytes_cost_is_told_apart(
+    more: tuple[int, float, float], less: tuple[int, float, float], most_s: float, expected: tuple[float, float]
+) -> None:
+    message_s, byte_s = _solve(more, less, most_s)
+    assert (message_s, byte_s) == pytest.approx(expected)
+    assert byte_s >= 0
 
 
 def test_of_ranks_that_poll_and_ranks_that_sleep_the_lesser_cost_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,15 +33,11 @@ def doctor(tmp_path: Path, **env: str) -> tuple[int, dict[str, dict[str, str]]]:
     return done.returncode, {finding["name"]: finding for finding in report["findings"]}
 
 
-def test_a_whole_installation_can_run(tmp_path: Path) -> None:
+def test_a_whole_installation_can_run_and_an_empty_kernel_cache_is_a_warning(tmp_path: Path) -> None:
     status, found = doctor(tmp_path)
     assert status == 0, found
     assert {finding["status"] for finding in found.values()} <= {"ok", "warn"}
     assert found["thread level"]["text"] == "multiple"
-
-
-def test_an_empty_kernel_cache_is_a_warning(tmp_path: Path) -> None:
-    _, found = doctor(tmp_path)
     assert found["kernels"]["status"] == "warn"
     assert "compile" in found["kernels"]["cure"]
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from collectives import Communicator
-from collectives.threads.run_local import run_local
 from collectives.trace.clock import Reading, offset_at
 from collectives.trace.recorder import Trace, flush
 from mpicomp.cli.main import main
@@ -158,7 +154,7 @@ def test_a_span_that_does_not_end_and_arguments_of_any_kind_are_written(tmp_path
     assert event["dur"] >= 0
 
 
-def test_a_file_is_written_once(tmp_path: Path) -> None:
+def test_a_file_is_written_once_and_a_later_trace_of_the_folder_left_alone(tmp_path: Path) -> None:
     made = Trace(tmp_path, 0, 1)
     with pytest.raises(ValueError, match="another communicator"):
         Trace(tmp_path, 0, 1)
@@ -166,28 +162,8 @@ def test_a_file_is_written_once(tmp_path: Path) -> None:
     made.path.unlink()
     made.write()
     assert not made.path.exists()
-
-
-def test_who_has_written_leaves_a_later_trace_of_the_folder_alone(tmp_path: Path) -> None:
-    earlier = Trace(tmp_path, 0, 1)
-    earlier.write()
     later = Trace(tmp_path, 0, 1)
     later.run = 1.0
-    earlier.write()
+    made.write()
     later.write()
     assert read(tmp_path)[0][0]["otherData"]["run"] == 1.0
-
-
-def test_a_recorded_call_refuses_what_the_call_itself_refuses() -> None:
-    def wrong(comm: Communicator) -> None:
-        x = np.zeros(3, np.float32)
-        for call in (
-            lambda: comm.allreduce(),  # type: ignore[call-arg]
-            lambda: comm.allreduce(x, "sum", op="mean"),  # type: ignore[misc]
-            lambda: comm.barrier(1),  # type: ignore[call-arg]
-        ):
-            with pytest.raises(TypeError):
-                call()
-
-    with tempfile.TemporaryDirectory() as folder:
-        run_local(2, wrong, trace=folder)

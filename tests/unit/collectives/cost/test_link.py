@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ def test_a_network_survives_its_file(tmp_path: Path) -> None:
     ("text", "cause"),
     [
         ("{", "is not JSON"),
-        ("[" * 100_000, "nested deeper"),
         (" " * (1 << 20) + "{}", "longer than 1048576 bytes"),
         ("[]", r"it is \[\], not an object"),
         ('{"latency_s": 1}', "it has no 'bandwidth_bytes_s'"),
@@ -39,19 +39,7 @@ def test_a_network_survives_its_file(tmp_path: Path) -> None:
         ('{"latency_s": 1, "bandwidth_bytes_s": null}', "its 'bandwidth_bytes_s' is None, not a number"),
         ('{"latency_s": 1, "bandwidth_bytes_s": true}', "its 'bandwidth_bytes_s' is True, not a number"),
         ('{"latency_s": 1, "bandwidth_bytes_s": -5}', "must be a finite number above 0, not -5"),
-        ('{"latency_s": 1, "bandwidth_bytes_s": 0}', "must be a finite number above 0, not 0"),
-        (
-            '{"latency_s": 1, "bandwidth_bytes_s": 5, "between_latency_s": false}',
-            "must be a finite number of 0 or more",
-        ),
-        ('{"latency_s": 1, "bandwidth_bytes_s": 5, "between_latency_s": ""}', "must be a finite number of 0 or more"),
-        ('{"latency_s": 1, "bandwidth_bytes_s": 5, "overhead_s": null}', "must be a finite number of 0 or more"),
-        ('{"latency_s": 1, "bandwidth_bytes_s": 5, "group_size": 2.5}', "must be an integer"),
-        ('{"latency_s": 1, "bandwidth_bytes_s": 5, "group_size": 2.0}', "must be an integer"),
-        ('{"latency_s": 1, "bandwidth_bytes_s": 5, "group_size": 10000000000000000000}', "more than 18 digits"),
         ('{"latency_s": 1, "bandwidth_bytes_s": 1' + "0" * 400 + "}", "more than 18 digits"),
-        ('{"latency_s": 1, "bandwidth_bytes_s": 1e400}', "beyond the range of float64"),
-        ('{"latency_s": 1, "bandwidth_bytes_s": Infinity}', "must be a finite number"),
         ('{"latency_s": NaN, "bandwidth_bytes_s": 5}', "must be a finite number"),
     ],
 )
@@ -65,14 +53,21 @@ def test_another_file_is_refused_by_name_with_the_cure(tmp_path: Path, text: str
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("number", [10**400, 10**19, math.nan, -1, "1", None, True, [1]])
-def test_a_network_is_of_finite_numbers(number: Any) -> None:
-    for field in ("latency_s", "bandwidth_bytes_s", "overhead_s", "group_size", "between_latency_s", "uplink_bytes_s"):
-        optional = field in ("group_size", "between_latency_s", "uplink_bytes_s")
-        if (number is None and optional) or (number == 10**19 and field != "group_size"):
-            LinkModel(**{"latency_s": 1, "bandwidth_bytes_s": 1, field: number})
-            continue
-        with pytest.raises(ValueError, match=f"^{field} must be"):
+FIELDS = ("latency_s", "bandwidth_bytes_s", "overhead_s", "group_size", "between_latency_s", "uplink_bytes_s")
+
+
+@pytest.mark.parametrize(
+    ("number", "fields"),  # which may have that value
+    [
+        *((wrong, ()) for wrong in (10**400, math.nan, math.inf, -1, "", "1", False, [1])),
+        (None, ("group_size", "between_latency_s", "uplink_bytes_s")),
+        (0, ("latency_s", "overhead_s", "between_latency_s")),
+        *((no_size, tuple(field for field in FIELDS if field != "group_size")) for no_size in (10**19, 2.5, 2.0)),
+    ],
+)
+def test_a_network_is_of_finite_numbers(number: Any, fields: tuple[str, ...]) -> None:
+    for field in FIELDS:
+        with nullcontext() if field in fields else pytest.raises(ValueError, match=f"^{field} must be"):
             LinkModel(**{"latency_s": 1, "bandwidth_bytes_s": 1, field: number})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -53,19 +54,13 @@ def test_pieces_of_an_empty_chunk() -> None:
     assert pieces(range(64, 64), 10, 64) == ()
 
 
-def test_lengths_beyond_32_bits() -> None:
-    assert partition(2**33 + 5, 2, 64) == (range(2**32), range(2**32, 2**33 + 5))
-
-
-@pytest.mark.parametrize(("n", "n_chunks", "alignment"), [(-1, 1, 1), (1, 0, 1), (1, 1, 0)])
-def test_partition_refuses_nonsense(n: int, n_chunks: int, alignment: int) -> None:
-    with pytest.raises(ValueError, match="cannot cut"):
-        partition(n, n_chunks, alignment)
-
-
 @pytest.mark.parametrize(
-    ("chunk", "piece_elements", "alignment"), [(range(1, 9), 4, 2), (range(8), 0, 2), (range(8), 4, 0)]
+    ("cut", "arguments"),
+    [
+        *((partition, arguments) for arguments in ((-1, 1, 1), (1, 0, 1), (1, 1, 0))),
+        *((pieces, arguments) for arguments in ((range(1, 9), 4, 2), (range(8), 0, 2), (range(8), 4, 0))),
+    ],
 )
-def test_pieces_refuses_nonsense(chunk: range, piece_elements: int, alignment: int) -> None:
+def test_nonsense_is_refused(cut: Callable[..., object], arguments: tuple[object, ...]) -> None:
     with pytest.raises(ValueError, match="cannot cut"):
-        pieces(chunk, piece_elements, alignment)
+        cut(*arguments)

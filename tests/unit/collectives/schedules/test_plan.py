@@ -16,36 +16,33 @@ def send(peer: int = 1, chunks: range = range(1), weight: int = 1) -> Transfer:
     return Transfer(peer, chunks, weight)
 
 
-@pytest.mark.parametrize("chunks", [range(0), range(3, 3), range(0, 4, 2), range(3, 0, -1), range(-1, 2)])
-def test_transfers_move_a_run_of_chunks(chunks: range) -> None:
-    with pytest.raises(PlanError, match="run of chunk numbers"):
-        send(chunks=chunks)
+@pytest.mark.parametrize(
+    ("chunks", "weights", "problem"),
+    [
+        *((run, (1, 0), "run of chunk numbers") for run in (range(0), range(3, 3), range(0, 4, 2), range(3, 0, -1))),
+        (range(-1, 2), (1, 0), "run of chunk numbers"),
+        *((range(1), weights, "at least one rank") for weights in ((0, 0), (-1, 1), (1, -1))),
+    ],
+)
+def test_transfers_move_a_run_of_chunks_for_somebody(chunks: range, weights: tuple[int, int], problem: str) -> None:
+    with pytest.raises(PlanError, match=problem):
+        Transfer(1, chunks, *weights)
 
 
-@pytest.mark.parametrize(("weight", "held_weight"), [(0, 0), (-1, 1), (1, -1)])
-def test_transfers_carry_somebody(weight: int, held_weight: int) -> None:
-    with pytest.raises(PlanError, match="at least one rank"):
-        Transfer(1, range(1), weight, held_weight)
-
-
-def test_steps_do_something() -> None:
-    with pytest.raises(PlanError, match="at least one transfer"):
-        Step((), ())
-
-
-def test_sends_merge_nothing() -> None:
-    with pytest.raises(PlanError, match="held_weight is 1"):
-        Step((Transfer(1, range(1), 1, 1),), ())
-
-
-def test_steps_do_not_send_what_they_receive() -> None:
-    with pytest.raises(PlanError, match="sent while"):
-        Step((send(chunks=range(0, 3)),), (send(chunks=range(2, 4)),))
-
-
-def test_steps_do_not_receive_a_chunk_twice() -> None:
-    with pytest.raises(PlanError, match="overlap"):
-        Step((), (send(1, range(0, 2)), send(2, range(1, 2))))
+@pytest.mark.parametrize(
+    ("sends", "recvs", "problem"),
+    [
+        ((), (), "at least one transfer"),
+        ((Transfer(1, range(1), 1, 1),), (), "merges nothing, yet its held_weight is 1"),
+        ((send(chunks=range(0, 3)),), (send(chunks=range(2, 4)),), "sent while"),
+        ((), (send(1, range(0, 2)), send(2, range(1, 2))), "overlap"),
+    ],
+)
+def test_steps_that_cannot_be_are_refused(
+    sends: tuple[Transfer, ...], recvs: tuple[Transfer, ...], problem: str
+) -> None:
+    with pytest.raises(PlanError, match=problem):
+        Step(sends, recvs)
 
 
 def test_steps_may_send_a_chunk_to_several_peers() -> None:
@@ -59,16 +56,13 @@ def test_steps_may_send_a_chunk_to_several_peers() -> None:
         (send(peer=4), "rank 4 cannot be its peer"),
         (send(chunks=range(2, 5)), "beyond the 4"),
         (send(weight=5), "more than the 4 ranks"),
+        (Transfer(1, range(1), 3, 2), r"weight 3 \+ 2 is more than the 4"),
     ],
 )
 def test_plans_name_the_rank_and_step_of_a_bad_transfer(transfer: Transfer, problem: str) -> None:
+    step = Step((), (transfer,)) if transfer.held_weight else Step((transfer,), ())
     with pytest.raises(PlanError, match=rf"rank 0 of 4, step 1: .*{problem}"):
-        Plan(0, 4, 4, (Step((send(),), ()), Step((transfer,), ())))
-
-
-def test_plans_check_weights_of_merges() -> None:
-    with pytest.raises(PlanError, match=r"weight 3 \+ 2 is more than the 4"):
-        Plan(0, 4, 4, (Step((), (Transfer(1, range(1), 3, 2),)),))
+        Plan(0, 4, 4, (Step((send(),), ()), step))
 
 
 @pytest.mark.parametrize(("rank", "size", "n_chunks"), [(4, 4, 4), (-1, 4, 4), (0, 0, 1), (0, 1, 0)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from collectives.schedules.direct import Direct
@@ -15,40 +17,22 @@ from collectives.schedules.tree import DoubleTree, Tree
 from collectives.schedules.verify import all_plans, prove
 
 SIZES = range(1, 34)
-VARIANTS = [
+SEGMENTED = (
     *(Ring(2), Ring(5), Tree(1), Tree(3), DoubleTree(1), DoubleTree(5), Star(segments=1), Star(segments=3)),
     *(Direct(1), Direct(4)),
+)
+CASES: list[tuple[Topology, Sequence[int]]] = [
+    *((topology, SIZES) for topology in (*(make() for make in TOPOLOGIES.values()), *SEGMENTED)),
+    *((Torus(rows, cols), [rows * cols]) for rows in SIZES for cols in range(1, 33 // rows + 1)),
+    *((Star(root), [size for size in (1, 2, 5, 8) if root < size]) for root in range(8)),
+    *((tree, (63, 64, 65, 100, 127, 128, 129)) for tree in (HalvingDoubling(), DoubleTree(2), Tree(2))),
 ]
 
 
-@pytest.mark.parametrize("name", TOPOLOGIES)
-def test_named_topologies_are_proved_at_every_size(name: str) -> None:
-    for size in SIZES:
-        prove(all_plans(TOPOLOGIES[name](), size))
-
-
-@pytest.mark.parametrize("topology", VARIANTS, ids=repr)
-def test_other_segmentations_are_proved_at_every_size(topology: Topology) -> None:
-    for size in SIZES:
+@pytest.mark.parametrize(("topology", "sizes"), CASES, ids=lambda value: repr(value))
+def test_every_topology_is_proved(topology: Topology, sizes: Sequence[int]) -> None:
+    for size in sizes:
         prove(all_plans(topology, size))
-
-
-@pytest.mark.parametrize("rows", SIZES)
-def test_every_torus_shape_is_proved(rows: int) -> None:
-    for cols in range(1, 33 // rows + 1):
-        prove(all_plans(Torus(rows, cols), rows * cols))
-
-
-@pytest.mark.parametrize("size", [1, 2, 5, 8])
-def test_every_root_of_a_star_is_proved(size: int) -> None:
-    for root in range(size):
-        prove(all_plans(Star(root), size))
-
-
-@pytest.mark.parametrize("topology", [HalvingDoubling(), DoubleTree(2), Tree(2)], ids=repr)
-@pytest.mark.parametrize("size", [63, 64, 65, 100, 127, 128, 129])
-def test_tree_shaped_schedules_are_proved_around_larger_powers_of_two(topology: Topology, size: int) -> None:
-    prove(all_plans(topology, size))
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,17 +68,11 @@ def test_handles_are_waited_for_in_any_order(ranks: int) -> None:
 @every_size
 def test_payloads_of_any_size_are_exchanged(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def work(comm: Communicator) -> None:
-        def payload(source: int, destination: int) -> NDArray[np.uint8]:
-            return np.full((7 * source + 3 * destination) % 11 * 5, 16 * source + destination, np.uint8)
-
-        mpi_comm, everyone = comm.mpi_comm, range(ranks)
-        gathered = exchange.all_gather(mpi_comm, payload(comm.rank, 1), TIMEOUT_S)
-        for source in everyone:
-            np.testing.assert_array_equal(gathered[source], payload(source, 1))
-        swapped = exchange.all_to_all(mpi_comm, [payload(comm.rank, to) for to in everyone], TIMEOUT_S)
-        for source in everyone:
-            np.testing.assert_array_equal(swapped[source], payload(source, comm.rank))
-        for root in everyone:
+        payloads = [np.full(7 * source % 11 * 5, source, np.uint8) for source in range(ranks)]
+        gathered = exchange.all_gather(comm.mpi_comm, payloads[comm.rank], TIMEOUT_S)
+        for landed, sent in zip(gathered, payloads, strict=True):
+            np.testing.assert_array_equal(landed, sent)
+        for root in range(ranks):
             values = np.full(13, comm.rank, np.float32)
             comm.broadcast(values, root)
             assert (values == root).all()
@@ -130,11 +125,6 @@ def test_a_trace_is_written_for_every_rank(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("rank-*.json"))) == 3
 
 
-def test_a_network_is_agreed_on(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"rank 0 of 2: network=.* cannot be used"):
-        run_local(2, lambda comm: None, network=tmp_path / "none.json", timeout=TIMEOUT_S)
-
-
 def test_ranks_that_wait_leave_the_processors_alone() -> None:
     def one_is_late(comm: Communicator) -> None:
         if comm.rank == 0:
@@ -170,29 +160,45 @@ def test_what_one_rank_raises_ends_all(culprit: int) -> None:
     assert time.monotonic() - start < 5
 
 
-def test_a_call_that_not_all_ranks_make_ends_by_the_timeout() -> None:
-    def work(comm: Communicator) -> None:
-        if comm.rank != 1:
-            comm.barrier()
+def do_nothing(comm: Communicator) -> None:
+    """A rank that has nothing to say."""
 
+
+def all_but_rank_1_meet(comm: Communicator) -> None:
+    if comm.rank != 1:
+        comm.barrier()
+
+
+def rank_0_awaits_a_message(comm: Communicator) -> None:
+    if comm.rank == 0:
+        comm.wait(comm.mpi_comm.Irecv(np.zeros(8, np.uint8), 1, 5), lambda: "rank 0 of 2: no message")
+
+
+def rank_0_gets_one_that_is_too_long(comm: Communicator) -> None:
+    if comm.rank:
+        comm.mpi_comm.Isend(np.zeros(9, np.uint8), 0, 5)
+    rank_0_awaits_a_message(comm)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "work", "options", "error", "told"),
+    [
+        (3, all_but_rank_1_meet, {"timeout": 1.0}, CollectiveTimeout, "rank 0 of 3: not all .* no answer from rank 1"),
+        (2, rank_0_awaits_a_message, {"timeout": 0.4}, CollectiveTimeout, "no message after .*; no answer from rank 1"),
+        (2, rank_0_gets_one_that_is_too_long, {}, PeerFailure, "rank 0 of 2"),
+        (3, lambda comm: comm.allreduce(np.ones(3 + comm.rank)), {}, CollectiveMismatch, r"rank 0: .* of float64\[3\]"),
+        (5, do_nothing, {"topology": Torus(2, 2)}, TopologyError, "5 ranks do not fill"),
+        (2, do_nothing, {"network": "/nowhere/net.json"}, ValueError, "rank 0 of 2: network=.* cannot be used"),
+        *((ranks, do_nothing, {}, ValueError, f"there must be 1 rank or more, not {ranks}") for ranks in (0, -1)),
+    ],
+)
+def test_errors_are_those_of_processes_and_come_in_time(
+    ranks: int, work: Callable[[Communicator], Any], options: dict[str, Any], error: type[Exception], told: str
+) -> None:
     start = time.monotonic()
-    with pytest.raises(CollectiveTimeout, match=r"rank 0 of 3: not all ranks .* no answer from rank 1"):
-        run_local(3, work, timeout=1.0)
+    with pytest.raises(error, match=told):
+        run_local(ranks, work, **({"timeout": TIMEOUT_S} | options))
     assert time.monotonic() - start < 5
-
-
-def test_a_message_that_nobody_sends_ends_by_the_timeout() -> None:
-    def work(comm: Communicator) -> None:
-        if comm.rank == 0:
-            comm.wait(comm.mpi_comm.Irecv(np.zeros(8, np.uint8), 1, 5), lambda: "rank 0 of 2: no message")
-
-    with pytest.raises(CollectiveTimeout, match=r"rank 0 of 2: no message after .*; no answer from rank 1"):
-        run_local(2, work, timeout=0.4)
-
-
-def test_calls_that_differ_are_a_mismatch() -> None:
-    with pytest.raises(CollectiveMismatch, match=r"rank 0: allreduce\(sum\) of float32\[3\]"):
-        run_local(3, lambda comm: comm.allreduce(np.ones(3 + comm.rank, np.float32)), timeout=TIMEOUT_S)
 
 
 def test_the_rank_whose_fault_it_is_speaks_for_all() -> None:
@@ -212,27 +218,3 @@ def test_nan_is_told_of_the_ranks_that_have_it() -> None:
     with pytest.raises(NonFiniteGradient) as caught:
         run_local(4, work, timeout=TIMEOUT_S)
     assert caught.value.ranks == (1, 3)
-
-
-def test_a_message_longer_than_its_place_is_an_error() -> None:
-    def work(comm: Communicator) -> None:
-        mpi_comm = comm.mpi_comm
-        if comm.rank:
-            mpi_comm.Isend(np.zeros(9, np.uint8), 0, 5)
-        else:
-            place = np.zeros(8, np.uint8)
-            comm.wait(mpi_comm.Irecv(place, 1, 5), lambda: "rank 0 of 2: no message")
-
-    with pytest.raises(PeerFailure, match="rank 0 of 2"):
-        run_local(2, work, timeout=TIMEOUT_S)
-
-
-def test_a_topology_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(TopologyError):
-        run_local(5, lambda comm: None, Torus(2, 2))
-
-
-@pytest.mark.parametrize("ranks", [0, -1])
-def test_there_is_at_least_one_rank(ranks: int) -> None:
-    with pytest.raises(ValueError, match=f"there must be 1 rank or more, not {ranks}"):
-        run_local(ranks, lambda comm: None)
