@@ -232,7 +232,7 @@ class Group:
         """Make a call that goes on in the background."""
         call.background = True
         self.open(call, steps)
-        call.others.append(call)
+        call.thread.in_flight.append(call)
         call.advance()
         return Handle(call)  # made last: the traceback of an error would keep this frame and with it the handle
 
@@ -270,8 +270,8 @@ class Group:
             del calls[at]
             for later in calls[at:]:
                 later.excuse()
-        if call.background and call in call.others:
-            call.others.remove(call)
+        if call.background and call in call.thread.in_flight:
+            call.thread.in_flight.remove(call)
 
     # Agreeing --------------------------------------------------------------------------------------------------------
 
@@ -349,7 +349,7 @@ class Group:
             # behind the numbers of all calls in the foreground, and different for each program of a call
             self.trace.start_program((1 << 32) + 16 * call.tag + len(call.owners) if call.background else None)
         execution = kind(self.mpi_comm, program, payload, tag, traffic, encoded, cache, self.trace)
-        call.owners.append(execution)
+        call.owners = (*call.owners, execution)
         return execution.steps(call)
 
     def await_request(
@@ -357,7 +357,7 @@ class Group:
     ) -> Steps:
         """Wait for a request, as part of a call; traces call the wait `wait_name`."""
         call.describe, call.wait_name = describe, wait_name
-        call.owners.append(request)
+        call.owners = (*call.owners, request)
         yield from until(request, call)
         call.wait_name = ""
 
@@ -376,7 +376,7 @@ class Group:
             keep_alive(call)
             return error  # the communicator was given up before, and the ranks were asked then
         if isinstance(error, NonFiniteGradient):  # on all ranks
-            call.owners.clear()  # nothing of the call is in flight
+            call.owners = ()  # nothing of the call is in flight
             return error
         # a call that was begun while the ranks told each other what they called may wait for ranks that do not make it
         if isinstance(error, CollectiveMismatch) and not error.closes and self.tolerates_mismatch(call):

@@ -83,6 +83,7 @@ class _Messages(NamedTuple):
     """What travels for vectors of one length and type with one tag."""
 
     nbytes: int
+    receives: _Requests  # for vectors of any length
     sends: _Requests
     leaving: list[NDArray[Any]]
     landing: list[NDArray[Any]]
@@ -114,8 +115,7 @@ class RecursiveDoubling:
         )
         self._known_receives: dict[int, _Requests] = {}  # by tag
         self._known: dict[Any, _Messages] = {}
-        self._receives: _Requests = []
-        self._messages = _Messages(0, [], [], [])
+        self._messages = _Messages(0, [], [], [], [])
         self._values: NDArray[Any] | None = None
         self._held: NDArray[Any] | None = None
         self._sums: NDArray[Any] | None = None
@@ -150,8 +150,7 @@ class RecursiveDoubling:
         self._sums = sums
         key = tag if values is None else (tag, values.size, values.dtype)
         messages = self._messages = self._known.get(key) or self._remember(key, tag, values)
-        self._receives = self._known_receives.get(tag) or self._receive_with(tag)
-        for request in self._receives:
+        for request in messages.receives:
             if request is not None:
                 request.Start()
         if self._rounds[0].sends:
@@ -163,9 +162,9 @@ class RecursiveDoubling:
 
     def Test(self) -> bool:  # noqa: N802 - waited for like MPI's own requests
         """Make progress without waiting; True once it is over."""
-        rounds, at = self._rounds, self._at
+        rounds, at, receives = self._rounds, self._at, self._messages.receives
         while at < len(rounds):
-            receive = self._receives[at]
+            receive = receives[at]
             if receive is not None:
                 if not receive.Test():
                     return False
@@ -220,13 +219,6 @@ class RecursiveDoubling:
             add(held, landed, sums)
         self._held = sums
 
-    def _receive_with(self, tag: int) -> _Requests:
-        made = self._known_receives[tag] = [
-            self._comm.Recv_init([buffer, buffer.size, MPI.BYTE], one.peer, tag) if one.receives else None
-            for one, buffer in zip(self._rounds, self._landing, strict=True)
-        ]
-        return made
-
     def _remember(self, key: Any, tag: int, values: NDArray[Any] | None) -> _Messages:
         if len(self._known) >= MOST_REMEMBERED:
             self._forget()
@@ -239,7 +231,13 @@ class RecursiveDoubling:
             self._comm.Send_init([buffer, nbytes, MPI.BYTE], one.peer, tag) if one.sends else None
             for one, buffer in zip(self._rounds, self._leaving, strict=True)
         ]
-        made = self._known[key] = _Messages(nbytes, sends, places(self._leaving), places(self._landing))
+        if tag not in self._known_receives:
+            self._known_receives[tag] = [
+                self._comm.Recv_init([buffer, buffer.size, MPI.BYTE], one.peer, tag) if one.receives else None
+                for one, buffer in zip(self._rounds, self._landing, strict=True)
+            ]
+        receives = self._known_receives[tag]
+        made = self._known[key] = _Messages(nbytes, receives, sends, places(self._leaving), places(self._landing))
         return made
 
     def _forget(self) -> None:

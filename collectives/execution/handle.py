@@ -70,7 +70,7 @@ class Call(Backoff):
 
     Attributes
     ----------
-    owners : list
+    owners : tuple
         Of buffers and requests, which must live on if the call fails.
     tag : int
         Of messages of this call alone; set when the communicator takes the call in.
@@ -92,8 +92,10 @@ class Call(Backoff):
         Its caller has let its handle go before.
     """
 
+    group: CallGroup
     tag = 0
     steps = _ENDED
+    owners: tuple[object, ...] = ()
     result: Any = None
     error: BaseException | None = None
     background = busy = done = seen = dropped = False
@@ -101,9 +103,8 @@ class Call(Backoff):
     def __init__(
         self, group: CallGroup, name: Callable[[], str], clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        Backoff.__init__(self, group.timeout, _nothing, group.given_up, clock, group.trace)  # super() costs 0.1 us
-        self.group, self.name = group, name
-        self.owners: list[object] = []
+        super().__init__(group, name, clock)
+        self.name = name
 
     def advance(self) -> bool:
         """Do one bit of it without waiting; an error is kept for whoever waits for the call."""
@@ -116,7 +117,7 @@ class Call(Backoff):
                 return True
             self.idle(rest=False)
         except StopIteration:
-            self.owners = []
+            self.owners = ()
             self._release()
         except Exception as error:  # noqa: BLE001 - raised where the call is waited for
             self._fail(error)
@@ -142,7 +143,7 @@ class Call(Backoff):
                 raise RuntimeError(f"{self.group.here}: a call cannot be waited for from within itself ({self.name()})")
             self.busy = True
             group = self.group
-            if not self.others:
+            if not self.thread.in_flight:
                 self.polls = POLLS
             try:
                 for moved in self.steps:
@@ -152,7 +153,7 @@ class Call(Backoff):
                         self.idle()
                         if group.failure is not None:
                             group.raise_failure()
-                self.owners = []
+                self.owners = ()
                 self._release()
             except BaseException as error:  # noqa: BLE001 - raised below
                 self._fail(error)

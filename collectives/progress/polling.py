@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from mpi4py import MPI
 
@@ -49,15 +49,48 @@ class Advancing(Protocol):
         ...
 
 
-class _Thread(threading.local):
-    """What each thread has of its own."""
+class _Thread:
+    """What a thread has of its own.
+
+    Attributes
+    ----------
+    rest : callable or None
+        See `rest_by`.
+    in_flight : list
+        Its calls that go on in the background, whatever their communicator; may be edited.
+    """
+
+    __slots__ = ("in_flight", "rest")
 
     def __init__(self) -> None:
         self.rest: Callable[[], None] | None = None
         self.in_flight: list[Advancing] = []
 
 
-_thread = _Thread()
+class _Threads(threading.local):
+    def __init__(self) -> None:
+        self.own = _Thread()
+
+
+_threads = _Threads()
+
+
+class Limits(NamedTuple):
+    """How long to wait; a communicator has these attributes too.
+
+    Attributes
+    ----------
+    timeout : float
+        Seconds without progress after which to give up.
+    given_up : callable, optional
+        Asked between two sleeps: whether another rank has given up.
+    trace : Trace, optional
+        Where waits are recorded.
+    """
+
+    timeout: float
+    given_up: Callable[[], bool] | None = None
+    trace: Any = None
 
 
 def rest_by(rest: Callable[[], None] | None) -> Callable[[], None] | None:
@@ -68,7 +101,7 @@ def rest_by(rest: Callable[[], None] | None) -> Callable[[], None] | None:
     callable or None
         The `rest` before.
     """
-    before, _thread.rest = _thread.rest, rest
+    before, _threads.own.rest = _threads.own.rest, rest
     return before
 
 
@@ -77,24 +110,19 @@ class Backoff:
 
     Parameters
     ----------
-    timeout_s : float
-        Seconds without progress after which `idle` raises.
+    group : Limits, or a communicator
+        After whose timeout `idle` raises.
     describe : callable
         Says who waits for what, as in ``"rank 3 of 8, step 5: nothing from rank 2"``.
-    peer_gave_up : callable, optional
-        Asked between two sleeps: whether to raise before the timeout.
     clock : callable
         What `waited_s` is measured by; the timeout is always of time on the wall.
-    trace : Trace, optional
-        Where waits are recorded.
 
     Attributes
     ----------
     describe : callable
         May be set while a call goes on.
-    others : list
-        The calls that go on in the background in the thread that has made this, whatever their communicator; may be
-        edited.
+    thread : object
+        Of the thread that has made this: see `_Thread`.
     polls : int
         How often a request is tested before the other calls have their turn.
     wait_name : str or None
@@ -115,16 +143,8 @@ class Backoff:
     _looked = _stalled_s = 0.0
     _wait: Any = None
 
-    def __init__(
-        self,
-        timeout_s: float,
-        describe: Callable[[], str],
-        peer_gave_up: Callable[[], bool] | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-        trace: Any = None,
-    ) -> None:
-        self._timeout_s, self.describe, self._peer_gave_up, self._clock = timeout_s, describe, peer_gave_up, clock
-        self._trace, self._rest, self.others = trace, _thread.rest, _thread.in_flight
+    def __init__(self, group: Any, describe: Callable[[], str], clock: Callable[[], float] = time.perf_counter) -> None:
+        self.group, self.describe, self._clock, self.thread = group, describe, clock, _threads.own
 
     def moved(self) -> None:
         """Something happened: start over."""
@@ -132,13 +152,13 @@ class Backoff:
             self.waited_s += self._clock() - self.since
             self.idle_turns, self._warned = 0, False
             if self._wait is not None:
-                self._trace.end_wait(self._wait)
+                self.group.trace.end_wait(self._wait)
                 self._wait = None
 
     def advance_all(self) -> bool:
         """Do one bit of every call in flight of the thread that made this one; whether any of them moved."""
         moved = False
-        for call in tuple(self.others):
+        for call in tuple(self.thread.in_flight):
             moved |= call.advance()
         return moved
 
@@ -172,12 +192,13 @@ class Backoff:
         if self.idle_turns == 1:
             self.since, self._looked = self._clock(), time.perf_counter()
             self._stalled_s = 0.0
-            if self._trace is not None and rest and self.wait_name is not None:
-                self._wait = self._trace.begin("wait", self.wait_name)
+            if self.group.trace is not None and rest and self.wait_name is not None:
+                self._wait = self.group.trace.begin("wait", self.wait_name)
         sleepy = False
-        if rest and not (self.others and self.advance_all()):
-            if self._rest is not None:
-                self._rest()
+        thread = self.thread
+        if rest and not (thread.in_flight and self.advance_all()):
+            if thread.rest is not None:
+                thread.rest()
             elif self.idle_turns < SPINS:
                 return
             else:
@@ -194,15 +215,16 @@ class Backoff:
             return
         if sleepy:
             time.sleep(SLEEP_S)
-        if stalled_s > self._timeout_s * (1.0 if self._warned else WARN_PART):
+        timeout_s, given_up = self.group.timeout, self.group.given_up
+        if stalled_s > timeout_s * (1.0 if self._warned else WARN_PART):
             stalled_s = self._stalled_s = min(stalled_s, self.standstill_s(rest))
-        if stalled_s > self._timeout_s:
+        if stalled_s > timeout_s:
             raise CollectiveTimeout(f"{self.describe()} after {stalled_s:.3g} s")
-        if self._peer_gave_up is not None and self._peer_gave_up():
+        if given_up is not None and given_up():
             raise CollectiveTimeout(f"{self.describe()} after {stalled_s:.3g} s, and another rank has given up")
-        if not self._warned and stalled_s > WARN_PART * self._timeout_s:
+        if not self._warned and stalled_s > WARN_PART * timeout_s:
             self._warned = True
-            _log.warning("%s for %.3g s; giving up after %g s", self.describe(), stalled_s, self._timeout_s)
+            _log.warning("%s for %.3g s; giving up after %g s", self.describe(), stalled_s, timeout_s)
 
 
 class Testable(Protocol):
@@ -226,19 +248,16 @@ def until(request: Testable, backoff: Backoff) -> Iterator[bool]:
 
 
 def wait(
-    request: Testable,
-    timeout_s: float,
-    describe: Callable[[], str],
-    peer_gave_up: Callable[[], bool] | None = None,
+    request: Testable, timeout_s: float, describe: Callable[[], str], given_up: Callable[[], bool] | None = None
 ) -> None:
-    """Poll one request until it is done. The parameters are those of `Backoff`.
+    """Poll one request until it is done. The parameters are those of `Limits` and `Backoff`.
 
     Raises
     ------
     CollectiveTimeout, PeerFailure
     """
     try:
-        backoff = Backoff(timeout_s, describe, peer_gave_up)
+        backoff = Backoff(Limits(timeout_s, given_up), describe)
         while not request.Test():
             backoff.idle()
     except BaseException as error:

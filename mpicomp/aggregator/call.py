@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 from weakref import ref
 
@@ -42,22 +41,15 @@ class VectorCall(Call):
         Counted into.
     """
 
+    # set by the aggregator
+    comm: Communicator
+    user: ref[User]
+    spec: VectorSpec
+    step: int
+    values: NDArray[Any]
+    out: NDArray[Any]
+    traffic: Traffic
     wide: NDArray[Any] | None = None
-
-    def __init__(
-        self,
-        comm: Communicator,
-        name: Callable[[], str],
-        spec: VectorSpec,
-        step: int,
-        values: NDArray[Any],
-        out: NDArray[Any],
-        traffic: Traffic,
-        user: ref[User],
-    ) -> None:
-        Call.__init__(self, comm, name, traffic.clock)
-        self.comm, self.spec, self.step, self.user = comm, spec, step, user
-        self.values, self.out, self.traffic = values, out, traffic
 
     def mark_seen(self) -> None:
         """See `Call`."""

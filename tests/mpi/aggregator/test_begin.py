@@ -278,7 +278,7 @@ def test_a_call_that_another_thread_has_waited_for_is_forgotten_by_the_one_that_
         thread.start()
         thread.join()
         assert handle.poll()
-        assert Call(comm, lambda: "a call").others == []
+        assert Call(comm, lambda: "a call").thread.in_flight == []
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from collectives import CollectiveTimeout
-from collectives.progress.polling import Backoff
+from collectives.progress.polling import Backoff, Limits
 
 
 def wait_for_ever(backoff: Backoff) -> None:
@@ -16,7 +16,7 @@ def wait_for_ever(backoff: Backoff) -> None:
 
 
 def test_gives_up_after_the_timeout_with_the_reason() -> None:
-    backoff = Backoff(0.2, lambda: "rank 1 of 2 waits")
+    backoff = Backoff(Limits(0.2), lambda: "rank 1 of 2 waits")
     started = time.monotonic()
     with pytest.raises(CollectiveTimeout, match="rank 1 of 2 waits after 0"):
         wait_for_ever(backoff)
@@ -27,7 +27,7 @@ def test_time_spent_elsewhere_does_not_count(monkeypatch: pytest.MonkeyPatch) ->
     """What the caller computes between two looks, or a job that is stopped and continued."""
     now = 100.0
     monkeypatch.setattr("collectives.progress.polling.time.perf_counter", lambda: now)
-    backoff = Backoff(2.0, lambda: "rank 1 of 2 waits")
+    backoff = Backoff(Limits(2.0), lambda: "rank 1 of 2 waits")
     for _ in range(200):
         backoff.idle()
     now += 3600
@@ -36,7 +36,7 @@ def test_time_spent_elsewhere_does_not_count(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_something_that_moves_starts_the_clock_anew() -> None:
-    backoff = Backoff(0.3, lambda: "rank 1 of 2 waits")
+    backoff = Backoff(Limits(0.3), lambda: "rank 1 of 2 waits")
     ends = time.monotonic() + 0.6
     while time.monotonic() < ends:
         for _ in range(40):
