@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives import Communicator
-from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
+from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, Reducer, VectorSpec
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.codecs.elias_counts import Elias
 from mpicomp.codecs.options import choice, integer, number
@@ -94,7 +94,7 @@ class SSDM(Algorithm):
         return counts_model(n, ranks, piece_bytes, (Elias() if self.coding == "elias" else Counts()).nbytes)
 
 
-class SSDMRounds:
+class SSDMRounds(Reducer):
     """A step of SSDM; see `Reducer`.
 
     The ranks tell each other their norms before they draw signs, so that a step that meets NaN on any rank changes
@@ -104,9 +104,6 @@ class SSDMRounds:
     def __init__(self, options: SSDM, comm: Communicator, votes: StochasticVotes, reducer: VoteCount) -> None:
         self._options, self._rank, self._votes, self._reducer = options, comm.rank, votes, reducer
         self._side_channel = SideChannel(comm, votes.groups.starts.size)
-
-    def prepare(self, step: int) -> None:
-        """See `Reducer`."""
 
     def commit(self) -> None:
         """See `Reducer`."""

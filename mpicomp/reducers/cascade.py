@@ -14,7 +14,7 @@ from collectives.execution.program import Message, Program
 from collectives.memory import narrow
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.nonfinite import largest
-from mpicomp.aggregator.parts import MessageModel, VectorSpec
+from mpicomp.aggregator.parts import MessageModel, Reducer, VectorSpec
 from mpicomp.codecs.base import Draw
 from mpicomp.codecs.stochastic_sign import StochasticSign, norm
 from mpicomp.kernels.streams import Stream
@@ -23,7 +23,7 @@ from mpicomp.reducers.side_channel import SideChannel, bad_ranks
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-class Cascade:
+class Cascade(Reducer):
     """Sums of one vector along the plan of the communicator's topology; see `Reducer`.
 
     Parameters
@@ -47,19 +47,8 @@ class Cascade:
         self._payload = CascadePayload(self.program, comm.rank, codec, stream)
         self._side_channel = SideChannel(comm, 1)
 
-    def prepare(self, step: int) -> None:
-        """See `Reducer`."""
-
-    def commit(self) -> None:
-        """See `Reducer`."""
-        self._release()
-
     def roll_back(self) -> None:
         """See `Reducer`."""
-        self._release()
-
-    def _release(self) -> None:
-        """Drop the reference to the caller's array, so that it can be freed."""
         self._payload.values = self._payload.nothing
 
     def steps(self, call: VectorCall) -> Iterator[bool]:

@@ -15,7 +15,7 @@ from collectives import Communicator
 from collectives.memory import aligned_empty, narrow
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.nonfinite import all_finite, all_finite_result
-from mpicomp.aggregator.parts import StateKind
+from mpicomp.aggregator.parts import Reducer, StateKind
 from mpicomp.codecs.base import Bytes, Codec
 from mpicomp.codecs.feedback_encoder import QUIET, FeedbackEncoder
 from mpicomp.reducers.side_channel import SideChannel, bad_ranks
@@ -120,7 +120,7 @@ class ResultWriter:
             self.finite = False
 
 
-class CodedRounds:
+class CodedRounds(Reducer):
     """A step of methods whose ranks send codes; see `Reducer`.
 
     Parameters
@@ -137,21 +137,14 @@ class CodedRounds:
         self._encoders, self._writer, self.exchange = tuple(errors.encoders.values()), writer, exchange
         self._side_channel = SideChannel(comm, 1)
 
-    def prepare(self, step: int) -> None:
-        """See `Reducer`."""
-
     def commit(self) -> None:
         """See `Reducer`."""
         for encoder in self._encoders:
             encoder.commit()
-        self._release()
+        self.roll_back()
 
     def roll_back(self) -> None:
         """See `Reducer`."""
-        self._release()
-
-    def _release(self) -> None:
-        """Drop the references to the caller's arrays, so that they can be freed."""
         self._writer.end()
         self.exchange.end()
 
