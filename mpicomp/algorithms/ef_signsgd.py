@@ -61,8 +61,7 @@ class EFSignSGD(Algorithm):
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Signs of the vector and the residual are counted; scales travel beside."""
-        model = self.message_model(spec.n, spec.dtype, comm.size, comm.packed_piece_bytes())
-        reducer = VoteCount(comm, spec.n, model, Counts().bind(spec.device))
+        reducer = VoteCount(self, comm, spec)
         groups = ScaleGroups.of(spec.tensor_lengths, spec.n, self.bucket)
         feedback = SharedScale(groups, reducer.program.pieces, spec.dtype, comm.size, spec.device)
         return Parts(feedback, Counts(), EFSignRounds(comm, feedback, reducer))

@@ -48,8 +48,7 @@ class MajorityVote(Algorithm):
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Votes are counted, the majority's signs go round."""
-        model = self.message_model(spec.n, spec.dtype, comm.size, comm.packed_piece_bytes())
-        reducer = VoteCount(comm, spec.n, model, Counts().bind(spec.device))
+        reducer = VoteCount(self, comm, spec)
         stream = Stream(self.seed, spec.vector_id, "tie")
         codec = MajorityCodec(
             reducer.program.pieces, spec.dtype, comm.size, stream, reducer.payload.counts, spec.device

@@ -76,15 +76,10 @@ class SSDM(Algorithm):
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Stochastic signs are counted; norms travel before."""
-        model = self.message_model(spec.n, spec.dtype, comm.size, comm.packed_piece_bytes())
         elias = self.coding == "elias"
-        reducer = VoteCount(
-            comm, spec.n, model, Counts().bind(spec.device), EliasPayload if elias else None, persistent=not elias
-        )
-        groups, stream = (
-            ScaleGroups.of(spec.tensor_lengths, spec.n),
-            Stream(self.seed, spec.vector_id, "stochastic sign"),
-        )
+        reducer = VoteCount(self, comm, spec, EliasPayload if elias else None)
+        groups = ScaleGroups.of(spec.tensor_lengths, spec.n)
+        stream = Stream(self.seed, spec.vector_id, "stochastic sign")
         pieces, counts = reducer.program.pieces, reducer.payload.counts
         votes = StochasticVotes(groups, pieces, spec.dtype, comm.size, comm.rank, self.momentum, stream, counts)
         return Parts(votes, Elias() if elias else Counts(), SSDMRounds(self, comm, votes, reducer))

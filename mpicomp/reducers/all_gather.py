@@ -7,7 +7,6 @@ and sends the mean back in full precision.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from collectives.execution.partition import pieces
 from collectives.execution.program import Program
 from collectives.schedules.all_gather import AllGather as Route
 from collectives.schedules.star import Star
-from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import MessageModel, Parts, VectorSpec
 from mpicomp.codecs.base import Codec, sent_bytes, varies
 from mpicomp.codecs.error_feedback import ErrorRule
@@ -28,7 +26,7 @@ from mpicomp.codecs.feedback_encoder import FeedbackEncoder, take_mean
 from mpicomp.codecs.full_precision import FullPrecision
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.coded import CodedRounds, Residuals, ResultWriter, buffers, piece_elements
-from mpicomp.reducers.two_pass import TwoPass, TwoPassPayload, route
+from mpicomp.reducers.two_pass import TwoPassPayload, route
 
 BRIEF_ELEMENTS = 1 << 14  # up to here encoding takes less than keeping account of pieces
 
@@ -44,36 +42,18 @@ def all_gather(comm: Communicator, spec: VectorSpec, codec: Codec, feedback: Err
     stream, here = Stream(seed, spec.vector_id, "code"), (spec.n, spec.compute, program.longest_piece)
     encoder = FeedbackEncoder(codec, feedback, *here, stream, comm.rank)
     errors, writer = Residuals({"residual": encoder}, {"residual": "mean"}), ResultWriter(spec.dtype, spec.sixteen_bit)
-    exchange: TwoPass | AllGather
+    payload: TwoPassPayload | AllGatherPayload
     if star:
-        root = FeedbackEncoder(back, None, *here, stream, 0)
-        exchange = TwoPass(comm, program, TwoPassPayload(program, encoder, root, writer), tell_at_once=True)
+        payload = TwoPassPayload(program, encoder, FeedbackEncoder(back, None, *here, stream, 0), writer)
     else:
-        exchange = AllGather(comm, program, AllGatherPayload(program, encoder, writer))
-    return Parts(errors, codec, CodedRounds(comm, errors, writer, exchange))
+        payload = AllGatherPayload(program, encoder, writer)
+    persistent = not star and not varies(codec)
+    return Parts(errors, codec, CodedRounds(comm, errors, writer, program, payload, True, persistent))
 
 
 def gathered_model(codec: Codec, n: int, piece_bytes: int) -> MessageModel:
     """See `Algorithm.message_model`: the same bytes whatever a message's weight."""
     return MessageModel(codec.nbytes, piece_elements(codec, n, piece_bytes), codec.alignment, Route())
-
-
-class AllGather:
-    """Codes round the ring; see `CodedRounds`."""
-
-    def __init__(self, comm: Communicator, program: Program, payload: AllGatherPayload) -> None:
-        self._comm, self._program, self.payload, self._tag = comm, program, payload, comm.fixed_tag()
-        self._requests = comm.persistent(self) if payload.fixed else None
-
-    def steps(self, call: VectorCall, encoded: Callable[[], None]) -> Iterator[bool]:
-        """See `CodedRounds`."""
-        self.payload.begin(call.values)
-        made = self._program, self.payload, self._tag, call.traffic, encoded, self._requests
-        return self._comm.execute(call, *made)
-
-    def end(self) -> None:
-        """See `CodedRounds`."""
-        self.payload.values = self.payload.nothing
 
 
 class AllGatherPayload:
@@ -88,7 +68,6 @@ class AllGatherPayload:
     """
 
     receive_buffers = 0
-    fixed: bool  # whether messages have the same lengths at every step
 
     def __init__(self, program: Program, encoder: FeedbackEncoder, writer: ResultWriter) -> None:
         size = program.plan.size
@@ -98,7 +77,7 @@ class AllGatherPayload:
         self._encoder, self._writer, self._size = encoder, writer, size
         self._payloads = buffers([encoder.codec.nbytes(len(cut)) for cut in program.pieces])
         self._messages = [[payload, payload.nbytes, MPI.BYTE] for payload in self._payloads]
-        self.fixed = not varies(encoder.codec)
+        self._fixed = not varies(encoder.codec)
         self._missing = [size] * len(self._cuts)
         self._mean = np.empty(program.longest_piece, encoder.dtype)
         self._decoded = np.empty_like(self._mean)
@@ -116,7 +95,7 @@ class AllGatherPayload:
 
     def outgoing(self, piece: int, weight: int) -> Any:
         """See `Payload`."""
-        if self.fixed:
+        if self._fixed:
             return self._messages[piece]
         payload = self._payloads[piece]
         return [payload, sent_bytes(self._encoder.codec, payload, len(self._cuts[piece % len(self._cuts)])), MPI.BYTE]

@@ -6,12 +6,14 @@ A step that meets NaN, infinity or an overflow, on whichever rank, gives all ran
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collectives import Communicator
+from collectives.execution.program import Program
 from collectives.memory import aligned_empty, narrow
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.nonfinite import all_finite, all_finite_result
@@ -128,13 +130,29 @@ class CodedRounds(Reducer):
     comm : Communicator
     errors : Residuals
     writer : ResultWriter
-    exchange : object
-        Its ``steps(call, encoded)`` writes the result by `writer`, and calls `encoded` once all that this rank encodes
-        is done; its ``end()`` drops its references to the caller's arrays.
+    program : Program
+    payload : Payload
+        It also has ``begin(values)``, ``values`` and ``nothing``, an empty array to hold in their place.
+    tell_at_once : bool
+        Only what is encoded of this rank's own vector may fail, so the ranks can tell each other as soon as that is
+        done; False: owners then encode what others have sent.
+    persistent : bool
+        Whether messages are of the same lengths at every step.
     """
 
-    def __init__(self, comm: Communicator, errors: Residuals, writer: ResultWriter, exchange: Any) -> None:
-        self._encoders, self._writer, self.exchange = tuple(errors.encoders.values()), writer, exchange
+    def __init__(
+        self,
+        comm: Communicator,
+        errors: Residuals,
+        writer: ResultWriter,
+        program: Program,
+        payload: Any,
+        tell_at_once: bool,
+        persistent: bool = False,
+    ) -> None:
+        self._comm, self._encoders, self._writer = comm, tuple(errors.encoders.values()), writer
+        self.program, self._payload, self._tag, self._tell_at_once = program, payload, comm.fixed_tag(), tell_at_once
+        self._requests = comm.persistent(self) if persistent else None
         self._side_channel = SideChannel(comm, 1)
 
     def commit(self) -> None:
@@ -146,7 +164,7 @@ class CodedRounds(Reducer):
     def roll_back(self) -> None:
         """See `Reducer`."""
         self._writer.end()
-        self.exchange.end()
+        self._payload.values = self._payload.nothing
 
     def steps(self, call: VectorCall) -> Iterator[bool]:
         """See `Reducer`."""
@@ -155,7 +173,13 @@ class CodedRounds(Reducer):
         self._writer.begin(call.out)
         for encoder in self._encoders:
             encoder.begin(call.step)
-        yield from self.exchange.steps(call, lambda: self._tell(call.values))
+        payload, values = self._payload, call.values
+        payload.begin(values)
+        at_once = partial(self._tell, values) if self._tell_at_once else None
+        made = payload, self._tag, call.traffic, at_once, self._requests
+        yield from self._comm.execute(call, self.program, *made)
+        if at_once is None:
+            self._tell(values)
         channel = self._side_channel
         yield from channel.collect(call, call.traffic)
         said = channel.everyones[:, 0]

@@ -188,9 +188,7 @@ class SelectionPayload:
         row = self.words[k][origin]
         return [row, row.nbytes, MPI.BYTE]
 
-    def replacing(self, piece: int, weight: int) -> Any:
-        """See `Payload`."""
-        return self.outgoing(piece, weight)
+    replacing = outgoing
 
     def finish(self, piece: int) -> None:
         """See `Payload`: once the last rank's is there, put all signs in their places."""

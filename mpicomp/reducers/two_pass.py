@@ -10,7 +10,6 @@ everything, and owners of a part each get the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from collectives.execution.program import Message, Program
 from collectives.schedules.direct import Direct
 from collectives.schedules.plan import Topology
 from collectives.schedules.star import Star
-from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Parts, VectorSpec
 from mpicomp.aggregator.state import OWNED, check_owned
 from mpicomp.codecs.base import Bytes, Codec, sent_bytes
@@ -66,7 +64,7 @@ def two_pass(
     payload = TwoPassPayload(program, worker, owner, writer)
     own = payload.own if owners_feedback is not None else None
     errors = OwnerResiduals(worker, owner, own)
-    return Parts(errors, codec, CodedRounds(comm, errors, writer, TwoPass(comm, program, payload)))
+    return Parts(errors, codec, CodedRounds(comm, errors, writer, program, payload, tell_at_once=False))
 
 
 class OwnerResiduals(Residuals):
@@ -103,35 +101,6 @@ class OwnerResiduals(Residuals):
             self.owner.residual[: self._own.start] = 0
             self.owner.residual[self._own.stop :] = 0
         return told
-
-
-class TwoPass:
-    """Codes to owners and back; see `CodedRounds`.
-
-    Parameters
-    ----------
-    comm, program, payload
-    tell_at_once : bool
-        Only workers' encoding may fail, so the ranks can tell each other of it before owners have encoded.
-    """
-
-    def __init__(
-        self, comm: Communicator, program: Program, payload: TwoPassPayload, tell_at_once: bool = False
-    ) -> None:
-        self._comm, self._program, self.payload, self._tag = comm, program, payload, comm.fixed_tag()
-        self._tell_at_once = tell_at_once
-
-    def steps(self, call: VectorCall, encoded: Callable[[], None]) -> Iterator[bool]:
-        """See `CodedRounds`."""
-        self.payload.begin(call.values)
-        at_once = encoded if self._tell_at_once else None
-        yield from self._comm.execute(call, self._program, self.payload, self._tag, call.traffic, at_once)
-        if at_once is None:
-            encoded()  # only now: owners encode what others have sent
-
-    def end(self) -> None:
-        """See `CodedRounds`."""
-        self.payload.values = self.payload.nothing
 
 
 class TwoPassPayload:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from collectives import Communicator, Traffic
 from collectives.execution.program import Message, Program
 from collectives.memory import PAGE, aligned_empty
+from mpicomp.aggregator.algorithm import Algorithm, MessageModel, VectorSpec
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.parts import MessageModel
 from mpicomp.codecs.vote_counts import AddCounts, Counts, planes_of
 from mpicomp.reducers.sign_merge import BRIEF_ELEMENTS, MEMORY_MATTERS, Encode, SignFeedback, buffer_count
 
@@ -39,16 +39,13 @@ class VoteCount:
 
     Parameters
     ----------
+    options : Algorithm
+        They say what travels.
     comm : Communicator
-    n : int
-        Elements.
-    model : MessageModel
-    add_counts : callable
-        The codec's merge: see `Counts.bind`.
-    payload : callable
-        Makes the payload of a program, from it and the merge.
-    persistent : bool
-        Whether messages are of the same lengths at every step.
+    spec : VectorSpec
+    payload : callable, optional
+        Makes the payload, whose messages have other lengths at every step, from a program and the counts' merge. None:
+        it is a `VoteCountPayload`.
 
     Attributes
     ----------
@@ -58,18 +55,17 @@ class VoteCount:
 
     def __init__(
         self,
+        options: Algorithm,
         comm: Communicator,
-        n: int,
-        model: MessageModel,
-        add_counts: AddCounts,
+        spec: VectorSpec,
         payload: Callable[[Program, AddCounts], VoteCountPayload] | None = None,
-        persistent: bool = True,
     ) -> None:
         self._comm, self._tag = comm, comm.fixed_tag()
-        topology = comm.select(model.nbytes(n, comm.size))
-        self.program = comm.program(topology, n, model.alignment, model.piece_elements)
-        self.payload = (payload or VoteCountPayload)(self.program, add_counts)
-        self._requests = comm.persistent(self) if persistent else None
+        model = options.message_model(spec.n, spec.dtype, comm.size, comm.packed_piece_bytes())
+        topology = comm.select(model.nbytes(spec.n, comm.size))
+        self.program = comm.program(topology, spec.n, model.alignment, model.piece_elements)
+        self.payload = (payload or VoteCountPayload)(self.program, Counts().bind(spec.device))
+        self._requests = comm.persistent(self) if payload is None else None
 
     def steps(self, call: VectorCall, feedback: SignFeedback, decide: Decide | None = None) -> Iterator[bool]:
         """Have every piece encoded, `encoded` called once they all are, and every piece of complete counts finished.
@@ -135,9 +131,7 @@ class VoteCountPayload:
         planes = 1 if weight == self._size and self._decide is not None else planes_of(weight)
         return _message(self.counts[piece], planes * self.words[piece])
 
-    def replacing(self, piece: int, weight: int) -> Any:
-        """See `Payload`."""
-        return self.outgoing(piece, weight)
+    replacing = outgoing
 
     def incoming(self, piece: int, buffer: int, weight: int) -> Any:
         """See `Payload`."""

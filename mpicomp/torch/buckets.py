@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -59,20 +60,14 @@ class Bucket:
 
     def padding(self) -> Tensor:
         """Indices (int64) of the vector's padding elements."""
-        gaps, offset = [], 0
-        for member, length in zip(self.members, self.lengths, strict=True):
-            gaps.append(torch.arange(offset + member.parameter.numel(), offset + length))
-            offset += length
-        return torch.cat(gaps)
+        places = torch.arange(self.n).split(self.lengths)
+        return torch.cat([own[m.parameter.numel() :] for m, own in zip(self.members, places, strict=True)])
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Each member's part of `flat` (at least ``n`` elements), in the member's shape; no copy."""
-        views, offset = [], 0
-        for member, length in zip(self.members, self.lengths, strict=True):
-            parameter = member.parameter
-            views.append(flat[offset : offset + parameter.numel()].view(parameter.shape))
-            offset += length
-        return views
+        starts = accumulate(self.lengths, initial=0)
+        tensors = [member.parameter for member in self.members]
+        return [flat[at : at + one.numel()].view(one.shape) for at, one in zip(starts, tensors, strict=False)]
 
 
 def make_buckets(
