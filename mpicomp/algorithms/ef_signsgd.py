@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from collectives import Communicator, NonFiniteGradient
-from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, Reducer, VectorSpec
+from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.codecs.options import integer
 from mpicomp.codecs.scale_groups import ScaleGroups
@@ -77,21 +77,17 @@ class EFSignSGD(Algorithm):
         return counts_model(n, ranks, piece_bytes, nbytes)
 
 
-class EFSignRounds(Reducer):
+class EFSignRounds:
     """A step of EF-signSGD; see `Reducer`."""
 
     def __init__(self, comm: Communicator, feedback: SharedScale, reducer: VoteCount) -> None:
         self._feedback, self._reducer = feedback, reducer
+        self.commit, self.roll_back = feedback.commit, feedback.end  # see `Reducer`
         self._side_channel = SideChannel(comm, feedback.groups.starts.size)
         self._call: VectorCall | None = None
 
-    def commit(self) -> None:
+    def prepare(self, step: int) -> None:
         """See `Reducer`."""
-        self._feedback.commit()
-
-    def roll_back(self) -> None:
-        """See `Reducer`."""
-        self._feedback.end()
 
     def steps(self, call: VectorCall) -> Iterator[bool]:
         """See `Reducer`."""

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives import Communicator
-from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, Reducer, VectorSpec
+from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.codecs.elias_counts import Elias
 from mpicomp.codecs.options import choice, integer, number
@@ -89,7 +89,7 @@ class SSDM(Algorithm):
         return counts_model(n, ranks, piece_bytes, (Elias() if self.coding == "elias" else Counts()).nbytes)
 
 
-class SSDMRounds(Reducer):
+class SSDMRounds:
     """A step of SSDM; see `Reducer`.
 
     The ranks tell each other their norms before they draw signs, so that a step that meets NaN on any rank changes
@@ -98,15 +98,12 @@ class SSDMRounds(Reducer):
 
     def __init__(self, options: SSDM, comm: Communicator, votes: StochasticVotes, reducer: VoteCount) -> None:
         self._options, self._rank, self._votes, self._reducer = options, comm.rank, votes, reducer
+        self.commit, self.roll_back = votes.commit, votes.end  # see `Reducer`
+        self.encode = votes.encode  # see `SignFeedback`
         self._side_channel = SideChannel(comm, votes.groups.starts.size)
 
-    def commit(self) -> None:
+    def prepare(self, step: int) -> None:
         """See `Reducer`."""
-        self._votes.commit()
-
-    def roll_back(self) -> None:
-        """See `Reducer`."""
-        self._votes.end()
 
     def steps(self, call: VectorCall) -> Iterator[bool]:
         """See `Reducer`."""
@@ -133,10 +130,6 @@ class SSDMRounds(Reducer):
             self._votes.set_scales(norms[self._rank], longest > 0)
         elif not self._votes.set_scales(longest, longest):
             raise call.non_finite((), "the norm")
-
-    def encode(self, piece: int) -> None:
-        """See `SignFeedback`."""
-        self._votes.encode(piece)
 
     def encoded(self) -> None:
         """See `SignFeedback`: all is told before."""

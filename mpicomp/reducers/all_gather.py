@@ -57,15 +57,7 @@ def gathered_model(codec: Codec, n: int, piece_bytes: int) -> MessageModel:
 
 
 class AllGatherPayload:
-    """Every rank's payloads of a vector; see `collectives.execution.payload.Payload`.
-
-    Parameters
-    ----------
-    program : Program
-        By `gather_program`.
-    encoder : FeedbackEncoder
-    writer : ResultWriter
-    """
+    """Every rank's payloads of a vector, for a program by `gather_program`; see `Payload`."""
 
     receive_buffers = 0
 

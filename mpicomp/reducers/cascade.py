@@ -24,14 +24,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Cascade(Reducer):
-    """Sums of one vector along the plan of the communicator's topology; see `Reducer`.
-
-    Parameters
-    ----------
-    comm, spec, codec, stream, model
-    normalise : bool
-        See `mpicomp.CascadingSSDM`.
-    """
+    """Sums of one vector along the plan of the communicator's topology; `normalise` as in `mpicomp.CascadingSSDM`."""
 
     def __init__(
         self,
@@ -90,6 +83,7 @@ class CascadePayload:
         n = self._pieces[-1].stop if self._pieces else 0
         self.sums = np.empty(n, np.float32)
         self._bytes = [np.zeros(self._codec.nbytes(len(cut)), np.uint8) for cut in self._pieces]
+        self._messages = [[payload, payload.nbytes, MPI.BYTE] for payload in self._bytes]
         self._incoming = np.empty(self._codec.nbytes(longest), np.uint8)
         self._decoded = np.empty(longest, np.float32)
         self.nothing = self.values = np.empty(0, np.float32)
@@ -121,16 +115,17 @@ class CascadePayload:
         """See `Payload`: a partial sum is compressed just before it is sent."""
         if piece not in self._final:
             self._compress(piece)
-        return self._buffer(self._bytes[piece])
+        return self._messages[piece]
 
     def replacing(self, piece: int, weight: int) -> Any:
         """See `Payload`."""
         self._final.add(piece)
-        return self._buffer(self._bytes[piece])
+        return self._messages[piece]
 
     def incoming(self, piece: int, buffer: int, weight: int) -> Any:
         """See `Payload`."""
-        return self._buffer(self._incoming[: self._bytes[piece].size])
+        nbytes = self._bytes[piece].size
+        return [self._incoming[:nbytes], nbytes, MPI.BYTE]
 
     def prepare(self, message: Message, buffer: int) -> None:
         """See `Payload`: nothing can be drawn ahead, as the probabilities are in the data."""
@@ -151,7 +146,3 @@ class CascadePayload:
         """Decode the complete sum."""
         cut = self._pieces[piece]
         self._codec.decode(self._bytes[piece], self.sums[cut.start : cut.stop], weight=self._size)
-
-    @staticmethod
-    def _buffer(payload: NDArray[np.uint8]) -> Any:
-        return [payload, payload.nbytes, MPI.BYTE]

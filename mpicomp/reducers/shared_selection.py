@@ -111,18 +111,9 @@ class SelectionGather:
 
 
 class SelectionPayload:
-    """The payloads of all ranks; see `collectives.execution.payload.Payload`.
+    """The payloads of all ranks; see `Payload`.
 
     Memory: W bits an element for payloads, and the winners, 0.71 bits an element at most.
-
-    Parameters
-    ----------
-    selection : Selection
-    rank : int
-    cuts : sequence of range
-        Elements of each piece.
-    bits, second : uint64[ceil(n / 64)]
-        This rank's signs, then the first winners'; and the second winners', or None.
 
     Attributes
     ----------

@@ -23,7 +23,7 @@ from collectives.schedules.plan import Topology
 from collectives.schedules.star import Star
 from mpicomp.aggregator.parts import Parts, VectorSpec
 from mpicomp.aggregator.state import OWNED, check_owned
-from mpicomp.codecs.base import Bytes, Codec, sent_bytes
+from mpicomp.codecs.base import Codec, sent_bytes
 from mpicomp.codecs.error_feedback import ErrorRule
 from mpicomp.codecs.feedback_encoder import FeedbackEncoder, take_mean
 from mpicomp.kernels.streams import Stream
@@ -70,11 +70,7 @@ def two_pass(
 class OwnerResiduals(Residuals):
     """The worker's error and, of the elements that this rank owns, the owner's; see `Residuals`.
 
-    Parameters
-    ----------
-    worker, owner : FeedbackEncoder
-    own : range or None
-        Elements that this rank owns; None: owners keep no error.
+    own : the elements that this rank owns; None: owners keep no error.
     """
 
     def __init__(self, worker: FeedbackEncoder, owner: FeedbackEncoder, own: range | None) -> None:
@@ -82,7 +78,7 @@ class OwnerResiduals(Residuals):
             {"worker_error": worker, "owner_error": owner},
             {"worker_error": "mean", "owner_error": "owner", OWNED: "owned"},
         )
-        self.worker, self.owner, self._own = worker, owner, own
+        self.owner, self._own = owner, own
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Copies of the errors, and the range of elements whose owner's error the state has."""
@@ -104,45 +100,35 @@ class OwnerResiduals(Residuals):
 
 
 class TwoPassPayload:
-    """One vector's codes on their way to owners and back; see `collectives.execution.payload.Payload`.
+    """One vector's codes on their way to owners and back, by a plan in which one rank merges what all others send it.
 
-    Parameters
-    ----------
-    program : Program
-        Of a plan in which one rank merges what all others send it.
-    worker, owner : FeedbackEncoder
-        The rank's own half of a step, and its half as an owner.
-    writer : ResultWriter
+    worker, owner : this rank's own half of a step, and its half as an owner. See `MergedPayload`.
     """
 
     def __init__(self, program: Program, worker: FeedbackEncoder, owner: FeedbackEncoder, writer: ResultWriter) -> None:
-        self._cuts, self._rank, self._size = program.pieces, program.plan.rank, program.plan.size
+        self._cuts, self._size = program.pieces, program.plan.size
         n = self._cuts[-1].stop if self._cuts else 0
         self.brief = n <= BRIEF_ELEMENTS
         self._worker, self._owner, self._writer = worker, owner, writer
         merging = [any(m.held_weight for m in chain) for chain in program.chains]
-        self.owned = [merges or self._size == 1 for merges in merging]
+        owned = [piece for piece, merges in enumerate(merging) if merges or self._size == 1]
+        # the elements that this rank owns, which follow each other
+        self.own = range(self._cuts[owned[0]].start, self._cuts[owned[-1]].stop) if owned else range(0)
         self.receive_buffers = min(MOST_BUFFERS, self._size - 1) if any(merging) else 0
         self._mine = buffers([worker.codec.nbytes(len(cut)) for cut in self._cuts])
         self._results = buffers([owner.codec.nbytes(len(cut)) for cut in self._cuts])
         longest = program.longest_piece
         self._buffers = buffers([worker.codec.nbytes(longest)] * self.receive_buffers)
-        # what others sent of a piece that this rank owns
+        # what ranks sent of a piece that this rank owns
+        ranks, rank = range(program.plan.size), program.plan.rank
         self._sent = {
-            piece: {rank: np.empty_like(self._mine[piece]) for rank in range(self._size) if rank != self._rank}
-            for piece, owned in enumerate(self.owned)
-            if owned
+            piece: [self._mine[piece] if one == rank else np.empty_like(self._mine[piece]) for one in ranks]
+            for piece in owned
         }
         self._arrived = [0] * len(self._cuts)
         self._mean = np.empty(longest, worker.dtype)
         self._decoded = np.empty_like(self._mean)
         self.nothing = self.values = np.empty(0, worker.dtype)
-
-    @property
-    def own(self) -> range:
-        """The elements that this rank owns, which follow each other."""
-        own = [cut for cut, owned in zip(self._cuts, self.owned, strict=True) if owned]
-        return range(own[0].start, own[-1].stop) if own else range(0)
 
     def begin(self, values: NDArray[Any]) -> None:
         """Go to another vector."""
@@ -165,11 +151,13 @@ class TwoPassPayload:
 
     def replacing(self, piece: int, weight: int) -> Any:
         """See `Payload`."""
-        return self._message(self._results[piece])
+        payload = self._results[piece]
+        return [payload, payload.nbytes, MPI.BYTE]
 
     def incoming(self, piece: int, buffer: int, weight: int) -> Any:
         """See `Payload`."""
-        return self._message(self._buffers[buffer][: self._mine[piece].size])
+        nbytes = self._mine[piece].size
+        return [self._buffers[buffer][:nbytes], nbytes, MPI.BYTE]
 
     def prepare(self, message: Message, buffer: int) -> None:
         """See `Payload`: there is nothing to draw."""
@@ -187,15 +175,10 @@ class TwoPassPayload:
         """The owner's half: the mean in rank order, its code, and what that leaves out."""
         cut = self._cuts[piece]
         mean, decoded = self._mean[: len(cut)], self._decoded[: len(cut)]
-        sent = {**self._sent[piece], self._rank: self._mine[piece]}
-        take_mean(self._worker.codec, [sent[rank] for rank in range(self._size)], mean, decoded)
+        take_mean(self._worker.codec, self._sent[piece], mean, decoded)
         self._owner.encode(mean, cut, self._results[piece])
 
     def finish(self, piece: int) -> None:
         """See `Payload`."""
         decode, payload = self._owner.codec.decode, self._results[piece]
         self._writer.write(self._cuts[piece], lambda out: decode(payload, out, weight=self._size), self._decoded)
-
-    @staticmethod
-    def _message(payload: Bytes) -> Any:
-        return [payload, payload.nbytes, MPI.BYTE]

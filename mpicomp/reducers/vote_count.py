@@ -84,14 +84,9 @@ class VoteCount:
 
 
 class VoteCountPayload:
-    """Counts of one vector; see `collectives.execution.payload.Payload`.
+    """Counts of one vector; see `MergedPayload`.
 
     Memory: the bits of a complete count per element, and per receive buffer those of a message.
-
-    Parameters
-    ----------
-    program : Program
-    add_counts : callable
 
     Attributes
     ----------

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from collectives import Communicator
-from mpicomp.torch.bucket_reducer import BucketReducer
-from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.buckets import BucketReducer, NamedParameter
 from mpicomp.torch.states import require_counters
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from collectives import Communicator
 from collectives.consistency.call_check import fingerprint
-from mpicomp.torch.bucket_reducer import BucketReducer
+from mpicomp.torch.buckets import BucketReducer
 from mpicomp.torch.master_weights import MasterWeights
 from mpicomp.torch.states import require_counters, require_like
 
