@@ -147,12 +147,6 @@ def test_automatic_step_is_gamma_times_the_running_magnitude(
         running = 0.9 * running + 0.1 * mean
 
 
-def test_automatic_step_of_a_vector_of_zeros_is_zero(comm: Communicator) -> None:
-    aggregator = Marsit(None).start(comm, 100, tensor_lengths=[64, 36])
-    for _ in range(3):
-        assert not aggregator.aggregate(np.zeros(100, np.float32)).any()
-
-
 def test_automatic_gamma_rises_while_too_much_is_clipped_and_falls_otherwise(comm: Communicator) -> None:
     aggregator = Marsit(None, gamma="auto").start(comm, N)
     assert aggregator.feedback.gamma == 4
