@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from mpi4py import MPI
-from numpy.typing import NDArray
 
 from collectives import Communicator
 from collectives.execution.gather_program import gather_program
@@ -25,10 +23,8 @@ from mpicomp.codecs.error_feedback import ErrorRule
 from mpicomp.codecs.feedback_encoder import FeedbackEncoder, take_mean
 from mpicomp.codecs.full_precision import FullPrecision
 from mpicomp.kernels.streams import Stream
-from mpicomp.reducers.coded import CodedRounds, Residuals, ResultWriter, buffers, piece_elements
+from mpicomp.reducers.coded import CodedPayload, CodedRounds, Residuals, ResultWriter, buffers, piece_elements
 from mpicomp.reducers.two_pass import TwoPassPayload, route
-
-BRIEF_ELEMENTS = 1 << 14  # up to here encoding takes less than keeping account of pieces
 
 
 def all_gather(comm: Communicator, spec: VectorSpec, codec: Codec, feedback: ErrorRule | None, seed: int = 0) -> Parts:
@@ -56,34 +52,23 @@ def gathered_model(codec: Codec, n: int, piece_bytes: int) -> MessageModel:
     return MessageModel(codec.nbytes, piece_elements(codec, n, piece_bytes), codec.alignment, Route())
 
 
-class AllGatherPayload:
+class AllGatherPayload(CodedPayload):
     """Every rank's payloads of a vector, for a program by `gather_program`; see `Payload`."""
 
     receive_buffers = 0
 
     def __init__(self, program: Program, encoder: FeedbackEncoder, writer: ResultWriter) -> None:
         size = program.plan.size
-        self._cuts = program.pieces[: len(program.pieces) // size]
-        n = self._cuts[-1].stop if self._cuts else 0
-        self.brief = n <= BRIEF_ELEMENTS
+        super().__init__(program.pieces[: len(program.pieces) // size], program.longest_piece, encoder.dtype)
         self._encoder, self._writer, self._size = encoder, writer, size
         self._payloads = buffers([encoder.codec.nbytes(len(cut)) for cut in program.pieces])
         self._messages = [[payload, payload.nbytes, MPI.BYTE] for payload in self._payloads]
         self._fixed = not varies(encoder.codec)
-        self._missing = [size] * len(self._cuts)
-        self._mean = np.empty(program.longest_piece, encoder.dtype)
-        self._decoded = np.empty_like(self._mean)
-        self.nothing = self.values = np.empty(0, encoder.dtype)
-
-    def begin(self, values: NDArray[Any]) -> None:
-        """Go to another vector."""
-        self.values = values
-        self._missing = [self._size] * len(self._cuts)
 
     def encode(self, piece: int) -> None:
         """See `Payload`."""
         cut = self._cuts[piece % len(self._cuts)]
-        self._encoder.encode(self.values[cut.start : cut.stop], cut, self._payloads[piece])
+        self._encoder.encode(self._values[cut.start : cut.stop], cut, self._payloads[piece])
 
     def outgoing(self, piece: int, weight: int) -> Any:
         """See `Payload`."""
@@ -100,8 +85,8 @@ class AllGatherPayload:
         """See `Payload`: once the last rank's is there, decode all in rank order."""
         count = len(self._cuts)
         k = piece % count
-        self._missing[k] -= 1
-        if self._missing[k]:
+        self._arrived[k] += 1
+        if self._arrived[k] < self._size:
             return
         codec, payloads, decoded = self._encoder.codec, self._payloads[k::count], self._decoded[: len(self._cuts[k])]
         self._writer.write(self._cuts[k], lambda out: take_mean(codec, payloads, out, decoded), self._mean)

@@ -25,6 +25,7 @@ from mpicomp.reducers.side_channel import SideChannel, bad_ranks
 LONG_PIECE = 1 << 19  # elements of which encoding and summing take place in the caches
 SHORT_PIECE = 1 << 18  # below, each piece's messages and calls take longer than its codec
 LEAST_PIECES = 32  # that travel while others are encoded, where they need not be shorter than `SHORT_PIECE`
+BRIEF_ELEMENTS = 1 << 14  # up to here encoding takes less than keeping account of pieces
 _GOOD, _OVERFLOWED, _BAD = 0, 1, 2  # what a rank says of its step
 
 
@@ -40,11 +41,29 @@ def piece_elements(codec: Codec, n: int, piece_bytes: int, back: Codec | None = 
     return codec.alignment * max(1, most)
 
 
-def buffers(sizes: Sequence[int]) -> list[Bytes]:
-    """One array of each size, each beginning at a multiple of 64 bytes of one that begins at a page."""
-    starts = np.cumsum([0, *(-(-size // 64) * 64 for size in sizes)])
-    whole = aligned_empty(int(starts[-1]), np.uint8)
+def buffers(sizes: Sequence[int], alignment: int = 64) -> list[Bytes]:
+    """One array of each size, each beginning at a multiple of so many bytes of one that begins at a page."""
+    starts = np.cumsum([0, *(-(-size // alignment) * alignment for size in sizes)]).tolist()
+    whole = aligned_empty(starts[-1], np.uint8)
     return [whole[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+
+
+class CodedPayload:
+    """What payloads of codes have in common: the pieces of a vector, and memory for a piece of the result."""
+
+    def __init__(self, cuts: Sequence[range], longest: int, dtype: np.dtype[Any]) -> None:
+        self.brief = not cuts or cuts[-1].stop <= BRIEF_ELEMENTS
+        self._cuts, self._arrived = cuts, [0] * len(cuts)
+        self._mean, self._decoded = np.empty(longest, dtype), np.empty(longest, dtype)
+        self._nothing = self._values = np.empty(0, dtype)
+
+    def begin(self, values: NDArray[Any]) -> None:
+        """Go to another vector."""
+        self._values, self._arrived = values, [0] * len(self._cuts)
+
+    def end(self) -> None:
+        """Drop the reference to the caller's array, so that it can be freed."""
+        self._values = self._nothing
 
 
 class Residuals:
@@ -131,8 +150,7 @@ class CodedRounds(Reducer):
     errors : Residuals
     writer : ResultWriter
     program : Program
-    payload : Payload
-        It also has ``begin(values)``, ``values`` and ``nothing``, an empty array to hold in their place.
+    payload : CodedPayload
     tell_at_once : bool
         Only what is encoded of this rank's own vector may fail, so the ranks can tell each other as soon as that is
         done; False: owners then encode what others have sent.
@@ -146,7 +164,7 @@ class CodedRounds(Reducer):
         errors: Residuals,
         writer: ResultWriter,
         program: Program,
-        payload: Any,
+        payload: Any,  # a `Payload` as well
         tell_at_once: bool,
         persistent: bool = False,
     ) -> None:
@@ -164,7 +182,7 @@ class CodedRounds(Reducer):
     def roll_back(self) -> None:
         """See `Reducer`."""
         self._writer.end()
-        self._payload.values = self._payload.nothing
+        self._payload.end()
 
     def steps(self, call: VectorCall) -> Iterator[bool]:
         """See `Reducer`."""

@@ -27,10 +27,9 @@ from mpicomp.codecs.base import Codec, sent_bytes
 from mpicomp.codecs.error_feedback import ErrorRule
 from mpicomp.codecs.feedback_encoder import FeedbackEncoder, take_mean
 from mpicomp.kernels.streams import Stream
-from mpicomp.reducers.coded import CodedRounds, Residuals, ResultWriter, buffers, piece_elements
+from mpicomp.reducers.coded import CodedPayload, CodedRounds, Residuals, ResultWriter, buffers, piece_elements
 
 MOST_BUFFERS = 8
-BRIEF_ELEMENTS = 1 << 14
 
 
 def route(comm: Communicator) -> Topology:
@@ -99,16 +98,15 @@ class OwnerResiduals(Residuals):
         return told
 
 
-class TwoPassPayload:
+class TwoPassPayload(CodedPayload):
     """One vector's codes on their way to owners and back, by a plan in which one rank merges what all others send it.
 
     worker, owner : this rank's own half of a step, and its half as an owner. See `MergedPayload`.
     """
 
     def __init__(self, program: Program, worker: FeedbackEncoder, owner: FeedbackEncoder, writer: ResultWriter) -> None:
-        self._cuts, self._size = program.pieces, program.plan.size
-        n = self._cuts[-1].stop if self._cuts else 0
-        self.brief = n <= BRIEF_ELEMENTS
+        super().__init__(program.pieces, program.longest_piece, worker.dtype)
+        self._size = program.plan.size
         self._worker, self._owner, self._writer = worker, owner, writer
         merging = [any(m.held_weight for m in chain) for chain in program.chains]
         owned = [piece for piece, merges in enumerate(merging) if merges or self._size == 1]
@@ -117,28 +115,18 @@ class TwoPassPayload:
         self.receive_buffers = min(MOST_BUFFERS, self._size - 1) if any(merging) else 0
         self._mine = buffers([worker.codec.nbytes(len(cut)) for cut in self._cuts])
         self._results = buffers([owner.codec.nbytes(len(cut)) for cut in self._cuts])
-        longest = program.longest_piece
-        self._buffers = buffers([worker.codec.nbytes(longest)] * self.receive_buffers)
+        self._buffers = buffers([worker.codec.nbytes(program.longest_piece)] * self.receive_buffers)
         # what ranks sent of a piece that this rank owns
         ranks, rank = range(program.plan.size), program.plan.rank
         self._sent = {
             piece: [self._mine[piece] if one == rank else np.empty_like(self._mine[piece]) for one in ranks]
             for piece in owned
         }
-        self._arrived = [0] * len(self._cuts)
-        self._mean = np.empty(longest, worker.dtype)
-        self._decoded = np.empty_like(self._mean)
-        self.nothing = self.values = np.empty(0, worker.dtype)
-
-    def begin(self, values: NDArray[Any]) -> None:
-        """Go to another vector."""
-        self.values = values
-        self._arrived = [0] * len(self._cuts)
 
     def encode(self, piece: int) -> None:
         """See `Payload`."""
         cut = self._cuts[piece]
-        self._worker.encode(self.values[cut.start : cut.stop], cut, self._mine[piece])
+        self._worker.encode(self._values[cut.start : cut.stop], cut, self._mine[piece])
         if self._size == 1:
             self._complete(piece)
 

@@ -7,7 +7,7 @@ over every topology, and whoever adds what to what.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from collectives import Communicator, Traffic
 from collectives.execution.program import Message, Program
-from collectives.memory import PAGE, aligned_empty
+from collectives.memory import PAGE
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, VectorSpec
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.codecs.vote_counts import AddCounts, Counts, planes_of
+from mpicomp.reducers.coded import buffers
 from mpicomp.reducers.sign_merge import BRIEF_ELEMENTS, MEMORY_MATTERS, Encode, SignFeedback, buffer_count
 
 Words = NDArray[np.uint64]
@@ -107,9 +108,10 @@ class VoteCountPayload:
         self.brief = n <= BRIEF_ELEMENTS
         self.receive_buffers = buffer_count(program, n)
         self.words = [-(-len(cut) // 64) for cut in self._pieces]
-        self.counts = _rows([planes_of(size) * words for words in self.words])
         row = planes_of(size) * -(-program.longest_piece // 64)
-        self._incoming = _rows([row] * self.receive_buffers)
+        rows = buffers([8 * planes_of(size) * words for words in self.words], PAGE)
+        self.counts: list[Words] = [one.view(np.uint64) for one in rows]
+        self._incoming = [one.view(np.uint64) for one in buffers([8 * row] * self.receive_buffers, PAGE)]
         self._add_counts = add_counts
 
     def begin(self, traffic: Traffic, feedback: SignFeedback, decide: Decide | None) -> None:
@@ -146,14 +148,6 @@ class VoteCountPayload:
         self._add_counts(incoming, planes[0], held, planes[1], planes[2], words)
         if weight == self._size and self._decide is not None:
             self._decide(self._pieces[piece].start, held, words)
-
-
-def _rows(sizes: Sequence[int]) -> list[Words]:
-    """One array of each size, in words; each begins at a page."""
-    page = PAGE // 8
-    starts = np.cumsum([0, *(-(-size // page) * page for size in sizes)]).tolist()
-    whole = aligned_empty(starts[-1], np.uint64)
-    return [whole[start : start + size] for start, size in zip(starts, sizes, strict=False)]
 
 
 def _message(words: Words, count: int) -> Any:
