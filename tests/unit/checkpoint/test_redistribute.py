@@ -36,11 +36,13 @@ def vectors(rank: int, steps: int = 2, seed: int = 0) -> NDArray[np.float32]:
     return np.random.default_rng((rank, seed)).standard_normal((steps, N)).astype(np.float32)
 
 
-def states_of(ranks: int, topology: Any, before: list[State] | None = None, steps: int = 2) -> list[State]:
+def states_of(
+    ranks: int, topology: Any, before: list[State] | None = None, steps: int = 2, method: Any = METHOD
+) -> list[State]:
     """All ranks' states after steps over a topology, begun from others' states."""
 
     def work(comm: Communicator) -> State:
-        aggregator = METHOD.start(comm, N)
+        aggregator = method.start(comm, N)
         if before is not None:
             aggregator.load_state_dict(before[comm.rank])
         for vector in vectors(comm.rank, steps):
@@ -121,22 +123,17 @@ def test_a_rank_whose_owned_elements_changed_takes_no_state_of_its_own(
 def test_states_of_earlier_versions_load_where_nothing_is_lost(old: Any, new: str, refusing: list[int]) -> None:
     states = without_range(states_of(3, old))
 
-    def same(comm: Communicator) -> None:
+    def load(comm: Communicator, refusing: Sequence[int]) -> None:
         aggregator = METHOD.start(comm, N)
+        if comm.rank in refusing:
+            with pytest.raises(ValueError, match=r"has elements that this rank does not own .*mpicomp.redistribute"):
+                aggregator.load_state_dict(states[comm.rank])
+            return
         aggregator.load_state_dict(states[comm.rank])
         np.testing.assert_array_equal(aggregator.state_dict()["owner_error"], states[comm.rank]["owner_error"])
 
-    run_local(3, same, old)
-
-    def other(comm: Communicator) -> None:
-        aggregator = METHOD.start(comm, N)
-        if comm.rank not in refusing:
-            aggregator.load_state_dict(states[comm.rank])
-            return
-        with pytest.raises(ValueError, match=r"has elements that this rank does not own .*mpicomp.redistribute"):
-            aggregator.load_state_dict(states[comm.rank])
-
-    run_local(3, other, new)
+    run_local(3, lambda comm: load(comm, ()), old)
+    run_local(3, lambda comm: load(comm, refusing), new)
 
 
 def test_states_of_some_ranks_alone_or_of_two_runs_are_told() -> None:
@@ -164,19 +161,10 @@ def test_states_that_were_merged_can_be_merged_again(tmp_path: Path) -> None:
 
 def test_a_method_whose_owners_keep_nothing_moves_freely() -> None:
     method = MemSGD("one-bit:bucket=64")
-    states: list[State] = []
-    for topology in ("ring", "star", "ring"):
-        before = redistribute(states, 3, KINDS) if topology == "ring" and states else states
-
-        def work(comm: Communicator, before: list[State] = before) -> State:
-            aggregator = method.start(comm, N)
-            if before:
-                aggregator.load_state_dict(before[comm.rank])
-            aggregator.aggregate(vectors(comm.rank)[0])
-            return aggregator.state_dict()
-
-        states = run_local(3, work, topology)
-        assert "owned" not in states[0]
+    states = states_of(3, "ring", None, 1, method)
+    states = states_of(3, "star", states, 1, method)
+    states = states_of(3, "ring", redistribute(states, 3, KINDS), 1, method)
+    assert "owned" not in states[0]
     assert states[0]["step"] == 3
 
 
