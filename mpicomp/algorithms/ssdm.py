@@ -33,8 +33,7 @@ from mpicomp.codecs.stochastic_votes import StochasticVotes
 from mpicomp.codecs.vote_counts import Counts
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.side_channel import SideChannel, bad_ranks
-from mpicomp.reducers.vote_count import VoteCount, counts_model
-from mpicomp.reducers.vote_count_elias import EliasPayload
+from mpicomp.reducers.vote_count import EliasPayload, VoteCount, counts_model
 
 
 @dataclass(frozen=True)

@@ -146,11 +146,6 @@ class CodedRounds(Reducer):
 
     Parameters
     ----------
-    comm : Communicator
-    errors : Residuals
-    writer : ResultWriter
-    program : Program
-    payload : CodedPayload
     tell_at_once : bool
         Only what is encoded of this rank's own vector may fail, so the ranks can tell each other as soon as that is
         done; False: owners then encode what others have sent.

@@ -37,15 +37,7 @@ def selection_model(n: int, ranks: int, winners: int, piece_bytes: int) -> Messa
 class SelectionGather:
     """The signs of one or two winners of each element; see `OneBitReducer`.
 
-    Parameters
-    ----------
-    comm : Communicator
-    n : int
-        Elements.
-    selection : Selection
-        The codec, bound to its kernels and the stream of the winners.
-    reports : int
-        Numbers that each rank tells the others at each step.
+    Parameters as in `SignMerge`, with a codec that is bound to the stream of the winners.
 
     Attributes
     ----------

@@ -16,13 +16,15 @@ from numpy.typing import NDArray
 
 from collectives import Communicator, Traffic
 from collectives.execution.program import Message, Program
-from collectives.memory import PAGE
+from collectives.memory import PAGE, aligned_empty
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, VectorSpec
 from mpicomp.aggregator.call import VectorCall
+from mpicomp.codecs.elias_counts import Elias, message_bytes, scratch
 from mpicomp.codecs.vote_counts import AddCounts, Counts, planes_of
 from mpicomp.reducers.coded import buffers
 from mpicomp.reducers.sign_merge import BRIEF_ELEMENTS, MEMORY_MATTERS, Encode, SignFeedback, buffer_count
 
+_ELIAS = Elias()
 Words = NDArray[np.uint64]
 Decide = Callable[[int, Words, int], None]
 
@@ -42,16 +44,9 @@ class VoteCount:
     ----------
     options : Algorithm
         They say what travels.
-    comm : Communicator
-    spec : VectorSpec
     payload : callable, optional
         Makes the payload, whose messages have other lengths at every step, from a program and the counts' merge. None:
         it is a `VoteCountPayload`.
-
-    Attributes
-    ----------
-    program : Program
-    payload : VoteCountPayload
     """
 
     def __init__(
@@ -148,6 +143,71 @@ class VoteCountPayload:
         self._add_counts(incoming, planes[0], held, planes[1], planes[2], words)
         if weight == self._size and self._decide is not None:
             self._decide(self._pieces[piece].start, held, words)
+
+
+class EliasPayload(VoteCountPayload):
+    """Counts in messages of their own length, in Elias' codes where these are shorter than the fixed width.
+
+    Receives are posted for the longest message there can be; a header tells how long it is.
+
+    A piece's counts are coded when they are first sent. A message that replaces them at the end is forwarded as it is.
+    """
+
+    def __init__(self, program: Program, add_counts: AddCounts) -> None:
+        super().__init__(program, add_counts)
+        self._traffic = Traffic()
+        lengths = [len(cut) for cut in self._pieces]
+        self._messages = [aligned_empty(_ELIAS.nbytes(n, self._size), np.uint8) for n in lengths]
+        longest = _ELIAS.nbytes(program.longest_piece, self._size)
+        self._buffers = [aligned_empty(longest, np.uint8) for _ in range(self.receive_buffers)]
+        self._decoded = np.empty(longest // 8, np.uint64)
+        self._work = scratch(program.longest_piece)
+        self._coded = [(0, 0)] * len(lengths)  # of each message: weight, and bytes; 0 bytes: it arrives, or has arrived
+
+    def begin(self, traffic: Traffic, feedback: SignFeedback, decide: Decide | None) -> None:
+        """See `VoteCountPayload`."""
+        super().begin(traffic, feedback, decide)
+        self._coded, self._traffic = [(0, 0)] * len(self._pieces), traffic
+        self._finish_counts, self.finish = feedback.finish, self._decode_and_finish
+
+    def end(self) -> None:
+        """See `VoteCountPayload`."""
+        super().end()
+        del self._finish_counts
+
+    def outgoing(self, piece: int, weight: int) -> Any:
+        """See `Payload`."""
+        message, (coded, nbytes) = self._messages[piece], self._coded[piece]
+        if coded != weight:
+            start = self._traffic.clock()
+            nbytes = _ELIAS.write(self.counts[piece], len(self._pieces[piece]), weight, message, self._work)
+            self._coded[piece] = weight, nbytes
+            self._traffic.seconds_encoding += self._traffic.clock() - start
+        nbytes = nbytes or message_bytes(message)
+        return [message[:nbytes], nbytes, MPI.BYTE]
+
+    def replacing(self, piece: int, weight: int) -> Any:
+        """See `Payload`."""
+        message = self._messages[piece]
+        self._coded[piece] = weight, 0
+        return [message, message.nbytes, MPI.BYTE]
+
+    def incoming(self, piece: int, buffer: int, weight: int) -> Any:
+        """See `Payload`."""
+        nbytes = _ELIAS.nbytes(len(self._pieces[piece]), weight)
+        return [self._buffers[buffer][:nbytes], nbytes, MPI.BYTE]
+
+    def merge(self, message: Message, buffer: int) -> None:
+        """Decode and add the counts of a message."""
+        n = len(self._pieces[message.piece])
+        _ELIAS.read(self._buffers[buffer], n, message.weight, self._decoded, self._work)
+        self._add(message, self._decoded)
+
+    def _decode_and_finish(self, piece: int) -> None:
+        weight, nbytes = self._coded[piece]
+        if weight == self._size and not nbytes:
+            _ELIAS.read(self._messages[piece], len(self._pieces[piece]), weight, self.counts[piece], self._work)
+        self._finish_counts(piece)
 
 
 def _message(words: Words, count: int) -> Any:

@@ -122,16 +122,10 @@ class BucketReducer:
 
     Attributes
     ----------
-    bucket
-        The bucket served.
-    parameters
-        Its tensors.
     vector, mean
         Flat tensors of ``bucket.n`` elements: the aggregator's input and output, shared with other reducers.
     vector_views, mean_views
         The members' parts of them, in the members' shapes.
-    aggregator
-        Owns the bucket's residual and counts its traffic.
     """
 
     def __init__(self, bucket: Bucket, pair: Tensor, algorithm: Algorithm, comm: Communicator) -> None:
@@ -143,8 +137,7 @@ class BucketReducer:
         self._vector_array, self._mean_array = _as_array(self.vector), _as_array(self.mean)
         dtype = str(bucket.dtype).removeprefix("torch.")
         lengths = tuple(member.parameter.numel() for member in bucket.members if member.parameter.numel())
-        tensors = lengths if algorithm.uses_tensor_lengths else None
-        self.aggregator = algorithm.start(comm, bucket.n, dtype=dtype, vector_id=bucket.index, tensor_lengths=tensors)
+        self.aggregator = algorithm.start(comm, bucket.n, dtype=dtype, vector_id=bucket.index, tensor_lengths=lengths)
 
     def aggregate(self) -> None:
         """Write the ranks' mean of ``vector`` into ``mean``. The padding of ``vector`` is zeroed first.

@@ -16,11 +16,6 @@ class GradientAveraging:
     """Replaces each parameter's gradient by its mean over the ranks.
 
     A missing gradient counts as zeros and is present afterwards, so that the optimizer does the same on all ranks.
-
-    Attributes
-    ----------
-    synchronizations
-        Averagings so far.
     """
 
     models_differ = False
