@@ -23,7 +23,7 @@ from mpicomp.codecs.error_feedback import ErrorRule
 from mpicomp.codecs.feedback_encoder import FeedbackEncoder, take_mean
 from mpicomp.codecs.full_precision import FullPrecision
 from mpicomp.kernels.streams import Stream
-from mpicomp.reducers.coded import CodedPayload, CodedRounds, Residuals, ResultWriter, buffers, piece_elements
+from mpicomp.reducers.coded import CodedPayload, CodedRounds, Residuals, buffers, piece_elements
 from mpicomp.reducers.two_pass import TwoPassPayload, route
 
 
@@ -37,14 +37,14 @@ def all_gather(comm: Communicator, spec: VectorSpec, codec: Codec, feedback: Err
         program = gather_program(comm.rank, comm.size, pieces(range(spec.n), longest, codec.alignment))
     stream, here = Stream(seed, spec.vector_id, "code"), (spec.n, spec.compute, program.longest_piece)
     encoder = FeedbackEncoder(codec, feedback, *here, stream, comm.rank)
-    errors, writer = Residuals({"residual": encoder}, {"residual": "mean"}), ResultWriter(spec.dtype, spec.sixteen_bit)
+    errors = Residuals({"residual": encoder}, {"residual": "mean"})
     payload: TwoPassPayload | AllGatherPayload
     if star:
-        payload = TwoPassPayload(program, encoder, FeedbackEncoder(back, None, *here, stream, 0), writer)
+        payload = TwoPassPayload(spec, program, encoder, FeedbackEncoder(back, None, *here, stream, 0))
     else:
-        payload = AllGatherPayload(program, encoder, writer)
+        payload = AllGatherPayload(spec, program, encoder)
     persistent = not star and not varies(codec)
-    return Parts(errors, codec, CodedRounds(comm, errors, writer, program, payload, True, persistent))
+    return Parts(errors, codec, CodedRounds(comm, errors, program, payload, True, persistent))
 
 
 def gathered_model(codec: Codec, n: int, piece_bytes: int) -> MessageModel:
@@ -57,10 +57,10 @@ class AllGatherPayload(CodedPayload):
 
     receive_buffers = 0
 
-    def __init__(self, program: Program, encoder: FeedbackEncoder, writer: ResultWriter) -> None:
+    def __init__(self, spec: VectorSpec, program: Program, encoder: FeedbackEncoder) -> None:
         size = program.plan.size
-        super().__init__(program.pieces[: len(program.pieces) // size], program.longest_piece, encoder.dtype)
-        self._encoder, self._writer, self._size = encoder, writer, size
+        super().__init__(spec, program.pieces[: len(program.pieces) // size], program.longest_piece)
+        self._encoder, self._size = encoder, size
         self._payloads = buffers([encoder.codec.nbytes(len(cut)) for cut in program.pieces])
         self._messages = [[payload, payload.nbytes, MPI.BYTE] for payload in self._payloads]
         self._fixed = not varies(encoder.codec)
@@ -89,4 +89,4 @@ class AllGatherPayload(CodedPayload):
         if self._arrived[k] < self._size:
             return
         codec, payloads, decoded = self._encoder.codec, self._payloads[k::count], self._decoded[: len(self._cuts[k])]
-        self._writer.write(self._cuts[k], lambda out: take_mean(codec, payloads, out, decoded), self._mean)
+        self._write(self._cuts[k], lambda out: take_mean(codec, payloads, out, decoded), self._mean)

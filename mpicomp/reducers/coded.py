@@ -17,7 +17,7 @@ from collectives.execution.program import Program
 from collectives.memory import aligned_empty, narrow
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.nonfinite import all_finite, all_finite_result
-from mpicomp.aggregator.parts import Reducer, StateKind
+from mpicomp.aggregator.parts import Reducer, StateKind, VectorSpec
 from mpicomp.codecs.base import Bytes, Codec
 from mpicomp.codecs.feedback_encoder import QUIET, FeedbackEncoder
 from mpicomp.reducers.side_channel import SideChannel, bad_ranks
@@ -49,21 +49,43 @@ def buffers(sizes: Sequence[int], alignment: int = 64) -> list[Bytes]:
 
 
 class CodedPayload:
-    """What payloads of codes have in common: the pieces of a vector, and memory for a piece of the result."""
+    """What payloads of codes have in common: the pieces of a vector, and where the results of pieces go.
 
-    def __init__(self, cuts: Sequence[range], longest: int, dtype: np.dtype[Any]) -> None:
-        self.brief = not cuts or cuts[-1].stop <= BRIEF_ELEMENTS
+    Attributes
+    ----------
+    finite : bool
+        This step's result, which is the same on all ranks.
+    """
+
+    def __init__(self, spec: VectorSpec, cuts: Sequence[range], longest: int) -> None:
+        self.brief = spec.n <= BRIEF_ELEMENTS
         self._cuts, self._arrived = cuts, [0] * len(cuts)
-        self._mean, self._decoded = np.empty(longest, dtype), np.empty(longest, dtype)
-        self._nothing = self._values = np.empty(0, dtype)
+        self._dtype, self._narrow = spec.dtype, spec.sixteen_bit
+        self._mean, self._decoded = np.empty(longest, spec.compute), np.empty(longest, spec.compute)
+        self._nothing = self._values = self._out = np.empty(0, spec.compute)
+        self.finite = True
 
-    def begin(self, values: NDArray[Any]) -> None:
-        """Go to another vector."""
-        self._values, self._arrived = values, [0] * len(self._cuts)
+    def begin(self, values: NDArray[Any], out: NDArray[Any]) -> None:
+        """Go to another vector and result."""
+        self._values, self._out, self.finite = values, out, True
+        self._arrived = [0] * len(self._cuts)
 
     def end(self) -> None:
-        """Drop the reference to the caller's array, so that it can be freed."""
-        self._values = self._nothing
+        """Drop the references to the caller's arrays, so that these can be freed."""
+        self._values = self._out = self._nothing
+
+    @QUIET
+    def _write(self, cut: range, decode: Callable[[NDArray[Any]], object], spare: NDArray[Any]) -> None:
+        """Let `decode` write a piece of the result; a 16-bit one it writes in float32 into `spare`."""
+        out = self._out[cut.start : cut.stop]
+        if self._narrow:
+            part = spare[: len(cut)]
+            decode(part)
+            narrow(part, self._dtype, out)
+        else:
+            decode(out)
+        if not all_finite_result(out, self._dtype):
+            self.finite = False
 
 
 class Residuals:
@@ -105,42 +127,6 @@ class Residuals:
         return ""
 
 
-class ResultWriter:
-    """Where the results of pieces go.
-
-    Attributes
-    ----------
-    finite : bool
-        This step's result, which is the same on all ranks.
-    """
-
-    def __init__(self, dtype: str, sixteen_bit: bool) -> None:
-        self._dtype, self._narrow = dtype, sixteen_bit
-        self._nothing = self._out = np.empty(0)
-        self.finite = True
-
-    def begin(self, out: NDArray[Any]) -> None:
-        """Write to `out` from now on."""
-        self._out, self.finite = out, True
-
-    def end(self) -> None:
-        """Drop the reference to the caller's array, so that it can be freed."""
-        self._out = self._nothing
-
-    @QUIET
-    def write(self, cut: range, decode: Callable[[NDArray[Any]], object], spare: NDArray[Any]) -> None:
-        """Let `decode` write a piece of the result; a 16-bit one it writes in float32 into `spare`."""
-        out = self._out[cut.start : cut.stop]
-        if self._narrow:
-            part = spare[: len(cut)]
-            decode(part)
-            narrow(part, self._dtype, out)
-        else:
-            decode(out)
-        if not all_finite_result(out, self._dtype):
-            self.finite = False
-
-
 class CodedRounds(Reducer):
     """A step of methods whose ranks send codes; see `Reducer`.
 
@@ -157,13 +143,12 @@ class CodedRounds(Reducer):
         self,
         comm: Communicator,
         errors: Residuals,
-        writer: ResultWriter,
         program: Program,
         payload: Any,  # a `Payload` as well
         tell_at_once: bool,
         persistent: bool = False,
     ) -> None:
-        self._comm, self._encoders, self._writer = comm, tuple(errors.encoders.values()), writer
+        self._comm, self._encoders = comm, tuple(errors.encoders.values())
         self.program, self._payload, self._tag, self._tell_at_once = program, payload, comm.fixed_tag(), tell_at_once
         self._requests = comm.persistent(self) if persistent else None
         self._side_channel = SideChannel(comm, 1)
@@ -176,18 +161,16 @@ class CodedRounds(Reducer):
 
     def roll_back(self) -> None:
         """See `Reducer`."""
-        self._writer.end()
         self._payload.end()
 
     def steps(self, call: VectorCall) -> Iterator[bool]:
         """See `Reducer`."""
         if not call.spec.n:
             return
-        self._writer.begin(call.out)
         for encoder in self._encoders:
             encoder.begin(call.step)
         payload, values = self._payload, call.values
-        payload.begin(values)
+        payload.begin(values, call.out)
         at_once = partial(self._tell, values) if self._tell_at_once else None
         made = payload, self._tag, call.traffic, at_once, self._requests
         yield from self._comm.execute(call, self.program, *made)
@@ -197,7 +180,7 @@ class CodedRounds(Reducer):
         yield from channel.collect(call, call.traffic)
         said = channel.everyones[:, 0]
         bad = bad_ranks(said == _BAD)
-        if bad or said.any() or not self._writer.finite:
+        if bad or said.any() or not payload.finite:
             raise call.non_finite(bad)
 
     def _tell(self, values: NDArray[Any]) -> None:

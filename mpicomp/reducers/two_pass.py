@@ -27,7 +27,7 @@ from mpicomp.codecs.base import Codec, sent_bytes
 from mpicomp.codecs.error_feedback import ErrorRule
 from mpicomp.codecs.feedback_encoder import FeedbackEncoder, take_mean
 from mpicomp.kernels.streams import Stream
-from mpicomp.reducers.coded import CodedPayload, CodedRounds, Residuals, ResultWriter, buffers, piece_elements
+from mpicomp.reducers.coded import CodedPayload, CodedRounds, Residuals, buffers, piece_elements
 
 MOST_BUFFERS = 8
 
@@ -59,11 +59,10 @@ def two_pass(
     # what an owner sends is the result itself: its error is what all ranks miss, rounding to 16 bits included
     applied = spec.dtype if spec.sixteen_bit else None
     owner = FeedbackEncoder(second, owners_feedback, *here, of_owner, 0, applied)
-    writer = ResultWriter(spec.dtype, spec.sixteen_bit)
-    payload = TwoPassPayload(program, worker, owner, writer)
+    payload = TwoPassPayload(spec, program, worker, owner)
     own = payload.own if owners_feedback is not None else None
     errors = OwnerResiduals(worker, owner, own)
-    return Parts(errors, codec, CodedRounds(comm, errors, writer, program, payload, tell_at_once=False))
+    return Parts(errors, codec, CodedRounds(comm, errors, program, payload, tell_at_once=False))
 
 
 class OwnerResiduals(Residuals):
@@ -104,10 +103,10 @@ class TwoPassPayload(CodedPayload):
     worker, owner : this rank's own half of a step, and its half as an owner. See `MergedPayload`.
     """
 
-    def __init__(self, program: Program, worker: FeedbackEncoder, owner: FeedbackEncoder, writer: ResultWriter) -> None:
-        super().__init__(program.pieces, program.longest_piece, worker.dtype)
+    def __init__(self, spec: VectorSpec, program: Program, worker: FeedbackEncoder, owner: FeedbackEncoder) -> None:
+        super().__init__(spec, program.pieces, program.longest_piece)
         self._size = program.plan.size
-        self._worker, self._owner, self._writer = worker, owner, writer
+        self._worker, self._owner = worker, owner
         merging = [any(m.held_weight for m in chain) for chain in program.chains]
         owned = [piece for piece, merges in enumerate(merging) if merges or self._size == 1]
         # the elements that this rank owns, which follow each other
@@ -169,4 +168,4 @@ class TwoPassPayload(CodedPayload):
     def finish(self, piece: int) -> None:
         """See `Payload`."""
         decode, payload = self._owner.codec.decode, self._results[piece]
-        self._writer.write(self._cuts[piece], lambda out: decode(payload, out, weight=self._size), self._decoded)
+        self._write(self._cuts[piece], lambda out: decode(payload, out, weight=self._size), self._decoded)
