@@ -176,12 +176,9 @@ def test_a_new_file_follows_no_link_and_takes_no_files_place(tmp_path: Path, mon
 
 
 def test_of_names_that_look_alike_only_those_of_its_own_partial_files_are_removed(tmp_path: Path) -> None:
-    """Also another host's, whose process numbers say nothing here: the lock that it held is gone."""
+    """Also another host's, whose process numbers say nothing here, and an earlier version's."""
     others = [".state.npz.1.partial", ".state.x.partial", ".state..partial", ".state.1.partial.txt", "state.1.partial"]
-    own = [
-        f".state.01234567-{os.getpid()}-89abcdef.partial",
-        f".state.{os.getpid()}.partial",
-    ]  # and an earlier version's
+    own = [f".state.01234567-{os.getpid()}-89abcdef.partial", f".state.{os.getpid()}.partial"]
     for name in (*others, *own):
         (tmp_path / name).touch()
     (tmp_path / ".state.1.partial").mkdir()

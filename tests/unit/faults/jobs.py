@@ -40,17 +40,7 @@ def tell(name, text=""):
 
 
 class Job:
-    """An ``mpirun`` and its ranks.
-
-    Parameters
-    ----------
-    command
-        The process to watch.
-    folder
-        Where the ranks' ``tell(name, text)`` leaves files, and the output goes.
-    env
-        Environment of the process.
-    """
+    """An ``mpirun`` and its ranks, whose ``tell(name, text)`` leaves files in `folder`; the output goes there too."""
 
     def __init__(self, command: Sequence[str], folder: Path, env: dict[str, str]) -> None:
         self.folder = folder

@@ -29,9 +29,7 @@ DAMAGES: dict[str, Any] = {
     "an aggregator's step": lambda state: changed(state, 10**19, "aggregators", -1, "step"),
     "an aggregator's n": lambda state: changed(state, "5", "aggregators", 0, "n"),
     "an aggregator's residual": lambda state: changed(state, torch.zeros(3), "aggregators", -1, "residual"),
-    "a residual of bfloat16": lambda state: changed(
-        state, torch.zeros(3, dtype=torch.bfloat16), "aggregators", -1, "residual"
-    ),
+    "a residual of bfloat16": lambda state: changed(state, torch.zeros(3).bfloat16(), "aggregators", -1, "residual"),
     "a sparse residual": lambda state: changed(state, torch.eye(3).to_sparse(), "aggregators", -1, "residual"),
     "no groups": lambda state: {key: state[key] for key in state if key != "param_groups"},
     "groups": lambda state: state | {"param_groups": 5},
