@@ -1,7 +1,4 @@
-"""Choosers: which places all ranks send, if not each its own.
-
-Those that all ranks draw alike, those that one rank chooses and broadcasts, and those of the exact mean.
-"""
+"""Choosers of the places that all ranks send: drawn alike, one rank's largest, or the largest of the exact mean."""
 
 from __future__ import annotations
 

@@ -106,7 +106,8 @@ class VoteCountPayload:
         row = planes_of(size) * -(-program.longest_piece // 64)
         rows = buffers([8 * planes_of(size) * words for words in self.words], PAGE)
         self.counts: list[Words] = [one.view(np.uint64) for one in rows]
-        self._incoming = [one.view(np.uint64) for one in buffers([8 * row] * self.receive_buffers, PAGE)]
+        incoming = buffers([8 * row] * self.receive_buffers, PAGE)
+        self._incoming: list[NDArray[Any]] = [one.view(np.uint64) for one in incoming]
         self._add_counts = add_counts
 
     def begin(self, traffic: Traffic, feedback: SignFeedback, decide: Decide | None) -> None:
@@ -159,7 +160,7 @@ class EliasPayload(VoteCountPayload):
         lengths = [len(cut) for cut in self._pieces]
         self._messages = [aligned_empty(_ELIAS.nbytes(n, self._size), np.uint8) for n in lengths]
         longest = _ELIAS.nbytes(program.longest_piece, self._size)
-        self._buffers = [aligned_empty(longest, np.uint8) for _ in range(self.receive_buffers)]
+        self._incoming = [aligned_empty(longest, np.uint8) for _ in range(self.receive_buffers)]
         self._decoded = np.empty(longest // 8, np.uint64)
         self._work = scratch(program.longest_piece)
         self._coded = [(0, 0)] * len(lengths)  # of each message: weight, and bytes; 0 bytes: it arrives, or has arrived
@@ -195,12 +196,12 @@ class EliasPayload(VoteCountPayload):
     def incoming(self, piece: int, buffer: int, weight: int) -> Any:
         """See `Payload`."""
         nbytes = _ELIAS.nbytes(len(self._pieces[piece]), weight)
-        return [self._buffers[buffer][:nbytes], nbytes, MPI.BYTE]
+        return [self._incoming[buffer][:nbytes], nbytes, MPI.BYTE]
 
     def merge(self, message: Message, buffer: int) -> None:
         """Decode and add the counts of a message."""
         n = len(self._pieces[message.piece])
-        _ELIAS.read(self._buffers[buffer], n, message.weight, self._decoded, self._work)
+        _ELIAS.read(self._incoming[buffer], n, message.weight, self._decoded, self._work)
         self._add(message, self._decoded)
 
     def _decode_and_finish(self, piece: int) -> None:
