@@ -87,14 +87,17 @@ class Feedback(Protocol):
 
 
 class Reducer(Protocol):
-    """How payloads get round and meet. Holds buffers, and no aggregator."""
+    """How payloads get round and meet. Holds buffers, and no aggregator.
+
+    A class that inherits from it leaves out what it has nothing to do in.
+    """
 
     def prepare(self, step: int) -> None:
         """Do ahead what a step needs no vector for, while the ranks agree on the call.
 
         It is not always called (never with ``verify=False``), so `steps` must not depend on it.
         """
-        ...
+        return  # a body, without which it would be abstract
 
     def steps(self, call: VectorCall) -> Iterator[bool]:
         """Write the result of a step to ``call.out``.
@@ -108,11 +111,11 @@ class Reducer(Protocol):
 
     def commit(self) -> None:
         """The step is good on all ranks: what it made of the residual becomes the next step's."""
-        ...
+        self.roll_back()
 
     def roll_back(self) -> None:
-        """The step has failed: keep what was before it."""
-        ...
+        """The step has failed: keep what was before it, and let go of the caller's arrays."""
+        return
 
 
 class Parts(NamedTuple):

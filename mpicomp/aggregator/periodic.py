@@ -17,16 +17,14 @@ class FullPrecisionRounds:
     ----------
     every : int or None
         K: steps 0, K, 2K, ... are dense; None: none is.
-    first : int
-        So many steps at the beginning are dense as well.
     """
 
-    def __init__(self, every: int | None = None, first: int = 0) -> None:
-        self._every, self._first = every, first
+    def __init__(self, every: int | None) -> None:
+        self._every = every
 
     def due(self, step: int) -> bool:
         """Whether a step is dense."""
-        return step < self._first or (self._every is not None and step % self._every == 0)
+        return self._every is not None and step % self._every == 0
 
     def mean(self, call: VectorCall, values: NDArray[Any], scratch: Sequence[NDArray[Any]] = ()) -> Iterator[bool]:
         """Write the mean over ranks of `values` to the result; a float32 copy of a 16-bit vector is overwritten."""

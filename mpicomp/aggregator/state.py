@@ -50,7 +50,7 @@ def check(state: Mapping[str, Any], like: Mapping[str, Any], aggregator: str, wh
         )
     try:
         arrays = {key: _numbers(state, key, one, key == nan) for key, one in like.items() if key not in _OF_ALL}
-        return {"step": _counter(state, "step"), **arrays}
+        return {"step": _step(state["step"]), **arrays}
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
 
@@ -104,13 +104,11 @@ def _plain(value: Any) -> tuple[type, Any]:
     return type(value), value if isinstance(value, int | str) else None
 
 
-def _counter(state: Mapping[str, Any], name: str) -> int:
-    kind, value = _plain(state[name])
-    if kind is not int or not 0 <= value <= _MOST_STEPS:
-        raise ValueError(
-            f"this state's {name} is {shown(state[name])}, not an integer from 0 to 2^63 - 1: take an earlier one"
-        )
-    return int(value)
+def _step(found: Any) -> int:
+    kind, step = _plain(found)
+    if kind is not int or not 0 <= step <= _MOST_STEPS:
+        raise ValueError(f"this state's step is {shown(found)}, not an integer from 0 to 2^63 - 1: take an earlier one")
+    return int(step)
 
 
 def _numbers(state: Mapping[str, Any], name: str, like: NDArray[Any], nan: bool) -> NDArray[Any]:

@@ -31,17 +31,34 @@ from mpicomp.reducers.two_pass import two_pass
 _DEFAULT = OneBit(1 << 15)
 
 
-def _two_pass_model(codec: Codec, second: Codec, n: int, ranks: int, piece_bytes: int) -> MessageModel:
-    return MessageModel(
-        lambda elements, weight: second.nbytes(elements) if weight == ranks else codec.nbytes(elements),
-        piece_elements(codec, n, piece_bytes, second),
-        codec.alignment,
-        Direct(),
-    )
+@dataclass(frozen=True)
+class _TwoPassMethod(Algorithm):
+    """What both methods have."""
+
+    compressor: Codec | str = _DEFAULT
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "compressor", compressor(self.compressor))
+        integer(self, "seed")
+
+    def _second(self, dtype: str) -> Codec:
+        """Of the second pass."""
+        return compressor(self.compressor)
+
+    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
+        """See `Algorithm.message_model`."""
+        codec, second = compressor(self.compressor), self._second(dtype)
+        return MessageModel(
+            lambda elements, weight: second.nbytes(elements) if weight == ranks else codec.nbytes(elements),
+            piece_elements(codec, n, piece_bytes, second),
+            codec.alignment,
+            Direct(),
+        )
 
 
 @dataclass(frozen=True)
-class DoubleSqueeze(Algorithm):
+class DoubleSqueeze(_TwoPassMethod):
     """Options of DoubleSqueeze.
 
     Parameters
@@ -58,26 +75,14 @@ class DoubleSqueeze(Algorithm):
         No such compressor, or an option is out of range.
     """
 
-    compressor: Codec | str = _DEFAULT
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "compressor", compressor(self.compressor))
-        integer(self, "seed")
-
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Error feedback on both passes x compressor x two passes."""
         codec = compressor(self.compressor)
         return two_pass(comm, spec, codec, codec, ErrorFeedback(), ErrorFeedback(), self.seed)
 
-    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        """See `Algorithm.message_model`."""
-        codec = compressor(self.compressor)
-        return _two_pass_model(codec, codec, n, ranks, piece_bytes)
-
 
 @dataclass(frozen=True)
-class MemSGD(Algorithm):
+class MemSGD(_TwoPassMethod):
     """Options of MEM-SGD.
 
     Parameters
@@ -91,18 +96,10 @@ class MemSGD(Algorithm):
         No such compressor, or an option is out of range.
     """
 
-    compressor: Codec | str = _DEFAULT
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "compressor", compressor(self.compressor))
-        integer(self, "seed")
+    def _second(self, dtype: str) -> Codec:
+        return FullPrecision(dtype)
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Error feedback on the first pass x compressor x two passes, the second in full precision."""
-        codec, second = compressor(self.compressor), FullPrecision(spec.dtype)
+        codec, second = compressor(self.compressor), self._second(spec.dtype)
         return two_pass(comm, spec, codec, second, ErrorFeedback(), None, self.seed)
-
-    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        """See `Algorithm.message_model`."""
-        return _two_pass_model(compressor(self.compressor), FullPrecision(dtype), n, ranks, piece_bytes)

@@ -61,8 +61,7 @@ class EFSignSGD(Algorithm):
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Signs of the vector and the residual are counted; scales travel beside."""
-        model = self.message_model(spec.n, spec.dtype, comm.size, comm.packed_piece_bytes())
-        reducer = VoteCount(comm, spec.n, model, Counts().bind(spec.device))
+        reducer = VoteCount(self, comm, spec)
         groups = ScaleGroups.of(spec.tensor_lengths, spec.n, self.bucket)
         feedback = SharedScale(groups, reducer.program.pieces, spec.dtype, comm.size, spec.device)
         return Parts(feedback, Counts(), EFSignRounds(comm, feedback, reducer))
@@ -83,19 +82,12 @@ class EFSignRounds:
 
     def __init__(self, comm: Communicator, feedback: SharedScale, reducer: VoteCount) -> None:
         self._feedback, self._reducer = feedback, reducer
+        self.commit, self.roll_back = feedback.commit, feedback.end  # see `Reducer`
         self._side_channel = SideChannel(comm, feedback.groups.starts.size)
         self._call: VectorCall | None = None
 
     def prepare(self, step: int) -> None:
         """See `Reducer`."""
-
-    def commit(self) -> None:
-        """See `Reducer`."""
-        self._feedback.commit()
-
-    def roll_back(self) -> None:
-        """See `Reducer`."""
-        self._feedback.end()
 
     def steps(self, call: VectorCall) -> Iterator[bool]:
         """See `Reducer`."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from collectives import Communicator
-from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
+from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, Reducer, VectorSpec
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.codecs.majority import MajorityCodec
 from mpicomp.codecs.options import integer
@@ -48,8 +48,7 @@ class MajorityVote(Algorithm):
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Votes are counted, the majority's signs go round."""
-        model = self.message_model(spec.n, spec.dtype, comm.size, comm.packed_piece_bytes())
-        reducer = VoteCount(comm, spec.n, model, Counts().bind(spec.device))
+        reducer = VoteCount(self, comm, spec)
         stream = Stream(self.seed, spec.vector_id, "tie")
         codec = MajorityCodec(
             reducer.program.pieces, spec.dtype, comm.size, stream, reducer.payload.counts, spec.device
@@ -64,20 +63,13 @@ class MajorityVote(Algorithm):
         )
 
 
-class MajorityRounds:
+class MajorityRounds(Reducer):
     """A step of majority vote; see `Reducer`."""
 
     def __init__(self, comm: Communicator, codec: MajorityCodec, reducer: VoteCount) -> None:
         self._alone, self._codec, self._reducer = comm.size == 1, codec, reducer
         self.encode, self.finish = codec.encode, codec.finish  # see `SignFeedback`
         self._side_channel = SideChannel(comm, 1)
-
-    def prepare(self, step: int) -> None:
-        """See `Reducer`."""
-
-    def commit(self) -> None:
-        """See `Reducer`."""
-        self._codec.end()
 
     def roll_back(self) -> None:
         """See `Reducer`."""

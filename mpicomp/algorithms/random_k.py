@@ -19,7 +19,7 @@ from collectives import Communicator
 from mpicomp.aggregator.algorithm import MessageModel, Parts, VectorSpec
 from mpicomp.codecs.options import integer
 from mpicomp.kernels.streams import Stream
-from mpicomp.reducers.drawn_places import DrawnPlaces
+from mpicomp.reducers.choosers import DrawnPlaces
 from mpicomp.reducers.shared_indices import SharedIndices, SharedIndicesMean, make_memory, shared_model
 
 

@@ -33,8 +33,7 @@ from mpicomp.codecs.stochastic_votes import StochasticVotes
 from mpicomp.codecs.vote_counts import Counts
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.side_channel import SideChannel, bad_ranks
-from mpicomp.reducers.vote_count import VoteCount, counts_model
-from mpicomp.reducers.vote_count_elias import EliasPayload
+from mpicomp.reducers.vote_count import EliasPayload, VoteCount, counts_model
 
 
 @dataclass(frozen=True)
@@ -76,15 +75,10 @@ class SSDM(Algorithm):
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Stochastic signs are counted; norms travel before."""
-        model = self.message_model(spec.n, spec.dtype, comm.size, comm.packed_piece_bytes())
         elias = self.coding == "elias"
-        reducer = VoteCount(
-            comm, spec.n, model, Counts().bind(spec.device), EliasPayload if elias else None, persistent=not elias
-        )
-        groups, stream = (
-            ScaleGroups.of(spec.tensor_lengths, spec.n),
-            Stream(self.seed, spec.vector_id, "stochastic sign"),
-        )
+        reducer = VoteCount(self, comm, spec, EliasPayload if elias else None)
+        groups = ScaleGroups.of(spec.tensor_lengths, spec.n)
+        stream = Stream(self.seed, spec.vector_id, "stochastic sign")
         pieces, counts = reducer.program.pieces, reducer.payload.counts
         votes = StochasticVotes(groups, pieces, spec.dtype, comm.size, comm.rank, self.momentum, stream, counts)
         return Parts(votes, Elias() if elias else Counts(), SSDMRounds(self, comm, votes, reducer))
@@ -103,18 +97,12 @@ class SSDMRounds:
 
     def __init__(self, options: SSDM, comm: Communicator, votes: StochasticVotes, reducer: VoteCount) -> None:
         self._options, self._rank, self._votes, self._reducer = options, comm.rank, votes, reducer
+        self.commit, self.roll_back = votes.commit, votes.end  # see `Reducer`
+        self.encode = votes.encode  # see `SignFeedback`
         self._side_channel = SideChannel(comm, votes.groups.starts.size)
 
     def prepare(self, step: int) -> None:
         """See `Reducer`."""
-
-    def commit(self) -> None:
-        """See `Reducer`."""
-        self._votes.commit()
-
-    def roll_back(self) -> None:
-        """See `Reducer`."""
-        self._votes.end()
 
     def steps(self, call: VectorCall) -> Iterator[bool]:
         """See `Reducer`."""
@@ -141,10 +129,6 @@ class SSDMRounds:
             self._votes.set_scales(norms[self._rank], longest > 0)
         elif not self._votes.set_scales(longest, longest):
             raise call.non_finite((), "the norm")
-
-    def encode(self, piece: int) -> None:
-        """See `SignFeedback`."""
-        self._votes.encode(piece)
 
     def encoded(self) -> None:
         """See `SignFeedback`: all is told before."""

@@ -7,29 +7,23 @@ and sends the mean back in full precision.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 from mpi4py import MPI
-from numpy.typing import NDArray
 
 from collectives import Communicator
 from collectives.execution.partition import pieces
 from collectives.execution.program import Program, gather_program
 from collectives.schedules.all_gather import AllGather as Route
 from collectives.schedules.star import Star
-from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import MessageModel, Parts, VectorSpec
 from mpicomp.codecs.base import Codec, sent_bytes, varies
 from mpicomp.codecs.error_feedback import ErrorRule
 from mpicomp.codecs.feedback_encoder import FeedbackEncoder, take_mean
 from mpicomp.codecs.full_precision import FullPrecision
 from mpicomp.kernels.streams import Stream
-from mpicomp.reducers.coded import CodedRounds, Residuals, ResultWriter, buffers, piece_elements
-from mpicomp.reducers.two_pass import TwoPass, TwoPassPayload, route
-
-BRIEF_ELEMENTS = 1 << 14  # up to here encoding takes less than keeping account of pieces
+from mpicomp.reducers.coded import CodedPayload, CodedRounds, Residuals, buffers, piece_elements
+from mpicomp.reducers.two_pass import TwoPassPayload, route
 
 
 def all_gather(comm: Communicator, spec: VectorSpec, codec: Codec, feedback: ErrorRule | None, seed: int = 0) -> Parts:
@@ -42,14 +36,14 @@ def all_gather(comm: Communicator, spec: VectorSpec, codec: Codec, feedback: Err
         program = gather_program(comm.rank, comm.size, pieces(range(spec.n), longest, codec.alignment))
     stream, here = Stream(seed, spec.vector_id, "code"), (spec.n, spec.compute, program.longest_piece)
     encoder = FeedbackEncoder(codec, feedback, *here, stream, comm.rank)
-    errors, writer = Residuals({"residual": encoder}, {"residual": "mean"}), ResultWriter(spec.dtype, spec.sixteen_bit)
-    exchange: TwoPass | AllGather
+    errors = Residuals({"residual": encoder}, {"residual": "mean"})
+    payload: TwoPassPayload | AllGatherPayload
     if star:
-        root = FeedbackEncoder(back, None, *here, stream, 0)
-        exchange = TwoPass(comm, program, TwoPassPayload(program, encoder, root, writer), tell_at_once=True)
+        payload = TwoPassPayload(spec, program, encoder, FeedbackEncoder(back, None, *here, stream, 0))
     else:
-        exchange = AllGather(comm, program, AllGatherPayload(program, encoder, writer))
-    return Parts(errors, codec, CodedRounds(comm, errors, writer, exchange))
+        payload = AllGatherPayload(spec, program, encoder)
+    persistent = not star and not varies(codec)
+    return Parts(errors, codec, CodedRounds(comm, errors, program, payload, True, persistent))
 
 
 def gathered_model(codec: Codec, n: int, piece_bytes: int) -> MessageModel:
@@ -57,65 +51,27 @@ def gathered_model(codec: Codec, n: int, piece_bytes: int) -> MessageModel:
     return MessageModel(codec.nbytes, piece_elements(codec, n, piece_bytes), codec.alignment, Route())
 
 
-class AllGather:
-    """Codes round the ring; see `CodedRounds`."""
-
-    def __init__(self, comm: Communicator, program: Program, payload: AllGatherPayload) -> None:
-        self._comm, self._program, self.payload, self._tag = comm, program, payload, comm.fixed_tag()
-        self._requests = comm.persistent(self) if payload.fixed else None
-
-    def steps(self, call: VectorCall, encoded: Callable[[], None]) -> Iterator[bool]:
-        """See `CodedRounds`."""
-        self.payload.begin(call.values)
-        made = self._program, self.payload, self._tag, call.traffic, encoded, self._requests
-        return self._comm.execute(call, *made)
-
-    def end(self) -> None:
-        """See `CodedRounds`."""
-        self.payload.values = self.payload.nothing
-
-
-class AllGatherPayload:
-    """Every rank's payloads of a vector; see `collectives.execution.payload.Payload`.
-
-    Parameters
-    ----------
-    program : Program
-        By `gather_program`.
-    encoder : FeedbackEncoder
-    writer : ResultWriter
-    """
+class AllGatherPayload(CodedPayload):
+    """Every rank's payloads of a vector, for a program by `gather_program`; see `Payload`."""
 
     receive_buffers = 0
-    fixed: bool  # whether messages have the same lengths at every step
 
-    def __init__(self, program: Program, encoder: FeedbackEncoder, writer: ResultWriter) -> None:
+    def __init__(self, spec: VectorSpec, program: Program, encoder: FeedbackEncoder) -> None:
         size = program.plan.size
-        self._cuts = program.pieces[: len(program.pieces) // size]
-        n = self._cuts[-1].stop if self._cuts else 0
-        self.brief = n <= BRIEF_ELEMENTS
-        self._encoder, self._writer, self._size = encoder, writer, size
+        super().__init__(spec, program.pieces[: len(program.pieces) // size], program.longest_piece)
+        self._encoder, self._size = encoder, size
         self._payloads = buffers([encoder.codec.nbytes(len(cut)) for cut in program.pieces])
         self._messages = [[payload, payload.nbytes, MPI.BYTE] for payload in self._payloads]
-        self.fixed = not varies(encoder.codec)
-        self._missing = [size] * len(self._cuts)
-        self._mean = np.empty(program.longest_piece, encoder.dtype)
-        self._decoded = np.empty_like(self._mean)
-        self.nothing = self.values = np.empty(0, encoder.dtype)
-
-    def begin(self, values: NDArray[Any]) -> None:
-        """Go to another vector."""
-        self.values = values
-        self._missing = [self._size] * len(self._cuts)
+        self._fixed = not varies(encoder.codec)
 
     def encode(self, piece: int) -> None:
         """See `Payload`."""
         cut = self._cuts[piece % len(self._cuts)]
-        self._encoder.encode(self.values[cut.start : cut.stop], cut, self._payloads[piece])
+        self._encoder.encode(self._values[cut.start : cut.stop], cut, self._payloads[piece])
 
     def outgoing(self, piece: int, weight: int) -> Any:
         """See `Payload`."""
-        if self.fixed:
+        if self._fixed:
             return self._messages[piece]
         payload = self._payloads[piece]
         return [payload, sent_bytes(self._encoder.codec, payload, len(self._cuts[piece % len(self._cuts)])), MPI.BYTE]
@@ -128,8 +84,8 @@ class AllGatherPayload:
         """See `Payload`: once the last rank's is there, decode all in rank order."""
         count = len(self._cuts)
         k = piece % count
-        self._missing[k] -= 1
-        if self._missing[k]:
+        self._arrived[k] += 1
+        if self._arrived[k] < self._size:
             return
         codec, payloads, decoded = self._encoder.codec, self._payloads[k::count], self._decoded[: len(self._cuts[k])]
-        self._writer.write(self._cuts[k], lambda out: take_mean(codec, payloads, out, decoded), self._mean)
+        self._write(self._cuts[k], lambda out: take_mean(codec, payloads, out, decoded), self._mean)

@@ -14,7 +14,7 @@ from collectives.execution.program import Message, Program
 from collectives.memory import narrow
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.nonfinite import largest
-from mpicomp.aggregator.parts import MessageModel, VectorSpec
+from mpicomp.aggregator.parts import MessageModel, Reducer, VectorSpec
 from mpicomp.codecs.base import Draw
 from mpicomp.codecs.stochastic_sign import StochasticSign, norm
 from mpicomp.kernels.streams import Stream
@@ -23,15 +23,8 @@ from mpicomp.reducers.side_channel import SideChannel, bad_ranks
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-class Cascade:
-    """Sums of one vector along the plan of the communicator's topology; see `Reducer`.
-
-    Parameters
-    ----------
-    comm, spec, codec, stream, model
-    normalise : bool
-        See `mpicomp.CascadingSSDM`.
-    """
+class Cascade(Reducer):
+    """Sums of one vector along the plan of the communicator's topology; `normalise` as in `mpicomp.CascadingSSDM`."""
 
     def __init__(
         self,
@@ -47,19 +40,8 @@ class Cascade:
         self._payload = CascadePayload(self.program, comm.rank, codec, stream)
         self._side_channel = SideChannel(comm, 1)
 
-    def prepare(self, step: int) -> None:
-        """See `Reducer`."""
-
-    def commit(self) -> None:
-        """See `Reducer`."""
-        self._release()
-
     def roll_back(self) -> None:
         """See `Reducer`."""
-        self._release()
-
-    def _release(self) -> None:
-        """Drop the reference to the caller's array, so that it can be freed."""
         self._payload.values = self._payload.nothing
 
     def steps(self, call: VectorCall) -> Iterator[bool]:
@@ -101,6 +83,7 @@ class CascadePayload:
         n = self._pieces[-1].stop if self._pieces else 0
         self.sums = np.empty(n, np.float32)
         self._bytes = [np.zeros(self._codec.nbytes(len(cut)), np.uint8) for cut in self._pieces]
+        self._messages = [[payload, payload.nbytes, MPI.BYTE] for payload in self._bytes]
         self._incoming = np.empty(self._codec.nbytes(longest), np.uint8)
         self._decoded = np.empty(longest, np.float32)
         self.nothing = self.values = np.empty(0, np.float32)
@@ -132,16 +115,17 @@ class CascadePayload:
         """See `Payload`: a partial sum is compressed just before it is sent."""
         if piece not in self._final:
             self._compress(piece)
-        return self._buffer(self._bytes[piece])
+        return self._messages[piece]
 
     def replacing(self, piece: int, weight: int) -> Any:
         """See `Payload`."""
         self._final.add(piece)
-        return self._buffer(self._bytes[piece])
+        return self._messages[piece]
 
     def incoming(self, piece: int, buffer: int, weight: int) -> Any:
         """See `Payload`."""
-        return self._buffer(self._incoming[: self._bytes[piece].size])
+        nbytes = self._bytes[piece].size
+        return [self._incoming[:nbytes], nbytes, MPI.BYTE]
 
     def prepare(self, message: Message, buffer: int) -> None:
         """See `Payload`: nothing can be drawn ahead, as the probabilities are in the data."""
@@ -162,7 +146,3 @@ class CascadePayload:
         """Decode the complete sum."""
         cut = self._pieces[piece]
         self._codec.decode(self._bytes[piece], self.sums[cut.start : cut.stop], weight=self._size)
-
-    @staticmethod
-    def _buffer(payload: NDArray[np.uint8]) -> Any:
-        return [payload, payload.nbytes, MPI.BYTE]

@@ -6,16 +6,18 @@ A step that meets NaN, infinity or an overflow, on whichever rank, gives all ran
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collectives import Communicator
+from collectives.execution.program import Program
 from collectives.memory import aligned_empty, narrow
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.nonfinite import all_finite, all_finite_result
-from mpicomp.aggregator.parts import StateKind
+from mpicomp.aggregator.parts import Reducer, StateKind, VectorSpec
 from mpicomp.codecs.base import Bytes, Codec
 from mpicomp.codecs.feedback_encoder import QUIET, FeedbackEncoder
 from mpicomp.reducers.side_channel import SideChannel, bad_ranks
@@ -23,6 +25,7 @@ from mpicomp.reducers.side_channel import SideChannel, bad_ranks
 LONG_PIECE = 1 << 19  # elements of which encoding and summing take place in the caches
 SHORT_PIECE = 1 << 18  # below, each piece's messages and calls take longer than its codec
 LEAST_PIECES = 32  # that travel while others are encoded, where they need not be shorter than `SHORT_PIECE`
+BRIEF_ELEMENTS = 1 << 14  # up to here encoding takes less than keeping account of pieces
 _GOOD, _OVERFLOWED, _BAD = 0, 1, 2  # what a rank says of its step
 
 
@@ -38,11 +41,51 @@ def piece_elements(codec: Codec, n: int, piece_bytes: int, back: Codec | None = 
     return codec.alignment * max(1, most)
 
 
-def buffers(sizes: Sequence[int]) -> list[Bytes]:
-    """One array of each size, each beginning at a multiple of 64 bytes of one that begins at a page."""
-    starts = np.cumsum([0, *(-(-size // 64) * 64 for size in sizes)])
-    whole = aligned_empty(int(starts[-1]), np.uint8)
+def buffers(sizes: Sequence[int], alignment: int = 64) -> list[Bytes]:
+    """One array of each size, each beginning at a multiple of so many bytes of one that begins at a page."""
+    starts = np.cumsum([0, *(-(-size // alignment) * alignment for size in sizes)]).tolist()
+    whole = aligned_empty(starts[-1], np.uint8)
     return [whole[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+
+
+class CodedPayload:
+    """What payloads of codes have in common: the pieces of a vector, and where the results of pieces go.
+
+    Attributes
+    ----------
+    finite : bool
+        This step's result, which is the same on all ranks.
+    """
+
+    def __init__(self, spec: VectorSpec, cuts: Sequence[range], longest: int) -> None:
+        self.brief = spec.n <= BRIEF_ELEMENTS
+        self._cuts, self._arrived = cuts, [0] * len(cuts)
+        self._dtype, self._narrow = spec.dtype, spec.sixteen_bit
+        self._mean, self._decoded = np.empty(longest, spec.compute), np.empty(longest, spec.compute)
+        self._nothing = self._values = self._out = np.empty(0, spec.compute)
+        self.finite = True
+
+    def begin(self, values: NDArray[Any], out: NDArray[Any]) -> None:
+        """Go to another vector and result."""
+        self._values, self._out, self.finite = values, out, True
+        self._arrived = [0] * len(self._cuts)
+
+    def end(self) -> None:
+        """Drop the references to the caller's arrays, so that these can be freed."""
+        self._values = self._out = self._nothing
+
+    @QUIET
+    def _write(self, cut: range, decode: Callable[[NDArray[Any]], object], spare: NDArray[Any]) -> None:
+        """Let `decode` write a piece of the result; a 16-bit one it writes in float32 into `spare`."""
+        out = self._out[cut.start : cut.stop]
+        if self._narrow:
+            part = spare[: len(cut)]
+            decode(part)
+            narrow(part, self._dtype, out)
+        else:
+            decode(out)
+        if not all_finite_result(out, self._dtype):
+            self.finite = False
 
 
 class Residuals:
@@ -84,90 +127,60 @@ class Residuals:
         return ""
 
 
-class ResultWriter:
-    """Where the results of pieces go.
-
-    Attributes
-    ----------
-    finite : bool
-        This step's result, which is the same on all ranks.
-    """
-
-    def __init__(self, dtype: str, sixteen_bit: bool) -> None:
-        self._dtype, self._narrow = dtype, sixteen_bit
-        self._nothing = self._out = np.empty(0)
-        self.finite = True
-
-    def begin(self, out: NDArray[Any]) -> None:
-        """Write to `out` from now on."""
-        self._out, self.finite = out, True
-
-    def end(self) -> None:
-        """Drop the reference to the caller's array, so that it can be freed."""
-        self._out = self._nothing
-
-    @QUIET
-    def write(self, cut: range, decode: Callable[[NDArray[Any]], object], spare: NDArray[Any]) -> None:
-        """Let `decode` write a piece of the result; a 16-bit one it writes in float32 into `spare`."""
-        out = self._out[cut.start : cut.stop]
-        if self._narrow:
-            part = spare[: len(cut)]
-            decode(part)
-            narrow(part, self._dtype, out)
-        else:
-            decode(out)
-        if not all_finite_result(out, self._dtype):
-            self.finite = False
-
-
-class CodedRounds:
+class CodedRounds(Reducer):
     """A step of methods whose ranks send codes; see `Reducer`.
 
     Parameters
     ----------
-    comm : Communicator
-    errors : Residuals
-    writer : ResultWriter
-    exchange : object
-        Its ``steps(call, encoded)`` writes the result by `writer`, and calls `encoded` once all that this rank encodes
-        is done; its ``end()`` drops its references to the caller's arrays.
+    tell_at_once : bool
+        Only what is encoded of this rank's own vector may fail, so the ranks can tell each other as soon as that is
+        done; False: owners then encode what others have sent.
+    persistent : bool
+        Whether messages are of the same lengths at every step.
     """
 
-    def __init__(self, comm: Communicator, errors: Residuals, writer: ResultWriter, exchange: Any) -> None:
-        self._encoders, self._writer, self.exchange = tuple(errors.encoders.values()), writer, exchange
+    def __init__(
+        self,
+        comm: Communicator,
+        errors: Residuals,
+        program: Program,
+        payload: Any,  # a `Payload` as well
+        tell_at_once: bool,
+        persistent: bool = False,
+    ) -> None:
+        self._comm, self._encoders = comm, tuple(errors.encoders.values())
+        self.program, self._payload, self._tag, self._tell_at_once = program, payload, comm.fixed_tag(), tell_at_once
+        self._requests = comm.persistent(self) if persistent else None
         self._side_channel = SideChannel(comm, 1)
-
-    def prepare(self, step: int) -> None:
-        """See `Reducer`."""
 
     def commit(self) -> None:
         """See `Reducer`."""
         for encoder in self._encoders:
             encoder.commit()
-        self._release()
+        self.roll_back()
 
     def roll_back(self) -> None:
         """See `Reducer`."""
-        self._release()
-
-    def _release(self) -> None:
-        """Drop the references to the caller's arrays, so that they can be freed."""
-        self._writer.end()
-        self.exchange.end()
+        self._payload.end()
 
     def steps(self, call: VectorCall) -> Iterator[bool]:
         """See `Reducer`."""
         if not call.spec.n:
             return
-        self._writer.begin(call.out)
         for encoder in self._encoders:
             encoder.begin(call.step)
-        yield from self.exchange.steps(call, lambda: self._tell(call.values))
+        payload, values = self._payload, call.values
+        payload.begin(values, call.out)
+        at_once = partial(self._tell, values) if self._tell_at_once else None
+        made = payload, self._tag, call.traffic, at_once, self._requests
+        yield from self._comm.execute(call, self.program, *made)
+        if at_once is None:
+            self._tell(values)
         channel = self._side_channel
         yield from channel.collect(call, call.traffic)
         said = channel.everyones[:, 0]
         bad = bad_ranks(said == _BAD)
-        if bad or said.any() or not self._writer.finite:
+        if bad or said.any() or not payload.finite:
             raise call.non_finite(bad)
 
     def _tell(self, values: NDArray[Any]) -> None:

@@ -7,30 +7,21 @@ from collections.abc import Iterator
 from collectives import Communicator
 from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.periodic import FullPrecisionRounds
+from mpicomp.aggregator.parts import Reducer
 from mpicomp.reducers.side_channel import SideChannel, bad_ranks
 
 
-class FullPrecisionMean:
+class FullPrecisionMean(Reducer):
     """One vector's; see `Reducer`."""
 
     def __init__(self, comm: Communicator) -> None:
         self._flag = SideChannel(comm, 1)
 
-    def prepare(self, step: int) -> None:
-        """See `Reducer`."""
-
-    def commit(self) -> None:
-        """See `Reducer`."""
-
-    def roll_back(self) -> None:
-        """See `Reducer`."""
-
     def steps(self, call: VectorCall) -> Iterator[bool]:
         """See `Reducer`: only a result that is not finite, which is so on all ranks, makes them ask who it was."""
         # a widened copy is looked at now, as the sums will take its place
         widened_bad = None if call.wide is None else not nonfinite.all_finite(call.wide)
-        yield from FullPrecisionRounds().mean(call, call.values)
+        yield from call.comm.dense_steps(call, call.values, call.spec.dtype, True, call.out, call.traffic)
         if not nonfinite.all_finite_result(call.out, call.spec.dtype):
             bad = not nonfinite.all_finite(call.values) if widened_bad is None else widened_bad
             self._flag.mine[0] = bad

@@ -15,41 +15,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from collectives import Communicator
-from collectives.memory import SIXTEEN_BIT
+from collectives.dense.allreduce import RECEIVE_BUFFERS
+from collectives.dense.payload import DensePayload, itemsize_in_messages
+from collectives.memory import SIXTEEN_BIT, aligned_empty
 from mpicomp.aggregator import nonfinite
-from mpicomp.aggregator.algorithm import Algorithm, MessageModel, VectorSpec
+from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Reducer, VectorSpec
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.periodic import FullPrecisionRounds
 from mpicomp.codecs.memory import Memory, lay_out
 from mpicomp.codecs.options import MOST_ELEMENTS, integer, number
 from mpicomp.codecs.scale_groups import padded_lengths
 from mpicomp.codecs.top_k import kept
+from mpicomp.reducers.choosers import BRIEF_ELEMENTS, Chooser
 from mpicomp.reducers.full_precision_mean import FullPrecisionMean
-from mpicomp.reducers.meanwhile import MeanMeanwhile
 from mpicomp.reducers.side_channel import SideChannel, bad_ranks
 
-BRIEF_ELEMENTS = 1 << 18  # up to here work takes less than keeping account of pieces
 _GOOD, _LARGE, _OVERFLOWED, _BAD = range(4)  # what a rank says of its numbers
-
-
-class Chooser(Protocol):
-    """Where indices come from."""
-
-    finite: bool
-    """Whether all of this rank's values + residual was finite at the last choice."""
-
-    def choose(self, call: VectorCall) -> Iterator[bool]:
-        """Overwrite the places of the memory with the elements that all ranks send at this step."""
-        ...
-
-    def end(self) -> None:
-        """Drop the references to the caller's arrays, so that these can be freed."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -120,25 +106,22 @@ def make_memory(
     return Memory(spec.n, spec.compute, spec.stored, parts, options.beta, 0.99 * largest, spec.device)
 
 
-class SharedIndicesMean:
+class SharedIndicesMean(Reducer):
     """A step of these methods; see `Reducer`."""
 
     def __init__(
         self, options: SharedIndices, comm: Communicator, spec: VectorSpec, memory: Memory, chooser: Chooser
     ) -> None:
         self._comm, self._memory, self._chooser = comm, memory, chooser
-        self._warm_up, self._dense = FullPrecisionRounds(first=options.warmup_steps), FullPrecisionMean(comm)
+        self._warmup_steps, self._dense = options.warmup_steps, FullPrecisionMean(comm)
         self._side_channel = SideChannel(comm, 1)
         self._brief = spec.n <= BRIEF_ELEMENTS or comm.size == 1
         self._mean: MeanMeanwhile | None = None
 
-    def prepare(self, step: int) -> None:
-        """See `Reducer`."""
-
     def commit(self) -> None:
         """See `Reducer`."""
         self._memory.commit()
-        self._chooser.end()
+        self.roll_back()
 
     def roll_back(self) -> None:
         """See `Reducer`."""
@@ -147,7 +130,7 @@ class SharedIndicesMean:
 
     def steps(self, call: VectorCall) -> Iterator[bool]:
         """See `Reducer`."""
-        if self._warm_up.due(call.step):
+        if call.step < self._warmup_steps:
             yield from self._dense.steps(call)
             return
         memory, traffic, channel = self._memory, call.traffic, self._side_channel
@@ -224,3 +207,43 @@ class SharedIndicesMean:
         self._memory.scatter(call.out)
         traffic.seconds_decoding += traffic.clock() - start
         traffic.seconds_total += traffic.clock() - start
+
+
+class MeanMeanwhile:
+    """Mean over ranks of vectors of one length, along the plan whatever the topology, while other work is done.
+
+    Parameters
+    ----------
+    comm : Communicator
+    values : ndarray[n]
+        This rank's, at every run. Of a 16-bit dtype a float32 copy, which is overwritten.
+    dtype : str
+        Of the result: float16, bfloat16, float32 or float64.
+    out : ndarray[n]
+        Overwritten with the mean; uint16 for bfloat16.
+    """
+
+    def __init__(self, comm: Communicator, values: NDArray[Any], dtype: str, out: NDArray[Any]) -> None:
+        self._comm, self._values, self._dtype, self._out = comm, values, dtype, out
+        itemsize = itemsize_in_messages(values, dtype)
+        piece = max(1, comm.packed_piece_bytes() // itemsize)
+        self._program = comm.program(comm.select(values.size * itemsize), values.size, 64, piece)
+        longest = self._program.longest_piece * itemsize
+        self._buffers = [aligned_empty(longest, "uint8") for _ in range(RECEIVE_BUFFERS)]
+
+    def steps(self, call: VectorCall, work: Iterator[bool]) -> Iterator[bool]:
+        """Do all of `work`, between whose items messages move on, and end with the mean in `out`.
+
+        work : yields, after each item, whether it has to wait for something.
+        """
+        payload = DensePayload(self._program, self._values, self._dtype, True, self._buffers, self._out)
+        sums = self._comm.execute(call, self._program, payload, call.tag, call.traffic, overlapped=True)
+        moved: bool | None = True
+        for waits in work:
+            while moved:
+                moved = next(sums, None)
+            if moved is not None:
+                moved = True
+            yield not waits
+        if moved is not None:
+            yield from sums

@@ -37,15 +37,7 @@ def selection_model(n: int, ranks: int, winners: int, piece_bytes: int) -> Messa
 class SelectionGather:
     """The signs of one or two winners of each element; see `OneBitReducer`.
 
-    Parameters
-    ----------
-    comm : Communicator
-    n : int
-        Elements.
-    selection : Selection
-        The codec, bound to its kernels and the stream of the winners.
-    reports : int
-        Numbers that each rank tells the others at each step.
+    Parameters as in `SignMerge`, with a codec that is bound to the stream of the winners.
 
     Attributes
     ----------
@@ -111,18 +103,9 @@ class SelectionGather:
 
 
 class SelectionPayload:
-    """The payloads of all ranks; see `collectives.execution.payload.Payload`.
+    """The payloads of all ranks; see `Payload`.
 
     Memory: W bits an element for payloads, and the winners, 0.71 bits an element at most.
-
-    Parameters
-    ----------
-    selection : Selection
-    rank : int
-    cuts : sequence of range
-        Elements of each piece.
-    bits, second : uint64[ceil(n / 64)]
-        This rank's signs, then the first winners'; and the second winners', or None.
 
     Attributes
     ----------
@@ -188,9 +171,7 @@ class SelectionPayload:
         row = self.words[k][origin]
         return [row, row.nbytes, MPI.BYTE]
 
-    def replacing(self, piece: int, weight: int) -> Any:
-        """See `Payload`."""
-        return self.outgoing(piece, weight)
+    replacing = outgoing
 
     def finish(self, piece: int) -> None:
         """See `Payload`: once the last rank's is there, put all signs in their places."""

@@ -10,7 +10,6 @@ everything, and owners of a part each get the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,17 +21,15 @@ from collectives.execution.program import Message, Program
 from collectives.schedules.direct import Direct
 from collectives.schedules.plan import Topology
 from collectives.schedules.star import Star
-from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Parts, VectorSpec
 from mpicomp.aggregator.state import OWNED, check_owned
-from mpicomp.codecs.base import Bytes, Codec, sent_bytes
+from mpicomp.codecs.base import Codec, sent_bytes
 from mpicomp.codecs.error_feedback import ErrorRule
 from mpicomp.codecs.feedback_encoder import FeedbackEncoder, take_mean
 from mpicomp.kernels.streams import Stream
-from mpicomp.reducers.coded import CodedRounds, Residuals, ResultWriter, buffers, piece_elements
+from mpicomp.reducers.coded import CodedPayload, CodedRounds, Residuals, buffers, piece_elements
 
 MOST_BUFFERS = 8
-BRIEF_ELEMENTS = 1 << 14
 
 
 def route(comm: Communicator) -> Topology:
@@ -62,21 +59,16 @@ def two_pass(
     # what an owner sends is the result itself: its error is what all ranks miss, rounding to 16 bits included
     applied = spec.dtype if spec.sixteen_bit else None
     owner = FeedbackEncoder(second, owners_feedback, *here, of_owner, 0, applied)
-    writer = ResultWriter(spec.dtype, spec.sixteen_bit)
-    payload = TwoPassPayload(program, worker, owner, writer)
+    payload = TwoPassPayload(spec, program, worker, owner)
     own = payload.own if owners_feedback is not None else None
     errors = OwnerResiduals(worker, owner, own)
-    return Parts(errors, codec, CodedRounds(comm, errors, writer, TwoPass(comm, program, payload)))
+    return Parts(errors, codec, CodedRounds(comm, errors, program, payload, tell_at_once=False))
 
 
 class OwnerResiduals(Residuals):
     """The worker's error and, of the elements that this rank owns, the owner's; see `Residuals`.
 
-    Parameters
-    ----------
-    worker, owner : FeedbackEncoder
-    own : range or None
-        Elements that this rank owns; None: owners keep no error.
+    own : the elements that this rank owns; None: owners keep no error.
     """
 
     def __init__(self, worker: FeedbackEncoder, owner: FeedbackEncoder, own: range | None) -> None:
@@ -84,7 +76,7 @@ class OwnerResiduals(Residuals):
             {"worker_error": worker, "owner_error": owner},
             {"worker_error": "mean", "owner_error": "owner", OWNED: "owned"},
         )
-        self.worker, self.owner, self._own = worker, owner, own
+        self.owner, self._own = owner, own
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Copies of the errors, and the range of elements whose owner's error the state has."""
@@ -105,85 +97,35 @@ class OwnerResiduals(Residuals):
         return told
 
 
-class TwoPass:
-    """Codes to owners and back; see `CodedRounds`.
+class TwoPassPayload(CodedPayload):
+    """One vector's codes on their way to owners and back, by a plan in which one rank merges what all others send it.
 
-    Parameters
-    ----------
-    comm, program, payload
-    tell_at_once : bool
-        Only workers' encoding may fail, so the ranks can tell each other of it before owners have encoded.
+    worker, owner : this rank's own half of a step, and its half as an owner. See `MergedPayload`.
     """
 
-    def __init__(
-        self, comm: Communicator, program: Program, payload: TwoPassPayload, tell_at_once: bool = False
-    ) -> None:
-        self._comm, self._program, self.payload, self._tag = comm, program, payload, comm.fixed_tag()
-        self._tell_at_once = tell_at_once
-
-    def steps(self, call: VectorCall, encoded: Callable[[], None]) -> Iterator[bool]:
-        """See `CodedRounds`."""
-        self.payload.begin(call.values)
-        at_once = encoded if self._tell_at_once else None
-        yield from self._comm.execute(call, self._program, self.payload, self._tag, call.traffic, at_once)
-        if at_once is None:
-            encoded()  # only now: owners encode what others have sent
-
-    def end(self) -> None:
-        """See `CodedRounds`."""
-        self.payload.values = self.payload.nothing
-
-
-class TwoPassPayload:
-    """One vector's codes on their way to owners and back; see `collectives.execution.payload.Payload`.
-
-    Parameters
-    ----------
-    program : Program
-        Of a plan in which one rank merges what all others send it.
-    worker, owner : FeedbackEncoder
-        The rank's own half of a step, and its half as an owner.
-    writer : ResultWriter
-    """
-
-    def __init__(self, program: Program, worker: FeedbackEncoder, owner: FeedbackEncoder, writer: ResultWriter) -> None:
-        self._cuts, self._rank, self._size = program.pieces, program.plan.rank, program.plan.size
-        n = self._cuts[-1].stop if self._cuts else 0
-        self.brief = n <= BRIEF_ELEMENTS
-        self._worker, self._owner, self._writer = worker, owner, writer
+    def __init__(self, spec: VectorSpec, program: Program, worker: FeedbackEncoder, owner: FeedbackEncoder) -> None:
+        super().__init__(spec, program.pieces, program.longest_piece)
+        self._size = program.plan.size
+        self._worker, self._owner = worker, owner
         merging = [any(m.held_weight for m in chain) for chain in program.chains]
-        self.owned = [merges or self._size == 1 for merges in merging]
+        owned = [piece for piece, merges in enumerate(merging) if merges or self._size == 1]
+        # the elements that this rank owns, which follow each other
+        self.own = range(self._cuts[owned[0]].start, self._cuts[owned[-1]].stop) if owned else range(0)
         self.receive_buffers = min(MOST_BUFFERS, self._size - 1) if any(merging) else 0
         self._mine = buffers([worker.codec.nbytes(len(cut)) for cut in self._cuts])
         self._results = buffers([owner.codec.nbytes(len(cut)) for cut in self._cuts])
-        longest = program.longest_piece
-        self._buffers = buffers([worker.codec.nbytes(longest)] * self.receive_buffers)
-        # what others sent of a piece that this rank owns
+        self._buffers = buffers([worker.codec.nbytes(program.longest_piece)] * self.receive_buffers)
+        # what ranks sent of a piece that this rank owns
+        ranks, rank = range(program.plan.size), program.plan.rank
         self._sent = {
-            piece: {rank: np.empty_like(self._mine[piece]) for rank in range(self._size) if rank != self._rank}
-            for piece, owned in enumerate(self.owned)
-            if owned
+            piece: [self._mine[piece] if one == rank else np.empty_like(self._mine[piece]) for one in ranks]
+            for piece in owned
         }
-        self._arrived = [0] * len(self._cuts)
-        self._mean = np.empty(longest, worker.dtype)
-        self._decoded = np.empty_like(self._mean)
-        self.nothing = self.values = np.empty(0, worker.dtype)
-
-    @property
-    def own(self) -> range:
-        """The elements that this rank owns, which follow each other."""
-        own = [cut for cut, owned in zip(self._cuts, self.owned, strict=True) if owned]
-        return range(own[0].start, own[-1].stop) if own else range(0)
-
-    def begin(self, values: NDArray[Any]) -> None:
-        """Go to another vector."""
-        self.values = values
-        self._arrived = [0] * len(self._cuts)
 
     def encode(self, piece: int) -> None:
         """See `Payload`."""
         cut = self._cuts[piece]
-        self._worker.encode(self.values[cut.start : cut.stop], cut, self._mine[piece])
+        self._worker.encode(self._values[cut.start : cut.stop], cut, self._mine[piece])
         if self._size == 1:
             self._complete(piece)
 
@@ -196,11 +138,13 @@ class TwoPassPayload:
 
     def replacing(self, piece: int, weight: int) -> Any:
         """See `Payload`."""
-        return self._message(self._results[piece])
+        payload = self._results[piece]
+        return [payload, payload.nbytes, MPI.BYTE]
 
     def incoming(self, piece: int, buffer: int, weight: int) -> Any:
         """See `Payload`."""
-        return self._message(self._buffers[buffer][: self._mine[piece].size])
+        nbytes = self._mine[piece].size
+        return [self._buffers[buffer][:nbytes], nbytes, MPI.BYTE]
 
     def prepare(self, message: Message, buffer: int) -> None:
         """See `Payload`: there is nothing to draw."""
@@ -218,15 +162,10 @@ class TwoPassPayload:
         """The owner's half: the mean in rank order, its code, and what that leaves out."""
         cut = self._cuts[piece]
         mean, decoded = self._mean[: len(cut)], self._decoded[: len(cut)]
-        sent = {**self._sent[piece], self._rank: self._mine[piece]}
-        take_mean(self._worker.codec, [sent[rank] for rank in range(self._size)], mean, decoded)
+        take_mean(self._worker.codec, self._sent[piece], mean, decoded)
         self._owner.encode(mean, cut, self._results[piece])
 
     def finish(self, piece: int) -> None:
         """See `Payload`."""
         decode, payload = self._owner.codec.decode, self._results[piece]
-        self._writer.write(self._cuts[piece], lambda out: decode(payload, out, weight=self._size), self._decoded)
-
-    @staticmethod
-    def _message(payload: Bytes) -> Any:
-        return [payload, payload.nbytes, MPI.BYTE]
+        self._write(self._cuts[piece], lambda out: decode(payload, out, weight=self._size), self._decoded)

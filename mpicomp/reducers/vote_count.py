@@ -7,7 +7,7 @@ over every topology, and whoever adds what to what.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,14 @@ from numpy.typing import NDArray
 from collectives import Communicator, Traffic
 from collectives.execution.program import Message, Program
 from collectives.memory import PAGE, aligned_empty
+from mpicomp.aggregator.algorithm import Algorithm, MessageModel, VectorSpec
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.parts import MessageModel
+from mpicomp.codecs.elias_counts import Elias, message_bytes, scratch
 from mpicomp.codecs.vote_counts import AddCounts, Counts, planes_of
+from mpicomp.reducers.coded import buffers
 from mpicomp.reducers.sign_merge import BRIEF_ELEMENTS, MEMORY_MATTERS, Encode, SignFeedback, buffer_count
 
+_ELIAS = Elias()
 Words = NDArray[np.uint64]
 Decide = Callable[[int, Words, int], None]
 
@@ -39,37 +42,26 @@ class VoteCount:
 
     Parameters
     ----------
-    comm : Communicator
-    n : int
-        Elements.
-    model : MessageModel
-    add_counts : callable
-        The codec's merge: see `Counts.bind`.
-    payload : callable
-        Makes the payload of a program, from it and the merge.
-    persistent : bool
-        Whether messages are of the same lengths at every step.
-
-    Attributes
-    ----------
-    program : Program
-    payload : VoteCountPayload
+    options : Algorithm
+        They say what travels.
+    payload : callable, optional
+        Makes the payload, whose messages have other lengths at every step, from a program and the counts' merge. None:
+        it is a `VoteCountPayload`.
     """
 
     def __init__(
         self,
+        options: Algorithm,
         comm: Communicator,
-        n: int,
-        model: MessageModel,
-        add_counts: AddCounts,
+        spec: VectorSpec,
         payload: Callable[[Program, AddCounts], VoteCountPayload] | None = None,
-        persistent: bool = True,
     ) -> None:
         self._comm, self._tag = comm, comm.fixed_tag()
-        topology = comm.select(model.nbytes(n, comm.size))
-        self.program = comm.program(topology, n, model.alignment, model.piece_elements)
-        self.payload = (payload or VoteCountPayload)(self.program, add_counts)
-        self._requests = comm.persistent(self) if persistent else None
+        model = options.message_model(spec.n, spec.dtype, comm.size, comm.packed_piece_bytes())
+        topology = comm.select(model.nbytes(spec.n, comm.size))
+        self.program = comm.program(topology, spec.n, model.alignment, model.piece_elements)
+        self.payload = (payload or VoteCountPayload)(self.program, Counts().bind(spec.device))
+        self._requests = comm.persistent(self) if payload is None else None
 
     def steps(self, call: VectorCall, feedback: SignFeedback, decide: Decide | None = None) -> Iterator[bool]:
         """Have every piece encoded, `encoded` called once they all are, and every piece of complete counts finished.
@@ -88,14 +80,9 @@ class VoteCount:
 
 
 class VoteCountPayload:
-    """Counts of one vector; see `collectives.execution.payload.Payload`.
+    """Counts of one vector; see `MergedPayload`.
 
     Memory: the bits of a complete count per element, and per receive buffer those of a message.
-
-    Parameters
-    ----------
-    program : Program
-    add_counts : callable
 
     Attributes
     ----------
@@ -116,9 +103,11 @@ class VoteCountPayload:
         self.brief = n <= BRIEF_ELEMENTS
         self.receive_buffers = buffer_count(program, n)
         self.words = [-(-len(cut) // 64) for cut in self._pieces]
-        self.counts = _rows([planes_of(size) * words for words in self.words])
         row = planes_of(size) * -(-program.longest_piece // 64)
-        self._incoming = _rows([row] * self.receive_buffers)
+        rows = buffers([8 * planes_of(size) * words for words in self.words], PAGE)
+        self.counts: list[Words] = [one.view(np.uint64) for one in rows]
+        incoming = buffers([8 * row] * self.receive_buffers, PAGE)
+        self._incoming: list[NDArray[Any]] = [one.view(np.uint64) for one in incoming]
         self._add_counts = add_counts
 
     def begin(self, traffic: Traffic, feedback: SignFeedback, decide: Decide | None) -> None:
@@ -135,9 +124,7 @@ class VoteCountPayload:
         planes = 1 if weight == self._size and self._decide is not None else planes_of(weight)
         return _message(self.counts[piece], planes * self.words[piece])
 
-    def replacing(self, piece: int, weight: int) -> Any:
-        """See `Payload`."""
-        return self.outgoing(piece, weight)
+    replacing = outgoing
 
     def incoming(self, piece: int, buffer: int, weight: int) -> Any:
         """See `Payload`."""
@@ -159,12 +146,69 @@ class VoteCountPayload:
             self._decide(self._pieces[piece].start, held, words)
 
 
-def _rows(sizes: Sequence[int]) -> list[Words]:
-    """One array of each size, in words; each begins at a page."""
-    page = PAGE // 8
-    starts = np.cumsum([0, *(-(-size // page) * page for size in sizes)]).tolist()
-    whole = aligned_empty(starts[-1], np.uint64)
-    return [whole[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+class EliasPayload(VoteCountPayload):
+    """Counts in messages of their own length, in Elias' codes where these are shorter than the fixed width.
+
+    Receives are posted for the longest message there can be; a header tells how long it is.
+
+    A piece's counts are coded when they are first sent. A message that replaces them at the end is forwarded as it is.
+    """
+
+    def __init__(self, program: Program, add_counts: AddCounts) -> None:
+        super().__init__(program, add_counts)
+        self._traffic = Traffic()
+        lengths = [len(cut) for cut in self._pieces]
+        self._messages = [aligned_empty(_ELIAS.nbytes(n, self._size), np.uint8) for n in lengths]
+        longest = _ELIAS.nbytes(program.longest_piece, self._size)
+        self._incoming = [aligned_empty(longest, np.uint8) for _ in range(self.receive_buffers)]
+        self._decoded = np.empty(longest // 8, np.uint64)
+        self._work = scratch(program.longest_piece)
+        self._coded = [(0, 0)] * len(lengths)  # of each message: weight, and bytes; 0 bytes: it arrives, or has arrived
+
+    def begin(self, traffic: Traffic, feedback: SignFeedback, decide: Decide | None) -> None:
+        """See `VoteCountPayload`."""
+        super().begin(traffic, feedback, decide)
+        self._coded, self._traffic = [(0, 0)] * len(self._pieces), traffic
+        self._finish_counts, self.finish = feedback.finish, self._decode_and_finish
+
+    def end(self) -> None:
+        """See `VoteCountPayload`."""
+        super().end()
+        del self._finish_counts
+
+    def outgoing(self, piece: int, weight: int) -> Any:
+        """See `Payload`."""
+        message, (coded, nbytes) = self._messages[piece], self._coded[piece]
+        if coded != weight:
+            start = self._traffic.clock()
+            nbytes = _ELIAS.write(self.counts[piece], len(self._pieces[piece]), weight, message, self._work)
+            self._coded[piece] = weight, nbytes
+            self._traffic.seconds_encoding += self._traffic.clock() - start
+        nbytes = nbytes or message_bytes(message)
+        return [message[:nbytes], nbytes, MPI.BYTE]
+
+    def replacing(self, piece: int, weight: int) -> Any:
+        """See `Payload`."""
+        message = self._messages[piece]
+        self._coded[piece] = weight, 0
+        return [message, message.nbytes, MPI.BYTE]
+
+    def incoming(self, piece: int, buffer: int, weight: int) -> Any:
+        """See `Payload`."""
+        nbytes = _ELIAS.nbytes(len(self._pieces[piece]), weight)
+        return [self._incoming[buffer][:nbytes], nbytes, MPI.BYTE]
+
+    def merge(self, message: Message, buffer: int) -> None:
+        """Decode and add the counts of a message."""
+        n = len(self._pieces[message.piece])
+        _ELIAS.read(self._incoming[buffer], n, message.weight, self._decoded, self._work)
+        self._add(message, self._decoded)
+
+    def _decode_and_finish(self, piece: int) -> None:
+        weight, nbytes = self._coded[piece]
+        if weight == self._size and not nbytes:
+            _ELIAS.read(self._messages[piece], len(self._pieces[piece]), weight, self.counts[piece], self._work)
+        self._finish_counts(piece)
 
 
 def _message(words: Words, count: int) -> Any:

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from collectives import Communicator
-from mpicomp.torch.bucket_reducer import BucketReducer
-from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.buckets import BucketReducer, NamedParameter
 from mpicomp.torch.states import require_counters
 
 
@@ -17,11 +16,6 @@ class GradientAveraging:
     """Replaces each parameter's gradient by its mean over the ranks.
 
     A missing gradient counts as zeros and is present afterwards, so that the optimizer does the same on all ranks.
-
-    Attributes
-    ----------
-    synchronizations
-        Averagings so far.
     """
 
     models_differ = False

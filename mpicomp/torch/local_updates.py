@@ -20,7 +20,7 @@ from torch import Tensor
 
 from collectives import Communicator
 from collectives.consistency.call_check import fingerprint
-from mpicomp.torch.bucket_reducer import BucketReducer
+from mpicomp.torch.buckets import BucketReducer
 from mpicomp.torch.master_weights import MasterWeights
 from mpicomp.torch.states import require_counters, require_like
 
@@ -39,8 +39,6 @@ class LocalUpdates:
 
     Attributes
     ----------
-    synchronizations
-        Synchronizations so far.
     steps
         Optimizer steps made since the last synchronization.
     """
@@ -54,12 +52,9 @@ class LocalUpdates:
         skip_nonfinite: bool,
     ) -> None:
         self.reducers = reducers
-        self.synchronizations = 0
-        self.steps = 0
-        self._comm = comm
-        self._masters = masters
-        self._local_steps = local_steps
-        self._skip_nonfinite = skip_nonfinite
+        self.synchronizations = self.steps = 0
+        self._comm, self._masters = comm, masters
+        self._local_steps, self._skip_nonfinite = local_steps, skip_nonfinite
         self._checked = self._skipping = self._warned = False
         self._common = [torch.zeros(reducer.bucket.n, dtype=reducer.bucket.dtype) for reducer in reducers]
         self._common_views = [reducer.bucket.views(flat) for reducer, flat in zip(reducers, self._common, strict=True)]

@@ -23,12 +23,13 @@ from collectives import Communicator
 from collectives.consistency.call_check import fingerprint
 from collectives.json_file import fields, one_line, shown
 from mpicomp.algorithms import Algorithm
-from mpicomp.torch.bucket_reducer import open_bucket_reducers
+from mpicomp.torch.buckets import open_bucket_reducers
 from mpicomp.torch.gradient_averaging import GradientAveraging
 from mpicomp.torch.local_updates import LocalUpdates
 from mpicomp.torch.master_weights import MasterWeights
 from mpicomp.torch.parameters import Parameters
 from mpicomp.torch.replication import require_same_layout, require_same_values
+from mpicomp.torch.states import with_arrays, with_tensors
 
 _STATE_KEY = "mpicomp"
 
@@ -233,7 +234,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         own = {
             "mode": self.mode,
             "rounds": self._synchronizer.state_dict(),
-            "aggregators": [reducer.state_dict() for reducer in self._synchronizer.reducers],
+            "aggregators": [with_tensors(aggregator.state_dict()) for aggregator in self.aggregators],
         }
         return {**self.optimizer.state_dict(), _STATE_KEY: own}
 
@@ -273,8 +274,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         except BaseException:
             self.optimizer.load_state_dict(before)
             raise
-        for reducer, state in zip(self._synchronizer.reducers, own["aggregators"], strict=True):
-            reducer.load_state_dict(state)
+        for aggregator, state in zip(self.aggregators, own["aggregators"], strict=True):
+            aggregator.load_state_dict(with_arrays(state))
         self._synchronizer.load_state_dict(own["rounds"])
         # Between two synchronizations the ranks' models rightly differ.
         self._checked_values = self.models_differ
@@ -296,8 +297,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f"the state is for synchronize={shown(own['mode'])} and {len(own['aggregators'])} buckets, but this "
                 f"one has {self.mode!r} and {len(self.aggregators)}; build it with the same options"
             )
-        for reducer, state in zip(self._synchronizer.reducers, own["aggregators"], strict=True):
-            reducer.check_state_dict(state)
+        for aggregator, state in zip(self.aggregators, own["aggregators"], strict=True):
+            aggregator.check_state_dict(with_arrays(state))
         self._synchronizer.check_state_dict(own["rounds"])
         return own
 

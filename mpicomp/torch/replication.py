@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -37,14 +38,10 @@ def broadcast_parameters(
     CollectiveMismatch
         The ranks' tensors differ in name, shape or dtype.
     """
-    named: Mapping[str, Tensor] = (
-        module_or_state_dict.state_dict() if isinstance(module_or_state_dict, torch.nn.Module) else module_or_state_dict
-    )
-    if comm is None:
-        with Communicator() as own:
-            _broadcast(named, own, root)
-    else:
-        _broadcast(named, comm, root)
+    if isinstance(module_or_state_dict, torch.nn.Module):
+        module_or_state_dict = module_or_state_dict.state_dict()
+    with Communicator() if comm is None else nullcontext(comm) as used:
+        _broadcast(module_or_state_dict, used, root)
 
 
 @torch.no_grad()
@@ -117,19 +114,18 @@ def _broadcast(named: Mapping[str, Tensor], comm: Communicator, root: int) -> No
     nbytes = 0
     for tensor in named.values():
         batch.append(tensor)
-        nbytes += tensor.numel() * tensor.element_size()
+        nbytes += tensor.nbytes
         if nbytes >= _BROADCAST_BYTES:
             _broadcast_batch(batch, comm, root)
             batch, nbytes = [], 0
-    _broadcast_batch(batch, comm, root)
+    if batch:
+        _broadcast_batch(batch, comm, root)
 
 
 def _broadcast_batch(batch: Sequence[Tensor], comm: Communicator, root: int) -> None:
-    if not batch:
-        return
     flat = torch.cat([_bytes_of(tensor) for tensor in batch])
     received = torch.from_numpy(np.asarray(comm.broadcast(flat.numpy(), root=root)))
-    parts = torch.split(received, [tensor.numel() * tensor.element_size() for tensor in batch])
+    parts = torch.split(received, [tensor.nbytes for tensor in batch])
     for tensor, part in zip(batch, parts, strict=True):
         # clone: a part may start at any byte, and a view of wider elements needs an aligned start
         tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,6 +33,11 @@ def require_like(state: dict[str, Any], name: str, expected: Sequence[Tensor]) -
             f"the state's {name} has tensors of {shown(shapes)}, here they would be of {shown(wanted)}; build the "
             "optimizer with the same options and model"
         )
+
+
+def with_tensors(state: dict[str, Any]) -> dict[str, Any]:
+    """Return an aggregator's state with tensors for arrays, as ``torch.load`` reads it under ``weights_only=True``."""
+    return {key: torch.from_numpy(one) if isinstance(one, np.ndarray) else one for key, one in state.items()}
 
 
 def with_arrays(state: Any) -> Any:

@@ -50,43 +50,21 @@ def test_every_float_type_and_length_comes_back_finite_and_the_vector_is_left_al
 
 
 @every_method
-def test_tensors_and_arrays_give_the_same_bits(method: Any, comm: Communicator) -> None:
-    of_arrays, of_tensors = start(method, comm), start(method, comm)
-    for step in range(3):
-        given = vector(seed=step)
-        result = of_tensors.aggregate(torch.from_numpy(given.copy()))
-        np.testing.assert_array_equal(of_arrays.aggregate(given), result.numpy())
-
-
-@every_method
-def test_a_result_goes_where_it_is_wanted(method: Any, comm: Communicator) -> None:
-    wanted, returned = start(method, comm), start(method, comm)
+def test_however_a_vector_is_given_the_bits_are_the_same(method: Any, comm: Communicator) -> None:
+    """As a tensor, in another shape, with memory for the result, and read-only."""
+    plain, of_tensors, shaped, placed, read_only = (start(method, comm) for _ in range(5))
     memory = np.zeros(N + 3, np.float32)
-    for step in range(3):
-        for out in (np.empty(N, np.float32), memory[3:], memory[:N]):
-            given = vector(seed=step)
-            assert wanted.aggregate(given, out) is out
-            np.testing.assert_array_equal(out, returned.aggregate(given))
-
-
-@every_method
-def test_shapes_are_kept(method: Any, comm: Communicator) -> None:
-    shaped, flat = start(method, comm, 60), start(method, comm, 60)
-    for step in range(2):
-        given = vector(60, seed=step)
-        result = shaped.aggregate(given.reshape(3, 4, 5))
-        assert result.shape == (3, 4, 5)
-        np.testing.assert_array_equal(result.reshape(-1), flat.aggregate(given))
-
-
-@every_method
-def test_read_only_vectors_are_taken(method: Any, comm: Communicator) -> None:
-    aggregator, expected = start(method, comm), start(method, comm)
-    for step in range(3):
+    for step, out in enumerate((np.empty(N, np.float32), memory[3:], memory[:N])):
         given = vector(seed=step)
-        want = expected.aggregate(given)
+        want = plain.aggregate(given)
+        np.testing.assert_array_equal(of_tensors.aggregate(torch.from_numpy(given.copy())).numpy(), want)
+        result = shaped.aggregate(given.reshape(3, 13, -1))
+        assert result.shape == (3, 13, N // 39)
+        np.testing.assert_array_equal(result.reshape(-1), want)
+        assert placed.aggregate(given, out) is out
+        np.testing.assert_array_equal(out, want)
         given.flags.writeable = False
-        np.testing.assert_array_equal(aggregator.aggregate(given), want)
+        np.testing.assert_array_equal(read_only.aggregate(given), want)
 
 
 @every_method

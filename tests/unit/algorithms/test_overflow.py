@@ -104,60 +104,43 @@ def test_ranks_with_nan_or_infinity_are_named_beside_others_that_overflow(method
 
 
 @pytest.mark.parametrize("magnitude", [1e39, 1e160, 1e300])
-def test_norms_of_float64_vectors_whose_squares_overflow_are_measured(magnitude: float) -> None:
-    def work(comm: Communicator) -> NDArray[Any]:
-        return SSDM(scale="norm").start(comm, N, dtype="float64").aggregate(np.full(N, magnitude))
-
-    (found,) = run_local(1, work)
+def test_norms_of_float64_vectors_whose_squares_overflow_are_measured(magnitude: float, comm: Communicator) -> None:
+    found = SSDM(scale="norm").start(comm, N, dtype="float64").aggregate(np.full(N, magnitude))
     np.testing.assert_allclose(np.abs(found), magnitude * np.sqrt(N), rtol=1e-12)
     assert 0.5 < (found > 0).mean() < 0.6  # 1/2 + 1/(2 sqrt(300)), not a fair coin
 
 
-def test_a_norm_beyond_float64_is_its_largest_number_and_signs_stay_unbiased() -> None:
+def test_a_norm_beyond_float64_is_its_largest_number_and_signs_stay_unbiased(comm: Communicator) -> None:
     n, most = 200_000, np.finfo(np.float64).max
     vector = np.full(n, most)
     vector[1:] = most / 2
-
-    def work(comm: Communicator) -> NDArray[Any]:
-        return SSDM(scale="norm").start(comm, n, dtype="float64").aggregate(vector)
-
-    (found,) = run_local(1, work)
+    found = SSDM(scale="norm").start(comm, n, dtype="float64").aggregate(vector)
     assert (np.abs(found) == most).all()
     assert found[0] == most  # with certainty
     assert (found[1:] > 0).mean() == pytest.approx(0.75, abs=0.005)
 
 
-def test_cascading_holds_float64_beyond_float32_at_its_largest_number() -> None:
-    def work(comm: Communicator) -> NDArray[Any]:
-        return CascadingSSDM().start(comm, N, dtype="float64").aggregate(np.full(N, 1e300))
-
-    (found,) = run_local(1, work)
+def test_cascading_holds_float64_beyond_float32_at_its_largest_number(comm: Communicator) -> None:
+    found = CascadingSSDM().start(comm, N, dtype="float64").aggregate(np.full(N, 1e300))
     assert (np.abs(found) == np.finfo(np.float32).max).all()
 
 
-def test_a_residual_without_a_bound_that_overflows_is_told_at_once() -> None:
+@pytest.mark.parametrize("n", [64, 65])  # whole words, and what is left
+def test_a_residual_without_a_bound_that_overflows_is_told_at_once(n: int, comm: Communicator) -> None:
     """Rule "paper" keeps u + c, which no result shows until the next full-precision round."""
-
-    def work(comm: Communicator) -> None:
-        for n in (64, 65):  # whole words, and what is left
-            aggregator = Marsit(None, residual="paper", global_step=1.0).start(comm, n)
-            vector = np.zeros(n, np.float32)
-            vector[-1] = 3e38
-            aggregator.aggregate(vector)
-            with pytest.raises(NonFiniteGradient, match=r"from no rank \(the sum overflowed\)"):
-                aggregator.aggregate(vector)
-
-    run_local(1, work)
+    aggregator = Marsit(None, residual="paper", global_step=1.0).start(comm, n)
+    vector = np.zeros(n, np.float32)
+    vector[-1] = 3e38
+    aggregator.aggregate(vector)
+    with pytest.raises(NonFiniteGradient, match=r"from no rank \(the sum overflowed\)"):
+        aggregator.aggregate(vector)
 
 
-def test_a_residual_that_is_not_clipped_is_held_at_the_largest_number() -> None:
-    def work(comm: Communicator) -> None:
-        aggregator = Marsit(None, clip=np.inf, global_step=1.0).start(comm, 65)
-        for _ in range(3):
-            aggregator.aggregate(np.full(65, 3e38, np.float32))
-        assert (aggregator.state_dict()["residual"] == np.finfo(np.float32).max).all()
-
-    run_local(1, work)
+def test_a_residual_that_is_not_clipped_is_held_at_the_largest_number(comm: Communicator) -> None:
+    aggregator = Marsit(None, clip=np.inf, global_step=1.0).start(comm, 65)
+    for _ in range(3):
+        aggregator.aggregate(np.full(65, 3e38, np.float32))
+    assert (aggregator.state_dict()["residual"] == np.finfo(np.float32).max).all()
 
 
 @pytest.mark.parametrize("method", [Marsit(None), Marsit(2)], ids=str)
@@ -178,19 +161,15 @@ def test_marsit_goes_on_after_a_global_step_that_overflowed(method: Marsit) -> N
 @pytest.mark.parametrize("method", [ScaleCom(10), RandomK(10), TrueTopK(10), RandomK(10, warmup_steps=1)], ids=str)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_mean_that_is_not_finite_never_becomes_a_result(
-    method: Algorithm, bad: float, monkeypatch: pytest.MonkeyPatch
+    method: Algorithm, bad: float, comm: Communicator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever summed the numbers wrongly: each of them was finite, and small."""
+    correct = comm.dense_steps
 
-    def work(comm: Communicator) -> None:
-        correct = comm.dense_steps
+    def dense_steps(call: Any, values: Any, dtype: str, mean: bool, out: Any, *others: Any) -> Iterator[bool]:
+        yield from correct(call, values, dtype, mean, out, *others)
+        out[-1] = bad
 
-        def dense_steps(call: Any, values: Any, dtype: str, mean: bool, out: Any, *others: Any) -> Iterator[bool]:
-            yield from correct(call, values, dtype, mean, out, *others)
-            out[-1] = bad
-
-        monkeypatch.setattr(comm, "dense_steps", dense_steps)
-        with pytest.raises(NonFiniteGradient, match="from no rank"):
-            method.start(comm, N).aggregate(np.ones(N, np.float32))
-
-    run_local(1, work)
+    monkeypatch.setattr(comm, "dense_steps", dense_steps)
+    with pytest.raises(NonFiniteGradient, match="from no rank"):
+        method.start(comm, N).aggregate(np.ones(N, np.float32))

@@ -1,4 +1,4 @@
-"""Methods by counts on one rank: long vectors, buckets, zeros, unbiased draws."""
+"""Methods of counted and of cascaded signs on one rank: long vectors, buckets, zeros, unbiased draws."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mpicomp import Communicator, redistribute, run_local
-from mpicomp.algorithms.ef_signsgd import EFSignSGD
-from mpicomp.algorithms.majority_vote import MajorityVote
-from mpicomp.algorithms.ssdm import SSDM
+from mpicomp import SSDM, CascadingSSDM, Communicator, EFSignSGD, MajorityVote, Marsit
+from mpicomp.codecs.stochastic_sign import norm
 from tests.exact import Trial
 from tests.reference.statistics import assert_binomial
 
@@ -31,37 +29,22 @@ def test_a_bucket_longer_than_the_vector_is_the_whole_of_it(comm: Communicator) 
     assert EFSignSGD(5).start(comm, 0).aggregate(np.zeros(0, np.float32)).size == 0
 
 
-def test_what_is_pending_in_buckets_goes_to_other_numbers_of_ranks() -> None:
-    """The mean of the residuals, for other buckets too: none of it is lost."""
-
-    def taken(comm: Any, bucket: int | None, states: Any) -> dict[str, Any]:
-        aggregator = EFSignSGD(bucket).start(comm, N)
-        if states is not None:
-            aggregator.load_state_dict(states[comm.rank])
-        else:
-            for g in gradients():
-                aggregator.aggregate(g * (comm.rank + 1))
-        return aggregator.state_dict()
-
-    old = run_local(3, lambda comm: taken(comm, 500, None))
-    kinds = run_local(1, lambda comm: EFSignSGD(500).start(comm, N).state_kinds)[0]
-    moved = redistribute(old, 2, kinds)
-    new = run_local(2, lambda comm: taken(comm, 7, moved))
-    before, after = (np.mean([state["residual"] for state in states], axis=0, dtype=float) for states in (old, new))
-    assert np.abs(before).max() > 0
-    np.testing.assert_allclose(after, before, rtol=2**-23)
-
-
-@pytest.mark.parametrize("scale", ["none", "norm"])
-def test_a_vector_of_zeros_gives_zeros(scale: str, comm: Communicator) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [SSDM(), SSDM(scale="norm"), EFSignSGD(), CascadingSSDM(), CascadingSSDM(normalise=True), Marsit(None)],
+    ids=str,
+)
+def test_a_vector_of_zeros_gives_zeros(options: Any, comm: Communicator) -> None:
     for n in (1, N):
-        assert not SSDM(scale=scale).start(comm, n).aggregate(np.zeros(n, np.float32)).any()
-    half = np.zeros(256, np.float32)
-    half[:128] = 1
-    result = SSDM(scale=scale).start(comm, 256, tensor_lengths=(128, 128)).aggregate(half)
-    assert result[:128].all()
-    assert not result[128:].any()
-    assert not EFSignSGD().start(comm, N).aggregate(np.zeros(N, np.float32)).any()
+        aggregator = options.start(comm, n)
+        for _ in range(3):
+            assert not aggregator.aggregate(np.zeros(n, np.float32)).any()
+    if options.uses_tensor_lengths:
+        half = np.zeros(256, np.float32)
+        half[:128] = 1
+        result = options.start(comm, 256, tensor_lengths=(128, 128)).aggregate(half)
+        assert result[:128].all()
+        assert not result[128:].any()
 
 
 def test_zeros_of_the_majority_alternate_from_step_to_step(comm: Communicator) -> None:
@@ -71,30 +54,38 @@ def test_zeros_of_the_majority_alternate_from_step_to_step(comm: Communicator) -
     np.testing.assert_array_equal(odd, -even)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_the_mean_over_steps_is_the_vector(momentum: float, comm: Communicator) -> None:
+@pytest.mark.parametrize("options", [SSDM(scale="norm", seed=1), SSDM(0.5, "norm", seed=1), CascadingSSDM()], ids=str)
+def test_the_mean_over_steps_is_the_vector(options: Any, comm: Communicator) -> None:
     """With momentum, what it has settled to."""
     x, steps = np.array([0.75, -0.5, 0.25, 0.0, -0.125, 0.3], np.float32), 4000
-    aggregator = SSDM(momentum=momentum, scale="norm", seed=1).start(comm, 6)
-    for _ in range(60 if momentum else 0):
+    aggregator, length, ups = options.start(comm, 6), float(norm(x)), np.zeros(6, int)
+    for _ in range(60 if options == SSDM(0.5, "norm", seed=1) else 0):
         aggregator.aggregate(x)
-    norm = float(np.linalg.norm(x.astype(np.float64)).astype(np.float32))
-    ups = np.zeros(6, int)
     for _ in range(steps):
         result = aggregator.aggregate(x)
-        assert (np.abs(result) == np.float32(norm)).all()
+        assert (np.abs(result) == np.float32(length)).all()
         ups += result > 0
     for i, value in enumerate(x):
-        assert_binomial(ups[i], steps, 0.5 + float(value) / (2 * norm), f"element {i}")
+        assert_binomial(ups[i], steps, 0.5 + float(value) / (2 * length), f"element {i}")
 
 
-def test_seeds_vectors_and_steps_draw_differently(comm: Communicator) -> None:
+def test_normalised_results_have_the_vector_s_norm_and_the_same_signs(comm: Communicator) -> None:
+    x = gradients()[0]
+    plain, normalised = CascadingSSDM().start(comm, N), CascadingSSDM(normalise=True).start(comm, N)
+    for _ in range(3):
+        result = normalised.aggregate(x)
+        assert norm(result) == pytest.approx(norm(x), rel=1e-6)
+        np.testing.assert_array_equal(np.sign(result), np.sign(plain.aggregate(x)))
+
+
+@pytest.mark.parametrize("method", [SSDM, CascadingSSDM])
+def test_seeds_vectors_and_steps_draw_differently(method: Any, comm: Communicator) -> None:
     x = np.zeros(N, np.float32)
     x[[0, -1]] = 1
-    first = SSDM().start(comm, N)
-    one = first.aggregate(x)
-    for other in (first, SSDM(seed=1).start(comm, N), SSDM().start(comm, N, vector_id=1)):
-        assert_binomial((other.aggregate(x) == one)[1:-1].sum(), N - 2, 0.5, "equal signs")
+    first = method().start(comm, N)
+    one = np.sign(first.aggregate(x))
+    for other in (first, method(seed=1).start(comm, N), method().start(comm, N, vector_id=1)):
+        assert_binomial((np.sign(other.aggregate(x)) == one)[1:-1].sum(), N - 2, 0.5, "equal signs")
 
 
 @pytest.mark.parametrize("options", [MajorityVote(seed=3), EFSignSGD(500)], ids=str)

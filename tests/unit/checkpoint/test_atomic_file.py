@@ -79,15 +79,6 @@ def test_what_a_killed_process_leaves_is_removed_by_the_next_write_of_the_same_f
     assert left.startswith(".other.npz.")
 
 
-def test_what_another_host_left_is_removed_too(tmp_path: Path) -> None:
-    """Its process numbers say nothing here; the lock that it held is gone."""
-    path = tmp_path / "state"
-    (tmp_path / f".state.01234567-{os.getpid()}-89abcdef.partial").write_bytes(b"half")
-    (tmp_path / f".state.{os.getpid()}.partial").write_bytes(b"of an earlier version")
-    replace(path)
-    assert names(tmp_path) == ["state"]
-
-
 def test_what_a_living_process_writes_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "state"
     with writing(path) as process:
@@ -184,9 +175,11 @@ def test_a_new_file_follows_no_link_and_takes_no_files_place(tmp_path: Path, mon
     assert target.read_bytes() == b"kept"
 
 
-def test_names_that_only_look_alike_are_left_alone(tmp_path: Path) -> None:
+def test_of_names_that_look_alike_only_those_of_its_own_partial_files_are_removed(tmp_path: Path) -> None:
+    """Also another host's, whose process numbers say nothing here, and an earlier version's."""
     others = [".state.npz.1.partial", ".state.x.partial", ".state..partial", ".state.1.partial.txt", "state.1.partial"]
-    for name in others:
+    own = [f".state.01234567-{os.getpid()}-89abcdef.partial", f".state.{os.getpid()}.partial"]
+    for name in (*others, *own):
         (tmp_path / name).touch()
     (tmp_path / ".state.1.partial").mkdir()
     replace(tmp_path / "state")

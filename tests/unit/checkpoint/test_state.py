@@ -1,44 +1,137 @@
-"""States on disk, and on other numbers of ranks."""
+"""States on disk: what is saved comes back; other files are told in one line, in no more memory than they are long."""
 
 from __future__ import annotations
 
 import gc
+import io
+import json
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+import tracemalloc
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from collectives.threads.run_local import run_local
-from mpicomp import ALGORITHMS, Communicator, Dense, Marsit
-from mpicomp.checkpoint.redistribute import redistribute
-from mpicomp.checkpoint.state import load_state, save_state
+from mpicomp.checkpoint.state import _digest, load_state, save_state
+from tests.mutations import HUGE, mutants
 
-N = 3 * 4096 + 5
-NESTED: dict[str, Any] = {
+STATE: dict[str, Any] = {
+    "method": "Marsit",
     "n": 7,
+    "step": 3,
+    "residual": np.arange(7, dtype=np.float32) / 3,
+    "inner": {"list": [1, (2.5, None)], "word": np.array([2**64 - 1], np.uint64), "more": True},
+}
+TEXT = (
+    '{"dict": [["method", "Marsit"], ["n", 7], ["step", 3], ["residual", {"array": "0"}], ["inner", {"dict": '
+    '[["list", [1, {"tuple": [2.5, null]}]], ["word", {"array": "1"}], ["more", true]]}]]}'
+)
+ARRAYS = {"0": STATE["residual"], "1": STATE["inner"]["word"]}
+
+
+DEEP: dict[str, Any] = {}
+for _ in range(150):
+    DEEP = {"deeper": DEEP, "list": [[[]]]}
+NESTED: dict[str, Any] = {
     "step": 2**40,
     "gamma": 0.1 + 0.2,
     "unseen": math.nan,
     "name": "marsit ± ü",
+    "path": "\udc80",
     "none": None,
     "flag": True,
     "residual": np.arange(7, dtype=np.float32) / 3,
     "words": np.array([2**64 - 1, 0], np.uint64),
     "empty": np.zeros((0, 3)),
+    "texts": np.array(["a", "bc"]),
+    "fields": np.zeros((2, 2), [("a", "<i4"), ("b", "<f8")]).T,
+    "dates": np.array(["2020-01-01"], "datetime64[D]"),
     "scalar": np.float64(1) / 3,
     "inner": {"residual": np.full((2, 2), -0.0), "order": [1, (2, "x")], 3: "three"},
+    "random": np.random.default_rng(1).bit_generator.state,  # integers of 128 bits
+    (1, "tuple"): {None: -(10**63), 2.5: float("inf"), True: ""},
+    "deep": DEEP,
 }
 
 
-SMALL: dict[str, Any] = {"step": 3, "residual": np.arange(7, dtype=np.float32) / 3}
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+def npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array(file, np.asarray(array), allow_pickle=True)
+    return file.getvalue()
+
+
+def with_header(header: str, content: bytes = b"", version: int = 1) -> bytes:
+    """An array in NumPy's format, of whatever header."""
+    text = header.encode() + b"\n"
+    length = len(text).to_bytes(2 if version == 1 else 4, "little")
+    return b"\x93NUMPY" + bytes([version, 0]) + length + text + content
+
+
+def header(shape: str, descr: str = "'<f4'") -> str:
+    return f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}"
+
+
+def archive(path: Path, members: Mapping[str, bytes], compression: int = zipfile.ZIP_STORED) -> None:
+    with zipfile.ZipFile(path, "w", compression) as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+
+
+def signed(text: str, arrays: Mapping[str, Any]) -> dict[str, bytes]:
+    """The members of a file whose digest is right."""
+    content = text.encode()
+    digest = _digest({name: np.asarray(array) for name, array in arrays.items()}, content)
+    members = {"state": np.frombuffer(content, np.uint8), "sha256": digest, **arrays}
+    return {f"{name}.npy": npy(array) for name, array in members.items()}
+
+
+def rejected(path: Path, cause: str = "") -> None:
+    with pytest.raises(
+        ValueError, match=rf"{' '.join(path.name.split())} .*{cause}.*: (load an earlier one|name a file that)"
+    ) as caught:
+        load_state(path)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 600
+
+
+def told(path: Path, state: Any = None) -> bool:
+    """Whether one line says that the file holds no state; else it holds a dict, and the same state if one is given."""
+    try:
+        found = load_state(path)
+    except ValueError as error:
+        text = str(error)
+    else:
+        assert isinstance(found, dict)
+        assert state is None or str(found) == str(state)
+        return False
+    assert text.isprintable()
+    assert str(path) in text
+    return True
+
+
+@contextmanager
+def less_memory_than(most: int) -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < most
+    finally:
+        tracemalloc.stop()
 
 
 def assert_same(one: Any, other: Any) -> None:
@@ -55,19 +148,17 @@ def assert_same(one: Any, other: Any) -> None:
         assert isinstance(one, np.generic) or type(one) is type(other)
 
 
-# On disk --------------------------------------------------------------------------------------------------------------
+# What is saved --------------------------------------------------------------------------------------------------------
 
 
-def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
-    path = tmp_path / "state.npz"
+def test_a_state_comes_back_as_it_was(path: Path) -> None:
     save_state(path, NESTED)
     assert_same(load_state(path), load_state(str(path)))
     assert_same(NESTED, load_state(path))
-    assert [file.name for file in tmp_path.iterdir()] == ["state.npz"]
+    assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_file_is_replaced_whole_or_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "state"
+def test_a_file_is_replaced_whole_or_left(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_state(path, {"step": 1})
     save_state(path, {"step": 2})
     assert load_state(path) == {"step": 2}
@@ -79,56 +170,15 @@ def test_a_file_is_replaced_whole_or_left(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(OSError, match=r"No space left on device.*state"):
         save_state(path, {"step": 3})
     assert load_state(path) == {"step": 2}
-    assert [file.name for file in tmp_path.iterdir()] == ["state"]
+    assert list(path.parent.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("value", [{1, 2}, object(), np.array([None, 3]), 1j])
-def test_what_cannot_be_stored_is_named_and_nothing_written(tmp_path: Path, value: Any) -> None:
-    with pytest.raises(TypeError, match="cannot pack a"):
-        save_state(tmp_path / "state", {"inner": {"x": value}})
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_truncated_file_is_told_at_any_length(tmp_path: Path) -> None:
-    path = tmp_path / "state"
-    save_state(path, SMALL)
-    whole = path.read_bytes()
-    for length in range(len(whole)):
-        path.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match=r"state is truncated, altered or no state .*: load an earlier one"):
-            load_state(path)
-
-
-def test_a_flipped_bit_is_told_or_changes_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "state"
-    save_state(path, SMALL)
-    whole = path.read_bytes()
-    told = 0
-    for at in range(len(whole)):
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
-        try:
-            found = load_state(path)
-        except ValueError as error:
-            text = str(error)
-            told += 1
-        else:
-            assert_same(SMALL, found)  # in a date, say
-            continue
-        assert text.startswith(str(path))
-    assert told > len(whole) / 2
-
-
-def test_a_value_that_was_exchanged_behind_the_archives_back_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "state"
-    save_state(path, NESTED)
-    with np.load(path) as file:
-        members = dict(file)
-    largest = max(members, key=lambda name: members[name].size if name.isdigit() else 0)
-    members[largest] = members[largest] + 1
-    with path.open("wb") as file:
-        np.savez(file, **members)
-    with pytest.raises(ValueError, match=r"is altered \(its SHA-256 is not the one it names\): load an earlier one"):
-        load_state(path)
+@pytest.mark.parametrize("value", [{1, 2}, object(), np.array([None, 3]), 1j, -(10**64)])
+def test_what_cannot_be_stored_is_named_and_nothing_written(path: Path, value: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="cannot pack a") as caught:
+        save_state(path, {"inner": {"x": value}})
+    assert isinstance(caught.value, ValueError) == isinstance(value, int)
+    assert not list(path.parent.iterdir())
 
 
 @pytest.fixture
@@ -149,175 +199,202 @@ def restless() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("restless")
-def test_threads_read_states_at_the_same_time(tmp_path: Path) -> None:
-    path = tmp_path / "state.npz"
-    save_state(path, SMALL)
+def test_threads_read_states_at_the_same_time(path: Path) -> None:
+    save_state(path, STATE)
     with ThreadPoolExecutor(4) as threads:
         for state in threads.map(load_state, [path] * 40):
-            assert_same(SMALL, state)
+            assert_same(STATE, state)
+
+
+# Files that `save_state` did not write ------------------------------------------------------------------------------
+
+
+def test_the_files_of_these_tests_are_states_but_for_their_faults(path: Path) -> None:
+    archive(path, signed(TEXT, ARRAYS))
+    assert_same(STATE, load_state(path))
+
+
+def test_a_truncated_file_is_told_at_any_length(path: Path) -> None:
+    save_state(path, STATE)
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        rejected(path, "is truncated, altered or no state")
+
+
+def test_a_flipped_bit_is_told_or_changes_nothing(path: Path) -> None:
+    """In a date, say."""
+    save_state(path, STATE)
+    whole, count = path.read_bytes(), 0
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+        count += told(path, STATE)
+    assert count > len(whole) / 2
+
+
+def test_whatever_bytes_a_file_has_it_is_the_state_or_one_line(path: Path) -> None:
+    save_state(path, STATE)
+    whole, draw = path.read_bytes(), Random(3)
+    for _ in range(1500):
+        changed = bytearray(whole)
+        for _ in range(draw.choice((1, 2, 8))):
+            at = draw.randrange(len(changed))
+            match draw.randrange(4):
+                case 0:
+                    changed[at] = draw.randrange(256)
+                case 1:
+                    changed[at : at + 4] = draw.choice((b"\xff" * 4, b"\0" * 4, b"\xff\xff\xff\x7f"))
+                case 2:
+                    del changed[at : at + draw.randrange(40)]
+                case _:
+                    changed[at:at] = changed[draw.randrange(len(changed)) :][: draw.randrange(60)]
+        path.write_bytes(changed)
+        told(path, STATE)
+
+
+def test_whatever_a_text_says_it_is_a_state_or_one_line(path: Path) -> None:
+    for text in mutants(json.loads(TEXT), 1500):
+        archive(path, signed(text, ARRAYS))
+        told(path)
+
+
+def test_a_value_that_was_exchanged_behind_the_archives_back_is_told(path: Path) -> None:
+    archive(path, signed(TEXT, ARRAYS) | {"0.npy": npy(ARRAYS["0"] + 1)})
+    rejected(path, r"is altered \(its SHA-256 is not the one it names\)")
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_compressed_file_takes_no_memory(path: Path, compression: int) -> None:
+    """Of 50 KB at most, and 50 MB if it were read."""
+    archive(path, signed('{"dict": [["a", {"array": "0"}]]}', {"0": np.zeros(50_000_000, np.uint8)}), compression)
+    assert path.stat().st_size < 100_000
+    with less_memory_than(5_000_000):
+        rejected(path, "is compressed")
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        with_header(header("(1000000000000,)")),
+        with_header(header("(2500000000,)"), b"1234"),
+        with_header(header("(10000000000000000000, 0)")),
+        with_header(header(f"({HUGE},)")),
+        with_header(header("(-1,)")),
+        with_header(header("(-1, -1)"), b"1234"),
+        with_header(header("(1000000, 1000000, 0)"), b"1234"),
+        with_header(header("(1,)", "'<V2147483647'"), b"1234"),
+        with_header(header("()", "('<f4', (500000, 1000))"), b"1234"),
+        with_header(header("(1,)"), b"12345"),
+        with_header(header("(1,)"), b"123"),
+        with_header(header("(1000000000000000,)", "'<U0'")),
+        with_header(header("(1,)", "'|O'"), b"12345678"),
+        with_header("(" * 9000),
+        with_header("[" * 60_000, b"", 2),
+        with_header("{'descr': '<f4', 'shape': (1,)}", b"1234"),
+        with_header("__import__('os').getpid()", b"1234"),
+        with_header(header("1"), b"1234"),
+        with_header(header("(True,)"), b"1234"),
+        with_header(header("(1,)", "'nonsense'"), b"1234"),
+        b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + b"{" * 100,
+        b"\x93NUMPY\x09\x00" + b" " * 100,
+        b"\x80\x04\x95",
+        b"",
+    ],
+)
+def test_an_array_that_is_not_as_long_as_it_says_takes_no_memory(path: Path, member: bytes) -> None:
+    archive(path, signed(TEXT, ARRAYS) | {"0.npy": member})
+    with less_memory_than(20_000_000):
+        rejected(path, "is truncated, altered or no state")
+
+
+def test_members_that_share_their_bytes_are_counted_before_they_are_read(path: Path) -> None:
+    """The directory of an archive may name one member many times, of 1 MB here each."""
+    archive(path, {"0.npy": npy(np.zeros(1_000_000, np.uint8))})
+    whole = path.read_bytes()
+    start = whole.rindex(b"PK\x01\x02")
+    entry, end = whole[start : whole.rindex(b"PK\x05\x06")], whole[whole.rindex(b"PK\x05\x06") :]
+    entries = b"".join(entry.replace(b"0.npy", f"{number}.npy".encode()) for number in range(10))
+    ten = (10).to_bytes(2, "little")
+    path.write_bytes(whole[:start] + entries + end[:8] + ten * 2 + len(entries).to_bytes(4, "little") + end[16:])
+    with zipfile.ZipFile(path) as file:
+        assert len(file.infolist()) == 10
+    rejected(path, "its members are 100012")
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_member_that_occurs_twice_is_told(path: Path) -> None:
+    for second in ("0.npy", "0"):
+        with zipfile.ZipFile(path, "w") as file:
+            for name, content in (*signed(TEXT, ARRAYS).items(), (second, npy(np.zeros(7, np.float32)))):
+                file.writestr(name, content)
+        rejected(path, "a member occurs more than once")
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("[" * 100_000 + "]" * 100_000, "nested deeper than 3000"),
+        ("[" * 2900 + "]" * 2900, "nested too deep"),
+        ("[" * 600 + "]" * 600, "nested too deep"),
+        ('{"dict": [["step", ' + HUGE + "]]}", "401 characters"),
+        ('{"dict": [["step", 1e400]]}', "beyond the range of float64"),
+        ('{"dict": [["a", 1], ["a", 2]]}', "a key occurs more than once in a dict"),
+        ('{"dict": [], "dict": []}', "occurs more than once in an object"),
+        ('{"dict": [[[], 1]]}', "a key is a list"),
+        ('{"dict": [[{"array": "0"}, 1]]}', "a key is a list, a dict or an array"),
+        ('{"dict": [["a"]]}', "is no value of a state"),
+        ('{"dict": {"a": 1}}', "is no value of a state"),
+        ('{"dict": 1}', "is no value of a state"),
+        ('{"tuple": null}', "is no value of a state"),
+        ("{}", "neither a value nor a place of one"),
+        ('{"array": "0", "tuple": []}', "neither a value nor a place of one"),
+        ('{"array": 0}', "is no value of a state"),
+        ('{"dict": [["a", {"array": "7"}]]}', "the array '7' is missing"),
+        ('{"dict": [["a", {"array": "state"}]]}', "the array 'state' is missing"),
+        ('{"tensor": "0"}', "is no value of a state"),
+        ("[]", r"it is \[\], not a dict"),
+        ('{"array": "0"}', "it is array"),
+        ("null", "it is None, not a dict"),
+        ("", "Expecting value"),
+    ],
+)
+def test_a_text_with_a_right_digest_that_is_no_state_is_told(path: Path, text: str, cause: str) -> None:
+    archive(path, signed(text, ARRAYS))
+    rejected(path, cause)
 
 
 def test_other_files_are_no_states(tmp_path: Path) -> None:
-    path = tmp_path / "other.npz"
-    np.savez(path, residual=np.ones(3))
-    with pytest.raises(ValueError, match=r"other.npz holds no state: name a file that save_state wrote"):
-        load_state(path)
-    for content in (b"", b"PK", b"a text", np.lib.format.MAGIC_PREFIX):
-        path.write_bytes(content)
-        with pytest.raises(ValueError, match="no state"):
-            load_state(path)
-    np.save(tmp_path / "array.npy", np.ones(3))
-    with pytest.raises(ValueError, match="no state"):
-        load_state(tmp_path / "array.npy")
-    np.savez(path, state=np.array([{"pickled": 1}], object), sha256=np.zeros(32, np.uint8))
-    with pytest.raises(ValueError, match="no state"):
-        load_state(path)
+    path = tmp_path / "some\nstate"
     with pytest.raises(FileNotFoundError):
-        load_state(tmp_path / "none")
+        load_state(path)
+    for content in (b"", b"PK", b"a text", np.lib.format.MAGIC_PREFIX, npy(np.ones(3))):
+        path.write_bytes(content)
+        rejected(path)
+    archive(path, {"residual.npy": npy(np.ones(3))})
+    rejected(path, "holds no state")
+    good = signed(TEXT, ARRAYS)
+    archive(path, good | {"state.npy": npy(np.array([{"pickled": 1}], object))})
+    rejected(path)
+    for name in good:
+        archive(path, {other: content for other, content in good.items() if other != name})
+        rejected(path)
+    for wrong in (np.zeros(32), np.zeros((2, 16), np.uint8), np.zeros((), "<U5"), np.zeros(3, "V3"), np.float64(1)):
+        for name in good:
+            archive(path, good | {name: npy(wrong)})
+            rejected(path)
+    archive(path, good | {"state.npy": npy(np.frombuffer(b"\xff\xfe", np.uint8))})
+    rejected(path)
+    archive(path, good | {"\n\x1b": b""})
+    rejected(path)
 
 
-# On other numbers of ranks --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("ranks", [1, 2, 5])
-def test_each_kind_becomes_what_it_should(dtype: Any, ranks: int) -> None:
-    rng = np.random.default_rng(0)
-    residuals = (rng.standard_normal((3, 10)) * [[1], [1e6], [1e-6]]).astype(dtype)
-    parts = np.zeros((3, 10), dtype)
-    for rank in range(3):
-        parts[rank, 4 * rank : 4 * rank + 4] = rng.standard_normal(10)[4 * rank : 4 * rank + 4]
-    states = [
-        {"n": 10, "scale": math.nan, "note": None, "e": {"r": residuals[rank]}, "own": parts[rank]} for rank in range(3)
-    ]
-    kinds: Any = {"n": "shared", "scale": "shared", "note": "shared", "e": "mean", "own": "owner", "never": "mean"}
-    found = redistribute(states, ranks, kinds)
-    assert len(found) == ranks
-    mean = (residuals.astype(np.float64).sum(axis=0) / 3).astype(dtype)
-    for state in found:
-        assert_same(state, {"n": 10, "scale": math.nan, "note": None, "e": {"r": mean}, "own": parts.sum(axis=0)})
-
-
-def test_the_mean_is_rounded_once() -> None:
-    """Added up in float32, each 1 would be lost beside 2^24."""
-    states = [{"r": np.array([value], np.float32)} for value in (2.0**24, 1, 1, 1, 1)]
-    assert redistribute(states, 1, {"r": "mean"})[0]["r"][0] == np.float32((2**24 + 4) / 5)
-
-
-def test_states_that_do_not_belong_together_are_refused() -> None:
-    kinds: Any = {"step": "shared", "r": "mean", "own": "owner", "text": "shared"}
-    one = {"step": 3, "r": np.zeros(4, np.float32), "own": np.zeros(4, np.float32), "text": "a"}
-    refused = [
-        ({"text": "bc"}, r"ranks 0 and 2 differ in text \(a and bc\): take states of one run"),
-        ({"step": 4}, r"ranks 0 and 2 differ in step \(3 and 4\): take states of one run"),
-        ({"text": "b"}, "differ in text"),
-        ({"r": np.zeros(5, np.float32)}, r"differ in r \(float32\[4\] and float32\[5\]\)"),
-        ({"r": np.zeros(4)}, "differ in r"),
-        ({"more": 1}, "ranks 0 and 2 have states with"),
-    ]
-    for change, message in refused:
-        with pytest.raises(ValueError, match=message):
-            redistribute([one, one, one | change], 2, kinds)
-    with pytest.raises(ValueError, match="rank 1 owns elements of own that a lower rank owns too"):
-        redistribute([one | {"own": np.ones(4)}] * 2, 2, kinds)
-    with pytest.raises(ValueError, match="r holds int64, of which ranks have no mean part"):
-        redistribute([one | {"r": np.ones(4, np.int64)}] * 2, 2, kinds)
-    with pytest.raises(ValueError, match="nothing says what step are on other ranks"):
-        redistribute([{"step": 1}], 2, {})
-    for states, ranks in (([], 2), ([one], 0)):
-        with pytest.raises(ValueError, match="a state goes from 1 rank or more to 1 or more"):
-            redistribute(states, ranks, kinds)
-
-
-def updates(ranks: int, step: int, dtype: str) -> NDArray[Any]:
-    rng = np.random.default_rng([ranks, step])
-    return (rng.standard_normal((ranks, N)) * rng.uniform(0.5, 2)).astype(dtype)
-
-
-def resumed_on(
-    method: Any, counts: tuple[int, ...], steps: int, dtype: str, check: Callable[[list[Any], list[Any]], None]
-) -> tuple[NDArray[np.float64], list[dict[str, Any]]]:
-    """Sum of the results of runs that go on on other numbers of ranks, less the ranks' mean update; the last states."""
-    missing, states = np.zeros(N), []
-    for ranks in counts:
-
-        def work(comm: Communicator, before: Any = states) -> Any:
-            aggregator = method.start(comm, N, dtype=dtype)
-            if before:
-                aggregator.load_state_dict(redistribute(before, comm.size, aggregator.state_kinds)[comm.rank])
-            start = aggregator.state_dict()
-            given = [updates(comm.size, step, dtype) for step in range(steps)]
-            results = [aggregator.aggregate(u[comm.rank]) for u in given]
-            return results, start, aggregator.state_dict()
-
-        found = run_local(ranks, work, "ring")
-        check(states, [start for _, start, _ in found])
-        for step in range(steps):
-            assert len({results[step].tobytes() for results, _, _ in found}) == 1
-            missing += updates(ranks, step, dtype).astype(np.float64).mean(axis=0) - found[0][0][step]
-        states = [state for _, _, state in found]
-    return missing, states
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("every", [None, 7])
-@pytest.mark.parametrize("rule", ["own", "paper"])
-def test_what_is_pending_is_kept_from_4_ranks_to_3_to_8(rule: Any, every: int | None, dtype: str) -> None:
-    precision = 2.0**-23 if dtype == "float32" else 2.0**-52
-
-    def same_mean(old: list[Any], new: list[Any]) -> None:
-        if not old:
-            return
-        before, after = (np.mean([s["residual"].astype(np.float64) for s in states], axis=0) for states in (old, new))
-        assert (np.abs(before - after) <= 4 * precision * np.abs(before)).all()
-        assert np.abs(before).max() > 0
-        assert all(state["step"] == old[0]["step"] for state in new)
-        assert all((state["magnitudes"] == old[0]["magnitudes"]).all() for state in new)
-
-    steps = 10
-    missing, states = resumed_on(Marsit(every, residual=rule, seed=3), (4, 3, 8), steps, dtype, same_mean)
-    assert states[0]["step"] == 3 * steps
-    if rule == "paper":  # sum of g + mean of c = sum of the mean u, whatever the ranks were
-        pending = np.mean([state["residual"].astype(np.float64) for state in states], axis=0)
-        largest = max(np.abs(state["residual"]).max() for state in states) + 10
-        assert np.abs(missing - pending).max() <= 3 * steps * precision * largest
-
-
-def pending(states: list[Any], kinds: dict[str, str]) -> NDArray[np.float64]:
-    """What the ranks have yet to give."""
-    total = np.zeros(N)
-    for key, kind in kinds.items():
-        if kind in ("mean", "owner") and np.size(states[0].get(key, ())):
-            kept = [state[key].astype(np.float64) for state in states]
-            total += np.mean(kept, axis=0) if kind == "mean" else np.sum(kept, axis=0)
-    return total
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_method_goes_on_on_other_numbers_of_ranks(name: str) -> None:
-    method = ALGORITHMS[name]()
-
-    def nothing_lost(old: list[Any], new: list[Any]) -> None:
-        if old:
-            kinds = run_local(1, lambda comm: method.start(comm, N).state_kinds)[0]
-            before = pending(old, kinds)
-            assert np.abs(pending(new, kinds) - before).max() <= 2.0**-22 * np.abs(before).max()
-
-    resumed_on(method, (4, 3, 8), 2, "float32", nothing_lost)
-
-
-@pytest.mark.parametrize("name", ["double-squeeze", "mem-sgd", "one-bit-sgd", "ef-signsgd", "local-top-k", "scalecom"])
-def test_results_and_what_is_pending_are_what_was_given(name: str) -> None:
-    """The law of error feedback holds over a change of ranks as well."""
-    method, steps = ALGORITHMS[name](), 5
-    kinds = run_local(1, lambda comm: method.start(comm, N).state_kinds)[0]
-    missing, states = resumed_on(method, (4, 3, 8), steps, "float32", lambda old, new: None)
-    left = pending(states, kinds)
-    assert np.abs(left).max() > 0
-    assert np.abs(missing - left).max() <= 3 * steps * 2.0**-22 * 10 * np.abs(left).max()
-
-
-def test_dense_goes_on_anywhere() -> None:
-    missing, states = resumed_on(Dense(), (4, 3, 8), 2, "float64", lambda old, new: None)
-    assert np.abs(missing).max() < 1e-12
-    assert states[0] == {"method": "Dense", "n": N, "step": 6}
+def test_a_damaged_directory_is_told(path: Path) -> None:
+    """Lengths in the archive's directory that are not those of its members."""
+    archive(path, signed(TEXT, ARRAYS))
+    whole = path.read_bytes()
+    crc = zlib.crc32(npy(ARRAYS["0"])).to_bytes(4, "little")
+    at = whole.rindex(crc) + 4
+    for lengths in ((2**31, 2**31), (2**32 - 2, 2**32 - 2), (0, 0), (100, 100), (10**6, 200)):
+        changed = b"".join(length.to_bytes(4, "little") for length in lengths)
+        path.write_bytes(whole[:at] + changed + whole[at + 8 :])
+        rejected(path)

@@ -40,17 +40,7 @@ def tell(name, text=""):
 
 
 class Job:
-    """An ``mpirun`` and its ranks.
-
-    Parameters
-    ----------
-    command
-        The process to watch.
-    folder
-        Where the ranks' ``tell(name, text)`` leaves files, and the output goes.
-    env
-        Environment of the process.
-    """
+    """An ``mpirun`` and its ranks, whose ``tell(name, text)`` leaves files in `folder`; the output goes there too."""
 
     def __init__(self, command: Sequence[str], folder: Path, env: dict[str, str]) -> None:
         self.folder = folder
@@ -163,20 +153,11 @@ class Jobs:
             job.end()
 
 
-@contextlib.contextmanager
-def open_jobs(folder: Path) -> Iterator[Jobs]:
-    """Yield a `Jobs` that works in `folder`; what is still running at the end is ended."""
-    shared_memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=shared_memory if shared_memory.is_dir() else None) as segments:
-        jobs = Jobs(folder, segments)
-        try:
-            yield jobs
-        finally:
-            jobs.end()
-
-
 @pytest.fixture
 def jobs(tmp_path: Path) -> Iterator[Jobs]:
-    """Jobs of one test."""
-    with open_jobs(tmp_path) as started:
+    """Jobs of one test; what is still running at its end is ended."""
+    shared_memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared_memory if shared_memory.is_dir() else None) as segments:
+        started = Jobs(tmp_path, segments)
         yield started
+        started.end()

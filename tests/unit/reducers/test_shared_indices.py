@@ -17,12 +17,6 @@ from mpicomp.codecs.top_k import kept
 N = 4096 + 77
 
 
-@pytest.mark.parametrize("rates", [(), 5, "25", (0,), (25, 2.5), ((25,), 5), (25, (5,))])
-def test_rates_that_are_none_are_refused(rates: Any) -> None:
-    with pytest.raises(ValueError, match=r"^rates must be "):
-        ScaleCom(rates=rates)
-
-
 def test_rates_are_those_of_a_vectors_segments() -> None:
     assert ScaleCom(rate=7).rates_of(3) == (7,)
     assert ScaleCom(rates=[25, 50]).rates_of(3) == (25, 50)

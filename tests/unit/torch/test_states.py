@@ -29,9 +29,7 @@ DAMAGES: dict[str, Any] = {
     "an aggregator's step": lambda state: changed(state, 10**19, "aggregators", -1, "step"),
     "an aggregator's n": lambda state: changed(state, "5", "aggregators", 0, "n"),
     "an aggregator's residual": lambda state: changed(state, torch.zeros(3), "aggregators", -1, "residual"),
-    "a residual of bfloat16": lambda state: changed(
-        state, torch.zeros(3, dtype=torch.bfloat16), "aggregators", -1, "residual"
-    ),
+    "a residual of bfloat16": lambda state: changed(state, torch.zeros(3).bfloat16(), "aggregators", -1, "residual"),
     "a sparse residual": lambda state: changed(state, torch.eye(3).to_sparse(), "aggregators", -1, "residual"),
     "no groups": lambda state: {key: state[key] for key in state if key != "param_groups"},
     "groups": lambda state: state | {"param_groups": 5},
@@ -61,31 +59,27 @@ def changed(state: dict[str, Any], value: Any, *place: Any) -> dict[str, Any]:
 
 def load_with_a_damage(comm: Communicator, damage: Any, **options: Any) -> None:
     """Rank 1's state is damaged; all ranks go on from where they are."""
-    model, other = copy.deepcopy(MODEL), copy.deepcopy(MODEL)
-    optimizer, untouched = (
-        wrap(model, Marsit(7), comm, "adam", **options),
-        wrap(other, Marsit(7), comm, "adam", **options),
-    )
-    train(model, optimizer, comm, range(2))
-    train(other, untouched, comm, range(2))
+    models = [copy.deepcopy(MODEL) for _ in range(2)]
+    optimizer, untouched = optimizers = [wrap(model, Marsit(7), comm, "adam", **options) for model in models]
+
+    def go_on(steps: range) -> None:
+        for model, one in zip(models, optimizers, strict=True):
+            train(model, one, comm, steps)
+
+    go_on(range(2))
     state = copy.deepcopy(optimizer.state_dict())
-    for more in (2, 3):
-        train(model, optimizer, comm, range(more, more + 1))
-        train(other, untouched, comm, range(more, more + 1))
+    go_on(range(2, 4))
     if comm.rank == 1:
-        with pytest.raises(ValueError, match=r"^rank 1 of 3: ") as caught:
-            optimizer.load_state_dict(damage(state))
-        assert str(caught.value).isprintable()
-        with pytest.raises(ValueError, match=r"^rank 1 of 3: "):
-            optimizer.load_state_dict(damage(state))
+        error, told, given = ValueError, r"^rank 1 of 3: ", damage(state)
     else:
-        for _ in range(2):
-            with pytest.raises(CollectiveMismatch, match="rank 1 rejects restoring an optimizer: rank 1 of 3: "):
-                optimizer.load_state_dict(state)
+        error, told, given = CollectiveMismatch, "rank 1 rejects restoring an optimizer: rank 1 of 3: ", state
+    for _ in range(2):
+        with pytest.raises(error, match=told) as caught:
+            optimizer.load_state_dict(given)
+        assert comm.rank != 1 or str(caught.value).isprintable()
     assert str(optimizer.state_dict()) == str(untouched.state_dict())
-    train(model, optimizer, comm, range(4, 6))
-    train(other, untouched, comm, range(4, 6))
-    assert torch.equal(parameters_of(model), parameters_of(other))
+    go_on(range(4, 6))
+    assert torch.equal(*map(parameters_of, models))
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
@@ -129,24 +123,22 @@ def test_a_state_is_checked_without_the_others() -> None:
 
 
 def test_owners_errors_are_not_lost_by_a_state_of_another_topology() -> None:
+    method = DoubleSqueeze("one-bit:bucket=64")
+
     def trained(comm: Communicator) -> dict[str, Any]:
         model = copy.deepcopy(MODEL)
-        optimizer = wrap(model, DoubleSqueeze("one-bit:bucket=64"), comm)
+        optimizer = wrap(model, method, comm)
         train(model, optimizer, comm, range(3))
         return copy.deepcopy(optimizer.state_dict())
 
     states = run_local(3, trained, "star")
-    run_local(
-        3,
-        lambda comm: wrap(copy.deepcopy(MODEL), DoubleSqueeze("one-bit:bucket=64"), comm).load_state_dict(
-            states[comm.rank]
-        ),
-        "star",
-    )
 
-    def other(comm: Communicator) -> None:
-        optimizer = wrap(copy.deepcopy(MODEL), DoubleSqueeze("one-bit:bucket=64"), comm)
+    def load(comm: Communicator) -> None:
+        wrap(copy.deepcopy(MODEL), method, comm).load_state_dict(states[comm.rank])
+
+    def refuse(comm: Communicator) -> None:
         with pytest.raises((ValueError, CollectiveMismatch), match=r"mpicomp\.redistribute"):
-            optimizer.load_state_dict(states[comm.rank])
+            load(comm)
 
-    run_local(3, other, "ring")
+    run_local(3, load, "star")
+    run_local(3, refuse, "ring")

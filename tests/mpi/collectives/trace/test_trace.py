@@ -99,7 +99,7 @@ def test_what_is_not_merged_is_there_too(mpi_comm: MPI.Intracomm, folder: Path, 
     with Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=piece_bytes, trace=folder) as comm:
         aggregator: Any = QSGD().start(comm, N)
         aggregator.aggregate(vector(comm.rank))
-        program = aggregator.reducer.exchange._program
+        program = aggregator.reducer.program
         ScaleCom().start(comm, N).aggregate(vector(comm.rank))
     traces = everyones(mpi_comm, folder)
     require_aligned(traces)

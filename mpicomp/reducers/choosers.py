@@ -1,0 +1,165 @@
+"""Choosers of the places that all ranks send: drawn alike, one rank's largest, or the largest of the exact mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives import Communicator
+from collectives.communicator import LATENCY_BYTES
+from collectives.memory import add
+from collectives.schedules.broadcast import Broadcast
+from mpicomp.aggregator.call import VectorCall
+from mpicomp.aggregator.nonfinite import all_finite
+from mpicomp.codecs.memory import Memory
+from mpicomp.codecs.top_k import Selector, pack_indices, unpack_indices
+from mpicomp.kernels.streams import Stream, source
+
+BRIEF_ELEMENTS = 1 << 18  # up to here work takes less than keeping account of pieces
+
+
+class Chooser(Protocol):
+    """Where indices come from."""
+
+    finite: bool
+    """Whether all of this rank's values + residual was finite at the last choice."""
+
+    def choose(self, call: VectorCall) -> Iterator[bool]:
+        """Overwrite the places of the memory with the elements that all ranks send at this step."""
+        ...
+
+    def end(self) -> None:
+        """Drop the references to the caller's arrays, so that these can be freed."""
+        return  # a body, without which it would be abstract
+
+
+class DrawnPlaces(Chooser):
+    """One place of each block, drawn alike on all ranks."""
+
+    def __init__(self, memory: Memory, stream: Stream) -> None:
+        self._memory, self._schedule = memory, stream.schedule()
+        self._source = source(0)  # no rank's: all draw alike
+        self.finite = True
+
+    def choose(self, call: VectorCall) -> Iterator[bool]:
+        """See `Chooser`; nothing is awaited."""
+        traffic, memory = call.traffic, self._memory
+        start = traffic.clock()
+        at, self.finite = np.uint64(call.step & 0xFFFFFFFF), True
+        for part in memory.parts:
+            memory.draw_places(part, self._schedule, at, self._source)
+            self.finite &= memory.is_finite(part, call.values)
+        spent = traffic.clock() - start
+        traffic.seconds_encoding += spent
+        traffic.seconds_total += spent
+        yield from ()
+
+
+class _Largest(Chooser):
+    """What it takes to look for the largest elements of a memory's parts."""
+
+    def __init__(self, memory: Memory) -> None:
+        parts, dtype = memory.parts, memory.residual.dtype
+        self._memory, self._parts = memory, parts
+        self._selectors = {(part.chunk, part.keep): Selector(part.chunk, part.keep, dtype) for part in parts}
+        most = max((part.last - part.first for part in parts), default=0)
+        self._indices, self._found = np.empty(most, np.uint32), np.empty(most, dtype)
+        self.finite = True
+
+
+class LeaderChoice(_Largest):
+    """The largest of one rank's, which it tells all others.
+
+    It is the payload of a broadcast as well: a part's places go out while those of the next are looked for, and the
+    other ranks look at their own vectors in the meantime, whether they are finite.
+    """
+
+    receive_buffers = 0
+
+    def __init__(self, comm: Communicator, memory: Memory) -> None:
+        super().__init__(memory)
+        parts = self._parts
+        self._comm, self._tag = comm, comm.fixed_tag()
+        self.brief = not parts or parts[-1].stop <= BRIEF_ELEMENTS
+        shapes = [(part.bits, -(-(part.last - part.first) // 64)) for part in parts]
+        self._planes = [np.zeros(shape, np.uint64) for shape in shapes]
+        self._messages = [[planes, planes.nbytes, MPI.BYTE] for planes in self._planes]
+        self._bytes = sum(planes.nbytes for planes in self._planes)
+        self._values = self._nothing = self._found[:0]
+        self._leads = False
+
+    def choose(self, call: VectorCall) -> Iterator[bool]:
+        """See `Chooser`."""
+        self.finite = True
+        if not self._parts:
+            return
+        comm = self._comm
+        leader = call.step % comm.size
+        self._values = call.values
+        self._leads = comm.rank == leader
+        count = len(self._parts)
+        way = Broadcast(leader, count, chain=self._bytes >= LATENCY_BYTES)
+        yield from comm.execute(call, comm.program(way, count, 1, 1), self, self._tag, call.traffic)
+
+    def end(self) -> None:
+        """See `Chooser`."""
+        self._values = self._nothing
+
+    def encode(self, piece: int) -> None:
+        """See `Payload`: the leader looks for places, the others whether their own numbers are finite."""
+        part = self._parts[piece]
+        if not self._leads:
+            self.finite &= self._memory.is_finite(part, self._values)
+            return
+        count = part.last - part.first
+        indices = self._indices[:count]
+        select = self._selectors[part.chunk, part.keep]
+        values, residual = self._values[part.elements], self._memory.residual[part.elements]
+        self.finite &= select(values, residual, indices, self._found[:count])
+        pack_indices(indices, self._planes[piece])
+        self._memory.place(part, indices)
+
+    def finish(self, piece: int) -> None:
+        """See `Payload`."""
+        if not self._leads:
+            part = self._parts[piece]
+            indices = self._indices[: part.last - part.first]
+            unpack_indices(self._planes[piece], indices)
+            self._memory.place(part, indices)
+
+    def outgoing(self, piece: int, weight: int) -> Any:
+        """See `Payload`."""
+        return self._messages[piece]
+
+    replacing = outgoing
+
+
+class TrueChoice(_Largest):
+    """The largest of the exact mean."""
+
+    def __init__(self, memory: Memory) -> None:
+        super().__init__(memory)
+        self._mean = np.empty_like(memory.residual)
+
+    def choose(self, call: VectorCall) -> Iterator[bool]:
+        """See `Chooser`."""
+        traffic = call.traffic
+        clock = traffic.clock
+        start = clock()
+        add(call.values, self._memory.residual, self._mean)
+        self.finite = all_finite(self._mean)
+        added = clock()
+        yield from call.comm.dense_steps(call, self._mean, self._mean.dtype.name, True, self._mean, traffic)
+        summed = clock()
+        for part in self._parts:
+            count = part.last - part.first
+            indices = self._indices[:count]
+            select = self._selectors[part.chunk, part.keep]
+            select(self._mean[part.elements], None, indices, self._found[:count])
+            self._memory.place(part, indices)
+        spent = clock() - summed + added - start
+        traffic.seconds_encoding += spent
+        traffic.seconds_total += spent
