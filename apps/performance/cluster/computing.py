@@ -23,16 +23,7 @@ def hidden_units(n: int) -> int:
 def training_step(n: int, seed: int) -> Callable[[], int]:
     """Forward and backward, on one thread, of an MLP of about `n` parameters on a batch of `BATCH` images.
 
-    Parameters
-    ----------
-    n : int
-    seed : int
-        Of weights and images.
-
-    Returns
-    -------
-    callable
-        Its result is how many elements the gradients have.
+    The result of a call is how many elements the gradients have.
     """
     torch.set_num_threads(1)
     torch.manual_seed(seed)

@@ -58,13 +58,7 @@ class EmptyPayload:
 
 
 class Kernels:
-    """The computing of a one-bit ring, piece by piece.
-
-    Parameters
-    ----------
-    comm : Communicator
-    x, out : float32[n]
-    """
+    """The computing of a one-bit ring from `x` to `out`, piece by piece."""
 
     def __init__(self, comm: Communicator, x: NDArray[np.float32], out: NDArray[np.float32]) -> None:
         self._x, self._out = x, out.view(np.uint32)
@@ -85,9 +79,6 @@ class Kernels:
         cut = self.program.pieces[piece]
         bits = self.payload.bits[cut.start // 64 : -(-cut.stop // 64)]
         unpack(bits, self._ends[0], self._ends[1], self._streaming, self._out[cut.start : cut.stop])
-
-    def encoded(self) -> None:
-        """Nothing."""
 
     def __call__(self) -> None:
         """All of it, with nothing sent."""

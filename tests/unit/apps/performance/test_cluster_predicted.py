@@ -16,7 +16,7 @@ from apps.emulator.link_speed import Measured
 from apps.emulator.rate import Rate
 from apps.environment import environment
 from apps.performance.cluster import __main__ as program
-from apps.performance.cluster import methods, predicted, targets, training
+from apps.performance.cluster import driver, methods, predicted, targets, training
 from apps.performance.cluster.computing import training_step
 from apps.performance.cluster.grid import TWO_LEVEL, Cell, Cluster
 from apps.performance.cluster.plots import draw_iterations, iterations
@@ -180,8 +180,8 @@ def test_links_of_a_run_are_kept_in_its_record(tmp_path: Path, monkeypatch: pyte
     def train(network: object, folder: Path, what: str, arguments: list[str]) -> None:
         Path(arguments[-1]).write_text(json.dumps({"kind": "result"}) + "\n")
 
-    monkeypatch.setattr(training, "Network", lambda layout: nullcontext())
-    monkeypatch.setattr(training, "measure", lambda network: [Measured("a to b", Rate(1e9), 9.5e8)])
+    monkeypatch.setattr(driver, "Network", lambda layout: nullcontext())
+    monkeypatch.setattr(driver, "measure", lambda network: [Measured("a to b", Rate(1e9), 9.5e8)])
     monkeypatch.setattr(training, "run_on_hosts", train)
     assert training.run(tmp_path, fresh=False) == []
     for runs in training.records(tmp_path).values():
