@@ -30,16 +30,9 @@ KEPT = ("epoch", "loss", "accuracy", "test_loss", "bytes_so_far_per_rank", "bits
 
 @dataclass(frozen=True)
 class Task:
-    """A training run except for its method and seed.
+    """A training run except for its method and seed, with `options` of ``python -m apps.train``.
 
-    Attributes
-    ----------
-    options : tuple of str
-        Options of ``python -m apps.train``, except method, topology and seed.
-    ranks : int
-    topology : str
-    train_samples, test_samples : int or None
-        Only so many samples of the dataset are used, the first ones; None: all.
+    Of the dataset only the first `train_samples` and `test_samples` are used; None: all.
     """
 
     options: tuple[str, ...]
@@ -60,15 +53,7 @@ class Task:
 def trained(
     results: Results, name: str, task: Task, method: Algorithm, seed: int, own_options: Sequence[str] = ()
 ) -> Record:
-    """The result of `train`, from the folder if it is there.
-
-    Parameters
-    ----------
-    name : str
-        Name of the result; the seed is added.
-    own_options : sequence of str
-        Options of ``apps.train`` for this method, such as its learning rate; they come after those of the task.
-    """
+    """The result of `train`, from the folder if it is there; its name is `name` and the seed."""
     settings = {
         "options": [*task.options, *own_options],
         "method": repr(method),
@@ -84,6 +69,8 @@ def train(
     task: Task, method: Algorithm, seed: int, own_options: Sequence[str] = (), watch: Watch | None = None
 ) -> Record:
     """Train; the seed decides the first model and the order of images, whatever the method.
+
+    The `own_options` of the method, such as its learning rate, come after those of the task.
 
     Returns
     -------
@@ -119,9 +106,9 @@ def train(
     return run_local(task.ranks, rank, task.topology)[0]
 
 
-def last(records: Sequence[Record], key: str, factor: float = 1.0) -> list[float]:
+def last(records: Sequence[Record], key: str) -> list[float]:
     """A figure of the last epoch of each seed."""
-    return [factor * float(record["epochs"][-1][key]) for record in records]
+    return [float(record["epochs"][-1][key]) for record in records]
 
 
 def per_epoch(records: Sequence[Record], key: str, factor: float = 1.0) -> list[list[float]]:
@@ -130,13 +117,7 @@ def per_epoch(records: Sequence[Record], key: str, factor: float = 1.0) -> list[
 
 
 class NoiseStep:
-    """Forward and backward pass of a perceptron on images of noise, for timing.
-
-    Attributes
-    ----------
-    n : int
-        Elements of the gradient.
-    """
+    """Forward and backward pass of a perceptron on images of noise, for timing; the gradient has `n` elements."""
 
     def __init__(self, hidden: int, batch: int) -> None:
         torch.set_num_threads(1)

@@ -53,25 +53,20 @@ class Checkpoint:
 def save(
     folder: Path, comm: Communicator, step: int, options: dict[str, Any], model: dict[str, Tensor], state: Any
 ) -> Path:
-    """Write a checkpoint; collective.
+    """Write the checkpoint of a step, unless it is there; collective.
+
+    If a rank cannot write, every rank raises JobError, and earlier checkpoints are untouched.
 
     Parameters
     ----------
     folder
         It holds the checkpoints, on a file system that all ranks see; it is made if it is missing.
-    step
-        The name of the checkpoint has it; a checkpoint that exists already is left as it is.
     options
         Options of the run, the same on all ranks; can be written as JSON.
     model
         That of rank 0 is written.
     state
         The state of this rank: nested dicts, lists and tuples of tensors, arrays, numbers, texts and None.
-
-    Raises
-    ------
-    JobError
-        A rank could not write; on every rank. Earlier checkpoints are untouched.
     """
     final = folder / f"step-{step:08d}"
     partial = folder / f".{final.name}.partial"
@@ -96,8 +91,7 @@ def save(
             if comm.rank == 0:
                 sha256 = {_rank_file(rank): table[rank, 0].tobytes().hex() for rank in range(comm.size)}
                 sha256[_MODEL] = table[0, 1].tobytes().hex()
-                header = {"options": options}
-                manifest = {"ranks": comm.size, "step": step, "header": header, "sha256": sha256}
+                manifest = {"ranks": comm.size, "step": step, "header": {"options": options}, "sha256": sha256}
                 _write(partial / _MANIFEST, json.dumps(manifest, indent=1).encode())
                 flush_folder(partial)
                 partial.rename(final)
@@ -114,11 +108,8 @@ def save(
 def load(folder: Path, comm: Communicator) -> Checkpoint | None:
     """Read the newest checkpoint and verify every file that is read; collective. None if there is no checkpoint yet.
 
-    Raises
-    ------
-    JobError
-        A file is missing, truncated, altered or of another program, or another number of ranks wrote the checkpoint;
-        on every rank.
+    If a file is missing, truncated, altered or of another program, or if another number of ranks wrote the checkpoint,
+    every rank raises JobError.
     """
     found: Checkpoint | None = None
     newest = -1
@@ -134,13 +125,7 @@ def load(folder: Path, comm: Communicator) -> Checkpoint | None:
 
 
 def require_writable(folder: Path, comm: Communicator) -> None:
-    """Make the folder if it is missing, so that a run that cannot be saved ends before its first epoch; collective.
-
-    Raises
-    ------
-    JobError
-        A rank cannot write into it; on every rank.
-    """
+    """Make the folder, so that a run that cannot be saved ends, by JobError, before its first epoch; collective."""
     with raise_on_all_ranks(comm), _name_cure(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

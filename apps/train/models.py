@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -15,26 +16,14 @@ def mlp(shape: ImageShape, n_classes: int, hidden: Sequence[int], width: int | N
     """Fully connected layers of `hidden` units each, with ReLU between."""
     if width is not None:
         raise ValueError("--width scales convolutions, but --model mlp has none; use --hidden")
-    channels, height, columns = shape
-    layers: list[nn.Module] = [nn.Flatten()]
-    n_inputs = channels * height * columns
-    for n_units in hidden:
-        layers += [nn.Linear(n_inputs, n_units), nn.ReLU()]
-        n_inputs = n_units
-    return nn.Sequential(*layers, nn.Linear(n_inputs, n_classes))
+    return nn.Sequential(nn.Flatten(), *_classifier(math.prod(shape), hidden, n_classes))
 
 
 def cnn(shape: ImageShape, n_classes: int, hidden: Sequence[int], width: int | None) -> nn.Module:
     """Two convolutions of `width` (default 16) and twice as many channels, each pooled, then the classifier."""
     channels, height, columns = shape
     w = width or 16
-    features = [
-        *_convolution(channels, w),
-        nn.MaxPool2d(2),
-        *_convolution(w, 2 * w),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-    ]
+    features = [*_convolution(channels, w), nn.MaxPool2d(2), *_convolution(w, 2 * w), nn.MaxPool2d(2), nn.Flatten()]
     return nn.Sequential(*features, *_classifier(2 * w * (height // 4) * (columns // 4), hidden, n_classes))
 
 
@@ -77,25 +66,16 @@ MODELS: dict[str, Callable[[ImageShape, int, Sequence[int], int | None], nn.Modu
 
 
 def build(name: str, shape: ImageShape, n_classes: int, hidden: Sequence[int] | None, width: int | None) -> nn.Module:
-    """Build a model for images of `shape`.
+    """Build one of `MODELS` for images of `shape`: channels, height and width.
+
+    An option that does not apply, and images that are too small for the model's pooling, raise ValueError.
 
     Parameters
     ----------
-    name
-        A key of ``MODELS``.
-    shape
-        Channels, height and width.
-    n_classes
-        Number of outputs.
     hidden
         Units of the fully connected layers before the last. None stands for (128,) with the MLP, else for no layers.
     width
         Channels of the first convolution. None stands for the default of the model.
-
-    Raises
-    ------
-    ValueError
-        The option does not apply, or the images are too small for the model's pooling.
     """
     smallest = {"cnn": 4, "alexnet": 8}.get(name, 1)
     if min(shape[1:]) < smallest:
@@ -129,11 +109,8 @@ class _Block(nn.Module):
 
 def _resnet(n_blocks: int, channels: int, n_classes: int, hidden: Sequence[int], w: int) -> nn.Module:
     blocks: list[nn.Module] = []
-    n_inputs = w
-    for n_outputs, first_stride in ((w, 1), (2 * w, 2), (4 * w, 2)):
-        for stride in (first_stride, *[1] * (n_blocks - 1)):
-            blocks.append(_Block(n_inputs, n_outputs, stride))
-            n_inputs = n_outputs
+    for n_inputs, n_outputs, stride in ((w, w, 1), (w, 2 * w, 2), (2 * w, 4 * w, 2)):
+        blocks += [_Block(n_inputs, n_outputs, stride), *(_Block(n_outputs, n_outputs, 1) for _ in range(n_blocks - 1))]
     stem = [nn.Conv2d(channels, w, 3, padding=1, bias=False), nn.BatchNorm2d(w), nn.ReLU()]
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), *_classifier(4 * w, hidden, n_classes)]
     return nn.Sequential(*stem, *blocks, *head)

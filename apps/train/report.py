@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
@@ -26,18 +25,8 @@ STATUS_DIVERGED = 3
 class Report:
     """Shows a progress bar on a terminal or one line per epoch elsewhere, then a table; writes JSON lines.
 
-    On ranks other than 0 every method does nothing.
-
-    Parameters
-    ----------
-    active
-        Whether this is rank 0.
-    json_path
-        File of the JSON lines; None writes no file.
-    header
-        Fields that every line has.
-    completed_epochs
-        Epochs before a resume, whose lines are kept; 0 starts the file anew.
+    Every line has the fields of `header`. The lines of the epochs before a resume are kept; without any, the file
+    starts anew. On ranks other than 0, which are not `active`, every method does nothing.
     """
 
     def __init__(self, active: bool, json_path: Path | None, header: dict[str, Any], completed_epochs: int) -> None:
@@ -65,9 +54,7 @@ class Report:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._progress.stop()
 
     def say(self, text: str) -> None:

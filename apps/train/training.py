@@ -32,17 +32,7 @@ _SEEDED = threading.Lock()
 
 
 class Training:
-    """The part of a run that one rank has.
-
-    Attributes
-    ----------
-    epoch, step
-        Epochs completed and steps made since the start of the run.
-    best_accuracy
-        The highest accuracy on the test split after any epoch so far.
-    meter
-        The cost of communication so far.
-    """
+    """The part of a run that one rank has; `epoch` and `step` say how many have been completed since its start."""
 
     def __init__(self, options: argparse.Namespace, comm: Communicator, dataset: Dataset, algorithm: Algorithm) -> None:
         with _SEEDED:
@@ -86,17 +76,10 @@ class Training:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     def train_epoch(self, after_step: Callable[[], bool]) -> bool:
-        """Run the rest of the current epoch.
+        """Run the rest of the current epoch; returns whether it was completed.
 
-        Parameters
-        ----------
-        after_step
-            It is called after each step that leaves all ranks with the same model, and returns true to stop there.
-
-        Returns
-        -------
-        bool
-            Whether the epoch was completed.
+        `after_step` is called after each step that leaves all ranks with the same model, and returns true to stop
+        there.
         """
         images, labels = self._dataset.train.images, self._dataset.train.labels
         optimizer, model = self.optimizer, self.model
@@ -156,13 +139,7 @@ class Training:
         return float(totals[0]) / len(split), float(totals[1]) / len(split)
 
     def result(self) -> dict[str, Any]:
-        """The closing record of the run; collective.
-
-        Raises
-        ------
-        JobError
-            The ranks hold different parameters.
-        """
+        """The closing record of the run; JobError if the ranks hold different parameters; collective."""
         accuracy, test_loss = self.evaluate(self._dataset.test)
         return {
             "epochs": self.epoch,
