@@ -25,6 +25,7 @@ from mpicomp.algorithms import Algorithm
 Watch = Callable[[Communicator, Training], None]
 """It is called on every rank after each step that leaves all ranks with the same model; it may be collective."""
 
+_loaded = cache(load)
 KEPT = ("epoch", "loss", "accuracy", "test_loss", "bytes_so_far_per_rank", "bits_per_element")
 
 
@@ -137,11 +138,6 @@ def heavy_tailed(n: int, rank: int, step: int, common_seed: Sequence[int]) -> ND
     """A made gradient of a rank at a step, with heavy tails; a part of it is the same on all ranks."""
     common = np.random.default_rng(tuple(common_seed)).standard_t(3, n)
     return (common + np.random.default_rng((1, step, rank)).standard_normal(n)).astype(np.float32)
-
-
-@cache
-def _loaded(name: str, folder: Any) -> Dataset:
-    return load(name, folder)
 
 
 def _first(split: Split, samples: int | None) -> Split:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -46,22 +47,23 @@ def alexnet(shape: ImageShape, n_classes: int, hidden: Sequence[int], width: int
     return nn.Sequential(*features, *_classifier(4 * w * (height // 8) * (columns // 8), hidden, n_classes))
 
 
-def resnet20(shape: ImageShape, n_classes: int, hidden: Sequence[int], width: int | None) -> nn.Module:
-    """ResNet-20 (He et al., 2016, section 4.2): three stages of three blocks; the first has `width` (16) channels."""
-    return _resnet(3, shape[0], n_classes, hidden, width or 16)
-
-
-def resnet8(shape: ImageShape, n_classes: int, hidden: Sequence[int], width: int | None) -> nn.Module:
-    """ResNet-20 with one block per stage instead of three; the first stage has `width` (default 16) channels."""
-    return _resnet(1, shape[0], n_classes, hidden, width or 16)
+def resnet(n_blocks: int, shape: ImageShape, n_classes: int, hidden: Sequence[int], width: int | None) -> nn.Module:
+    """ResNets for small images (He et al., 2016, section 4.2): three stages; the first has `width` (16) channels."""
+    w = width or 16
+    blocks: list[nn.Module] = []
+    for n_inputs, n_outputs, stride in ((w, w, 1), (w, 2 * w, 2), (2 * w, 4 * w, 2)):
+        blocks += [_Block(n_inputs, n_outputs, stride), *(_Block(n_outputs, n_outputs, 1) for _ in range(n_blocks - 1))]
+    stem = [nn.Conv2d(shape[0], w, 3, padding=1, bias=False), nn.BatchNorm2d(w), nn.ReLU()]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), *_classifier(4 * w, hidden, n_classes)]
+    return nn.Sequential(*stem, *blocks, *head)
 
 
 MODELS: dict[str, Callable[[ImageShape, int, Sequence[int], int | None], nn.Module]] = {
     "mlp": mlp,
     "cnn": cnn,
     "alexnet": alexnet,
-    "resnet8": resnet8,
-    "resnet20": resnet20,
+    "resnet8": partial(resnet, 1),
+    "resnet20": partial(resnet, 3),
 }
 
 
@@ -105,15 +107,6 @@ class _Block(nn.Module):
             shortcut = F.pad(shortcut, (0, 0, 0, 0, 0, self.n_new))
         inner = torch.relu(self.norm1(self.conv1(x)))
         return torch.relu(self.norm2(self.conv2(inner)) + shortcut)
-
-
-def _resnet(n_blocks: int, channels: int, n_classes: int, hidden: Sequence[int], w: int) -> nn.Module:
-    blocks: list[nn.Module] = []
-    for n_inputs, n_outputs, stride in ((w, w, 1), (w, 2 * w, 2), (2 * w, 4 * w, 2)):
-        blocks += [_Block(n_inputs, n_outputs, stride), *(_Block(n_outputs, n_outputs, 1) for _ in range(n_blocks - 1))]
-    stem = [nn.Conv2d(channels, w, 3, padding=1, bias=False), nn.BatchNorm2d(w), nn.ReLU()]
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), *_classifier(4 * w, hidden, n_classes)]
-    return nn.Sequential(*stem, *blocks, *head)
 
 
 def _convolution(n_inputs: int, n_outputs: int) -> list[nn.Module]:

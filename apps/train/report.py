@@ -6,8 +6,6 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from apps.train.agreement import naming_cure
 from apps.train.run_records import MOST_DIGITS
 from collectives.json_file import fields, parse_json
 
@@ -45,7 +44,7 @@ class Report:
             disable=not (active and self._console.is_terminal),
         )
         if self._path is not None:
-            with _name_cure(self._path):
+            with naming_cure(self._path, "--json file"):
                 kept = _epoch_lines(self._path, completed_epochs)
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._path.write_text("".join(kept))
@@ -105,17 +104,8 @@ class Report:
         if self._path is not None:
             # JSON has no NaN or infinity, which may be the loss of a run that fails.
             record = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-            with _name_cure(self._path), self._path.open("a") as file:
+            with naming_cure(self._path, "--json file"), self._path.open("a") as file:
                 file.write(json.dumps(record) + "\n")
-
-
-@contextmanager
-def _name_cure(path: Path) -> Iterator[None]:
-    """Add file, cause and cure to an error of the file system."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(f"cannot write {path} ({error.strerror}); make room there or name another --json file") from error
 
 
 def _epoch_lines(path: Path, completed_epochs: int) -> list[str]:

@@ -182,15 +182,11 @@ class Training:
             "torch_random": torch.get_rng_state(),
         }
 
-    def load_state_dict(self, model: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Restore the model and what `state_dict` returned; collective."""
-        for part in self.restoring(model, state):
-            part()
-
     def restoring(self, model: dict[str, Tensor], state: dict[str, Any]) -> Iterator[Callable[[], None]]:
-        """What `load_state_dict` does: a part without collectives, which may fail on one rank, and then the optimizer.
+        """What restores the model and what `state_dict` returned, part by part.
 
-        The optimizer's part is collective, and raises on all ranks or on none.
+        The first part, which may fail on one rank, has no collectives. The second one, the optimizer's, is collective,
+        and raises on all ranks or on none.
         """
         yield partial(self._load_own, model, state)
         yield lambda: self.optimizer.load_state_dict(state["optimizer"])

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from apps.launch import PROJECT, exit_on_signals
-from apps.performance.cluster import methods, predicted, sweep, targets, training
+from apps.performance.cluster import methods, overlap, predicted, targets, training
 from apps.performance.cluster.driver import FAILURES, Limits, has_mpich, log, measure_cells
 from apps.performance.cluster.grid import (
     BUDGET_S,
@@ -51,15 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     folder = options.json_dir or FOLDER
-    failed = []
-    if "grid" in options.only:
-        failed += grid(cells, folder, options)
-    if "overlap" in options.only:
-        failed += sweep.run(folder / "overlap", options.fresh)
-    if "methods" in options.only:
-        failed += methods.run(folder / "methods", options.fresh)
-    if "training" in options.only:
-        failed += training.run(folder / "training", options.fresh)
+    failed = grid(cells, folder, options) if "grid" in options.only else []
+    for name, run in (("overlap", overlap.run), ("methods", methods.run), ("training", training.run)):
+        if name in options.only:
+            failed += run(folder / name, options.fresh)
     if "tables" in options.only:
         write(folder, options)
     for text in failed:

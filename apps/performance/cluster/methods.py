@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import prod, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,11 @@ METHODS: Mapping[str, Algorithm] = {
     **{name: mpicomp.algorithm(name) for name in ("scalecom", "random-k", "local-top-k", "top-k-sgd")},
 }
 COMPUTE = "compute"
+SHAPE, CLASSES, BATCH = (1, 28, 28), 10, 32
 
 
 def measure_here(comm: Communicator, n: int, repeats: int) -> Record:
     """Predict all methods, and time them in turn with what a training step computes; collective."""
-    from apps.performance.cluster.computing import BATCH, training_step  # torch, which other jobs can do without
-
     predicted = measure_methods(comm, METHODS, n) if comm.size > 1 else {}
     x, out = filled(n, comm.rank)
     started = {name: method.start(comm, n) for name, method in METHODS.items()}
@@ -71,6 +71,31 @@ def measure_here(comm: Communicator, n: int, repeats: int) -> Record:
         }
     compute = rows.pop(COMPUTE) | {"parameters": step(), "batch": BATCH}
     return {"part": "methods", "n": n, "environment": environment(), "rows": rows, "compute": compute}
+
+
+def training_step(n: int, seed: int) -> Callable[[], int]:
+    """Forward and backward, on one thread, of an MLP of about `n` parameters on a batch of `BATCH` images.
+
+    The MLP has two equal hidden layers. The result of a call is how many elements the gradients have.
+    """
+    import torch  # which other jobs can do without
+    from torch.nn.functional import cross_entropy
+
+    from apps.train.models import build
+
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    linear = prod(SHAPE) + CLASSES + 2  # per unit: weights in and out, two biases; between the layers its square
+    hidden = max(1, round((sqrt(linear**2 + 4 * max(0, n - CLASSES)) - linear) / 2))
+    model = build("mlp", SHAPE, CLASSES, [hidden] * 2, None)
+    images, labels = torch.rand(BATCH, *SHAPE), torch.randint(CLASSES, (BATCH,))
+
+    def step() -> int:
+        model.zero_grad()
+        torch.autograd.backward(cross_entropy(model(images), labels))
+        return sum(0 if one.grad is None else one.grad.numel() for one in model.parameters())
+
+    return step
 
 
 def codec_processor_s(aggregator: Aggregator, x: NDArray[Any], out: NDArray[Any]) -> float:

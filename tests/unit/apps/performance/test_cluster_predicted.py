@@ -17,9 +17,8 @@ from apps.emulator.rate import Rate
 from apps.environment import environment
 from apps.performance.cluster import __main__ as program
 from apps.performance.cluster import driver, methods, predicted, targets, training
-from apps.performance.cluster.computing import training_step
 from apps.performance.cluster.grid import TWO_LEVEL, Cell, Cluster
-from apps.performance.cluster.plots import draw_iterations, iterations
+from apps.performance.cluster.plots import iterations
 from apps.records import write_record
 from collectives import Communicator, LinkModel
 from collectives.threads.run_local import run_local
@@ -222,7 +221,7 @@ def test_a_method_is_held_to_its_bytes_and_its_computing_and_to_dense() -> None:
 
 @pytest.mark.parametrize("n", [100_000, 25_000_000])
 def test_a_training_step_has_as_many_gradients_as_a_vector_elements(n: int) -> None:
-    assert training_step(n, seed=0)() == pytest.approx(n, rel=0.01)
+    assert methods.training_step(n, seed=0)() == pytest.approx(n, rel=0.01)
 
 
 def test_stages_of_every_method_and_what_training_computes_are_measured() -> None:
@@ -271,15 +270,7 @@ def test_an_iteration_is_computing_and_the_stages_of_its_call() -> None:
     assert 400 < axis.get_xlim()[1] < 9250
 
 
-def test_methods_have_a_table_and_bars(tmp_path: Path) -> None:
-    new = staged_record("1gbit", dense=9.0, quick=0.05)
-    assert "| quick | 50.0 (25.0) / 12.5 | 1 |" in methods.render([new])
-    assert "an MLP of 25,001,862 parameters, 32 images a rank: 300 (200) / 150 ms" in methods.render([new])
-    assert draw_iterations([], tmp_path) == []
-    assert [path.name for path in draw_iterations([new], tmp_path)] == ["cluster-methods.png"]
-
-
-def test_iterations_are_shown_below_the_table_of_methods(tmp_path: Path) -> None:
+def test_methods_have_a_table_and_bars_below_it(tmp_path: Path) -> None:
     write_record(tmp_path / "methods" / "a.json", staged_record("1gbit", dense=9.0, quick=0.05))
     document = tmp_path / "docs.md"
     document.write_text(program.DOCUMENT.read_text())
@@ -287,4 +278,7 @@ def test_iterations_are_shown_below_the_table_of_methods(tmp_path: Path) -> None
     program.write(tmp_path, program._parser().parse_args(options))
     _, _, block = document.read_text().partition("<!-- begin cluster-methods -->")
     block, _, _ = block.partition("<!-- end")
-    assert block.index("| quick |") < block.index("![Time of an iteration by method](figures/cluster-methods.png)")
+    row, figure = "| quick | 50.0 (25.0) / 12.5 | 1 |", "![Time of an iteration by method](figures/cluster-methods.png)"
+    assert block.index(row) < block.index(figure)
+    assert "an MLP of 25,001,862 parameters, 32 images a rank: 300 (200) / 150 ms" in block
+    assert (tmp_path / "figures" / "cluster-methods.png").exists()

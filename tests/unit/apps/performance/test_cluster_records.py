@@ -13,10 +13,10 @@ import pytest
 from apps.emulator.network import ClusterError
 from apps.environment import environment
 from apps.performance.cluster import __main__ as program
-from apps.performance.cluster import sweep
+from apps.performance.cluster import overlap
 from apps.performance.cluster.grid import Cell, Cluster, product
 from apps.performance.cluster.implementations import choose, of_library
-from apps.performance.cluster.overlap import overlap
+from apps.performance.cluster.overlap import balance
 from apps.performance.cluster.plots import draw, overlap_by_rate
 from apps.performance.cluster.ratios import (
     best_mpi,
@@ -30,9 +30,7 @@ from apps.performance.cluster.ratios import (
     speedups_by_job,
 )
 from apps.performance.cluster.records import merge, read
-from apps.performance.cluster.sweep import balance
 from apps.performance.cluster.tables import NOTHING, tables
-from apps.performance.part import replace_block
 from apps.records import write_record
 from collectives.trace.traffic import COSTS
 
@@ -165,10 +163,10 @@ def test_the_balanced_rate_is_one_that_can_be_asked_for() -> None:
 
 
 def test_overlap_is_the_hidden_part_of_the_shorter() -> None:
-    assert overlap(4.0, 1.0, 4.0) == 1
-    assert overlap(1.0, 4.0, 5.0) == 0
-    assert overlap(2.0, 2.0, 3.0) == 0.5
-    assert overlap(2.0, 2.0, 5.0) == -0.5
+    assert overlap.overlap(4.0, 1.0, 4.0) == 1
+    assert overlap.overlap(1.0, 4.0, 5.0) == 0
+    assert overlap.overlap(2.0, 2.0, 3.0) == 0.5
+    assert overlap.overlap(2.0, 2.0, 5.0) == -0.5
 
 
 def test_overlap_of_four_nodes_is_a_point_of_its_own() -> None:
@@ -196,7 +194,7 @@ def test_several_jobs_overlap_as_the_median_of_theirs() -> None:
     for job, scaling, rate in zip(jobs, (1.1, 1.9, 1.5), (9e8, 9.2e8, 9.9e8), strict=True):
         job["environment"] = job["environment"] | {"memory_scaling": [scaling]}
         job["links"][0]["bits_per_s"] = rate
-    made = sweep.merge_jobs(jobs)
+    made = overlap.merge_jobs(jobs)
     assert (made["overlap"], made["wire_s"], made["overlaps"]) == (0.7, 2.0, [0.9, 0.5, 0.7])
     assert payload_rate(made) == 9.2e8
     text = tables([], [made])["cluster-overlap"]
@@ -216,16 +214,16 @@ def test_overlap_goes_on_with_the_jobs_that_are_missing(tmp_path: Path, monkeypa
         write_record(path, record)
         return record
 
-    monkeypatch.setattr(sweep, "measure_alone", measure_alone)
-    monkeypatch.setattr(sweep, "log", lambda text: None)
+    monkeypatch.setattr(overlap, "measure_alone", measure_alone)
+    monkeypatch.setattr(overlap, "log", lambda text: None)
     names = {Cluster(2, "1gbit"): "one", Cluster(2, "2gbit"): "two"}
-    failed = sweep._measure(names, tmp_path, False, 1000, 1, 2)
+    failed = overlap._measure(names, tmp_path, False, 1000, 1, 2)
     assert failed == [f"overlap, 2x1gbit, job {job}: a link is slow" for job in (1, 2)]
     assert [path.name for path in tmp_path.glob("*.json")] == ["two.json"]
     assert asked == ["one.0.json", "two.0.json", "one.1.json", "two.1.json"]
     broken, asked[:] = False, ["before"]
     write_record(tmp_path / "parts" / "one.0.json", overlap_record(2, 1000) | {"times_s": {}})
-    assert sweep._measure(names, tmp_path, False, 1000, 1, 2) == []
+    assert overlap._measure(names, tmp_path, False, 1000, 1, 2) == []
     assert asked == ["before", "one.1.json"]
     assert len(json.loads((tmp_path / "one.json").read_text())["overlaps"]) == 2
     assert not list((tmp_path / "parts").iterdir())
@@ -266,14 +264,6 @@ def test_tables_name_the_best_algorithm_and_what_was_left_out() -> None:
     for name in ("MPI Rabenseifner (best of Open MPI)", "MPI ring", "MPICH"):
         assert f"\n| {name} | " in made["cluster-cost"]
     assert "| 4 | 1gbit | 1MB" in tables([cell()], [])["cluster-topologies"]
-
-
-def test_the_document_has_a_place_for_every_table() -> None:
-    text = program.DOCUMENT.read_text()
-    places = tables([], []) | {"cluster-figures": NOTHING}
-    assert set(places.values()) == {NOTHING}
-    for name in places:
-        assert replace_block(text, name, "other") != text
 
 
 def test_tables_stay_as_they_are_where_what_they_are_made_of_is_not_measured(tmp_path: Path) -> None:
