@@ -34,18 +34,16 @@ def find_mpirun(python: Path | None = None) -> str:
     return found
 
 
-def mpirun_command(n_ranks: int) -> list[str]:
-    """``mpirun`` for so many ranks, with the options that let ranks share cores."""
+def python_command(n_ranks: int | None, arguments: Sequence[str]) -> list[str]:
+    """Command line of this Python with `arguments`, under ``mpirun``, whose ranks may share cores, unless None."""
+    python = [sys.executable, *arguments]
+    if n_ranks is None:
+        return python
     mpirun = find_mpirun()
     version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
     # MPICH's mpirun shares cores unasked and knows neither option.
     sharing = ["--oversubscribe", "--bind-to", "none"] if "Open MPI" in version or "prte" in version else []
-    return [mpirun, "-n", str(n_ranks), *sharing]
-
-
-def python_command(n_ranks: int | None, arguments: Sequence[str]) -> list[str]:
-    """Command line of this Python with `arguments`, under ``mpirun`` unless `n_ranks` is None."""
-    return [*([] if n_ranks is None else mpirun_command(n_ranks)), sys.executable, *arguments]
+    return [mpirun, "-n", str(n_ranks), *sharing, *python]
 
 
 def mpi_environment(project: Path = PROJECT) -> dict[str, str]:

@@ -42,14 +42,6 @@ class Task:
     train_samples: int | None = None
     test_samples: int | None = None
 
-    @property
-    def dataset(self) -> Dataset:
-        """The images for training and testing."""
-        chosen = parse(self.options)
-        whole = _loaded(chosen.dataset, chosen.data)
-        train, test = _first(whole.train, self.train_samples), _first(whole.test, self.test_samples)
-        return Dataset(train, test, whole.n_classes)
-
 
 def trained(
     results: Results, name: str, task: Task, method: Algorithm, seed: int, own_options: Sequence[str] = ()
@@ -81,7 +73,10 @@ def train(
         infinity. ``count``: number of trained elements.
     """
     options = parse([*task.options, *own_options, "--seed", str(seed), "--topology", task.topology])
-    dataset = task.dataset
+    whole = _loaded(options.dataset, options.data)
+    parts = ((whole.train, task.train_samples), (whole.test, task.test_samples))
+    train, test = (Split(part.images[:samples], part.labels[:samples]) for part, samples in parts)
+    dataset = Dataset(train, test, whole.n_classes)
 
     def rank(comm: Communicator) -> Record:
         torch.set_num_threads(1)  # of this thread: the ranks are the parallel part
@@ -138,7 +133,3 @@ def heavy_tailed(n: int, rank: int, step: int, common_seed: Sequence[int]) -> ND
     """A made gradient of a rank at a step, with heavy tails; a part of it is the same on all ranks."""
     common = np.random.default_rng(tuple(common_seed)).standard_t(3, n)
     return (common + np.random.default_rng((1, step, rank)).standard_normal(n)).astype(np.float32)
-
-
-def _first(split: Split, samples: int | None) -> Split:
-    return split if samples is None else Split(split.images[:samples], split.labels[:samples])

@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from apps.emulator import mpirun
 from apps.emulator.link_speed import measure
+from apps.emulator.mpirun import run_on_hosts
 from apps.emulator.network import ClusterError, Network
 from apps.environment import kilobytes
 from apps.launch import PROJECT, JobFailed, write_request
-from apps.performance.cluster.grid import Cell, Cluster, default_budget_s
+from apps.performance.cluster.grid import BUDGET_S, TARGET_BUDGET_S, Cell, Cluster, product
 from apps.performance.cluster.implementations import MEMORY_PART, MPICH_DEFAULT, choose, memory_bytes, of_library
 from apps.performance.cluster.records import IN_MPICH, merge
 from apps.performance.cluster.tuned import SETTINGS
@@ -34,9 +34,9 @@ FAILURES = (ClusterError, JobFailed, FileNotFoundError)
 class Limits:
     """Of one cell.
 
-    `budget_s` is for timed calls with Open MPI, and a third of it for those with MPICH; by default it is
-    `default_budget_s` of the cell. The least calls of each implementation are made even where they take longer. An
-    implementation that is expected to take longer than `longest_s` a call is left out.
+    `budget_s` is for timed calls with Open MPI, and a third of it for those with MPICH; by default a cell that targets
+    are of has more. The least calls of each implementation are made even where they take longer. An implementation that
+    is expected to take longer than `longest_s` a call is left out.
     """
 
     budget_s: float | None = None
@@ -44,12 +44,9 @@ class Limits:
 
     def budget_of(self, cell: Cell) -> float:
         """Seconds for a cell."""
-        return default_budget_s(cell) if self.budget_s is None else self.budget_s
-
-
-def job_sequence(mpich: bool) -> list[str]:
-    """The libraries of the jobs that take turns on a cluster; without MPICH one job is enough."""
-    return ["openmpi", "mpich"] * 2 if mpich else ["openmpi"]
+        if self.budget_s is not None:
+            return self.budget_s
+        return TARGET_BUDGET_S if cell in product((4,), ("1gbit", "10gbit"), ("100MB",)) else BUDGET_S
 
 
 @contextmanager
@@ -71,7 +68,7 @@ def measure_cells(
 
     After one of `FAILURES`, parts that were measured before stay.
     """
-    sequence = job_sequence(mpich)
+    sequence = ["openmpi", "mpich"] * 2 if mpich else ["openmpi"]  # jobs that take turns; without MPICH one is enough
     parts = {cell: [folder / "parts" / f"{cell.name}.{job}.json" for job in range(len(sequence))] for cell in cells}
     (folder / "parts").mkdir(parents=True, exist_ok=True)
     for path in (path for paths in parts.values() for path in paths if fresh):
@@ -121,16 +118,9 @@ def run_job(
         "address": network.nodes[0].address,
         "environment": {"load": round(os.getloadavg()[0], 2), "memory_scaling": [memory_scaling()]},
     }
-    path = write_request(folder, head | request)
-    run_on_hosts(
-        network, folder, f"{library} job on {cluster.name}", ["-m", "apps.performance.cluster.job", path], library
-    )
-
-
-def run_on_hosts(network: Network, folder: Path, what: str, arguments: Sequence[str], library: str = "openmpi") -> None:
-    """Run this Python, or with library "mpich" the one beside that library, on all hosts to its end."""
+    arguments = ["-m", "apps.performance.cluster.job", write_request(folder, head | request)]
     chosen: dict[str, Any] = {"mpi": "mpich", "python": MPICH_PYTHON} if library == "mpich" else {"settings": SETTINGS}
-    mpirun.run_on_hosts(network, folder, what, arguments, LONGEST_JOB_S, **chosen)
+    run_on_hosts(network, folder, f"{library} job on {cluster.name}", arguments, LONGEST_JOB_S, **chosen)
 
 
 def has_mpich() -> bool:

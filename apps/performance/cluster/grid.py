@@ -116,11 +116,6 @@ def default_plan() -> list[Cell]:
     ]
 
 
-def default_budget_s(cell: Cell) -> float:
-    """Seconds of timed calls of a cell."""
-    return TARGET_BUDGET_S if cell in product((4,), ("1gbit", "10gbit"), ("100MB",)) else BUDGET_S
-
-
 def by_cluster(cells: Sequence[Cell]) -> dict[Cluster, list[Cell]]:
     """The cells of each cluster, in order."""
     found: dict[Cluster, list[Cell]] = {}

@@ -58,7 +58,13 @@ class Resources:
             self._tuned = {option: algorithm.dup(world, *map(int, option.split(":"))) for option in tuned}
         self._gloo = any(one.kind == "gloo" for one in known)
         if self._gloo:
-            _start_gloo(world, address)
+            os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+            from torch import distributed
+
+            distributed.init_process_group(
+                "gloo", init_method=f"tcp://{address}:{GLOO_PORT}", rank=world.rank, world_size=world.size,
+                timeout=timedelta(seconds=GLOO_TIMEOUT_S),
+            )  # fmt: skip
 
     def prepare(self, one: Implementation, x: Vector, out: Vector) -> Prepared:
         """Bind an implementation to vectors, from `x` to `out`; collective."""
@@ -85,19 +91,6 @@ class Resources:
             tuned.Free()
         for comm in (*self._ours.values(), self.comm):
             comm.close()
-
-
-def _start_gloo(world: MPI.Comm, address: str) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
-    from torch import distributed
-
-    distributed.init_process_group(
-        "gloo",
-        init_method=f"tcp://{address}:{GLOO_PORT}",
-        rank=world.rank,
-        world_size=world.size,
-        timeout=timedelta(seconds=GLOO_TIMEOUT_S),
-    )
 
 
 def _gloo_allreduce(x: Vector, out: Vector) -> Callable[[], object]:

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from apps.emulator.mpirun import run_on_hosts
 from apps.emulator.rate import Rate
-from apps.performance.cluster.driver import FAILURES, log, run_on_hosts, standing
+from apps.performance.cluster import tuned
+from apps.performance.cluster.driver import FAILURES, LONGEST_JOB_S, log, standing
 from apps.performance.cluster.grid import Cluster
 from apps.performance.cluster.tables import ABSENT, NOTHING
 from apps.performance.part import Column, get, table
@@ -48,7 +50,8 @@ def run(folder: Path, fresh: bool) -> list[str]:
                     log(f"training: {cluster.links}, {method}")
                     path.parent.mkdir(parents=True, exist_ok=True)
                     arguments = ["-m", "apps.train", *SETTINGS, *METHODS[method], "--json", str(path.resolve())]
-                    run_on_hosts(network, scratch, f"training of {method} on {cluster.name}", arguments)
+                    what = f"training of {method} on {cluster.name}"
+                    run_on_hosts(network, scratch, what, arguments, LONGEST_JOB_S, settings=tuned.SETTINGS)
                     path.write_text(json.dumps(links) + "\n" + path.read_text())
         except FAILURES as error:
             failed.append(f"training, {cluster.name}: {error}")

@@ -29,7 +29,7 @@ from apps.performance.cluster.ratios import (
     speedup,
     speedups_by_job,
 )
-from apps.performance.cluster.records import merge, read
+from apps.performance.cluster.records import merge
 from apps.performance.cluster.tables import NOTHING, tables
 from apps.records import write_record
 from collectives.trace.traffic import COSTS
@@ -95,18 +95,6 @@ def test_parts_of_a_cell_are_put_together_job_by_job() -> None:
     assert merged["advised"] == [{"piece_bytes": 1}, {"piece_bytes": 2}]
 
 
-def test_records_are_read_as_written(tmp_path: Path) -> None:
-    record = cell()
-    write_record(tmp_path / "some" / "a.json", record)
-    assert read(tmp_path / "some", "cluster") == [json.loads(json.dumps(record))]
-    assert read(tmp_path / "some", "overlap") == []
-
-
-def test_jobs_count_alike_however_many_calls_each_had() -> None:
-    record = merge([part("openmpi", {"Gloo": timed(*times)}) for times in ((1.0, 1.0, 4.0), (9.0,))], {})
-    assert record["timings"]["Gloo"]["median_s"] == 5.0
-
-
 def test_speed_ups_name_their_baseline() -> None:
     record = cell()
     assert best_mpi(record) == ("MPI Rabenseifner", 4.0)
@@ -114,9 +102,7 @@ def test_speed_ups_name_their_baseline() -> None:
     assert speedup(record, "one-bit ring", "dense ring") == 6.0
     assert speedup(record, "one-bit ring", "dense auto") is None
     assert over_mpich(record) == 4.5
-
-
-def test_speed_ups_of_each_job_are_of_its_own_times() -> None:
+    # of each job, they are of its own times
     jobs = (((1.0, 3.0, 2.0), (8.0, 4.0)), ((4.0,), (2.0, 8.0, 16.0)))
     parts = [part("openmpi", {"one-bit ring": timed(*ours), "MPI ring": timed(*theirs)}) for ours, theirs in jobs]
     record = merge(parts, {})
