@@ -19,6 +19,7 @@ TIMED_OUT = 124
 """Exit status of a job that was ended because it took too long; that of the command `timeout`."""
 GRACE_S = 15.0  # for ranks that write a checkpoint when they are told to end
 LAST_LINES = 30
+VERSION_S = 60.0
 
 
 class JobFailed(RuntimeError):
@@ -34,13 +35,21 @@ def find_mpirun(python: Path | None = None) -> str:
     return found
 
 
+def mpirun_version(mpirun: str) -> str:
+    """What ``mpirun --version`` prints."""
+    return subprocess.run(
+        [mpirun, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, errors="replace", timeout=VERSION_S, check=False,
+    ).stdout.strip()  # fmt: skip
+
+
 def python_command(n_ranks: int | None, arguments: Sequence[str]) -> list[str]:
     """Command line of this Python with `arguments`, under ``mpirun``, whose ranks may share cores, unless None."""
     python = [sys.executable, *arguments]
     if n_ranks is None:
         return python
     mpirun = find_mpirun()
-    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
+    version = mpirun_version(mpirun)
     # MPICH's mpirun shares cores unasked and knows neither option.
     sharing = ["--oversubscribe", "--bind-to", "none"] if "Open MPI" in version or "prte" in version else []
     return [mpirun, "-n", str(n_ranks), *sharing, *python]

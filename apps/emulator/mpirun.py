@@ -10,12 +10,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from apps.emulator.network import SUBNET, ClusterError, Network
-from apps.launch import PROJECT, find_mpirun, run_or_raise
+from apps.launch import PROJECT, find_mpirun, mpirun_version, run_or_raise
 
 # Longer messages without a hand-shake: fewer of them, and less to do for the processors that all hosts share.
 EAGER_BYTES = "270336"
 TOLD_BY = {"openmpi": "Open MPI", "mpich": "HYDRA"}  # what `mpirun --version` prints
-VERSION_S = 60.0
 LAUNCHER = """#!/bin/sh
 # Stands in for ssh: launcher [options] address command...
 while [ "${{1#-}}" != "$1" ]; do shift; done
@@ -32,10 +31,7 @@ def require_mpirun(mpi: str) -> None:
     """Raise ClusterError unless the ``mpirun`` here is that MPI's: another's would not know the options."""
     program = find_mpirun()
     try:
-        told = subprocess.run(
-            [program, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, errors="replace", timeout=VERSION_S, check=False,
-        ).stdout.strip()  # fmt: skip
+        told = mpirun_version(program)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ClusterError(f"{program} cannot be run: {error}") from error
     if TOLD_BY[mpi] not in told:

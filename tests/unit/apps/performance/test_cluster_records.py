@@ -13,22 +13,11 @@ import pytest
 from apps.emulator.network import ClusterError
 from apps.environment import environment
 from apps.performance.cluster import __main__ as program
-from apps.performance.cluster import overlap
+from apps.performance.cluster import overlap, ratios
 from apps.performance.cluster.grid import Cell, Cluster, product
 from apps.performance.cluster.implementations import choose, of_library
 from apps.performance.cluster.overlap import balance
 from apps.performance.cluster.plots import draw, overlap_by_rate
-from apps.performance.cluster.ratios import (
-    best_mpi,
-    bound_s,
-    bucket_share,
-    crossing,
-    over_bound,
-    over_mpich,
-    payload_rate,
-    speedup,
-    speedups_by_job,
-)
 from apps.performance.cluster.records import merge
 from apps.performance.cluster.tables import NOTHING, tables
 from apps.records import write_record
@@ -97,44 +86,44 @@ def test_parts_of_a_cell_are_put_together_job_by_job() -> None:
 
 def test_speed_ups_name_their_baseline() -> None:
     record = cell()
-    assert best_mpi(record) == ("MPI Rabenseifner", 4.0)
-    assert speedup(record, "one-bit ring", "best MPI") == 4.0
-    assert speedup(record, "one-bit ring", "dense ring") == 6.0
-    assert speedup(record, "one-bit ring", "dense auto") is None
-    assert over_mpich(record) == 4.5
+    assert ratios.best_mpi(record) == ("MPI Rabenseifner", 4.0)
+    assert ratios.speedup(record, "one-bit ring", "best MPI") == 4.0
+    assert ratios.speedup(record, "one-bit ring", "dense ring") == 6.0
+    assert ratios.speedup(record, "one-bit ring", "dense auto") is None
+    assert ratios.over_mpich(record) == 4.5
     # of each job, they are of its own times
     jobs = (((1.0, 3.0, 2.0), (8.0, 4.0)), ((4.0,), (2.0, 8.0, 16.0)))
     parts = [part("openmpi", {"one-bit ring": timed(*ours), "MPI ring": timed(*theirs)}) for ours, theirs in jobs]
     record = merge(parts, {})
-    assert speedups_by_job(record, "one-bit ring", "best MPI") == [6.0 / 2.0, 8.0 / 4.0]
-    assert speedups_by_job(record, "one-bit ring", "dense ring") == []
+    assert ratios.speedups_by_job(record, "one-bit ring", "best MPI") == [6.0 / 2.0, 8.0 / 4.0]
+    assert ratios.speedups_by_job(record, "one-bit ring", "dense ring") == []
 
 
 def test_the_bound_is_what_the_busiest_link_carries() -> None:
     record = cell(100_000_000)
-    assert bound_s(record, 1e9) == pytest.approx(1.2)
-    assert over_bound(record, 1e9) == pytest.approx(5.0)
-    assert over_bound(record, None) is None
+    assert ratios.bound_s(record, 1e9) == pytest.approx(1.2)
+    assert ratios.over_bound(record, 1e9) == pytest.approx(5.0)
+    assert ratios.over_bound(record, None) is None
 
 
 def test_what_a_token_bucket_spares_is_told() -> None:
     short = cell(one_bit_s=0.01)  # 1 ms of a Gbit/s is in the bucket, and less than that was sent
     short["timings"]["one-bit ring"]["cost"]["bytes_sent"] = 47_000.0
-    assert bucket_share(short) == pytest.approx(8 * 47_000 / 1e9 / 0.01)
+    assert ratios.bucket_share(short) == pytest.approx(8 * 47_000 / 1e9 / 0.01)
     short["timings"]["one-bit ring"]["cost"]["bytes_sent"] = 1e9
-    assert bucket_share(short) == pytest.approx(0.1)
+    assert ratios.bucket_share(short) == pytest.approx(0.1)
     short["timings"]["one-bit ring"]["median_s"] = 0.005
     assert "1MB †" in tables([short], [])["cluster-sizes"]
-    assert bucket_share(cell(rate="none")) == 0
+    assert ratios.bucket_share(cell(rate="none")) == 0
 
 
 def test_the_break_even_point_lies_between_the_logarithms() -> None:
-    assert crossing([(100.0, 10.0), (10_000.0, 0.1)]) == pytest.approx(1000)
-    assert crossing([(10_000.0, 0.1), (100.0, 10.0)]) == pytest.approx(1000)
-    assert crossing([(1.0, 4.0), (10.0, 0.5), (100.0, 2.0), (1000.0, 0.5)]) == pytest.approx(100 * 10**0.5)
-    assert crossing([(1.0, 4.0), (10.0, 2.0)]) is None
-    assert crossing([(1.0, 0.5), (10.0, 2.0)]) is None
-    assert crossing([]) is None
+    assert ratios.crossing([(100.0, 10.0), (10_000.0, 0.1)]) == pytest.approx(1000)
+    assert ratios.crossing([(10_000.0, 0.1), (100.0, 10.0)]) == pytest.approx(1000)
+    assert ratios.crossing([(1.0, 4.0), (10.0, 0.5), (100.0, 2.0), (1000.0, 0.5)]) == pytest.approx(100 * 10**0.5)
+    assert ratios.crossing([(1.0, 4.0), (10.0, 2.0)]) is None
+    assert ratios.crossing([(1.0, 0.5), (10.0, 2.0)]) is None
+    assert ratios.crossing([]) is None
 
 
 def test_the_balanced_rate_is_one_that_can_be_asked_for() -> None:
@@ -182,7 +171,7 @@ def test_several_jobs_overlap_as_the_median_of_theirs() -> None:
         job["links"][0]["bits_per_s"] = rate
     made = overlap.merge_jobs(jobs)
     assert (made["overlap"], made["wire_s"], made["overlaps"]) == (0.7, 2.0, [0.9, 0.5, 0.7])
-    assert payload_rate(made) == 9.2e8
+    assert ratios.payload_rate(made) == 9.2e8
     text = tables([], [made])["cluster-overlap"]
     assert "| 70% (50 to 90%) |" in text
     assert "All processors at once read memory 1.1 to 1.9 times as fast as one." in text
