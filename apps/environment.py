@@ -13,13 +13,7 @@ _PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def environment() -> dict[str, Any]:
-    """Processor, memory pages and libraries. Call it while the vectors exist, so that their pages are counted.
-
-    Returns
-    -------
-    dict
-        Can be written as JSON; `describe` makes a sentence of it.
-    """
+    """Processor, memory pages and libraries, for a record. Call it while the vectors exist: their pages are counted."""
     # Initialises MPI, which a program without ranks should do no earlier than it must.
     from mpi4py import MPI
 

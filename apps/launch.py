@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -17,6 +19,7 @@ TIMED_OUT = 124
 """Exit status of a job that was ended because it took too long; that of the command `timeout`."""
 GRACE_S = 15.0  # for ranks that write a checkpoint when they are told to end
 LAST_LINES = 30
+VERSION_S = 60.0
 
 
 class JobFailed(RuntimeError):
@@ -24,18 +27,7 @@ class JobFailed(RuntimeError):
 
 
 def find_mpirun(python: Path | None = None) -> str:
-    """The `mpirun` beside a Python, else the one on PATH.
-
-    Parameters
-    ----------
-    python : Path, optional
-        Default: this Python.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is no MPI.
-    """
+    """The `mpirun` beside a Python, by default this one, else that on PATH; FileNotFoundError if there is no MPI."""
     folder = Path(python or sys.executable).parent
     found = shutil.which("mpirun", path=os.pathsep.join((str(folder), os.environ.get("PATH", ""))))
     if found is None:
@@ -43,24 +35,24 @@ def find_mpirun(python: Path | None = None) -> str:
     return found
 
 
-def mpirun_command(n_ranks: int) -> list[str]:
-    """``mpirun`` for so many ranks, with the options that let ranks share cores.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is no MPI.
-    """
-    mpirun = find_mpirun()
-    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
-    # MPICH's mpirun shares cores unasked and knows neither option.
-    sharing = ["--oversubscribe", "--bind-to", "none"] if "Open MPI" in version or "prte" in version else []
-    return [mpirun, "-n", str(n_ranks), *sharing]
+def mpirun_version(mpirun: str) -> str:
+    """What ``mpirun --version`` prints."""
+    return subprocess.run(
+        [mpirun, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, errors="replace", timeout=VERSION_S, check=False,
+    ).stdout.strip()  # fmt: skip
 
 
 def python_command(n_ranks: int | None, arguments: Sequence[str]) -> list[str]:
-    """Command line of this Python with `arguments`, under ``mpirun`` unless `n_ranks` is None."""
-    return [*([] if n_ranks is None else mpirun_command(n_ranks)), sys.executable, *arguments]
+    """Command line of this Python with `arguments`, under ``mpirun``, whose ranks may share cores, unless None."""
+    python = [sys.executable, *arguments]
+    if n_ranks is None:
+        return python
+    mpirun = find_mpirun()
+    version = mpirun_version(mpirun)
+    # MPICH's mpirun shares cores unasked and knows neither option.
+    sharing = ["--oversubscribe", "--bind-to", "none"] if "Open MPI" in version or "prte" in version else []
+    return [mpirun, "-n", str(n_ranks), *sharing, *python]
 
 
 def mpi_environment(project: Path = PROJECT) -> dict[str, str]:
@@ -83,23 +75,13 @@ def run(
 ) -> tuple[int, str]:
     """Run a job to its end. Whatever ends this function ends the job first.
 
-    Parameters
-    ----------
-    command : sequence of str
-    env : mapping
-    cwd : Path, optional
-        Default: the folder of this process.
-    timeout_s : float, optional
-        The job is ended after so many seconds.
-    capture : bool
-        Whether the output is returned. If not, the job has the input and the outputs of this process.
-
     Returns
     -------
     status : int
-        `TIMED_OUT` if the job took too long.
+        `TIMED_OUT` if the job took longer than `timeout_s`.
     output : str
-        What the job printed, errors included; empty without `capture`.
+        What the job printed, errors included. It is empty without `capture`: the job then has the input and the outputs
+        of this process.
     """
     # A file holds the output because a rank that outlives its launcher would keep a pipe open.
     with tempfile.TemporaryFile() as log:
@@ -121,13 +103,7 @@ def run(
 def run_or_raise(
     what: str, command: Sequence[str], env: Mapping[str, str], timeout_s: float, cwd: Path | None = PROJECT
 ) -> None:
-    """Run a job to its end.
-
-    Raises
-    ------
-    JobFailed
-        The job failed or took too long; the text calls it `what`.
-    """
+    """Run a job to its end; JobFailed, which calls it `what`, if it fails or takes too long."""
     status, output = run(command, env, cwd=cwd, timeout_s=timeout_s)
     if status:
         ended = f"was ended after {timeout_s:.0f} s" if status == TIMED_OUT else f"ended with status {status}"
@@ -140,6 +116,16 @@ def write_request(folder: Path, request: Mapping[str, Any]) -> str:
     path = folder / "request.json"
     path.write_text(json.dumps(request))
     return str(path)
+
+
+def exit_on_signals() -> None:
+    """Let SIGTERM and SIGHUP end this process as SystemExit does, so that it first ends its jobs and removes hosts."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
 
 
 def _end(job: subprocess.Popen[bytes], tell: bool = True) -> None:

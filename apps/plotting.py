@@ -67,15 +67,7 @@ def named_ticks(axis: Axis, ticks: Sequence[float], labels: Sequence[str], **loo
 
 @dataclass(frozen=True)
 class Curve:
-    """The curve of one method.
-
-    Attributes
-    ----------
-    name : str
-    x : sequence of float
-    runs : sequence of sequence of float
-        y of each seed.
-    """
+    """The curve of one method; `runs` has y of each seed."""
 
     name: str
     x: Sequence[float]
@@ -126,15 +118,8 @@ def draw_curves(axes: Axes, lines: Sequence[Curve]) -> None:
 class Bars:
     """A panel of bars that are made of parts.
 
-    Attributes
-    ----------
-    title : str
-    parts : dict
-        Of each bar by name: how long its parts are, in the order of the legend; empty if it was not measured.
-    texts : dict
-        What stands beside each bar. Default: its length.
-    end : float, optional
-        Bars are cut off there.
+    By the name of each bar, `parts` has the lengths of its parts in the order of the legend, none if it was not
+    measured, and `texts` what stands beside it, by default its length. Bars are cut off at `end`.
     """
 
     title: str
@@ -145,27 +130,11 @@ class Bars:
 
 def draw_bars(
     panels: Sequence[Bars], names: Sequence[str], x_label: str, looks: Sequence[Look] | None = None,
-    size: tuple[float, float] | None = None, columns: int | None = None, share_x: bool = True,
-    title: str = "",
+    size: tuple[float, float] | None = None, share_x: bool = True, title: str = "",
 ) -> Figure:  # fmt: skip
-    """Draw panels side by side, with one legend for the parts.
+    """Draw panels side by side, with one legend for the `names` and `looks` (`COLORS`) of the parts.
 
-    Parameters
-    ----------
-    panels : sequence of Bars
-    names : sequence of str
-        Of the parts.
-    x_label : str
-    looks : sequence of dict, optional
-        Of the parts; `COLORS` by default.
-    size : (float, float), optional
-        Of the figure, in inches.
-    columns : int, optional
-        Of the legend.
-    share_x : bool
-        Whether the panels have one scale.
-    title : str
-        Of the figure.
+    `size` is that of the figure in inches; with `share_x` the panels have one scale.
     """
     shown = [{"color": color} for color in COLORS] if looks is None else looks
     figure, axes = new_figure(len(panels), size=size or (1.5 + 4 * len(panels), 3.6), sharex=share_x)
@@ -183,5 +152,5 @@ def draw_bars(
     axes[0][0].invert_yaxis()
     if title:
         figure.suptitle(title)
-    legend(figure, [Patch(label=name, **look) for name, look in zip(names, shown, strict=False)], columns=columns)
+    legend(figure, [Patch(label=name, **look) for name, look in zip(names, shown, strict=False)])
     return figure

@@ -23,20 +23,9 @@ def write_record(path: Path, record: Record) -> None:
 
 
 def read_record(path: Path, /, **types: type | Sequence[type]) -> Record:
-    """Read the record of a file.
+    """Read the record of a file, which must have fields of these `types`, as `collectives.json_file.fields` takes them.
 
-    Parameters
-    ----------
-    path : Path
-    **types
-        Types of the fields that the record must have, as `collectives.json_file.fields` takes them.
-
-    Raises
-    ------
-    ValueError
-        The file is no such record; one line with the file, the cause and the cure.
-    OSError
-        The file cannot be read.
+    A file that is no such record raises ValueError: one line with the file, the cause and the cure.
     """
     cure = "remove it to measure again"
     found = read_json(path, cure, most_bytes=_MOST_BYTES)

@@ -8,13 +8,12 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 from apps.emulator.link_speed import measure
 from apps.emulator.mpirun import mpirun, require_mpirun
 from apps.emulator.network import ClusterError, Layout, Network
 from apps.emulator.rate import Rate
-from apps.launch import run
+from apps.launch import exit_on_signals, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,8 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         layout = _layout(options)
     except ValueError as error:
         parser.error(str(error))
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end)
+    exit_on_signals()
     try:
         require_mpirun(options.mpi)
         with tempfile.TemporaryDirectory(prefix="mpicomp-cluster-") as folder, Network(layout) as network:
@@ -38,15 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                     print(link, file=sys.stderr, flush=True)
             command, env = mpirun(network, Path(folder), options.mpi, options.ranks_per_node, options.command)
             return run(network.nodes[0].command(command), env, capture=False)[0]
-    except ClusterError as error:
+    except (ClusterError, FileNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
 
 
 def _layout(options: argparse.Namespace) -> Layout:

@@ -44,15 +44,7 @@ with socket.create_connection(("{address}", {port}), timeout=30) as peer:
 
 @dataclass(frozen=True)
 class Measured:
-    """One link.
-
-    Attributes
-    ----------
-    what : str
-    asked : Rate
-    bits_per_s : float
-        Of payload.
-    """
+    """One link, and the bits per second of payload that it carries."""
 
     what: str
     asked: Rate
@@ -69,20 +61,14 @@ class Measured:
 
 
 def transfer(sender: Node, receiver: Node, nbytes: int) -> float:
-    """Bits per second of one TCP connection.
-
-    Raises
-    ------
-    ClusterError
-    """
+    """Bits per second of one TCP connection; ClusterError if there is none."""
     program = receiver.command([sys.executable, "-c", _RECEIVE.format(port=PORT, nbytes=nbytes)])
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as listening:
         assert listening.stdout is not None
         try:
             listening.stdout.readline()
-            sending = sender.command(
-                [sys.executable, "-c", _SEND.format(address=receiver.address, port=PORT, nbytes=nbytes)]
-            )
+            script = _SEND.format(address=receiver.address, port=PORT, nbytes=nbytes)
+            sending = sender.command([sys.executable, "-c", script])
             sent = subprocess.run(sending, capture_output=True, text=True, timeout=120, check=False)
             output, errors = listening.communicate(timeout=120)
         except subprocess.TimeoutExpired as error:
@@ -97,10 +83,7 @@ def transfer(sender: Node, receiver: Node, nbytes: int) -> float:
 def measure(network: Network) -> list[Measured]:
     """Every node's egress, to a neighbour of its group, and every group's uplink.
 
-    Raises
-    ------
-    ClusterError
-        A link carries less than asked for, or more.
+    It raises ClusterError if a link carries less than asked for, or more.
     """
     layout, nodes = network.layout, network.nodes
     of_a_group = layout.nodes // layout.groups
@@ -129,8 +112,8 @@ def _link(what: str, sender: Node, receiver: Node, rate: Rate) -> Measured:
     nbytes = UNLIMITED_BYTES
     if bits_per_s is not None:
         nbytes = round(min(MOST_BYTES, max(LEAST_BYTES, bits_per_s / 8 * SECONDS)))
-    link = Measured(what, rate, transfer(sender, receiver, nbytes))
-    for _ in range(TRIES - 1):
-        if not link.true:  # a busy machine is late now and then
-            link = Measured(what, rate, transfer(sender, receiver, nbytes))
+    for _ in range(TRIES):  # a busy machine is late now and then
+        link = Measured(what, rate, transfer(sender, receiver, nbytes))
+        if link.true:
+            break
     return link

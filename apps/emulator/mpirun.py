@@ -10,12 +10,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from apps.emulator.network import SUBNET, ClusterError, Network
-from apps.launch import PROJECT, find_mpirun, run_or_raise
+from apps.launch import PROJECT, find_mpirun, mpirun_version, run_or_raise
 
 # Longer messages without a hand-shake: fewer of them, and less to do for the processors that all hosts share.
 EAGER_BYTES = "270336"
 TOLD_BY = {"openmpi": "Open MPI", "mpich": "HYDRA"}  # what `mpirun --version` prints
-VERSION_S = 60.0
 LAUNCHER = """#!/bin/sh
 # Stands in for ssh: launcher [options] address command...
 while [ "${{1#-}}" != "$1" ]; do shift; done
@@ -28,34 +27,11 @@ exec ip netns exec "$namespace" unshare --uts sh -c "hostname $name && $*"
 """
 
 
-def write_launcher(network: Network, folder: Path) -> Path:
-    """The program that starts commands on hosts, in place of ssh."""
-    cases = "\n".join(
-        f"{node.address}|{node.name}) namespace={node.namespace} name={node.name};;" for node in network.nodes
-    )
-    path = folder / "launcher"
-    path.write_text(LAUNCHER.format(cases=cases))
-    path.chmod(0o755)
-    return path
-
-
 def require_mpirun(mpi: str) -> None:
-    """See to it that the ``mpirun`` here is that MPI's: another's would not know the options.
-
-    Parameters
-    ----------
-    mpi : "openmpi" or "mpich"
-
-    Raises
-    ------
-    ClusterError
-    """
-    program = _launcher(None)
+    """Raise ClusterError unless the ``mpirun`` here is that MPI's: another's would not know the options."""
+    program = find_mpirun()
     try:
-        told = subprocess.run(
-            [program, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, errors="replace", timeout=VERSION_S, check=False,
-        ).stdout.strip()  # fmt: skip
+        told = mpirun_version(program)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ClusterError(f"{program} cannot be run: {error}") from error
     if TOLD_BY[mpi] not in told:
@@ -63,13 +39,6 @@ def require_mpirun(mpi: str) -> None:
             f"{program} is not the launcher of --mpi {mpi}: it calls itself {told.partition(chr(10))[0]!r}; choose "
             f"--mpi by that, or use the Python of an environment with {mpi}"
         )
-
-
-def _launcher(python: Path | None) -> str:
-    try:
-        return find_mpirun(python)
-    except FileNotFoundError as error:
-        raise ClusterError(str(error)) from error
 
 
 def mpirun(
@@ -86,17 +55,14 @@ def mpirun(
     ranks_per_node : int
     command : sequence of str
     python : Path, optional
-        The launcher beside it is taken. Default: this Python.
-
-    Raises
-    ------
-    ClusterError
-        There is no launcher.
+        The ``mpirun`` beside it is taken, or else that on PATH. Default: this Python.
     """
-    launcher, ranks = str(write_launcher(network, folder)), ranks_per_node * len(network.nodes)
-    hosts = folder / "hosts"
+    nodes, hosts, launcher = network.nodes, folder / "hosts", folder / "launcher"
+    cases = "\n".join(f"{node.address}|{node.name}) namespace={node.namespace} name={node.name};;" for node in nodes)
+    launcher.write_text(LAUNCHER.format(cases=cases))
+    launcher.chmod(0o755)
     if mpi == "openmpi":
-        hosts.write_text("".join(f"{node.address} slots={ranks_per_node}\n" for node in network.nodes))
+        hosts.write_text("".join(f"{node.address} slots={ranks_per_node}\n" for node in nodes))
         settings = {
             "pml": "ob1",
             "btl": "tcp,self" if ranks_per_node == 1 else "tcp,self,sm",
@@ -105,19 +71,18 @@ def mpirun(
             **{f"btl_tcp_{name}": EAGER_BYTES for name in ("eager_limit", "rndv_eager_limit", "max_send_size")},
         }
         chosen = [text for name, value in settings.items() for text in ("--mca", name, value)]
-        runtime = ["--prtemca", "plm_ssh_agent", launcher, "--prtemca", "prte_if_include", SUBNET]
+        runtime = ["--prtemca", "plm_ssh_agent", str(launcher), "--prtemca", "prte_if_include", SUBNET]
         placed = ["--hostfile", str(hosts), "--map-by", f"ppr:{ranks_per_node}:node:oversubscribe", "--bind-to", "none"]
         arguments = ["--allow-run-as-root", *runtime, *placed, *chosen]
         extra = {"OMPI_MCA_btl": settings["btl"]}
     else:
-        hosts.write_text("".join(f"{node.address}:{ranks_per_node}\n" for node in network.nodes))
-        arguments = ["-launcher", "ssh", "-launcher-exec", launcher, "-f", str(hosts), "-iface", "eth0"]
+        hosts.write_text("".join(f"{node.address}:{ranks_per_node}\n" for node in nodes))
+        arguments = ["-launcher", "ssh", "-launcher-exec", str(launcher), "-f", str(hosts), "-iface", "eth0"]
         extra = {"FI_PROVIDER": "tcp", "FI_TCP_IFACE": "eth0", "MPIR_CVAR_CH4_NETMOD": "ofi"}
-    program = _launcher(python)
     # A job finds the launcher and Python by name as well.
     path = os.pathsep.join((str(Path(python or sys.executable).parent), os.environ.get("PATH", "")))
     env = os.environ | {"PATH": path, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")} | extra
-    return [program, *arguments, "-n", str(ranks), *command], env
+    return [find_mpirun(python), *arguments, "-n", str(ranks_per_node * len(nodes)), *command], env
 
 
 def run_on_hosts(
@@ -131,30 +96,10 @@ def run_on_hosts(
     python: Path | None = None,
     settings: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Run Python with `arguments` on all hosts, one rank on each, to its end.
+    """Run Python with `arguments` on all hosts, one rank on each, to its end; JobFailed if it fails or takes too long.
 
-    Parameters
-    ----------
-    network : Network
-    folder : Path
-        For files that must live as long as the job.
-    what : str
-        What errors call the job.
-    arguments : sequence of str
-    timeout_s : float
-        A job that takes longer is ended.
-    mpi : "openmpi" or "mpich"
-    python : Path, optional
-        Whose environment has that MPI. Default: this Python.
-    settings : mapping, optional
-        Environment variables of the job.
-
-    Raises
-    ------
-    ClusterError
-        There is no launcher.
-    JobFailed
-        The job failed or took too long.
+    Errors call the job `what`, and its environment has the `settings` as well. The other parameters are those of
+    `mpirun`.
     """
     program = [str(python or sys.executable), *arguments]
     command, env = mpirun(network, folder, mpi, 1, program, python)

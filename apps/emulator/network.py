@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 from apps.emulator.rate import Rate
 
@@ -38,22 +37,10 @@ class ClusterError(RuntimeError):
 
 @dataclass(frozen=True)
 class Layout:
-    """What is to be built.
+    """What is to be built: nodes with `rates` of their egress, divided into equal `groups` of neighbours.
 
-    Attributes
-    ----------
-    rates : tuple of Rate
-        Of each node's egress.
-    groups : int
-        Into how many equal groups of neighbouring nodes the cluster is divided.
-    between : Rate
-        Of the link from a group to all others, each way.
-    delay_ms, loss_percent : float
-        Added to each node's egress; needs the kernel's netem.
-
-    Raises
-    ------
-    ValueError
+    The link from a group to all others has the rate `between`, each way. Delay and loss are added to each node's egress
+    and need the kernel's netem. What cannot be built raises ValueError.
     """
 
     rates: tuple[Rate, ...]
@@ -82,14 +69,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Node:
-    """A host.
-
-    Attributes
-    ----------
-    name : str
-        Its hostname.
-    namespace, address : str
-    """
+    """A host: hostname, network namespace and address."""
 
     name: str
     namespace: str
@@ -104,18 +84,7 @@ class Node:
 class Network:
     """The cluster's hosts and links, for as long as the ``with`` statement lasts.
 
-    Parameters
-    ----------
-    layout : Layout
-
-    Attributes
-    ----------
-    nodes : list of Node
-
-    Raises
-    ------
-    ClusterError
-        There is no root, no ``ip`` or ``tc``, or the kernel refuses.
+    It raises ClusterError if there is no root, no ``ip`` or ``tc``, or if the kernel refuses.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -130,18 +99,16 @@ class Network:
         for program in ("ip", "tc"):
             if shutil.which(program) is None:
                 raise ClusterError(f"{program} is not there: install iproute2 (Debian: apt install iproute2)")
-        remove_left_behind()
+        remove([path.name for path in NAMESPACES.glob(f"{PREFIX}*") if not _alive(path.name)])  # of killed processes
         try:
             self._build()
         except BaseException:
-            self._remove()
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._remove()
+    def __exit__(self, *exc_info: object) -> None:
+        remove([*(node.namespace for node in self.nodes), self._switch])
 
     def _build(self) -> None:
         layout = self.layout
@@ -161,32 +128,18 @@ class Network:
             port = ("peer", "name", node.name, "netns", self._switch)
             run("ip", "-n", node.namespace, "link", "add", "eth0", "type", "veth", *port)
             run("ip", "-n", self._switch, "link", "set", node.name, "master", f"group{layout.group(i)}", "up")
-            run(
-                "ip",
-                "-n",
-                node.namespace,
-                "address",
-                "add",
-                f"{node.address}/{SUBNET.partition('/')[2]}",
-                "dev",
-                "eth0",
-            )
+            address = f"{node.address}/{SUBNET.partition('/')[2]}"
+            run("ip", "-n", node.namespace, "address", "add", address, "dev", "eth0")
             for device in ("lo", "eth0"):
                 run("ip", "-n", node.namespace, "link", "set", device, "up")
-            self._control_congestion(node)
-            self._shape(node.namespace, "eth0", rate, layout.delay_ms, layout.loss_percent)
-
-    @staticmethod
-    def _control_congestion(node: Node) -> None:
-        """Use a congestion control that real clusters use, whatever this machine's own is."""
-        for name in CONGESTION_CONTROLS:
+            # A congestion control that real clusters use, whatever this machine's own is.
+            route = ("ip", "-n", node.namespace, "route", "replace", SUBNET, "dev", "eth0", "src", node.address)
+            first, other = CONGESTION_CONTROLS
             try:
-                to_others = ("route", "replace", SUBNET, "dev", "eth0", "src", node.address)
-                run("ip", "-n", node.namespace, *to_others, "congctl", name)
-                return
+                run(*route, "congctl", first)
             except ClusterError:
-                if name == CONGESTION_CONTROLS[-1]:
-                    raise
+                run(*route, "congctl", other)
+            self._shape(node.namespace, "eth0", rate, layout.delay_ms, layout.loss_percent)
 
     def _bridge(self, name: str) -> None:
         run("ip", "-n", self._switch, "link", "add", name, "type", "bridge", "forward_delay", "0")
@@ -207,28 +160,13 @@ class Network:
         if rate.bits_per_s is not None:
             run("tc", "-n", namespace, "qdisc", "add", "dev", device, *parent, *rate.token_bucket)
 
-    def _remove(self) -> None:
-        remove([*(node.namespace for node in self.nodes), self._switch])
-
 
 def run(*command: str) -> str:
-    """Run a command of iproute2 and return what it prints.
-
-    Raises
-    ------
-    ClusterError
-    """
+    """Run a command of iproute2 and return what it prints; ClusterError if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ClusterError(f"`{' '.join(command)}` failed: {done.stderr.strip() or done.returncode}")
     return done.stdout
-
-
-def remove_left_behind() -> None:
-    """Remove the namespaces of clusters whose process was killed."""
-    if NAMESPACES.is_dir():
-        found = [path.name for path in NAMESPACES.iterdir() if path.name.startswith(PREFIX)]
-        remove([name for name in found if not _alive(name)])
 
 
 def remove(namespaces: Sequence[str]) -> None:

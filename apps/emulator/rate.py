@@ -17,24 +17,13 @@ SMALLEST_QUEUE_BYTES = 1_000_000
 
 @dataclass(frozen=True)
 class Rate:
-    """What a link carries one way.
-
-    Attributes
-    ----------
-    bits_per_s : float or None
-        None: as fast as the machine copies.
-    """
+    """What a link carries one way; None: as fast as the machine copies."""
 
     bits_per_s: float | None = None
 
     @classmethod
     def parse(cls, text: str) -> Rate:
-        """``"1gbit"``, ``"100mbit"``, ``"2.5gbit"``, or ``"none"``: not limited.
-
-        Raises
-        ------
-        ValueError
-        """
+        """``"1gbit"``, ``"100mbit"``, ``"2.5gbit"``, or ``"none"``: not limited. ValueError for other texts."""
         if text.lower() in ("none", "unlimited"):
             return cls()
         found = _WRITTEN.fullmatch(text.strip())

@@ -11,5 +11,6 @@ Each part is a module that can be run alone. ``--quick`` runs it in a small form
 - ``python -m apps.performance.startup``: time to the first result of a fresh process
 - ``mpirun -n 2 python -m apps.performance.memory``: peak memory of an aggregate
 - ``python -m apps.performance.idle_memory``: speed of memory that was idle, and of memory that processors share
+- ``python -m apps.performance.compare_checkouts``: two checkouts, whose own programs are run in turn
 - ``sudo python -m apps.performance.cluster``: all-reduces on an emulated cluster; needs root, so ``run_all`` omits it
 """

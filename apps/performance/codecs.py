@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from apps.performance.part import MS, Part, Row, get, in_unit, made, vectors
+from apps.performance.part import MS, Part, against, get, in_unit, made, vectors
 from apps.records import Record
 from collectives.communicator import SHARED_PIECE_BYTES
 from collectives.execution.partition import pieces
@@ -78,16 +78,12 @@ def measure(n: int, repeats: int) -> Record:
     for name, codec in CODECS.items():
         calls |= codec_calls(codec, name, n, x, out)
     timed = {name: summary(seconds) for name, seconds in alternate(calls, repeats).items()}
-    rows: list[Row] = []
-    for name in calls:
-        if name not in (ABS_SUM, ADD):
-            reference = ADD if name in merges else ABS_SUM
-            target = "≤ 1.0" if name in merges else TARGETS.get(name, "")
-            reference_s = timed[reference]["min_s"]
-            rows.append(
-                {"what": name, "reference": reference, "target": target, **timed[name], "reference_s": reference_s,
-                 "ratio": timed[name]["min_s"] / reference_s}
-            )  # fmt: skip
+    targets = TARGETS | dict.fromkeys(merges, "≤ 1.0")
+    rows = [
+        against("what", name, ADD if name in merges else ABS_SUM, targets.get(name, ""), timed)
+        for name in calls
+        if name not in (ABS_SUM, ADD)
+    ]
     return made(rows, n=n, repeats=repeats)
 
 

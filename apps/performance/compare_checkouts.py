@@ -48,12 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(checkout: Path, job: Job, path: Path, quick: bool) -> None:
-    """Run a checkout's own program.
-
-    Raises
-    ------
-    JobFailed
-    """
+    """Run a checkout's own program."""
     arguments = job.arguments(path, quick)
     if not (checkout / "apps" / "performance").is_dir():  # as it was called before
         arguments[1] = f"benchmarks.{job.part.module}"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numba import njit
 
-from apps.performance.part import MS, Part, Row, get, in_unit, made, vectors
+from apps.performance.part import MS, Part, against, get, in_unit, made, vectors
 from apps.records import Record
 from collectives.communicator import SHARED_PIECE_BYTES
 from mpicomp.cli.timing import alternate, summary
@@ -96,18 +96,7 @@ def measure(n: int, repeats: int) -> Record:
     """Time all kernels on vectors of `n` elements."""
     timed_calls = calls(n)  # which hold the vectors until their pages are counted
     timed = {name: summary(seconds) for name, seconds in alternate(timed_calls, repeats).items()}
-    rows: list[Row] = [
-        {
-            "kernel": kernel,
-            "reference": reference,
-            "target": target,
-            **timed[kernel],
-            "reference_s": timed[reference]["min_s"],
-            "ratio": timed[kernel]["min_s"] / timed[reference]["min_s"],
-        }
-        for kernel, reference, target in RATIOS
-    ]
-    return made(rows, n=n, repeats=repeats)
+    return made([against("kernel", *ratio, timed) for ratio in RATIOS], n=n, repeats=repeats)
 
 
 COLUMNS = (

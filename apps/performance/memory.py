@@ -58,14 +58,9 @@ def aggregate(options: Algorithm, comm: Communicator, x: NDArray[Any], out: NDAr
     return 0 if residual is None else int(residual.nbytes)
 
 
-def resident_bytes() -> int:
-    """Memory of this process that is in RAM now."""
-    return 1024 * kilobytes(Path("/proc/self/status"), "VmRSS")
-
-
-def peak_resident_bytes() -> int:
-    """The most since the process began, or since `forget_peak`."""
-    return 1024 * kilobytes(Path("/proc/self/status"), "VmHWM")
+def resident_bytes(name: str = "VmRSS") -> int:
+    """Memory of this process that is in RAM now, or by "VmHWM" was at most since it began, or since `forget_peak`."""
+    return 1024 * kilobytes(Path("/proc/self/status"), name)
 
 
 def forget_peak() -> None:
@@ -73,20 +68,14 @@ def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def release_free_memory() -> None:
-    """Let the C library give back what was freed, or the next vectors would hide in it; glibc alone can."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
 def _resident(options: Algorithm, comm: Communicator, x: NDArray[Any], out: NDArray[Any]) -> int:
     gc.collect()
-    release_free_memory()
+    # What was freed is given back, or the next vectors would hide in it; glibc alone can.
+    getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)(0)
     forget_peak()
     before = resident_bytes()
     residual = aggregate(options, comm, x, out)
-    return peak_resident_bytes() - before - residual
+    return resident_bytes("VmHWM") - before - residual
 
 
 def _allocated(options: Algorithm, comm: Communicator, x: NDArray[Any], out: NDArray[Any]) -> int:

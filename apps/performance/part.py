@@ -33,24 +33,11 @@ Column = tuple[str, Callable[[Any], str]]
 
 @dataclass(frozen=True)
 class Part:
-    """What one module measures.
+    """What one module of this package measures.
 
-    Attributes
-    ----------
-    module : str
-        Its name in this package.
-    summary : str
-        Its ``--help``.
-    measure : callable
-        Returns a `Record`, or None on ranks other than 0.
-    columns : sequence of Column, or callable
-        Of the table; the callable is given the record.
-    quick, full : dict
-        Arguments of `measure`, with ``--quick`` and without.
-    note : callable
-        Makes the text between the table and its footer.
-    ranks : tuple of int
-        Numbers of ranks that the tables are measured with; empty: without ``mpirun``.
+    `measure` is called with `quick` or `full` and returns a record, or None on ranks other than 0. A callable makes the
+    columns of the record. `note` stands between the table and its footer. The tables are measured on so many `ranks`;
+    without any, without ``mpirun``.
     """
 
     module: str
@@ -90,6 +77,13 @@ class Part:
 def made(rows: Sequence[Row], **settings: Any) -> Record:
     """A record. Call it while the vectors exist: their pages are counted."""
     return {"settings": settings, "environment": environment(), "rows": rows}
+
+
+def against(key: str, name: str, reference: str, target: str, timed: Mapping[str, Mapping[str, float]]) -> Row:
+    """A row that holds the minimum of a call, named by `key`, against that of another."""
+    reference_s = timed[reference]["min_s"]
+    return {key: name, "reference": reference, "target": target, **timed[name], "reference_s": reference_s,
+            "ratio": timed[name]["min_s"] / reference_s}  # fmt: skip
 
 
 def vectors(n: int, comm: Communicator | None = None) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -143,13 +137,7 @@ def chosen_from(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 
 
 def replace_block(text: str, name: str, body: str) -> str:
-    """Put `body` between the markers ``<!-- begin NAME -->`` and ``<!-- end NAME -->``.
-
-    Raises
-    ------
-    ValueError
-        The text does not have both markers once, in this order.
-    """
+    """Put `body` between the markers ``<!-- begin NAME -->`` and ``<!-- end NAME -->``, which must occur once."""
     begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     if text.count(begin) != 1 or text.count(end) != 1 or not pattern.search(text):

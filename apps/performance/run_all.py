@@ -27,15 +27,9 @@ PARTS = ("kernels", "codecs", "entropy", "allreduce", "dense-sizes", "small-call
 
 @dataclass(frozen=True)
 class Job:
-    """A part, started once.
+    """A part, started once under a name: that of its record and of its place in the document.
 
-    Attributes
-    ----------
-    name : str
-        Of its record and of its place in the document.
-    part : Part
-    ranks : int or None
-        None: without mpirun.
+    Ranks None: without mpirun.
     """
 
     name: str

@@ -22,13 +22,7 @@ TARGET_S = "≤ 2"
 
 
 def first_result(n_ranks: int | None, env: Mapping[str, str]) -> dict[str, float]:
-    """Run it once: seconds since the start of the process at the end of each phase, in order.
-
-    Raises
-    ------
-    RuntimeError
-        It failed; says what it printed.
-    """
+    """Run it once: seconds since the start of the process at the end of each phase, in order."""
     status, output = run(python_command(n_ranks, [SCRIPT]), env, timeout_s=LONGEST_S)
     line = next((line for line in output.splitlines() if line.startswith("{")), None)
     if status or line is None:
@@ -38,17 +32,7 @@ def first_result(n_ranks: int | None, env: Mapping[str, str]) -> dict[str, float
 
 
 def measure(rank_counts: Sequence[int | None], repeats: int, with_empty_cache: bool) -> Record:
-    """Measure.
-
-    Parameters
-    ----------
-    rank_counts : sequence of int or None
-        None: without mpirun.
-    repeats : int
-        Fresh processes of each.
-    with_empty_cache : bool
-        Compile everything once more too, which takes a minute.
-    """
+    """Start fresh processes on so many ranks (None: without mpirun); with an empty cache once, which takes a minute."""
     env = mpi_environment()
     plain = {key: value for key, value in env.items() if key not in ("OMPI_MCA_pml", "OMPI_MCA_btl")}
     starts: list[tuple[str, int | None, Mapping[str, str]]] = []

@@ -16,20 +16,10 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Claim:
-    """One line of a table.
+    """One line of a table: a claim, the figure of the paper and ours, and how the study here differs from the paper's.
 
-    Attributes
-    ----------
-    where : str
-        Place in the paper: ``"Fig. 2"``.
-    what : str
-        The claim.
-    paper, ours : str
-        The figure of the paper, and the one found here.
-    holds : bool or None
-        Whether the claim is found here as well; None if nothing is judged.
-    differs : str
-        How the study here differs from that of the paper.
+    `where` is the place in the paper, such as ``"Fig. 2"``. `holds` says whether the claim is found here as well; None
+    if nothing is judged.
     """
 
     where: str
@@ -76,13 +66,7 @@ class Difference:
 
 
 def paired(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
-    """Mean of ours - theirs over seeds that both share, with the interval of Student at 95 %.
-
-    Raises
-    ------
-    ValueError
-        There are fewer than two pairs, or the numbers of seeds differ.
-    """
+    """Mean of ours - theirs over seeds that both share, with the interval of Student at 95 %."""
     if len(ours) != len(theirs) or len(ours) < 2:
         raise ValueError(f"pairs need as many seeds on both sides, 2 at least, not {len(ours)} and {len(theirs)}")
     found = np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)

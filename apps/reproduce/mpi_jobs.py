@@ -27,33 +27,17 @@ PROBE_S = 0.3  # of a link
 
 
 def call_on_ranks(function: Callable[..., Record], arguments: Record, ranks: int, rate: str | None = None) -> Record:
-    """Call a function on every rank of a new MPI job.
+    """Call a function of a module, with `arguments` by name, on every rank of a new MPI job.
 
-    Parameters
-    ----------
-    function : callable
-        A function of a module; it is called with `arguments` by name, and makes its own communicators.
-    arguments : dict
-        They can be written as JSON.
-    ranks : int
-    rate : str, optional
-        Each rank runs on an emulated host of its own, which sends at this rate: ``"100mbit"``, or ``"none"`` for no
-        limit. Default: the ranks are processes of this machine, which share memory.
+    Without a rate the ranks are processes of this machine, which share memory. With one, such as ``"100mbit"`` or
+    ``"none"`` for no limit, each runs on an emulated host of its own, which sends at this rate. It raises ClusterError
+    if hosts cannot be emulated here, and JobFailed if the job failed or took too long.
 
     Returns
     -------
     dict
         The result of the function on rank 0. With emulated hosts, ``payload_bits_per_s`` is what one connection between
         two hosts carried right before.
-
-    Raises
-    ------
-    ClusterError
-        Hosts cannot be emulated here: there is no root, or no ``tc``.
-    JobFailed
-        The job failed or took too long.
-    FileNotFoundError
-        There is no MPI.
     """
     name = f"{function.__module__}:{function.__qualname__}"
     with tempfile.TemporaryDirectory(prefix="mpicomp-job-") as scratch:

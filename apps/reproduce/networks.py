@@ -25,21 +25,15 @@ from mpicomp.algorithms import Algorithm
 Watch = Callable[[Communicator, Training], None]
 """It is called on every rank after each step that leaves all ranks with the same model; it may be collective."""
 
+_loaded = cache(load)
 KEPT = ("epoch", "loss", "accuracy", "test_loss", "bytes_so_far_per_rank", "bits_per_element")
 
 
 @dataclass(frozen=True)
 class Task:
-    """A training run except for its method and seed.
+    """A training run except for its method and seed, with `options` of ``python -m apps.train``.
 
-    Attributes
-    ----------
-    options : tuple of str
-        Options of ``python -m apps.train``, except method, topology and seed.
-    ranks : int
-    topology : str
-    train_samples, test_samples : int or None
-        Only so many samples of the dataset are used, the first ones; None: all.
+    Of the dataset only the first `train_samples` and `test_samples` are used; None: all.
     """
 
     options: tuple[str, ...]
@@ -48,27 +42,11 @@ class Task:
     train_samples: int | None = None
     test_samples: int | None = None
 
-    @property
-    def dataset(self) -> Dataset:
-        """The images for training and testing."""
-        chosen = parse(self.options)
-        whole = _loaded(chosen.dataset, chosen.data)
-        train, test = _first(whole.train, self.train_samples), _first(whole.test, self.test_samples)
-        return Dataset(train, test, whole.n_classes)
-
 
 def trained(
     results: Results, name: str, task: Task, method: Algorithm, seed: int, own_options: Sequence[str] = ()
 ) -> Record:
-    """The result of `train`, from the folder if it is there.
-
-    Parameters
-    ----------
-    name : str
-        Name of the result; the seed is added.
-    own_options : sequence of str
-        Options of ``apps.train`` for this method, such as its learning rate; they come after those of the task.
-    """
+    """The result of `train`, from the folder if it is there; its name is `name` and the seed."""
     settings = {
         "options": [*task.options, *own_options],
         "method": repr(method),
@@ -85,6 +63,8 @@ def train(
 ) -> Record:
     """Train; the seed decides the first model and the order of images, whatever the method.
 
+    The `own_options` of the method, such as its learning rate, come after those of the task.
+
     Returns
     -------
     dict
@@ -93,7 +73,10 @@ def train(
         infinity. ``count``: number of trained elements.
     """
     options = parse([*task.options, *own_options, "--seed", str(seed), "--topology", task.topology])
-    dataset = task.dataset
+    whole = _loaded(options.dataset, options.data)
+    parts = ((whole.train, task.train_samples), (whole.test, task.test_samples))
+    train, test = (Split(part.images[:samples], part.labels[:samples]) for part, samples in parts)
+    dataset = Dataset(train, test, whole.n_classes)
 
     def rank(comm: Communicator) -> Record:
         torch.set_num_threads(1)  # of this thread: the ranks are the parallel part
@@ -119,9 +102,9 @@ def train(
     return run_local(task.ranks, rank, task.topology)[0]
 
 
-def last(records: Sequence[Record], key: str, factor: float = 1.0) -> list[float]:
+def last(records: Sequence[Record], key: str) -> list[float]:
     """A figure of the last epoch of each seed."""
-    return [factor * float(record["epochs"][-1][key]) for record in records]
+    return [float(record["epochs"][-1][key]) for record in records]
 
 
 def per_epoch(records: Sequence[Record], key: str, factor: float = 1.0) -> list[list[float]]:
@@ -130,13 +113,7 @@ def per_epoch(records: Sequence[Record], key: str, factor: float = 1.0) -> list[
 
 
 class NoiseStep:
-    """Forward and backward pass of a perceptron on images of noise, for timing.
-
-    Attributes
-    ----------
-    n : int
-        Elements of the gradient.
-    """
+    """Forward and backward pass of a perceptron on images of noise, for timing; the gradient has `n` elements."""
 
     def __init__(self, hidden: int, batch: int) -> None:
         torch.set_num_threads(1)
@@ -156,12 +133,3 @@ def heavy_tailed(n: int, rank: int, step: int, common_seed: Sequence[int]) -> ND
     """A made gradient of a rank at a step, with heavy tails; a part of it is the same on all ranks."""
     common = np.random.default_rng(tuple(common_seed)).standard_t(3, n)
     return (common + np.random.default_rng((1, step, rank)).standard_normal(n)).astype(np.float32)
-
-
-@cache
-def _loaded(name: str, folder: Any) -> Dataset:
-    return load(name, folder)
-
-
-def _first(split: Split, samples: int | None) -> Split:
-    return split if samples is None else Split(split.images[:samples], split.labels[:samples])

@@ -11,36 +11,17 @@ from apps.records import Record, read_record, write_record
 
 
 class Results:
-    """The folder of the results of one paper, each in a JSON file.
-
-    Parameters
-    ----------
-    folder : Path
-        It is made if it is missing.
-    fresh : bool
-        Whether results that are there are made again.
-    """
+    """The folder of the results of one paper, each in a JSON file; `fresh`: those that are there are made again."""
 
     def __init__(self, folder: Path, fresh: bool = False) -> None:
         self.folder, self._fresh = folder, fresh
         folder.mkdir(parents=True, exist_ok=True)
 
     def get(self, name: str, settings: Record, make: Callable[[], Record]) -> Record:
-        """Return the result with these settings; `make` it if there is no such result.
+        """Return the result of the file `name`; `make` it if there is none with these settings.
 
-        Parameters
-        ----------
-        name : str
-            Name of the file.
-        settings : dict
-            Everything that the result depends on, as JSON. A file with other settings is replaced.
-        make : callable
-            Returns the result, which can be written as JSON.
-
-        Raises
-        ------
-        ValueError
-            The file is of another program.
+        The settings are everything that the result depends on. A file with others is replaced, and one of another
+        program raises ValueError.
         """
         path = self.folder / f"{name}.json"
         settings = json.loads(json.dumps(settings))

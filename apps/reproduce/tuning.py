@@ -17,16 +17,8 @@ def climb(
 ) -> dict[str, float]:
     """The best rate of each method, whose neighbours on the ladder have been tried too.
 
-    Parameters
-    ----------
-    ladder : sequence of float
-        All rates, in order.
-    first : mapping
-        The rate to begin with, by method.
-    run : callable
-        ``run(method, rate)`` makes a run, which `run_parallel` calls.
-    score : callable
-        The worth of the result of a run, more being better; -inf for a run that failed.
+    The search begins at the `first` rate of each method. ``run(method, rate)`` makes a run, which `run_parallel` calls;
+    a higher `score` of its result is better, and that of a run that failed is -inf.
     """
     found: dict[str, dict[float, float]] = {name: {} for name in first}
     best = dict(first)

@@ -9,15 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from apps.emulator.rate import Rate
-from apps.scale.plots import (
-    Model,
-    plot_split,
-    plot_throughput,
-    plot_times,
-    split_points,
-    throughput_points,
-    time_points,
-)
+from apps.scale.plots import Model, plot_split, plot_throughput, plot_times, points
 from apps.scale.simulations import powers, simulate
 from collectives import LinkModel
 
@@ -47,17 +39,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     n = int(options.count)
     shared = next(reversed(networks.values()))
     split_ranks = [count for count in SPLIT_RANKS if count <= options.most_ranks]
-    points = [
-        *time_points(networks, n, ranks),
-        *throughput_points(networks, model, ranks),
-        *split_points(shared, model, split_ranks),
-    ]
-    times = simulate(points, options.json, options.processes)
+    wanted = points(networks, model, n, ranks, split_ranks)
+    times = simulate(wanted, options.json, options.processes)
     folder: Path = options.out
     plot_times(networks, n, ranks, times, folder / "scale-times.png")
     plot_throughput(networks, model, ranks, times, folder / "scale-throughput.png")
     plot_split(shared, model, (model.batch // 4 or 1, model.batch), split_ranks, times, folder / "scale-split.png")
-    print(f"{len(points)} simulations in {options.json}; plots in {folder}: scale-times, -throughput, -split")
+    print(f"{len(wanted)} simulations in {options.json}; plots in {folder}: scale-times, -throughput, -split")
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -17,23 +18,13 @@ STYLES = dict(zip(METHODS, ("-", "--", "-.", ":"), strict=True))
 COLOURS = dict(zip(TOPOLOGIES, ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple"), strict=True))
 # what is drawn first is wider, so that lines that coincide can be told
 WIDTHS = dict(zip(TOPOLOGIES, (5.0, 3.5, 2.5, 1.8, 1.0), strict=True))
-THROUGHPUT = (("dense", "ring"), ("dense", "torus"), ("one-bit", "ring"), ("one-bit", "torus"),
-              ("one winner", "ring"), ("two winners", "ring"))  # fmt: skip
+THROUGHPUT = (("ring", "dense"), ("torus", "dense"), ("ring", "one-bit"), ("torus", "one-bit"),
+              ("ring", "one winner"), ("ring", "two winners"))  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Model:
-    """What is trained.
-
-    Attributes
-    ----------
-    n : int
-        Parameters.
-    compute_s : float
-        Of a step on one processor.
-    batch : int
-        Samples that a processor takes in a step.
-    """
+    """What is trained: `n` parameters; `compute_s` of a step on one processor, which takes `batch` samples."""
 
     n: int
     compute_s: float
@@ -44,14 +35,13 @@ Networks = Mapping[str, LinkModel]
 Times = Mapping[Point, float]
 
 
-def time_points(networks: Networks, n: int, ranks: Sequence[int]) -> list[Point]:
-    """What `plot_times` needs."""
-    return [
-        Point(topology, method, count, n, network)
-        for network in networks.values()
-        for topology, method in LINES
-        for count in ranks
-    ]
+def points(networks: Networks, model: Model, n: int, ranks: Sequence[int], split_ranks: Sequence[int]) -> list[Point]:
+    """What the three figures need; the last is of the last network."""
+    asked = [(network, line, length) for network in networks.values()
+             for lines, length in ((LINES, n), (THROUGHPUT, model.n)) for line in lines]  # fmt: skip
+    found = [Point(*line, count, length, network) for network, line, length in asked for count in ranks]
+    split = [Point("torus", method, count, model.n, asked[-1][0]) for method in METHODS for count in split_ranks]
+    return found + split
 
 
 def plot_times(networks: Networks, n: int, ranks: Sequence[int], times: Times, path: Path) -> None:
@@ -60,26 +50,14 @@ def plot_times(networks: Networks, n: int, ranks: Sequence[int], times: Times, p
     for axis, (name, network) in zip(panels[0], networks.items(), strict=True):
         for topology, method in LINES:
             seconds = [1e3 * times[Point(topology, method, count, n, network)] for count in ranks]
-            axis.plot(ranks, seconds, STYLES[method], color=COLOURS[topology], linewidth=WIDTHS[topology], alpha=0.8)
+            axis.plot(ranks, seconds, **_look(topology, method))
         _ranks(axis, ranks)
         axis.set(yscale="log", title=name, xlabel="ranks")
     panels[0][0].set_ylabel(f"all-reduce of {n / 1e6:g} M elements, ms")
-    handles = [
-        Line2D([], [], color=COLOURS[topology], linewidth=WIDTHS[topology], label=topology) for topology in TOPOLOGIES
-    ]
+    handles = [Line2D([], [], color=COLOURS[name], linewidth=WIDTHS[name], label=name) for name in TOPOLOGIES]
     handles += [Line2D([], [], color="black", linestyle=style, label=method) for method, style in STYLES.items()]
     legend(figure, handles)
     save(figure, path)
-
-
-def throughput_points(networks: Networks, model: Model, ranks: Sequence[int]) -> list[Point]:
-    """What `plot_throughput` needs."""
-    return [
-        Point(topology, method, count, model.n, network)
-        for network in networks.values()
-        for method, topology in THROUGHPUT
-        for count in ranks
-    ]
 
 
 def plot_throughput(networks: Networks, model: Model, ranks: Sequence[int], times: Times, path: Path) -> None:
@@ -89,15 +67,10 @@ def plot_throughput(networks: Networks, model: Model, ranks: Sequence[int], time
     for column, (name, network) in enumerate(networks.items()):
         above, below = panels[:, column]
         above.plot(ranks, [alone * count for count in ranks], ":", color="black", label="ideal")
-        for method, topology in THROUGHPUT:
+        for topology, method in THROUGHPUT:
             parts = [model.compute_s / (model.compute_s + times[Point(topology, method, count, model.n, network)])
                      for count in ranks]  # fmt: skip
-            look = {
-                "linestyle": STYLES[method],
-                "color": COLOURS[topology],
-                "linewidth": WIDTHS[topology],
-                "alpha": 0.8,
-            }
+            look = _look(topology, method)
             rates = [alone * count * part for count, part in zip(ranks, parts, strict=True)]
             above.plot(ranks, rates, label=f"{method}, {topology}", **look)
             below.plot(ranks, [100 * part for part in parts], **look)
@@ -108,11 +81,6 @@ def plot_throughput(networks: Networks, model: Model, ranks: Sequence[int], time
     panels[1][0].set_ylabel("% of ideal")
     panels[0][0].legend(frameon=False)
     save(figure, path)
-
-
-def split_points(network: LinkModel, model: Model, ranks: Sequence[int]) -> list[Point]:
-    """What `plot_split` needs."""
-    return [Point("torus", method, count, model.n, network) for method in METHODS for count in ranks]
 
 
 def plot_split(
@@ -140,6 +108,12 @@ def plot_split(
     handles, names = panels[0][0].get_legend_handles_labels()
     legend(figure, handles, names)
     save(figure, path)
+
+
+def _look(topology: str, method: str) -> dict[str, Any]:
+    return {
+        "linestyle": STYLES[method], "color": COLOURS[topology], "linewidth": WIDTHS[topology], "alpha": 0.8
+    }  # fmt: skip
 
 
 def _ranks(axis: Axes, ranks: Sequence[int]) -> None:

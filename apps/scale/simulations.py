@@ -40,16 +40,7 @@ WORKS = {
 
 @dataclass(frozen=True)
 class Point:
-    """One all-reduce.
-
-    Attributes
-    ----------
-    topology, method : str
-    ranks : int
-    n : int
-        Elements of float32.
-    network : LinkModel
-    """
+    """One all-reduce of `n` elements of float32."""
 
     topology: str
     method: str
@@ -96,9 +87,9 @@ def simulate(points: Iterable[Point], path: Path, processes: int | None = None) 
     return {point: known[point.key] for point in wanted}
 
 
-def powers(most: int, first: int = 4, factor: int = 4) -> Sequence[int]:
+def powers(most: int) -> Sequence[int]:
     """Numbers of ranks: 4, 16, ... up to `most`."""
-    found = [first]
-    while found[-1] * factor <= most:
-        found.append(found[-1] * factor)
+    found = [4]
+    while found[-1] * 4 <= most:
+        found.append(found[-1] * 4)
     return found

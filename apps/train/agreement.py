@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 
@@ -36,6 +37,17 @@ def raise_on_all_ranks(comm: Communicator) -> Iterator[None]:
     if any_rank(comm, bool(message)):
         messages = gather_texts(comm.mpi_comm, message, comm.timeout)
         raise JobError(next(text for text in messages if text))
+
+
+@contextmanager
+def naming_cure(path: Path, other: str) -> Iterator[None]:
+    """Add file, cause and cure to an error of the file system: to make room, or to name another file or folder."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            f"cannot write {error.filename or path} ({error.strerror}); make room there or name another {other}"
+        ) from error
 
 
 def any_rank(comm: Communicator, flag: bool) -> bool:

@@ -13,8 +13,6 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from apps.train.agreement import JobError, raise_on_all_ranks
+from apps.train.agreement import JobError, naming_cure, raise_on_all_ranks
 from apps.train.run_records import MOST_DIGITS
 from collectives import Communicator
 from collectives.json_file import fields, parse_json
@@ -34,6 +32,7 @@ from mpicomp.checkpoint.tree import join, split
 from mpicomp.cli.timing import gather
 
 KEPT = 2
+_CURE = "--checkpoint folder, earlier checkpoints are whole"
 _MANIFEST = "manifest.json"
 _MODEL = "model.safetensors"
 _NAME = re.compile(r"step-(\d{8,15})")
@@ -53,30 +52,25 @@ class Checkpoint:
 def save(
     folder: Path, comm: Communicator, step: int, options: dict[str, Any], model: dict[str, Tensor], state: Any
 ) -> Path:
-    """Write a checkpoint; collective.
+    """Write the checkpoint of a step, unless it is there; collective.
+
+    If a rank cannot write, every rank raises JobError, and earlier checkpoints are untouched.
 
     Parameters
     ----------
     folder
         It holds the checkpoints, on a file system that all ranks see; it is made if it is missing.
-    step
-        The name of the checkpoint has it; a checkpoint that exists already is left as it is.
     options
         Options of the run, the same on all ranks; can be written as JSON.
     model
         That of rank 0 is written.
     state
         The state of this rank: nested dicts, lists and tuples of tensors, arrays, numbers, texts and None.
-
-    Raises
-    ------
-    JobError
-        A rank could not write; on every rank. Earlier checkpoints are untouched.
     """
     final = folder / f"step-{step:08d}"
     partial = folder / f".{final.name}.partial"
     exists = False
-    with raise_on_all_ranks(comm), _name_cure(folder):
+    with raise_on_all_ranks(comm), naming_cure(folder, _CURE):
         exists = final.is_dir()
         if comm.rank == 0 and not exists:
             shutil.rmtree(partial, ignore_errors=True)
@@ -85,19 +79,18 @@ def save(
         return final
     digests = np.zeros((2, 8), "<u4")  # SHA-256 of this rank's state and of the model
     try:
-        with raise_on_all_ranks(comm), _name_cure(folder):
+        with raise_on_all_ranks(comm), naming_cure(folder, _CURE):
             leaves, text = split(state, _LEAVES)
             tensors = {key: _contiguous(leaf) for key, leaf in leaves.items()}
             digests[0] = _write(partial / _rank_file(comm.rank), to_safetensors(tensors, {"state": text}))
             if comm.rank == 0:
                 digests[1] = _write(partial / _MODEL, to_safetensors(model))
         table = gather(comm, digests.astype(np.float64)).astype("<u4")
-        with raise_on_all_ranks(comm), _name_cure(folder):
+        with raise_on_all_ranks(comm), naming_cure(folder, _CURE):
             if comm.rank == 0:
                 sha256 = {_rank_file(rank): table[rank, 0].tobytes().hex() for rank in range(comm.size)}
                 sha256[_MODEL] = table[0, 1].tobytes().hex()
-                header = {"options": options}
-                manifest = {"ranks": comm.size, "step": step, "header": header, "sha256": sha256}
+                manifest = {"ranks": comm.size, "step": step, "header": {"options": options}, "sha256": sha256}
                 _write(partial / _MANIFEST, json.dumps(manifest, indent=1).encode())
                 flush_folder(partial)
                 partial.rename(final)
@@ -114,11 +107,8 @@ def save(
 def load(folder: Path, comm: Communicator) -> Checkpoint | None:
     """Read the newest checkpoint and verify every file that is read; collective. None if there is no checkpoint yet.
 
-    Raises
-    ------
-    JobError
-        A file is missing, truncated, altered or of another program, or another number of ranks wrote the checkpoint;
-        on every rank.
+    If a file is missing, truncated, altered or of another program, or if another number of ranks wrote the checkpoint,
+    every rank raises JobError.
     """
     found: Checkpoint | None = None
     newest = -1
@@ -134,14 +124,8 @@ def load(folder: Path, comm: Communicator) -> Checkpoint | None:
 
 
 def require_writable(folder: Path, comm: Communicator) -> None:
-    """Make the folder if it is missing, so that a run that cannot be saved ends before its first epoch; collective.
-
-    Raises
-    ------
-    JobError
-        A rank cannot write into it; on every rank.
-    """
-    with raise_on_all_ranks(comm), _name_cure(folder):
+    """Make the folder, so that a run that cannot be saved ends, by JobError, before its first epoch; collective."""
+    with raise_on_all_ranks(comm), naming_cure(folder, _CURE):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
@@ -164,18 +148,6 @@ def _contiguous(leaf: Tensor | np.ndarray) -> Tensor:
     """A copy that shares no memory with other leaves, as safetensors demands."""
     tensor = leaf.detach() if isinstance(leaf, Tensor) else torch.from_numpy(leaf)
     return tensor.clone(memory_format=torch.contiguous_format)
-
-
-@contextmanager
-def _name_cure(folder: Path) -> Iterator[None]:
-    """Add file, cause and cure to an error of the file system."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(
-            f"cannot write {error.filename or folder} ({error.strerror}); make room there or name another --checkpoint "
-            "folder, earlier checkpoints are whole"
-        ) from error
 
 
 def _cure(paths: list[Path]) -> str:

@@ -50,21 +50,9 @@ class Dataset:
 
 
 def load(name: str, folder: Path | None = None) -> Dataset:
-    """Load a dataset by name.
+    """Load "digits", "fashion-mnist" or "idx", from the `folder` of IDX files or Debian's of Fashion-MNIST.
 
-    Parameters
-    ----------
-    name
-        "digits", "fashion-mnist" or "idx".
-    folder
-        Folder of the IDX files; None stands for Debian's folder of Fashion-MNIST.
-
-    Raises
-    ------
-    ValueError
-        Files are missing, damaged or inconsistent; the text names the file, the cause and the cure.
-    OSError
-        A file cannot be read.
+    Files that are missing, damaged or inconsistent raise ValueError, which names the file, the cause and the cure.
     """
     if name == "digits":
         return _load_digits()
@@ -88,23 +76,8 @@ class Sampler:
     """Distributes the training split over the ranks, in a new order in each epoch.
 
     The order depends on seed and epoch alone. Global batch k is the same set of images whatever the topology; rank r
-    takes the r-th part of it. The images beyond the last whole global batch are left out of the epoch.
-
-    Parameters
-    ----------
-    n_samples
-        Images in the training split.
-    batch
-        Images per rank and step.
-    rank, size
-        This rank of the communicator, and the number of its ranks.
-    seed
-        Seed of the run.
-
-    Raises
-    ------
-    ValueError
-        There are fewer images than one global batch.
+    takes the r-th part of it, `batch` images. The images beyond the last whole global batch are left out of the epoch;
+    fewer images than one global batch raise ValueError.
     """
 
     def __init__(self, n_samples: int, batch: int, rank: int, size: int, seed: int) -> None:

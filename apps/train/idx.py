@@ -21,16 +21,10 @@ _MOST_GZIP_RATIO, _SMALL_NBYTES = 100, 1 << 26
 
 
 def read_idx(path: Path, n_dims: int) -> np.ndarray:
-    """Read a uint8 array of `n_dims` dimensions.
+    """Read a uint8 array of `n_dims` dimensions: first the header, then no more than the elements that it announces.
 
-    The header is read first, and then no more than the elements that it announces.
-
-    Raises
-    ------
-    ValueError
-        The file is not a whole, undamaged IDX file of that kind; the text names the file, the cause and the cure.
-    OSError
-        The file cannot be read.
+    What is not a whole, undamaged IDX file of that kind raises ValueError, which names the file, the cause and the
+    cure.
     """
     packed = path.suffix == ".gz"
     try:

@@ -10,18 +10,10 @@ DECAYS = ("none", "cosine", "step")
 
 @dataclass(frozen=True)
 class LearningRate:
-    """Linear warm-up, then a decay.
+    """Linear warm-up to `peak`, then a decay.
 
-    Parameters
-    ----------
-    peak
-        Learning rate after the warm-up.
-    n_steps
-        Steps of the whole run, after which the cosine is zero.
-    warmup_steps
-        Steps of the warm-up; the first has ``peak / (warmup_steps + 1)``.
-    decay
-        "none", "cosine", or "step": the rate is multiplied by `factor` at each step of `milestones`.
+    The first step of the warm-up has ``peak / (warmup_steps + 1)``. The decay "cosine" ends at zero after `n_steps`,
+    the steps of the whole run; "step" multiplies the rate by `factor` at each step of `milestones`.
     """
 
     peak: float

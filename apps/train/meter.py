@@ -15,30 +15,14 @@ from mpicomp.cli.timing import gather
 
 @dataclass
 class Meter:
-    """Totals of one rank since the start of the run, those before a resume included.
+    """Totals of one rank since the start of the run, those before a resume included."""
 
-    Attributes
-    ----------
-    rounds
-        Synchronizations.
-    bytes_sent
-        Bytes that this rank handed to MPI.
-    messages
-        Messages that this rank sent.
-    seconds_communicating
-        Time of encoding, waiting, merging and decoding.
-    seconds_training
-        Time of the steps alone, without loading, evaluation and checkpoints.
-    round_seconds
-        Time of every synchronization since this process started.
-    """
-
-    rounds: int = 0
+    rounds: int = 0  # synchronizations
     bytes_sent: int = 0
     messages: int = 0
-    seconds_communicating: float = 0.0
-    seconds_training: float = 0.0
-    round_seconds: list[float] = field(default_factory=list)
+    seconds_communicating: float = 0.0  # encoding, waiting, merging and decoding
+    seconds_training: float = 0.0  # of the steps alone, without loading, evaluation and checkpoints
+    round_seconds: list[float] = field(default_factory=list)  # of every synchronization since this process started
 
     def count(self, aggregators: Sequence[Aggregator]) -> None:
         """Add the last synchronization of all buckets."""

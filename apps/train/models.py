@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,26 +17,14 @@ def mlp(shape: ImageShape, n_classes: int, hidden: Sequence[int], width: int | N
     """Fully connected layers of `hidden` units each, with ReLU between."""
     if width is not None:
         raise ValueError("--width scales convolutions, but --model mlp has none; use --hidden")
-    channels, height, columns = shape
-    layers: list[nn.Module] = [nn.Flatten()]
-    n_inputs = channels * height * columns
-    for n_units in hidden:
-        layers += [nn.Linear(n_inputs, n_units), nn.ReLU()]
-        n_inputs = n_units
-    return nn.Sequential(*layers, nn.Linear(n_inputs, n_classes))
+    return nn.Sequential(nn.Flatten(), *_classifier(math.prod(shape), hidden, n_classes))
 
 
 def cnn(shape: ImageShape, n_classes: int, hidden: Sequence[int], width: int | None) -> nn.Module:
     """Two convolutions of `width` (default 16) and twice as many channels, each pooled, then the classifier."""
     channels, height, columns = shape
     w = width or 16
-    features = [
-        *_convolution(channels, w),
-        nn.MaxPool2d(2),
-        *_convolution(w, 2 * w),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-    ]
+    features = [*_convolution(channels, w), nn.MaxPool2d(2), *_convolution(w, 2 * w), nn.MaxPool2d(2), nn.Flatten()]
     return nn.Sequential(*features, *_classifier(2 * w * (height // 4) * (columns // 4), hidden, n_classes))
 
 
@@ -57,45 +47,37 @@ def alexnet(shape: ImageShape, n_classes: int, hidden: Sequence[int], width: int
     return nn.Sequential(*features, *_classifier(4 * w * (height // 8) * (columns // 8), hidden, n_classes))
 
 
-def resnet20(shape: ImageShape, n_classes: int, hidden: Sequence[int], width: int | None) -> nn.Module:
-    """ResNet-20 (He et al., 2016, section 4.2): three stages of three blocks; the first has `width` (16) channels."""
-    return _resnet(3, shape[0], n_classes, hidden, width or 16)
-
-
-def resnet8(shape: ImageShape, n_classes: int, hidden: Sequence[int], width: int | None) -> nn.Module:
-    """ResNet-20 with one block per stage instead of three; the first stage has `width` (default 16) channels."""
-    return _resnet(1, shape[0], n_classes, hidden, width or 16)
+def resnet(n_blocks: int, shape: ImageShape, n_classes: int, hidden: Sequence[int], width: int | None) -> nn.Module:
+    """ResNets for small images (He et al., 2016, section 4.2): three stages; the first has `width` (16) channels."""
+    w = width or 16
+    blocks: list[nn.Module] = []
+    for n_inputs, n_outputs, stride in ((w, w, 1), (w, 2 * w, 2), (2 * w, 4 * w, 2)):
+        blocks += [_Block(n_inputs, n_outputs, stride), *(_Block(n_outputs, n_outputs, 1) for _ in range(n_blocks - 1))]
+    stem = [nn.Conv2d(shape[0], w, 3, padding=1, bias=False), nn.BatchNorm2d(w), nn.ReLU()]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), *_classifier(4 * w, hidden, n_classes)]
+    return nn.Sequential(*stem, *blocks, *head)
 
 
 MODELS: dict[str, Callable[[ImageShape, int, Sequence[int], int | None], nn.Module]] = {
     "mlp": mlp,
     "cnn": cnn,
     "alexnet": alexnet,
-    "resnet8": resnet8,
-    "resnet20": resnet20,
+    "resnet8": partial(resnet, 1),
+    "resnet20": partial(resnet, 3),
 }
 
 
 def build(name: str, shape: ImageShape, n_classes: int, hidden: Sequence[int] | None, width: int | None) -> nn.Module:
-    """Build a model for images of `shape`.
+    """Build one of `MODELS` for images of `shape`: channels, height and width.
+
+    An option that does not apply, and images that are too small for the model's pooling, raise ValueError.
 
     Parameters
     ----------
-    name
-        A key of ``MODELS``.
-    shape
-        Channels, height and width.
-    n_classes
-        Number of outputs.
     hidden
         Units of the fully connected layers before the last. None stands for (128,) with the MLP, else for no layers.
     width
         Channels of the first convolution. None stands for the default of the model.
-
-    Raises
-    ------
-    ValueError
-        The option does not apply, or the images are too small for the model's pooling.
     """
     smallest = {"cnn": 4, "alexnet": 8}.get(name, 1)
     if min(shape[1:]) < smallest:
@@ -125,18 +107,6 @@ class _Block(nn.Module):
             shortcut = F.pad(shortcut, (0, 0, 0, 0, 0, self.n_new))
         inner = torch.relu(self.norm1(self.conv1(x)))
         return torch.relu(self.norm2(self.conv2(inner)) + shortcut)
-
-
-def _resnet(n_blocks: int, channels: int, n_classes: int, hidden: Sequence[int], w: int) -> nn.Module:
-    blocks: list[nn.Module] = []
-    n_inputs = w
-    for n_outputs, first_stride in ((w, 1), (2 * w, 2), (4 * w, 2)):
-        for stride in (first_stride, *[1] * (n_blocks - 1)):
-            blocks.append(_Block(n_inputs, n_outputs, stride))
-            n_inputs = n_outputs
-    stem = [nn.Conv2d(channels, w, 3, padding=1, bias=False), nn.BatchNorm2d(w), nn.ReLU()]
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), *_classifier(4 * w, hidden, n_classes)]
-    return nn.Sequential(*stem, *blocks, *head)
 
 
 def _convolution(n_inputs: int, n_outputs: int) -> list[nn.Module]:

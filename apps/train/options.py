@@ -62,68 +62,52 @@ def _parser() -> argparse.ArgumentParser:
         epilog="mpirun -n 4 python -m apps.train --algorithm marsit --topology ring --epochs 5 --json run.json",
         formatter_class=_Help,
     )
-    data = parser.add_argument_group("data and model")
-    data.add_argument("--dataset", choices=DATASETS, default="digits", help="images; idx needs --data")
-    data.add_argument("--data", type=Path, metavar="DIR", help="folder of the IDX files, plain or .gz")
-    data.add_argument("--model", choices=tuple(MODELS), default="mlp", help="network that is trained")
-    data.add_argument(
-        "--hidden", type=_integers, metavar="N,N", help="units of each fully connected layer but the last"
-    )
-    data.add_argument("--width", type=_positive, metavar="N", help="channels of the first convolution")
-    training = parser.add_argument_group("training")
-    training.add_argument("--epochs", type=_positive, default=5, help="passes over the training images")
-    training.add_argument("--batch", type=_positive, default=16, help="images per rank and step")
-    training.add_argument("--optimizer", choices=tuple(DEFAULT_LR), default="momentum", help="optimizer of each rank")
-    training.add_argument("--lr", type=_positive_float, help="learning rate; each optimizer has a default")
-    training.add_argument("--momentum", type=float, default=0.9, help="factor of --optimizer momentum")
-    training.add_argument("--weight-decay", type=float, default=0.0, help="factor of the L2 penalty")
-    training.add_argument("--warmup-epochs", type=float, default=0.0, help="length of the linear warm-up")
-    training.add_argument("--decay", choices=DECAYS, default="none", help="how the learning rate falls")
-    training.add_argument(
-        "--decay-epochs", type=_integers, default=(), metavar="N,N", help="epochs at which --decay step acts"
-    )
-    training.add_argument("--decay-factor", type=_positive_float, default=0.1, help="factor of --decay step")
-    training.add_argument("--seed", type=_seed, default=0, help="seed of the weights and of the order of images")
-    communication = parser.add_argument_group("communication")
-    communication.add_argument("--algorithm", default="marsit", help="name of the method")
-    communication.add_argument(
+    add = parser.add_argument_group("data and model").add_argument
+    add("--dataset", choices=DATASETS, default="digits", help="images; idx needs --data")
+    add("--data", type=Path, metavar="DIR", help="folder of the IDX files, plain or .gz")
+    add("--model", choices=tuple(MODELS), default="mlp", help="network that is trained")
+    add("--hidden", type=_integers, metavar="N,N", help="units of each fully connected layer but the last")
+    add("--width", type=_positive, metavar="N", help="channels of the first convolution")
+    add = parser.add_argument_group("training").add_argument
+    add("--epochs", type=_positive, default=5, help="passes over the training images")
+    add("--batch", type=_positive, default=16, help="images per rank and step")
+    add("--optimizer", choices=tuple(DEFAULT_LR), default="momentum", help="optimizer of each rank")
+    add("--lr", type=_positive_float, help="learning rate; each optimizer has a default")
+    add("--momentum", type=float, default=0.9, help="factor of --optimizer momentum")
+    add("--weight-decay", type=float, default=0.0, help="factor of the L2 penalty")
+    add("--warmup-epochs", type=float, default=0.0, help="length of the linear warm-up")
+    add("--decay", choices=DECAYS, default="none", help="how the learning rate falls")
+    add("--decay-epochs", type=_integers, default=(), metavar="N,N", help="epochs at which --decay step acts")
+    add("--decay-factor", type=_positive_float, default=0.1, help="factor of --decay step")
+    add("--seed", type=_seed, default=0, help="seed of the weights and of the order of images")
+    add = parser.add_argument_group("communication").add_argument
+    add("--algorithm", default="marsit", help="name of the method")
+    add(
         "--full-precision-every",
         type=_period,
         metavar="K",
         help="a full-precision round every K rounds; none: no such rounds; each method has a default",
     )
-    communication.add_argument("--residual", choices=("own", "paper"), help="residual rule of Marsit")
-    communication.add_argument(
-        "--option", type=_assignment, action="append", default=[], metavar="KEY=VALUE", help="an option of the method"
-    )
-    communication.add_argument(
-        "--synchronize", choices=("gradients", "updates"), help="what the ranks average; each method has a default"
-    )
-    communication.add_argument("--local-steps", type=_positive, default=1, help="optimizer steps per synchronization")
-    communication.add_argument(
-        "--bucket-mb", type=_positive_float, default=25.0, help="size of the largest bucket in MiB"
-    )
-    communication.add_argument("--topology", default="auto", help="name of the schedule of the all-reduce")
-    communication.add_argument(
-        "--network", metavar="FILE", help="measured network for --topology auto, from mpicomp advise --save"
-    )
-    communication.add_argument(
-        "--timeout", type=_positive_float, default=60.0, help="seconds to wait for a silent rank"
-    )
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", type=Path, metavar="FILE", help="file for a JSON line per epoch and one at the end")
-    output.add_argument("--trace", type=Path, metavar="DIR", help="folder for a trace of the calls of each rank")
-    output.add_argument(
-        "--checkpoint", type=Path, metavar="DIR", help="folder of checkpoints, which all ranks must see"
-    )
-    output.add_argument(
+    add("--residual", choices=("own", "paper"), help="residual rule of Marsit")
+    add("--option", type=_assignment, action="append", default=[], metavar="KEY=VALUE", help="an option of the method")
+    add("--synchronize", choices=("gradients", "updates"), help="what the ranks average; each method has a default")
+    add("--local-steps", type=_positive, default=1, help="optimizer steps per synchronization")
+    add("--bucket-mb", type=_positive_float, default=25.0, help="size of the largest bucket in MiB")
+    add("--topology", default="auto", help="name of the schedule of the all-reduce")
+    add("--network", metavar="FILE", help="measured network for --topology auto, from mpicomp advise --save")
+    add("--timeout", type=_positive_float, default=60.0, help="seconds to wait for a silent rank")
+    add = parser.add_argument_group("output").add_argument
+    add("--json", type=Path, metavar="FILE", help="file for a JSON line per epoch and one at the end")
+    add("--trace", type=Path, metavar="DIR", help="folder for a trace of the calls of each rank")
+    add("--checkpoint", type=Path, metavar="DIR", help="folder of checkpoints, which all ranks must see")
+    add(
         "--checkpoint-every",
         type=_interval,
         default=(1, "epochs"),
         metavar="N",
         help="epochs between checkpoints (default: 1), or steps, as in 500steps",
     )
-    output.add_argument("--resume", action="store_true", help="continue from the newest checkpoint, if there is one")
+    add("--resume", action="store_true", help="continue from the newest checkpoint, if there is one")
     return parser
 
 

@@ -37,19 +37,9 @@ def label(record: dict[str, Any]) -> str:
 
 
 def plot(runs: Sequence[tuple[str, list[dict[str, Any]]]], out: Path) -> None:
-    """Draw accuracy against epochs, bytes and seconds.
+    """Draw accuracy against epochs, bytes and seconds, from the name and records of each run.
 
-    Parameters
-    ----------
-    runs
-        Name and records of each run.
-    out
-        Image file to write; its suffix names the format.
-
-    Raises
-    ------
-    ValueError
-        A record is of another program.
+    The suffix of `out` names the format. A record of another program raises ValueError.
     """
     first = settings(*runs[0])
     of_epochs = [(name, epochs(name, records)) for name, records in runs]

@@ -6,16 +6,14 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from apps.train.agreement import naming_cure
 from apps.train.run_records import MOST_DIGITS
 from collectives.json_file import fields, parse_json
 
@@ -26,18 +24,8 @@ STATUS_DIVERGED = 3
 class Report:
     """Shows a progress bar on a terminal or one line per epoch elsewhere, then a table; writes JSON lines.
 
-    On ranks other than 0 every method does nothing.
-
-    Parameters
-    ----------
-    active
-        Whether this is rank 0.
-    json_path
-        File of the JSON lines; None writes no file.
-    header
-        Fields that every line has.
-    completed_epochs
-        Epochs before a resume, whose lines are kept; 0 starts the file anew.
+    Every line has the fields of `header`. The lines of the epochs before a resume are kept; without any, the file
+    starts anew. On ranks other than 0, which are not `active`, every method does nothing.
     """
 
     def __init__(self, active: bool, json_path: Path | None, header: dict[str, Any], completed_epochs: int) -> None:
@@ -56,7 +44,7 @@ class Report:
             disable=not (active and self._console.is_terminal),
         )
         if self._path is not None:
-            with _name_cure(self._path):
+            with naming_cure(self._path, "--json file"):
                 kept = _epoch_lines(self._path, completed_epochs)
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._path.write_text("".join(kept))
@@ -65,9 +53,7 @@ class Report:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._progress.stop()
 
     def say(self, text: str) -> None:
@@ -118,17 +104,8 @@ class Report:
         if self._path is not None:
             # JSON has no NaN or infinity, which may be the loss of a run that fails.
             record = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-            with _name_cure(self._path), self._path.open("a") as file:
+            with naming_cure(self._path, "--json file"), self._path.open("a") as file:
                 file.write(json.dumps(record) + "\n")
-
-
-@contextmanager
-def _name_cure(path: Path) -> Iterator[None]:
-    """Add file, cause and cure to an error of the file system."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(f"cannot write {path} ({error.strerror}); make room there or name another --json file") from error
 
 
 def _epoch_lines(path: Path, completed_epochs: int) -> list[str]:

@@ -27,12 +27,7 @@ _EPOCH = {"epoch": int, "accuracy": float, "bytes_so_far_per_rank": float, "seco
 def read_run(path: Path) -> list[Record]:
     """Read the record of one run: a list of its lines.
 
-    Raises
-    ------
-    ValueError
-        The file does not hold a run of ``apps.train``; the text names the file, the cause and the cure.
-    OSError
-        The file cannot be read.
+    A file that holds no run of ``apps.train`` raises ValueError, which names the file, the cause and the cure.
     """
     records = []
     # What is no text becomes a line that is no JSON.
@@ -47,24 +42,12 @@ def read_run(path: Path) -> list[Record]:
 
 
 def epochs(name: str, records: Sequence[Record]) -> list[Record]:
-    """The records of the epochs of the run `name`.
-
-    Raises
-    ------
-    ValueError
-        An epoch has no accuracy or no cost.
-    """
+    """The records of the epochs of the run `name`; ValueError if one has no accuracy or no cost."""
     return [_checked(name, record, _EPOCH) for record in records if record["kind"] == "epoch"]
 
 
 def settings(name: str, records: Sequence[Record]) -> Record:
-    """The first record of the run `name` that has its settings; others may come before, such as measured links.
-
-    Raises
-    ------
-    ValueError
-        No record has settings.
-    """
+    """The first record of the run `name` that has its settings; others may come before, such as measured links."""
     for record in records:
         if "algorithm" in record and "dataset" in record:
             return _checked(name, record, _SETTINGS)

@@ -15,19 +15,7 @@ from collectives.json_file import shown
 
 
 class Saver:
-    """Writes a checkpoint whenever one is due, and one more when a signal ends the run.
-
-    Parameters
-    ----------
-    options
-        Options of the run; ``checkpoint`` names the folder.
-    comm
-        Communicator of the run.
-    training
-        The run that is saved.
-    stop
-        A request that has been entered; once it is made, the run is saved and ends.
-    """
+    """Writes a checkpoint whenever one is due, and one more when a stop is requested, which ends the run."""
 
     def __init__(self, options: argparse.Namespace, comm: Communicator, training: Training, stop: StopRequest) -> None:
         self._folder: Path = options.checkpoint
@@ -56,18 +44,10 @@ class Saver:
 
 
 def resume(options: argparse.Namespace, comm: Communicator, training: Training) -> Path | None:
-    """Restore the newest checkpoint into `training`; collective.
+    """Restore the newest checkpoint into `training`; returns its path, or None if there is none yet; collective.
 
-    Returns
-    -------
-    Path or None
-        The checkpoint; None if there is no checkpoint yet.
-
-    Raises
-    ------
-    JobError
-        The checkpoint is damaged or of another program, or a run with another number of ranks or other options wrote
-        it; on every rank.
+    If it is damaged or of another program, or if a run with another number of ranks or other options wrote it, every
+    rank raises JobError.
     """
     found = checkpoint.load(options.checkpoint, comm)
     if found is None:

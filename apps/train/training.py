@@ -32,17 +32,7 @@ _SEEDED = threading.Lock()
 
 
 class Training:
-    """The part of a run that one rank has.
-
-    Attributes
-    ----------
-    epoch, step
-        Epochs completed and steps made since the start of the run.
-    best_accuracy
-        The highest accuracy on the test split after any epoch so far.
-    meter
-        The cost of communication so far.
-    """
+    """The part of a run that one rank has; `epoch` and `step` say how many have been completed since its start."""
 
     def __init__(self, options: argparse.Namespace, comm: Communicator, dataset: Dataset, algorithm: Algorithm) -> None:
         with _SEEDED:
@@ -86,17 +76,10 @@ class Training:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     def train_epoch(self, after_step: Callable[[], bool]) -> bool:
-        """Run the rest of the current epoch.
+        """Run the rest of the current epoch; returns whether it was completed.
 
-        Parameters
-        ----------
-        after_step
-            It is called after each step that leaves all ranks with the same model, and returns true to stop there.
-
-        Returns
-        -------
-        bool
-            Whether the epoch was completed.
+        `after_step` is called after each step that leaves all ranks with the same model, and returns true to stop
+        there.
         """
         images, labels = self._dataset.train.images, self._dataset.train.labels
         optimizer, model = self.optimizer, self.model
@@ -156,13 +139,7 @@ class Training:
         return float(totals[0]) / len(split), float(totals[1]) / len(split)
 
     def result(self) -> dict[str, Any]:
-        """The closing record of the run; collective.
-
-        Raises
-        ------
-        JobError
-            The ranks hold different parameters.
-        """
+        """The closing record of the run; JobError if the ranks hold different parameters; collective."""
         accuracy, test_loss = self.evaluate(self._dataset.test)
         return {
             "epochs": self.epoch,
@@ -205,15 +182,11 @@ class Training:
             "torch_random": torch.get_rng_state(),
         }
 
-    def load_state_dict(self, model: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Restore the model and what `state_dict` returned; collective."""
-        for part in self.restoring(model, state):
-            part()
-
     def restoring(self, model: dict[str, Tensor], state: dict[str, Any]) -> Iterator[Callable[[], None]]:
-        """What `load_state_dict` does: a part without collectives, which may fail on one rank, and then the optimizer.
+        """What restores the model and what `state_dict` returned, part by part.
 
-        The optimizer's part is collective, and raises on all ranks or on none.
+        The first part, which may fail on one rank, has no collectives. The second one, the optimizer's, is collective,
+        and raises on all ranks or on none.
         """
         yield partial(self._load_own, model, state)
         yield lambda: self.optimizer.load_state_dict(state["optimizer"])

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
-from apps.launch import PROJECT
-from apps.performance.cluster import methods, predicted, sweep, targets, training
+from apps.launch import PROJECT, exit_on_signals
+from apps.performance.cluster import methods, overlap, predicted, targets, training
 from apps.performance.cluster.driver import FAILURES, Limits, has_mpich, log, measure_cells
 from apps.performance.cluster.grid import (
     BUDGET_S,
@@ -47,22 +45,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns the exit status: 1 where something was not measured."""
     parser = _parser()
     options = parser.parse_args(argv)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end)
+    exit_on_signals()
     try:
         cells = plan(options)
     except ValueError as error:
         parser.error(str(error))
     folder = options.json_dir or FOLDER
-    failed = []
-    if "grid" in options.only:
-        failed += grid(cells, folder, options)
-    if "overlap" in options.only:
-        failed += sweep.run(folder / "overlap", options.fresh)
-    if "methods" in options.only:
-        failed += methods.run(folder / "methods", options.fresh)
-    if "training" in options.only:
-        failed += training.run(folder / "training", options.fresh)
+    failed = grid(cells, folder, options) if "grid" in options.only else []
+    for name, run in (("overlap", overlap.run), ("methods", methods.run), ("training", training.run)):
+        if name in options.only:
+            failed += run(folder / name, options.fresh)
     if "tables" in options.only:
         write(folder, options)
     for text in failed:
@@ -71,12 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def plan(options: argparse.Namespace) -> list[Cell]:
-    """The cells asked for.
-
-    Raises
-    ------
-    ValueError
-    """
+    """The cells asked for; ValueError if there is no such cell."""
     if options.nodes is None and options.rates is None and options.sizes is None:
         return default_plan()
     nodes = [int(count) for count in (options.nodes or "4").split(",")]
@@ -109,8 +96,7 @@ def grid(cells: Sequence[Cell], folder: Path, options: argparse.Namespace) -> li
 def write(folder: Path, options: argparse.Namespace) -> None:
     """Tables and plots of all records there are; what has none stays in the document as it is."""
     records, overlaps = read(folder, "cluster"), read(folder / "overlap", "overlap")
-    timed = read(folder / "methods", "methods")
-    trained = training.records(folder / "training")
+    timed, trained = read(folder / "methods", "methods"), training.records(folder / "training")
     document = options.docs or (None if options.json_dir else DOCUMENT)
     folder_of_figures = options.figures or (folder if options.json_dir else FIGURES)
     drawn = draw(records, overlaps, folder_of_figures)
@@ -151,10 +137,6 @@ def figures(paths: Sequence[Path], base: Path) -> str:
         f"![{CAPTIONS.get(path.stem, path.stem)}]({Path(os.path.relpath(path, base)).as_posix()})" for path in paths
     ]
     return "\n\n".join(shown) or NOTHING
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,25 +6,27 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from apps.emulator import mpirun
-from apps.emulator.link_speed import Measured, measure
+from apps.emulator.link_speed import measure
+from apps.emulator.mpirun import run_on_hosts
 from apps.emulator.network import ClusterError, Network
+from apps.environment import kilobytes
 from apps.launch import PROJECT, JobFailed, write_request
-from apps.performance.cluster.grid import Cell, Cluster, default_budget_s
+from apps.performance.cluster.grid import BUDGET_S, TARGET_BUDGET_S, Cell, Cluster, product
 from apps.performance.cluster.implementations import MEMORY_PART, MPICH_DEFAULT, choose, memory_bytes, of_library
-from apps.performance.cluster.records import merge
+from apps.performance.cluster.records import IN_MPICH, merge
 from apps.performance.cluster.tuned import SETTINGS
 from apps.performance.idle_memory import memory_scaling
 from apps.records import Record, read_record, write_record
 
 LONGEST_JOB_S = 1800.0
 MPICH_PYTHON = PROJECT / ".venv-mpich" / "bin" / "python"
-FAILURES = (ClusterError, JobFailed)
+FAILURES = (ClusterError, JobFailed, FileNotFoundError)
 """What a job that measures nothing raises."""
 
 
@@ -32,13 +34,9 @@ FAILURES = (ClusterError, JobFailed)
 class Limits:
     """Of one cell.
 
-    Attributes
-    ----------
-    budget_s : float, optional
-        For timed calls with Open MPI, and a third of it for those with MPICH. The least calls of each implementation
-        are made even where they take longer. Default: `default_budget_s` of the cell.
-    longest_s : float
-        An implementation that is expected to take longer a call is left out.
+    `budget_s` is for timed calls with Open MPI, and a third of it for those with MPICH; by default a cell that targets
+    are of has more. The least calls of each implementation are made even where they take longer. An implementation that
+    is expected to take longer than `longest_s` a call is left out.
     """
 
     budget_s: float | None = None
@@ -46,12 +44,21 @@ class Limits:
 
     def budget_of(self, cell: Cell) -> float:
         """Seconds for a cell."""
-        return default_budget_s(cell) if self.budget_s is None else self.budget_s
+        if self.budget_s is not None:
+            return self.budget_s
+        return TARGET_BUDGET_S if cell in product((4,), ("1gbit", "10gbit"), ("100MB",)) else BUDGET_S
 
 
-def job_sequence(mpich: bool) -> list[str]:
-    """The libraries of the jobs that take turns on a cluster; without MPICH one job is enough."""
-    return ["openmpi", "mpich"] * 2 if mpich else ["openmpi"]
+@contextmanager
+def standing(cluster: Cluster) -> Iterator[tuple[Network, Path, list[dict[str, Any]]]]:
+    """A cluster's hosts, a folder for their jobs, and a record of what the links carry."""
+    with tempfile.TemporaryDirectory(prefix="mpicomp-cluster-") as scratch, Network(cluster.layout) as network:
+        links = measure(network)
+        yield (
+            network,
+            Path(scratch),
+            [{"what": link.what, "asked": str(link.asked), "bits_per_s": link.bits_per_s} for link in links],
+        )
 
 
 def measure_cells(
@@ -59,21 +66,15 @@ def measure_cells(
 ) -> None:
     """Measure cells of one cluster, in turns of the libraries; unless `fresh`, parts that are there stay as they are.
 
-    Raises
-    ------
-    ClusterError
-        A link is not what was asked for. Parts that were measured before stay.
-    JobFailed
-        A job failed. Parts that were measured before stay.
+    After one of `FAILURES`, parts that were measured before stay.
     """
-    sequence = job_sequence(mpich)
+    sequence = ["openmpi", "mpich"] * 2 if mpich else ["openmpi"]  # jobs that take turns; without MPICH one is enough
     parts = {cell: [folder / "parts" / f"{cell.name}.{job}.json" for job in range(len(sequence))] for cell in cells}
     (folder / "parts").mkdir(parents=True, exist_ok=True)
     for path in (path for paths in parts.values() for path in paths if fresh):
         path.unlink(missing_ok=True)
     left_out: dict[Cell, dict[str, str]] = {cell: {} for cell in cells}
-    with tempfile.TemporaryDirectory(prefix="mpicomp-cluster-") as scratch, Network(cluster.layout) as network:
-        links = link_records(measure(network))
+    with standing(cluster) as (network, scratch, links):
         for job, library in enumerate(sequence):
             known = of_library(library, cluster.nodes)
             asked = []
@@ -83,7 +84,7 @@ def measure_cells(
                     chosen = []  # the others are there to be compared with it
                 if memory_bytes(chosen, cell) > MEMORY_PART * free_bytes():
                     chosen, without = [], {one.name: "not enough memory" for one in known}
-                left_out[cell] |= {_named(name, library): why for name, why in without.items()}
+                left_out[cell] |= {name + IN_MPICH * (library == "mpich"): why for name, why in without.items()}
                 path = parts[cell][job]
                 if chosen and not path.exists():
                     share = sequence.count(library) * (3 if library == "mpich" else 1)
@@ -91,7 +92,7 @@ def measure_cells(
                                   "budget_s": limits.budget_of(cell) / share, "path": str(path.resolve())})  # fmt: skip
             if asked:
                 request = {"kind": "grid", "library": library, "cells": asked, "links": links}
-                run_job(network, Path(scratch), cluster, request, library)
+                run_job(network, scratch, cluster, request, library)
     for cell in cells:
         mine = [path for path in parts[cell] if path.exists()]
         if mine:
@@ -101,54 +102,25 @@ def measure_cells(
 
 
 def measure_alone(kind: str, cluster: Cluster, path: Path, **request: Any) -> Record:
-    """Run a job of the kind "overlap" or "methods" on a cluster of its own; returns the record.
-
-    Raises
-    ------
-    ClusterError
-    JobFailed
-    """
+    """Run a job of the kind "overlap" or "methods" on a cluster of its own; returns the record."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="mpicomp-cluster-") as scratch, Network(cluster.layout) as network:
-        links = link_records(measure(network))
-        run_job(network, Path(scratch), cluster, {**request, "kind": kind, "links": links, "path": str(path.resolve())})
+    with standing(cluster) as (network, scratch, links):
+        run_job(network, scratch, cluster, {**request, "kind": kind, "links": links, "path": str(path.resolve())})
     return read_record(path)
 
 
 def run_job(
     network: Network, folder: Path, cluster: Cluster, request: dict[str, Any], library: str = "openmpi"
 ) -> None:
-    """Run `apps.performance.cluster.job` on all hosts to its end.
-
-    Its records show the load and the speed of shared memory before it began.
-
-    Raises
-    ------
-    ClusterError
-    JobFailed
-    """
+    """Run `job` on all hosts to its end. Its records show the load and the speed of shared memory before it began."""
     head = {
         "cluster": asdict(cluster),
         "address": network.nodes[0].address,
         "environment": {"load": round(os.getloadavg()[0], 2), "memory_scaling": [memory_scaling()]},
     }
-    path = write_request(folder, head | request)
-    run_on_hosts(
-        network, folder, f"{library} job on {cluster.name}", ["-m", "apps.performance.cluster.job", path], library
-    )
-
-
-def run_on_hosts(network: Network, folder: Path, what: str, arguments: Sequence[str], library: str = "openmpi") -> None:
-    """Run this Python, or with library "mpich" the one beside that library, on all hosts to its end.
-
-    Raises
-    ------
-    ClusterError
-    JobFailed
-        The job failed or took too long.
-    """
+    arguments = ["-m", "apps.performance.cluster.job", write_request(folder, head | request)]
     chosen: dict[str, Any] = {"mpi": "mpich", "python": MPICH_PYTHON} if library == "mpich" else {"settings": SETTINGS}
-    mpirun.run_on_hosts(network, folder, what, arguments, LONGEST_JOB_S, **chosen)
+    run_on_hosts(network, folder, f"{library} job on {cluster.name}", arguments, LONGEST_JOB_S, **chosen)
 
 
 def has_mpich() -> bool:
@@ -158,21 +130,9 @@ def has_mpich() -> bool:
 
 def free_bytes() -> int:
     """Memory that this machine could give out now."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return 1024 * int(line.split()[1])
-    return 0
-
-
-def link_records(links: Sequence[Measured]) -> list[dict[str, Any]]:
-    """Measured links for a record."""
-    return [{"what": link.what, "asked": str(link.asked), "bits_per_s": link.bits_per_s} for link in links]
+    return 1024 * kilobytes(Path("/proc/meminfo"), "MemAvailable")
 
 
 def log(text: str) -> None:
     """A line of progress."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
-
-
-def _named(name: str, library: str) -> str:
-    return name if library == "openmpi" else f"{name} (MPICH job)"

@@ -20,15 +20,9 @@ UNITS = {"kB": 1_000, "MB": 1_000_000}
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster.
+    """A cluster: nodes, the rate of each one's egress, and that between the two halves of the nodes.
 
-    Attributes
-    ----------
-    nodes : int
-    rate : str
-        Of each node's egress, as `Rate.parse` takes it.
-    between : str
-        Of the link between the two halves of the nodes; "none": the nodes are not in halves.
+    Rates are as `Rate.parse` takes them; `between` "none": the nodes are not in halves.
     """
 
     nodes: int
@@ -37,12 +31,7 @@ class Cluster:
 
     @classmethod
     def parse(cls, nodes: int, text: str) -> Cluster:
-        """``"1gbit"``, ``"none"``, or ``"1gbit/100mbit"``: two groups and the rate between them.
-
-        Raises
-        ------
-        ValueError
-        """
+        """``"1gbit"``, ``"none"``, or ``"1gbit/100mbit"``: two groups and the rate between them; else ValueError."""
         rate, _, between = text.partition("/")
         made = cls(nodes, rate, between or "none")
         _ = made.layout
@@ -74,14 +63,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cluster and a vector's size.
-
-    Attributes
-    ----------
-    cluster : Cluster
-    nbytes : int
-        Of float32.
-    """
+    """A cluster and the size of a float32 vector."""
 
     cluster: Cluster
     nbytes: int
@@ -103,12 +85,7 @@ class Cell:
 
 
 def parse_size(text: str) -> int:
-    """``"64kB"``, ``"16MB"`` in bytes.
-
-    Raises
-    ------
-    ValueError
-    """
+    """``"64kB"``, ``"16MB"`` in bytes; else ValueError."""
     found = re.fullmatch(r"([\d.]+)(kB|MB)", text.strip())
     nbytes = round(float(found[1]) * UNITS[found[2]]) if found else 0
     if nbytes < 4 or nbytes % 4:
@@ -137,11 +114,6 @@ def default_plan() -> list[Cell]:
         *product((2, 8), ("100mbit",), ("16MB",)),
         *product((3, 5, 6, 7), ("1gbit",), ("16MB",)),
     ]
-
-
-def default_budget_s(cell: Cell) -> float:
-    """Seconds of timed calls of a cell."""
-    return TARGET_BUDGET_S if cell in product((4,), ("1gbit", "10gbit"), ("100MB",)) else BUDGET_S
 
 
 def by_cluster(cells: Sequence[Cell]) -> dict[Cluster, list[Cell]]:

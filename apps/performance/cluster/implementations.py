@@ -25,21 +25,14 @@ TUNED_NAMES = {f"MPI {name}": str(number) for number, name in TUNED.items()} | {
 }
 MPI_DEFAULT, MPICH_DEFAULT, GLOO = "MPI default", "MPICH", "Gloo"
 DENSE_RING, DENSE_AUTO, ONE_BIT_RING, MARSIT_RING = "dense ring", "dense auto", "one-bit ring", "Marsit ring"
-LIBRARIES = ("openmpi", "mpich")
 
 
 @dataclass(frozen=True)
 class Implementation:
-    """An all-reduce.
+    """An all-reduce of the kind "one-bit", "marsit", "dense", "mpi", "tuned" or "gloo".
 
-    Attributes
-    ----------
-    name : str
-    kind : "one-bit", "marsit", "dense", "mpi", "tuned" or "gloo"
-    option : str
-        Topology, or number of the algorithm, and behind a colon the bytes of a segment.
-    core : bool
-        Wanted even where time is short.
+    `option` is its topology, or the number of its algorithm and behind a colon the bytes of a segment. What is `core`
+    is wanted even where time is short.
     """
 
     name: str
@@ -107,23 +100,10 @@ def fits(name: str, nodes: int) -> bool:
 def choose(
     known: Sequence[Implementation], cell: Cell, budget_s: float, longest_s: float
 ) -> tuple[list[Implementation], dict[str, str]]:
-    """The implementations that are measured in a cell, and why the others are not.
+    """The implementations that are measured in a cell, in the order given, and by name why the others are not.
 
-    Parameters
-    ----------
-    known : sequence of Implementation
-    cell : Cell
-    budget_s : float
-        Of the cell; implementations that are not core are left out where `LEAST_REPEATS` calls of each take longer.
-    longest_s : float
-        Of a call.
-
-    Returns
-    -------
-    chosen : list of Implementation
-        In the order given.
-    left_out : dict
-        Name and reason.
+    No call takes longer than `longest_s`. Implementations that are not core are left out where `LEAST_REPEATS` calls of
+    each take longer than the cell's `budget_s`.
     """
     left_out = {}
     for one in known:

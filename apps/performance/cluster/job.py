@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import mpicomp
 from apps.environment import environment
+from apps.performance.cluster import methods, overlap
 from apps.performance.cluster.grid import Cell, Cluster
 from apps.performance.cluster.implementations import SLOW_S, Implementation, of_library
-from apps.performance.cluster.methods import measure_here as measure_methods
-from apps.performance.cluster.overlap import measure_overlap
 from apps.performance.cluster.predicted import measure_advice
 from apps.performance.cluster.prepared import Resources
 from apps.performance.cluster.rounds import measure, repeats_for
@@ -29,9 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if request["kind"] == "grid":
         measure_cells(request)
         return 0
-    measure_one: Callable[..., Record] = {"overlap": measure_overlap, "methods": measure_methods}[request["kind"]]
+    kind = {"overlap": overlap, "methods": methods}[request["kind"]]
     with Communicator(topology="ring") as comm:
-        record = {**measure_one(comm, request["n"], request["repeats"]), "settings": request["cluster"]}
+        record = {**kind.measure_here(comm, request["n"], request["repeats"]), "settings": request["cluster"]}
         _publish(comm, record, request, request["path"])
     return 0
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import prod, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,11 @@ METHODS: Mapping[str, Algorithm] = {
     **{name: mpicomp.algorithm(name) for name in ("scalecom", "random-k", "local-top-k", "top-k-sgd")},
 }
 COMPUTE = "compute"
+SHAPE, CLASSES, BATCH = (1, 28, 28), 10, 32
 
 
 def measure_here(comm: Communicator, n: int, repeats: int) -> Record:
     """Predict all methods, and time them in turn with what a training step computes; collective."""
-    from apps.performance.cluster.computing import BATCH, training_step  # torch, which other jobs can do without
-
     predicted = measure_methods(comm, METHODS, n) if comm.size > 1 else {}
     x, out = filled(n, comm.rank)
     started = {name: method.start(comm, n) for name, method in METHODS.items()}
@@ -73,6 +73,31 @@ def measure_here(comm: Communicator, n: int, repeats: int) -> Record:
     return {"part": "methods", "n": n, "environment": environment(), "rows": rows, "compute": compute}
 
 
+def training_step(n: int, seed: int) -> Callable[[], int]:
+    """Forward and backward, on one thread, of an MLP of about `n` parameters on a batch of `BATCH` images.
+
+    The MLP has two equal hidden layers. The result of a call is how many elements the gradients have.
+    """
+    import torch  # which other jobs can do without
+    from torch.nn.functional import cross_entropy
+
+    from apps.train.models import build
+
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    linear = prod(SHAPE) + CLASSES + 2  # per unit: weights in and out, two biases; between the layers its square
+    hidden = max(1, round((sqrt(linear**2 + 4 * max(0, n - CLASSES)) - linear) / 2))
+    model = build("mlp", SHAPE, CLASSES, [hidden] * 2, None)
+    images, labels = torch.rand(BATCH, *SHAPE), torch.randint(CLASSES, (BATCH,))
+
+    def step() -> int:
+        model.zero_grad()
+        torch.autograd.backward(cross_entropy(model(images), labels))
+        return sum(0 if one.grad is None else one.grad.numel() for one in model.parameters())
+
+    return step
+
+
 def codec_processor_s(aggregator: Aggregator, x: NDArray[Any], out: NDArray[Any]) -> float:
     """Processor seconds of this rank's encoding, merging and decoding in one call, without MPI, polling and Python.
 
@@ -83,11 +108,6 @@ def codec_processor_s(aggregator: Aggregator, x: NDArray[Any], out: NDArray[Any]
     aggregator.traffic.clock = time.perf_counter
     cost = aggregator.traffic.last
     return cost.seconds_encoding + cost.seconds_merging + cost.seconds_decoding
-
-
-def computing_s(codec_s: Sequence[float], processors: int) -> float:
-    """The least time in which processors that all ranks share do what each of them computes."""
-    return max(max(codec_s), sum(codec_s) / processors)
 
 
 def run(folder: Path, fresh: bool, n: int = N) -> list[str]:
@@ -125,7 +145,9 @@ def render(records: Sequence[Record]) -> str:
 def _derived(record: Record, name: str) -> dict[str, Any]:
     """A method's row with what follows from it and from dense's."""
     row, dense = record["rows"][name], record["rows"]["dense"]
-    sent, codec_s = row["cost"]["bytes_sent_most"], computing_s(row["codec_s"], record["environment"]["cores"])
+    sent, each_s = row["cost"]["bytes_sent_most"], row["codec_s"]
+    # the least time in which processors that all ranks share do what each of them computes
+    codec_s = max(*each_s, sum(each_s) / record["environment"]["cores"])
     wire_s = 8 * sent / min(link["bits_per_s"] for link in record["links"])
     gain, ratio = dense["median_s"] / row["median_s"], dense["cost"]["bytes_sent_most"] / sent
     judged = record["settings"]["rate"] == JUDGED and ratio <= MOST_RATIO
@@ -133,7 +155,7 @@ def _derived(record: Record, name: str) -> dict[str, Any]:
         "name": name,
         "sent": sent,
         "wire_s": wire_s,
-        "codec_one_s": float(np.mean(row["codec_s"])),
+        "codec_one_s": float(np.mean(each_s)),
         "codec_all_s": codec_s,
         "over": row["median_s"] / max(wire_s, codec_s),
         "gain": f"{gain:.1f}" + (" †" if judged and gain < LEAST_OVER * ratio else ""),

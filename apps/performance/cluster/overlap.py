@@ -1,4 +1,4 @@
-"""How much of the computing of a one-bit ring is hidden behind the wire, on every rank of a job.
+"""How much of the computing of a one-bit ring is hidden behind the wire, at several rates.
 
 *Wire* runs the same program with the same pieces and buffers, and computes nothing. *Compute* calls the same kernels on
 the same pieces, on all ranks at once, and sends nothing. *Both* is the real call. All three take turns. *Moving* is the
@@ -8,15 +8,21 @@ processor time of the wire alone where ranks that wait sleep, and do not poll.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
 from apps.environment import environment
+from apps.performance.cluster.driver import FAILURES, log, measure_alone
+from apps.performance.cluster.grid import Cluster
 from apps.performance.cluster.prepared import ONE_BIT
+from apps.performance.cluster.ratios import balanced
+from apps.performance.cluster.records import merge_environments
 from apps.performance.cluster.vectors import filled
+from apps.records import Record, read_record, write_record
 from collectives import Communicator, Traffic
 from collectives.execution.handle import Call
 from collectives.execution.program import Message
@@ -30,6 +36,11 @@ from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.sign_merge import SignMerge, SignPayload
 
 NAP_S = 1e-4
+N, REPEATS, JOBS = 25_000_000, 25, 5
+CLUSTERS = (
+    Cluster(4, "1gbit"),
+    *(Cluster(2, rate) for rate in ("500mbit", "1gbit", "2gbit", "4gbit", "8gbit", "none")),
+)
 
 
 def overlap(wire_s: float, compute_s: float, both_s: float) -> float:
@@ -58,13 +69,7 @@ class EmptyPayload:
 
 
 class Kernels:
-    """The computing of a one-bit ring, piece by piece.
-
-    Parameters
-    ----------
-    comm : Communicator
-    x, out : float32[n]
-    """
+    """The computing of a one-bit ring from `x` to `out`, piece by piece."""
 
     def __init__(self, comm: Communicator, x: NDArray[np.float32], out: NDArray[np.float32]) -> None:
         self._x, self._out = x, out.view(np.uint32)
@@ -86,9 +91,6 @@ class Kernels:
         bits = self.payload.bits[cut.start // 64 : -(-cut.stop // 64)]
         unpack(bits, self._ends[0], self._ends[1], self._streaming, self._out[cut.start : cut.stop])
 
-    def encoded(self) -> None:
-        """Nothing."""
-
     def __call__(self) -> None:
         """All of it, with nothing sent."""
         for piece in self.program.encode_order:
@@ -101,7 +103,7 @@ class Kernels:
             self.finish(piece)
 
 
-def measure_overlap(comm: Communicator, n: int, repeats: int) -> dict[str, Any]:
+def measure_here(comm: Communicator, n: int, repeats: int) -> Record:
     """Time wire, compute and both; collective.
 
     Returns
@@ -145,3 +147,63 @@ def measure_overlap(comm: Communicator, n: int, repeats: int) -> dict[str, Any]:
         "moving_s": float(np.median(gather(comm, moving).mean(axis=0))),
         "bytes_sent": aggregator.traffic.last.bytes_sent,
     }
+
+
+def run(folder: Path, fresh: bool, n: int = N, repeats: int = REPEATS, jobs: int = JOBS) -> list[str]:
+    """Measure what is missing; returns what failed."""
+    failed = _measure({cluster: f"overlap-{cluster.name}" for cluster in CLUSTERS}, folder, fresh, n, repeats, jobs)
+    paths = [folder / f"overlap-{cluster.name}.json" for cluster in CLUSTERS if cluster.nodes == 2]
+    records = [read_record(path) for path in paths if path.exists()]
+    balanced_mbit = balance(records)
+    if balanced_mbit is None:
+        return [*failed, "overlap: no rate found at which wire and computing take equally long"]
+    equal = {Cluster(2, f"{balanced_mbit}mbit"): "overlap-balanced"}
+    return failed + _measure(equal, folder, fresh, n, repeats, jobs)
+
+
+def _measure(names: Mapping[Cluster, str], folder: Path, fresh: bool, n: int, repeats: int, jobs: int) -> list[str]:
+    """Let the clusters whose record is missing take turns, a job each; returns what failed, which has no record."""
+    failed = []
+    missing = {cluster: name for cluster, name in names.items() if fresh or not (folder / f"{name}.json").exists()}
+    parts = {
+        cluster: [folder / "parts" / f"{name}.{job}.json" for job in range(jobs)] for cluster, name in missing.items()
+    }
+    for path in (path for paths in parts.values() for path in paths if fresh):
+        path.unlink(missing_ok=True)
+    for job in range(jobs):
+        for cluster, paths in parts.items():
+            if not paths[job].exists():
+                log(f"overlap, job {job + 1} of {jobs}: {cluster.nodes} nodes, {cluster.links}")
+                try:
+                    measure_alone("overlap", cluster, paths[job], n=n, repeats=repeats)
+                except FAILURES as error:
+                    failed.append(f"overlap, {cluster.name}, job {job + 1}: {error}")
+    for cluster, paths in parts.items():
+        if all(path.exists() for path in paths):
+            write_record(folder / f"{missing[cluster]}.json", merge_jobs([read_record(path) for path in paths]))
+            for path in paths:
+                path.unlink()
+    return failed
+
+
+def merge_jobs(jobs: Sequence[Record]) -> Record:
+    """One record of several jobs on links of the same rate: medians over jobs, and each job's overlap."""
+    names = ("wire_s", "compute_s", "both_s", "overlap", "exposed_s", "moving_s")
+    links = [
+        {**first, "bits_per_s": median(link["bits_per_s"] for link in (first, *others))}
+        for first, *others in zip(*(job["links"] for job in jobs), strict=True)
+    ]
+    return {
+        **jobs[0],
+        **{name: median(job[name] for job in jobs) for name in names},
+        "overlaps": [job["overlap"] for job in jobs],
+        "times_s": {name: [job["times_s"][name] for job in jobs] for name in jobs[0]["times_s"]},
+        "links": links,
+        "environment": merge_environments(jobs),
+    }
+
+
+def balance(records: Sequence[Record]) -> int | None:
+    """The rate to ask for, in Mbit/s, so that wire and computing take equally long."""
+    found = balanced(records)
+    return None if found is None else round(found / 0.956 / 1e6)

@@ -11,6 +11,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from apps.performance.cluster import ratios
 from apps.performance.cluster.grid import size_text
 from apps.performance.cluster.implementations import (
     DENSE_RING,
@@ -20,16 +21,6 @@ from apps.performance.cluster.implementations import (
     MPICH_DEFAULT,
     ONE_BIT,
     ONE_BIT_RING,
-)
-from apps.performance.cluster.ratios import (
-    NOTEWORTHY,
-    balanced,
-    best_mpi,
-    bucket_share,
-    crossing,
-    payload_rate,
-    seconds,
-    speedup,
 )
 from apps.performance.cluster.records import cluster_of
 from apps.performance.cluster.tables import FULL, SHOWN_BYTES
@@ -101,7 +92,7 @@ def time_by_size(records: Sequence[Record]) -> Figure | None:
 def speedup_by_rate(records: Sequence[Record]) -> Figure | None:
     """Speed-up over the best MPI against the measured rate, a line for each size; where it passes 1 is marked."""
     by_size: dict[int, list[Record]] = {}
-    for record in sorted(records, key=lambda one: (one["settings"]["bytes"], payload_rate(one))):
+    for record in sorted(records, key=lambda one: (one["settings"]["bytes"], ratios.payload_rate(one))):
         by_size.setdefault(record["settings"]["bytes"], []).append(record)
     if not any(len(cells) > 1 for cells in by_size.values()):
         return None
@@ -111,17 +102,17 @@ def speedup_by_rate(records: Sequence[Record]) -> Figure | None:
     for axis, name in zip(axes, (ONE_BIT_RING, MARSIT_RING), strict=True):
         marked = []
         for number, (nbytes, cells) in enumerate(by_size.items()):
-            ratios = {payload_rate(r) / MBIT: (r, ratio) for r in cells if (ratio := speedup(r, name, "best MPI"))}
-            if not ratios:
+            gained = [record for record in cells if ratios.speedup(record, name, "best MPI")]
+            points = [(ratios.payload_rate(r) / MBIT, ratios.speedup(r, name, "best MPI") or 0.0) for r in gained]
+            if not points:
                 continue
-            points = [(rate, ratio) for rate, (_, ratio) in ratios.items()]
             color = colors(number / max(1, len(by_size) - 1) * 0.9)
             (line,) = axis.plot(*zip(*points, strict=True), color=color, marker="o", markersize=4, linewidth=1.2)
             handles.setdefault(size_text(nbytes), line)
-            for rate, (record, ratio) in ratios.items():
-                if bucket_share(record) > NOTEWORTHY:
-                    axis.plot(rate, ratio, marker="o", color=color, markerfacecolor="white", markersize=5)
-            even = crossing(points)
+            for record, point in zip(gained, points, strict=True):
+                if ratios.bucket_share(record) > ratios.NOTEWORTHY:
+                    axis.plot(*point, marker="o", color=color, markerfacecolor="white", markersize=5)
+            even = ratios.crossing(points)
             if even is not None:
                 axis.plot([even], [1], marker="*", color=color, markersize=13, markeredgecolor="black", zorder=5)
                 marked.append(f"{size_text(nbytes)}: {_rate_text(even)}")
@@ -134,7 +125,7 @@ def speedup_by_rate(records: Sequence[Record]) -> Figure | None:
         axis.text(0.98, 0.97, text, transform=axis.transAxes, ha="right", va="top", fontsize=8, bbox=BOX)
     axes[0].set_ylabel("times faster than the best of Open MPI")
     legend(figure, list(handles.values()), list(handles))
-    unshaped = [payload_rate(record) / MBIT for record in records if record["settings"]["rate"] == "none"]
+    unshaped = [ratios.payload_rate(record) / MBIT for record in records if record["settings"]["rate"] == "none"]
     told = f" Unshaped links: {_rate_text(min(unshaped))}." if unshaped else ""
     figure.suptitle(f"{FULL} emulated nodes.{told} Hollow: flattered by the links' token buckets", fontsize=11)
     return figure
@@ -147,7 +138,7 @@ def stages(records: Sequence[Record]) -> Figure | None:
         return None
     names = [name for name in BARS if any(name in record["timings"] for record in shown)]
     panels = []
-    for record in sorted(shown, key=payload_rate):
+    for record in sorted(shown, key=ratios.payload_rate):
         parts: dict[str, Sequence[float]] = {}
         texts = {}
         for name in names:
@@ -169,7 +160,7 @@ def stages(records: Sequence[Record]) -> Figure | None:
 def iterations(records: Sequence[Record]) -> Figure:
     """Time of an iteration, a bar for each method: computing and the all-reduce's stages; a panel for each rate."""
     panels = []
-    for record in sorted(records, key=payload_rate, reverse=True):
+    for record in sorted(records, key=ratios.payload_rate, reverse=True):
         compute_ms = 1e3 * record["compute"]["elapsed_s"]
         wholes = {name: compute_ms + 1e3 * row["elapsed_s"] for name, row in record["rows"].items()}
         end = CLIPPED * median(wholes.values())
@@ -193,11 +184,11 @@ def iterations(records: Sequence[Record]) -> Figure:
 
 def overlap_by_rate(overlaps: Sequence[Record]) -> Figure | None:
     """Draw wire, compute and both against the rate, and the overlap; lines of two nodes, hollow points of more."""
-    records = sorted((record for record in overlaps if record["settings"]["nodes"] == 2), key=payload_rate)
+    records = sorted((record for record in overlaps if record["settings"]["nodes"] == 2), key=ratios.payload_rate)
     others = [record for record in overlaps if record["settings"]["nodes"] != 2]
     if len(records) < 2:
         return None
-    rates = [payload_rate(record) / MBIT for record in records]
+    rates = [ratios.payload_rate(record) / MBIT for record in records]
     figure, ((left, right),) = new_figure(2, size=(11, 4), sharey=False)
     for name, label, color, marker in (
         ("wire_s", "wire alone", "C0", "o"),
@@ -207,7 +198,7 @@ def overlap_by_rate(overlaps: Sequence[Record]) -> Figure | None:
         look = {"color": color, "marker": marker, "markersize": 4, "label": label}
         left.plot(rates, [1e3 * record[name] for record in records], **look)
         for record in others:
-            left.plot(payload_rate(record) / MBIT, 1e3 * record[name], color=color, **OTHERS)
+            left.plot(ratios.payload_rate(record) / MBIT, 1e3 * record[name], color=color, **OTHERS)
     for made_of, look in (
         (sum, {"linestyle": "--", "label": "one after the other"}),
         (max, {"linestyle": ":", "label": "all of the shorter hidden"}),
@@ -217,14 +208,14 @@ def overlap_by_rate(overlaps: Sequence[Record]) -> Figure | None:
     left.set_ylim(bottom=0)
     right.plot(rates, [100 * record["overlap"] for record in records], color="black", marker="D", markersize=4)
     for record in others:
-        right.plot(payload_rate(record) / MBIT, 100 * record["overlap"], color="black", **OTHERS)
+        right.plot(ratios.payload_rate(record) / MBIT, 100 * record["overlap"], color="black", **OTHERS)
     if others:
         left.plot([], [], color="black", label=f"{others[0]['settings']['nodes']} nodes", **OTHERS)
     legend(figure, *left.get_legend_handles_labels(), columns=6)
     right.axhline(0, color="0.6", linewidth=0.8)
     right.axhline(100, color="0.6", linewidth=0.8, linestyle=":")
     right.set_ylabel("part of the shorter that is hidden, %")
-    found = balanced(records)
+    found = ratios.balanced(records)
     for axis in (left, right):
         _rates_below(axis, rates)
         if found is not None:
@@ -252,21 +243,21 @@ def _shares(timed: dict[str, Any]) -> list[float]:
 
 def _seconds(record: Record, name: str) -> float | None:
     if name != BEST_MPI:
-        return seconds(record, name)
-    found = best_mpi(record)
+        return ratios.seconds(record, name)
+    found = ratios.best_mpi(record)
     return None if found is None else found[1]
 
 
 def _by_rate(records: Sequence[Record]) -> list[list[Record]]:
     """Cells of each rate, slow links first, sizes ascending."""
     found: dict[str, list[Record]] = {}
-    for record in sorted(records, key=payload_rate):
+    for record in sorted(records, key=ratios.payload_rate):
         found.setdefault(cluster_of(record).links, []).append(record)
     return [sorted(cells, key=lambda one: int(one["settings"]["bytes"])) for cells in found.values()]
 
 
 def _rate_title(cells: Sequence[Record]) -> str:
-    rate, measured = cluster_of(cells[0]).links, min(map(payload_rate, cells)) / MBIT
+    rate, measured = cluster_of(cells[0]).links, min(map(ratios.payload_rate, cells)) / MBIT
     return f"{'unshaped' if rate == 'none' else rate}: {_rate_text(measured)} of payload"
 
 

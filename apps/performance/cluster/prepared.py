@@ -26,13 +26,8 @@ MARSIT = mpicomp.Marsit(None)
 class Prepared:
     """An implementation, ready to be called on vectors of one length.
 
-    Attributes
-    ----------
-    call : callable
-    check : callable
-        Raises unless the first call's result is right; collective.
-    traffic : Traffic or None
-        What all calls have cost so far; None for implementations that are not ours.
+    `check` raises unless the first call's result is right; collective. `traffic` is what all calls have cost so far;
+    None for implementations that are not ours.
     """
 
     call: Callable[[], object]
@@ -41,19 +36,12 @@ class Prepared:
 
 
 class Resources:
-    """Communicators, and Gloo's group, for the life of a job; making them is collective.
+    """Communicators, and Gloo's group, for the implementations of a job; making them is collective.
 
-    Parameters
-    ----------
-    known : sequence of Implementation
-        All that the job will need.
-    address : str
-        Of rank 0's host.
-    interface : str
-        Network interface of every host.
+    `address` is that of rank 0's host.
     """
 
-    def __init__(self, known: Sequence[Implementation], address: str, interface: str = "eth0") -> None:
+    def __init__(self, known: Sequence[Implementation], address: str) -> None:
         world = MPI.COMM_WORLD
         # The ranks meet at the barrier of this one; its own Allreduce is MPI's default.
         self.comm = Communicator(topology="ring", timeout=TIMEOUT_S)
@@ -70,7 +58,13 @@ class Resources:
             self._tuned = {option: algorithm.dup(world, *map(int, option.split(":"))) for option in tuned}
         self._gloo = any(one.kind == "gloo" for one in known)
         if self._gloo:
-            _start_gloo(world, address, interface)
+            os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+            from torch import distributed
+
+            distributed.init_process_group(
+                "gloo", init_method=f"tcp://{address}:{GLOO_PORT}", rank=world.rank, world_size=world.size,
+                timeout=timedelta(seconds=GLOO_TIMEOUT_S),
+            )  # fmt: skip
 
     def prepare(self, one: Implementation, x: Vector, out: Vector) -> Prepared:
         """Bind an implementation to vectors, from `x` to `out`; collective."""
@@ -97,19 +91,6 @@ class Resources:
             tuned.Free()
         for comm in (*self._ours.values(), self.comm):
             comm.close()
-
-
-def _start_gloo(world: MPI.Comm, address: str, interface: str) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = interface
-    from torch import distributed
-
-    distributed.init_process_group(
-        "gloo",
-        init_method=f"tcp://{address}:{GLOO_PORT}",
-        rank=world.rank,
-        world_size=world.size,
-        timeout=timedelta(seconds=GLOO_TIMEOUT_S),
-    )
 
 
 def _gloo_allreduce(x: Vector, out: Vector) -> Callable[[], object]:

@@ -9,7 +9,7 @@ from statistics import median
 
 from apps.emulator.rate import Rate
 from apps.performance.cluster.implementations import DENSE_RING, MPI_DEFAULT, MPICH_DEFAULT, ONE_BIT_RING, TUNED_NAMES
-from apps.performance.cluster.records import medians_by_job
+from apps.performance.cluster.records import IN_MPICH, cluster_of, medians_by_job
 from apps.records import Record
 
 NOTEWORTHY = 0.1
@@ -49,7 +49,7 @@ def speedups_by_job(record: Record, name: str, over: str) -> list[float]:
 
 def over_mpich(record: Record) -> float | None:
     """How many times faster the one-bit ring is than MPICH's all-reduce, both in jobs with MPICH."""
-    return speedup(record, f"{ONE_BIT_RING} (MPICH job)", MPICH_DEFAULT)
+    return speedup(record, ONE_BIT_RING + IN_MPICH, MPICH_DEFAULT)
 
 
 def payload_rate(record: Record) -> float:
@@ -59,8 +59,7 @@ def payload_rate(record: Record) -> float:
 
 def nominal_rate(record: Record) -> float | None:
     """Bits per second asked for on the slowest link; None: not limited."""
-    asked = [Rate.parse(record["settings"][name]).bits_per_s for name in ("rate", "between")]
-    return min((rate for rate in asked if rate is not None), default=None)
+    return cluster_of(record).bits_per_s
 
 
 def bucket_share(record: Record) -> float:
@@ -100,16 +99,9 @@ def balanced(overlaps: Sequence[Record]) -> float | None:
 
 
 def crossing(points: Sequence[tuple[float, float]]) -> float | None:
-    """Where y falls below 1 last, interpolated between logarithms; None: it does not within the points.
-
-    Parameters
-    ----------
-    points : sequence of (x, y)
-        All positive.
-    """
+    """Where y of the positive (x, y) falls below 1 last, interpolated between logarithms; None: nowhere."""
     found = None
-    ordered = sorted(points)
-    for (x0, y0), (x1, y1) in pairwise(ordered):
+    for (x0, y0), (x1, y1) in pairwise(sorted(points)):
         a, b = math.log(y0), math.log(y1)
         if a >= 0 > b:
             found = math.exp(math.log(x0) + (math.log(x1) - math.log(x0)) * a / (a - b))

@@ -50,7 +50,6 @@ def measure(
     prepared : dict of Prepared
         On all ranks the same, in the same order.
     comm : Communicator
-        Its ranks meet at a barrier before each call.
     repeats : callable
         How often an implementation is timed, of its name and of what one round of it takes.
     timed_at_once : set of str

@@ -7,6 +7,7 @@ from typing import Any
 
 from apps.emulator.rate import Rate
 from apps.environment import describe
+from apps.performance.cluster import ratios
 from apps.performance.cluster.grid import RATES, size_text
 from apps.performance.cluster.implementations import (
     DENSE_RING,
@@ -16,17 +17,6 @@ from apps.performance.cluster.implementations import (
     MPICH_DEFAULT,
     ONE_BIT,
     ONE_BIT_RING,
-)
-from apps.performance.cluster.ratios import (
-    NOTEWORTHY,
-    best_mpi,
-    bound_s,
-    bucket_share,
-    nominal_rate,
-    over_bound,
-    over_mpich,
-    payload_rate,
-    speedup,
 )
 from apps.performance.cluster.records import IN_MPICH, cluster_of, in_order
 from apps.performance.part import MS, STAGES, Column, both, in_unit, scaled, table
@@ -71,7 +61,7 @@ def tables(records: Sequence[Record], overlaps: Sequence[Record]) -> dict[str, s
         "cluster-bound": _table(BOUND, bounded),
         "cluster-cost": _cost(full),
         "cluster-overlap": _table(
-            OVERLAP, sorted(overlaps, key=lambda one: (one["settings"]["nodes"], payload_rate(one)))
+            OVERLAP, sorted(overlaps, key=lambda one: (one["settings"]["nodes"], ratios.payload_rate(one)))
         ),
         "cluster-left-out": _left_out(ordered),
     }
@@ -98,7 +88,7 @@ def _cost(records: Sequence[Record]) -> str:
     shown = [record for record in records if record["settings"]["bytes"] == max(SHOWN_BYTES)]
     found = []
     for record in shown:
-        best = best_mpi(record)
+        best = ratios.best_mpi(record)
         names = dict.fromkeys((*COSTLY, *(best[:1] if best else ()), MPICH_DEFAULT, GLOO))
         rows = [
             record["timings"][name] | {"name": f"{name} (best of Open MPI)" if best and name == best[0] else name}
@@ -154,12 +144,12 @@ def _links(record: Record) -> str:
 
 
 def _size(record: Record) -> str:
-    mark = " †" if bucket_share(record) > NOTEWORTHY else ""
+    mark = " †" if ratios.bucket_share(record) > ratios.NOTEWORTHY else ""
     return size_text(record["settings"]["bytes"]) + mark
 
 
 def _best(record: Record) -> str:
-    found = best_mpi(record)
+    found = ratios.best_mpi(record)
     return ABSENT if found is None else f"{time_text(record, found[0])} {found[0].removeprefix('MPI ')}"
 
 
@@ -168,11 +158,11 @@ def _bound(rate_of: Callable[[Record], float | None], heading: str) -> tuple[Col
 
     def bound(record: Record) -> str:
         rate = rate_of(record)
-        return ABSENT if rate is None else scaled(bound_s(record, rate), MS)
+        return ABSENT if rate is None else scaled(ratios.bound_s(record, rate), MS)
 
     return (
         (f"bound at {heading} rate, ms", bound),
-        ("ring over it", lambda record: times(over_bound(record, rate_of(record)))),
+        ("ring over it", lambda record: times(ratios.over_bound(record, rate_of(record)))),
     )
 
 
@@ -192,15 +182,15 @@ def _megabytes(heading: str, field: str) -> Column:
 
 LINKS: Column = ("links", _links)
 SIZE: Column = ("size", _size)
-PAYLOAD: Column = ("payload measured", lambda record: str(Rate(round(payload_rate(record), -5))))
+PAYLOAD: Column = ("payload measured", lambda record: str(Rate(round(ratios.payload_rate(record), -5))))
 PLACE: Sequence[Column] = (("nodes", lambda record: str(record["settings"]["nodes"])), LINKS, SIZE)
 COMPARED: Sequence[Column] = (
     *map(timed, (ONE_BIT_RING, MARSIT_RING, DENSE_RING, MPI_DEFAULT)),
     ("best of Open MPI, ms", _best),
     timed(GLOO),
-    ("one-bit over best", lambda record: times(speedup(record, ONE_BIT_RING, "best MPI"))),
-    ("over dense ring", lambda record: times(speedup(record, ONE_BIT_RING, DENSE_RING))),
-    ("Marsit over best", lambda record: times(speedup(record, MARSIT_RING, "best MPI"))),
+    ("one-bit over best", lambda record: times(ratios.speedup(record, ONE_BIT_RING, "best MPI"))),
+    ("over dense ring", lambda record: times(ratios.speedup(record, ONE_BIT_RING, DENSE_RING))),
+    ("Marsit over best", lambda record: times(ratios.speedup(record, MARSIT_RING, "best MPI"))),
 )
 MPICH: Sequence[Column] = (
     *PLACE,
@@ -209,14 +199,14 @@ MPICH: Sequence[Column] = (
     timed(DENSE_RING, "on Open MPI"),
     timed(ONE_BIT_RING + IN_MPICH, "one-bit ring on MPICH"),
     timed(ONE_BIT_RING, "on Open MPI"),
-    ("one-bit over MPICH", lambda record: times(over_mpich(record))),
+    ("one-bit over MPICH", lambda record: times(ratios.over_mpich(record))),
 )
 BOUND: Sequence[Column] = (
     *PLACE,
     PAYLOAD,
     timed(DENSE_RING),
-    *_bound(nominal_rate, "nominal"),
-    *_bound(payload_rate, "measured"),
+    *_bound(ratios.nominal_rate, "nominal"),
+    *_bound(ratios.payload_rate, "measured"),
 )
 COST: Sequence[Column] = (
     ("all-reduce", lambda row: row["name"]),
@@ -230,7 +220,7 @@ COST: Sequence[Column] = (
 )
 OVERLAP: Sequence[Column] = (
     *PLACE[:2],
-    ("payload measured", lambda record: str(Rate(round(payload_rate(record), -6)))),
+    ("payload measured", lambda record: str(Rate(round(ratios.payload_rate(record), -6)))),
     ("wire alone, ms", in_unit("wire_s", MS)),
     ("compute alone, ms", in_unit("compute_s", MS)),
     ("both, ms", in_unit("both_s", MS)),

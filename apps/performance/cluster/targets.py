@@ -21,15 +21,7 @@ TORUS = "one-bit torus"
 
 @dataclass(frozen=True)
 class Target:
-    """A ratio to be reached.
-
-    Attributes
-    ----------
-    nodes : int
-    links, name, over : str
-        The speed of the implementation `name` over that of `over`.
-    least : float
-    """
+    """The least speed of the implementation `name` over that of `over`."""
 
     nodes: int
     links: str
@@ -52,17 +44,7 @@ MOST_OVER_BOUND, MODEL_OFF = 1.08, 0.2
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of a target.
-
-    Attributes
-    ----------
-    what, measured, target : str
-    reached : bool
-    record : dict, optional
-        Of the grid.
-    names : tuple of str
-        The implementations whose times the figure is made of.
-    """
+    """What was measured of a target: of a cell's record, from the times of the implementations `names`."""
 
     what: str
     measured: str

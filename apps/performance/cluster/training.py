@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from apps.emulator.link_speed import measure
-from apps.emulator.network import Network
+from apps.emulator.mpirun import run_on_hosts
 from apps.emulator.rate import Rate
-from apps.performance.cluster.driver import FAILURES, link_records, log, run_on_hosts
+from apps.performance.cluster import tuned
+from apps.performance.cluster.driver import FAILURES, LONGEST_JOB_S, log, standing
 from apps.performance.cluster.grid import Cluster
 from apps.performance.cluster.tables import ABSENT, NOTHING
 from apps.performance.part import Column, get, table
@@ -45,13 +44,14 @@ def run(folder: Path, fresh: bool) -> list[str]:
         if not missing:
             continue
         try:
-            with tempfile.TemporaryDirectory(prefix="mpicomp-cluster-") as scratch, Network(cluster.layout) as network:
-                links = {"kind": "links", "links": link_records(measure(network))}
+            with standing(cluster) as (network, scratch, carried):
+                links = {"kind": "links", "links": carried}
                 for method, path in missing.items():
                     log(f"training: {cluster.links}, {method}")
                     path.parent.mkdir(parents=True, exist_ok=True)
                     arguments = ["-m", "apps.train", *SETTINGS, *METHODS[method], "--json", str(path.resolve())]
-                    run_on_hosts(network, Path(scratch), f"training of {method} on {cluster.name}", arguments)
+                    what = f"training of {method} on {cluster.name}"
+                    run_on_hosts(network, scratch, what, arguments, LONGEST_JOB_S, settings=tuned.SETTINGS)
                     path.write_text(json.dumps(links) + "\n" + path.read_text())
         except FAILURES as error:
             failed.append(f"training, {cluster.name}: {error}")

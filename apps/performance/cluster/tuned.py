@@ -22,13 +22,7 @@ class ToolsError(RuntimeError):
 
 
 class AllreduceAlgorithm:
-    """The control variables.
-
-    Raises
-    ------
-    ToolsError
-        This MPI has no such variables.
-    """
+    """The control variables; ToolsError if this MPI has none or does not take a number."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(_path_of_libmpi())
@@ -36,13 +30,7 @@ class AllreduceAlgorithm:
         self._handles = {name: self._handle(name) for name in (VARIABLE, SEGMENT)}
 
     def dup(self, comm: MPI.Comm, number: int, segment_bytes: int = 0) -> MPI.Comm:
-        """A duplicate of `comm` whose Allreduce is algorithm `number`, in segments of so many bytes; collective.
-
-        Raises
-        ------
-        ToolsError
-            A number is not taken.
-        """
+        """A duplicate of `comm` whose Allreduce is algorithm `number`, in segments of so many bytes; collective."""
         self._set(number, segment_bytes)
         try:
             return comm.Dup()

@@ -50,12 +50,7 @@ def parts(x: NDArray[Any]) -> Iterator[NDArray[Any]]:
 
 
 class Check:
-    """Tells right results; collective.
-
-    Parameters
-    ----------
-    comm : MPI.Comm
-    """
+    """Raises WrongResult on all ranks unless results are right; collective."""
 
     def __init__(self, comm: MPI.Comm) -> None:
         self._comm = comm
@@ -66,26 +61,14 @@ class Check:
         self._unanimous, self._sign = np.abs(votes) == comm.size, np.sign(votes)
 
     def dense(self, name: str, out: Vector) -> None:
-        """Every rank has the sum.
-
-        Raises
-        ------
-        WrongResult
-            On all ranks.
-        """
+        """Every rank has the sum."""
         right = all(
             bool((np.abs(part - self._sum[: part.size]) <= self._bound[: part.size]).all()) for part in parts(out)
         )
         self._agree(name, right, "the sum")
 
     def one_bit(self, name: str, out: Vector) -> None:
-        """Every rank has the same bits, of one magnitude, and the ranks' common sign where they have one.
-
-        Raises
-        ------
-        WrongResult
-            On all ranks.
-        """
+        """Every rank has the same bits, of one magnitude, and the ranks' common sign where they have one."""
         right = bool(np.abs(out[:BLOCK]).min() == np.abs(out[:BLOCK]).max() > 0)
         for part in parts(out):
             common = self._unanimous[: part.size]

@@ -11,20 +11,7 @@ import numpy as np
 from apps.plotting import Curve, curves
 from apps.records import Record
 from apps.reproduce.claims import Claim, paired
-from apps.reproduce.doublesqueeze.methods import (
-    DENSE,
-    DS_1BIT,
-    DS_TOPK,
-    GROUPS,
-    MEM_1BIT,
-    MEM_TOPK,
-    METHODS,
-    QUANTIZED,
-    RANKS,
-    SPARSE,
-    WHOLE,
-    methods,
-)
+from apps.reproduce.doublesqueeze.methods import DENSE, FAMILIES, GROUPS, METHODS, RANKS, WHOLE, methods
 from apps.reproduce.networks import Task, last, per_epoch, trained
 from apps.reproduce.parallel import run_seeds
 from apps.reproduce.results import Results, slug
@@ -92,7 +79,7 @@ def judge(found: Runs, rates: dict[str, float], full: bool) -> list[Claim]:
         return Claim(where, what, paper, ours, holds, differs + tuned + judged)
 
     claims = []
-    for group, ours, memory, bare in (("1-bit", DS_1BIT, MEM_1BIT, QUANTIZED), ("top-k", DS_TOPK, MEM_TOPK, SPARSE)):
+    for group, (ours, memory, bare) in FAMILIES.items():
         where = f"experiments, {group}"
         for other in (memory, DENSE):
             what = f"{ours} converges as {other} per epoch"

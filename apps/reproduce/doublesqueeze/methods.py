@@ -21,9 +21,11 @@ TOPOLOGIES = {"star": "parameter server", "ring": "all-to-all"}
 DENSE, QUANTIZED, SPARSE = "dense", "QSGD", "Top-k SGD"
 DS_1BIT, MEM_1BIT = "DoubleSqueeze, 1-bit", "MEM-SGD, 1-bit"
 DS_TOPK, MEM_TOPK = "DoubleSqueeze, top-k", "MEM-SGD, top-k"
-GROUPS = {"1-bit": (DENSE, DS_1BIT, MEM_1BIT, QUANTIZED), "top-k": (DENSE, DS_TOPK, MEM_TOPK, SPARSE)}
-RIVALS = {DS_1BIT: (DENSE, MEM_1BIT, QUANTIZED), DS_TOPK: (DENSE, MEM_TOPK, SPARSE)}
-METHODS = (DENSE, DS_1BIT, MEM_1BIT, QUANTIZED, DS_TOPK, MEM_TOPK, SPARSE)
+FAMILIES = {"1-bit": (DS_1BIT, MEM_1BIT, QUANTIZED), "top-k": (DS_TOPK, MEM_TOPK, SPARSE)}
+"""DoubleSqueeze, and with the same codes MEM-SGD and a method without error feedback."""
+GROUPS = {group: (DENSE, *names) for group, names in FAMILIES.items()}
+RIVALS = {ours: (DENSE, *others) for ours, *others in FAMILIES.values()}
+METHODS = (DENSE, *FAMILIES["1-bit"], *FAMILIES["top-k"])
 
 
 def methods(bucket: int = BUCKET) -> dict[str, Algorithm]:

@@ -25,16 +25,9 @@ DIVERGED = 100.0
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Samples, and the model that generated them.
+    """Samples ``x[samples, features]`` and ``y[samples]``, and the model ``w[features]`` that generated y.
 
-    Attributes
-    ----------
-    x : float32[samples, features]
-    y : float32[samples]
-        Numbers, or classes -1 and 1.
-    w : float32[features]
-        The model that generated y.
-    loss : "squared" or "log"
+    With the loss "squared" y are numbers, with "log" the classes -1 and 1.
     """
 
     x: Values
@@ -96,7 +89,7 @@ def message_bits(method: Algorithm, gradient: Values, residual: Values, step: in
         The whole vector is one bucket.
     gradient : float32[n]
     residual : float32[n]
-        Of the aggregator before the step; empty for methods without a residual.
+        Of the aggregator before the step; methods without a residual do not look at it.
     step, rank : int
 
     Returns
@@ -105,11 +98,6 @@ def message_bits(method: Algorithm, gradient: Values, residual: Values, step: in
         Bits of the message; the word that tells of NaN is not counted.
     formula : float
         For entropy codes, the formula takes the entropy of the codes in this message.
-
-    Raises
-    ------
-    ValueError
-        The method does not gather codes, or its buckets are shorter than the vector.
     """
     n = gradient.size
     sign_bits = 64 * -(-n // 64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 from apps.records import Record
 from apps.reproduce.ecq_sgd.linear_models import Problem, classification, regression, synthetic, train
@@ -24,17 +24,7 @@ DATA = 3
 
 @dataclass(frozen=True)
 class Study:
-    """Methods on one kind of problem.
-
-    Attributes
-    ----------
-    name : str
-    make : callable
-        ``make(seed=...)``; picklable.
-    methods : dict
-    lr : float
-    most_seeds : int
-    """
+    """Methods on one kind of problem, which the picklable ``make(seed=...)`` generates."""
 
     name: str
     make: Callable[..., Problem]
@@ -86,12 +76,10 @@ def cell(alpha: float, beta: float) -> str:
 
 def one_seed(results: Results, study: Study, seed: int, steps: int) -> Record:
     """The results of all methods of a study with one seed."""
-    problem: list[Problem] = []
+    problem = cache(study.make)
 
     def trained(method: Algorithm) -> Record:
-        if not problem:
-            problem.append(study.make(seed=seed))
-        return train(problem[0], method, ranks=RANKS, steps=steps, lr=study.lr, batch=BATCH, seed=seed)
+        return train(problem(seed=seed), method, ranks=RANKS, steps=steps, lr=study.lr, batch=BATCH, seed=seed)
 
     found = {}
     for name, method in study.methods.items():

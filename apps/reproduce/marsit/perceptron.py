@@ -23,12 +23,7 @@ ALIGNED = 64  # a tensor begins at a multiple of so many elements, as `tensor_le
 
 @dataclass(frozen=True)
 class Perceptron:
-    """One hidden layer with ReLU, then classes by softmax.
-
-    Attributes
-    ----------
-    inputs, hidden, classes : int
-    """
+    """One hidden layer with ReLU, then classes by softmax."""
 
     inputs: int
     hidden: int

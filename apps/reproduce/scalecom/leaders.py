@@ -15,7 +15,7 @@ from apps.reproduce.claims import Claim
 from apps.reproduce.networks import Task, train
 from apps.reproduce.parallel import Run, run_seeds
 from apps.reproduce.results import Results
-from apps.reproduce.scalecom.memories import EVERY, MODEL, SAME, length, plot
+from apps.reproduce.scalecom.memories import EVERY, MODEL, SAME, length, plot, recorded
 from apps.train.training import Training
 from collectives import Communicator
 from mpicomp import ScaleCom
@@ -32,7 +32,9 @@ def leaders(results: Results, seeds: int, full: bool) -> tuple[list[Claim], list
 
     def make(name: str, seed: int) -> Run:
         ranks = int(name.partition(" ")[0])
-        return partial(_recorded, results, Task((*MODEL, *length(epochs, ranks)), ranks), seed)
+        task = Task((*MODEL, *length(epochs, ranks)), ranks)
+        method = ScaleCom(rate=RATE, exact=True)
+        return partial(recorded, results, f"leaders-{ranks}", choices, method, task, seed, LEARNING_RATE)
 
     found = run_seeds([f"{ranks} ranks" for ranks in RANKS], many, make)
     everything = [record for records in found.values() for record in records]
@@ -76,12 +78,6 @@ def leaders(results: Results, seeds: int, full: bool) -> tuple[list[Claim], list
         plot(results, "leaders", found, "missed", "d/k"),
         curves(results.folder / "contraction.png", losses, "step", label),
     ]
-
-
-def _recorded(results: Results, task: Task, seed: int) -> Record:
-    method, own = ScaleCom(rate=RATE, exact=True), ("--lr", str(LEARNING_RATE))
-    settings = {"options": [*task.options, *own], "method": repr(method), "ranks": task.ranks, "seed": seed}
-    return results.get(f"leaders-{task.ranks}-{seed}", settings, lambda: choices(method, task, seed, own))
 
 
 def choices(method: ScaleCom, task: Task, seed: int, own_options: Sequence[str] = ()) -> Record:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -90,7 +90,9 @@ def _distances(
 ) -> dict[str, list[Record]]:
     def make(name: str, seed: int) -> Run:
         method, ranks, lr = runs[name]
-        return partial(_recorded, results, method, Task((*MODEL, *length(epochs, ranks)), ranks), seed, lr)
+        kept = f"memories-{type(method).__name__.lower()}-{ranks}-{lr:g}-{getattr(method, 'beta', 1.0):g}"
+        task = Task((*MODEL, *length(epochs, ranks)), ranks)
+        return partial(recorded, results, kept, distances, method, task, seed, lr)
 
     return run_seeds(runs, seeds, make)
 
@@ -100,11 +102,13 @@ def length(epochs: int, ranks: int) -> tuple[str, str]:
     return ("--epochs", str(max(1, epochs * ranks // 4)))
 
 
-def _recorded(results: Results, method: Algorithm, task: Task, seed: int, lr: float) -> Record:
+def recorded(
+    results: Results, name: str, look: Callable[..., Record], method: Algorithm, task: Task, seed: int, lr: float
+) -> Record:
+    """What a look at a training run found, from the folder if it is there; its name is `name` and the seed."""
     own = ("--lr", str(lr))
     settings = {"options": [*task.options, *own], "method": repr(method), "ranks": task.ranks, "seed": seed}
-    name = f"memories-{type(method).__name__.lower()}-{task.ranks}-{lr:g}-{getattr(method, 'beta', 1.0):g}-{seed}"
-    return results.get(name, settings, lambda: distances(method, task, seed, own))
+    return results.get(f"{name}-{seed}", settings, partial(look, method, task, seed, own))
 
 
 def distances(method: Algorithm, task: Task, seed: int, own_options: Sequence[str] = ()) -> Record:

@@ -19,6 +19,7 @@ def test_a_bar_is_made_of_its_parts_and_cut_off_at_the_end() -> None:
 
 
 def test_figures_are_saved_and_forgotten(tmp_path: Path) -> None:
+    plt.close("all")  # those of other tests
     lines = [Curve("one", (1, 2), ((1, 2), (3, 4)))]
     drawn = [
         curves(tmp_path / "new" / "curves.png", lines, "x", "y", log=True, log_x=True),

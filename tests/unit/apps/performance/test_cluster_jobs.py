@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from apps.performance.cluster import __main__ as program
 from apps.performance.cluster import rounds, vectors
-from apps.performance.cluster.driver import Limits, job_sequence
+from apps.performance.cluster.driver import Limits
 from apps.performance.cluster.grid import Cell, Cluster, by_cluster, default_plan, parse_size, product, size_text
 from apps.performance.cluster.implementations import choose, memory_bytes, of_library
 from apps.performance.cluster.prepared import Prepared
@@ -79,25 +79,9 @@ def test_what_takes_too_long_is_left_out_and_the_rest_gives_way_to_what_matters(
     assert choose(known, quick, budget_s=20, longest_s=15) == (known, {})
 
 
-def test_slower_links_more_nodes_and_longer_vectors_are_expected_to_take_longer() -> None:
-    for one in of_library("openmpi", 8):
-        times = [one.predicted_s(cell) for cell in product((8,), ("1gbit", "100mbit"), ("1MB", "100MB"))]
-        assert times[0] < times[1] < times[3]
-        assert times[0] < times[2] < times[3]
-        assert one.load(2) <= one.load(8)
-
-
 def test_memory_covers_residuals_of_all_ranks() -> None:
     (cell,) = product((8,), ("none",), ("400MB",))
     assert memory_bytes(of_library("openmpi", 8), cell) > 8 * 5 * 400e6  # input, output, MPI's own, two residuals
-
-
-def test_jobs_of_both_libraries_take_turns_and_each_calls_often_enough() -> None:
-    assert job_sequence(mpich=True) == ["openmpi", "mpich", "openmpi", "mpich"]
-    assert job_sequence(mpich=False) == ["openmpi"]
-    least = {one.name: one.least for one in of_library("openmpi", 4)}
-    assert least["dense ring"] == least["MPI ring"] == least["one-bit star"] == 3
-    assert least["dense auto"] == least["MPI Rabenseifner"] == 2
 
 
 def test_algorithm_and_segments_are_set_only_while_a_communicator_is_made() -> None:

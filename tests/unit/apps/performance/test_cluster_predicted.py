@@ -16,10 +16,9 @@ from apps.emulator.link_speed import Measured
 from apps.emulator.rate import Rate
 from apps.environment import environment
 from apps.performance.cluster import __main__ as program
-from apps.performance.cluster import methods, predicted, targets, training
-from apps.performance.cluster.computing import training_step
+from apps.performance.cluster import driver, methods, predicted, targets, training
 from apps.performance.cluster.grid import TWO_LEVEL, Cell, Cluster
-from apps.performance.cluster.plots import draw_iterations, iterations
+from apps.performance.cluster.plots import iterations
 from apps.records import write_record
 from collectives import Communicator, LinkModel
 from collectives.threads.run_local import run_local
@@ -50,17 +49,14 @@ CELL = Cell(GIGABIT, 100_000_000)
 LINK, FASTER = LinkModel(5e-5, 1.2e8), LinkModel(5e-5, 2.4e8)
 
 
-def test_there_are_24_predictions_and_each_is_the_models() -> None:
+def test_there_are_24_predictions_and_each_is_the_models_as_a_mean_over_the_jobs_of_a_cell() -> None:
     assert len(predicted.CELLS) * len(predicted.COMPARED) == 24
-    assert predicted.predict(measured(CELL, LINK), "dense ring") == pytest.approx(1.5 * 100e6 / 1.2e8, rel=0.02)
-
-
-def test_a_prediction_is_the_mean_of_what_the_jobs_of_a_cell_give() -> None:
     one, other, both = (
         predicted.predict(measured(CELL, *links), "dense ring") for links in ((LINK,), (FASTER,), (LINK, FASTER))
     )
-    assert both == pytest.approx((one + other) / 2)
+    assert one == pytest.approx(1.5 * 100e6 / 1.2e8, rel=0.02)
     assert one > 1.8 * other
+    assert both == pytest.approx((one + other) / 2)
 
 
 def test_predictions_stand_beside_medians_and_are_counted() -> None:
@@ -141,7 +137,7 @@ def test_a_torus_is_held_to_what_the_model_says_of_it() -> None:
     )
 
 
-def links(bits_per_s: float = 1e9) -> dict[str, Any]:
+def links(bits_per_s: float) -> dict[str, Any]:
     return {"kind": "links", "links": [{"bits_per_s": 1e10}, {"bits_per_s": bits_per_s}]}
 
 
@@ -158,30 +154,22 @@ def test_time_to_an_accuracy_lies_on_the_line_between_epochs() -> None:
     assert training.seconds_to(0.8, epochs) is None
 
 
-def test_runs_are_asked_for_what_the_worst_reaches(tmp_path: Path) -> None:
-    path = training._path(tmp_path, GIGABIT, "dense")
-    lines = (links(), epoch(10, 0.5), epoch(20, 0.801), {"kind": "result"})
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert training.records(tmp_path)[GIGABIT].keys() == {"dense"}
-    runs = {"dense": [links(), epoch(10, 0.5), epoch(20, 0.801)], "Marsit": [links(), epoch(5, 0.6), epoch(10, 0.9)]}
-    text = training.render({GIGABIT: runs})
+def test_runs_are_asked_for_what_the_worst_reaches() -> None:
+    dense = [links(9.56e8), epoch(10, 0.5), epoch(20, 0.801)]
+    marsit = [links(9.52e8), epoch(5, 0.6), epoch(10, 0.9)]
+    text = training.render({GIGABIT: {"dense": dense, "Marsit": marsit}})
     assert "seconds to 80.0%" in text
     assert "| dense | 20 | 80.10% | 20 | 10 | 1 |" in text
     assert "| Marsit | 8 | 90.00% | 10 | 5 | 1 |" in text
-
-
-def test_links_of_runs_stand_below_their_table() -> None:
-    runs = {str(rate): [links(rate), epoch(10, 0.5)] for rate in (9.56e8, 9.52e8)}
-    text = training.render({GIGABIT: runs})
     assert "<sub>Payload that the slowest link carried before: 952 Mbit/s to 956 Mbit/s.</sub>" in text
 
 
 def test_links_of_a_run_are_kept_in_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def train(network: object, folder: Path, what: str, arguments: list[str]) -> None:
+    def train(network: object, folder: Path, what: str, arguments: list[str], *_: object, **__: object) -> None:
         Path(arguments[-1]).write_text(json.dumps({"kind": "result"}) + "\n")
 
-    monkeypatch.setattr(training, "Network", lambda layout: nullcontext())
-    monkeypatch.setattr(training, "measure", lambda network: [Measured("a to b", Rate(1e9), 9.5e8)])
+    monkeypatch.setattr(driver, "Network", lambda layout: nullcontext())
+    monkeypatch.setattr(driver, "measure", lambda network: [Measured("a to b", Rate(1e9), 9.5e8)])
     monkeypatch.setattr(training, "run_on_hosts", train)
     assert training.run(tmp_path, fresh=False) == []
     for runs in training.records(tmp_path).values():
@@ -222,7 +210,7 @@ def test_a_method_is_held_to_its_bytes_and_its_computing_and_to_dense() -> None:
 
 @pytest.mark.parametrize("n", [100_000, 25_000_000])
 def test_a_training_step_has_as_many_gradients_as_a_vector_elements(n: int) -> None:
-    assert training_step(n, seed=0)() == pytest.approx(n, rel=0.01)
+    assert methods.training_step(n, seed=0)() == pytest.approx(n, rel=0.01)
 
 
 def test_stages_of_every_method_and_what_training_computes_are_measured() -> None:
@@ -271,15 +259,7 @@ def test_an_iteration_is_computing_and_the_stages_of_its_call() -> None:
     assert 400 < axis.get_xlim()[1] < 9250
 
 
-def test_methods_have_a_table_and_bars(tmp_path: Path) -> None:
-    new = staged_record("1gbit", dense=9.0, quick=0.05)
-    assert "| quick | 50.0 (25.0) / 12.5 | 1 |" in methods.render([new])
-    assert "an MLP of 25,001,862 parameters, 32 images a rank: 300 (200) / 150 ms" in methods.render([new])
-    assert draw_iterations([], tmp_path) == []
-    assert [path.name for path in draw_iterations([new], tmp_path)] == ["cluster-methods.png"]
-
-
-def test_iterations_are_shown_below_the_table_of_methods(tmp_path: Path) -> None:
+def test_methods_have_a_table_and_bars_below_it(tmp_path: Path) -> None:
     write_record(tmp_path / "methods" / "a.json", staged_record("1gbit", dense=9.0, quick=0.05))
     document = tmp_path / "docs.md"
     document.write_text(program.DOCUMENT.read_text())
@@ -287,4 +267,7 @@ def test_iterations_are_shown_below_the_table_of_methods(tmp_path: Path) -> None
     program.write(tmp_path, program._parser().parse_args(options))
     _, _, block = document.read_text().partition("<!-- begin cluster-methods -->")
     block, _, _ = block.partition("<!-- end")
-    assert block.index("| quick |") < block.index("![Time of an iteration by method](figures/cluster-methods.png)")
+    row, figure = "| quick | 50.0 (25.0) / 12.5 | 1 |", "![Time of an iteration by method](figures/cluster-methods.png)"
+    assert block.index(row) < block.index(figure)
+    assert "an MLP of 25,001,862 parameters, 32 images a rank: 300 (200) / 150 ms" in block
+    assert (tmp_path / "figures" / "cluster-methods.png").exists()

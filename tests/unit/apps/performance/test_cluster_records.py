@@ -13,26 +13,13 @@ import pytest
 from apps.emulator.network import ClusterError
 from apps.environment import environment
 from apps.performance.cluster import __main__ as program
-from apps.performance.cluster import sweep
+from apps.performance.cluster import overlap, ratios
 from apps.performance.cluster.grid import Cell, Cluster, product
 from apps.performance.cluster.implementations import choose, of_library
-from apps.performance.cluster.overlap import overlap
+from apps.performance.cluster.overlap import balance
 from apps.performance.cluster.plots import draw, overlap_by_rate
-from apps.performance.cluster.ratios import (
-    best_mpi,
-    bound_s,
-    bucket_share,
-    crossing,
-    over_bound,
-    over_mpich,
-    payload_rate,
-    speedup,
-    speedups_by_job,
-)
-from apps.performance.cluster.records import merge, read
-from apps.performance.cluster.sweep import balance
+from apps.performance.cluster.records import merge
 from apps.performance.cluster.tables import NOTHING, tables
-from apps.performance.part import replace_block
 from apps.records import write_record
 from collectives.trace.traffic import COSTS
 
@@ -97,60 +84,46 @@ def test_parts_of_a_cell_are_put_together_job_by_job() -> None:
     assert merged["advised"] == [{"piece_bytes": 1}, {"piece_bytes": 2}]
 
 
-def test_records_are_read_as_written(tmp_path: Path) -> None:
-    record = cell()
-    write_record(tmp_path / "some" / "a.json", record)
-    assert read(tmp_path / "some", "cluster") == [json.loads(json.dumps(record))]
-    assert read(tmp_path / "some", "overlap") == []
-
-
-def test_jobs_count_alike_however_many_calls_each_had() -> None:
-    record = merge([part("openmpi", {"Gloo": timed(*times)}) for times in ((1.0, 1.0, 4.0), (9.0,))], {})
-    assert record["timings"]["Gloo"]["median_s"] == 5.0
-
-
 def test_speed_ups_name_their_baseline() -> None:
     record = cell()
-    assert best_mpi(record) == ("MPI Rabenseifner", 4.0)
-    assert speedup(record, "one-bit ring", "best MPI") == 4.0
-    assert speedup(record, "one-bit ring", "dense ring") == 6.0
-    assert speedup(record, "one-bit ring", "dense auto") is None
-    assert over_mpich(record) == 4.5
-
-
-def test_speed_ups_of_each_job_are_of_its_own_times() -> None:
+    assert ratios.best_mpi(record) == ("MPI Rabenseifner", 4.0)
+    assert ratios.speedup(record, "one-bit ring", "best MPI") == 4.0
+    assert ratios.speedup(record, "one-bit ring", "dense ring") == 6.0
+    assert ratios.speedup(record, "one-bit ring", "dense auto") is None
+    assert ratios.over_mpich(record) == 4.5
+    # of each job, they are of its own times
     jobs = (((1.0, 3.0, 2.0), (8.0, 4.0)), ((4.0,), (2.0, 8.0, 16.0)))
     parts = [part("openmpi", {"one-bit ring": timed(*ours), "MPI ring": timed(*theirs)}) for ours, theirs in jobs]
     record = merge(parts, {})
-    assert speedups_by_job(record, "one-bit ring", "best MPI") == [6.0 / 2.0, 8.0 / 4.0]
-    assert speedups_by_job(record, "one-bit ring", "dense ring") == []
+    assert ratios.speedups_by_job(record, "one-bit ring", "best MPI") == [6.0 / 2.0, 8.0 / 4.0]
+    assert ratios.speedups_by_job(record, "one-bit ring", "dense ring") == []
 
 
 def test_the_bound_is_what_the_busiest_link_carries() -> None:
     record = cell(100_000_000)
-    assert bound_s(record, 1e9) == pytest.approx(1.2)
-    assert over_bound(record, 1e9) == pytest.approx(5.0)
-    assert over_bound(record, None) is None
+    assert ratios.bound_s(record, 1e9) == pytest.approx(1.2)
+    assert ratios.over_bound(record, 1e9) == pytest.approx(5.0)
+    assert ratios.over_bound(record, None) is None
 
 
 def test_what_a_token_bucket_spares_is_told() -> None:
     short = cell(one_bit_s=0.01)  # 1 ms of a Gbit/s is in the bucket, and less than that was sent
     short["timings"]["one-bit ring"]["cost"]["bytes_sent"] = 47_000.0
-    assert bucket_share(short) == pytest.approx(8 * 47_000 / 1e9 / 0.01)
+    assert ratios.bucket_share(short) == pytest.approx(8 * 47_000 / 1e9 / 0.01)
     short["timings"]["one-bit ring"]["cost"]["bytes_sent"] = 1e9
-    assert bucket_share(short) == pytest.approx(0.1)
+    assert ratios.bucket_share(short) == pytest.approx(0.1)
     short["timings"]["one-bit ring"]["median_s"] = 0.005
     assert "1MB †" in tables([short], [])["cluster-sizes"]
-    assert bucket_share(cell(rate="none")) == 0
+    assert ratios.bucket_share(cell(rate="none")) == 0
 
 
 def test_the_break_even_point_lies_between_the_logarithms() -> None:
-    assert crossing([(100.0, 10.0), (10_000.0, 0.1)]) == pytest.approx(1000)
-    assert crossing([(10_000.0, 0.1), (100.0, 10.0)]) == pytest.approx(1000)
-    assert crossing([(1.0, 4.0), (10.0, 0.5), (100.0, 2.0), (1000.0, 0.5)]) == pytest.approx(100 * 10**0.5)
-    assert crossing([(1.0, 4.0), (10.0, 2.0)]) is None
-    assert crossing([(1.0, 0.5), (10.0, 2.0)]) is None
-    assert crossing([]) is None
+    assert ratios.crossing([(100.0, 10.0), (10_000.0, 0.1)]) == pytest.approx(1000)
+    assert ratios.crossing([(10_000.0, 0.1), (100.0, 10.0)]) == pytest.approx(1000)
+    assert ratios.crossing([(1.0, 4.0), (10.0, 0.5), (100.0, 2.0), (1000.0, 0.5)]) == pytest.approx(100 * 10**0.5)
+    assert ratios.crossing([(1.0, 4.0), (10.0, 2.0)]) is None
+    assert ratios.crossing([(1.0, 0.5), (10.0, 2.0)]) is None
+    assert ratios.crossing([]) is None
 
 
 def test_the_balanced_rate_is_one_that_can_be_asked_for() -> None:
@@ -165,10 +138,10 @@ def test_the_balanced_rate_is_one_that_can_be_asked_for() -> None:
 
 
 def test_overlap_is_the_hidden_part_of_the_shorter() -> None:
-    assert overlap(4.0, 1.0, 4.0) == 1
-    assert overlap(1.0, 4.0, 5.0) == 0
-    assert overlap(2.0, 2.0, 3.0) == 0.5
-    assert overlap(2.0, 2.0, 5.0) == -0.5
+    assert overlap.overlap(4.0, 1.0, 4.0) == 1
+    assert overlap.overlap(1.0, 4.0, 5.0) == 0
+    assert overlap.overlap(2.0, 2.0, 3.0) == 0.5
+    assert overlap.overlap(2.0, 2.0, 5.0) == -0.5
 
 
 def test_overlap_of_four_nodes_is_a_point_of_its_own() -> None:
@@ -196,9 +169,9 @@ def test_several_jobs_overlap_as_the_median_of_theirs() -> None:
     for job, scaling, rate in zip(jobs, (1.1, 1.9, 1.5), (9e8, 9.2e8, 9.9e8), strict=True):
         job["environment"] = job["environment"] | {"memory_scaling": [scaling]}
         job["links"][0]["bits_per_s"] = rate
-    made = sweep.merge_jobs(jobs)
+    made = overlap.merge_jobs(jobs)
     assert (made["overlap"], made["wire_s"], made["overlaps"]) == (0.7, 2.0, [0.9, 0.5, 0.7])
-    assert payload_rate(made) == 9.2e8
+    assert ratios.payload_rate(made) == 9.2e8
     text = tables([], [made])["cluster-overlap"]
     assert "| 70% (50 to 90%) |" in text
     assert "All processors at once read memory 1.1 to 1.9 times as fast as one." in text
@@ -216,16 +189,16 @@ def test_overlap_goes_on_with_the_jobs_that_are_missing(tmp_path: Path, monkeypa
         write_record(path, record)
         return record
 
-    monkeypatch.setattr(sweep, "measure_alone", measure_alone)
-    monkeypatch.setattr(sweep, "log", lambda text: None)
+    monkeypatch.setattr(overlap, "measure_alone", measure_alone)
+    monkeypatch.setattr(overlap, "log", lambda text: None)
     names = {Cluster(2, "1gbit"): "one", Cluster(2, "2gbit"): "two"}
-    failed = sweep._measure(names, tmp_path, False, 1000, 1, 2)
+    failed = overlap._measure(names, tmp_path, False, 1000, 1, 2)
     assert failed == [f"overlap, 2x1gbit, job {job}: a link is slow" for job in (1, 2)]
     assert [path.name for path in tmp_path.glob("*.json")] == ["two.json"]
     assert asked == ["one.0.json", "two.0.json", "one.1.json", "two.1.json"]
     broken, asked[:] = False, ["before"]
     write_record(tmp_path / "parts" / "one.0.json", overlap_record(2, 1000) | {"times_s": {}})
-    assert sweep._measure(names, tmp_path, False, 1000, 1, 2) == []
+    assert overlap._measure(names, tmp_path, False, 1000, 1, 2) == []
     assert asked == ["before", "one.1.json"]
     assert len(json.loads((tmp_path / "one.json").read_text())["overlaps"]) == 2
     assert not list((tmp_path / "parts").iterdir())
@@ -266,14 +239,6 @@ def test_tables_name_the_best_algorithm_and_what_was_left_out() -> None:
     for name in ("MPI Rabenseifner (best of Open MPI)", "MPI ring", "MPICH"):
         assert f"\n| {name} | " in made["cluster-cost"]
     assert "| 4 | 1gbit | 1MB" in tables([cell()], [])["cluster-topologies"]
-
-
-def test_the_document_has_a_place_for_every_table() -> None:
-    text = program.DOCUMENT.read_text()
-    places = tables([], []) | {"cluster-figures": NOTHING}
-    assert set(places.values()) == {NOTHING}
-    for name in places:
-        assert replace_block(text, name, "other") != text
 
 
 def test_tables_stay_as_they_are_where_what_they_are_made_of_is_not_measured(tmp_path: Path) -> None:

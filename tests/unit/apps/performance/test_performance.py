@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from apps.environment import environment
 from apps.launch import mpi_environment, python_command, run
 from apps.performance import run_all
+from apps.performance.cluster.tables import NOTHING, tables
 from apps.performance.compare_checkouts import compare, figures
 from apps.performance.idle_memory import memory_scaling, passes
-from apps.performance.memory import forget_peak, peak_resident_bytes, resident_bytes
+from apps.performance.memory import forget_peak, resident_bytes
 from apps.performance.part import get, replace_block, scaled, table
 
 JOB_S = 150.0
@@ -38,9 +39,10 @@ def test_a_document_without_a_place_for_a_table_is_refused(text: str) -> None:
 
 
 def test_the_document_has_a_place_for_every_table() -> None:
-    text = run_all.DOCUMENT.read_text()
-    for job in run_all.jobs():
-        assert replace_block(text, job.name, "") != text
+    text, of_clusters = run_all.DOCUMENT.read_text(), tables([], [])
+    assert set(of_clusters.values()) == {NOTHING}
+    for name in (*(job.name for job in run_all.jobs()), *of_clusters, "cluster-figures"):
+        assert replace_block(text, name, "other") != text
 
 
 def test_a_table_has_a_cell_for_each_column_and_row() -> None:
@@ -93,7 +95,7 @@ def test_a_peak_of_memory_is_seen_after_it_is_over() -> None:
     before = resident_bytes()
     with mmap.mmap(-1, 64_000_000) as fresh:  # an array could come to lie in memory that other tests freed
         fresh[:: mmap.PAGESIZE] = bytes(len(range(0, len(fresh), mmap.PAGESIZE)))
-    assert 60e6 < peak_resident_bytes() - before < 100e6
+    assert 60e6 < resident_bytes("VmHWM") - before < 100e6
 
 
 def test_figures_that_both_checkouts_have_are_compared_in_turn() -> None:
@@ -108,20 +110,48 @@ def test_figures_that_both_checkouts_have_are_compared_in_turn() -> None:
     assert more["ratio"] == 1
 
 
-@pytest.mark.timeout(2 * JOB_S)
-@pytest.mark.parametrize("job", run_all.jobs(), ids=lambda job: job.name)
-def test_every_part_runs_in_its_small_form_and_fills_its_place(job: run_all.Job, tmp_path: Path) -> None:
-    ranks = min(job.ranks, 4) if job.ranks else None
-    path = tmp_path / f"{job.name}.json"
-    command = python_command(ranks, job.arguments(path, quick=True))
-    status, output = run(command, mpi_environment(), timeout_s=JOB_S)
-    assert status == 0, output
-    document = tmp_path / "tables.md"
+def fill_place(job: run_all.Job, path: Path, printed: str) -> None:
+    """Write the table into a copy of the document, where it is what was printed."""
+    document = path.with_suffix(".md")
     document.write_text(run_all.DOCUMENT.read_text())
     run_all.write_table(job, path, document)
     written = document.read_text().partition(f"<!-- begin {job.name} -->")[2].partition("<!-- end")[0]
-    assert written.strip() in output
+    assert written.strip() in printed
     assert json.loads(path.read_text())["environment"]["cpu"] in written
+
+
+@pytest.mark.parametrize("job", [job for job in run_all.jobs() if job.ranks is None], ids=lambda job: job.name)
+def test_every_part_on_one_rank_runs_in_its_small_form_and_fills_its_place(
+    job: run_all.Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "record.json"
+    assert job.part.main(["--quick", "--json", str(path)]) == 0
+    fill_place(job, path, capsys.readouterr().out)
+
+
+PARTS = """
+import sys
+from importlib import import_module
+for module in sys.argv[2:]:
+    import_module(f"apps.performance.{module}").PART.main(["--quick", "--json", f"{sys.argv[1]}/{module}.json"])
+"""
+
+
+@pytest.mark.timeout(2 * JOB_S)
+def test_every_part_on_several_ranks_runs_in_its_small_form_and_fills_its_places(tmp_path: Path) -> None:
+    jobs = [job for job in run_all.jobs() if job.ranks is not None]
+    modules = dict.fromkeys([job.part.module for job in jobs] + ["in_flight"])
+    command = python_command(2, ["-c", PARTS, str(tmp_path), *modules])
+    status, output = run(command, mpi_environment(), timeout_s=JOB_S)
+    assert status == 0, output
+    for job in jobs:
+        fill_place(job, tmp_path / f"{job.part.module}.json", output)
+
+
+@pytest.mark.timeout(2 * JOB_S)
+def test_run_all_starts_a_part_as_documented(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_all.main(["--quick", "--only", "dense-sizes", "--json-dir", str(tmp_path)]) == 0
+    assert "## dense-sizes\n\n| bytes | " in capsys.readouterr().out
 
 
 def test_run_all_skips_what_is_measured_and_fails_where_a_part_does(

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from apps.reproduce.claims import Claim
+from apps.reproduce.marsit import step_time
 from apps.reproduce.marsit.fixed_rates import METHODS as AT_FIXED_RATES
 from apps.reproduce.marsit.fixed_rates import RATES, lost, render
 from apps.reproduce.marsit.fixed_rates import _claim as loses_little
@@ -19,14 +20,6 @@ from apps.reproduce.marsit.learning import METHODS, accuracies, budget
 from apps.reproduce.marsit.perceptron import Images, Perceptron, train
 from apps.reproduce.marsit.periods import expected_bits
 from apps.reproduce.marsit.signs import compare
-from apps.reproduce.marsit.step_time import (
-    PHASES,
-    communicating,
-    of_topology,
-    others_use,
-    torus_against_ring,
-    unless_busy,
-)
 from apps.reproduce.networks import NoiseStep
 from collectives import Traffic
 from collectives.threads.run_local import run_local
@@ -83,7 +76,7 @@ def test_every_method_is_timed_on_a_gradient() -> None:
     found = run_local(2, lambda comm: time_phases(comm, NoiseStep(4, 3), 2), "ring")[0]
     assert set(found) == set(TIMED)
     for rows in found.values():
-        assert np.shape(rows) == (2, len(PHASES))
+        assert np.shape(rows) == (2, len(step_time.PHASES))
         assert np.min(rows) >= 0 < np.min(np.array(rows)[:, 0])
 
 
@@ -164,12 +157,12 @@ def test_time_that_is_no_kernels_and_no_waiting_is_other() -> None:
     call = Traffic(1, seconds_encoding=1, seconds_merging=2, seconds_decoding=3, seconds_waiting=4, seconds_total=15)
     assert phases(call) == [1, 2, 3, 4, 5]
     rows = np.array([[9.0, *phases(call)]])
-    assert rows.shape[1] == len(PHASES)
-    assert communicating(rows) == [9]
+    assert rows.shape[1] == len(step_time.PHASES)
+    assert step_time.communicating(rows) == [9]
 
 
 def timed(seconds: float) -> np.ndarray:
-    rows = np.zeros((5, len(PHASES)))
+    rows = np.zeros((5, len(step_time.PHASES)))
     rows[:, 4] = seconds + np.linspace(-1e-4, 1e-4, 5)
     rows[:, 1] = 1.0  # kernels do not communicate
     return rows
@@ -177,11 +170,11 @@ def timed(seconds: float) -> np.ndarray:
 
 def test_verdicts_on_time() -> None:
     ring = {"PSGD": timed(0.5), "Marsit": timed(0.1)}
-    assert of_topology("ring", ring, "").holds
-    assert not of_topology("ring", ring | {"SSDM": timed(0.1)}, "").holds
+    assert step_time.of_topology("ring", ring, "").holds
+    assert not step_time.of_topology("ring", ring | {"SSDM": timed(0.1)}, "").holds
     torus = {"PSGD": timed(0.4), "Marsit": timed(0.05)}
-    assert torus_against_ring({"ring": ring, "torus": torus}).holds
-    assert not torus_against_ring({"ring": torus, "torus": ring}).holds
+    assert step_time.torus_against_ring({"ring": ring, "torus": torus}).holds
+    assert not step_time.torus_against_ring({"ring": torus, "torus": ring}).holds
 
 
 def test_what_others_use_is_what_processors_do_beside_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,14 +186,14 @@ def test_what_others_use_is_what_processors_do_beside_waiting(tmp_path: Path, mo
 
     monkeypatch.setattr("apps.reproduce.marsit.step_time.time.sleep", sleep)
     monkeypatch.setattr("apps.reproduce.marsit.step_time.os.cpu_count", lambda: 4)
-    assert others_use(accounts=accounts) == pytest.approx(4 * 70 / 200)
-    assert others_use(accounts=accounts) == 0
-    assert others_use(accounts=tmp_path / "none") == 0
+    assert step_time.others_use(accounts=accounts) == pytest.approx(4 * 70 / 200)
+    assert step_time.others_use(accounts=accounts) == 0
+    assert step_time.others_use(accounts=tmp_path / "none") == 0
 
 
 def test_times_taken_on_a_busy_machine_are_not_judged() -> None:
-    claim = of_topology("ring", {"PSGD": timed(0.1), "Marsit": timed(0.5)}, "so")
-    assert unless_busy(claim, 0.5) == claim
-    busy = unless_busy(claim, 7.0)
+    claim = step_time.of_topology("ring", {"PSGD": timed(0.1), "Marsit": timed(0.5)}, "so")
+    assert step_time.unless_busy(claim, 0.5) == claim
+    busy = step_time.unless_busy(claim, 7.0)
     assert busy.holds is None
     assert "not judged" in busy.differs

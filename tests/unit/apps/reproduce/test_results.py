@@ -10,7 +10,7 @@ import pytest
 
 from apps.records import Record
 from apps.reproduce.__main__ import main
-from apps.reproduce.parallel import Run, run_parallel, run_seeds
+from apps.reproduce.parallel import run_seeds
 from apps.reproduce.results import Results
 
 
@@ -48,12 +48,6 @@ def test_a_file_of_another_program_is_one_error(
         Results(path.parent).get(path.stem, {}, dict)
     assert main(["marsit", "--folder", str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_parallel_runs_keep_their_keys() -> None:
-    runs: dict[int, Run] = {number: partial(dict, number=number) for number in range(4)}
-    assert run_parallel(runs) == {n: {"number": n} for n in range(4)}
-    assert list(run_parallel(runs)) == list(runs)
 
 
 def test_runs_of_seeds_are_listed_by_name() -> None:

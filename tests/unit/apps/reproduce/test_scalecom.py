@@ -44,6 +44,7 @@ def test_looking_does_not_change_the_training() -> None:
     assert all(0 < value < 1 for value in plain["distance"])
     assert plain["distance"] != filtered["distance"]
     assert plain == distances(ScaleCom(rate=50), task, 1)
+    assert len(distances(LocalTopK(50), task, 1)["distance"]) == 2
 
 
 def test_a_look_at_the_choice_of_later_steps_takes_in_the_memory() -> None:
@@ -109,9 +110,4 @@ def test_as_accurate_means_surely_less_than_a_point_below(ours: list[float], hol
         "100x": [{"accuracy": value} for value in ours],
         "dense": [{"accuracy": value} for value in (0.905, 0.915, 0.92)],
     }
-    assert compare("", "", "", found, "100x", "dense", "").holds is holds
-
-
-def test_local_top_k_can_be_looked_at() -> None:
-    task = Task(OPTIONS, 2, train_samples=200, test_samples=50)
-    assert len(distances(LocalTopK(50), task, 0)["distance"]) == 1
+    assert compare(found, "100x", "", "", "", "").holds is holds

@@ -13,6 +13,11 @@ from apps.reproduce.tuning import climb
 LADDER = (0.01, 0.03, 0.1, 0.3, 1.0)
 
 
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apps.reproduce.parallel.os.cpu_count", lambda: 1)
+
+
 @pytest.mark.parametrize("best", LADDER)
 @pytest.mark.parametrize("first", LADDER)
 def test_the_best_rate_is_found_once_its_neighbours_have_been_tried(first: float, best: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,21 +71,17 @@ def test_a_missing_file_is_named(folder: Path) -> None:
         load("idx", folder)
 
 
-def test_images_and_labels_must_be_as_many(folder: Path) -> None:
-    write_split(folder, "train", 50, n_labels=49)
-    with pytest.raises(ValueError, match="holds 50 images but train-labels-idx1-ubyte 49 labels"):
-        load("idx", folder)
-
-
-def test_both_splits_must_have_images_of_one_size(folder: Path) -> None:
-    write_split(folder, "t10k", 20, side=9)
-    with pytest.raises(ValueError, match=r"training images are \(8, 8\) and test images \(9, 9\)"):
-        load("idx", folder)
-
-
-def test_an_empty_split_is_refused(folder: Path) -> None:
-    write_split(folder, "t10k", 0)
-    with pytest.raises(ValueError, match="holds no images"):
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        ({"prefix": "train", "n": 50, "n_labels": 49}, "holds 50 images but train-labels-idx1-ubyte 49 labels"),
+        ({"prefix": "t10k", "n": 20, "side": 9}, r"training images are \(8, 8\) and test images \(9, 9\)"),
+        ({"prefix": "t10k", "n": 0}, "holds no images"),
+    ],
+)
+def test_splits_that_do_not_fit_are_refused(folder: Path, split: dict[str, Any], message: str) -> None:
+    write_split(folder, **split)
+    with pytest.raises(ValueError, match=message):
         load("idx", folder)
 
 

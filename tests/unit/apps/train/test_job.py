@@ -6,14 +6,15 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.unit.faults.jobs import JOB_S, PROJECT, Job, Jobs
+from apps.train import compare
+from apps.train.__main__ import main
+from tests.unit.faults.jobs import JOB_S, Job, Jobs
 
 RANKS = 2
 
@@ -35,65 +36,83 @@ def idx_folder(folder: Path, n_found: int) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("argv", "status", "message"),
-    [
-        (("--epochs", "0"), 2, "argument --epochs: 0 is not at least 1"),
-        (("--topology", "torus:2x3"), 1, "--topology torus:2x3: 2 ranks do not fill a torus of 2 x 3 .* fit: 1 x 2"),
-        (("--dataset", "idx", "--data", "{folder}/no"), 1, "rank 0 of 2: there is no folder .*; correct --data DIR"),
-        (("--dataset", "idx", "--data", "{folder}/cut"), 1, "rank 0 of 2: .*/train-images.* is damaged: fetch it"),
-        (("--lr", "1e30"), 3, r"training diverged: rank 0 of 2: NaN or infinity .*from ranks 0, 1; lower the learning"),
-        (("--checkpoint", "{folder}/cut/t10k-labels-idx1-ubyte"), 1, "rank 0 of 2: cannot write .*--checkpoint folder"),
-    ],
-    ids=["usage", "torus", "missing", "truncated", "not finite", "no checkpoint folder"],
+# Arguments, the exit status, and the error.
+ERRORS: tuple[tuple[tuple[str, ...], int, str], ...] = (
+    (("--epochs", "0"), 2, "argument --epochs: 0 is not at least 1"),
+    (("--topology", "torus:2x3"), 1, "--topology torus:2x3: 2 ranks do not fill a torus of 2 x 3 .* fit: 1 x 2"),
+    (("--dataset", "idx", "--data", "{folder}/no"), 1, "rank 0 of 2: there is no folder .*; correct --data DIR"),
+    (("--dataset", "idx", "--data", "{folder}/cut"), 1, "rank 0 of 2: .*/train-images.* is damaged: fetch it"),
+    (("--checkpoint", "{folder}/cut/t10k-labels-idx1-ubyte"), 1, "rank 0 of 2: cannot write .*--checkpoint folder"),
+    (("--lr", "1e30"), 3, r"training diverged: rank 0 of 2: NaN or infinity .*from ranks 0, 1; lower the learning"),
 )
-def test_an_error_of_all_ranks_is_told_once(
-    jobs: Jobs, tmp_path: Path, argv: tuple[str, ...], status: int, message: str
-) -> None:
+ALL_ERRORS = """
+from apps.train.__main__ import main
+statuses = [main(argv) for argv in CASES]
+tell(f"statuses-{mpicomp.Communicator().rank}", statuses)
+sys.exit(statuses[-1])
+"""
+
+
+def test_an_error_of_all_ranks_is_told_once(jobs: Jobs, tmp_path: Path) -> None:
     idx_folder(tmp_path / "cut", n_found=63)
-    ended, output = train(jobs, *(argument.format(folder=tmp_path) for argument in argv)).finish()
-    assert ended == status, output
+    cases = [["--hidden", "16", *(text.format(folder=tmp_path) for text in argv)] for argv, _, _ in ERRORS]
+    job = jobs.run(RANKS, ALL_ERRORS, CASES=cases)
+    ended, output = job.finish()
     assert "Traceback" not in output
-    (error,) = (line for line in output.splitlines() if "error: " in line)
-    assert re.search(message, error), error
+    statuses = [status for _, status, _ in ERRORS]
+    assert [job.told(f"statuses-{rank}") for rank in range(RANKS)] == [str(statuses)] * RANKS, output
+    assert ended == statuses[-1]
+    errors = [line for line in output.splitlines() if "error: " in line]
+    for error, (_, _, message) in zip(errors, ERRORS, strict=True):
+        assert re.search(message, error), error
 
 
 def kinds(record: Path) -> list[str]:
-    return [json.loads(line)["kind"] for line in record.read_text().splitlines()]
+    return [json.loads(line)["kind"] for line in record.read_text().splitlines()] if record.exists() else []
 
 
-def epochs_done(job: Job, record: Path, n: int) -> None:
-    """Wait until the job has trained `n` epochs."""
-    job.wait_for(lambda: record.exists() and len(record.read_text().splitlines()) >= n, f"trained {n} epochs")
-
-
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGUSR1, 0), (signal.SIGTERM, 1)])
-def test_a_signal_to_mpirun_saves_the_run_and_resume_goes_on(
-    jobs: Jobs, tmp_path: Path, number: signal.Signals, status: int
-) -> None:
+def test_a_run_that_signals_and_a_killed_rank_end_is_resumed(jobs: Jobs, tmp_path: Path) -> None:
     record, checkpoints = tmp_path / "run.json", tmp_path / "checkpoints"
-    argv = ("--checkpoint", str(checkpoints), "--json", str(record), "--checkpoint-every", "1000")
-    job = train(jobs, *argv, "--epochs", "1000")
-    epochs_done(job, record, 1)
-    job.process.send_signal(number)
+    argv = ("--checkpoint", str(checkpoints), "--json", str(record), "--resume")
+
+    def started(every: str) -> Job:
+        """A run that has trained an epoch more than the earlier ones."""
+        done = len(kinds(record))
+        job = train(jobs, *argv, "--checkpoint-every", every, "--epochs", "1000")
+        job.wait_for(lambda: len(kinds(record)) > done, "trained an epoch")
+        return job
+
+    job = started(every="1000")
+    job.process.send_signal(signal.SIGUSR1)
     ended, output = job.finish()
-    assert ended == status, output
-    assert status != 0 or "stopped by a signal after step" in output
-    assert "\x1b" not in output, "escape sequences have no place in a log file"
-    saved = [path for path in checkpoints.iterdir() if path.suffix != ".partial"]
-    assert len(saved) == 1 or number == signal.SIGTERM  # of which mpirun makes SIGKILL soon
-    done = len(kinds(record))
-    ended, output = train(jobs, *argv, "--epochs", str(done + 1), "--resume").finish()
     assert ended == 0, output
-    if saved:
-        assert f"resumed from {saved[0]}" in output
+    assert "stopped by a signal after step" in output
+    assert "\x1b" not in output, "escape sequences have no place in a log file"
+    (saved,) = checkpoints.iterdir()
+
+    job = started(every="1000")
+    job.process.send_signal(signal.SIGTERM)  # of which mpirun makes SIGKILL soon: there may be no checkpoint of it
+    ended, output = job.finish()
+    assert ended == 1, output
+    assert f"resumed from {saved}" in output
+
+    job = started(every="1steps")
+    os.kill(job.ranks()[-1], signal.SIGKILL)
+    ended, output = job.finish()
+    assert ended != 0
+    assert "signal 9" in output, output
+
+    done = len(kinds(record))
+    ended, output = train(jobs, *argv, "--epochs", str(done + 1)).finish()
+    assert ended == 0, output
+    assert "resumed from" in output
     assert kinds(record) == ["epoch"] * (done + 1) + ["result"]
 
 
 def test_a_stopped_rank_ends_the_run_and_is_named_once(jobs: Jobs, tmp_path: Path) -> None:
     record = tmp_path / "run.json"
     job = jobs.start(3, ["-m", "apps.train", "--epochs", "1000", "--timeout", "2", "--json", str(record)])
-    epochs_done(job, record, 1)
+    job.wait_for(lambda: bool(kinds(record)), "trained an epoch")
     stopped = job.ranks()[1]
     os.kill(stopped, signal.SIGSTOP)
     ended, output = job.finish()
@@ -103,37 +122,25 @@ def test_a_stopped_rank_ends_the_run_and_is_named_once(jobs: Jobs, tmp_path: Pat
     job.await_end(stopped)
 
 
-def test_a_killed_rank_ends_the_run_and_its_checkpoints_stay_whole(jobs: Jobs, tmp_path: Path) -> None:
-    record, checkpoints = tmp_path / "run.json", tmp_path / "checkpoints"
-    argv = ("--checkpoint", str(checkpoints), "--json", str(record), "--checkpoint-every", "1steps")
-    job = train(jobs, *argv, "--epochs", "1000")
-    epochs_done(job, record, 1)
-    os.kill(job.ranks()[-1], signal.SIGKILL)
-    ended, output = job.finish()
-    assert ended != 0
-    assert "signal 9" in output, output
-    done = len(kinds(record))
-    ended, output = train(jobs, *argv, "--epochs", str(done + 1), "--resume").finish()
-    assert ended == 0, output
-    assert "resumed from" in output
-
-
-def truncate(checkpoint: Path) -> None:
-    path = checkpoint / "rank-00001.safetensors"
-    path.write_bytes(path.read_bytes()[:-10])
-
-
-# From the first checkpoint on, files of this process may grow no further: a disk that is full, but not yet for MPI.
-FULL_DISK = """
+# Trains; then, from the next checkpoint on, files of this process may grow no further: a disk that is full, but not yet
+# for MPI; then it meets a checkpoint that is truncated on rank 1.
+DAMAGE = """
 import resource
 from apps.train import checkpoint
 from apps.train.__main__ import main
+statuses = [main([*ARGV, "--epochs", "2"])]
 save = checkpoint.save
 def save_on_a_full_disk(*args):
     resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000))
     return save(*args)
 checkpoint.save = save_on_a_full_disk
-sys.exit(main(ARGV))
+statuses.append(main([*ARGV, "--epochs", "3"]))
+rank = mpicomp.Communicator().rank
+if rank == 1:
+    path = checkpoint.checkpoints(Path(ARGV[1]))[-1] / "rank-00001.safetensors"
+    os.truncate(path, path.stat().st_size - 10)
+statuses.append(main([*ARGV, "--epochs", "3"]))
+tell(f"statuses-{rank}", statuses)
 """
 
 
@@ -141,49 +148,35 @@ def test_a_full_disk_and_a_truncated_checkpoint_are_told_once_and_cost_no_more_t
     jobs: Jobs, tmp_path: Path
 ) -> None:
     checkpoints = tmp_path / "checkpoints"
-    argv = ["--hidden", "16", "--checkpoint", str(checkpoints), "--resume"]
-    status, output = train(jobs, *argv, "--epochs", "2").finish()
+    job = jobs.run(RANKS, DAMAGE, ARGV=["--checkpoint", str(checkpoints), "--resume", "--hidden", "16"])
+    status, output = job.finish()
     assert status == 0, output
-    older, newest = sorted(checkpoints.iterdir())
-
-    status, output = jobs.run(RANKS, FULL_DISK, ARGV=[*argv, "--epochs", "3"]).finish()
-    assert status == 1
+    assert [job.told(f"statuses-{rank}") for rank in range(RANKS)] == ["[0, 1, 1]"] * RANKS, output
     assert "Traceback" not in output, output
-    assert output.count("error: ") == 1
-    assert f"error: rank 0 of {RANKS}: cannot write {checkpoints}/.step-" in output, output
-    assert "(File too large); make room there" in output
-    assert sorted(checkpoints.iterdir()) == [older, newest]
-
-    truncate(newest)
-    status, output = train(jobs, *argv, "--epochs", "3").finish()
-    assert status == 1
-    assert output.count("error: ") == 1
-    assert "Traceback" not in output
-    message = f"error: rank 1 of {RANKS}: {newest}/rank-00001.safetensors is truncated or altered"
-    assert message in output, output
-    assert f"remove the folder {newest} to resume from {older.name}" in output
+    older, newest = sorted(checkpoints.iterdir())
+    full, truncated = (line for line in output.splitlines() if "error: " in line)
+    assert f"error: rank 0 of {RANKS}: cannot write {checkpoints}/.step-" in full
+    assert "(File too large); make room there" in full
+    assert f"error: rank 1 of {RANKS}: {newest}/rank-00001.safetensors is truncated or altered" in truncated
+    assert f"remove the folder {newest} to resume from {older.name}" in truncated
 
 
-def test_the_comparison_trains_four_ways_and_shows_them(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "apps.train.compare", "--ranks", "2", "--out", str(tmp_path / "runs")]
-    done = subprocess.run(
-        [*command, "--epochs", "1", "--hidden", "16"],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=3 * JOB_S,
-        cwd=PROJECT,
-    )
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "runs" / "compare.png").stat().st_size > 10_000
-    table = done.stdout[done.stdout.index("test accuracy and what it cost") :]
+def test_the_comparison_trains_four_ways_and_shows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On one rank, in this process."""
+
+    def run(command: Sequence[str], env: Mapping[str, str], capture: bool) -> tuple[int, str]:
+        assert command[1:3] == ["-n", "2"]
+        return main(command[command.index("apps.train") + 1 :]), ""
+
+    monkeypatch.setattr(compare, "run", run)
+    monkeypatch.setattr("mpicomp.install_abort_hook", lambda: None)
+    folder = tmp_path / "runs"
+    assert compare.main(["--ranks", "2", "--out", str(folder), "--epochs", "1", "--hidden", "16"]) == 0
+    assert (folder / "compare.png").stat().st_size > 10_000
+    _, _, table = capsys.readouterr().out.partition("test accuracy and what it cost")
     for method in ("dense", "Marsit, K = 100", "Marsit, K = none", "cascading SSDM"):
         assert method in table
-
-
-def test_trains_without_mpirun(tmp_path: Path) -> None:
-    record = tmp_path / "run.json"
-    command = [sys.executable, "-m", "apps.train", "--epochs", "1", "--json", str(record)]
-    subprocess.run(command, check=True, capture_output=True, timeout=JOB_S, cwd=PROJECT, env=os.environ)
-    last = json.loads(record.read_text().splitlines()[-1])
+    last = json.loads((folder / "dense.json").read_text().splitlines()[-1])
     assert (last["ranks"], last["bits_per_element"]) == (1, 0.0)

@@ -7,29 +7,23 @@ import pytest
 from apps.train.options import identity, parse
 
 
-def test_method_options_are_parsed_as_python_literals_or_text() -> None:
-    options = parse(["--option", "clip=0.5", "--option", "global_step=auto", "--option", "compensation=False"])
-    assert options.algorithm_options == {"clip": 0.5, "global_step": "auto", "compensation": False}
-
-
-def test_full_precision_every_takes_a_period_or_none() -> None:
-    assert parse(["--full-precision-every", "50"]).algorithm_options == {"full_precision_every": 50}
-    assert parse(["--full-precision-every", "none"]).algorithm_options == {"full_precision_every": None}
-    assert parse([]).algorithm_options == {}
-
-
-def test_residual_is_an_option_of_the_method() -> None:
-    assert parse(["--residual", "paper"]).algorithm_options == {"residual": "paper"}
-
-
-def test_the_learning_rate_defaults_to_the_optimizers() -> None:
-    assert parse(["--optimizer", "adam"]).lr == 0.001
-    assert parse(["--optimizer", "adam", "--lr", "0.5"]).lr == 0.5
-
-
-def test_checkpoints_are_timed_in_epochs_or_steps() -> None:
-    assert parse(["--checkpoint-every", "3"]).checkpoint_every == (3, "epochs")
-    assert parse(["--checkpoint-every", "500steps"]).checkpoint_every == (500, "steps")
+@pytest.mark.parametrize(
+    ("argv", "name", "value"),
+    [
+        ("", "algorithm_options", {}),
+        ("--option clip=0.5 --option compensation=False", "algorithm_options", {"clip": 0.5, "compensation": False}),
+        ("--option global_step=auto", "algorithm_options", {"global_step": "auto"}),
+        ("--full-precision-every 50", "algorithm_options", {"full_precision_every": 50}),
+        ("--full-precision-every none", "algorithm_options", {"full_precision_every": None}),
+        ("--residual paper", "algorithm_options", {"residual": "paper"}),
+        ("--optimizer adam", "lr", 0.001),
+        ("--optimizer adam --lr 0.5", "lr", 0.5),
+        ("--checkpoint-every 3", "checkpoint_every", (3, "epochs")),
+        ("--checkpoint-every 500steps", "checkpoint_every", (500, "steps")),
+    ],
+)
+def test_options_are_read_as_they_are_meant(argv: str, name: str, value: object) -> None:
+    assert getattr(parse(argv.split()), name) == value
 
 
 @pytest.mark.parametrize(
