@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mpicomp.codecs import Codec, Draw
-from mpicomp.codecs.base import Adding
+from mpicomp.codecs.base import Extended
 from mpicomp.kernels.streams import Stream
 
 LENGTHS = (0, 1, 7, 8, 9, 63, 64, 65, 1000, 4095, 4096, 4097)
@@ -55,7 +55,7 @@ def check_several_at_once(codec: Any, n: int, dtype: Any) -> None:
         check_adding(codec, payload, n, dtype)
 
 
-def check_adding(codec: Adding, payload: NDArray[np.uint8], n: int, dtype: Any) -> None:
+def check_adding(codec: Extended, payload: NDArray[np.uint8], n: int, dtype: Any) -> None:
     """Check that adding a payload to sums gives the bits of decoding it and adding that."""
     sums, decoded = gaussian(n, dtype, seed=3), np.full(n, 77, dtype)
     codec.decode(payload, decoded, weight=1)
@@ -199,7 +199,7 @@ class CodecContract(ABC):
 class AddingContract(CodecContract):
     """Of codecs with `add`: it adds what `decode` writes."""
 
-    codec: ClassVar[Adding]
+    codec: ClassVar[Extended]
 
     def test_adding_is_decoding_and_adding(self) -> None:
         for n, dtype, magnitude in product(LENGTHS, self.dtypes, (1, 1e300)):

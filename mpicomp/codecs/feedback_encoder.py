@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from collectives.memory import narrow, widen
 from mpicomp import kernels
-from mpicomp.codecs.base import Bytes, Codec, Draw, Keeping
+from mpicomp.codecs.base import Bytes, Codec, Draw, Extended
 from mpicomp.codecs.error_feedback import ErrorFeedback, ErrorRule
 from mpicomp.kernels.streams import Stream
 
@@ -92,7 +92,7 @@ class FeedbackEncoder:
         residual, following = (whole[cut.start : cut.stop] for whole in (self.residual, self._next))
         if self._keeps:
             try:
-                cast(Keeping, self.codec).encode_keeping(part, residual, payload, following)
+                cast(Extended, self.codec).encode_keeping(part, residual, payload, following)
             except ValueError:
                 self._send_zeros(following, payload, draw)
             return

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from collectives.memory import SIXTEEN_BIT, narrow
 from mpicomp import kernels
 from mpicomp.codecs.scaled_votes import STREAMING_ELEMENTS
-from mpicomp.codecs.sign import GROUP, UNSIGNED, RandomBits
+from mpicomp.codecs.sign import UNSIGNED, Sign
 from mpicomp.codecs.vote_counts import COMMON, planes_of
-from mpicomp.kernels.streams import Stream
+from mpicomp.kernels.streams import GROUP, Stream
 
 
 class MajorityCodec:
@@ -49,7 +49,7 @@ class MajorityCodec:
     ) -> None:
         of_device = kernels.of(device)
         self._pack, self._unpack = of_device.sign.pack, of_device.sign.unpack
-        self._majority, self._random = of_device.vote_counts.majority, RandomBits(of_device, stream)
+        self._majority, self._random = of_device.vote_counts.majority, Sign().bind(device, stream)
         self._pieces, self._ranks, self._counts = pieces, ranks, counts
         self._n = pieces[-1].stop if pieces else 0
         self._words = [-(-len(cut) // 64) for cut in pieces]

@@ -23,7 +23,6 @@ _MODULES = (
     "sign",
     "sparse",
     "ssdm",
-    "stochastic_sign",
     "top_k",
     "vote_counts",
 )

@@ -10,6 +10,7 @@ from numba import float64, int32, njit, uint16, uint64
 
 from mpicomp.kernels.cpu.lanes import count, fold, to_bits, to_mask, widen
 from mpicomp.kernels.cpu.simd import LANES, absolute, fence, load, select, splat, store, stream
+from mpicomp.kernels.cpu.vote_counts import segment_totals
 from mpicomp.kernels.streams import BLOCK
 
 BLOCK_WORDS = BLOCK // 64
@@ -295,20 +296,11 @@ def magnitudes(u, sums):  # type: ignore[no-untyped-def]
 def add_up(sums, firsts, clipped, report):  # type: ignore[no-untyped-def]
     """What a rank reports: the number of elements clipped, then the sum of |u| of each segment.
 
-    Returns whether all sums are finite.
-
-    sums : float64[blocks]. firsts : int64[segments], each segment's first block.
-    report : float64[1 + segments], overwritten.
+    Returns whether all sums are finite. sums, firsts : as in `vote_counts.segment_totals`. report : float64[1 +
+    segments], overwritten.
     """
     report[0] = clipped
-    finite = True
-    for segment in range(firsts.size):
-        total = float64(0)
-        for block in range(firsts[segment], firsts[segment + 1] if segment + 1 < firsts.size else sums.size):
-            total += sums[block]
-        report[1 + segment] = total
-        finite = finite and np.isfinite(total)
-    return finite
+    return segment_totals(sums, firsts, report[1:])
 
 
 @njit(nogil=True, cache=True)

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from mpicomp import Marsit
 from mpicomp.codecs.shared_selection import MOST_RANKS, SharedSelection, Winners
-from mpicomp.kernels.cpu.sign import encode
+from mpicomp.kernels.cpu.shared_selection import unpack_pair
+from mpicomp.kernels.cpu.sign import encode, unpack
 from mpicomp.kernels.streams import BLOCK, GROUP, Stream
 from tests.reference import shared_selection as reference
 from tests.reference.one_process.marsit import OneProcess
@@ -207,27 +208,6 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], match: str) -
         SharedSelection(**options)
 
 
-# Results as values ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("n", [0, 1, 63, 64, 65, 1000, 4096, 100_003])
-@pytest.mark.parametrize("width", [np.uint16, np.uint32, np.uint64])
-def test_votes_become_their_mean_and_nothing_else_is_written(width: Any, n: int) -> None:
-    rng, selection = np.random.default_rng(n), SharedSelection(3, 2).bind("cpu", STREAM)
-    bits = [rng.integers(0, 2**64, -(-n // 64), np.uint64) for _ in range(2)]
-    votes = np.array([np.unpackbits(b.view(np.uint8), count=n, bitorder="little") for b in bits], bool)
-    for count in (1, 2):
-        both, either = votes[:count].all(axis=0), votes[:count].any(axis=0)
-        expected = np.where(both, 40_000, np.where(either, 0, 3))
-        for offset, streaming in ((0, True), (0, False), (1, False), (3, False)):
-            memory = np.full(n + 128, 77, width)
-            start = -memory.ctypes.data % 32 // memory.itemsize + 32 + offset
-            selection.write_votes(bits[:count], width(40_000), width(3), streaming, memory[start : start + n])
-            np.testing.assert_array_equal(memory[start : start + n], expected)
-            assert (memory[:start] == 77).all()
-            assert (memory[start + n :] == 77).all()
-
-
 # A whole step --------------------------------------------------------------------------------------------------------
 
 
@@ -252,7 +232,10 @@ def test_steps_of_the_kernels_are_those_of_the_simulation(dtype: Any, ranks: int
             encode(updates[rank], residuals[rank], bits[0], s, s, None, True, zero, tiny, sums)
             selection.encode(bits[0], rank, winners, payloads[rank])
         selection.decode(payloads.reshape(-1), size, winners, bits)
-        selection.write_votes(bits, positive, negative, False, out.view(width))
+        if codec.votes == 1:
+            unpack(*bits, positive, negative, False, out.view(width))
+        else:
+            unpack_pair(*bits, positive, width(0), negative, False, out.view(width))
         np.testing.assert_array_equal(out, simulated.step(updates))
         np.testing.assert_array_equal(residuals, simulated.residuals)
         assert set(np.unique(out)) == ({-s, s} if codec.votes == 1 else {-s, zero, s})
