@@ -1,4 +1,4 @@
-"""Signs to bits and back without a residual, votes to values: the reference's bits, for every width and kind of store."""
+"""Signs to bits and back without a residual, votes to values: the reference's bits, by both kinds of stores."""
 
 from __future__ import annotations
 
