@@ -12,8 +12,10 @@ from collectives.memory import SIXTEEN_BIT, narrow
 from mpicomp import kernels
 from mpicomp.codecs.scaled_votes import STREAMING_ELEMENTS
 from mpicomp.codecs.sign import UNSIGNED, Sign
-from mpicomp.codecs.vote_counts import COMMON, planes_of
-from mpicomp.kernels.streams import GROUP, Stream
+from mpicomp.codecs.vote_counts import planes_of
+from mpicomp.kernels.streams import GROUP, Stream, source
+
+COMMON = source(0)  # where coins come from that all ranks draw alike
 
 
 class MajorityCodec:

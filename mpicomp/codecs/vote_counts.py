@@ -21,11 +21,9 @@ from numpy.typing import NDArray
 from mpicomp import kernels
 from mpicomp.codecs.base import Bytes, Draw, check_size
 from mpicomp.codecs.sign import Sign
-from mpicomp.kernels.streams import BLOCK, GROUP, source
+from mpicomp.kernels.streams import BLOCK
 
 AddCounts = Callable[[NDArray[np.uint64], int, NDArray[np.uint64], int, int, int], None]
-COMMON = source(0)
-"""Where coins come from that all ranks draw alike."""
 
 
 def planes_of(weight: int) -> int:
@@ -105,14 +103,3 @@ class Counts:
             incoming.view(np.uint64), planes_of(incoming_weight), held.view(np.uint64), planes_of(held_weight),
             planes_of(weight), -(-n // 64),
         )  # fmt: skip
-
-    def majority(self, payload: Bytes, n: int, bits: Bytes, *, weight: int, draw: Draw) -> None:
-        """Write the majority's signs, packed as `Sign` does; coins without a rank in them decide ties."""
-        check_size(self, payload, n, weight)
-        check_size(Sign(), bits, n, weight)
-        coins = None
-        if weight % 2 == 0:
-            coins = np.empty(8 * -(-n // GROUP), np.uint64)
-            Sign().bind("cpu", draw.stream).draw(draw.offset, draw.step, COMMON, (1, 1), coins)
-        majority = kernels.of("cpu").vote_counts.majority
-        majority(payload.view(np.uint64), planes_of(weight), -(-n // 64), weight // 2, coins, bits.view(np.uint64))

@@ -26,8 +26,7 @@ from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Parts, VectorSpec
 from mpicomp.aggregator.state import OWNED, check_owned
 from mpicomp.codecs.base import Bytes, Codec, sent_bytes
-from mpicomp.codecs.error_feedback import ErrorRule
-from mpicomp.codecs.feedback_encoder import FeedbackEncoder, take_mean
+from mpicomp.codecs.error_feedback import ErrorRule, FeedbackEncoder, take_mean
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.coded import CodedRounds, Residuals, ResultWriter, buffers, piece_elements
 

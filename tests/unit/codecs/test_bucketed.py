@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from mpicomp.codecs import Bucketed, Clipping, Codec, OneBit, Quantizer, Ternary, TwoMeans, compressor
-from tests.contracts import AddingContract, CodecContract, check_several_at_once, draw_at, encoded, gaussian
+from tests.contracts import CompressorContract, check_several_at_once, draw_at, encoded, gaussian
 from tests.reference.compressors import decoded as reference
 from tests.reference.statistics import assert_binomial
 
@@ -37,44 +34,35 @@ CODECS: tuple[Codec, ...] = (
 )
 
 
-class BucketContract(CodecContract):
-    """The contract, with the definition as round trip."""
-
-    dtypes = (np.float32, np.float64)
-
-    def check_round_trip(self, values: NDArray[Any], decoded: NDArray[Any]) -> None:
-        np.testing.assert_array_equal(decoded, reference(self.codec, values, draw_at()))
-
-
-class TestQuantizer(BucketContract):
+class TestQuantizer(CompressorContract):
     codec = Quantizer(bucket=100)
 
 
-class TestQuantizerByLength(BucketContract):
+class TestQuantizerByLength(CompressorContract):
     codec = Quantizer(bucket=4096, levels=1, norm="l2")
 
 
-class TestQuantizerWithEntropyCoding(BucketContract):
+class TestQuantizerWithEntropyCoding(CompressorContract):
     codec = Quantizer(bucket=512, coding="entropy")
 
 
-class TestTernary(BucketContract):
+class TestTernary(CompressorContract):
     codec = Ternary(bucket=256)
 
 
-class TestOneBit(BucketContract, AddingContract):
+class TestOneBit(CompressorContract):
     codec = OneBit(bucket=100)
 
 
-class TestOneBitByMagnitude(BucketContract, AddingContract):
+class TestOneBitByMagnitude(CompressorContract):
     codec = OneBit(bucket=4096, scale="l1")
 
 
-class TestTwoMeans(BucketContract, AddingContract):
+class TestTwoMeans(CompressorContract):
     codec = TwoMeans(bucket=100)
 
 
-class TestClipping(BucketContract):
+class TestClipping(CompressorContract):
     codec = Clipping(12)
 
 
