@@ -227,7 +227,7 @@ class SignResidual:
     def measure(self) -> None:
         """Sum the magnitudes of this rank's vector."""
         for part in self._every_part():
-            self._kernels.magnitudes(self._values[part.elements], part.sums)
+            self._kernels.add_and_clear(self._values[part.elements], None, part.bits, None, None, part.sums)
 
     def set_steps(self) -> bool:
         """Fix s of each tensor for this step; False if one is not finite."""

@@ -16,12 +16,12 @@ from mpicomp.kernels.cpu.simd import (
     WORDS,
     fence,
     load_words,
+    put,
     select,
     splat,
     splat_byte,
     splat_word,
     store,
-    stream,
 )
 
 FEW_PLANES = 6  # twice a count less its weight fits a signed byte, whatever the count
@@ -138,14 +138,6 @@ def _many(counts, planes, words, at, k, powers, lowest, factor):  # type: ignore
     return total * splat(factor)
 
 
-@njit(nogil=True, inline="always")
-def _store(out, i, values, streaming):  # type: ignore[no-untyped-def]
-    if streaming:
-        stream(out, i, values)
-    else:
-        store(out, i, values)
-
-
 @njit(nogil=True)
 def _some(counts, planes, words, powers, lowest, factor, start, stop, out):  # type: ignore[no-untyped-def]
     """(2 count - weight) * factor of a few elements, one by one."""
@@ -170,14 +162,12 @@ def _values(counts, planes, words, powers, lowest, factors, starts, stops, first
         for w in range(head // 64, stop // 64):
             if few is None:
                 for k in range(64 // LANES):
-                    _store(
-                        out, 64 * w + LANES * k, _many(counts, planes, words, w, k, powers, lowest, factor), streaming
-                    )
+                    put(out, 64 * w + LANES * k, _many(counts, planes, words, w, k, powers, lowest, factor), streaming)
             else:
                 one = _few(counts, planes, words, w, 0, powers, lowest, factor)
                 other = _few(counts, planes, words, w, 1, powers, lowest, factor)
-                _store(out, 64 * w, one, streaming)
-                _store(out, 64 * w + BYTES, other, streaming)
+                put(out, 64 * w, one, streaming)
+                put(out, 64 * w + BYTES, other, streaming)
         _some(counts, planes, words, powers, lowest, factor, max(head, stop // 64 * 64), stop, out)
         end = stop
     out[end:] = 0
