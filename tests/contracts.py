@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import product
 from typing import Any, ClassVar, cast
 
@@ -34,6 +36,18 @@ def encoded(codec: Codec, values: NDArray[Any], draw: Draw | None = None) -> NDA
     payload = np.full(codec.nbytes(values.size), GUARD, np.uint8)
     codec.encode(values, payload, draw=draw or draw_at())
     return payload
+
+
+@contextmanager
+def guarded(n: int, dtype: Any, offset: int = 0) -> Iterator[NDArray[Any]]:
+    """`n` elements, `offset` of them behind a multiple of 32 bytes, amid memory that must stay as it is."""
+    memory = np.full(n + 128, 77, dtype)
+    start = -memory.ctypes.data % 32 // memory.itemsize + 32 + offset
+    try:
+        yield memory[start : start + n]
+    finally:
+        assert (memory[:start] == 77).all()
+        assert (memory[start + n :] == 77).all()
 
 
 def check_several_at_once(codec: Any, n: int, dtype: Any) -> None:
@@ -102,11 +116,10 @@ class CodecContract(ABC):
             size = self.codec.nbytes(n)
             payloads = []
             for filler in (GUARD, 0):
-                memory = np.full(size + 16, filler, np.uint8)
-                self.codec.encode(gaussian(n), memory[8 : 8 + size], draw=draw_at())
-                assert (memory[:8] == filler).all()
-                assert (memory[8 + size :] == filler).all()
-                payloads.append(memory[8 : 8 + size])
+                with guarded(size, np.uint8, 8) as payload:
+                    payload[:] = filler
+                    self.codec.encode(gaussian(n), payload, draw=draw_at())
+                payloads.append(payload)
             np.testing.assert_array_equal(*payloads)
 
     def test_zeros_and_extremes_decode_to_finite_values(self) -> None:
@@ -200,6 +213,15 @@ class CodecContract(ABC):
                     check_adding(self.codec, encoded(self.codec, values), n, of_sums)
             with pytest.raises(ValueError, match="damaged"):
                 self.codec.add(encoded(self.codec, gaussian(1000))[:-8], np.zeros(1000, np.float32))
+
+
+class SignContract(CodecContract):
+    """Of codecs of which one rank's payload decodes to the signs."""
+
+    dtypes = (np.float32, np.float64)
+
+    def check_round_trip(self, values: NDArray[Any], decoded: NDArray[Any]) -> None:
+        np.testing.assert_array_equal(decoded, np.where(values > 0, 1, -1))
 
 
 class CompressorContract(CodecContract):

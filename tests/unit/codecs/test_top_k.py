@@ -10,7 +10,7 @@ import pytest
 from mpicomp.codecs import Codec
 from mpicomp.codecs.base import sent_bytes
 from mpicomp.codecs.top_k import RandomSparsification, TopK, kept
-from tests.contracts import CompressorContract, draw_at, encoded, gaussian
+from tests.contracts import CompressorContract, draw_at, encoded, gaussian, guarded
 from tests.reference import compressors
 from tests.reference.sparse import top, within_chunks
 from tests.reference.statistics import assert_binomial
@@ -62,11 +62,9 @@ class TopKContract(CompressorContract):
             -kept(n, self.codec.elements, self.codec.keep) // 64
         )
         payload[header:] = 0xFF
-        memory = np.full(n + 200, 7, np.float32)
-        self.codec.decode(payload, memory[100 : 100 + n], weight=1)
-        self.codec.add(payload, memory[100 : 100 + n])
-        assert (memory[:100] == 7).all()
-        assert (memory[100 + n :] == 7).all()
+        with guarded(n, np.float32) as values:
+            self.codec.decode(payload, values, weight=1)
+            self.codec.add(payload, values)
 
 
 class TestTopOne(TopKContract):
@@ -91,9 +89,6 @@ class TestTopDouble(TopKContract):
 
 class TestTopAll(TopKContract):
     codec = TopK(1)
-
-    def test_nothing_is_lost(self) -> None:
-        np.testing.assert_array_equal(self.decoded(encoded(self.codec, gaussian(77)), 77), gaussian(77))
 
 
 def test_float64_values_beyond_float32_are_held_at_its_largest() -> None:
@@ -157,9 +152,6 @@ class TestRandomHundredth(CompressorContract):
 
 class TestRandomAll(CompressorContract):
     codec = RandomSparsification(1)
-
-    def test_nothing_is_lost(self) -> None:
-        np.testing.assert_array_equal(self.decoded(encoded(self.codec, gaussian(77)), 77), gaussian(77))
 
 
 def test_what_there_is_no_room_for_counts_as_not_drawn() -> None:
