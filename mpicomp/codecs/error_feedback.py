@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,30 @@ class ErrorAccumulation:
     def keep(self, values: Part, compensated: Part, sent: Part, residual: Part, out: Part) -> bool:
         """See `ErrorRule`."""
         return bool(kernels.of("cpu").error_feedback.keep(values, sent, residual, residual.dtype.type(self.beta), out))
+
+
+class KeptArrays:
+    """What `Feedback` asks for where a state is arrays: the attributes named by `state_kinds` that are not None."""
+
+    state_kinds: ClassVar[dict[str, Any]] = {"residual": "mean"}
+    state_nan: ClassVar[str] = ""
+
+    def check_ready(self) -> None:
+        """See `Feedback`: always ready."""
+
+    def like(self) -> dict[str, NDArray[Any]]:
+        """See `Feedback`."""
+        return {key: array for key in self.state_kinds if (array := getattr(self, key)) is not None}
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Copies of the arrays."""
+        return {key: array.copy() for key, array in self.like().items()}
+
+    def load(self, state: dict[str, NDArray[Any]]) -> str:
+        """See `Feedback`."""
+        for key, array in self.like().items():
+            array[:] = state[key]
+        return ""
 
 
 class FeedbackEncoder:

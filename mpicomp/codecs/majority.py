@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives.memory import SIXTEEN_BIT, narrow
+from collectives.memory import narrow
 from mpicomp import kernels
 from mpicomp.codecs.scaled_votes import STREAMING_ELEMENTS
 from mpicomp.codecs.sign import UNSIGNED, Sign
@@ -62,10 +62,7 @@ class MajorityCodec:
         stored = np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
         self._result_words = UNSIGNED[stored.itemsize]
         ones = np.zeros(2, stored)
-        if dtype in SIXTEEN_BIT:
-            narrow(np.array([1, -1], np.float32), dtype, ones)
-        else:
-            ones[:] = 1, -1
+        narrow(np.array([1, -1], np.float32), dtype, ones)
         self._plus, self._minus = ones.view(self._result_words)
         self.finite = True
         self._nothing: NDArray[Any] = np.empty(0)

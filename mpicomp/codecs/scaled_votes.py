@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collectives.memory import SIXTEEN_BIT, narrow, widen
 from mpicomp import kernels
+from mpicomp.codecs.error_feedback import KeptArrays
 from mpicomp.codecs.scale_groups import ScaleGroups
 from mpicomp.codecs.vote_counts import write_values
 
 STREAMING_ELEMENTS = 4 << 20  # vectors this long are written past the caches
 
 
-class ScaledVotes:
-    """What EF-signSGD's and SSDM's feedback share: one vector's values, and a state of arrays, their attributes.
+class ScaledVotes(KeptArrays):
+    """What EF-signSGD's and SSDM's feedback share: one vector's values.
 
     Parameters
     ----------
@@ -29,9 +30,6 @@ class ScaledVotes:
     ranks : int
     device : str
     """
-
-    state_kinds: ClassVar[dict[str, Any]]
-    state_nan: ClassVar[str] = ""
 
     def __init__(
         self, groups: ScaleGroups, pieces: Sequence[range], dtype: str, ranks: int, device: str = "cpu"
@@ -47,9 +45,6 @@ class ScaledVotes:
         self._nothing: NDArray[Any] = np.empty(0, kind)
         self._streaming = False
         self.end()
-
-    def check_ready(self) -> None:
-        """See `Feedback`: always ready."""
 
     def begin(self, values: NDArray[Any], out: NDArray[Any], wide: NDArray[Any] | None) -> None:
         """Go to another vector, and write to `out`.
@@ -81,17 +76,3 @@ class ScaledVotes:
             narrow(largest, self._dtype, rounded)
             widen(rounded, self._dtype, largest)
         return bool(np.isfinite(largest).all())
-
-    def like(self) -> dict[str, NDArray[Any]]:
-        """See `Feedback`; an attribute that is None is no part of the state."""
-        return {key: array for key in self.state_kinds if (array := getattr(self, key)) is not None}
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Copies of the arrays."""
-        return {key: array.copy() for key, array in self.like().items()}
-
-    def load(self, state: dict[str, NDArray[Any]]) -> str:
-        """See `Feedback`."""
-        for key, array in self.like().items():
-            array[:] = state[key]
-        return ""

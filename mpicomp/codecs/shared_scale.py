@@ -7,7 +7,7 @@ last change is kept beside the new one, so that a step that fails changes nothin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,6 @@ class SharedScale(ScaledVotes):
     scales : float32[groups] or float64[groups]
         s of the last step; s sgn(residual) is still to be subtracted from the residual.
     """
-
-    state_kinds: ClassVar[dict[str, Any]] = {"residual": "mean"}
 
     def __init__(
         self, groups: ScaleGroups, pieces: Sequence[range], dtype: str, ranks: int, device: str = "cpu"
