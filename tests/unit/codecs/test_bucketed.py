@@ -97,11 +97,12 @@ def test_zeros_decode_to_exactly_zero(codec: Codec) -> None:
     assert not np.signbit(found).any()
 
 
-def test_sizes_are_the_buckets_numbers_and_whole_words_of_bits() -> None:
+def test_sizes_and_alignments_are_the_buckets_numbers_and_whole_words_of_bits() -> None:
     assert [Quantizer(bucket=512, levels=4).nbytes(n) for n in (0, 1, 512, 513)] == [0, 40, 264, 296]
     assert [Quantizer(bucket=512, levels=s).bits for s in (1, 2, 3, 4, 7, 8, 127)] == [2, 3, 3, 4, 4, 5, 8]
     assert [TwoMeans(bucket=100).nbytes(n) for n in (64, 200, 201)] == [16, 16 + 32, 24 + 32]
     assert [Clipping(bits).nbytes(64) for bits in (9, 16, 32)] == [72, 128, 256]
+    assert [codec.alignment for codec in CODECS if isinstance(codec, Bucketed)][:3] == [4096, 1600, 448]
 
 
 def test_few_codes_that_are_not_zero_take_250_times_less_than_float32() -> None:
@@ -198,7 +199,3 @@ class TestCompressorsByName:
     def test_what_is_wrong_is_said(self, text: str, told: str) -> None:
         with pytest.raises(ValueError, match=told):
             compressor(text)
-
-
-def test_codecs_with_buckets_begin_where_buckets_and_words_do() -> None:
-    assert [codec.alignment for codec in CODECS if isinstance(codec, Bucketed)][:3] == [4096, 1600, 448]

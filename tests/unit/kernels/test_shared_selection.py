@@ -107,20 +107,16 @@ class TestOneWinner:
                 chosen = result[:, row][agreeing[:, row] == k]
                 assert_binomial(chosen.sum(), chosen.size, k / ranks, f"{k} of {ranks} in row {row}")
 
-    def test_winners_of_two_columns_are_independent(self, ranks: int) -> None:
-        who = winners_of(ranks, rows=0)[0]
+    def test_winners_of_two_columns_and_of_two_groups_are_independent(self, ranks: int) -> None:
+        """Columns of one row and of different rows."""
+        both = winners_of(ranks, rows=[0, ranks - 1])[0]
+        who = both[:, 0]
         for distance in (1, 2, 3, 4, 8, 16, 32, 64, 128, 256):
             pairs = who[:, : COLUMNS // (2 * distance) * 2 * distance].reshape(GROUPS, -1, 2, distance)
             assert_pairs(pairs[:, :, 0], pairs[:, :, 1], ranks, f"columns {distance} apart")
-
-    def test_winners_of_two_columns_in_different_rows_are_independent(self, ranks: int) -> None:
-        who = winners_of(ranks, rows=[0, ranks - 1])[0]
         for distance in (1, 64):
-            pairs = who.reshape(GROUPS, 2, -1, 2, distance)
+            pairs = both.reshape(GROUPS, 2, -1, 2, distance)
             assert_pairs(pairs[:, 0, :, 0], pairs[:, 1, :, 1], ranks, f"columns {distance} apart, other rows")
-
-    def test_winners_of_two_groups_are_independent(self, ranks: int) -> None:
-        who = winners_of(ranks, rows=0)[0]
         for distance in (1, 8, 64):
             groups = who[: GROUPS // (2 * distance) * 2 * distance].reshape(-1, 2, distance, COLUMNS)
             assert_pairs(groups[:, 0], groups[:, 1], ranks, f"groups {distance} apart")
