@@ -17,7 +17,6 @@ from collectives import Communicator
 from collectives.schedules.plan import Topology
 from collectives.threads.run_local import run_local
 from tests.mpi.lanes import TIMEOUT_S
-from tests.reference.one_process.codec_methods import OneProcess as CodecOneProcess
 from tests.reference.one_process.simulation import simulation
 
 Vectors = NDArray[Any]
@@ -127,8 +126,7 @@ def simulated(
     of = simulation(trial.options, topology, size, trial.n, trial.kind, trial.lengths, trial.vector_id)
     rows = (np.stack([trial.gradient(rank, step) for rank in range(size)]) for step in range(trial.steps))
     results = np.array([of.step(vectors) for vectors in rows])
-    shares = of.shares() if isinstance(of, CodecOneProcess) else {}
-    return results, [of.state(rank) for rank in range(size)], shares
+    return results, [of.state(rank) for rank in range(size)], of.shares()
 
 
 def check_over_mpi(mpi_comm: MPI.Intracomm, trials: Trials, piece_bytes: int | None = ONE_BLOCK) -> None:

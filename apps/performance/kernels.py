@@ -12,9 +12,8 @@ from apps.performance.part import MS, Part, against, get, in_unit, made, vectors
 from apps.records import Record
 from collectives.communicator import SHARED_PIECE_BYTES
 from mpicomp.cli.timing import alternate, summary
-from mpicomp.codecs.sign import mix_words, scratch
+from mpicomp.codecs import Sign
 from mpicomp.kernels.cpu.lanes import fold
-from mpicomp.kernels.cpu.philox import merge_words
 from mpicomp.kernels.cpu.sign import BLOCK, encode, pack, unpack
 from mpicomp.kernels.cpu.simd import LANES, fence, load, splat, stream
 from mpicomp.kernels.streams import GROUP, Stream, source
@@ -66,15 +65,14 @@ def calls(n: int) -> dict[str, Callable[[], object]]:
     positive, negative = np.array([1.5, -1.5], np.float32).view(np.uint32)
     # As the library does it, piece by piece: random words and the bits they mix then meet in a cache.
     piece = 8 * SHARED_PIECE_BYTES // GROUP * GROUP
-    words, work = np.empty(-(-min(piece, n) // GROUP) * 8, np.uint64), scratch()
-    schedule = Stream(0, 0, "merge").schedule()
+    words, sign = np.empty(-(-min(piece, n) // GROUP) * 8, np.uint64), Sign().bind("cpu", Stream(0, 0, "merge"))
 
     def merge(incoming_weight: int, held_weight: int) -> None:
         for start in range(0, n, piece):
             held = bits[start // 64 : -(-min(start + piece, n) // 64)]
             drawn = words[: -(-held.size // 8) * 8]
-            mix_words(schedule, (start, np.uint64(1), source(0)), (incoming_weight, held_weight), work, drawn)
-            merge_words(drawn, others[start // 64 : start // 64 + held.size], held)
+            sign.draw(start, 1, source(0), (incoming_weight, held_weight), drawn)
+            sign.merge(drawn, others[start // 64 : start // 64 + held.size], held)
 
     return {
         "x.sum()": x.sum,

@@ -16,8 +16,7 @@ from apps.performance.part import US, Column, Part, Row, both, made, scaled, vec
 from apps.records import Record
 from collectives import Communicator
 from mpicomp.cli.timing import Calls, alternate, summary
-from mpicomp.codecs.sign import mix_words, scratch
-from mpicomp.kernels.cpu.philox import merge_words
+from mpicomp.codecs import Sign
 from mpicomp.kernels.cpu.sign import BLOCK, encode, pack, unpack
 from mpicomp.kernels.streams import GROUP, Stream, source
 
@@ -34,8 +33,8 @@ def kernels(n: int, size: int, compensation: bool) -> Callable[[], None]:
     residual, sums = np.zeros(n, np.float32), np.zeros(-(-n // BLOCK))
     bits, others = np.zeros(-(-n // 64), np.uint64), np.zeros(-(-n // 64), np.uint64)
     merged = bits[: -(-bits.size * (size - 1) // size)]
-    words, work = np.empty(-(-merged.size * 64 // GROUP) * 8, np.uint64), scratch()
-    schedule, step, origin = Stream(0, 0, "merge").schedule(), np.uint64(1), source(0)
+    words, sign = np.empty(-(-merged.size * 64 // GROUP) * 8, np.uint64), Sign().bind("cpu", Stream(0, 0, "merge"))
+    origin = source(0)
     zero, one = np.float32(0), np.float32(1)
     tiny = np.nextafter(zero, one)
     positive, negative = np.array([1, -1], np.float32).view(np.uint32)
@@ -46,8 +45,8 @@ def kernels(n: int, size: int, compensation: bool) -> Callable[[], None]:
         else:
             pack(x, bits, True, zero, tiny)
         if size > 1:
-            mix_words(schedule, (0, step, origin), (1, 1), work, words)
-            merge_words(words, others[: merged.size], merged)
+            sign.draw(0, 1, origin, (1, 1), words)
+            sign.merge(words, others[: merged.size], merged)
         unpack(bits, positive, negative, False, out)
 
     return call

@@ -110,7 +110,8 @@ class SSDMRounds:
             return
         traffic, channel, votes = call.traffic, self._side_channel, self._votes
         start = traffic.clock()
-        votes.begin(call.step, call.values, call.out, call.wide)
+        votes.begin(call.values, call.out, call.wide)
+        votes.set_step(call.step)
         votes.measure(channel.mine)
         known = traffic.clock()
         yield from channel.swap(call, traffic)

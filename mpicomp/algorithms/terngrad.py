@@ -25,7 +25,7 @@ from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.nonfinite import all_finite
 from mpicomp.codecs.base import Bytes, Draw
 from mpicomp.codecs.bucketed import count, lengths, norms, to_float32
-from mpicomp.codecs.feedback_encoder import FeedbackEncoder
+from mpicomp.codecs.error_feedback import FeedbackEncoder
 from mpicomp.codecs.options import adopt, integer, number
 from mpicomp.codecs.quantizer import Quantizer
 from mpicomp.reducers.all_gather import all_gather, gathered_model

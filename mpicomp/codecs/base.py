@@ -82,35 +82,26 @@ class Mergeable(Codec, Protocol):
         ...
 
 
-class Keeping(Codec, Protocol):
-    """A codec that does error feedback while it encodes, without decoding what it has encoded."""
+class Extended(Codec, Protocol):
+    """What some codecs have beside; callers look for each method by its name."""
 
     def encode_keeping(self, values: NDArray[Any], residual: NDArray[Any], payload: Bytes, left: NDArray[Any]) -> None:
         """As `encode` for p = values + residual; `left` is overwritten with p less what `decode` makes of it."""
         ...
 
-
-class Telling(Codec, Protocol):
-    """A codec that knows what it sends without decoding it."""
-
     def encode_telling(self, values: NDArray[Any], payload: Bytes, sent: NDArray[Any], *, draw: Draw) -> None:
         """As `encode`; `sent` is overwritten with what `decode` makes of the payload."""
         ...
 
-
-class Adding(Codec, Protocol):
-    """A codec that decodes and adds in one pass, or adds few elements."""
-
     def add(self, payload: Bytes, sums: NDArray[Any]) -> None:
-        """Add what `decode` would write to `sums`. Raises ValueError for a payload of the wrong size."""
+        """Add what `decode` would write to `sums`, in one pass. Raises ValueError for a payload of the wrong size."""
         ...
 
-
-class Variable(Codec, Protocol):
-    """A codec whose `nbytes` is the most that a payload may take; the end of most need not be sent."""
-
     def used(self, payload: Bytes, n: int) -> int:
-        """Bytes of a payload of `n` elements that decoding needs; the payload's own size at most, whatever it holds."""
+        """Bytes of a payload of `n` elements that decoding needs, where `nbytes` is the most that one may take.
+
+        The payload's own size at most, whatever it holds.
+        """
         ...
 
 
@@ -125,15 +116,7 @@ def varies(codec: Codec) -> bool:
     return hasattr(codec, "used") and getattr(codec, "coding", None) != "fixed"
 
 
-class Sized(Protocol):
-    """What knows the size of its payloads."""
-
-    def nbytes(self, n: int, weight: int = 1) -> int:
-        """See `Codec`."""
-        ...
-
-
-def check_size(codec: Sized, payload: Bytes, n: int, weight: int) -> None:
+def check_size(codec: Any, payload: Bytes, n: int, weight: int) -> None:
     """Raise ValueError unless the payload has the size that `n` elements need."""
     expected = codec.nbytes(n, weight)
     if payload.size != expected:

@@ -20,7 +20,7 @@ from mpicomp.kernels.cpu import bucketed as kernels
 from mpicomp.kernels.cpu.sign import all_finite
 
 Norm = Literal["l2", "l1", "linf"]
-_FLOAT32_MAX = float(np.finfo(np.float32).max)
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 _SIGNED: dict[int, np.dtype[Any]] = {4: np.dtype(np.int32), 8: np.dtype(np.int64)}
 
 
@@ -62,7 +62,7 @@ def to_float32(numbers: NDArray[np.float64], values: NDArray[Any]) -> NDArray[np
     """
     if not np.isfinite(numbers).all() and not all_finite(values):
         raise ValueError("the values contain NaN or infinity")
-    return np.clip(numbers, -_FLOAT32_MAX, _FLOAT32_MAX).astype(np.float32)
+    return np.clip(numbers, -FLOAT32_MAX, FLOAT32_MAX).astype(np.float32)
 
 
 def finite(numbers: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -9,12 +9,13 @@ Reference: DoubleSqueeze (Tang et al., ICML 2019).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpicomp.codecs.base import Bytes, Draw, check_size
+from mpicomp.codecs.bucketed import FLOAT32_MAX
 from mpicomp.codecs.options import integer
 from mpicomp.kernels.cpu.clipping import join_bytes, split_bytes
 from mpicomp.kernels.cpu.planes import pack_planes, powers_of_two, unpack_planes
@@ -22,7 +23,6 @@ from mpicomp.kernels.cpu.sign import all_finite
 
 _POWERS = powers_of_two(8, np.uint8)
 _EXPONENT = np.uint32(0x7F800000)
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,7 @@ class Clipping:
     def __post_init__(self) -> None:
         integer(self, "bits", 9, 32)
 
-    @property
-    def alignment(self) -> int:
-        """Elements."""
-        return 64
+    alignment: ClassVar[int] = 64
 
     def nbytes(self, n: int, weight: int = 1) -> int:
         """Whole bytes of each element, rounded up to 8, and the bits that are left, rounded up to words."""
@@ -58,18 +55,12 @@ class Clipping:
         return -(-(self.bits // 8) * n // 8) * 8
 
     def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
-        """Nothing is drawn.
-
-        Raises
-        ------
-        ValueError
-            A value is not finite.
-        """
+        """Nothing is drawn. Raises ValueError if a value is not finite."""
         n = values.size
         columns, planes = self._parts(payload, n, 1)
         if not all_finite(values):
             raise ValueError("the values contain NaN or infinity")
-        words = np.clip(values, -_LARGEST, _LARGEST).astype(np.float32, copy=False).view(np.uint32)
+        words = np.clip(values, -FLOAT32_MAX, FLOAT32_MAX).astype(np.float32, copy=False).view(np.uint32)
         split_bytes(words, columns)
         payload[columns.size : self._columns_end(n)] = 0
         if planes.size:

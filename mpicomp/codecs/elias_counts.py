@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpicomp.codecs.base import Bytes, Draw
+from mpicomp.codecs.base import Bytes, Draw, check_size
 from mpicomp.codecs.vote_counts import Counts, planes_of
 from mpicomp.kernels.cpu.elias_counts import MOST_DIGITS, coded_bits, read_codes, write_codes
 from mpicomp.kernels.cpu.planes import pack_planes, powers_of_two, unpack_planes
@@ -78,10 +78,7 @@ def tables(weight: int) -> Tables:
 class Elias:
     """Counts of positive values in messages that are as long as they need be; decodes to the mean of the signs."""
 
-    @property
-    def alignment(self) -> int:
-        """Elements."""
-        return BLOCK
+    alignment: ClassVar[int] = BLOCK
 
     def nbytes(self, n: int, weight: int = 1) -> int:
         """The most a message can have: its header and the counts in fixed width."""
@@ -90,12 +87,9 @@ class Elias:
     def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
         """Write one rank's counts, which no code makes shorter. Zeros alternate with the parity of step + index.
 
-        Raises
-        ------
-        ValueError
-            A value is not finite.
+        Raises ValueError if a value is not finite.
         """
-        _check(payload, self.nbytes(values.size))
+        check_size(self, payload, values.size, 1)
         Counts().encode(values, payload[HEADER:], draw=draw)
         _describe(payload, FIXED, payload.size - HEADER)
 
@@ -107,7 +101,8 @@ class Elias:
         ValueError
             The payload is damaged.
         """
-        _check(payload, message_bytes(payload))
+        if payload.size != message_bytes(payload):
+            raise ValueError(f"Elias: {payload.size} bytes begin with a shorter message: they are damaged")
         planes = np.empty(Counts().nbytes(values.size, weight) // 8, np.uint64)
         self.read(payload, values.size, weight, planes, scratch(values.size))
         Counts().decode(planes.view(np.uint8), values, weight=weight)
@@ -184,11 +179,6 @@ def message_bytes(message: Bytes) -> int:
     if message.size < nbytes:
         raise ValueError(f"Elias: {message.size} bytes do not hold a message of {nbytes}: it is damaged")
     return nbytes
-
-
-def _check(message: Bytes, nbytes: int) -> None:
-    if message.size != nbytes:
-        raise ValueError(f"Elias: {message.size} bytes where there should be {nbytes}: they are damaged")
 
 
 def _describe(message: Bytes, coding: int, length: int) -> None:

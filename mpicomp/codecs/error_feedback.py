@@ -1,18 +1,28 @@
-"""What a rank keeps of what its codec left out, and gives to the next step.
+"""What a rank keeps of what its codec left out, and gives to the next step: a rank's half of a step.
 
-Works on parts of vectors that fit the caches, so that a vector is read from memory once.
+p = what feedback makes of the vector and the residual, Q(p) is sent, and the residual becomes what Q left out. No pass
+looks for NaN beforehand: codecs reject them while they encode, and the next residual is kept beside the old one until
+all ranks have said that they met none. Works on parts of vectors that fit the caches, so that a vector is read from
+memory once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, cast
 
+import numpy as np
 from numpy.typing import NDArray
 
+from collectives.memory import narrow, widen
 from mpicomp import kernels
+from mpicomp.codecs.base import Bytes, Codec, Draw, Extended
+from mpicomp.kernels.streams import Stream
 
 Part = NDArray[Any]
+QUIET = np.errstate(over="ignore", invalid="ignore")
+"""NumPy does not warn of what the ranks look for and tell each other."""
 
 
 class ErrorRule(Protocol):
@@ -59,3 +69,150 @@ class ErrorAccumulation:
     def keep(self, values: Part, compensated: Part, sent: Part, residual: Part, out: Part) -> bool:
         """See `ErrorRule`."""
         return bool(kernels.of("cpu").error_feedback.keep(values, sent, residual, residual.dtype.type(self.beta), out))
+
+
+class KeptArrays:
+    """What `Feedback` asks for where a state is arrays: the attributes named by `state_kinds` that are not None."""
+
+    state_kinds: ClassVar[dict[str, Any]] = {"residual": "mean"}
+    state_nan: ClassVar[str] = ""
+
+    def check_ready(self) -> None:
+        """See `Feedback`: always ready."""
+
+    def like(self) -> dict[str, NDArray[Any]]:
+        """See `Feedback`."""
+        return {key: array for key in self.state_kinds if (array := getattr(self, key)) is not None}
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Copies of the arrays."""
+        return {key: array.copy() for key, array in self.like().items()}
+
+    def load(self, state: dict[str, NDArray[Any]]) -> str:
+        """See `Feedback`."""
+        for key, array in self.like().items():
+            array[:] = state[key]
+        return ""
+
+
+class FeedbackEncoder:
+    """Encodes a rank's pieces, and keeps the residual.
+
+    Attributes
+    ----------
+    residual : ndarray[n], or [0] without feedback
+        Of the steps that are done; what this step makes of it takes its place by `commit`.
+    failed : bool
+        Something was not finite at this step; zeros were sent for it.
+
+    Parameters
+    ----------
+    codec : Codec
+    feedback : ErrorRule, optional
+        None: nothing is kept.
+    n : int
+    dtype : dtype
+        float32 or float64.
+    longest : int
+        Elements of the longest piece.
+    stream : Stream
+    rank : int
+    applied : "float16" or "bfloat16", optional
+        What is decoded is rounded to this type where it is applied, and feedback includes that.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        feedback: ErrorRule | None,
+        n: int,
+        dtype: np.dtype[Any],
+        longest: int,
+        stream: Stream,
+        rank: int,
+        applied: str | None = None,
+    ) -> None:
+        self._applied = applied
+        self.codec, self.step, self.failed = codec, 0, False
+        self._feedback, self._stream, self._rank = feedback, stream, rank
+        self.residual, self._next = (np.zeros(n if feedback is not None else 0, dtype) for _ in range(2))
+        # some codecs do error feedback themselves, in fewer passes and to the same bits
+        itself = isinstance(feedback, ErrorFeedback) and applied is None
+        self._keeps = itself and hasattr(codec, "encode_keeping")
+        self._compensated = np.empty(longest if feedback is not None and not self._keeps else 0, dtype)
+        self._sent = np.empty_like(self._compensated)
+        kind = np.uint16 if applied == "bfloat16" else applied
+        self._rounded = np.empty(0 if applied is None else self._sent.size, kind)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """float32 or float64."""
+        found: np.dtype[Any] = self.residual.dtype
+        return found
+
+    def begin(self, step: int) -> None:
+        """Go to another step."""
+        self.step, self.failed = step, False
+
+    @QUIET
+    def encode(self, part: NDArray[Any], cut: range, payload: Bytes) -> None:
+        """Overwrite `payload` with Q of a part of a vector, the elements of `cut`, and keep what it leaves out."""
+        draw = Draw(self._stream, self.step, self._rank, 0, cut.start)
+        if self._feedback is None:
+            self._write(part, payload, draw)
+            return
+        residual, following = (whole[cut.start : cut.stop] for whole in (self.residual, self._next))
+        if self._keeps:
+            try:
+                cast(Extended, self.codec).encode_keeping(part, residual, payload, following)
+            except ValueError:
+                self._send_zeros(following, payload, draw)
+            return
+        compensated, sent = self._compensated[: len(cut)], self._sent[: len(cut)]
+        self._feedback.compensate(part, residual, compensated)
+        self._write(compensated, payload, draw, sent)
+        if self._applied is not None:
+            rounded = self._rounded[: len(cut)]
+            narrow(sent, self._applied, rounded)
+            widen(rounded, self._applied, sent)
+        if not self._feedback.keep(part, compensated, sent, residual, following):
+            self.failed = True
+
+    def _write(self, values: NDArray[Any], payload: Bytes, draw: Draw, sent: NDArray[Any] | None = None) -> None:
+        """Encode, and overwrite `sent`, if it is given, with the values that others will decode."""
+        try:
+            telling = getattr(self.codec, "encode_telling", None)
+            if sent is not None and telling is not None:
+                telling(values, payload, sent, draw=draw)
+                return
+            self.codec.encode(values, payload, draw=draw)
+        except ValueError:
+            self._send_zeros(values, payload, draw)
+        if sent is not None:
+            self.codec.decode(payload, sent, weight=1)
+
+    def _send_zeros(self, values: NDArray[Any], payload: Bytes, draw: Draw) -> None:
+        """Send zeros instead of values that are not finite; raise again what the codec raised of finite ones."""
+        if kernels.of("cpu").sign.all_finite(values):
+            raise
+        # the others wait for a payload that they can decode, and are told at the end
+        self.failed = True
+        self.codec.encode(np.zeros_like(values), payload, draw=draw)
+
+    def commit(self) -> None:
+        """The step is good on all ranks: its residual is the next step's."""
+        self.residual, self._next = self._next, self.residual
+
+
+@QUIET
+def take_mean(codec: Codec, payloads: Sequence[Bytes], mean: NDArray[Any], decoded: NDArray[Any]) -> None:
+    """Overwrite `mean` with that of what payloads hold, added up in their order; `decoded` is overwritten too."""
+    add = getattr(codec, "add", None)  # in one pass, or of few elements
+    codec.decode(payloads[0], mean, weight=1)
+    for payload in payloads[1:]:
+        if add is not None:
+            add(payload, mean)
+        else:
+            codec.decode(payload, decoded, weight=1)
+            np.add(mean, decoded, out=mean)
+    np.divide(mean, mean.dtype.type(len(payloads)), out=mean)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +18,7 @@ class FullPrecision:
 
     dtype: str
 
-    @property
-    def alignment(self) -> int:
-        """Elements."""
-        return 64
+    alignment: ClassVar[int] = 64
 
     @property
     def _stored(self) -> np.dtype[Any]:

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives.memory import SIXTEEN_BIT, narrow
+from collectives.memory import narrow
 from mpicomp import kernels
 from mpicomp.codecs.scaled_votes import STREAMING_ELEMENTS
-from mpicomp.codecs.sign import GROUP, UNSIGNED, RandomBits
-from mpicomp.codecs.vote_counts import COMMON, planes_of
-from mpicomp.kernels.streams import Stream
+from mpicomp.codecs.sign import UNSIGNED, Sign
+from mpicomp.codecs.vote_counts import planes_of
+from mpicomp.kernels.streams import GROUP, Stream, source
+
+COMMON = source(0)  # where coins come from that all ranks draw alike
 
 
 class MajorityCodec:
@@ -49,7 +51,7 @@ class MajorityCodec:
     ) -> None:
         of_device = kernels.of(device)
         self._pack, self._unpack = of_device.sign.pack, of_device.sign.unpack
-        self._majority, self._random = of_device.vote_counts.majority, RandomBits(of_device, stream)
+        self._majority, self._random = of_device.vote_counts.majority, Sign().bind(device, stream)
         self._pieces, self._ranks, self._counts = pieces, ranks, counts
         self._n = pieces[-1].stop if pieces else 0
         self._words = [-(-len(cut) // 64) for cut in pieces]
@@ -60,10 +62,7 @@ class MajorityCodec:
         stored = np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
         self._result_words = UNSIGNED[stored.itemsize]
         ones = np.zeros(2, stored)
-        if dtype in SIXTEEN_BIT:
-            narrow(np.array([1, -1], np.float32), dtype, ones)
-        else:
-            ones[:] = 1, -1
+        narrow(np.array([1, -1], np.float32), dtype, ones)
         self._plus, self._minus = ones.view(self._result_words)
         self.finite = True
         self._nothing: NDArray[Any] = np.empty(0)

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collectives.memory import aligned_empty
 from mpicomp import kernels
+from mpicomp.codecs.error_feedback import KeptArrays
 from mpicomp.codecs.sign import UNSIGNED
 from mpicomp.codecs.top_k import index_bits, kept
 
@@ -90,7 +91,7 @@ def lay_out(lengths: Sequence[int], rates: Sequence[int], chunk: int | None, exa
     return tuple(parts)
 
 
-class Memory:
+class Memory(KeptArrays):
     """The residual of one vector, and the values of the places that are sent.
 
     Parameters
@@ -115,9 +116,6 @@ class Memory:
     means : ndarray[k]
         Of the ranks, as unsigned words of the result's size.
     """
-
-    state_kinds: ClassVar[dict[str, Any]] = {"residual": "mean"}
-    state_nan: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -144,9 +142,6 @@ class Memory:
         self.values = aligned_empty(count, kind)
         self.means = aligned_empty(count, UNSIGNED[stored.itemsize])
         self.stored_means = self.means.view(stored)
-
-    def check_ready(self) -> None:
-        """See `Feedback`: always ready."""
 
     def is_finite(self, part: Part, vector: NDArray[Any]) -> bool:
         """Whether vector + residual is finite in a part."""
@@ -192,16 +187,3 @@ class Memory:
     def scatter(self, out: NDArray[Any]) -> None:
         """Write the means to their places."""
         self._kernels.put(self.means, self.places, out.view(self.means.dtype))
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """The residual; a copy."""
-        return {"residual": self.residual.copy()}
-
-    def like(self) -> dict[str, NDArray[Any]]:
-        """See `Feedback`."""
-        return {"residual": self.residual}
-
-    def load(self, state: dict[str, NDArray[Any]]) -> str:
-        """See `Feedback`."""
-        self.residual[:] = state["residual"]
-        return ""

@@ -93,17 +93,11 @@ class Quantizer(Bucketed):
         return 1 << (self.bits - 1) if self.coding == "fixed" else self.levels
 
     def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
-        """Draw each element's level.
-
-        Raises
-        ------
-        ValueError
-            A value is not finite.
-        """
+        """Draw each element's level. Raises ValueError if a value is not finite."""
         self.pack(*self._drawn(values, draw), payload)
 
     def encode_telling(self, values: NDArray[Any], payload: Bytes, sent: NDArray[Any], *, draw: Draw) -> None:
-        """See `Telling`. Raises ValueError if a value is not finite."""
+        """See `Extended`. Raises ValueError if a value is not finite."""
         codes, scales = self._drawn(values, draw)
         self.pack(codes, scales, payload)
         self._values(codes, scales, sent)

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpicomp import kernels
 from mpicomp.kernels.streams import BLOCK
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A stretch of elements in one piece and one tensor; its words, and its blocks' places among the sums."""
+    """A stretch of elements in one piece and one group, and its blocks' places among the sums."""
 
     elements: slice
-    tensor: int
-    words: slice
+    group: int
     sums: slice
+
+    def words(self, first: int = 0) -> slice:
+        """Its place in packed bits, of which the first is element `first`'s, a multiple of 64."""
+        return slice((self.elements.start - first) // 64, -(-(self.elements.stop - first) // 64))
 
 
 def padded_lengths(tensor_lengths: Sequence[int] | None, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -39,33 +44,13 @@ def padded_lengths(tensor_lengths: Sequence[int] | None, n: int) -> tuple[NDArra
     return real, padded
 
 
-def cut_runs(cuts: Sequence[range], lengths: NDArray[np.int64]) -> tuple[list[list[Run]], NDArray[np.int64]]:
-    """The runs of each piece, and where each tensor's sums begin.
+def tell_why(sums: NDArray[np.float64], values: NDArray[Any]) -> None:
+    """Overwrite sums over a vector, of which one is not finite, by the reason: so the sum needs no message beside it.
 
-    Blocks of 4096 elements are counted from the start of the vector and end where a tensor ends, so sums over them do
-    not depend on how the vector is cut into pieces.
+    The reason is NaN where the vector itself holds NaN or infinity, and infinity where finite numbers overflowed. Only
+    ranks whose sums are NaN are to be blamed.
     """
-    ends = np.cumsum(lengths).tolist()
-    runs: list[list[Run]] = []
-    firsts = [0] * len(ends)
-    tensor, block = 0, 0
-    for cut in cuts:
-        of_piece: list[Run] = []
-        start = cut.start
-        while start < cut.stop:
-            while start >= ends[tensor]:
-                tensor += 1
-                firsts[tensor] = block
-            stop = min(cut.stop, ends[tensor])
-            if start % BLOCK:
-                stop = min(stop, start - start % BLOCK + BLOCK)
-            count = -(-(stop - start) // BLOCK)
-            words = slice(start // 64, -(-stop // 64))
-            of_piece.append(Run(slice(start, stop), tensor, words, slice(block, block + count)))
-            block += count
-            start = stop
-        runs.append(of_piece)
-    return runs, np.array(firsts, np.int64)
+    sums[:] = np.inf if kernels.of("cpu").sign.all_finite(values) else np.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +103,17 @@ class ScaleGroups:
     def span(self, cut: range) -> tuple[int, int]:
         """First stretch with elements in `cut`, and the one behind the last."""
         return int(self.stops.searchsorted(cut.start, "right")), int(self.starts.searchsorted(cut.stop))
+
+    def runs(self, cuts: Sequence[range]) -> list[list[Run]]:
+        """The stretches' parts in each piece: whole blocks, or what is left of a block that a stretch begins in."""
+        return [list(self._runs_of(cut)) for cut in cuts]
+
+    def _runs_of(self, cut: range) -> Iterator[Run]:
+        for group in range(*self.span(cut)):
+            begin = int(self.starts[group])
+            start, stop = max(begin, cut.start), min(int(self.stops[group]), cut.stop)
+            while start < stop:
+                end = stop if start % BLOCK == 0 else min(stop, start - start % BLOCK + BLOCK)
+                block = int(self.firsts[group]) + start // BLOCK - begin // BLOCK
+                yield Run(slice(start, end), group, slice(block, block + -(-(end - start) // BLOCK)))
+                start = end

@@ -60,7 +60,7 @@ class _Sides(Bucketed):
             raise ValueError(_NOT_FINITE)
 
     def encode_keeping(self, values: NDArray[Any], residual: NDArray[Any], payload: Bytes, left: NDArray[Any]) -> None:
-        """See `Keeping`. Raises ValueError if a sum is not finite."""
+        """See `Extended`. Raises ValueError if a sum is not finite."""
         numbers, planes = self._read(payload, left.size, 1)
         payload[: self._header(left.size)] = 0
         if not self._keep(values, residual, left, planes[0], numbers):
@@ -71,13 +71,7 @@ class _Sides(Bucketed):
         self._spread(payload, values, weight, adding=False)
 
     def add(self, payload: Bytes, sums: NDArray[Any]) -> None:
-        """Add what `decode` would write to `sums`.
-
-        Raises
-        ------
-        ValueError
-            The payload has a wrong size.
-        """
+        """Add what `decode` would write to `sums`. Raises ValueError for a wrong size."""
         self._spread(payload, sums, 1, adding=True)
 
     def _spread(self, payload: Bytes, values: NDArray[Any], weight: int, adding: bool) -> None:

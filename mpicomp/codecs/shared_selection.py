@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,12 +110,11 @@ class Selection:
     """
 
     __slots__ = (
-        "_kernels", "_last", "_planes", "_rests", "_schedule", "_scratch", "_sources", "_tables", "_unpack", "_work",
-        "codec",
+        "_kernels", "_last", "_planes", "_rests", "_schedule", "_scratch", "_sources", "_tables", "_work", "codec",
     )  # fmt: skip
 
     def __init__(self, codec: SharedSelection, device_kernels: SimpleNamespace, stream: Stream) -> None:
-        self._kernels, self._unpack = device_kernels.shared_selection, device_kernels.sign.unpack
+        self._kernels = device_kernels.shared_selection
         self.codec, ranks = codec, codec.ranks
         draws, odd = _draws(ranks) if codec.votes < ranks else (0, [])
         self._planes = (ranks - 1).bit_length() if draws else 0
@@ -177,20 +176,6 @@ class Selection:
             raise self._damaged(winners, min(last, stride))
         work, distances = self._scratch, winners.distances
         self._kernels.scatter_rows(payloads, stride, winners.labels, planes, distances, ranks, work, bits[0], second)
-
-    def write_votes(
-        self, bits: Sequence[Words], positive: Any, negative: Any, streaming: bool, out: NDArray[Any]
-    ) -> None:
-        """Write the mean of the winners' signs: out[i] = positive where all are +, negative where all are -, else 0.
-
-        bits : for each vote uint64[ceil(n / 64)]. positive, negative : the two values as unsigned integers of out's
-        width. streaming : store past the caches; `out` must then start at a multiple of 32 bytes. out : unsigned
-        integers [n], overwritten.
-        """
-        if len(bits) == 1:
-            self._unpack(bits[0], positive, negative, streaming, out)
-        else:
-            self._kernels.unpack_pair(*bits, positive, out.dtype.type(0), negative, streaming, out)
 
     def _damaged(self, winners: Winners, words: int) -> ValueError:
         return ValueError(

@@ -11,44 +11,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpicomp import kernels
 from mpicomp.codecs.base import Bytes, Draw, check_size
-from mpicomp.kernels.streams import BLOCK, GROUP, TILE, Stream, bernoulli_table, source
+from mpicomp.kernels.streams import BLOCK, GROUP, TILE, Stream, bernoulli_table
 
 UNSIGNED: dict[int, np.dtype[Any]] = {2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
-_SCRATCH = 24 * TILE
 
 
 def scratch() -> NDArray[np.uint64]:
     """Working memory of random words, 12 KiB."""
-    return np.empty(_SCRATCH, np.uint64)
+    return np.empty(24 * TILE, np.uint64)
 
 
-def mix_words(
-    schedule: NDArray[np.uint64],
-    draw_at: tuple[int, np.uint64, np.uint64],
-    weights: tuple[int, int],
-    work: NDArray[np.uint64],
-    out: NDArray[np.uint64],
-    draw_words: Any = None,
-) -> None:
-    """Random words of which a bit is 1 with probability incoming / (incoming + held).
-
-    schedule : uint64[56], the stream's. draw_at : first element (a multiple of 512), step, source. weights : incoming,
-    held. work : `scratch()`. out : uint64, a multiple of 8 long, overwritten. draw_words : of the device's kernels.
-    """
-    table, rest = bernoulli_table(*weights)
-    draw_words = draw_words or kernels.of("cpu").philox.draw_words
-    draw_words(schedule, np.uint64(draw_at[0] // GROUP), draw_at[1], draw_at[2], table, rest, work, out)
-
-
-class RandomBits:
-    """Random words of one stream, bound to the kernels that draw them and to working memory.
+class SignMerger:
+    """`Sign`, bound to kernels and a stream of random words: what reducers call.
 
     Parameters
     ----------
@@ -57,11 +38,13 @@ class RandomBits:
     stream : Stream
     """
 
-    __slots__ = ("_draw", "_schedule", "_scratch")
+    __slots__ = ("_draw", "_schedule", "_scratch", "merge")
 
     def __init__(self, device_kernels: SimpleNamespace, stream: Stream) -> None:
         self._draw = device_kernels.philox.draw_words
         self._schedule, self._scratch = stream.schedule(), scratch()
+        self.merge = device_kernels.philox.merge_words
+        """``merge(words, incoming, held)`` replaces the bits of `held` by those of `incoming` where `words` has a 1."""
 
     def draw(self, first: int, step: int, source: np.uint64, weights: tuple[int, int], out: NDArray[np.uint64]) -> None:
         """Overwrite `out` with words of which a bit is 1 with probability incoming / (incoming + held).
@@ -69,29 +52,15 @@ class RandomBits:
         first : element, a multiple of 512. source : of rank and ordinal. weights : incoming, held. out : uint64, a
         multiple of 8 long; bit i mod 64 of word i div 64 is element first + i's.
         """
-        at = first, np.uint64(step & 0xFFFFFFFF), source
-        mix_words(self._schedule, at, weights, self._scratch, out, self._draw)
-
-
-class SignMerger(RandomBits):
-    """`Sign`, bound to kernels and a stream: what reducers call."""
-
-    __slots__ = ("merge",)
-
-    def __init__(self, device_kernels: SimpleNamespace, stream: Stream) -> None:
-        super().__init__(device_kernels, stream)
-        self.merge = device_kernels.philox.merge_words
-        """``merge(words, incoming, held)`` replaces the bits of `held` by those of `incoming` where `words` has a 1."""
+        at = np.uint64(first // GROUP), np.uint64(step & 0xFFFFFFFF), source
+        self._draw(self._schedule, *at, *bernoulli_table(*weights), self._scratch, out)
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
     """Sign of float32 or float64 values; decodes to +-1."""
 
-    @property
-    def alignment(self) -> int:
-        """Elements; blocks of sums and groups of random words both fit."""
-        return BLOCK
+    alignment: ClassVar[int] = BLOCK  # blocks of sums and groups of random words both fit
 
     def nbytes(self, n: int, weight: int = 1) -> int:
         """Eight bytes per 64 elements, whatever the weight."""
@@ -104,10 +73,7 @@ class Sign:
     def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
         """Zeros alternate with the parity of step + index, as there is no residual to correct them.
 
-        Raises
-        ------
-        ValueError
-            A value is not finite.
+        Raises ValueError if a value is not finite.
         """
         check_size(self, payload, values.size, 1)
         kind = values.dtype.type
@@ -134,6 +100,3 @@ class Sign:
         bound = self.bind("cpu", draw.stream)
         bound.draw(draw.offset, draw.step, draw.source, (incoming_weight, held_weight), words)
         bound.merge(words[: held.size // 8], incoming.view(np.uint64), held.view(np.uint64))
-
-
-__all__ = ["GROUP", "UNSIGNED", "RandomBits", "Sign", "SignMerger", "mix_words", "scratch", "source"]

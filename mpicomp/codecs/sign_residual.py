@@ -11,15 +11,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collectives.memory import narrow, widen
 from mpicomp import kernels
-from mpicomp.codecs.reasons import tell_why
-from mpicomp.codecs.scale_groups import Run, cut_runs
+from mpicomp.codecs.scale_groups import Run, ScaleGroups, tell_why
 from mpicomp.codecs.sign import UNSIGNED
 
 AVERAGE = 0.9  # of the magnitudes' running mean
@@ -40,23 +39,15 @@ class SignRule:
     transactional: bool = False
 
 
-class _Part:
+class _Part(NamedTuple):
     """A run of elements that share a scale, and where its bits, sums and residual are."""
 
-    __slots__ = ("bits", "elements", "residual", "second", "sums", "tensor")
-
-    def __init__(
-        self,
-        run: Run,
-        bits: NDArray[np.uint64],
-        second: NDArray[np.uint64] | None,
-        sums: NDArray[np.float64],
-        residual: NDArray[Any] | None,
-    ) -> None:
-        self.elements, self.tensor = run.elements, run.tensor
-        self.bits, self.sums = bits[run.words], sums[run.sums]
-        self.second = None if second is None else second[run.words]
-        self.residual = None if residual is None else residual[run.elements]
+    elements: slice
+    tensor: int
+    bits: NDArray[np.uint64]
+    second: NDArray[np.uint64] | None
+    sums: NDArray[np.float64]
+    residual: NDArray[Any] | None
 
 
 class SignResidual:
@@ -136,10 +127,16 @@ class SignResidual:
         self, pieces: Sequence[range], bits: NDArray[np.uint64], second: NDArray[np.uint64] | None = None
     ) -> None:
         """Use a reducer's pieces, its bits, and a second vote on each element where there is one."""
-        runs, self._firsts = cut_runs(pieces, self._padded)
-        self._sums = np.zeros(runs[-1][-1].sums.stop if self._n else 0)  # of |u|, block by block
-        self._bits = bits
-        self._parts = [[_Part(run, bits, second, self._sums, self.residual) for run in of_piece] for of_piece in runs]
+        groups = ScaleGroups.of(self._padded.tolist(), self._n)
+        self._bits, self._firsts = bits, groups.firsts
+        self._sums = np.zeros(groups.blocks)  # of |u|, block by block
+
+        def part(run: Run) -> _Part:
+            votes = bits[run.words()], None if second is None else second[run.words()]
+            residual = None if self.residual is None else self.residual[run.elements]
+            return _Part(run.elements, run.group, *votes, self._sums[run.sums], residual)
+
+        self._parts = [[part(run) for run in of_piece] for of_piece in groups.runs(pieces)]
 
     # One step --------------------------------------------------------------------------------------------------------
 
@@ -225,7 +222,7 @@ class SignResidual:
     def measure(self) -> None:
         """Sum the magnitudes of this rank's vector."""
         for part in self._every_part():
-            self._kernels.magnitudes(self._values[part.elements], part.sums)
+            self._kernels.add_and_clear(self._values[part.elements], None, part.bits, None, None, part.sums)
 
     def set_steps(self) -> bool:
         """Fix s of each tensor for this step; False if one is not finite."""

@@ -8,16 +8,17 @@ Wire format: N as little-endian float32, four zero bytes, then bits as in `mpico
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpicomp.codecs.base import Bytes, Draw, check_size
 from mpicomp.codecs.sign import UNSIGNED
+from mpicomp.kernels.cpu.bucketed import L2, norms
 from mpicomp.kernels.cpu.sign import unpack
-from mpicomp.kernels.cpu.stochastic_sign import stochastic_pack, sum_of_squares
-from mpicomp.kernels.streams import BLOCK, GROUP
+from mpicomp.kernels.cpu.ssdm import stochastic_signs
+from mpicomp.kernels.streams import BLOCK
 
 HEADER = 8
 
@@ -25,7 +26,7 @@ HEADER = 8
 def norm(values: NDArray[Any]) -> np.float32:
     """Two-norm, summed in float64 and rounded once; the largest float32 where that of finite values would overflow."""
     sums = np.empty(-(-values.size // BLOCK), np.float64)
-    sum_of_squares(values, sums)
+    norms(values, BLOCK, L2, sums)
     root = np.sqrt(sums.sum())
     return np.float32(min(root, np.finfo(np.float32).max) if np.isfinite(root) else root)
 
@@ -34,33 +35,22 @@ def norm(values: NDArray[Any]) -> np.float32:
 class StochasticSign:
     """SSDM's codec for float32 values."""
 
-    @property
-    def alignment(self) -> int:
-        """Elements."""
-        return BLOCK
+    alignment: ClassVar[int] = BLOCK
 
     def nbytes(self, n: int, weight: int = 1) -> int:
         """Header and eight bytes per 64 elements."""
         return HEADER + 8 * -(-n // 64)
 
     def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
-        """Draw each element's sign.
-
-        Raises
-        ------
-        ValueError
-            A value is not finite.
-        """
+        """Draw each element's sign. Raises ValueError if a value is not finite."""
         check_size(self, payload, values.size, 1)
         scale = norm(values)
         if not np.isfinite(scale):
             raise ValueError("the values contain NaN or infinity")
         payload[:HEADER].view(np.float32)[:] = (scale, 0)
-        first = np.uint64(draw.offset // GROUP)
-        step = np.uint64(draw.step & 0xFFFFFFFF)
-        stochastic_pack(
-            draw.stream.schedule(), first, step, draw.source, values, scale, payload[HEADER:].view(np.uint64)
-        )
+        at = np.uint64(draw.offset), np.uint64(draw.step & 0xFFFFFFFF), draw.source
+        nothing, bits = values.dtype.type(0), payload[HEADER:].view(np.uint64)
+        stochastic_signs(draw.stream.schedule(), *at, values, None, None, nothing, nothing, np.float64(scale), bits)
 
     def decode(self, payload: Bytes, values: NDArray[Any], *, weight: int) -> None:
         """Write +N or -N for each element; a damaged norm that is not finite counts as 0."""

@@ -14,18 +14,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpicomp.codecs import options
 from mpicomp.codecs.base import Bytes, Draw, check_size
+from mpicomp.codecs.bucketed import FLOAT32_MAX
 from mpicomp.codecs.sign import scratch
 from mpicomp.kernels.cpu.philox import draw_words
 from mpicomp.kernels.cpu.planes import pack_planes, powers_of_two, unpack_planes
 from mpicomp.kernels.cpu.sign import all_finite
-from mpicomp.kernels.cpu.sparse import add_chunks, compress_masked, spread_chunks, spread_masked
+from mpicomp.kernels.cpu.sparse import compress_masked, spread_chunks, spread_masked
 from mpicomp.kernels.cpu.top_k import largest, several
 from mpicomp.kernels.streams import GROUP, bernoulli_table, key_schedule
 
@@ -33,7 +34,6 @@ _DEEPEST = 16  # elements of the groups whose maxima are taken
 _MASKS: dict[int, Any] = {4: np.uint32(0x7FFFFFFF), 8: np.uint64(0x7FFFFFFFFFFFFFFF)}
 _INFINITY = {4: 0x7F800000, 8: 0x7FF0000000000000}
 _POWERS = powers_of_two(32, np.uint32)
-_FLOAT32_MAX = float(np.finfo(np.float32).max)
 _HEADER = 32
 
 
@@ -96,16 +96,12 @@ class Selector:
 
 def pack_indices(indices: NDArray[np.uint32], planes: NDArray[np.uint64]) -> None:
     """Places within chunks to bit planes. planes : uint64[bits, ceil(k / 64)], overwritten."""
-    if planes.size:
-        pack_planes(indices, _POWERS, planes)
+    pack_planes(indices, _POWERS, planes)
 
 
 def unpack_indices(planes: NDArray[np.uint64], indices: NDArray[np.uint32]) -> None:
     """The opposite of `pack_indices`; places may lie outside their chunks where planes are damaged."""
-    if planes.size:
-        unpack_planes(planes, _POWERS, indices)
-    else:
-        indices[:] = 0
+    unpack_planes(planes, _POWERS, indices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,36 +157,27 @@ class TopK:
         return -(-(8 if self.double else 4) * found // 8) * 8
 
     def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
-        """Nothing is drawn.
-
-        Raises
-        ------
-        ValueError
-            A value is not finite.
-        """
+        """Nothing is drawn. Raises ValueError if a value is not finite."""
         chosen, planes = self._parts(payload, values.size, 1)
         indices, found = np.empty(chosen.size, np.uint32), np.empty(chosen.size, values.dtype)
         if not Selector(self.elements, self.keep, values.dtype)(values, None, indices, found):
             raise ValueError("the values contain NaN or infinity")
         if values.itemsize > chosen.itemsize:
-            np.clip(found, -_FLOAT32_MAX, _FLOAT32_MAX, out=found)
+            np.clip(found, -FLOAT32_MAX, FLOAT32_MAX, out=found)
         payload[: self._planes_start(chosen.size)] = 0
         chosen[:] = found
         pack_indices(indices, planes)
 
     def decode(self, payload: Bytes, values: NDArray[Any], *, weight: int) -> None:
         """Write what was kept, and 0 elsewhere; what damage made NaN or infinite counts as 0."""
-        spread_chunks(*self._read(payload, values, weight), self.elements, self.keep, values)
+        spread_chunks(*self._read(payload, values, weight), self.elements, self.keep, values, False)
 
     def add(self, payload: Bytes, sums: NDArray[Any]) -> None:
         """Add what `decode` would write to `sums`, looking at the elements alone that were kept.
 
-        Raises
-        ------
-        ValueError
-            The payload has a wrong size.
+        Raises ValueError for a wrong size.
         """
-        add_chunks(*self._read(payload, sums, 1), self.elements, self.keep, sums)
+        spread_chunks(*self._read(payload, sums, 1), self.elements, self.keep, sums, True)
 
     def _read(self, payload: Bytes, out: NDArray[Any], weight: int) -> tuple[NDArray[Any], NDArray[np.uint32]]:
         """What was kept, as numbers of `out`'s type or of a narrower one, and the places within chunks."""
@@ -199,7 +186,7 @@ class TopK:
         unpack_indices(planes, indices)
         if out.itemsize < chosen.itemsize:
             chosen = np.nan_to_num(chosen, nan=0, posinf=0, neginf=0)
-            chosen = np.clip(chosen, -_FLOAT32_MAX, _FLOAT32_MAX).astype(out.dtype)
+            chosen = np.clip(chosen, -FLOAT32_MAX, FLOAT32_MAX).astype(out.dtype)
         return chosen, indices
 
     def _parts(self, payload: Bytes, n: int, weight: int) -> tuple[NDArray[Any], NDArray[np.uint64]]:
@@ -234,10 +221,7 @@ class RandomSparsification:
     def __post_init__(self) -> None:
         options.number(self, "p", "above 0 and at most 1", lambda p: 0 < p <= 1)
 
-    @property
-    def alignment(self) -> int:
-        """Elements that share a counter of random words."""
-        return GROUP
+    alignment: ClassVar[int] = GROUP  # elements that share a counter of random words
 
     def nbytes(self, n: int, weight: int = 1) -> int:
         """Header and the most values, rounded up to 8 bytes; whatever the weight."""
@@ -250,13 +234,7 @@ class RandomSparsification:
         return _HEADER + min(4 * int(payload[24:_HEADER].view(np.uint64)[0]), payload.size - _HEADER)
 
     def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
-        """Draw which values are kept.
-
-        Raises
-        ------
-        ValueError
-            A value is not finite.
-        """
+        """Draw which values are kept. Raises ValueError if a value is not finite."""
         check_size(self, payload, values.size, 1)
         if not all_finite(values):
             raise ValueError("the values contain NaN or infinity")
@@ -265,7 +243,7 @@ class RandomSparsification:
         header = payload[16:_HEADER].view(np.uint64)
         header[0] = draw.offset // GROUP
         room = payload[_HEADER:].view(np.float32)
-        header[1] = compress_masked(values, self._words(payload, values.size), float(self.p), _FLOAT32_MAX, room)
+        header[1] = compress_masked(values, self._words(payload, values.size), float(self.p), FLOAT32_MAX, room)
 
     def decode(self, payload: Bytes, values: NDArray[Any], *, weight: int) -> None:
         """Draw the same bits and put the values there; what damage made NaN or infinite counts as 0."""

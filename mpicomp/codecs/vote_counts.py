@@ -13,19 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpicomp import kernels
 from mpicomp.codecs.base import Bytes, Draw, check_size
-from mpicomp.codecs.sign import RandomBits, Sign
-from mpicomp.kernels.streams import BLOCK, GROUP, source
+from mpicomp.codecs.sign import Sign
+from mpicomp.kernels.streams import BLOCK
 
 AddCounts = Callable[[NDArray[np.uint64], int, NDArray[np.uint64], int, int, int], None]
-COMMON = source(0)
-"""Where coins come from that all ranks draw alike."""
 
 
 def planes_of(weight: int) -> int:
@@ -66,10 +64,7 @@ def write_values(
 class Counts:
     """Counts of positive values; decodes to the mean of the signs."""
 
-    @property
-    def alignment(self) -> int:
-        """Elements; blocks of sums and groups of random words both fit."""
-        return BLOCK
+    alignment: ClassVar[int] = BLOCK  # blocks of sums and groups of random words both fit
 
     def nbytes(self, n: int, weight: int = 1) -> int:
         """Eight bytes per 64 elements and bit of a count."""
@@ -87,10 +82,7 @@ class Counts:
     def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
         """Write one rank's counts, 0 or 1. Zeros alternate with the parity of step + index.
 
-        Raises
-        ------
-        ValueError
-            A value is not finite.
+        Raises ValueError if a value is not finite.
         """
         Sign().encode(values, payload, draw=draw)
 
@@ -111,14 +103,3 @@ class Counts:
             incoming.view(np.uint64), planes_of(incoming_weight), held.view(np.uint64), planes_of(held_weight),
             planes_of(weight), -(-n // 64),
         )  # fmt: skip
-
-    def majority(self, payload: Bytes, n: int, bits: Bytes, *, weight: int, draw: Draw) -> None:
-        """Write the majority's signs, packed as `Sign` does; coins without a rank in them decide ties."""
-        check_size(self, payload, n, weight)
-        check_size(Sign(), bits, n, weight)
-        coins = None
-        if weight % 2 == 0:
-            coins = np.empty(8 * -(-n // GROUP), np.uint64)
-            RandomBits(kernels.of("cpu"), draw.stream).draw(draw.offset, draw.step, COMMON, (1, 1), coins)
-        majority = kernels.of("cpu").vote_counts.majority
-        majority(payload.view(np.uint64), planes_of(weight), -(-n // 64), weight // 2, coins, bits.view(np.uint64))

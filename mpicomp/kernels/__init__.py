@@ -10,23 +10,9 @@ from importlib import import_module
 from types import SimpleNamespace
 
 _MODULES = (
-    "bucketed",
-    "clipping",
-    "ef_sign",
-    "elias_counts",
-    "error_feedback",
-    "philox",
-    "planes",
-    "quantizer",
-    "rans",
-    "shared_selection",
-    "sign",
-    "sparse",
-    "ssdm",
-    "stochastic_sign",
-    "top_k",
-    "vote_counts",
-)
+    "bucketed", "clipping", "ef_sign", "elias_counts", "error_feedback", "philox", "planes", "quantizer", "rans",
+    "shared_selection", "sign", "sparse", "ssdm", "top_k", "vote_counts",
+)  # fmt: skip
 
 
 @cache

@@ -18,8 +18,7 @@ from collectives.schedules.all_gather import AllGather as Route
 from collectives.schedules.star import Star
 from mpicomp.aggregator.parts import MessageModel, Parts, VectorSpec
 from mpicomp.codecs.base import Codec, sent_bytes, varies
-from mpicomp.codecs.error_feedback import ErrorRule
-from mpicomp.codecs.feedback_encoder import FeedbackEncoder, take_mean
+from mpicomp.codecs.error_feedback import ErrorRule, FeedbackEncoder, take_mean
 from mpicomp.codecs.full_precision import FullPrecision
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.coded import CodedPayload, CodedRounds, Residuals, buffers, piece_elements

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from collectives import Communicator
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.codecs.sign import GROUP, Sign, SignMerger, source
+from mpicomp.codecs.sign import Sign, SignMerger
+from mpicomp.kernels.streams import GROUP, source
 from mpicomp.reducers.side_channel import SideChannel
 from mpicomp.reducers.sign_merge import OneBitReducer, SignFeedback, SignMerge
 

@@ -17,7 +17,8 @@ from collectives.execution.program import Message, Program
 from collectives.memory import PAGE, aligned_empty
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import MessageModel
-from mpicomp.codecs.sign import GROUP, Sign, SignMerger, source
+from mpicomp.codecs.sign import Sign, SignMerger
+from mpicomp.kernels.streams import GROUP, source
 from mpicomp.reducers.side_channel import SideChannel
 
 MOST_BUFFERS = 4

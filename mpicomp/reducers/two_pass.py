@@ -24,8 +24,7 @@ from collectives.schedules.star import Star
 from mpicomp.aggregator.parts import Parts, VectorSpec
 from mpicomp.aggregator.state import OWNED, check_owned
 from mpicomp.codecs.base import Codec, sent_bytes
-from mpicomp.codecs.error_feedback import ErrorRule
-from mpicomp.codecs.feedback_encoder import FeedbackEncoder, take_mean
+from mpicomp.codecs.error_feedback import ErrorRule, FeedbackEncoder, take_mean
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.coded import CodedPayload, CodedRounds, Residuals, buffers, piece_elements
 

@@ -17,6 +17,7 @@ from mpicomp.codecs.top_k import RandomSparsification, TopK
 from mpicomp.kernels.streams import bernoulli_table
 from tests.reference.philox import mix_words
 from tests.reference.signs import block_sums, unpack_bits
+from tests.reference.sparse import top
 from tests.reference.stochastic_signs import uniforms
 
 Values = NDArray[Any]
@@ -59,6 +60,8 @@ def words(draw: Draw, n: int) -> NDArray[np.uint32]:
 
 def chosen(draw: Draw, n: int, p: float) -> NDArray[np.bool_]:
     """Whether each element from the draw's offset on, a multiple of 512, is kept: each with probability p."""
+    if p == 1:
+        return np.ones(n, bool)
     chance = Fraction(p)
     table, rest = bernoulli_table(chance.numerator, chance.denominator - chance.numerator)
     at = draw.offset // 512, -(-n // 512), draw.step & 0xFFFFFFFF, int(draw.source)
@@ -79,11 +82,8 @@ def decoded(codec: Codec, values: Values, draw: Draw, scales: NDArray[np.float32
         kept = np.uint32(0xFFFFFFFF) << np.uint32(32 - codec.bits)
         return (values.astype(np.float32).view(np.uint32) & kept).view(np.float32).astype(values.dtype)
     if isinstance(codec, TopK):
-        for start, chunk in buckets(values, codec.elements):
-            kept = -(-chunk.size * codec.keep // codec.elements)
-            places = start + np.argsort(-np.abs(chunk), kind="stable")[:kept]  # of equal ones the first
-            out[start : start + chunk.size] = 0
-            out[places] = values[places].astype(np.float64 if codec.double else np.float32)
+        out[:], places = 0, top(values, codec.elements, codec.keep)
+        out[places] = values[places].astype(np.float64 if codec.double else np.float32)
         return out
     if isinstance(codec, RandomSparsification):
         quotients = np.clip(values.astype(np.float64) / codec.p, -FLOAT32_MAX, FLOAT32_MAX).astype(np.float32)

@@ -37,16 +37,6 @@ def within_chunks(places: Places, n: int, chunk: int, keep: int) -> NDArray[np.u
     return (places - np.concatenate([*starts, np.zeros(0, np.int64)])).astype(np.uint32)
 
 
-def planes(codes: NDArray[Any], bits: int) -> NDArray[np.uint64]:
-    """Plane j has bit j of each code, 64 a word."""
-    words = -(-codes.size // 64)
-    found = np.zeros((bits, words), np.uint64)
-    for i, code in enumerate(codes.tolist()):
-        for j in range(bits):
-            found[j, i // 64] |= np.uint64((code >> j & 1) << i % 64)
-    return found
-
-
 def strata(key: tuple[int, int], n: int, chunk: int, step: int) -> Places:
     """One place of each chunk: the 32-bit word of its number, times its length, div 2^32."""
     parts = chunks(n, chunk)

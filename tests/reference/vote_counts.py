@@ -5,19 +5,17 @@ The methods run with all their ranks in one process. Counts are exact, so neithe
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpicomp.kernels.streams import Stream
+from tests.reference.one_process.base import Simulation, Vectors
 from tests.reference.philox import draw
-from tests.reference.signs import BLOCK, magnitude_from, pack_bits, signs, unpack_bits
+from tests.reference.signs import magnitude_from, pack_bits, signs, unpack_bits
 from tests.reference.stochastic_signs import sums_of_squares, uniforms
 
-Vectors = NDArray[Any]
 Words = NDArray[np.uint64]
 
 
@@ -88,65 +86,8 @@ def message_bytes(counts: NDArray[Any], weight: int) -> int:
 # The methods --------------------------------------------------------------------------------------------------------
 
 
-class OneProcess(ABC):
-    """All ranks of a method; row m of every array is rank m's.
-
-    Parameters
-    ----------
-    size, n : int
-        Ranks and elements.
-    dtype : type
-        Of the vectors.
-    lengths : tuple of int
-        Of the tensor_lengths, each padded to a multiple of 64, the last up to the vector's end; () is one segment.
-    """
-
-    def __init__(self, size: int, n: int, dtype: Any = np.float32, lengths: tuple[int, ...] = ()) -> None:
-        self.size, self.n, self.dtype = size, n, dtype
-        self.compute = np.float64 if dtype == np.float64 else np.float32
-        self.lengths = np.array(lengths or (n,))
-        padded = -(-self.lengths // 64) * 64
-        self.starts = np.cumsum(padded) - padded
-        self.t = 0
-
-    def step(self, vectors: Vectors) -> Vectors:
-        """Take one step; returns what every rank gets."""
-        result = self.compute_step(vectors.astype(self.compute))
-        self.t += 1
-        return result.astype(self.dtype)
-
-    @abstractmethod
-    def compute_step(self, g: Vectors) -> Vectors:
-        """One step in float32 or float64."""
-
-    def state(self, rank: int) -> dict[str, Vectors]:
-        """What one rank keeps, by the names of `state_dict`."""
-        return {}
-
-    def spread(self, of_segment: Vectors, padding: Any = 0) -> Vectors:
-        """Each segment's number for each of its elements."""
-        out = np.full(self.n, padding, of_segment.dtype)
-        for start, length, value in zip(self.starts, self.lengths, of_segment, strict=True):
-            out[start : start + length] = value
-        return out
-
-    def blocks(self, segment: int) -> Iterator[slice]:
-        """Blocks are counted from the vector's start and end where a segment does."""
-        start = int(self.starts[segment])
-        end = start + int(self.lengths[segment])
-        while start < end:
-            stop = min(end, start - start % BLOCK + BLOCK)
-            yield slice(start, stop)
-            start = stop
-
-    def totals(self, rows: Vectors, sums: Any) -> NDArray[np.float64]:
-        """Per rank and segment, the blocks' sums in index order; `sums` makes them, given elements and their start."""
-        out = np.zeros((self.size, self.lengths.size))
-        for rank in range(self.size):
-            for segment in range(self.lengths.size):
-                for block in self.blocks(segment):
-                    out[rank, segment] += sums(rows[rank, block], block.start)
-        return out
+class VoteMethod(Simulation):
+    """A method that travels as counts."""
 
     def scaled(self, positive: NDArray[np.bool_], factors: Vectors) -> Vectors:
         """(2 k - M) times each segment's factor."""
@@ -154,31 +95,25 @@ class OneProcess(ABC):
         return counts.astype(self.compute) * self.spread(factors.astype(self.compute))
 
 
-class Majority(OneProcess):
+class Majority(VoteMethod):
     """Majority vote."""
-
-    def __init__(self, *where: Any, seed: int = 0, vector_id: int = 0) -> None:
-        super().__init__(*where)
-        self.stream = Stream(seed, vector_id, "tie")
 
     def compute_step(self, g: Vectors) -> Vectors:
         counts = sum(signs(row, self.t % 2 == 0).astype(int) for row in g)
-        up = (2 * counts > self.size) | ((2 * counts == self.size) & coins(self.stream, self.n, self.t))
+        up = (2 * counts > self.size) | ((2 * counts == self.size) & coins(self.stream("tie"), self.n, self.t))
         return np.where(up, 1.0, -1.0)
 
 
-class EFSign(OneProcess):
-    """EF-signSGD; scales of buckets counted from each segment's start, or of whole tensor_lengths."""
+class EFSign(VoteMethod):
+    """EF-signSGD; scales of buckets counted from each segment's start, or of whole segments."""
 
-    def __init__(self, *where: Any, bucket: int | None = None) -> None:
+    def __init__(self, *where: Any) -> None:
         super().__init__(*where)
-        if bucket is not None:
+        if (bucket := self.options.bucket) is not None:
             cuts = [(a, b) for a, b in zip(self.starts, self.starts + self.lengths, strict=True)]
             starts = [start for a, b in cuts for start in range(a, b, bucket)]
             stops = [min(start + bucket, b) for a, b in cuts for start in range(a, b, bucket)]
             self.starts, self.lengths = np.array(starts), np.array(stops) - starts
-        self.residuals = np.zeros((self.size, self.n), self.compute)
-        self.scales = np.zeros(self.lengths.size, self.compute)
 
     def compute_step(self, g: Vectors) -> Vectors:
         p = g + self.residuals
@@ -186,39 +121,32 @@ class EFSign(OneProcess):
         total = norms[0]
         for row in norms[1:]:
             total = total + row
-        self.scales = (total / (self.lengths * self.size)).astype(self.compute)
-        s = self.spread(self.scales)
+        scales = (total / (self.lengths * self.size)).astype(self.compute)
+        s = self.spread(scales)
         self.residuals = p - np.where(p >= 0, s, -s)
-        return self.scaled(p >= 0, self.scales / self.compute(self.size))
+        return self.scaled(p >= 0, scales / self.compute(self.size))
 
     def state(self, rank: int) -> dict[str, Vectors]:
         return {"residual": self.residuals[rank]}
 
 
-class StochasticSigns(OneProcess):
-    """SSDM."""
-
-    def __init__(
-        self, *where: Any, momentum: float = 0.0, scale: str = "none", seed: int = 0, vector_id: int = 0
-    ) -> None:
-        super().__init__(*where)
-        self.beta, self.gain = self.compute(momentum), self.compute(1 - momentum)
-        self.shared = scale == "norm"
-        self.key = Stream(seed, vector_id, "stochastic sign").key()
-        self.momenta = np.zeros((self.size, self.n), self.compute)
+class StochasticSigns(VoteMethod):
+    """SSDM; what it keeps is the momentum."""
 
     def compute_step(self, g: Vectors) -> Vectors:
-        x = self.momenta = self.beta * self.momenta + self.gain * g if self.beta else g
+        shared, momentum = self.options.scale == "norm", self.options.momentum
+        beta, gain = self.compute(momentum), self.compute(1 - momentum)
+        x = self.residuals = beta * self.residuals + gain * g if beta else g
         norms = np.sqrt(self.totals(x, sum_of_squares)).astype(self.compute).astype(np.float64)
         longest = norms.max(axis=0)
         positive = np.zeros((self.size, self.n), bool)
         for rank in range(self.size):
-            norm = self.spread(longest if self.shared else norms[rank])
+            norm = self.spread(longest if shared else norms[rank])
             scale = np.divide(2.0**31, norm, out=np.zeros(self.n), where=norm > 0)
-            drawn = uniforms(self.key, 0, self.n, self.t, rank)
+            drawn = uniforms(self.stream("stochastic sign").key(), 0, self.n, self.t, rank)
             positive[rank] = drawn < 2.0**31 + x[rank].astype(np.float64) * scale
-        factors = longest.astype(self.compute) if self.shared else (longest > 0).astype(self.compute)
+        factors = longest.astype(self.compute) if shared else (longest > 0).astype(self.compute)
         return self.scaled(positive, factors / self.compute(self.size))
 
     def state(self, rank: int) -> dict[str, Vectors]:
-        return {"momentum": self.momenta[rank]} if self.beta else {}
+        return {"momentum": self.residuals[rank]} if self.options.momentum else {}

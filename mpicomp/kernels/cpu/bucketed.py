@@ -7,6 +7,7 @@ from numba import float32, float64, int64, njit, uint64
 
 from mpicomp.kernels.cpu.lanes import bit_count, fold, to_bits, to_mask, widen
 from mpicomp.kernels.cpu.simd import LANES, absolute, load, select, splat, store
+from mpicomp.kernels.cpu.ssdm import squares_of_block
 from mpicomp.kernels.streams import BLOCK
 
 L2, L1 = 0, 1  # which norm
@@ -14,22 +15,10 @@ FLOAT32_MAX = np.float64(np.finfo(np.float32).max)
 
 
 @njit(nogil=True, inline="always")
-def _squares(x, start, end):  # type: ignore[no-untyped-def]
-    total = widen(splat(x.dtype.type(0)))
-    i = start
-    while i + LANES <= end:
-        v = widen(load(x, i))
-        total = total + v * v
-        i += LANES
-    rest = float64(0)
-    while i < end:
-        rest += float64(x[i]) * float64(x[i])
-        i += 1
-    return fold(total) + rest
-
-
-@njit(nogil=True, inline="always")
-def _magnitudes(x, start, end):  # type: ignore[no-untyped-def]
+def _sum(x, kind, start, end):  # type: ignore[no-untyped-def]
+    """Of squares (L2) or magnitudes (L1) of at most a block."""
+    if kind == L2:
+        return squares_of_block(x, None, None, None, start, end)
     total = widen(splat(x.dtype.type(0)))
     i = start
     while i + LANES <= end:
@@ -65,7 +54,7 @@ def norms(x, bucket, kind, sums):  # type: ignore[no-untyped-def]
         total = float64(0)
         for start in range(b * bucket, end, BLOCK):
             stop = min(end, start + BLOCK)
-            total += _squares(x, start, stop) if kind == L2 else _magnitudes(x, start, stop)
+            total += _sum(x, kind, start, stop)
         sums[b] = total
 
 
@@ -209,7 +198,7 @@ def keep_signs(values, residual, left, bits, scales, bucket, kind):  # type: ign
         for start in range(first, end, BLOCK):
             stop = min(end, start + BLOCK)
             _add(values, residual, left, start, stop)
-            total += _squares(left, start, stop) if kind == L2 else _magnitudes(left, start, stop)
+            total += _sum(left, kind, start, stop)
         length = float64(end - first)
         scales[0, b] = _number(np.sqrt(total) / np.sqrt(length) if kind == L2 else total / length)
         high = left.dtype.type(scales[0, b])

@@ -6,7 +6,7 @@ from numba import float64, njit, uint64
 
 from mpicomp.kernels.cpu.lanes import fold, to_bits, widen
 from mpicomp.kernels.cpu.sign import BLOCK_WORDS
-from mpicomp.kernels.cpu.simd import LANES, absolute, fence, load, select, splat, store, stream
+from mpicomp.kernels.cpu.simd import LANES, absolute, fence, load, put, select, splat
 from mpicomp.kernels.streams import BLOCK
 
 
@@ -19,10 +19,7 @@ def _encode_word(g, before, scale, nothing, after, streaming, bits, i, j, magnit
         x = load(g, i + LANES * k) + (p - select(p >= nothing, scale, nothing - scale))
         magnitude = magnitude + widen(absolute(x))
         word |= to_bits(x >= nothing) << uint64(LANES * k)
-        if streaming:
-            stream(after, i + LANES * k, x)
-        else:
-            store(after, i + LANES * k, x)
+        put(after, i + LANES * k, x, streaming)
     bits[j] = word
     return magnitude
 

@@ -156,20 +156,23 @@ def lane(typingctx: Any, low: Any, high: Any, index: Any) -> Any:
     return low.dtype(low, high, index), codegen
 
 
+def _halved(builder: Any, value: Any, lanes: int, join: Callable[[Any, Any], Any]) -> Any:
+    """All lanes joined, halves first: (l0, l8), ... then (l0, l4), ...: one order on every machine."""
+    i32 = ir.IntType(32)
+    while lanes > 1:
+        lanes //= 2
+        halves = [ir.Constant(ir.VectorType(i32, lanes), list(range(k, k + lanes))) for k in (0, lanes)]
+        value = join(*(builder.shuffle_vector(value, value, half) for half in halves))
+    return builder.extract_element(value, ir.Constant(i32, 0))
+
+
 @intrinsic
 def fold(typingctx: Any, vector: Any) -> Any:
-    """Sum of all lanes, halves first: (l0 + l8), ... then (l0 + l4), ...: one order on every machine."""
+    """Sum of all lanes, halves first."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        value, lanes = args[0], vector.lanes
         add = builder.fadd if isinstance(vector.dtype, types.Float) else builder.add
-        while lanes > 1:
-            lanes //= 2
-            i32 = ir.IntType(32)
-            low = ir.Constant(ir.VectorType(i32, lanes), list(range(lanes)))
-            high = ir.Constant(ir.VectorType(i32, lanes), list(range(lanes, 2 * lanes)))
-            value = add(builder.shuffle_vector(value, value, low), builder.shuffle_vector(value, value, high))
-        return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
+        return _halved(builder, args[0], vector.lanes, add)
 
     return vector.dtype(vector), codegen
 
@@ -179,13 +182,10 @@ def greatest(typingctx: Any, vector: Any) -> Any:
     """Largest of unsigned lanes."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        value, lanes, i32 = args[0], vector.lanes, ir.IntType(32)
-        while lanes > 1:
-            lanes //= 2
-            halves = [ir.Constant(ir.VectorType(i32, lanes), list(range(k, k + lanes))) for k in (0, lanes)]
-            low, high = (builder.shuffle_vector(value, value, half) for half in halves)
-            value = builder.select(builder.icmp_unsigned(">", low, high), low, high)
-        return builder.extract_element(value, ir.Constant(i32, 0))
+        def larger(low: Any, high: Any) -> Any:
+            return builder.select(builder.icmp_unsigned(">", low, high), low, high)
+
+        return _halved(builder, args[0], vector.lanes, larger)
 
     return vector.dtype(vector), codegen
 

@@ -35,21 +35,11 @@ NIBBLE = np.uint64(15)
 def load_keys(schedule):  # type: ignore[no-untyped-def]
     """The seven rounds' key words as vectors: arrays in the inner loops would be reference-counted there."""
     return (
-        load_words(schedule, 0),
-        load_words(schedule, 4),
-        load_words(schedule, 8),
-        load_words(schedule, 12),
-        load_words(schedule, 16),
-        load_words(schedule, 20),
-        load_words(schedule, 24),
-        load_words(schedule, 28),
-        load_words(schedule, 32),
-        load_words(schedule, 36),
-        load_words(schedule, 40),
-        load_words(schedule, 44),
-        load_words(schedule, 48),
-        load_words(schedule, 52),
-    )
+        load_words(schedule, 0), load_words(schedule, 4), load_words(schedule, 8), load_words(schedule, 12),
+        load_words(schedule, 16), load_words(schedule, 20), load_words(schedule, 24), load_words(schedule, 28),
+        load_words(schedule, 32), load_words(schedule, 36), load_words(schedule, 40), load_words(schedule, 44),
+        load_words(schedule, 48), load_words(schedule, 52),
+    )  # fmt: skip
 
 
 @njit(nogil=True)

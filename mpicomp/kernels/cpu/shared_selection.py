@@ -33,7 +33,7 @@ from numba import int64, njit, uint64
 
 from mpicomp.kernels.cpu.lanes import to_mask
 from mpicomp.kernels.cpu.philox import HALF, draw_words, single
-from mpicomp.kernels.cpu.simd import LANES, WORDS, fence, load_words, select, splat, store, stream
+from mpicomp.kernels.cpu.simd import LANES, WORDS, fence, load_words, put, select, splat, store
 
 ROW = 8  # words
 EVERY_BIT = np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -160,10 +160,8 @@ def _select_all(words, labels, planes, distances, rank, ranks, scratch, payload)
     last[:] = 0
     for i in range(words.size - base):
         last[i // width * ROW + i % width] = words[base + i]
-    if distances is None:
-        _select(last, labels[row:], pitch, planes, None, rank, ranks, scratch, sent)
-    else:
-        _select(last, labels[row:], pitch, planes, distances[groups:], rank, ranks, scratch, sent)
+    left = None if distances is None else distances[groups:]
+    _select(last, labels[row:], pitch, planes, left, rank, ranks, scratch, sent)
     for i in range(width):
         payload[row + i] = sent[i]
 
@@ -234,10 +232,8 @@ def _scatter_all(payloads, stride, labels, planes, distances, ranks, scratch, bi
     for r in range(ranks):
         for i in range(width):
             sent[ROW * r + i] = payloads[stride * r + row + i]
-    if distances is None:
-        _scatter(sent, ROW, labels[row:], pitch, planes, None, ranks, scratch, last)
-    else:
-        _scatter(sent, ROW, labels[row:], pitch, planes, distances[groups:], ranks, scratch, last)
+    left = None if distances is None else distances[groups:]
+    _scatter(sent, ROW, labels[row:], pitch, planes, left, ranks, scratch, last)
     for i in range(bits.size - base):
         bits[base + i] = last[i // width * ROW + i % width]
 
@@ -267,10 +263,7 @@ def unpack_pair(first, second, positive, zero, negative, streaming, out):  # typ
         both, either = first[j] & second[j], first[j] | second[j]
         for k in range(0, 64, LANES):
             values = select(to_mask(both, k), p, select(to_mask(either, k), o, m))
-            if streaming:
-                stream(out, 64 * j + k, values)
-            else:
-                store(out, 64 * j + k, values)
+            put(out, 64 * j + k, values, streaming)
     if streaming:
         fence()
     for i in range(64 * words, out.size):

@@ -10,6 +10,7 @@ from numba import float64, int32, njit, uint16, uint64
 
 from mpicomp.kernels.cpu.lanes import count, fold, to_bits, to_mask, widen
 from mpicomp.kernels.cpu.simd import LANES, absolute, fence, load, select, splat, store, stream
+from mpicomp.kernels.cpu.vote_counts import segment_totals
 from mpicomp.kernels.streams import BLOCK
 
 BLOCK_WORDS = BLOCK // 64
@@ -238,7 +239,7 @@ def add_and_clear(u, residual, bits, previous, out, sums):  # type: ignore[no-un
     """A full-precision round's input: out = u + residual, residual = 0, and sums of |u| per block of 4096.
 
     residual : like u, or None. bits, previous : as in `encode`; `previous` None: nothing is pending. out : like u,
-    overwritten. sums : float64[ceil(n / 4096)], overwritten.
+    overwritten; None without a residual: the sums alone. sums : float64[ceil(n / 4096)], overwritten.
     """
     zero = splat(u.dtype.type(0))
     for b in range(sums.size):
@@ -254,7 +255,8 @@ def add_and_clear(u, residual, bits, previous, out, sums):  # type: ignore[no-un
                     c = c - select(to_mask(bits[i // 64], i % 64), splat(previous), splat(-previous))
                 x = x + c
                 store(residual, i, zero)
-            store(out, i, x)
+            if out is not None:
+                store(out, i, x)
         rest = float64(0)
         for i in range(full, end):
             y = u[i]
@@ -265,7 +267,8 @@ def add_and_clear(u, residual, bits, previous, out, sums):  # type: ignore[no-un
                     d = d - previous if (bits[i // 64] >> uint64(i % 64)) & uint64(1) else d + previous
                 y = y + d
                 residual[i] = 0
-            out[i] = y
+            if out is not None:
+                out[i] = y
         sums[b] = fold(total) + rest
 
 
@@ -278,38 +281,14 @@ def subtract_result(residual, bits, previous):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def magnitudes(u, sums):  # type: ignore[no-untyped-def]
-    """Sums of |u| as `encode` makes them. u : float32[n] or float64[n]; sums : float64[ceil(n / 4096)], overwritten."""
-    for b in range(sums.size):
-        total = widen(splat(u.dtype.type(0)))
-        end = min(u.size, (b + 1) * BLOCK)
-        full = end // 64 * 64
-        for i in range(b * BLOCK, full, LANES):
-            total = total + widen(absolute(load(u, i)))
-        rest = float64(0)
-        for i in range(full, end):
-            rest += abs(float64(u[i]))
-        sums[b] = fold(total) + rest
-
-
-@njit(nogil=True, cache=True)
 def add_up(sums, firsts, clipped, report):  # type: ignore[no-untyped-def]
     """What a rank reports: the number of elements clipped, then the sum of |u| of each segment.
 
-    Returns whether all sums are finite.
-
-    sums : float64[blocks]. firsts : int64[segments], each segment's first block.
-    report : float64[1 + segments], overwritten.
+    Returns whether all sums are finite. sums, firsts : as in `vote_counts.segment_totals`. report : float64[1 +
+    segments], overwritten.
     """
     report[0] = clipped
-    finite = True
-    for segment in range(firsts.size):
-        total = float64(0)
-        for block in range(firsts[segment], firsts[segment + 1] if segment + 1 < firsts.size else sums.size):
-            total += sums[block]
-        report[1 + segment] = total
-        finite = finite and np.isfinite(total)
-    return finite
+    return segment_totals(sums, firsts, report[1:])
 
 
 @njit(nogil=True, cache=True)

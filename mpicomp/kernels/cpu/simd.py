@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, lower_builtin, models, register_model, type_callable
 
@@ -188,6 +188,15 @@ def _store(streaming: bool) -> Any:
 store = intrinsic(_store(streaming=False))
 #: Store past the caches. The address must be a multiple of 32 bytes.
 stream = intrinsic(_store(streaming=True))
+
+
+@njit(nogil=True, inline="always")
+def put(array, index, vector, streaming):  # type: ignore[no-untyped-def]
+    """Store, or with `streaming` store past the caches: whoever does so ends with a `fence`."""
+    if streaming:
+        stream(array, index, vector)
+    else:
+        store(array, index, vector)
 
 
 @intrinsic

@@ -118,31 +118,22 @@ def put(values, places, out):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def spread_chunks(values, indices, chunk, keep, out):  # type: ignore[no-untyped-def]
-    """Overwrite `out` with zeros but for `values`, `keep` of each chunk; what is not finite becomes 0.
+def spread_chunks(values, indices, chunk, keep, out, adding):  # type: ignore[no-untyped-def]
+    """Overwrite `out` with zeros but for `values`, `keep` of each chunk; `adding`: add them to what is there.
 
-    indices : uint32[k], places within chunks; such as lie outside are taken to the last element.
+    indices : uint32[k], places within chunks; such as lie outside are taken to the last element. What is not finite
+    counts as 0. adding : bool.
     """
     j = 0
     for start in range(0, out.size, chunk):
         stop = min(out.size, start + chunk)
-        for i in range(start, stop):
-            out[i] = 0
+        if not adding:
+            for i in range(start, stop):
+                out[i] = 0
         for _ in range((keep * (stop - start) + chunk - 1) // chunk):
             if np.isfinite(values[j]):
-                out[start + min(int64(indices[j]), stop - start - 1)] = values[j]
-            j += 1
-
-
-@njit(nogil=True, cache=True)
-def add_chunks(values, indices, chunk, keep, sums):  # type: ignore[no-untyped-def]
-    """Like `spread_chunks`, but adds to what is there."""
-    j = 0
-    for start in range(0, sums.size, chunk):
-        length = min(sums.size - start, chunk)
-        for _ in range((keep * length + chunk - 1) // chunk):
-            if np.isfinite(values[j]):
-                sums[start + min(int64(indices[j]), length - 1)] += values[j]
+                at = start + min(int64(indices[j]), stop - start - 1)
+                out[at] = out[at] + values[j] if adding else values[j]
             j += 1
 
 

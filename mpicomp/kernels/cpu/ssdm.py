@@ -31,7 +31,8 @@ def _moved_one(g, momentum, beta, gain, i):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, inline="always")
-def _squares_of_block(g, momentum, beta, gain, start, end):  # type: ignore[no-untyped-def]
+def squares_of_block(g, momentum, beta, gain, start, end):  # type: ignore[no-untyped-def]
+    """Sum of squares of at most a block of beta momentum + gain g, or of g, in float64."""
     total = widen(splat(g.dtype.type(0)))
     whole = start + (end - start) // LANES * LANES
     for i in range(start, whole, LANES):
@@ -52,7 +53,7 @@ def squares(g, momentum, beta, gain, sums):  # type: ignore[no-untyped-def]
     sums : float64[ceil(n / 4096)], overwritten.
     """
     for b in range(sums.size):
-        sums[b] = _squares_of_block(g, momentum, beta, gain, b * BLOCK, min(g.size, (b + 1) * BLOCK))
+        sums[b] = squares_of_block(g, momentum, beta, gain, b * BLOCK, min(g.size, (b + 1) * BLOCK))
 
 
 @njit(nogil=True, cache=True)

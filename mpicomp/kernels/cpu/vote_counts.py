@@ -16,12 +16,12 @@ from mpicomp.kernels.cpu.simd import (
     WORDS,
     fence,
     load_words,
+    put,
     select,
     splat,
     splat_byte,
     splat_word,
     store,
-    stream,
 )
 
 FEW_PLANES = 6  # twice a count less its weight fits a signed byte, whatever the count
@@ -150,6 +150,31 @@ def _some(counts, planes, words, powers, lowest, factor, start, stop, out):  # t
         out[i] = total * factor
 
 
+@njit(nogil=True, inline="always")
+def _values(counts, planes, words, powers, lowest, factors, starts, stops, first, low, high, streaming, out, few):  # type: ignore[no-untyped-def]
+    """`few_values`, or with `few` None `many_values`."""
+    end = 0
+    for b in range(low, high):
+        start, stop, factor = max(starts[b] - first, 0), min(stops[b] - first, out.size), factors[b]
+        out[end:start] = 0
+        head = min(stop, -(-start // 64) * 64)
+        _some(counts, planes, words, powers, lowest, factor, start, head, out)
+        for w in range(head // 64, stop // 64):
+            if few is None:
+                for k in range(64 // LANES):
+                    put(out, 64 * w + LANES * k, _many(counts, planes, words, w, k, powers, lowest, factor), streaming)
+            else:
+                one = _few(counts, planes, words, w, 0, powers, lowest, factor)
+                other = _few(counts, planes, words, w, 1, powers, lowest, factor)
+                put(out, 64 * w, one, streaming)
+                put(out, 64 * w + BYTES, other, streaming)
+        _some(counts, planes, words, powers, lowest, factor, max(head, stop // 64 * 64), stop, out)
+        end = stop
+    out[end:] = 0
+    if streaming:
+        fence()
+
+
 @njit(nogil=True, cache=True)
 def few_values(counts, planes, words, powers, lowest, factors, starts, stops, first, low, high, streaming, out):  # type: ignore[no-untyped-def]
     """out[i] = (2 count - weight) * the factor of its stretch, and 0 between stretches.
@@ -159,49 +184,13 @@ def few_values(counts, planes, words, powers, lowest, factors, starts, stops, fi
     in order; those from `low` on and before `high` reach into `out`, whose own first element is `first`. streaming :
     store past the caches; `out` must then start at a multiple of 32 bytes. out : float32[n] or float64[n], overwritten.
     """
-    end = 0
-    for b in range(low, high):
-        start, stop, factor = max(starts[b] - first, 0), min(stops[b] - first, out.size), factors[b]
-        out[end:start] = 0
-        head = min(stop, -(-start // 64) * 64)
-        _some(counts, planes, words, powers, lowest, factor, start, head, out)
-        for w in range(head // 64, stop // 64):
-            one = _few(counts, planes, words, w, 0, powers, lowest, factor)
-            other = _few(counts, planes, words, w, 1, powers, lowest, factor)
-            if streaming:
-                stream(out, 64 * w, one)
-                stream(out, 64 * w + BYTES, other)
-            else:
-                store(out, 64 * w, one)
-                store(out, 64 * w + BYTES, other)
-        _some(counts, planes, words, powers, lowest, factor, max(head, stop // 64 * 64), stop, out)
-        end = stop
-    out[end:] = 0
-    if streaming:
-        fence()
+    _values(counts, planes, words, powers, lowest, factors, starts, stops, first, low, high, streaming, out, True)
 
 
 @njit(nogil=True, cache=True)
 def many_values(counts, planes, words, powers, lowest, factors, starts, stops, first, low, high, streaming, out):  # type: ignore[no-untyped-def]
     """Like `few_values` for counts of any size; powers, lowest : of out's type."""
-    end = 0
-    for b in range(low, high):
-        start, stop, factor = max(starts[b] - first, 0), min(stops[b] - first, out.size), factors[b]
-        out[end:start] = 0
-        head = min(stop, -(-start // 64) * 64)
-        _some(counts, planes, words, powers, lowest, factor, start, head, out)
-        for w in range(head // 64, stop // 64):
-            for k in range(4):
-                values = _many(counts, planes, words, w, k, powers, lowest, factor)
-                if streaming:
-                    stream(out, 64 * w + LANES * k, values)
-                else:
-                    store(out, 64 * w + LANES * k, values)
-        _some(counts, planes, words, powers, lowest, factor, max(head, stop // 64 * 64), stop, out)
-        end = stop
-    out[end:] = 0
-    if streaming:
-        fence()
+    _values(counts, planes, words, powers, lowest, factors, starts, stops, first, low, high, streaming, out, None)
 
 
 @njit(nogil=True, cache=True)

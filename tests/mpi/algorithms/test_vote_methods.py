@@ -173,9 +173,9 @@ def drawn(size: int, n: int) -> NDArray[np.int64]:
     """Every rank's signs at the first step, as counts of one rank."""
     votes = np.zeros((size, n), np.int64)
     for rank in range(size):
-        simulation = reference.StochasticSigns(1, n)
+        simulation = reference.StochasticSigns(SSDM(), None, 1, n)
         x = gradient(rank, 0, n)[None]
         norm = np.sqrt(simulation.totals(x, reference.sum_of_squares)).astype(np.float32).astype(np.float64)[0, 0]
-        uniform = reference.uniforms(simulation.key, 0, n, 0, rank)
+        uniform = reference.uniforms(simulation.stream("stochastic sign").key(), 0, n, 0, rank)
         votes[rank] = uniform < 2.0**31 + x[0].astype(np.float64) * (2.0**31 / norm)
     return votes

@@ -15,7 +15,7 @@ from collectives import Communicator, HalvingDoubling, Torus, Tree
 from collectives.schedules.plan import Topology
 from mpicomp import Marsit
 from mpicomp.aggregator.base import Aggregator
-from mpicomp.codecs import sign
+from mpicomp.codecs.sign import SignMerger
 from tests.mpi.lanes import TIMEOUT_S, every_size, same_everywhere, topologies
 from tests.reference.statistics import assert_binomial, assert_chi_square
 
@@ -123,13 +123,13 @@ def test_merging_an_element_again_draws_new_words(
     mpi_comm: MPI.Intracomm, topology: Topology, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[tuple[int, int, int]] = []
-    draw: Callable[..., None] = sign.mix_words
+    draw: Callable[..., None] = SignMerger.draw
 
-    def recorded(schedule: Any, at: tuple[int, Any, Any], *rest: Any) -> None:
-        drawn.append((int(at[0]), int(at[1]), int(at[2])))
-        draw(schedule, at, *rest)
+    def recorded(merger: SignMerger, first: int, step: int, source: Any, *rest: Any) -> None:
+        drawn.append((first, step, int(source)))
+        draw(merger, first, step, source, *rest)
 
-    monkeypatch.setattr(sign, "mix_words", recorded)
+    monkeypatch.setattr(SignMerger, "draw", recorded)
     with Communicator(mpi_comm, topology, TIMEOUT_S, piece_bytes=512) as comm:
         aggregator = STATELESS.start(comm, N)
         for _ in range(2):

@@ -36,16 +36,9 @@ def hops(topology: Topology, size: int, n: int, alignment: int) -> Iterator[Hop]
         for chunk in message.chunks:
             ordinal = int(merges[message.destination, chunk])
             merges[message.destination, chunk] += message.held_weight > 0
-            if cuts[chunk]:
-                yield Hop(
-                    message.source,
-                    message.destination,
-                    cuts[chunk].start,
-                    cuts[chunk].stop,
-                    message.weight,
-                    message.held_weight,
-                    ordinal,
-                )
+            if cut := cuts[chunk]:
+                ends = message.source, message.destination
+                yield Hop(*ends, cut.start, cut.stop, message.weight, message.held_weight, ordinal)
 
 
 def dense(topology: Topology, vectors: NDArray[Any], op: str = "sum") -> NDArray[Any]:

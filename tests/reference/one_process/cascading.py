@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from collectives.execution.partition import partition
-from collectives.schedules.plan import Topology
-from mpicomp import CascadingSSDM
 from mpicomp.codecs import Draw, StochasticSign
 from mpicomp.codecs.stochastic_sign import norm
-from mpicomp.kernels.streams import Stream
 from tests.reference.one_process.allreduce import hops
+from tests.reference.one_process.base import Simulation, Vectors
 from tests.reference.signs import unpack_bits
 from tests.reference.stochastic_signs import stochastic_bits
 
-Vectors = NDArray[Any]
 
-
-class OneProcess:
+class OneProcess(Simulation):
     """A run of cascading SSDM over a topology, for the options of which no result is normalised."""
 
-    def __init__(
-        self, options: CascadingSSDM, topology: Topology, size: int, n: int, dtype: Any, vector_id: int
-    ) -> None:
-        assert not options.normalise
-        self.topology, self.size, self.n, self.dtype = topology, size, n, dtype
-        self.stream, self.t = Stream(options.seed, vector_id, "stochastic sign"), 0
-
-    def state(self, rank: int) -> dict[str, Vectors]:
-        """Return nothing: the method keeps nothing."""
-        return {}
-
-    def step(self, vectors: Vectors) -> Vectors:
-        """Take one step: row m is rank m's vector. Return what every rank gets."""
-        sums = vectors.astype(np.float32)
+    def compute_step(self, g: Vectors) -> Vectors:
+        assert not self.options.normalise
+        stream, sums = self.stream("stochastic sign"), g.astype(np.float32)
         held: dict[tuple[int, int], Vectors] = {}  # by rank and start: the signs times the norm
         made: dict[tuple[int, int], int] = {}
         final: set[tuple[int, int]] = set()
@@ -44,7 +26,7 @@ class OneProcess:
         def compress(rank: int, part: slice) -> None:
             here = rank, part.start
             made[here] = made.get(here, -1) + 1
-            held[here] = self.signs(sums[rank, part], Draw(self.stream, self.t, rank, made[here], part.start))
+            held[here] = self.signs(sums[rank, part], Draw(stream, self.t, rank, made[here], part.start))
 
         for hop in hops(self.topology, self.size, self.n, StochasticSign().alignment):
             part = slice(hop.start, hop.stop)
@@ -66,9 +48,8 @@ class OneProcess:
                 if self.size == 1:
                     compress(0, part)
                 result[part] = held[0, cut.start]
-        self.t += 1
         most = np.finfo(self.dtype).max  # amplitudes grow from hop to hop, and float16 ends soon
-        return np.clip(result / np.float32(self.size), -most, most).astype(self.dtype)
+        return np.clip(result / np.float32(self.size), -most, most)
 
     def signs(self, values: Vectors, draw: Draw) -> Vectors:
         """Return a stochastic sign of each element times the norm of all."""

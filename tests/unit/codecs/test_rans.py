@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from mpicomp.codecs import Quantizer
 from mpicomp.codecs import rans as entropy
-from tests.contracts import draw_at, gaussian
+from tests.contracts import GUARD, draw_at, gaussian, guarded
 from tests.reference import rans as reference
 
-GUARD = 0xA5
 LEVELS = (2, 3, 4, 5, 6, 7, 9, 16, 17, 31, 127, 255)
 AROUND = (0, 1, 2, 3, 4, 5, 7, 8, 19, 20, 21, 39, 40, 41, 1000, 8191, 8192, 8193, 8199)
 
@@ -39,24 +38,20 @@ def entropy_of(symbols: NDArray[np.uint8]) -> float:
 def coded(symbols: NDArray[np.uint8], levels: int) -> NDArray[np.uint8]:
     """The message; checks that nothing beside the payload is written."""
     most = entropy.most_bytes(symbols.size, levels)
-    memory = np.full(most + 32, GUARD, np.uint8)
-    used = entropy.encode(symbols, levels, memory[16 : 16 + most])
+    with guarded(most, np.uint8) as payload:
+        used = entropy.encode(symbols, levels, payload)
     assert 0 < used <= most
-    assert (memory[:16] == GUARD).all()
-    assert (memory[16 + most :] == GUARD).all()
-    return memory[16 : 16 + used].copy()
+    return payload[:used].copy()
 
 
 def decoded(payload: NDArray[np.uint8], levels: int, n: int) -> NDArray[np.uint8]:
     """The symbols; checks that nothing beside them is written, even if the payload is damaged."""
-    memory = np.full(n + 64, GUARD, np.uint8)
-    try:
-        entropy.decode(payload, levels, memory[32 : 32 + n])
-    finally:
-        assert (memory[:32] == GUARD).all()
-        assert (memory[32 + n :] == GUARD).all()
-        assert (memory[32 : 32 + n] < levels).all()
-    return memory[32 : 32 + n]
+    with guarded(n, np.uint8) as symbols:
+        try:
+            entropy.decode(payload, levels, symbols)
+        finally:
+            assert (symbols < levels).all()
+    return symbols
 
 
 @pytest.mark.parametrize("levels", LEVELS)

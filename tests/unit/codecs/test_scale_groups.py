@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectives.execution.partition import pieces
-from mpicomp.codecs.scale_groups import ScaleGroups, cut_runs, padded_lengths
+from mpicomp.codecs.scale_groups import ScaleGroups, padded_lengths
 
 BLOCK = 4096
 # around multiples of words and of blocks
@@ -52,50 +52,33 @@ def test_segments_that_do_not_fill_the_vector_are_refused(tensor_lengths: list[i
         padded_lengths(tensor_lengths, n)
 
 
-@given(tensor_lengths=LENGTHS, ragged=st.booleans(), blocks=st.integers(1, 4))
-def test_runs_cut_the_vector_at_pieces_tensors_and_blocks(tensor_lengths: list[int], ragged: bool, blocks: int) -> None:
+@given(
+    tensor_lengths=LENGTHS, ragged=st.booleans(), bucket=st.sampled_from([None, 700, 5000]), blocks=st.integers(1, 4)
+)
+def test_runs_are_the_groups_blocks_in_order_whatever_the_pieces(
+    tensor_lengths: list[int], ragged: bool, bucket: int | None, blocks: int
+) -> None:
     n, _ = padded(tensor_lengths, ragged)
-    _, lengths = padded_lengths(tensor_lengths, n)
+    groups = ScaleGroups.of(tensor_lengths, n, bucket)
+    expected = [
+        (group, start, min(stop, start - start % BLOCK + BLOCK))
+        for group, (begin, stop) in enumerate(zip(groups.starts.tolist(), groups.stops.tolist(), strict=True))
+        for start in (begin, *range(begin - begin % BLOCK + BLOCK, stop, BLOCK))
+    ]
     cuts = pieces(range(n), blocks * BLOCK, BLOCK)
-    runs, firsts = cut_runs(cuts, lengths)
-    ends = np.cumsum(lengths)
-    element, block = 0, 0
-    seen: list[int] = []
-    for cut, of_piece in zip(cuts, runs, strict=True):
+    found, places = [], []
+    for cut, of_piece in zip(cuts, groups.runs(cuts), strict=True):
         for run in of_piece:
             start, stop = run.elements.start, run.elements.stop
-            assert (start, run.sums.start) == (element, block)
             assert cut.start <= start < stop <= cut.stop
-            assert ends[run.tensor] - lengths[run.tensor] <= start < stop <= ends[run.tensor]
-            assert start % BLOCK == 0 or stop <= start - start % BLOCK + BLOCK
-            assert (run.words.start, run.words.stop) == (start // 64, -(-stop // 64))
-            assert start % 64 == 0
-            if run.tensor not in seen:
-                assert firsts[run.tensor] == block
-                seen.append(run.tensor)
-            element, block = stop, run.sums.stop
-            assert run.sums.stop - run.sums.start == -(-(stop - start) // BLOCK)
-        assert element == cut.stop
-    assert seen == list(range(len(tensor_lengths)))
-
-
-@given(tensor_lengths=LENGTHS, ragged=st.booleans())
-def test_blocks_of_sums_do_not_depend_on_the_pieces(tensor_lengths: list[int], ragged: bool) -> None:
-    n, _ = padded(tensor_lengths, ragged)
-    _, lengths = padded_lengths(tensor_lengths, n)
-
-    def blocks(cuts: tuple[range, ...]) -> list[int]:
-        runs, _ = cut_runs(cuts, lengths)
-        return [
-            start
-            for of_piece in runs
-            for run in of_piece
-            for start in range(run.elements.start, run.elements.stop, BLOCK)
-        ]
-
-    whole = blocks((range(n),))
-    for size in (1, 2, 3):
-        assert blocks(pieces(range(n), size * BLOCK, BLOCK)) == whole
+            assert run.words() == slice(start // 64, -(-stop // 64))
+            assert run.words(cut.start) == slice((start - cut.start) // 64, -(-(stop - cut.start) // 64))
+            ends = (*range(start - start % BLOCK + BLOCK, stop, BLOCK), stop)
+            found += [(run.group, max(start, end - (end % BLOCK or BLOCK)), end) for end in ends]
+            places += range(run.sums.start, run.sums.stop)
+    assert found == expected
+    assert places == list(range(groups.blocks))
+    assert groups.firsts.tolist() == [[group for group, _, _ in expected].index(k) for k in range(groups.firsts.size)]
 
 
 def test_a_bucket_longer_than_any_vector_is_a_whole_segment() -> None:

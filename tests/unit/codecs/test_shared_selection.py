@@ -12,15 +12,16 @@ from numpy.typing import NDArray
 
 from mpicomp import Marsit
 from mpicomp.codecs.shared_selection import MOST_RANKS, SharedSelection, Winners
-from mpicomp.kernels.cpu.sign import encode
+from mpicomp.kernels.cpu.shared_selection import unpack_pair
+from mpicomp.kernels.cpu.sign import encode, unpack
 from mpicomp.kernels.streams import BLOCK, GROUP, Stream
+from tests.contracts import guarded
 from tests.reference import shared_selection as reference
 from tests.reference.one_process.marsit import OneProcess
 from tests.reference.signs import pack_bits
 
 RANKS = (1, 2, 3, 4, 5, 7, 8, 11, 17)  # 11 meets odd numbers twice on its way to 1
 STREAM = Stream(3, 1, "selection")
-GUARD = np.uint64(0xA5A5A5A5A5A5A5A5)
 STEP = 5
 
 Words = NDArray[np.uint64]
@@ -42,21 +43,13 @@ def drawn(codec: SharedSelection, n: int, step: int = STEP, first: int = 0, stre
     return selection, winners
 
 
-def guarded(words: int) -> tuple[Words, Words]:
-    """A whole array, and its middle of so many words."""
-    memory = np.full(words + 16, GUARD)
-    return memory, memory[8 : 8 + words]
-
-
-def payloads_of(
-    codec: SharedSelection, selection: Any, winners: Winners, packed: list[Words], stride: int
-) -> tuple[Words, Words]:
-    """What all ranks send, `stride` words apart; the memory around it too."""
+def payloads_of(codec: SharedSelection, selection: Any, winners: Winners, packed: list[Words], stride: int) -> Words:
+    """What all ranks send, `stride` words apart."""
     words = codec.nbytes(winners.n) // 8
-    memory, payloads = guarded(stride * codec.ranks)
-    for rank, bits in enumerate(packed):
-        selection.encode(bits, rank, winners, payloads[stride * rank : stride * rank + words])
-    return memory, payloads
+    with guarded(stride * codec.ranks, np.uint64) as payloads:
+        for rank, bits in enumerate(packed):
+            selection.encode(bits, rank, winners, payloads[stride * rank : stride * rank + words])
+    return payloads
 
 
 @pytest.mark.parametrize("votes", [1, 2])
@@ -71,20 +64,17 @@ def test_payloads_and_results_equal_the_reference(ranks: int, votes: int) -> Non
         selection, winners = drawn(codec, n)
         words = codec.nbytes(n) // 8
         stride = words + 3
-        memory, payloads = payloads_of(codec, selection, winners, packed, stride)
+        payloads = payloads_of(codec, selection, winners, packed, stride)
         for rank in range(ranks):
             expected = reference.payload(positive[rank], rank, who, ranks)
             np.testing.assert_array_equal(payloads[stride * rank : stride * rank + words], expected)
-            assert (payloads[stride * rank + words : stride * (rank + 1)] == GUARD).all()
+            assert (payloads[stride * rank + words : stride * (rank + 1)] == 77).all()
             np.testing.assert_array_equal(packed[rank], before[rank])
-        assert (memory[:8] == GUARD).all()
-        assert (memory[-8:] == GUARD).all()
-        results = [guarded(-(-n // 64)) for _ in range(codec.votes)]
-        selection.decode(payloads, stride, winners, [bits for _, bits in results])
-        for (memory, bits), expected in zip(results, reference.votes_of(positive, who), strict=True):
+        with guarded(-(-n // 64), np.uint64) as first, guarded(-(-n // 64), np.uint64) as second:
+            results = [first, second][: codec.votes]
+            selection.decode(payloads, stride, winners, results)
+        for bits, expected in zip(results, reference.votes_of(positive, who), strict=True):
             np.testing.assert_array_equal(bits, pack_bits(expected))
-            assert (memory[:8] == GUARD).all()
-            assert (memory[-8:] == GUARD).all()
 
 
 @pytest.mark.parametrize("votes", [1, 2])
@@ -100,7 +90,7 @@ def test_runs_are_drawn_as_their_part_of_the_whole(ranks: int, votes: int) -> No
         for run in (range(cut), range(cut, n)):
             words, size = slice(run.start // 64, -(-run.stop // 64)), codec.nbytes(len(run)) // 8
             selection, winners = drawn(codec, len(run), first=run.start)
-            _, payloads = payloads_of(codec, selection, winners, [bits[words] for bits in packed], size)
+            payloads = payloads_of(codec, selection, winners, [bits[words] for bits in packed], size)
             results = [np.empty(words.stop - words.start, np.uint64) for _ in range(codec.votes)]
             selection.decode(payloads, size, winners, results)
             for bits, whole in zip(results, expected, strict=True):
@@ -115,7 +105,7 @@ def test_groups_far_out_are_drawn_as_in_the_reference(ranks: int) -> None:
         first = 512 * ranks * group
         selection, winners = drawn(codec, n, first=first)
         positive = signs(ranks, n)
-        _, payloads = payloads_of(codec, selection, winners, [pack_bits(row) for row in positive], codec.nbytes(n) // 8)
+        payloads = payloads_of(codec, selection, winners, [pack_bits(row) for row in positive], codec.nbytes(n) // 8)
         results = [np.empty(n // 64, np.uint64) for _ in range(2)]
         selection.decode(payloads, codec.nbytes(n) // 8, winners, results)
         who = reference.winners(n, ranks, 2, STREAM, STEP, first)
@@ -175,7 +165,7 @@ def test_nothing_is_drawn_where_every_rank_wins(ranks: int, votes: int) -> None:
         selection, winners = drawn(codec, 1000, stream=stream)
         assert winners.labels.size == 0
         size = codec.nbytes(1000) // 8
-        _, payloads = payloads_of(codec, selection, winners, [pack_bits(row) for row in positive], size)
+        payloads = payloads_of(codec, selection, winners, [pack_bits(row) for row in positive], size)
         results = [np.empty(16, np.uint64) for _ in range(codec.votes)]
         selection.decode(payloads, size, winners, results)
         found = np.sort([np.unpackbits(bits.view(np.uint8), count=1000, bitorder="little") for bits in results], axis=0)
@@ -207,27 +197,6 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], match: str) -
         SharedSelection(**options)
 
 
-# Results as values ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("n", [0, 1, 63, 64, 65, 1000, 4096, 100_003])
-@pytest.mark.parametrize("width", [np.uint16, np.uint32, np.uint64])
-def test_votes_become_their_mean_and_nothing_else_is_written(width: Any, n: int) -> None:
-    rng, selection = np.random.default_rng(n), SharedSelection(3, 2).bind("cpu", STREAM)
-    bits = [rng.integers(0, 2**64, -(-n // 64), np.uint64) for _ in range(2)]
-    votes = np.array([np.unpackbits(b.view(np.uint8), count=n, bitorder="little") for b in bits], bool)
-    for count in (1, 2):
-        both, either = votes[:count].all(axis=0), votes[:count].any(axis=0)
-        expected = np.where(both, 40_000, np.where(either, 0, 3))
-        for offset, streaming in ((0, True), (0, False), (1, False), (3, False)):
-            memory = np.full(n + 128, 77, width)
-            start = -memory.ctypes.data % 32 // memory.itemsize + 32 + offset
-            selection.write_votes(bits[:count], width(40_000), width(3), streaming, memory[start : start + n])
-            np.testing.assert_array_equal(memory[start : start + n], expected)
-            assert (memory[:start] == 77).all()
-            assert (memory[start + n :] == 77).all()
-
-
 # A whole step --------------------------------------------------------------------------------------------------------
 
 
@@ -252,7 +221,10 @@ def test_steps_of_the_kernels_are_those_of_the_simulation(dtype: Any, ranks: int
             encode(updates[rank], residuals[rank], bits[0], s, s, None, True, zero, tiny, sums)
             selection.encode(bits[0], rank, winners, payloads[rank])
         selection.decode(payloads.reshape(-1), size, winners, bits)
-        selection.write_votes(bits, positive, negative, False, out.view(width))
+        if codec.votes == 1:
+            unpack(*bits, positive, negative, False, out.view(width))
+        else:
+            unpack_pair(*bits, positive, width(0), negative, False, out.view(width))
         np.testing.assert_array_equal(out, simulated.step(updates))
         np.testing.assert_array_equal(residuals, simulated.residuals)
         assert set(np.unique(out)) == ({-s, s} if codec.votes == 1 else {-s, zero, s})

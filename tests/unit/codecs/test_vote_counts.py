@@ -1,17 +1,18 @@
-"""Counts: the codec contract; merges are sums whatever the order; majorities with fair coins."""
+"""Counts: the codec contract; merges are sums; majorities with fair coins."""
 
 from __future__ import annotations
 
-from itertools import permutations
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from mpicomp.codecs.majority import MajorityCodec
 from mpicomp.codecs.sign import Sign
 from mpicomp.codecs.vote_counts import Counts, planes_of
-from tests.contracts import LENGTHS, CodecContract, draw_at, encoded, gaussian
+from mpicomp.kernels.streams import Stream
+from tests.contracts import LENGTHS, SignContract, draw_at, encoded, gaussian
 from tests.reference import vote_counts as reference
 from tests.reference.signs import unpack_bits
 from tests.reference.statistics import assert_binomial
@@ -34,12 +35,8 @@ def merged(parts: list[tuple[Bytes, int]], n: int) -> Bytes:
     return held
 
 
-class TestCounts(CodecContract):
+class TestCounts(SignContract):
     codec = Counts()
-    dtypes = (np.float32, np.float64)
-
-    def check_round_trip(self, values: NDArray[Any], decoded: NDArray[Any]) -> None:
-        np.testing.assert_array_equal(decoded, np.where(values > 0, 1, -1))
 
     def test_bit_length_expansion(self) -> None:
         assert [planes_of(weight) for weight in (1, 2, 3, 4, 7, 8, 15, 16, 255, 256)] == [1, 2, 2, 3, 3, 4, 4, 5, 8, 9]
@@ -70,13 +67,6 @@ class TestCounts(CodecContract):
                     self.codec.decode(payload, values, weight=weight)
                     np.testing.assert_array_equal(values, total.astype(dtype) * dtype(1 / weight))
 
-    def test_the_order_of_merges_does_not_matter(self) -> None:
-        n = 300
-        parts = [(payload_of(np.random.default_rng(w).integers(0, w + 1, n), w), w) for w in (1, 3, 4, 2)]
-        first, *others = (merged([parts[i] for i in order], n) for order in permutations(range(4)))
-        for other in others:
-            np.testing.assert_array_equal(other, first)
-
     def test_damaged_counts_above_the_weight_decode_to_finite_values(self) -> None:
         for weight in (2, 4, 5, 8, 1000):
             for dtype in self.dtypes:
@@ -94,25 +84,20 @@ class TestCounts(CodecContract):
 N = 200_000
 
 
-def majority(counts: NDArray[Any], weight: int, **at: Any) -> NDArray[np.bool_]:
-    bits = np.full(Sign().nbytes(counts.size), 0xA5, np.uint8)
-    Counts().majority(payload_of(counts, weight), counts.size, bits, weight=weight, draw=draw_at(**at))
-    return unpack_bits(bits.view(np.uint64), counts.size)
+def majority(counts: NDArray[Any], weight: int, step: int = 3, first: int = 0, seed: int = 11) -> NDArray[np.bool_]:
+    """Of elements from `first` on, as `MajorityCodec` decides them in the place of the first plane."""
+    planes = reference.planes(counts, planes_of(weight))
+    codec = MajorityCodec([range(counts.size)], "float32", weight, Stream(seed, 0, "test"), [planes])
+    codec.begin(step, np.empty(0, np.float32), np.empty(0, np.float32))
+    codec.decide(first, planes, -(-counts.size // 64))
+    return unpack_bits(planes, counts.size)
 
 
-@pytest.mark.parametrize("weight", [2, 3, 4, 7, 8])
-def test_majorities_are_those_of_the_counts(weight: int) -> None:
-    counts = np.random.default_rng(weight).integers(0, weight + 1, 5000)
-    clear = 2 * counts != weight
-    np.testing.assert_array_equal(majority(counts, weight)[clear], (2 * counts > weight)[clear])
-
-
-def test_ties_are_decided_by_fair_coins_of_step_seed_and_place_but_not_of_ranks() -> None:
+def test_ties_are_decided_by_fair_coins_of_step_seed_and_place() -> None:
     ties = np.full(N, 4)
     first = majority(ties, 8)
     assert_binomial(first.sum(), N, 0.5, "positive ties")
-    np.testing.assert_array_equal(majority(ties, 8, rank=5, ordinal=3), first)
-    for other in ({"step": 4}, {"seed": 12}, {"offset": 1 << 18}):
+    for other in ({"step": 4}, {"seed": 12}, {"first": 1 << 18}):
         assert_binomial((majority(ties, 8, **other) == first).sum(), N, 0.5, f"equal coins with {other}")
 
 
@@ -120,5 +105,6 @@ def test_parts_are_decided_as_their_part_of_the_whole() -> None:
     counts = np.random.default_rng(1).integers(0, 5, 3 * 4096 + 70)
     whole = majority(counts, 4)
     for start in (512, 4096, 3 * 4096):
-        np.testing.assert_array_equal(majority(counts[start:], 4, offset=start), whole[start:])
-    np.testing.assert_array_equal(reference.coins(draw_at().stream, counts.size, 3)[counts == 2], whole[counts == 2])
+        np.testing.assert_array_equal(majority(counts[start:], 4, first=start), whole[start:])
+    ups = reference.coins(draw_at().stream, counts.size, 3)
+    np.testing.assert_array_equal(whole, (counts > 2) | ((counts == 2) & ups))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mpicomp.codecs.sign import mix_words, scratch
+from mpicomp.codecs.sign import Sign
 from mpicomp.kernels.streams import Stream, source
 from tests.reference.statistics import assert_binomial, assert_chi_square
 
@@ -36,8 +36,8 @@ ELSEWHERE = [
 def draw(weights: tuple[int, int], **changed: Any) -> NDArray[np.uint64]:
     at = PLACE | changed
     out = np.empty(BITS // 64, np.uint64)
-    where = 512 * at["group"], np.uint64(at["step"]), source(at["rank"], at["ordinal"])
-    mix_words(Stream(at["seed"], at["vector_id"], at["purpose"]).schedule(), where, weights, scratch(), out)
+    stream = Stream(at["seed"], at["vector_id"], at["purpose"])
+    Sign().bind("cpu", stream).draw(512 * at["group"], at["step"], source(at["rank"], at["ordinal"]), weights, out)
     return out
 
 

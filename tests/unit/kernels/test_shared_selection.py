@@ -42,10 +42,8 @@ def votes_on(packed: Sequence[Words], n: int, votes: int, **changed: Any) -> Wor
     at = PLACE | changed
     ranks = len(packed)
     codec = SharedSelection(ranks, votes)
-    selection, size = (
-        codec.bind("cpu", Stream(at["seed"], at["vector_id"], at["purpose"])),
-        codec.nbytes(n) // 8,
-    )
+    selection = codec.bind("cpu", Stream(at["seed"], at["vector_id"], at["purpose"]))
+    size = codec.nbytes(n) // 8
     winners, payloads = selection.reserve(n), np.empty((ranks, size), np.uint64)
     selection.draw(winners, at["step"], COLUMNS * ranks * at["group"])
     for rank, bits in enumerate(packed):
@@ -109,20 +107,16 @@ class TestOneWinner:
                 chosen = result[:, row][agreeing[:, row] == k]
                 assert_binomial(chosen.sum(), chosen.size, k / ranks, f"{k} of {ranks} in row {row}")
 
-    def test_winners_of_two_columns_are_independent(self, ranks: int) -> None:
-        who = winners_of(ranks, rows=0)[0]
+    def test_winners_of_two_columns_and_of_two_groups_are_independent(self, ranks: int) -> None:
+        """Columns of one row and of different rows."""
+        both = winners_of(ranks, rows=[0, ranks - 1])[0]
+        who = both[:, 0]
         for distance in (1, 2, 3, 4, 8, 16, 32, 64, 128, 256):
             pairs = who[:, : COLUMNS // (2 * distance) * 2 * distance].reshape(GROUPS, -1, 2, distance)
             assert_pairs(pairs[:, :, 0], pairs[:, :, 1], ranks, f"columns {distance} apart")
-
-    def test_winners_of_two_columns_in_different_rows_are_independent(self, ranks: int) -> None:
-        who = winners_of(ranks, rows=[0, ranks - 1])[0]
         for distance in (1, 64):
-            pairs = who.reshape(GROUPS, 2, -1, 2, distance)
+            pairs = both.reshape(GROUPS, 2, -1, 2, distance)
             assert_pairs(pairs[:, 0, :, 0], pairs[:, 1, :, 1], ranks, f"columns {distance} apart, other rows")
-
-    def test_winners_of_two_groups_are_independent(self, ranks: int) -> None:
-        who = winners_of(ranks, rows=0)[0]
         for distance in (1, 8, 64):
             groups = who[: GROUPS // (2 * distance) * 2 * distance].reshape(-1, 2, distance, COLUMNS)
             assert_pairs(groups[:, 0], groups[:, 1], ranks, f"groups {distance} apart")
@@ -198,11 +192,3 @@ def test_unanimous_signs_never_flip(ranks: int, votes: int) -> None:
         signs = pack_bits(np.random.default_rng(n).integers(0, 2, n).astype(bool))
         for result in votes_on([signs] * ranks, n, votes):
             np.testing.assert_array_equal(result, signs)
-
-
-def test_two_of_two_ranks_give_the_exact_mean() -> None:
-    n = 100_003
-    positive = np.random.default_rng(n).integers(0, 2, (2, n)).astype(bool)
-    for step in range(3):
-        votes = votes_on([pack_bits(row) for row in positive], n, 2, step=step)
-        np.testing.assert_array_equal(sum(unpack_bits(bits, n).astype(int) for bits in votes), positive.sum(axis=0))

@@ -1,4 +1,4 @@
-"""Signs to bits and back without a residual: the reference's bits, for every width and both kinds of stores."""
+"""Signs to bits and back without a residual, votes to values: the reference's bits, by both kinds of stores."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 
 from collectives.memory import widen
 from mpicomp.aggregator.nonfinite import all_finite_result
+from mpicomp.kernels.cpu.shared_selection import unpack_pair
 from mpicomp.kernels.cpu.sign import all_finite, pack, unpack
+from tests.contracts import guarded
 from tests.reference import signs as reference
 
 LENGTHS = (0, 1, 7, 8, 9, 15, 16, 17, 63, 64, 65, 127, 128, 129, 1000, 4095, 4096, 4097, 3 * 4096 + 65, 100_003)
 FLOATS = (np.float32, np.float64)
 WIDTHS = (np.uint16, np.uint32, np.uint64)
-GUARD = 77
 
 
 def values(n: int, dtype: Any, offset: int = 1) -> NDArray[Any]:
@@ -28,18 +29,18 @@ def values(n: int, dtype: Any, offset: int = 1) -> NDArray[Any]:
 
 
 def packed(x: NDArray[Any], odd_positive: bool = False) -> tuple[NDArray[np.uint64], bool]:
-    bits, kind = np.full(-(-x.size // 64), GUARD, np.uint64), x.dtype.type
+    bits, kind = np.full(-(-x.size // 64), 77, np.uint64), x.dtype.type
     return bits, pack(x, bits, odd_positive, kind(0), np.nextafter(kind(0), kind(1)))
 
 
-def unpacked(bits: NDArray[np.uint64], n: int, width: Any, streaming: bool, offset: int = 0) -> NDArray[Any]:
-    """The middle of a guarded array that starts `offset` elements behind a multiple of 32 bytes."""
-    memory = np.full(n + 128, GUARD, width)
-    start = -memory.ctypes.data % 32 // memory.itemsize + 32 + offset
-    unpack(bits, width(40_000), width(3), streaming, memory[start : start + n])
-    assert (memory[:start] == GUARD).all()
-    assert (memory[start + n :] == GUARD).all()
-    return memory[start : start + n]
+def unpacked(votes: list[NDArray[np.uint64]], n: int, width: Any, streaming: bool, offset: int = 0) -> NDArray[Any]:
+    """What is made of the votes in guarded memory, `offset` elements behind a multiple of 32 bytes."""
+    with guarded(n, width, offset) as out:
+        if len(votes) == 1:
+            unpack(*votes, width(40_000), width(3), streaming, out)
+        else:
+            unpack_pair(*votes, width(40_000), width(0), width(3), streaming, out)
+    return out
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -94,11 +95,13 @@ def test_of_16_bit_results_all_that_are_no_numbers_are_found(dtype: str) -> None
         assert not all_finite_result(finite, dtype), hex(bits)
 
 
+@pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_unpacking_writes_the_two_values_and_nothing_else(width: Any) -> None:
+def test_unpacking_writes_the_votes_mean_and_nothing_else(width: Any, count: int) -> None:
     for n in LENGTHS:
-        bits = np.random.default_rng(n).integers(0, 2**64, -(-n // 64), np.uint64)
-        want = np.where(reference.unpack_bits(bits, n), 40_000, 3)
+        votes = list(np.random.default_rng(n).integers(0, 2**64, (count, -(-n // 64)), np.uint64))
+        positive = [reference.unpack_bits(bits, n) for bits in votes]
+        want = np.where(np.all(positive, axis=0), 40_000, np.where(np.any(positive, axis=0), 0, 3))
         for offset in (0, 1, 3):
-            np.testing.assert_array_equal(unpacked(bits, n, width, False, offset), want)
-        np.testing.assert_array_equal(unpacked(bits, n, width, True), want)
+            np.testing.assert_array_equal(unpacked(votes, n, width, False, offset), want)
+        np.testing.assert_array_equal(unpacked(votes, n, width, True), want)

@@ -48,6 +48,12 @@ def test_signs_equal_the_reference(dtype: Any) -> None:
             np.testing.assert_array_equal(drawn(x, norm), expected(x, norm))
 
 
+def test_a_value_as_long_as_the_norm_is_certain() -> None:
+    for n in (64, 1000):
+        assert np.bitwise_count(drawn(np.full(n, 3, np.float32), 3.0)).sum() == n
+        assert not drawn(np.full(n, -3, np.float32), 3.0).any()
+
+
 def test_signs_of_a_part_are_drawn_by_its_place() -> None:
     x = values(5000)
     for first in (64, 448, 512, 1024 + 64, 512 * (2**30 - 1) + 320):

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from mpicomp.codecs.vote_counts import planes_of, write_values
 from mpicomp.kernels.cpu.vote_counts import add_counts, majority, segment_totals
+from tests.contracts import guarded
 from tests.reference import vote_counts as reference
 from tests.reference.signs import pack_bits, unpack_bits
 
 LENGTHS = (0, 1, 7, 8, 9, 63, 64, 65, 255, 256, 257, 1000, 4096 + 320)
 WEIGHTS = ((1, 1), (2, 1), (1, 2), (3, 1), (1, 3), (7, 1), (1, 7), (4, 4), (5, 3), (8, 7), (12, 300), (300, 12))
-GUARD = np.uint64(0xA5A5A5A5A5A5A5A5)
 
 
 def votes(n: int, weight: int, seed: int = 0) -> NDArray[np.int64]:
@@ -28,28 +28,23 @@ def one_stretch(n: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int, int,
     return np.array([0]), np.array([n]), 0, 0, 1
 
 
-def guarded(words: NDArray[np.uint64], room: int) -> NDArray[np.uint64]:
-    """The words at the start of `room`, and a guard before and behind it; from an odd place on."""
-    memory = np.full(room + 10, GUARD)
-    memory[5 : 5 + words.size] = words
+def added(incoming: NDArray[np.int64], held: NDArray[np.int64], a: int, b: int) -> NDArray[np.uint64]:
+    """The planes of both ranks' counts, of weights a and b, added up in guarded memory from an odd place on."""
+    bits, words = planes_of(a + b), -(-held.size // 64)
+    given, before = (reference.planes(incoming, planes_of(a)) for _ in range(2))
+    with guarded(bits * words, np.uint64, 1) as memory:
+        memory[: planes_of(b) * words] = reference.planes(held, planes_of(b))
+        add_counts(given, planes_of(a), memory, planes_of(b), bits, words)
+    np.testing.assert_array_equal(given, before)
     return memory
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_sums_are_exact(weights: tuple[int, int]) -> None:
     for n in LENGTHS:
-        a, b = weights
-        incoming, held = votes(n, a), votes(n, b, 1)
-        bits = planes_of(a + b)
-        room, words = bits * -(-n // 64), -(-n // 64)
-        memory = guarded(reference.planes(held, planes_of(b)), room)
-        before = reference.planes(incoming, planes_of(a))
-        given = before.copy()
-        add_counts(given, planes_of(a), memory[5 : 5 + room], planes_of(b), bits, words)
-        np.testing.assert_array_equal(memory[5 : 5 + room], reference.planes(held + incoming, bits))
-        np.testing.assert_array_equal(given, before)
-        assert (memory[:5] == GUARD).all()
-        assert (memory[5 + room :] == GUARD).all()
+        incoming, held = votes(n, weights[0]), votes(n, weights[1], 1)
+        expected = reference.planes(held + incoming, planes_of(sum(weights)))
+        np.testing.assert_array_equal(added(incoming, held, *weights), expected)
 
 
 def test_counts_above_their_weight_lose_what_goes_beyond_and_write_nothing_else() -> None:
@@ -57,13 +52,8 @@ def test_counts_above_their_weight_lose_what_goes_beyond_and_write_nothing_else(
     for a, b in ((2, 2), (4, 1), (1, 4), (5, 6)):
         bits = planes_of(a + b)
         incoming, held = np.full(n, (1 << planes_of(a)) - 1), np.full(n, (1 << planes_of(b)) - 1)
-        room = bits * -(-n // 64)
-        memory = guarded(reference.planes(held, planes_of(b)), room)
-        given = reference.planes(incoming, planes_of(a))
-        add_counts(given, planes_of(a), memory[5 : 5 + room], planes_of(b), bits, -(-n // 64))
-        found = reference.from_planes(memory[5 : 5 + room], n, bits)
+        found = reference.from_planes(added(incoming, held, a, b), n, bits)
         np.testing.assert_array_equal(found, (incoming + held) % (1 << bits))
-        assert (memory[5 + room :] == GUARD).all()
 
 
 @pytest.mark.parametrize("weight", [2, 3, 4, 5, 7, 8, 12, 255, 256])
@@ -74,7 +64,7 @@ def test_majorities_are_above_half_and_coins_decide_ties(weight: int) -> None:
         planes = reference.planes(counts, planes_of(weight))
         tie = unpack_bits(coins, n) if weight % 2 == 0 else np.zeros(n, bool)
         want = pack_bits((2 * counts > weight) | ((2 * counts == weight) & tie))
-        bits = np.full(words, GUARD)
+        bits = np.full(words, 77, np.uint64)
         given = coins if weight % 2 == 0 else None
         majority(planes, planes_of(weight), words, weight // 2, given, bits)
         np.testing.assert_array_equal(bits, want)
@@ -91,13 +81,9 @@ def test_values_are_twice_the_count_less_the_weight_times_the_factor(dtype: Any)
             factor = dtype(0.1)
             want = (2 * counts - weight).astype(dtype) * factor
             for streaming, offset in ((False, 0), (False, 1), (True, 0)):
-                memory = np.full(n + 128, 7, dtype)
-                start = -memory.ctypes.data % 32 // memory.itemsize + 32 + offset
-                out = memory[start : start + n]
-                write_values(planes, -(-n // 64), weight, np.array([factor]), one_stretch(n), streaming, out)
+                with guarded(n, dtype, offset) as out:
+                    write_values(planes, -(-n // 64), weight, np.array([factor]), one_stretch(n), streaming, out)
                 np.testing.assert_array_equal(out, want)
-                assert (memory[:start] == 7).all()
-                assert (memory[start + n :] == 7).all()
 
 
 @pytest.mark.parametrize("weight", [5, 100])
@@ -117,13 +103,9 @@ def test_stretches_have_factors_of_their_own_and_zeros_between_them(bucket: int,
             want[part] = (2 * counts - weight)[part] * factor
         low, high = int(np.searchsorted(stops, first, "right")), int(np.searchsorted(starts, first + n))
         for streaming in (False, True):
-            memory = np.full(n + 128, 7, dtype)
-            at = -memory.ctypes.data % 32 // memory.itemsize + 32
-            out = memory[at : at + n]
-            write_values(planes, 11, weight, factors, (starts, stops, first, low, high), streaming, out)
+            with guarded(n, dtype) as out:
+                write_values(planes, 11, weight, factors, (starts, stops, first, low, high), streaming, out)
             np.testing.assert_array_equal(out, want)
-            assert (memory[:at] == 7).all()
-            assert (memory[at + n :] == 7).all()
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
