@@ -79,7 +79,7 @@ def plot_throughput(networks: Networks, model: Model, ranks: Sequence[int], time
         _ranks(below, ranks)
     panels[0][0].set_ylabel("samples per second")
     panels[1][0].set_ylabel("% of ideal")
-    panels[0][0].legend(frameon=False)
+    panels[0][0].legend(frameon=False, handlelength=5)
     save(figure, path)
 
 
@@ -102,7 +102,7 @@ def plot_split(
         axis.bar(places, reducing, bottom=computing, color="tab:blue", label="all-reduce")
         for place, below, above in zip(places, computing, reducing, strict=True):
             axis.text(place, below + above + 1, f"{below + above:.0f}", ha="center", fontsize=8)
-        axis.set_xticks(places, labels, fontsize=8)
+        axis.set_xticks(places, labels, fontsize=6.5)
         axis.set(title=f"{batch} samples a processor", ylim=(0, 112), xlabel="processors")
     panels[0][0].set_ylabel("% of a dense step")
     handles, names = panels[0][0].get_legend_handles_labels()
