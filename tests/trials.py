@@ -71,6 +71,18 @@ def marsit(size: int) -> Trials:
     ]
 
 
+def winners(count: int) -> Callable[[int], Trials]:
+    """Return what makes the trials of Marsit with shared selection."""
+
+    def trials(size: int) -> Trials:
+        merged, rounds = (Marsit(every, winners=count, seed=7) for every in (None, 3))
+        lengths = (140_001, 6001, 65, 1)
+        of_merged = [Trial(merged, n, 4) for n in lengths]
+        return over([Ring()], *of_merged, *(Trial(rounds, n, 4) for n in lengths)) + over([None], *of_merged)
+
+    return trials
+
+
 def votes(options: Any, where: Sequence[Topology], short: int, *types: str, lengths: bool = False) -> Trials:
     """Return the trials of a method whose counts are exact, and so the same over every topology."""
     segments = (65, 4096 + 1, 1, VOTES - 128 - 4096 - 64 - 64)
@@ -127,6 +139,8 @@ TRIALS: dict[str, Callable[[int], Trials]] = {
     "dense": dense,
     "cascading-ssdm": cascading,
     "marsit": marsit,
+    "marsit, one winner": winners(1),
+    "marsit, two winners": winners(2),
     "majority-vote": lambda size: votes(MajorityVote(seed=3), [*topologies(size)], 3, "float16"),
     "ef-signsgd": lambda size: votes(EFSignSGD(), [Ring(), Torus(), DoubleTree()], 1, *FLOATS, lengths=True),
     "ef-signsgd, buckets": lambda size: votes(EFSignSGD(1000), [Ring(), Torus()], 700, *FLOATS, lengths=True),

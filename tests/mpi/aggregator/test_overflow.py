@@ -52,27 +52,26 @@ def huge(pattern: str, comm: Communicator, step: int, dtype: Any) -> NDArray[Any
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_overflow_is_one_error_for_all_ranks_and_changes_nothing(mpi_comm: MPI.Intracomm, name: str) -> None:
+def test_overflow_is_one_error_for_all_ranks_and_changes_nothing(comm: Communicator, name: str) -> None:
     method, told = FORMS[name], 0
-    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
-        for pattern, dtype in PATTERNS:
-            tried, untried = method.start(comm, N, dtype=dtype), method.start(comm, N, dtype=dtype)
-            for step in range(STEPS):
-                vector = huge(pattern, comm, step, dtype)
-                before = tried.state_dict()
-                result, error = outcome(tried, vector)
-                assert len(set(comm.mpi_comm.allgather(error))) == 1, (pattern, dtype, step)
-                if error is None:
-                    assert np.isfinite(result).all(), (pattern, dtype, step)
-                    assert same_everywhere(comm, result), (pattern, dtype, step)
-                    np.testing.assert_array_equal(result, untried.aggregate(vector))
-                    continue
-                told += 1
-                if must_be_restored(method, step):
-                    tried.load_state_dict(before)
-                elif "the global step" in error:
-                    before["magnitudes"][:] = np.nan  # the next step measures anew, or it would fail for ever
-                np.testing.assert_equal(tried.state_dict(), before)
+    for pattern, dtype in PATTERNS:
+        tried, untried = method.start(comm, N, dtype=dtype), method.start(comm, N, dtype=dtype)
+        for step in range(STEPS):
+            vector = huge(pattern, comm, step, dtype)
+            before = tried.state_dict()
+            result, error = outcome(tried, vector)
+            assert len(set(comm.mpi_comm.allgather(error))) == 1, (pattern, dtype, step)
+            if error is None:
+                assert np.isfinite(result).all(), (pattern, dtype, step)
+                assert same_everywhere(comm, result), (pattern, dtype, step)
+                np.testing.assert_array_equal(result, untried.aggregate(vector))
+                continue
+            told += 1
+            if must_be_restored(method, step):
+                tried.load_state_dict(before)
+            elif "the global step" in error:
+                before["magnitudes"][:] = np.nan  # the next step measures anew, or it would fail for ever
+            np.testing.assert_equal(tried.state_dict(), before)
     if name == "double-squeeze":
         assert told  # or there was nothing to see
 
@@ -86,36 +85,34 @@ def outcome(aggregator: Any, vector: NDArray[Any]) -> tuple[Any, str | None]:
 
 
 @pytest.mark.parametrize("codec", ["one-bit:bucket=64", "quantize:bucket=64", "top-k:rate=7", "clip:bits=11"])
-def test_overflow_at_one_owner_is_told_by_all(mpi_comm: MPI.Intracomm, codec: str) -> None:
+def test_overflow_at_one_owner_is_told_by_all(comm: Communicator, codec: str) -> None:
     """What the ranks sent is finite, and so are owners' errors; their sum is not, on the owner of the last elements."""
-    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
-        tried = DoubleSqueeze(codec).start(comm, N)
-        pending = np.where(np.arange(N) < N - 8, 0, 3.3e38).astype(np.float32)
-        tried.load_state_dict(tried.state_dict() | {"owner_error": pending})
-        before = tried.state_dict()
-        result, error = outcome(tried, np.full(N, 3.3e38 / comm.size, np.float32))  # whose sum is finite
-        assert result is None
-        assert len(set(comm.mpi_comm.allgather(error))) == 1
-        assert error is not None
-        assert "in vector 0, step 0, from no rank (the sum overflowed)" in error
-        np.testing.assert_equal(tried.state_dict(), before)
-        assert np.isfinite(tried.aggregate(np.full(N, -1e38 / comm.size, np.float32))).all()
+    tried = DoubleSqueeze(codec).start(comm, N)
+    pending = np.where(np.arange(N) < N - 8, 0, 3.3e38).astype(np.float32)
+    tried.load_state_dict(tried.state_dict() | {"owner_error": pending})
+    before = tried.state_dict()
+    result, error = outcome(tried, np.full(N, 3.3e38 / comm.size, np.float32))  # whose sum is finite
+    assert result is None
+    assert len(set(comm.mpi_comm.allgather(error))) == 1
+    assert error is not None
+    assert "in vector 0, step 0, from no rank (the sum overflowed)" in error
+    np.testing.assert_equal(tried.state_dict(), before)
+    assert np.isfinite(tried.aggregate(np.full(N, -1e38 / comm.size, np.float32))).all()
 
 
-def test_a_residual_that_overflows_though_all_that_was_sent_is_finite_is_told_by_all(mpi_comm: MPI.Intracomm) -> None:
-    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
-        tried = ECQSGD(alpha=1e-3, bucket=64).start(comm, N)
-        mine = np.full(N, 3.4e38 if comm.rank == comm.size - 1 else 0, np.float32)
-        tried.load_state_dict(tried.state_dict() | {"residual": mine})
-        before = tried.state_dict()
-        # of an l2 norm most are far above what they stand for, and the rest is 0: nothing of it is sent
-        vector = np.zeros(N, np.float32)
-        vector[::64] = 3.3e38
-        vector[1::64] = 1e37
-        _, error = outcome(tried, vector)
-        assert error is not None
-        assert "from no rank (the sum overflowed);" in error
-        np.testing.assert_equal(tried.state_dict(), before)
+def test_a_residual_that_overflows_though_all_that_was_sent_is_finite_is_told_by_all(comm: Communicator) -> None:
+    tried = ECQSGD(alpha=1e-3, bucket=64).start(comm, N)
+    mine = np.full(N, 3.4e38 if comm.rank == comm.size - 1 else 0, np.float32)
+    tried.load_state_dict(tried.state_dict() | {"residual": mine})
+    before = tried.state_dict()
+    # of an l2 norm most are far above what they stand for, and the rest is 0: nothing of it is sent
+    vector = np.zeros(N, np.float32)
+    vector[::64] = 3.3e38
+    vector[1::64] = 1e37
+    _, error = outcome(tried, vector)
+    assert error is not None
+    assert "from no rank (the sum overflowed);" in error
+    np.testing.assert_equal(tried.state_dict(), before)
 
 
 @pytest.mark.parametrize("method", [QSGD(bucket=64), MemSGD("quantize:bucket=64")], ids=str)

@@ -74,36 +74,36 @@ def test_with_ef_signsgd_a_coordinate_that_is_always_zero_swings_by_one_scale_at
         assert farthest > 0
 
 
-def test_ssdm_is_unbiased_and_ranks_draw_for_themselves(mpi_comm: MPI.Intracomm) -> None:
+@pytest.mark.communicator(topology="auto")
+def test_ssdm_is_unbiased_and_ranks_draw_for_themselves(comm: Communicator) -> None:
     values, repeats, steps = np.array([0.75, -0.5, 0.25, 0.0, -0.125, 0.3], np.float32), 50, 20
     x = np.tile(values, repeats)
     norm = float(np.float32(np.linalg.norm(x.astype(np.float64))))
-    with Communicator(mpi_comm, "auto", TIMEOUT_S) as comm:
-        aggregator = SSDM(scale="norm").start(comm, x.size)
-        ups = np.zeros(values.size, int)
-        for _ in range(steps):
-            counts = np.rint((aggregator.aggregate(x) * comm.size / norm + comm.size) / 2).astype(int)
-            ups += counts.reshape(repeats, -1).sum(axis=0)
-        for i, value in enumerate(values):
-            assert_binomial(ups[i], steps * repeats * comm.size, 0.5 + float(value) / (2 * norm), f"value {i}")
-        if comm.size > 1:
-            # ranks that drew alike would always agree on elements that are 0
-            one = np.zeros(10_001, np.float32)
-            one[0] = 1
-            agreed = np.abs(SSDM().start(comm, one.size).aggregate(one)[1:]) > 0.999
-            assert_binomial(agreed.sum(), agreed.size, 2.0 ** (1 - comm.size), "unanimous elements")
+    aggregator = SSDM(scale="norm").start(comm, x.size)
+    ups = np.zeros(values.size, int)
+    for _ in range(steps):
+        counts = np.rint((aggregator.aggregate(x) * comm.size / norm + comm.size) / 2).astype(int)
+        ups += counts.reshape(repeats, -1).sum(axis=0)
+    for i, value in enumerate(values):
+        assert_binomial(ups[i], steps * repeats * comm.size, 0.5 + float(value) / (2 * norm), f"value {i}")
+    if comm.size > 1:
+        # ranks that drew alike would always agree on elements that are 0
+        one = np.zeros(10_001, np.float32)
+        one[0] = 1
+        agreed = np.abs(SSDM().start(comm, one.size).aggregate(one)[1:]) > 0.999
+        assert_binomial(agreed.sum(), agreed.size, 2.0 ** (1 - comm.size), "unanimous elements")
 
 
-def test_ssdm_errs_by_as_much_as_its_variance_says(mpi_comm: MPI.Intracomm) -> None:
+@pytest.mark.communicator(topology="auto")
+def test_ssdm_errs_by_as_much_as_its_variance_says(comm: Communicator) -> None:
     """About D N^2 / M: each rank adds N^2 - x^2 to an element's, over M^2."""
     n, steps = 2000, 10
-    rows = np.array([gradient(rank, 0, n) for rank in range(mpi_comm.size)], np.float64)
+    rows = np.array([gradient(rank, 0, n) for rank in range(comm.size)], np.float64)
     squares = (rows**2).sum(axis=1)
-    longest, expected = squares.max(), (n * squares.max() - squares).sum() / mpi_comm.size**2
-    assert expected == pytest.approx(n * longest / mpi_comm.size, rel=0.01)
-    with Communicator(mpi_comm, "auto", TIMEOUT_S) as comm:
-        aggregator = SSDM(scale="norm").start(comm, n)
-        results = [aggregator.aggregate(gradient(comm.rank, 0, n)) for _ in range(steps)]
+    longest, expected = squares.max(), (n * squares.max() - squares).sum() / comm.size**2
+    assert expected == pytest.approx(n * longest / comm.size, rel=0.01)
+    aggregator = SSDM(scale="norm").start(comm, n)
+    results = [aggregator.aggregate(gradient(comm.rank, 0, n)) for _ in range(steps)]
     error = sum(float(((result - rows.mean(axis=0)) ** 2).sum()) for result in results) / steps
     # of n steps errors, each squared, which differ by sqrt(2) times their mean at most
     assert error == pytest.approx(expected, rel=6 * np.sqrt(2 / (n * steps)))

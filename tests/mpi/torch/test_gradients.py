@@ -113,24 +113,20 @@ def test_a_closure_is_evaluated_before_its_gradients_are_averaged(comm: Communic
     torch.testing.assert_close(parameter.detach(), torch.full((2,), -(comm.size - 1) / 2))
 
 
-def test_an_unfrozen_parameter_is_reported_by_name(comm: Communicator) -> None:
+@pytest.mark.parametrize(
+    ("trained_before", "told"), [(False, "was frozen"), (True, "was frozen after")], ids=["unfrozen", "frozen"]
+)
+def test_a_parameter_frozen_or_unfrozen_after_wrapping_is_reported_by_name(
+    comm: Communicator, trained_before: bool, told: str
+) -> None:
     model = make_model()
-    model[0].weight.requires_grad_(False)
-    optimizer = wrap(model, Dense(), comm)
-    train(model, optimizer, comm, range(1))
-    assert (on_all_ranks(parameters_of(model), comm)[0] == parameters_of(model)).all()
-    model[0].weight.requires_grad_(True)
-    with pytest.raises(ValueError, match=r"'0\.weight' was frozen"):
-        optimizer.step()
-
-
-def test_a_parameter_frozen_after_wrapping_is_reported_by_name(comm: Communicator) -> None:
-    model = make_model()
+    model[0].weight.requires_grad_(trained_before)
     optimizer = wrap(model, Dense(), comm)
     train(model, optimizer, comm, range(2))
     before = parameters_of(model)
-    model[0].weight.requires_grad_(False)
-    with pytest.raises(ValueError, match=r"'0\.weight' was frozen after"):
+    assert (on_all_ranks(before, comm)[0] == before).all()
+    model[0].weight.requires_grad_(not trained_before)
+    with pytest.raises(ValueError, match=rf"'0\.weight' {told}"):
         train(model, optimizer, comm, range(2, 3))
     assert torch.equal(parameters_of(model), before)
 

@@ -109,6 +109,7 @@ RANGES: list[tuple[Any, str, str, tuple[Any, ...]]] = [
     (Marsit, "residual", "", ("mine", None)),
     (Marsit, "nonfinite", "", ("ignore", None)),
     (Marsit, "winners", "", (0, 3, 1.0)),
+    (partial(Marsit, residual="paper"), "winners", "None with residual='paper'", (1,)),
     (EFSignSGD, "bucket", "an integer of 1 or more, or None", (0, -1)),
     (SSDM, "momentum", "", (1, -0.1)),
     (SSDM, "scale", "", ("l2",)),

@@ -52,29 +52,25 @@ def test_saving_the_same_step_again_leaves_it_as_it_is(folder: Path, comm: Commu
     assert checkpoint.load(folder, comm) is not None
 
 
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-10])
+DAMAGES: dict[str, Callable[[bytes], bytes] | None] = {
+    "shorter": lambda content: content[:-10],
+    "a bit flipped": lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+    "missing": None,
+}
 
 
-def flip_a_bit(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-
-
-def remove(path: Path) -> None:
-    path.unlink()
-
-
-@pytest.mark.parametrize("damage", [truncate, flip_a_bit, remove])
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 @pytest.mark.parametrize("name", ["model.safetensors", "rank-00000.safetensors"])
 def test_a_damaged_file_is_named_with_the_cure(
-    folder: Path, comm: Communicator, damage: Callable[[Path], None], name: str
+    folder: Path, comm: Communicator, damage: Callable[[bytes], bytes] | None, name: str
 ) -> None:
     save(folder, comm, 1)
     newest = save(folder, comm, 2)
     if comm.rank == 0:
-        damage(newest / name)
+        content = (newest / name).read_bytes()
+        (newest / name).unlink()
+        if damage is not None:
+            (newest / name).write_bytes(damage(content))
     comm.barrier()
     message = rf"rank 0 of {comm.size}: {newest / name} is .*; remove the folder {newest} to resume from step-00000001"
     with pytest.raises(JobError, match=message):
