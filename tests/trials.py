@@ -76,9 +76,11 @@ def winners(count: int) -> Callable[[int], Trials]:
 
     def trials(size: int) -> Trials:
         merged, rounds = (Marsit(every, winners=count, seed=7) for every in (None, 3))
-        lengths = (140_001, 6001, 65, 1)
-        of_merged = [Trial(merged, n, 4) for n in lengths]
-        return over([Ring()], *of_merged, *(Trial(rounds, n, 4) for n in lengths)) + over([None], *of_merged)
+        of_rounds = (Trial(rounds, n, 4) for n in (6001, 65, 1))
+        lengths = (140_001, 6001, 65, 1)  # "auto" takes another way for the first
+        return over([Ring()], Trial(merged, LONG, 4), *of_rounds) + over(
+            [None], *(Trial(merged, n, 4) for n in lengths)
+        )
 
     return trials
 

@@ -20,6 +20,8 @@ PARTS = (5, 7)
 PARTS_FROM = 8
 # Marks a test, or a module, that runs on these parts too.
 every_size = pytest.mark.every_size
+# Marks a test, or a module, for which more ranks take longer and show nothing else.
+few_ranks = pytest.mark.mpi(max_size=3)
 
 
 def lane_size(metafunc: pytest.Metafunc) -> int:

@@ -21,7 +21,7 @@ from collectives.execution.handle import Call
 from mpicomp import ALGORITHMS, SSDM, DoubleSqueeze, Marsit, algorithm
 from mpicomp.algorithms import Aggregator
 from tests.exact import gradient
-from tests.mpi.lanes import TIMEOUT_S, every_size, same_everywhere, same_text_on
+from tests.mpi.lanes import TIMEOUT_S, every_size, few_ranks, same_everywhere, same_text_on
 
 pytestmark = pytest.mark.communicator(topology="auto")
 LENGTHS = (6001, 0, 65, 20_000)
@@ -103,6 +103,7 @@ def test_a_dropped_call_is_named_by_the_next_one_and_by_close(mpi_comm: MPI.Comm
         comm.close()
 
 
+@few_ranks
 @pytest.mark.parametrize("name", FORMS)
 def test_nan_in_one_call_leaves_its_aggregator_and_the_other_calls_as_they_were(name: str, comm: Communicator) -> None:
     harmed, other = (FORMS[name].start(comm, 500, vector_id=k) for k in range(2))
@@ -121,7 +122,8 @@ def test_nan_in_one_call_leaves_its_aggregator_and_the_other_calls_as_they_were(
     assert same_everywhere(comm, harmed.aggregate(x))
 
 
-@pytest.mark.mpi(min_size=2, max_size=3)  # more ranks take longer and show nothing else
+@few_ranks
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("name", FORMS)
 def test_a_rank_that_does_not_come_leaves_aggregators_as_they_were(name: str, mpi_comm: MPI.Comm) -> None:
     method = Marsit(None, transactional=True) if name == "marsit" else FORMS[name]
@@ -131,6 +133,7 @@ def test_a_rank_that_does_not_come_leaves_aggregators_as_they_were(name: str, mp
         aggregator.aggregate(gradient(comm.rank, 0, 20_000))
     before = states(aggregators)
     if comm.rank == 0:
+        comm.timeout = 0.1  # nobody else comes
         handles = [aggregator.begin(gradient(0, 1, 20_000)) for aggregator in aggregators]
         for handle in reversed(handles):
             with pytest.raises(mpicomp.CollectiveTimeout):
@@ -146,6 +149,7 @@ def test_a_rank_that_does_not_come_leaves_aggregators_as_they_were(name: str, mp
     mpi_comm.Barrier()
 
 
+@few_ranks
 @pytest.mark.communicator(topology="ring")
 @pytest.mark.parametrize("name", ["scalecom", "random-k", "true-top-k"])
 @pytest.mark.parametrize("n", [5000, 300_001])  # the residual is made behind the values, and while they travel
@@ -191,6 +195,7 @@ def test_a_mismatch_of_a_call_in_flight_is_told_to_whoever_waits_for_another_cal
     mpi_comm.Barrier()
 
 
+@few_ranks
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("name", FORMS)
 def test_aggregator_residual_and_vector_are_let_go_without_the_garbage_collector(
@@ -234,7 +239,8 @@ def moving(comm: Communicator, seconds: float) -> Handle:
     return comm.begin(Call(comm, lambda: "a long call"), steps())
 
 
-@pytest.mark.mpi(min_size=2, max_size=3)
+@few_ranks
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.communicator(timeout=1.0)
 @pytest.mark.parametrize("waits_for", ["long", "short", "either"])
 def test_a_call_behind_one_that_takes_longer_than_the_timeout_but_moves_does_not_time_out(

@@ -12,9 +12,9 @@ import torch
 
 from collectives import CollectiveMismatch, Communicator
 from mpicomp import Dense, Marsit
-from tests.mpi.lanes import same_text_on
+from tests.mpi.lanes import few_ranks, same_text_on
 
-pytestmark = pytest.mark.mpi(min_size=2)
+pytestmark = [few_ranks, pytest.mark.mpi(min_size=2)]
 
 N = 1000
 OURS = Marsit(full_precision_every=100)

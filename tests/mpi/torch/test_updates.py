@@ -9,7 +9,16 @@ from torch import nn
 from collectives import Communicator
 from mpicomp import Dense, Marsit
 from mpicomp.torch import DistributedOptimizer
-from tests.mpi.torch.training import batch, make_model, on_all_ranks, parameters_of, train, wrap
+from tests.mpi.torch.training import (
+    batch,
+    make_model,
+    on_all_ranks,
+    parameters_of,
+    same_on_all_ranks,
+    train,
+    wrap,
+    wrapped,
+)
 
 
 def test_is_what_marsit_prefers_and_dense_does_not(comm: Communicator) -> None:
@@ -19,11 +28,10 @@ def test_is_what_marsit_prefers_and_dense_does_not(comm: Communicator) -> None:
 
 @pytest.mark.parametrize(("optimizer", "local_steps"), [("momentum", 3), ("adam", 1)])
 def test_replicas_stay_equal_to_the_bit(comm: Communicator, optimizer: str, local_steps: int) -> None:
-    model = make_model()
-    distributed = wrap(model, Marsit(full_precision_every=10), comm, optimizer, local_steps=local_steps)
+    model, distributed = wrapped(Marsit(full_precision_every=10), comm, optimizer, local_steps=local_steps)
     train(model, distributed, comm, range(30))
     assert distributed.synchronizations == 30 // local_steps
-    assert all(torch.equal(other, parameters_of(model)) for other in on_all_ranks(parameters_of(model), comm))
+    assert same_on_all_ranks(model, comm)
 
 
 def test_plain_sgd_is_the_same_in_both_modes_when_nothing_is_compressed(comm: Communicator) -> None:
@@ -45,8 +53,7 @@ def test_the_common_model_moves_by_the_mean_of_what_the_ranks_moved(comm: Commun
 
 @pytest.mark.mpi(min_size=2)
 def test_replicas_differ_within_a_round_and_synchronize_closes_it(comm: Communicator) -> None:
-    model = make_model()
-    optimizer = wrap(model, Dense(), comm, synchronize="updates", local_steps=10)
+    model, optimizer = wrapped(Dense(), comm, synchronize="updates", local_steps=10)
     train(model, optimizer, comm, range(3))
     assert optimizer.models_differ
     assert not torch.equal(*on_all_ranks(parameters_of(model), comm)[:2])
@@ -130,7 +137,7 @@ def test_the_common_model_moves_by_the_mean_of_all_that_the_ranks_moved(comm: Co
     mean = torch.stack(on_all_ranks(parameters_of(alone), comm)).mean(0)
     torch.testing.assert_close(parameters_of(model), mean)
     lbfgs_steps(model, optimizer, comm.rank, local_steps)
-    assert all(torch.equal(other, parameters_of(model)) for other in on_all_ranks(parameters_of(model), comm))
+    assert same_on_all_ranks(model, comm)
 
 
 def test_each_evaluation_sees_16_bit_parameters_where_their_masters_are(comm: Communicator) -> None:

@@ -13,14 +13,16 @@ from collectives import Communicator
 from collectives.errors import CollectiveMismatch
 from mpicomp import Dense, Marsit
 from mpicomp.torch import DistributedOptimizer
-from tests.mpi.torch.training import make_model, train, wrap
+from tests.mpi.lanes import few_ranks
+from tests.mpi.torch.training import make_model, train, wrap, wrapped
+
+pytestmark = few_ranks
 
 META = nn.Linear(2, 2, device="meta")
 
 
 def test_a_scheduler_drives_the_wrapped_optimizer(comm: Communicator) -> None:
-    model = make_model()
-    optimizer = wrap(model, Dense(), comm)
+    model, optimizer = wrapped(Dense(), comm)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
     for step in range(5):
         train(model, optimizer, comm, range(step, step + 1))
@@ -32,8 +34,7 @@ def test_a_scheduler_drives_the_wrapped_optimizer(comm: Communicator) -> None:
 
 
 def test_step_hooks_run_once(comm: Communicator) -> None:
-    model = make_model()
-    optimizer = wrap(model, Dense(), comm)
+    model, optimizer = wrapped(Dense(), comm)
     calls: list[int] = []
     optimizer.register_step_post_hook(lambda *_: calls.append(1))
     train(model, optimizer, comm, range(3))

@@ -18,6 +18,9 @@ from safetensors.torch import save as to_safetensors
 from apps.train import checkpoint
 from apps.train.agreement import JobError
 from collectives import Communicator
+from tests.mpi.lanes import few_ranks
+
+pytestmark = few_ranks
 
 
 def save(folder: Path, comm: Communicator, step: int) -> Path:

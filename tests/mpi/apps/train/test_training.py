@@ -17,6 +17,7 @@ from apps.train.options import parse
 from apps.train.saver import Saver
 from collectives import Communicator
 from collectives.errors import CollectiveError
+from tests.mpi.lanes import few_ranks
 
 # Steps that are few, batches that are large: what these tests look at is not accuracy.
 SHORT = ("--batch", "64", "--hidden", "16", "--epochs", "4")
@@ -65,6 +66,7 @@ def test_bits_per_element_are_those_of_the_wire(folder: Path, comm: Communicator
     assert 32.0 <= dense["bits_per_element"] < 32.5
 
 
+@few_ranks
 @pytest.mark.parametrize(
     "argv",
     [
@@ -89,6 +91,7 @@ def test_two_epochs_and_two_more_are_four_to_the_bit(folder: Path, comm: Communi
         assert [ours.get(key) for key in exact] == [theirs.get(key) for key in exact]
 
 
+@few_ranks
 @pytest.mark.parametrize(
     ("argv", "number"),
     [
@@ -100,7 +103,6 @@ def test_two_epochs_and_two_more_are_four_to_the_bit(folder: Path, comm: Communi
 def test_a_signal_on_one_rank_saves_all_and_the_resumed_run_has_the_same_bits(
     folder: Path, comm: Communicator, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...], number: signal.Signals
 ) -> None:
-    argv = tuple("16" if argument == "64" else argument for argument in argv) if comm.size > 4 else argv
     whole = run(comm, folder / "whole.json", *argv)
     checkpoints = ("--checkpoint", str(folder / "checkpoints"), "--checkpoint-every", "100")
     calls = 0
@@ -125,6 +127,7 @@ def test_a_signal_on_one_rank_saves_all_and_the_resumed_run_has_the_same_bits(
     assert [record["loss"] for record in resumed[:-1]] == [record["loss"] for record in whole[:-1]]
 
 
+@few_ranks
 def test_steps_can_time_checkpoints(folder: Path, comm: Communicator) -> None:
     argv = ("--batch", "16", "--hidden", "16", "--epochs", "1", "--checkpoint-every", "2steps")
     steps = run(comm, folder / "run.json", *argv, "--checkpoint", str(folder / "checkpoints"))[-1]["steps"]
@@ -138,6 +141,7 @@ def test_resume_without_a_checkpoint_starts_at_the_beginning(folder: Path, comm:
     assert records[-1]["epochs"] == 4
 
 
+@few_ranks
 @pytest.mark.parametrize("damage", ["no state", "another model", "no meter"])
 def test_a_state_of_another_program_is_one_error_of_all_ranks(
     folder: Path, comm: Communicator, monkeypatch: pytest.MonkeyPatch, damage: str
@@ -158,6 +162,7 @@ def test_a_state_of_another_program_is_one_error_of_all_ranks(
         run(comm, folder / "run.json", *argv, "--resume")
 
 
+@few_ranks
 def test_resume_with_other_options_is_refused_by_name(folder: Path, comm: Communicator) -> None:
     checkpoints = ("--checkpoint", str(folder / "checkpoints"))
     run(comm, folder / "run.json", *SHORT, *checkpoints)
@@ -167,6 +172,7 @@ def test_resume_with_other_options_is_refused_by_name(folder: Path, comm: Commun
         run(comm, folder / "run.json", *SHORT, *checkpoints)
 
 
+@few_ranks
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
