@@ -76,14 +76,13 @@ def test_bits_per_element_are_those_of_the_wire(folder: Path, comm: Communicator
     ],
 )
 def test_two_epochs_and_two_more_are_four_to_the_bit(folder: Path, comm: Communicator, argv: tuple[str, ...]) -> None:
-    whole = run(comm, folder / "whole.json", *argv)
-    checkpoints = ("--checkpoint", str(folder / "checkpoints"), "--checkpoint-every", "2")
-    first = run(comm, folder / "first.json", *argv, *checkpoints)
+    argv = (*argv, "--checkpoint", str(folder / "checkpoints"), "--checkpoint-every", "2")
+    whole = run(comm, folder / "run.json", *argv)
     if comm.rank == 0:
         # As if the run had been killed right after its second epoch.
-        (folder / "checkpoints" / f"step-{first[-1]['steps']:08d}").rename(folder / "gone")
+        (folder / "checkpoints" / f"step-{whole[-1]['steps']:08d}").rename(folder / "gone")
     comm.barrier()
-    resumed = run(comm, folder / "first.json", *argv, *checkpoints, "--resume")
+    resumed = run(comm, folder / "run.json", *argv, "--resume")
     assert resumed[-1]["parameters_sha256"] == whole[-1]["parameters_sha256"]
     assert [record["epoch"] for record in resumed[:-1]] == [1, 2, 3, 4]
     exact = ("loss", "accuracy", "test_loss", "bytes_so_far_per_rank", "best_accuracy")
@@ -136,6 +135,7 @@ def test_steps_can_time_checkpoints(folder: Path, comm: Communicator) -> None:
     assert names == [f"step-{last - 2:08d}", f"step-{last:08d}"]
 
 
+@few_ranks
 def test_resume_without_a_checkpoint_starts_at_the_beginning(folder: Path, comm: Communicator) -> None:
     records = run(comm, folder / "run.json", *SHORT, "--checkpoint", str(folder / "checkpoints"), "--resume")
     assert records[-1]["epochs"] == 4

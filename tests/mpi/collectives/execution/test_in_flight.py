@@ -25,14 +25,13 @@ def start(comm: Communicator, k: int, n: int = 700) -> np.ndarray:
     return np.full(n, (comm.rank + 1.0) * (k + 1))
 
 
-@pytest.mark.parametrize("name", TOPOLOGIES)
+@pytest.mark.parametrize("comm", TOPOLOGIES, indirect=True)
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), ()])
-def test_handles_may_be_waited_for_in_any_order(mpi_comm: MPI.Intracomm, name: str, order: tuple[int, ...]) -> None:
-    with Communicator(mpi_comm, name, TIMEOUT_S, piece_bytes=1024) as comm:
-        handles = [comm.iallreduce(start(comm, k)) for k in range(4)]
-        for k in order or np.roll(range(4), comm.rank):  # where none is given, each rank's is another
-            assert (handles[k].wait() == total(comm.size, k)).all()
-            assert handles[k].test()
+def test_handles_may_be_waited_for_in_any_order(comm: Communicator, order: tuple[int, ...]) -> None:
+    handles = [comm.iallreduce(start(comm, k)) for k in range(4)]
+    for k in order or np.roll(range(4), comm.rank):  # where none is given, each rank's is another
+        assert (handles[k].wait() == total(comm.size, k)).all()
+        assert handles[k].test()
 
 
 def test_one_rank_may_wait_at_once_and_another_start_more_first(comm: Communicator) -> None:
@@ -86,17 +85,15 @@ def test_a_mismatch_that_the_caller_has_not_heard_of_is_raised_by_the_next_call(
         bad.wait()
 
 
-@pytest.mark.parametrize("name", TOPOLOGIES)
-def test_a_long_sequence_of_collectives_stays_in_step(
-    mpi_comm: MPI.Intracomm, name: str, jitter: Callable[[int], None]
-) -> None:
-    jitter(100 + mpi_comm.rank)
-    with Communicator(mpi_comm, name, TIMEOUT_S, piece_bytes=512) as comm:
-        for k in range(30):
-            assert (comm.allreduce(start(comm, k, 10 * k)) == total(comm.size, k)).all()
-            if k % 7 == 0:
-                root = k % comm.size
-                assert comm.broadcast(np.array([comm.rank + k]), root)[0] == root + k
+@pytest.mark.communicator(piece_bytes=512)
+@pytest.mark.parametrize("comm", TOPOLOGIES, indirect=True)
+def test_a_long_sequence_of_collectives_stays_in_step(comm: Communicator, jitter: Callable[[int], None]) -> None:
+    jitter(100 + comm.rank)
+    for k in range(30):
+        assert (comm.allreduce(start(comm, k, 10 * k)) == total(comm.size, k)).all()
+        if k % 7 == 0:
+            root = k % comm.size
+            assert comm.broadcast(np.array([comm.rank + k]), root)[0] == root + k
 
 
 @pytest.mark.mpi(min_size=2)
