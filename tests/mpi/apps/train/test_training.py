@@ -31,7 +31,7 @@ def run(comm: Communicator, json_path: Path, *argv: str) -> list[dict[str, Any]]
     return [json.loads(line) for line in json_path.read_text().splitlines()]
 
 
-@pytest.mark.mpi(max_size=4)
+@few_ranks
 @pytest.mark.parametrize("method", [("dense",), ("marsit", "--full-precision-every", "100")])
 def test_learns_the_digits(folder: Path, comm: Communicator, method: tuple[str, ...]) -> None:
     *epochs, result = run(comm, folder / "run.json", "--algorithm", *method, "--epochs", "6", "--lr", "0.05")
