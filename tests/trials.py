@@ -71,6 +71,20 @@ def marsit(size: int) -> Trials:
     ]
 
 
+def winners(count: int) -> Callable[[int], Trials]:
+    """Return what makes the trials of Marsit with shared selection."""
+
+    def trials(size: int) -> Trials:
+        merged, rounds = (Marsit(every, winners=count, seed=7) for every in (None, 3))
+        of_rounds = (Trial(rounds, n, 4) for n in (6001, 65, 1))
+        lengths = (140_001, 6001, 65, 1)  # "auto" takes another way for the first
+        return over([Ring()], Trial(merged, LONG, 4), *of_rounds) + over(
+            [None], *(Trial(merged, n, 4) for n in lengths)
+        )
+
+    return trials
+
+
 def votes(options: Any, where: Sequence[Topology], short: int, *types: str, lengths: bool = False) -> Trials:
     """Return the trials of a method whose counts are exact, and so the same over every topology."""
     segments = (65, 4096 + 1, 1, VOTES - 128 - 4096 - 64 - 64)
@@ -127,6 +141,8 @@ TRIALS: dict[str, Callable[[int], Trials]] = {
     "dense": dense,
     "cascading-ssdm": cascading,
     "marsit": marsit,
+    "marsit, one winner": winners(1),
+    "marsit, two winners": winners(2),
     "majority-vote": lambda size: votes(MajorityVote(seed=3), [*topologies(size)], 3, "float16"),
     "ef-signsgd": lambda size: votes(EFSignSGD(), [Ring(), Torus(), DoubleTree()], 1, *FLOATS, lengths=True),
     "ef-signsgd, buckets": lambda size: votes(EFSignSGD(1000), [Ring(), Torus()], 700, *FLOATS, lengths=True),

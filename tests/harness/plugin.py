@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,7 +37,7 @@ class RankAgreement:
     def __init__(self, config: pytest.Config) -> None:
         self.comm = MPI.COMM_WORLD.Dup()
         self.rank, self.size = self.comm.rank, self.comm.size
-        self.borrowed: list[MPI.Intracomm] = []
+        self._lent: list[MPI.Intracomm] = []
         self._config = config
         self._collection_error = ""
         folder = tempfile.mkdtemp(prefix="mpitest-") if self.rank == 0 else ""
@@ -118,7 +118,7 @@ class RankAgreement:
         problem = f"{item.nodeid} failed here and goes on elsewhere: {mine.summary}\n{mine.details}"
         failure = judge(self._allgather(mine, patience_s, problem))
         if failure is None:
-            for comm in self.borrowed:
+            for comm in self._lent:
                 comm.Free()
             for report in reports:
                 if mine.outcome == "idle" and report.skipped:
@@ -126,7 +126,7 @@ class RankAgreement:
         else:
             decisive = next((r for r in reports if not r.passed), reports[min(1, len(reports) - 1)])
             decisive.outcome, decisive.longrepr, decisive.sections = "failed", failure, []
-        self.borrowed.clear()  # after a failure messages may still be under way on them: better lost than freed
+        self._lent.clear()  # after a failure messages may still be under way on them: better lost than freed
 
     def _verdict(self, reports: Sequence[pytest.TestReport]) -> Verdict:
         for report in reports:
@@ -141,6 +141,19 @@ class RankAgreement:
                 reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
                 return Verdict(self.rank, "idle" if Idle.__name__ in reason else "skipped", summary=reason)
         return Verdict(self.rank, "passed")
+
+    def lend(self, n_ranks: int) -> MPI.Intracomm:
+        """Return a communicator of the first `n_ranks` ranks, for one test, which ends here on all other ranks.
+
+        Every rank must call this.
+        """
+        if not 1 <= n_ranks <= self.size:
+            raise ValueError(f"a communicator of {n_ranks} ranks asked of a job of {self.size}: say min_size={n_ranks}")
+        part = self.comm.Split(0 if self.rank < n_ranks else MPI.UNDEFINED, self.rank)
+        if part == MPI.COMM_NULL:
+            raise Idle(f"{Idle.__name__}: rank {self.rank} is outside the test's {n_ranks} ranks")
+        self._lent.append(part)
+        return part
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
@@ -164,17 +177,3 @@ class RankAgreement:
             return ""
         capture.suspend_global_capture(in_=True)
         return "".join(capture.read_global_capture())[-CAPTURED_CHARACTERS:]
-
-
-def run_on(comm: MPI.Intracomm, n_ranks: int, lend: Callable[[MPI.Intracomm], None]) -> MPI.Intracomm:
-    """Return a communicator of the first `n_ranks` ranks; on all other ranks the test ends here.
-
-    Collective over `comm`. `lend` is given the communicator to free once all ranks have passed.
-    """
-    if not 1 <= n_ranks <= comm.size:
-        raise ValueError(f"a communicator of {n_ranks} ranks asked of a job of {comm.size}: say min_size={n_ranks}")
-    part = comm.Split(0 if comm.rank < n_ranks else MPI.UNDEFINED, comm.rank)
-    if part == MPI.COMM_NULL:
-        raise Idle(f"{Idle.__name__}: rank {comm.rank} is outside the test's {n_ranks} ranks")
-    lend(part)
-    return part

@@ -19,41 +19,19 @@ FIRST_POLL_S, LONGEST_POLL_S = 0.0002, 0.02
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One rank's outcome of one test.
-
-    Parameters
-    ----------
-    rank
-        The rank in the job.
-    outcome
-        ``"passed"``, ``"failed"``, ``"skipped"``, or ``"idle"`` for a rank outside the test's sub-communicator.
-    where
-        File and line of the failure: ranks that failed at one place are reported once.
-    summary
-        One line: the exception, or why the test was skipped.
-    details
-        The traceback and the captured output, as pytest prints them.
-    """
+    """One rank's outcome of one test."""
 
     rank: int
-    outcome: str
-    where: str = ""
-    summary: str = ""
-    details: str = ""
+    outcome: str  # "passed", "failed", "skipped", or "idle" outside the test's sub-communicator
+    where: str = ""  # file and line of the failure: ranks that failed at one place are reported once
+    summary: str = ""  # the exception, or why the test was skipped, in one line
+    details: str = ""  # traceback and captured output, as pytest prints them
 
 
 def allgather(comm: MPI.Intracomm, value: object, waiting: Callable[[float], None]) -> list[Any]:
     """Gather one picklable value from every rank without ever blocking inside MPI.
 
-    Parameters
-    ----------
-    comm
-        A communicator that nothing else uses.
-    value
-        This rank's value.
-    waiting
-        Called with the seconds waited so far, again and again until all ranks have come; it ends the wait by not
-        returning.
+    Nothing else may use `comm`. `waiting` is called with the seconds waited so far until all ranks have come.
     """
     payload = np.frombuffer(pickle.dumps(value), dtype=np.uint8)
     counts = np.zeros(comm.size, dtype=np.int64)

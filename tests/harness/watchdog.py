@@ -20,16 +20,8 @@ class Watchdog:
     """Watches one rank's current test; the first rank to give up takes the whole job with it.
 
     The ranks of a job see each other through a file: after a deadlock they cannot through MPI. A rank that gives up
-    writes its reason there, so that every other rank can print its own stacks before the job is ended.
-
-    Parameters
-    ----------
-    rank, size
-        Of the job; for the messages.
-    last_words
-        A path that is the same on every rank and does not exist yet.
-    release_output
-        Called before the stacks are written: returns captured output and gives standard error back.
+    makes that file, `last_words`, so that every other rank can print its own stacks before the job is ended.
+    `release_output` returns the captured output and gives standard error back.
     """
 
     def __init__(self, rank: int, size: int, last_words: Path, release_output: Callable[[], str]) -> None:

@@ -1,25 +1,24 @@
 """Multi-rank tests: ``mpirun -n N python -m pytest --with-mpi tests/mpi``, or ``python tests/run_lanes.py``.
 
 A test runs on every rank. It asks for ``mpi_comm``, a fresh communicator of all ranks, or with
-``@pytest.mark.parametrize("mpi_comm", [5, 7], indirect=True)`` of the first 5 and then 7; or it calls
-``subcomm(5)`` itself. ``@pytest.mark.mpi(min_size=..., max_size=..., library="openmpi" | "mpich")`` says in which
-lanes it runs: elsewhere it is not collected.
+``@pytest.mark.parametrize("mpi_comm", [5, 7], indirect=True)`` of the first 5 and then 7; or it asks for ``comm``, a
+`Communicator` of these. ``@pytest.mark.mpi(min_size=..., max_size=...)`` says in which lanes it runs: elsewhere it is
+not collected.
 """
 
 from __future__ import annotations
 
-import contextlib
 import random
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.mpi.lanes import parametrize_sizes
+from collectives import Communicator
+from tests.mpi.lanes import TIMEOUT_S, parametrize_sizes
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from tests.harness.plugin import RankAgreement
 
 PLUGIN = "rank_agreement"
-MARKER_KEYWORDS = ("min_size", "max_size", "library")
+MARKER_KEYWORDS = ("min_size", "max_size")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -69,55 +68,29 @@ def _marker_problem(item: pytest.Item) -> str | None:
 
 
 def _fits(item: pytest.Item, size: int) -> bool:
-    from mpi4py import MPI
-
-    library = MPI.get_vendor()[0].replace(" ", "").lower()
     limits = [mark.kwargs for mark in item.iter_markers("mpi")]
     callspec = getattr(item, "callspec", None)
     needed = callspec.params.get("mpi_comm", 1) if callspec else 1
-    return (
-        all(lim.get("min_size", 1) <= size <= lim.get("max_size", size) for lim in limits)
-        and all(lim.get("library", library) == library for lim in limits)
-        and (not isinstance(needed, int) or needed <= size)
-    )
+    return needed <= size and all(lim.get("min_size", 1) <= size <= lim.get("max_size", size) for lim in limits)
 
 
 @pytest.fixture
-def subcomm(request: pytest.FixtureRequest) -> Callable[[int], MPI.Intracomm]:
-    """``subcomm(m)``, called by every rank: a fresh communicator of the first m ranks; the others are done."""
-    from tests.harness.plugin import run_on
-
+def mpi_comm(request: pytest.FixtureRequest) -> MPI.Intracomm:
+    """Return a fresh communicator of all ranks, or of as many of the first as the indirect parameter says."""
     plugin: RankAgreement = request.config.pluginmanager.get_plugin(PLUGIN)
-    return lambda n_ranks: run_on(plugin.comm, n_ranks, plugin.borrowed.append)
+    return plugin.lend(getattr(request, "param", plugin.size))
 
 
 @pytest.fixture
-def mpi_comm(request: pytest.FixtureRequest, subcomm: Callable[[int], MPI.Intracomm]) -> MPI.Intracomm:
-    """Return a fresh communicator of all ranks, or of as many as the indirect parameter says."""
-    plugin: RankAgreement = request.config.pluginmanager.get_plugin(PLUGIN)
-    return subcomm(getattr(request, "param", plugin.size))
-
-
-@pytest.fixture
-def agreed() -> Callable[[MPI.Intracomm], AbstractContextManager[None]]:
-    """``with agreed(comm):`` what fails on one rank inside fails on all.
-
-    For properties: Hypothesis shrinks a failing example by running it again, which must happen on every rank.
-    """
-    return _agreed
-
-
-@contextlib.contextmanager
-def _agreed(comm: MPI.Intracomm) -> Iterator[None]:
-    mine: BaseException | None = None
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must hear of it
-        mine = error
-    summaries: list[Any] = comm.allgather(None if mine is None else f"{type(mine).__name__}: {mine}")
-    failed = {rank: summary for rank, summary in enumerate(summaries) if summary is not None}
-    if failed:
-        raise AssertionError(f"failed on {len(failed)} of {comm.size} ranks: {failed}") from mine
+def comm(request: pytest.FixtureRequest, mpi_comm: MPI.Intracomm) -> Iterator[Communicator]:
+    """Give a communicator over a ring, or as ``@pytest.mark.communicator(...)`` or the indirect topology says."""
+    options: dict[str, Any] = {"topology": "ring", "timeout": TIMEOUT_S}
+    for mark in reversed([*request.node.iter_markers("communicator")]):  # the closest comes first
+        options |= mark.kwargs
+    if hasattr(request, "param"):
+        options["topology"] = request.param
+    with Communicator(mpi_comm, **options) as made:
+        yield made
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+import numpy as np
 import pytest
 from numpy.typing import NDArray
 
@@ -19,6 +20,8 @@ PARTS = (5, 7)
 PARTS_FROM = 8
 # Marks a test, or a module, that runs on these parts too.
 every_size = pytest.mark.every_size
+# Marks a test, or a module, for which more ranks take longer and show nothing else.
+few_ranks = pytest.mark.mpi(max_size=3)
 
 
 def lane_size(metafunc: pytest.Metafunc) -> int:
@@ -49,6 +52,13 @@ def topologies(size: int) -> list[Topology]:
 def same_everywhere(comm: Communicator, result: NDArray[Any]) -> bool:
     """Whether all ranks have the same bytes."""
     return len(set(comm.mpi_comm.allgather(hashlib.sha256(result).digest()))) == 1
+
+
+def mean_of_ranks(comm: Communicator, x: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the mean of the ranks' vectors, in double precision."""
+    total = np.empty(x.shape)
+    comm.mpi_comm.Allreduce(x.astype(np.float64), total)
+    return total / comm.size
 
 
 def same_text_on(comm: Communicator, error: BaseException, ranks: range) -> str:

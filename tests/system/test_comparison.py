@@ -20,6 +20,7 @@ from apps.performance.cluster.implementations import of_library
 PROJECT = Path(__file__).resolve().parents[2]
 NBYTES = 400_000
 LIMIT_S, END_S = 600.0, 60.0  # of a command; of its end where it took longer
+pytestmark = pytest.mark.timeout(LIMIT_S + 2 * END_S)
 
 
 def compare(folder: Path, *options: str) -> tuple[dict[str, Any], str]:
@@ -66,15 +67,13 @@ def test_all_implementations_are_right_and_timed_and_a_cell_is_measured_once(tmp
     assert "none: 400kB" not in output
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs of this process run on a busy machine too, where a link may carry less, and end in time."""
     monkeypatch.setattr(Measured, "true", True)
     monkeypatch.setattr("apps.performance.cluster.driver.LONGEST_JOB_S", LIMIT_S)
 
 
-@pytest.mark.usefixtures("busy")
-@pytest.mark.timeout(LIMIT_S + 2 * END_S)
 def test_a_long_vectors_cell_is_predicted_from_what_its_job_measured(tmp_path: Path) -> None:
     cell = Cell(Cluster(2, "100mbit"), predicted.LEAST_BYTES)
     measure_cells(cell.cluster, [cell], tmp_path, Limits(budget_s=1.0), mpich=False)
@@ -86,8 +85,6 @@ def test_a_long_vectors_cell_is_predicted_from_what_its_job_measured(tmp_path: P
     assert 0.5 * wire_s < predicted.predict(record, "dense ring") < 5 * wire_s
 
 
-@pytest.mark.usefixtures("busy")
-@pytest.mark.timeout(LIMIT_S + 2 * END_S)
 def test_overlap_is_measured(tmp_path: Path) -> None:
     n = 4_000_000
     record = measure_alone("overlap", Cluster(2, "100mbit"), tmp_path / "record.json", n=n, repeats=5)
@@ -97,8 +94,6 @@ def test_overlap_is_measured(tmp_path: Path) -> None:
     assert record["bytes_sent"] == pytest.approx(n / 8, rel=0.01)
 
 
-@pytest.mark.usefixtures("busy")
-@pytest.mark.timeout(LIMIT_S + 2 * END_S)
 def test_every_method_is_timed_beside_its_bytes_and_its_computing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from apps.emulator.rate import Rate
 
 PROJECT = Path(__file__).resolve().parents[2]
 MPICH = PROJECT / ".venv-mpich" / "bin" / "python"
+with_mpich = pytest.mark.skipif(not MPICH.exists(), reason="make test-mpich has not made the environment with MPICH")
 TIMEOUT_S = 120
 NAME = "from mpi4py import MPI; print(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, MPI.Get_processor_name(), flush=True)"
 SLEEP = "import time, mpicomp; comm = mpicomp.Communicator(); print('started', flush=True); time.sleep(60)"
@@ -48,8 +49,10 @@ def on_hosts(pid: int) -> list[int]:
     return [int(found) for name in left(pid) for found in run_command("ip", "netns", "pids", name).split()]
 
 
-def gone(pids: list[int]) -> bool:
-    return not any(Path(f"/proc/{pid}/exe").exists() for pid in pids)
+def require_nothing_left(process: subprocess.Popen[str], pids: list[int]) -> None:
+    assert not left(process.pid)
+    assert not any(Path(f"/proc/{pid}/exe").exists() for pid in pids)
+    assert not {"node0", "group0"} & {path.name for path in Path("/sys/class/net").iterdir()}
 
 
 @pytest.fixture
@@ -81,7 +84,7 @@ with mpicomp.Communicator() as comm:
 """
 
 
-@pytest.mark.skipif(not MPICH.exists(), reason="make test-mpich has not made the environment with MPICH")
+@with_mpich
 def test_mpich_sums_over_hosts_of_its_own() -> None:
     status, output, errors = run(
         "--nodes", "3", "--mpi", "mpich", "--no-check", "--", str(MPICH), "-c", SUM, python=str(MPICH)
@@ -90,7 +93,7 @@ def test_mpich_sums_over_hosts_of_its_own() -> None:
     assert sorted(output.splitlines()) == [f"{rank} node{rank} MPICH {{6.0}}" for rank in range(3)]
 
 
-@pytest.mark.skipif(not MPICH.exists(), reason="make test-mpich has not made the environment with MPICH")
+@with_mpich
 def test_each_mpi_is_told_from_the_other() -> None:
     """By their launchers as they are; a stand-in says the same in the unit tests."""
     for python, mpi in ((sys.executable, "mpich"), (str(MPICH), "openmpi")):
@@ -117,18 +120,19 @@ def test_advice_goes_by_the_rate_of_the_links(tmp_path: Path) -> None:
 
 
 # Listens on one host, connects from the other, and tells what both ends send by.
-LISTEN = """
+TELL = "print(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b'\\0').decode())"
+LISTEN = f"""
 import socket
 with socket.create_server(("", 7777)) as server:
     server.settimeout(60)
     print("listening", flush=True)
     connection, _ = server.accept()
-    print(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\\0").decode())
+    {TELL}
 """
-CONNECT = """
+CONNECT = f"""
 import socket, sys
 with socket.create_connection((sys.argv[1], 7777), timeout=60) as connection:
-    print(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\\0").decode())
+    {TELL}
 """
 
 
@@ -174,36 +178,26 @@ def test_the_jobs_exit_status_is_handed_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("send", "number"),
+    ("send", "number", "again"),
     [
-        pytest.param(os.killpg, signal.SIGINT, id="a terminal's Ctrl-C"),
-        pytest.param(os.kill, signal.SIGINT, id="SIGINT"),
-        pytest.param(os.kill, signal.SIGTERM, id="SIGTERM"),
+        pytest.param(os.killpg, signal.SIGINT, False, id="a terminal's Ctrl-C"),
+        pytest.param(os.killpg, signal.SIGINT, True, id="Ctrl-C again while hosts are removed"),
+        pytest.param(os.kill, signal.SIGINT, False, id="SIGINT"),
+        pytest.param(os.kill, signal.SIGTERM, False, id="SIGTERM"),
     ],
 )
 def test_who_is_interrupted_leaves_nothing_behind(
-    sleeping: subprocess.Popen[str], send: Callable[[int, int], None], number: signal.Signals
+    sleeping: subprocess.Popen[str], send: Callable[[int, int], None], number: signal.Signals, again: bool
 ) -> None:
     pids = on_hosts(sleeping.pid)
     assert len(pids) >= 4  # two ranks at least, and two daemons
     send(sleeping.pid, number)
+    if again:
+        while len(left(sleeping.pid)) == 3 and sleeping.poll() is None:
+            time.sleep(1e-4)
+        send(sleeping.pid, number)
     assert sleeping.wait(30) == 128 + number
-    assert not left(sleeping.pid)
-    assert gone(pids)
-
-
-def test_who_presses_ctrl_c_again_while_hosts_are_removed_leaves_nothing_behind(
-    sleeping: subprocess.Popen[str],
-) -> None:
-    pids = on_hosts(sleeping.pid)
-    os.killpg(sleeping.pid, signal.SIGINT)
-    while len(left(sleeping.pid)) == 3 and sleeping.poll() is None:
-        time.sleep(1e-4)
-    os.killpg(sleeping.pid, signal.SIGINT)
-    assert sleeping.wait(30) == 128 + signal.SIGINT
-    assert not left(sleeping.pid)
-    assert gone(pids)
-    assert not {"node0", "group0"} & {path.name for path in Path("/sys/class/net").iterdir()}
+    require_nothing_left(sleeping, pids)
 
 
 def test_what_a_killed_cluster_leaves_behind_the_next_one_removes(sleeping: subprocess.Popen[str]) -> None:
@@ -212,8 +206,7 @@ def test_what_a_killed_cluster_leaves_behind_the_next_one_removes(sleeping: subp
     sleeping.wait(30)
     assert left(sleeping.pid)
     assert run("--nodes", "1", "--no-check", "--", "sleep", "0.3")[0] == 0
-    assert not left(sleeping.pid)
-    assert gone(pids)
+    require_nothing_left(sleeping, pids)
 
 
 @pytest.mark.parametrize(

@@ -29,36 +29,27 @@ class Layer(NamedTuple):
     third_party: tuple[str, ...] = ()
 
 
+ARRAYS = ("numpy", "mpi4py")
+WAITING = ("collectives.progress", "collectives.trace")
+BYTES = ("mpicomp.codecs", "mpicomp.kernels", "collectives")
 # From the bottom to the top. A module belongs to the innermost folder that is listed here.
 LAYERS = {
     "collectives.schedules": Layer(),
-    "collectives.progress": Layer((), ("numpy", "mpi4py")),
-    "collectives.trace": Layer(("collectives.progress",), ("numpy", "mpi4py")),
-    "collectives.execution": Layer(
-        ("collectives.schedules", "collectives.progress", "collectives.trace"), ("numpy", "mpi4py")
-    ),
-    "collectives.consistency": Layer(
-        ("collectives.execution", "collectives.progress", "collectives.trace"), ("numpy", "mpi4py")
-    ),
-    "collectives.dense": Layer(
-        ("collectives.execution", "collectives.schedules", "collectives.progress", "collectives.trace"),
-        ("numpy", "mpi4py"),
-    ),
+    "collectives.progress": Layer((), ARRAYS),
+    "collectives.trace": Layer(("collectives.progress",), ARRAYS),
+    "collectives.execution": Layer(("collectives.schedules", *WAITING), ARRAYS),
+    "collectives.consistency": Layer(("collectives.execution", *WAITING), ARRAYS),
+    "collectives.dense": Layer(("collectives.execution", "collectives.schedules", *WAITING), ARRAYS),
     "collectives.cost": Layer(("collectives.schedules", "collectives.execution"), ("numpy",)),
-    "collectives": Layer((), ("numpy", "mpi4py")),
+    "collectives": Layer((), ARRAYS),
     "mpicomp.kernels": Layer((), ("numpy", "numba", "llvmlite")),
     "mpicomp.codecs": Layer(("mpicomp.kernels",), ("numpy",)),
-    "mpicomp.aggregator": Layer(("mpicomp.codecs", "mpicomp.kernels", "collectives"), ("numpy", "mpi4py")),
-    "mpicomp.reducers": Layer(
-        ("mpicomp.aggregator", "mpicomp.codecs", "mpicomp.kernels", "collectives"), ("numpy", "mpi4py")
-    ),
-    "mpicomp.algorithms": Layer(
-        ("mpicomp.reducers", "mpicomp.aggregator", "mpicomp.codecs", "mpicomp.kernels", "collectives"),
-        ("numpy", "mpi4py"),
-    ),
+    "mpicomp.aggregator": Layer(BYTES, ARRAYS),
+    "mpicomp.reducers": Layer(("mpicomp.aggregator", *BYTES), ARRAYS),
+    "mpicomp.algorithms": Layer(("mpicomp.reducers", "mpicomp.aggregator", *BYTES), ARRAYS),
     "mpicomp.checkpoint": Layer(("mpicomp.aggregator",), ("numpy",)),
-    "mpicomp.torch": Layer(("mpicomp.algorithms", "mpicomp.aggregator", "collectives"), ("numpy", "mpi4py", "torch")),
-    "mpicomp": Layer(("collectives",), ("numpy", "mpi4py", "numba")),
+    "mpicomp.torch": Layer(("mpicomp.algorithms", "mpicomp.aggregator", "collectives"), (*ARRAYS, "torch")),
+    "mpicomp": Layer(("collectives",), (*ARRAYS, "numba")),
     "apps": Layer(("mpicomp", "collectives"), ("*",)),
 }
 

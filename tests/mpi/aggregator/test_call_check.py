@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mpi4py import MPI
 
 from collectives import CollectiveMismatch, Communicator
 from mpicomp import Dense, Marsit
-from tests.mpi.lanes import TIMEOUT_S, same_text_on
+from tests.mpi.lanes import few_ranks, same_text_on
 
-pytestmark = pytest.mark.mpi(min_size=2)
+pytestmark = [few_ranks, pytest.mark.mpi(min_size=2)]
 
 N = 1000
 OURS = Marsit(full_precision_every=100)
@@ -34,6 +33,7 @@ DIFFERENT: dict[str, tuple[Start, str]] = {
     "K": (lambda c: Marsit(full_precision_every=50).start(c, N), "full_precision_every=50"),
     "seed": (lambda c: Marsit(seed=1).start(c, N), "seed=1"),
     "residual": (lambda c: Marsit(residual="paper").start(c, N), "residual='paper'"),
+    "winners": (lambda c: Marsit(winners=2).start(c, N), "winners=2"),
     "method": (lambda c: Dense().start(c, N), "Dense()"),
     "length": (lambda c: OURS.start(c, N + 1), f"float32[{N + 1}]"),
     "dtype": (lambda c: OURS.start(c, N, dtype=np.float64), f"float64[{N}]"),
@@ -44,23 +44,22 @@ DIFFERENT: dict[str, tuple[Start, str]] = {
 }
 
 
-@pytest.mark.parametrize("topology", ["auto", "ring"])
+@pytest.mark.parametrize("comm", ["auto", "ring"], indirect=True)
 @pytest.mark.parametrize("what", DIFFERENT)
-def test_every_rank_is_told_who_differs_in_what(mpi_comm: MPI.Intracomm, topology: str, what: str) -> None:
-    odd = mpi_comm.size - 1
+def test_every_rank_is_told_who_differs_in_what(comm: Communicator, what: str) -> None:
+    odd = comm.size - 1
     start, told = DIFFERENT[what]
-    with Communicator(mpi_comm, topology, TIMEOUT_S) as comm:
-        aggregator = start(comm) if comm.rank == odd else OURS.start(comm, N)
-        with pytest.raises(CollectiveMismatch) as caught:
-            aggregator.aggregate(np.ones(aggregator.n, aggregator.dtype))
-        text = same_text_on(comm, caught.value, range(comm.size))
-        mine = re.search(rf"rank {odd}: ([^;]*)", text)
-        theirs = re.search(r"rank.? 0[-0-9]*: ([^;]*)", text)
-        assert mine is not None
-        assert theirs is not None
-        assert told in mine[1]
-        assert told not in theirs[1]
-        assert (comm.allreduce(np.ones(3)) == comm.size).all()
+    aggregator = start(comm) if comm.rank == odd else OURS.start(comm, N)
+    with pytest.raises(CollectiveMismatch) as caught:
+        aggregator.aggregate(np.ones(aggregator.n, aggregator.dtype))
+    text = same_text_on(comm, caught.value, range(comm.size))
+    mine = re.search(rf"rank {odd}: ([^;]*)", text)
+    theirs = re.search(r"rank.? 0[-0-9]*: ([^;]*)", text)
+    assert mine is not None
+    assert theirs is not None
+    assert told in mine[1]
+    assert told not in theirs[1]
+    assert (comm.allreduce(np.ones(3)) == comm.size).all()
 
 
 # What the last rank passes, and what it is told.
@@ -74,17 +73,16 @@ UNFIT: dict[str, tuple[Any, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("what", UNFIT)
-def test_what_one_rank_cannot_aggregate_all_hear_of_and_the_run_goes_on(mpi_comm: MPI.Intracomm, what: str) -> None:
-    odd = mpi_comm.size - 1
+def test_what_one_rank_cannot_aggregate_all_hear_of_and_the_run_goes_on(comm: Communicator, what: str) -> None:
+    odd = comm.size - 1
     vector, kind, told = UNFIT[what]
-    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
-        aggregator, twin = OURS.start(comm, N), OURS.start(comm, N)
-        ones = np.ones(N, np.float32)
-        aggregator.aggregate(ones)
-        twin.aggregate(ones)
-        with pytest.raises(kind if comm.rank == odd else CollectiveMismatch) as caught:
-            aggregator.aggregate(vector if comm.rank == odd else ones)
-        text = same_text_on(comm, caught.value, range(odd))
-        assert comm.rank < odd or re.search(f"rank {odd} of {comm.size}, vector 0: .*{told}", str(caught.value))
-        assert re.search(f"rank {odd} rejects aggregate: .*{told}", text)
-        assert (aggregator.aggregate(ones) == twin.aggregate(ones)).all()
+    aggregator, twin = OURS.start(comm, N), OURS.start(comm, N)
+    ones = np.ones(N, np.float32)
+    aggregator.aggregate(ones)
+    twin.aggregate(ones)
+    with pytest.raises(kind if comm.rank == odd else CollectiveMismatch) as caught:
+        aggregator.aggregate(vector if comm.rank == odd else ones)
+    text = same_text_on(comm, caught.value, range(odd))
+    assert comm.rank < odd or re.search(f"rank {odd} of {comm.size}, vector 0: .*{told}", str(caught.value))
+    assert re.search(f"rank {odd} rejects aggregate: .*{told}", text)
+    assert (aggregator.aggregate(ones) == twin.aggregate(ones)).all()

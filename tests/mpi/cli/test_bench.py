@@ -16,6 +16,7 @@ from collectives import Communicator, LinkModel, Traffic
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.cli.bench.measure import Subject, measure
 from mpicomp.cli.main import main
+from tests.mpi.lanes import few_ranks
 
 WORLD = MPI.COMM_WORLD
 QUICK = ("--repeats", "2", "--warmup", "0")
@@ -76,6 +77,7 @@ def test_auto_goes_by_the_network_that_is_given(
     assert ("--topology auto --network" in capsys.readouterr().err) == (WORLD.rank == 0)
 
 
+@few_ranks
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize(
@@ -108,21 +110,15 @@ def spoil(monkeypatch: pytest.MonkeyPatch, damage: Callable[[Any, np.ndarray], N
     monkeypatch.setattr(Aggregator, "aggregate", aggregate)
 
 
-def one_rank_differs(_: Any, result: np.ndarray) -> None:
-    if WORLD.rank == WORLD.size - 1:
-        result[7] = -result[7]
+def times(factor: float, place: Any = slice(None)) -> Callable[[Any, np.ndarray], None]:
+    def damage(_: Any, result: np.ndarray) -> None:
+        result[place] *= factor
+
+    return damage
 
 
-def flip_the_signs(_: Any, result: np.ndarray) -> None:
-    result *= -1
-
-
-def double(_: Any, result: np.ndarray) -> None:
-    result *= 2
-
-
-def one_magnitude_differs(_: Any, result: np.ndarray) -> None:
-    result[5000] *= 1.5
+one_rank_differs = times(-1 if WORLD.rank == WORLD.size - 1 else 1, 7)
+flip_the_signs, double, one_magnitude_differs = times(-1), times(2), times(1.5, 5000)
 
 
 def prefer_positive(_: Any, result: np.ndarray) -> None:
@@ -141,6 +137,7 @@ ONE_BIT = ("--option", "full_precision_every=None")
 STATELESS = (*ONE_BIT, "--option", "compensation=False")
 
 
+@few_ranks
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize(
     ("arguments", "damage", "verdict"),

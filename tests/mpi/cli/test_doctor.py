@@ -10,6 +10,9 @@ from mpi4py import MPI
 
 from mpicomp.cli import doctor
 from mpicomp.cli.doctor import job
+from tests.mpi.lanes import few_ranks
+
+pytestmark = few_ranks
 
 
 @pytest.mark.mpi(min_size=2)
@@ -23,7 +26,7 @@ def test_rank_0_reports_for_the_job(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.mpi(min_size=2)
 def test_ranks_that_do_not_answer_are_reported_within_the_deadline(mpi_comm: MPI.Intracomm) -> None:
-    soon = MPI.Wtime() + 2.0
+    soon = MPI.Wtime() + 1.0
     if mpi_comm.rank == 0:
         finding = job.messages(mpi_comm, deadline_s=0.1)
         assert finding.status == "FAIL"

@@ -105,16 +105,15 @@ def test_whatever_the_signs_the_same_rank_wins(mpi_comm: MPI.Intracomm, ways: li
 
 
 @pytest.mark.mpi(min_size=2)
-def test_seeds_and_vectors_draw_apart(mpi_comm: MPI.Intracomm) -> None:
-    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
-        runs = [
-            STATELESS.start(comm, N),
-            STATELESS.start(comm, N, vector_id=1),
-            Marsit(full_precision_every=None, global_step=1.0, compensation=False, seed=1).start(comm, N),
-        ]
-        won = [winners(comm, aggregator, 0) for aggregator in runs]
+def test_seeds_and_vectors_draw_apart(comm: Communicator) -> None:
+    runs = [
+        STATELESS.start(comm, N),
+        STATELESS.start(comm, N, vector_id=1),
+        Marsit(full_precision_every=None, global_step=1.0, compensation=False, seed=1).start(comm, N),
+    ]
+    won = [winners(comm, aggregator, 0) for aggregator in runs]
     for one, other in ((0, 1), (0, 2), (1, 2)):
-        assert_independent(won[one], won[other], mpi_comm.size, f"runs {one} and {other}")
+        assert_independent(won[one], won[other], comm.size, f"runs {one} and {other}")
 
 
 @pytest.mark.parametrize("mpi_comm", [4, 8], indirect=True)

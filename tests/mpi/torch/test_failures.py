@@ -14,7 +14,10 @@ from collectives import Communicator
 from collectives.errors import CollectiveMismatch, NonFiniteGradient
 from mpicomp import Dense, Marsit
 from mpicomp.torch import DistributedOptimizer
-from tests.mpi.torch.training import batch, make_model, on_all_ranks, parameters_of, train, wrap
+from tests.mpi.lanes import few_ranks
+from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, train, wrap, wrapped
+
+pytestmark = few_ranks
 
 
 def bad_step(model: nn.Module, optimizer: torch.optim.Optimizer, comm: Communicator) -> None:
@@ -27,12 +30,6 @@ def bad_step(model: nn.Module, optimizer: torch.optim.Optimizer, comm: Communica
     optimizer.step()
 
 
-def assert_equal_on_all_ranks(model: nn.Module, comm: Communicator) -> None:
-    mine = parameters_of(model)
-    assert mine.isfinite().all()
-    assert all(torch.equal(other, mine) for other in on_all_ranks(mine, comm))
-
-
 @pytest.mark.parametrize(("local_steps", "dtype"), [(1, torch.bfloat16), (3, torch.float32)])
 @pytest.mark.parametrize("algorithm", [Dense(), Marsit()], ids=["dense", "marsit"])
 def test_ranks_are_equal_after_a_nan_and_go_on_with_a_restored_optimizer(
@@ -41,43 +38,32 @@ def test_ranks_are_equal_after_a_nan_and_go_on_with_a_restored_optimizer(
     model = make_model(dtype=dtype)
     optimizer = wrap(model, algorithm, comm, synchronize="updates", local_steps=local_steps)
     train(model, optimizer, comm, range(2 * local_steps))
-    saved = copy.deepcopy(optimizer.state_dict())
+    saved, common = copy.deepcopy(optimizer.state_dict()), parameters_of(model)
     train(model, optimizer, comm, range(local_steps - 1))
     with pytest.raises(NonFiniteGradient):
         bad_step(model, optimizer, comm)
     assert not optimizer.models_differ
-    assert_equal_on_all_ranks(model, comm)
+    assert same_on_all_ranks(model, comm)
+    assert torch.equal(parameters_of(model), common)
     optimizer.load_state_dict(saved)
     before = parameters_of(model)
     train(model, optimizer, comm, range(4 * local_steps))
     assert optimizer.synchronizations == 2 + 4
-    assert_equal_on_all_ranks(model, comm)
+    assert same_on_all_ranks(model, comm)
     assert not torch.equal(parameters_of(model), before)
-
-
-def test_a_failed_round_leaves_the_last_common_model(comm: Communicator) -> None:
-    model = make_model()
-    inner = torch.optim.SGD(model.parameters(), lr=0.05)
-    optimizer = DistributedOptimizer(inner, Dense(), comm, synchronize="updates")
-    train(model, optimizer, comm, range(2))
-    before = parameters_of(model)
-    with pytest.raises(NonFiniteGradient):
-        bad_step(model, optimizer, comm)
-    assert torch.equal(parameters_of(model), before)
 
 
 @pytest.mark.mpi(min_size=2)
 def test_ranks_go_on_alike_after_a_mismatch(comm: Communicator) -> None:
-    model = make_model()
-    optimizer = wrap(model, Marsit(), comm)
+    model, optimizer = wrapped(Marsit(), comm)
     train(model, optimizer, comm, range(2))
     branch = comm.barrier if comm.rank == 1 else partial(train, model, optimizer, comm, range(2, 3))
     with pytest.raises(CollectiveMismatch):
         branch()
-    assert_equal_on_all_ranks(model, comm)
+    assert same_on_all_ranks(model, comm)
     train(model, optimizer, comm, range(3, 8))
     assert optimizer.synchronizations == 7
-    assert_equal_on_all_ranks(model, comm)
+    assert same_on_all_ranks(model, comm)
 
 
 @pytest.mark.parametrize(

@@ -10,20 +10,23 @@ from collectives import Communicator
 from collectives.errors import CollectiveMismatch, NonFiniteGradient
 from mpicomp import Dense, OneBitSGD
 from mpicomp.torch import DistributedOptimizer
-from tests.mpi.torch.training import batch, make_model, on_all_ranks, parameters_of, train, wrap
+from tests.mpi.torch.training import batch, make_model, on_all_ranks, parameters_of, train, wrap, wrapped
+
+
+def mean_gradient(alone: nn.Module, comm: Communicator, step: int) -> None:
+    """Let one process have the gradient of all ranks' batches."""
+    alone.zero_grad()
+    for rank in range(comm.size):
+        inputs, labels = batch(1000 * rank + step)
+        (nn.functional.cross_entropy(alone(inputs), labels) / comm.size).backward()
 
 
 def test_trains_like_one_process_on_all_the_data(comm: Communicator) -> None:
-    model = make_model()
+    model, alone = make_model(), make_model()
     train(model, wrap(model, Dense(), comm), comm, range(5))
-
-    alone = make_model()
     optimizer = torch.optim.SGD(alone.parameters(), lr=0.05, momentum=0.9)
     for step in range(5):
-        optimizer.zero_grad()
-        for rank in range(comm.size):
-            inputs, labels = batch(1000 * rank + step)
-            (nn.functional.cross_entropy(alone(inputs), labels) / comm.size).backward()
+        mean_gradient(alone, comm, step)
         optimizer.step()
     torch.testing.assert_close(parameters_of(model), parameters_of(alone))
 
@@ -89,8 +92,7 @@ def test_a_sparse_gradient_is_refused_by_name_and_no_rank_waits(comm: Communicat
 
 
 def test_a_gradient_that_is_not_finite_names_rank_and_parameter(comm: Communicator) -> None:
-    model = make_model()
-    optimizer = wrap(model, Dense(), comm)
+    model, optimizer = wrapped(Dense(), comm)
     inputs, labels = batch(comm.rank)
     nn.functional.cross_entropy(model(inputs), labels).backward()
     if comm.rank == comm.size - 1:
@@ -101,44 +103,27 @@ def test_a_gradient_that_is_not_finite_names_rank_and_parameter(comm: Communicat
     assert ("'2.weight'" in str(caught.value)) == (comm.rank == comm.size - 1)
 
 
-def test_a_closure_is_evaluated_before_its_gradients_are_averaged(comm: Communicator) -> None:
-    parameter = nn.Parameter(torch.zeros(2))
-    optimizer = DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), Dense(), comm, synchronize="gradients")
-
-    def closure() -> float:
-        parameter.grad = torch.full((2,), float(comm.rank))
-        return 10.0 + comm.rank
-
-    assert optimizer.step(closure) == 10.0 + comm.rank
-    torch.testing.assert_close(parameter.detach(), torch.full((2,), -(comm.size - 1) / 2))
-
-
-def test_an_unfrozen_parameter_is_reported_by_name(comm: Communicator) -> None:
+@pytest.mark.parametrize(
+    ("trained_before", "told"), [(False, "was frozen"), (True, "was frozen after")], ids=["unfrozen", "frozen"]
+)
+def test_a_parameter_frozen_or_unfrozen_after_wrapping_is_reported_by_name(
+    comm: Communicator, trained_before: bool, told: str
+) -> None:
     model = make_model()
-    model[0].weight.requires_grad_(False)
-    optimizer = wrap(model, Dense(), comm)
-    train(model, optimizer, comm, range(1))
-    assert (on_all_ranks(parameters_of(model), comm)[0] == parameters_of(model)).all()
-    model[0].weight.requires_grad_(True)
-    with pytest.raises(ValueError, match=r"'0\.weight' was frozen"):
-        optimizer.step()
-
-
-def test_a_parameter_frozen_after_wrapping_is_reported_by_name(comm: Communicator) -> None:
-    model = make_model()
+    model[0].weight.requires_grad_(trained_before)
     optimizer = wrap(model, Dense(), comm)
     train(model, optimizer, comm, range(2))
     before = parameters_of(model)
-    model[0].weight.requires_grad_(False)
-    with pytest.raises(ValueError, match=r"'0\.weight' was frozen after"):
+    assert (on_all_ranks(before, comm)[0] == before).all()
+    model[0].weight.requires_grad_(not trained_before)
+    with pytest.raises(ValueError, match=rf"'0\.weight' {told}"):
         train(model, optimizer, comm, range(2, 3))
     assert torch.equal(parameters_of(model), before)
 
 
 def test_synchronize_averages_so_that_the_mean_can_be_clipped(comm: Communicator) -> None:
-    model = make_model()
-    optimizer = wrap(model, Dense(), comm)
-    inputs, labels = batch(comm.rank)
+    model, optimizer = wrapped(Dense(), comm)
+    inputs, labels = batch(1000 * comm.rank)
     nn.functional.cross_entropy(model(inputs), labels).backward()
     optimizer.synchronize()
     optimizer.synchronize()  # no more to do
@@ -148,20 +133,19 @@ def test_synchronize_averages_so_that_the_mean_can_be_clipped(comm: Communicator
 
     alone = make_model()
     plain = torch.optim.SGD(alone.parameters(), lr=0.05, momentum=0.9)
-    for rank in range(comm.size):
-        inputs, labels = batch(rank)
-        (nn.functional.cross_entropy(alone(inputs), labels) / comm.size).backward()
+    mean_gradient(alone, comm, 0)
     torch.testing.assert_close(norm, nn.utils.clip_grad_norm_(alone.parameters(), max_norm=0.01))
     plain.step()
     torch.testing.assert_close(parameters_of(model), parameters_of(alone))
 
 
-@pytest.mark.parametrize("forget", ["step", "zero_grad", "closure"])
+@pytest.mark.parametrize("forget", ["never synchronized", "step", "zero_grad", "closure"])
 def test_synchronize_stands_for_the_averaging_of_the_next_step_only(comm: Communicator, forget: str) -> None:
     parameter = nn.Parameter(torch.zeros(2))
     optimizer = DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), Dense(), comm, synchronize="gradients")
     parameter.grad = torch.zeros(2)
-    optimizer.synchronize()
+    if forget != "never synchronized":
+        optimizer.synchronize()
     if forget == "step":
         optimizer.step()
     elif forget == "zero_grad":
@@ -169,10 +153,10 @@ def test_synchronize_stands_for_the_averaging_of_the_next_step_only(comm: Commun
 
     def closure() -> float:
         parameter.grad = torch.full((2,), float(comm.rank))
-        return 0.0
+        return 10.0 + comm.rank
 
-    if forget == "closure":
-        optimizer.step(closure)
+    if forget in ("never synchronized", "closure"):  # it is evaluated before its gradients are averaged
+        assert optimizer.step(closure) == 10.0 + comm.rank
     else:
         closure()
         optimizer.step()

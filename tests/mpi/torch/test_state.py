@@ -12,34 +12,10 @@ import torch
 
 from collectives import Communicator
 from mpicomp import Dense, Marsit
-from tests.mpi.torch.training import make_model, on_all_ranks, parameters_of, train, wrap
+from tests.mpi.lanes import few_ranks
+from tests.mpi.torch.training import make_model, parameters_of, same_on_all_ranks, train, wrap, wrapped
 
-
-@pytest.mark.parametrize(
-    ("optimizer", "local_steps", "dtype"),
-    [
-        ("momentum", 1, torch.float32),
-        ("adam", 4, torch.float32),
-        ("adam", 1, torch.bfloat16),
-        ("momentum", 4, torch.bfloat16),
-    ],
-)
-def test_resumed_training_has_the_same_bits(
-    comm: Communicator, optimizer: str, local_steps: int, dtype: torch.dtype
-) -> None:
-    algorithm = Marsit(full_precision_every=7)
-    model = make_model(dtype=dtype)
-    distributed = wrap(model, algorithm, comm, optimizer, local_steps=local_steps)
-    train(model, distributed, comm, range(10))
-    saved = copy.deepcopy((model.state_dict(), distributed.state_dict()))
-    train(model, distributed, comm, range(10, 18))
-
-    resumed = make_model(seed=5, dtype=dtype)
-    distributed = wrap(resumed, algorithm, comm, optimizer, local_steps=local_steps)
-    resumed.load_state_dict(saved[0])
-    distributed.load_state_dict(saved[1])
-    train(resumed, distributed, comm, range(10, 18))
-    assert torch.equal(parameters_of(resumed), parameters_of(model))
+pytestmark = few_ranks
 
 
 def through_torch_load(state: dict[str, Any]) -> dict[str, Any]:
@@ -58,39 +34,48 @@ def with_arrays(state: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
-@pytest.mark.parametrize("kept", [through_torch_load, with_arrays])
-def test_state_comes_back_from_a_file_of_tensors_and_from_arrays(
-    comm: Communicator, kept: Callable[[dict[str, Any]], dict[str, Any]]
+@pytest.mark.parametrize(
+    ("optimizer", "local_steps", "dtype", "kept"),
+    [
+        ("momentum", 1, torch.float32, copy.deepcopy),
+        ("adam", 4, torch.float32, copy.deepcopy),
+        ("adam", 1, torch.bfloat16, copy.deepcopy),
+        ("momentum", 4, torch.bfloat16, copy.deepcopy),
+        ("adam", 1, torch.float32, through_torch_load),
+        ("adam", 1, torch.float32, with_arrays),
+    ],
+)
+def test_resumed_training_has_the_same_bits(
+    comm: Communicator, optimizer: str, local_steps: int, dtype: torch.dtype, kept: Callable[[Any], Any]
 ) -> None:
-    model = make_model()
-    distributed = wrap(model, Marsit(full_precision_every=7), comm, "adam")
-    train(model, distributed, comm, range(5))
+    algorithm = Marsit(full_precision_every=7)
+    model = make_model(dtype=dtype)
+    distributed = wrap(model, algorithm, comm, optimizer, local_steps=local_steps)
+    train(model, distributed, comm, range(10))
     parameters, state = copy.deepcopy(model.state_dict()), kept(distributed.state_dict())
-    train(model, distributed, comm, range(5, 10))
+    train(model, distributed, comm, range(10, 18))
 
-    resumed = make_model(seed=5)
-    distributed = wrap(resumed, Marsit(full_precision_every=7), comm, "adam")
+    resumed = make_model(seed=5, dtype=dtype)
+    distributed = wrap(resumed, algorithm, comm, optimizer, local_steps=local_steps)
     resumed.load_state_dict(parameters)
     distributed.load_state_dict(state)
-    train(resumed, distributed, comm, range(5, 10))
+    train(resumed, distributed, comm, range(10, 18))
     assert torch.equal(parameters_of(resumed), parameters_of(model))
 
 
 def test_a_state_from_longer_rounds_closes_its_round_at_the_next_step(comm: Communicator) -> None:
-    model = make_model()
-    distributed = wrap(model, Dense(), comm, synchronize="updates", local_steps=5)
+    model, distributed = wrapped(Dense(), comm, synchronize="updates", local_steps=5)
     train(model, distributed, comm, range(4))
     saved = copy.deepcopy(distributed.state_dict())
     distributed = wrap(model, Dense(), comm, synchronize="updates", local_steps=2)
     distributed.load_state_dict(saved)
     train(model, distributed, comm, range(4, 5))
     assert not distributed.models_differ
-    assert all(torch.equal(other, parameters_of(model)) for other in on_all_ranks(parameters_of(model), comm))
+    assert same_on_all_ranks(model, comm)
 
 
 def test_state_is_a_copy(comm: Communicator) -> None:
-    model = make_model()
-    distributed = wrap(model, Marsit(), comm)
+    model, distributed = wrapped(Marsit(), comm)
     train(model, distributed, comm, range(3))
     saved = distributed.state_dict()["mpicomp"]
     before = copy.deepcopy(saved)
@@ -101,8 +86,7 @@ def test_state_is_a_copy(comm: Communicator) -> None:
 
 
 def test_a_plain_optimizers_state_is_refused(comm: Communicator) -> None:
-    model = make_model()
-    distributed = wrap(model, Marsit(), comm)
+    distributed = wrap(make_model(), Marsit(), comm)
     with pytest.raises(ValueError, match=r"plain optimizer's state.*\.optimizer"):
         distributed.load_state_dict(distributed.optimizer.state_dict())
 
@@ -116,8 +100,7 @@ def test_another_modes_state_is_refused(comm: Communicator) -> None:
 
 @pytest.mark.parametrize("synchronize", ["gradients", "updates"])
 def test_a_state_that_fits_in_part_changes_nothing(comm: Communicator, synchronize: str) -> None:
-    model = make_model()
-    distributed = wrap(model, Marsit(), comm, synchronize=synchronize)
+    model, distributed = wrapped(Marsit(), comm, synchronize=synchronize)
     train(model, distributed, comm, range(2))
     state = copy.deepcopy(distributed.state_dict())
     train(model, distributed, comm, range(2, 4))
@@ -134,8 +117,7 @@ def test_a_state_that_fits_in_part_changes_nothing(comm: Communicator, synchroni
 
 
 def test_a_state_of_another_model_is_refused_before_anything_is_changed(comm: Communicator) -> None:
-    model = make_model()
-    distributed = wrap(model, Dense(), comm, synchronize="updates", local_steps=2)
+    model, distributed = wrapped(Dense(), comm, synchronize="updates", local_steps=2)
     train(model, distributed, comm, range(1))
     state = copy.deepcopy(distributed.state_dict())
     state["mpicomp"]["rounds"]["common"] = []

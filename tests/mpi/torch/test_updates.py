@@ -9,7 +9,16 @@ from torch import nn
 from collectives import Communicator
 from mpicomp import Dense, Marsit
 from mpicomp.torch import DistributedOptimizer
-from tests.mpi.torch.training import make_model, on_all_ranks, parameters_of, train, wrap
+from tests.mpi.torch.training import (
+    batch,
+    make_model,
+    on_all_ranks,
+    parameters_of,
+    same_on_all_ranks,
+    train,
+    wrap,
+    wrapped,
+)
 
 
 def test_is_what_marsit_prefers_and_dense_does_not(comm: Communicator) -> None:
@@ -19,11 +28,10 @@ def test_is_what_marsit_prefers_and_dense_does_not(comm: Communicator) -> None:
 
 @pytest.mark.parametrize(("optimizer", "local_steps"), [("momentum", 3), ("adam", 1)])
 def test_replicas_stay_equal_to_the_bit(comm: Communicator, optimizer: str, local_steps: int) -> None:
-    model = make_model()
-    distributed = wrap(model, Marsit(full_precision_every=10), comm, optimizer, local_steps=local_steps)
+    model, distributed = wrapped(Marsit(full_precision_every=10), comm, optimizer, local_steps=local_steps)
     train(model, distributed, comm, range(30))
     assert distributed.synchronizations == 30 // local_steps
-    assert all(torch.equal(other, parameters_of(model)) for other in on_all_ranks(parameters_of(model), comm))
+    assert same_on_all_ranks(model, comm)
 
 
 def test_plain_sgd_is_the_same_in_both_modes_when_nothing_is_compressed(comm: Communicator) -> None:
@@ -45,8 +53,7 @@ def test_the_common_model_moves_by_the_mean_of_what_the_ranks_moved(comm: Commun
 
 @pytest.mark.mpi(min_size=2)
 def test_replicas_differ_within_a_round_and_synchronize_closes_it(comm: Communicator) -> None:
-    model = make_model()
-    optimizer = wrap(model, Dense(), comm, synchronize="updates", local_steps=10)
+    model, optimizer = wrapped(Dense(), comm, synchronize="updates", local_steps=10)
     train(model, optimizer, comm, range(3))
     assert optimizer.models_differ
     assert not torch.equal(*on_all_ranks(parameters_of(model), comm)[:2])
@@ -99,3 +106,53 @@ def test_sparse_gradients_are_the_local_optimizers_business(comm: Communicator) 
     embedding(torch.tensor([1, 2])).sum().backward()
     optimizer.step()
     torch.testing.assert_close(embedding.weight.detach()[1:3], torch.full((2, 3), -0.1))
+
+
+# Closures that are evaluated more than once -------------------------------------------------------------------------
+
+
+def lbfgs_steps(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int, n_steps: int) -> None:
+    inputs, labels = batch(seed)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        loss.backward()
+        return float(loss.detach())
+
+    for _ in range(n_steps):
+        optimizer.step(closure)
+
+
+def lbfgs(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.LBFGS(model.parameters(), lr=0.3, max_iter=4)
+
+
+@pytest.mark.parametrize("local_steps", [1, 2])
+def test_the_common_model_moves_by_the_mean_of_all_that_the_ranks_moved(comm: Communicator, local_steps: int) -> None:
+    model, alone = make_model(), make_model()
+    optimizer = DistributedOptimizer(lbfgs(model), Dense(), comm, synchronize="updates", local_steps=local_steps)
+    lbfgs_steps(model, optimizer, comm.rank, local_steps)
+    lbfgs_steps(alone, lbfgs(alone), comm.rank, local_steps)
+    mean = torch.stack(on_all_ranks(parameters_of(alone), comm)).mean(0)
+    torch.testing.assert_close(parameters_of(model), mean)
+    lbfgs_steps(model, optimizer, comm.rank, local_steps)
+    assert same_on_all_ranks(model, comm)
+
+
+def test_each_evaluation_sees_16_bit_parameters_where_their_masters_are(comm: Communicator) -> None:
+    parameter = nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))
+    inner = torch.optim.LBFGS([parameter], lr=1.0, max_iter=10, line_search_fn="strong_wolfe")
+    optimizer = DistributedOptimizer(inner, Dense(), comm, synchronize="updates")
+    seen: list[float] = []
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = ((parameter.float() - 3) ** 2).sum()
+        loss.backward()
+        seen.append(float(parameter.detach()[0]))
+        return float(loss.detach())
+
+    optimizer.step(closure)
+    assert len(set(seen)) > 1
+    torch.testing.assert_close(parameter.detach(), torch.full_like(parameter, 3.0))

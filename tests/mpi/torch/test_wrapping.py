@@ -13,12 +13,16 @@ from collectives import Communicator
 from collectives.errors import CollectiveMismatch
 from mpicomp import Dense, Marsit
 from mpicomp.torch import DistributedOptimizer
-from tests.mpi.torch.training import make_model, train, wrap
+from tests.mpi.lanes import few_ranks
+from tests.mpi.torch.training import make_model, train, wrap, wrapped
+
+pytestmark = few_ranks
+
+META = nn.Linear(2, 2, device="meta")
 
 
 def test_a_scheduler_drives_the_wrapped_optimizer(comm: Communicator) -> None:
-    model = make_model()
-    optimizer = wrap(model, Dense(), comm)
+    model, optimizer = wrapped(Dense(), comm)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
     for step in range(5):
         train(model, optimizer, comm, range(step, step + 1))
@@ -30,8 +34,7 @@ def test_a_scheduler_drives_the_wrapped_optimizer(comm: Communicator) -> None:
 
 
 def test_step_hooks_run_once(comm: Communicator) -> None:
-    model = make_model()
-    optimizer = wrap(model, Dense(), comm)
+    model, optimizer = wrapped(Dense(), comm)
     calls: list[int] = []
     optimizer.register_step_post_hook(lambda *_: calls.append(1))
     train(model, optimizer, comm, range(3))
@@ -39,16 +42,22 @@ def test_step_hooks_run_once(comm: Communicator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("model", "options", "message"),
     [
-        ({"synchronize": "gradients", "local_steps": 2}, r"local_steps=2 needs synchronize=.updates"),
-        ({"local_steps": 0}, "local_steps is 0"),
-        ({"synchronize": "weights"}, "synchronize is 'weights'"),
+        (make_model(), {"synchronize": "gradients", "local_steps": 2}, r"local_steps=2 needs synchronize=.updates"),
+        (make_model(), {"local_steps": 0}, "local_steps is 0"),
+        (make_model(), {"synchronize": "weights"}, "synchronize is 'weights'"),
+        (make_model(), {"bucket_mb": 0}, "bucket_mb is 0"),
+        (make_model().requires_grad_(False), {}, "no parameter that requires a gradient"),
+        (META, {"named_parameters": META.named_parameters()}, "'weight' lives on meta"),
+        (nn.Linear(2, 2, dtype=torch.complex64), {}, r"'group 0, parameter 0' is a .*complex64"),
     ],
 )
-def test_wrong_options_are_refused(comm: Communicator, options: dict[str, object], message: str) -> None:
+def test_what_cannot_be_wrapped_is_refused(
+    comm: Communicator, model: nn.Module, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
-        wrap(make_model(), Marsit(), comm, **options)
+        DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), Marsit(), comm, **options)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -59,29 +68,6 @@ def test_options_that_differ_are_a_mismatch(comm: Communicator, options: dict[st
     with pytest.raises(CollectiveMismatch, match=f"{name}={value!r}") as caught:
         DistributedOptimizer(torch.optim.SGD(make_model().parameters(), lr=1.0), Marsit(), comm, **odd)
     assert "DistributedOptimizer(synchronize='updates', local_steps=1, bucket_mb=25)" in str(caught.value)
-
-
-def test_buckets_need_a_size(comm: Communicator) -> None:
-    with pytest.raises(ValueError, match="bucket_mb is 0"):
-        DistributedOptimizer(torch.optim.SGD(make_model().parameters(), lr=1.0), Dense(), comm, bucket_mb=0)
-
-
-def test_a_parameter_off_the_cpu_is_refused_by_name(comm: Communicator) -> None:
-    model = nn.Linear(2, 2, device="meta")
-    with pytest.raises(ValueError, match=r"'weight' lives on meta"):
-        DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), Dense(), comm, model.named_parameters())
-
-
-def test_a_parameter_that_is_not_real_is_refused_by_position(comm: Communicator) -> None:
-    parameter = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
-    with pytest.raises(ValueError, match=r"'group 0, parameter 0' is a .*complex64"):
-        DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), Dense(), comm)
-
-
-def test_an_optimizer_with_nothing_to_train_is_refused(comm: Communicator) -> None:
-    model = make_model().requires_grad_(False)
-    with pytest.raises(ValueError, match="no parameter that requires a gradient"):
-        DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), Dense(), comm)
 
 
 def test_a_parameter_group_comes_before_wrapping(comm: Communicator) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -46,6 +48,12 @@ def wrap(
     return DistributedOptimizer(inner, algorithm, comm, model.named_parameters(), bucket_mb=0.001, **options)  # type: ignore[arg-type]
 
 
+def wrapped(*arguments: Any, **options: object) -> tuple[nn.Module, DistributedOptimizer]:
+    """A model, and its optimizer as `wrap` makes it."""
+    model = make_model()
+    return model, wrap(model, *arguments, **options)
+
+
 def parameters_of(model: nn.Module) -> Tensor:
     """All parameters in one vector, a copy."""
     return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()]).clone()
@@ -54,3 +62,9 @@ def parameters_of(model: nn.Module) -> Tensor:
 def on_all_ranks(vector: Tensor, comm: Communicator) -> list[Tensor]:
     """The vector of every rank."""
     return list(comm.mpi_comm.allgather(vector))
+
+
+def same_on_all_ranks(model: nn.Module, comm: Communicator) -> bool:
+    """Whether all ranks have the same finite parameters."""
+    mine = parameters_of(model)
+    return bool(mine.isfinite().all()) and all(torch.equal(other, mine) for other in on_all_ranks(mine, comm))

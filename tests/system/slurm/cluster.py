@@ -103,21 +103,9 @@ _NAMESPACES = ("--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-p
 
 
 class SlurmCluster:
-    """Talks to the running daemons.
+    """Talks to the running daemons, whose end is that of `process`.
 
-    Parameters
-    ----------
-    folder
-        Of configuration, state and logs.
-    process
-        Whose end is the daemons' end.
-
-    Attributes
-    ----------
-    project : pathlib.Path
-        A folder with links to all that the project has, and no runs: jobs are submitted there.
-    env : dict
-        Of the commands, and with them of the jobs.
+    Jobs are submitted in `project`, a folder with links to all that the project has, and no runs; with `env`.
     """
 
     def __init__(self, folder: Path, process: subprocess.Popen[bytes], env: dict[str, str]) -> None:

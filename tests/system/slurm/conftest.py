@@ -10,10 +10,15 @@ from tests.system.slurm.cluster import SlurmCluster, missing, open_cluster
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[SlurmCluster]:
-    """Two nodes; the tests are skipped, which the summary says, where there can be none."""
+def possible() -> None:
+    """The tests are skipped, which the summary says, where there can be no Slurm."""
     reason = missing()
     if reason is not None:
         pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def cluster(possible: None) -> Iterator[SlurmCluster]:
+    """Two nodes."""
     with open_cluster() as started:
         yield started

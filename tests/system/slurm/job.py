@@ -21,35 +21,16 @@ POLL_S = 0.1
 
 @dataclass(frozen=True)
 class JobRecord:
-    """What ``scontrol show job`` tells.
+    """What ``scontrol show job`` tells."""
 
-    Attributes
-    ----------
-    state : str
-        As ``RUNNING``, ``COMPLETED``.
-    exit_code : str
-        Exit status and signal of the batch script, as ``0:0``.
-    steps : str
-        The highest of its steps, written likewise.
-    restarts : int
-        How often it was requeued.
-    """
-
-    state: str
-    exit_code: str
-    steps: str
+    state: str  # as RUNNING, COMPLETED
+    exit_code: str  # exit status and signal of the batch script, as 0:0
+    steps: str  # the highest of its steps, written likewise
     restarts: int
 
 
 class Job:
-    """A submitted batch job.
-
-    Attributes
-    ----------
-    id : str
-    folder : pathlib.Path
-        Where ``slurm/train.sbatch`` leaves checkpoints and JSON lines.
-    """
+    """A submitted batch job; `folder` is where ``slurm/train.sbatch`` leaves checkpoints and JSON lines."""
 
     def __init__(self, cluster: SlurmCluster, name: str, number: str) -> None:
         self._cluster = cluster

@@ -46,6 +46,20 @@ def in_training(job: Job) -> Job:
     return job
 
 
+def require_resumed(later: Job, job: Job, step: int) -> None:
+    """That another job goes on from a checkpoint, to its end."""
+    assert later.end().state == "COMPLETED", later.output
+    assert f"resumed from runs/{job.folder.name}/step-{step:08d}" in later.output
+
+
+def require_went_on(job: Job, uninterrupted: Job) -> None:
+    """That a job which was requeued has learned what one that was not interrupted has."""
+    record = job.end()
+    assert (record.state, record.exit_code, record.restarts) == ("COMPLETED", "0:0", 1), job.output
+    assert job.output.count("resumed from") == 1
+    assert learned(lines(job)) == learned(lines(uninterrupted))
+
+
 @pytest.fixture(scope="session")
 def uninterrupted(cluster: SlurmCluster) -> Job:
     """A training that nothing happens to."""
@@ -101,11 +115,9 @@ def test_who_asks_the_script_to_stop_can_go_on_in_another_job(
     assert saved, job.output
     assert checkpoints(job.folder) == [int(saved[1])]
 
-    folder = f"runs/{job.folder.name}"
-    monkeypatch.setitem(cluster.env, "MPICOMP_RUN", folder)
+    monkeypatch.setitem(cluster.env, "MPICOMP_RUN", f"runs/{job.folder.name}")
     later = train(cluster, "--checkpoint-every", "1000")
-    assert later.end().state == "COMPLETED", later.output
-    assert f"resumed from {folder}/step-{int(saved[1]):08d}" in later.output
+    require_resumed(later, job, int(saved[1]))
     assert learned(lines(job)) == learned(lines(uninterrupted))
 
 
@@ -123,11 +135,8 @@ def test_a_cancelled_job_stays_cancelled_and_another_goes_on_from_its_newest_che
     after = checkpoints(job.folder)
     assert after[-1] >= before[-1]  # whether one more was in time is left to chance
 
-    folder = f"runs/{job.folder.name}"
-    monkeypatch.setitem(cluster.env, "MPICOMP_RUN", folder)
-    later = train(cluster, "--checkpoint-every", "300steps", "--epochs", "3")
-    assert later.end().state == "COMPLETED", later.output
-    assert f"resumed from {folder}/step-{after[-1]:08d}" in later.output
+    monkeypatch.setitem(cluster.env, "MPICOMP_RUN", f"runs/{job.folder.name}")
+    require_resumed(train(cluster, "--checkpoint-every", "300steps", "--epochs", "3"), job, after[-1])
 
 
 @pytest.mark.usefixtures("pmix")
@@ -159,32 +168,23 @@ def test_a_job_that_reaches_its_time_limit_goes_on_in_the_queue(cluster: SlurmCl
     job.go_on()
     job.wait_for(lambda: job.record.restarts == 1, "gone back into the queue")
     cluster.run("scontrol", "update", f"JobId={job.id}", "TimeLimit=60")
-    record = job.end()
-    assert (record.state, record.exit_code, record.restarts) == ("COMPLETED", "0:0", 1), job.output
+    require_went_on(job, uninterrupted)
     saved = SAVED.search(job.output)
     assert saved, job.output
     assert f"resumed from runs/{job.folder.name}/step-{int(saved[1]):08d}" in job.output
-    assert learned(lines(job)) == learned(lines(uninterrupted))
 
 
 def test_a_requeued_job_goes_on(cluster: SlurmCluster, uninterrupted: Job) -> None:
     job = in_training(train(cluster))
     cluster.run("scontrol", "requeue", job.id)
-    record = job.end()
-    assert (record.state, record.exit_code, record.restarts) == ("COMPLETED", "0:0", 1), job.output
-    assert job.output.count("resumed from") == 1
-    assert learned(lines(job)) == learned(lines(uninterrupted))
+    require_went_on(job, uninterrupted)
 
 
 @pytest.mark.skipif(
-    not os.environ.get("MPICOMP_TEST_DEAD_NODES"),
-    reason="it takes minutes; MPICOMP_TEST_DEAD_NODES=1 tries it",
+    not os.environ.get("MPICOMP_TEST_DEAD_NODES"), reason="it takes minutes; MPICOMP_TEST_DEAD_NODES=1 tries it"
 )
 def test_a_job_whose_node_dies_goes_on(cluster: SlurmCluster, uninterrupted: Job) -> None:
     job = in_training(train(cluster))
     with cluster.crashed("n2"):
         job.said("a node of the job does not answer: back into the queue")
-    record = job.end()
-    assert (record.state, record.exit_code, record.restarts) == ("COMPLETED", "0:0", 1), job.output
-    assert job.output.count("resumed from") == 1
-    assert learned(lines(job)) == learned(lines(uninterrupted))
+    require_went_on(job, uninterrupted)

@@ -84,6 +84,7 @@ RANGES: list[tuple[Any, str, str, tuple[Any, ...]]] = [
     (Marsit, "full_precision_every", "an integer of 1 or more, or None", (0, -1, 2.0, "auto")),
     (Marsit, "clip", "", (0,)),
     (Marsit, "winners", "", (0, 3, 1.0)),
+    (partial(Marsit, residual="paper"), "winners", "None with residual='paper'", (1,)),
     (EFSignSGD, "bucket", "an integer of 1 or more, or None", (0, -1)),
     (SSDM, "momentum", "", (1, -0.1)),
     (ECQSGD, "alpha", SCALE, (0,)),

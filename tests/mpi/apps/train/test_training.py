@@ -17,6 +17,7 @@ from apps.train.options import parse
 from apps.train.saver import Saver
 from collectives import Communicator
 from collectives.errors import CollectiveError
+from tests.mpi.lanes import few_ranks
 
 # Steps that are few, batches that are large: what these tests look at is not accuracy.
 SHORT = ("--batch", "64", "--hidden", "16", "--epochs", "4")
@@ -30,7 +31,7 @@ def run(comm: Communicator, json_path: Path, *argv: str) -> list[dict[str, Any]]
     return [json.loads(line) for line in json_path.read_text().splitlines()]
 
 
-@pytest.mark.mpi(max_size=4)
+@few_ranks
 @pytest.mark.parametrize("method", [("dense",), ("marsit", "--full-precision-every", "100")])
 def test_learns_the_digits(folder: Path, comm: Communicator, method: tuple[str, ...]) -> None:
     *epochs, result = run(comm, folder / "run.json", "--algorithm", *method, "--epochs", "6", "--lr", "0.05")
@@ -65,6 +66,7 @@ def test_bits_per_element_are_those_of_the_wire(folder: Path, comm: Communicator
     assert 32.0 <= dense["bits_per_element"] < 32.5
 
 
+@few_ranks
 @pytest.mark.parametrize(
     "argv",
     [
@@ -74,14 +76,13 @@ def test_bits_per_element_are_those_of_the_wire(folder: Path, comm: Communicator
     ],
 )
 def test_two_epochs_and_two_more_are_four_to_the_bit(folder: Path, comm: Communicator, argv: tuple[str, ...]) -> None:
-    whole = run(comm, folder / "whole.json", *argv)
-    checkpoints = ("--checkpoint", str(folder / "checkpoints"), "--checkpoint-every", "2")
-    first = run(comm, folder / "first.json", *argv, *checkpoints)
+    argv = (*argv, "--checkpoint", str(folder / "checkpoints"), "--checkpoint-every", "2")
+    whole = run(comm, folder / "run.json", *argv)
     if comm.rank == 0:
         # As if the run had been killed right after its second epoch.
-        (folder / "checkpoints" / f"step-{first[-1]['steps']:08d}").rename(folder / "gone")
+        (folder / "checkpoints" / f"step-{whole[-1]['steps']:08d}").rename(folder / "gone")
     comm.barrier()
-    resumed = run(comm, folder / "first.json", *argv, *checkpoints, "--resume")
+    resumed = run(comm, folder / "run.json", *argv, "--resume")
     assert resumed[-1]["parameters_sha256"] == whole[-1]["parameters_sha256"]
     assert [record["epoch"] for record in resumed[:-1]] == [1, 2, 3, 4]
     exact = ("loss", "accuracy", "test_loss", "bytes_so_far_per_rank", "best_accuracy")
@@ -89,6 +90,7 @@ def test_two_epochs_and_two_more_are_four_to_the_bit(folder: Path, comm: Communi
         assert [ours.get(key) for key in exact] == [theirs.get(key) for key in exact]
 
 
+@few_ranks
 @pytest.mark.parametrize(
     ("argv", "number"),
     [
@@ -100,7 +102,6 @@ def test_two_epochs_and_two_more_are_four_to_the_bit(folder: Path, comm: Communi
 def test_a_signal_on_one_rank_saves_all_and_the_resumed_run_has_the_same_bits(
     folder: Path, comm: Communicator, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...], number: signal.Signals
 ) -> None:
-    argv = tuple("16" if argument == "64" else argument for argument in argv) if comm.size > 4 else argv
     whole = run(comm, folder / "whole.json", *argv)
     checkpoints = ("--checkpoint", str(folder / "checkpoints"), "--checkpoint-every", "100")
     calls = 0
@@ -125,6 +126,7 @@ def test_a_signal_on_one_rank_saves_all_and_the_resumed_run_has_the_same_bits(
     assert [record["loss"] for record in resumed[:-1]] == [record["loss"] for record in whole[:-1]]
 
 
+@few_ranks
 def test_steps_can_time_checkpoints(folder: Path, comm: Communicator) -> None:
     argv = ("--batch", "16", "--hidden", "16", "--epochs", "1", "--checkpoint-every", "2steps")
     steps = run(comm, folder / "run.json", *argv, "--checkpoint", str(folder / "checkpoints"))[-1]["steps"]
@@ -133,11 +135,13 @@ def test_steps_can_time_checkpoints(folder: Path, comm: Communicator) -> None:
     assert names == [f"step-{last - 2:08d}", f"step-{last:08d}"]
 
 
+@few_ranks
 def test_resume_without_a_checkpoint_starts_at_the_beginning(folder: Path, comm: Communicator) -> None:
     records = run(comm, folder / "run.json", *SHORT, "--checkpoint", str(folder / "checkpoints"), "--resume")
     assert records[-1]["epochs"] == 4
 
 
+@few_ranks
 @pytest.mark.parametrize("damage", ["no state", "another model", "no meter"])
 def test_a_state_of_another_program_is_one_error_of_all_ranks(
     folder: Path, comm: Communicator, monkeypatch: pytest.MonkeyPatch, damage: str
@@ -158,6 +162,7 @@ def test_a_state_of_another_program_is_one_error_of_all_ranks(
         run(comm, folder / "run.json", *argv, "--resume")
 
 
+@few_ranks
 def test_resume_with_other_options_is_refused_by_name(folder: Path, comm: Communicator) -> None:
     checkpoints = ("--checkpoint", str(folder / "checkpoints"))
     run(comm, folder / "run.json", *SHORT, *checkpoints)
@@ -167,6 +172,7 @@ def test_resume_with_other_options_is_refused_by_name(folder: Path, comm: Commun
         run(comm, folder / "run.json", *SHORT, *checkpoints)
 
 
+@few_ranks
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

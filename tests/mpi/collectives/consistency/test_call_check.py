@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,7 @@ from tests.mpi.lanes import TIMEOUT_S, same_text_on
 pytestmark = pytest.mark.mpi(min_size=2)
 
 Call = Callable[[Communicator], Any]
-
-
-@pytest.fixture(params=["ring", "auto"])
-def comm(request: pytest.FixtureRequest, mpi_comm: MPI.Intracomm) -> Iterator[Communicator]:
-    with Communicator(mpi_comm, request.param, TIMEOUT_S) as made:
-        yield made
+over_both = pytest.mark.parametrize("comm", ["ring", "auto"], indirect=True)
 
 
 def assert_usable(comm: Communicator) -> None:
@@ -52,6 +47,7 @@ DIFFERENT: dict[str, tuple[Call, str]] = {
 }
 
 
+@over_both
 @pytest.mark.parametrize("what", DIFFERENT)
 def test_every_rank_is_told_who_calls_what(comm: Communicator, what: str) -> None:
     odd = comm.size - 1
@@ -85,6 +81,7 @@ UNFIT: dict[str, tuple[Call, type[Exception], str]] = {
 }
 
 
+@over_both
 @pytest.mark.parametrize("what", UNFIT)
 def test_what_one_rank_cannot_reduce_all_hear_of(comm: Communicator, what: str) -> None:
     odd = comm.size - 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,9 @@ from numpy.typing import NDArray
 
 from collectives import CollectiveTimeout, Communicator, CommunicatorClosed
 from collectives.dense import variable_size as exchange
-from tests.mpi.lanes import TIMEOUT_S
+from tests.mpi.lanes import TIMEOUT_S, few_ranks
 
-
-@pytest.fixture
-def comm(mpi_comm: MPI.Intracomm) -> Iterator[Communicator]:
-    with Communicator(mpi_comm, timeout=TIMEOUT_S) as made:
-        yield made
+pytestmark = pytest.mark.communicator(topology="auto")
 
 
 def payload(source: int, nbytes: int) -> NDArray[np.uint8]:
@@ -58,15 +53,11 @@ def test_broadcast_overwrites_with_the_roots(comm: Communicator) -> None:
             x = (np.arange(1001).reshape(7, 143) * (comm.rank + 3) % 5).astype(dtype)
             assert comm.broadcast(x, root) is x
             assert (x == (np.arange(1001).reshape(7, 143) * (root + 3) % 5).astype(dtype)).all()
+        for kind in (torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool):
+            tensor = (torch.arange(10) % (comm.rank + 2)).to(kind)
+            comm.broadcast(tensor, root)
+            assert torch.equal(tensor, (torch.arange(10) % (root + 2)).to(kind))
     assert comm.broadcast(np.empty((3, 0))).shape == (3, 0)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
-def test_broadcast_takes_tensors(comm: Communicator, dtype: torch.dtype) -> None:
-    root = comm.size - 1
-    x = (torch.arange(10) % (comm.rank + 2)).to(dtype)
-    comm.broadcast(x, root)
-    assert torch.equal(x, (torch.arange(10) % (root + 2)).to(dtype))
 
 
 def test_broadcast_is_sent_in_parts_that_mpi_can_count(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,12 +86,14 @@ def test_nobody_leaves_a_barrier_before_the_last_has_come(mpi_comm: MPI.Intracom
     assert left >= max(mpi_comm.allgather(arrived))
 
 
+@few_ranks
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("call", ["barrier", "broadcast", "all_gather"])
+@pytest.mark.parametrize("call", ["barrier", "iallreduce", "broadcast", "all_gather"])
 def test_every_wait_has_a_deadline(mpi_comm: MPI.Intracomm, call: str) -> None:
     comm = Communicator(mpi_comm, timeout=0.3, verify=call != "barrier")
     calls: dict[str, Any] = {
         "barrier": comm.barrier,
+        "iallreduce": lambda: comm.iallreduce(np.ones(5)).wait(),
         "broadcast": lambda: comm.broadcast(np.zeros(3)),
         "all_gather": lambda: exchange.all_gather(comm.mpi_comm, np.zeros(3, np.uint8), comm.timeout),
     }

@@ -11,7 +11,9 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from mpicomp import QSGD, MajorityVote, Marsit
-from tests.mpi.lanes import TIMEOUT_S
+from tests.mpi.lanes import TIMEOUT_S, few_ranks
+
+pytestmark = [few_ranks, pytest.mark.mpi(min_size=2)]
 
 
 def requests_of(comm: Communicator) -> list[MPI.Request]:
@@ -23,25 +25,22 @@ def requests_of(comm: Communicator) -> list[MPI.Request]:
     return found
 
 
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("method", [Marsit(), MajorityVote(), QSGD(coding="fixed")], ids=str)
-def test_requests_of_aggregators_that_are_gone_are_freed(mpi_comm: MPI.Intracomm, method: Any) -> None:
-    n = 20_000
-    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
-        aggregator = method.start(comm, n)
+def test_requests_of_aggregators_that_are_gone_are_freed(comm: Communicator) -> None:
+    n, methods = 20_000, (Marsit(), MajorityVote(), QSGD(coding="fixed"))
+    aggregators: list[Any] = [method.start(comm, n) for method in methods]
+    for number, aggregator in enumerate(aggregators, 1):
         for _ in range(2):  # the first of Marsit's is dense
             aggregator.aggregate(np.ones(n, np.float32))
         requests = requests_of(comm)
-        assert len(requests) >= 2
-        assert MPI.REQUEST_NULL not in requests
-        del aggregator
-        gc.collect()
-        comm.barrier()
-        assert all(request == MPI.REQUEST_NULL for request in requests)
-        assert not comm._held
+        assert len(requests) >= 2 * number
+    assert MPI.REQUEST_NULL not in requests
+    del aggregator, aggregators
+    gc.collect()
+    comm.barrier()
+    assert all(request == MPI.REQUEST_NULL for request in requests)
+    assert not comm._held
 
 
-@pytest.mark.mpi(min_size=2)
 def test_requests_are_freed_with_the_communicator(mpi_comm: MPI.Intracomm) -> None:
     comm = Communicator(mpi_comm, "ring", TIMEOUT_S)
     aggregator = MajorityVote().start(comm, 20_000)
@@ -52,12 +51,8 @@ def test_requests_are_freed_with_the_communicator(mpi_comm: MPI.Intracomm) -> No
     assert all(request == MPI.REQUEST_NULL for request in requests)
 
 
-@pytest.mark.mpi(min_size=2)
-def test_vectors_of_ever_new_lengths_take_no_more_memory(
-    mpi_comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vectors_of_ever_new_lengths_take_no_more_memory(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("collectives.communicator.MOST_REMEMBERED", 4)
-    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
-        for n in range(20):
-            assert (comm.allreduce(np.ones(n)) == comm.size).all()
-        assert len(comm._programs) == len(comm._calls) == 4
+    for n in range(20):
+        assert (comm.allreduce(np.ones(n)) == comm.size).all()
+    assert len(comm._programs) == len(comm._calls) == 4

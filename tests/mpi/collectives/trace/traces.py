@@ -17,10 +17,12 @@ def vector(rank: int, n: int = 40_000) -> np.ndarray:
 
 
 def everyones(comm: MPI.Intracomm, folder: Path) -> list[dict[str, Any]]:
-    """All ranks' files, once they are all written."""
+    """All ranks' files, once they are all written, with spans that lie within each other or apart."""
     comm.Barrier()
     traces, notes = read(folder)
     assert not notes
+    for trace in traces:
+        require_nested(trace)
     assert [trace["otherData"]["rank"] for trace in traces] == list(range(comm.size))
     comm.Barrier()
     return traces
@@ -31,7 +33,6 @@ def spans(trace: dict[str, Any], *kinds: str) -> list[dict[str, Any]]:
 
 
 def require_nested(trace: dict[str, Any]) -> None:
-    """Spans lie within each other or apart."""
     outer: list[float] = []
     for start, minus in sorted((round(1e3 * s["ts"]), -round(1e3 * s["dur"])) for s in spans(trace)):
         while outer and outer[-1] <= start:
