@@ -52,8 +52,9 @@ class SignMerger:
         first : element, a multiple of 512. source : of rank and ordinal. weights : incoming, held. out : uint64, a
         multiple of 8 long; bit i mod 64 of word i div 64 is element first + i's.
         """
-        at = np.uint64(first // GROUP), np.uint64(step & 0xFFFFFFFF), source
-        self._draw(self._schedule, *at, *bernoulli_table(*weights), self._scratch, out)
+        table, rest = bernoulli_table(*weights)
+        group, step_word = np.uint64(first // GROUP), np.uint64(step & 0xFFFFFFFF)
+        self._draw(self._schedule, group, step_word, source, table, rest, self._scratch, out)
 
 
 @dataclass(frozen=True, slots=True)
