@@ -454,12 +454,12 @@ def _await_all(parent: MPI.Comm, timeout_s: float, here: str) -> None:
     if parent.size == 1:
         return
     ones, came = np.ones(parent.size, np.uint8), np.zeros(parent.size, np.uint8)
-    counts, places = np.ones(parent.size, np.int32), np.arange(parent.size, dtype=np.int32)
-    request = parent.Ialltoallv([ones, (counts, places), MPI.BYTE], [came, (counts, places), MPI.BYTE])
+    counts = np.ones(parent.size, np.int32)
+    request = parent.Ialltoallv([ones, counts, MPI.BYTE], [came, counts, MPI.BYTE])
     try:
         wait(request, timeout_s, lambda: f"{here}: not all ranks make a communicator")
     except CollectiveTimeout as error:
-        keep_alive(ones, came, counts, places)
+        keep_alive(ones, came, counts)
         missing = [int(rank) for rank in np.flatnonzero(came == 0) if rank != parent.rank]
         raise CollectiveTimeout(
             f"{error}; nothing from {named(missing)} (look for one that stopped or took another branch)"

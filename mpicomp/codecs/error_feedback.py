@@ -144,12 +144,6 @@ class FeedbackEncoder:
         kind = np.uint16 if applied == "bfloat16" else applied
         self._rounded = np.empty(0 if applied is None else self._sent.size, kind)
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """float32 or float64."""
-        found: np.dtype[Any] = self.residual.dtype
-        return found
-
     def begin(self, step: int) -> None:
         """Go to another step."""
         self.step, self.failed = step, False
