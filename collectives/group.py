@@ -27,11 +27,7 @@ from collectives.errors import (
     PeerFailure,
 )
 from collectives.execution.handle import Call, Handle, Steps
-from collectives.execution.payload import Payload
-from collectives.execution.pipelined import PipelinedExecution
-from collectives.execution.program import Program
 from collectives.execution.requests import Cache, free_all
-from collectives.execution.stepwise import StepwiseExecution, runs_stepwise
 from collectives.progress.fork import reject_in_children
 from collectives.progress.polling import Testable, keep_alive, until, wait
 from collectives.trace.recorder import Trace
@@ -330,27 +326,6 @@ class Group:
         raise error
 
     # Carrying out ----------------------------------------------------------------------------------------------------
-
-    def execute(
-        self,
-        call: Call,
-        program: Program,
-        payload: Payload,
-        tag: int,
-        traffic: Traffic,
-        encoded: Callable[[], None] | None = None,
-        cache: Cache | None = None,
-        overlapped: bool = False,
-    ) -> Steps:
-        """Run a program to its end, as part of a call; `overlapped`: with other work of the call."""
-        stepwise = not overlapped and runs_stepwise(program, payload)
-        kind = StepwiseExecution if stepwise else PipelinedExecution
-        if self.trace is not None:
-            # behind the numbers of all calls in the foreground, and different for each program of a call
-            self.trace.start_program((1 << 32) + 16 * call.tag + len(call.owners) if call.background else None)
-        execution = kind(self.mpi_comm, program, payload, tag, traffic, encoded, cache, self.trace)
-        call.owners = (*call.owners, execution)
-        return execution.steps(call)
 
     def await_request(
         self, call: Call, request: Testable, describe: Callable[[], str], wait_name: str = "wait"

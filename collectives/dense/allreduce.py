@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from collectives.dense.payload import DensePayload, itemsize_in_messages
 from collectives.execution.handle import Call, Steps
+from collectives.execution.pipelined import execute
 from collectives.execution.program import Program
 from collectives.memory import SIXTEEN_BIT, aligned_empty, narrow, widen
 from collectives.schedules.halving_doubling import HalvingDoubling
@@ -90,7 +91,7 @@ class DenseSums:
         else:
             buffers = partial(self._buffers, scratch) if comm.calls_in_flight == 1 else fresh_buffers
             program, payload = along_the_plan(comm, values, dtype, mean, out, buffers)
-            yield from comm.execute(call, program, payload, call.tag, traffic)
+            yield from execute(call, program, payload, call.tag, traffic)
 
     def along_the_plan(
         self,
@@ -106,7 +107,7 @@ class DenseSums:
         """Sum by messages of this call alone, whatever the size, so that no call has to wait for another."""
         yield from comm.check(call, mark, traffic)
         program, payload = along_the_plan(comm, values, dtype, mean, out, fresh_buffers)
-        yield from comm.execute(call, program, payload, call.tag, traffic, overlapped=True)
+        yield from execute(call, program, payload, call.tag, traffic, overlapped=True)
 
     def _buffers(self, scratch: Sequence[NDArray[Any]], nbytes: int) -> list[Bytes]:
         """Receive buffers: memory that is lent, and else memory that is kept from one call to the next."""

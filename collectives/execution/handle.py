@@ -8,6 +8,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
+from mpi4py import MPI
+
 from collectives.progress.polling import POLLS, Backoff
 from collectives.trace.recorder import Trace
 
@@ -18,6 +20,7 @@ Steps = Iterator[bool]
 class CallGroup(Protocol):
     """The communicator, as far as its calls need it: see `collectives.group.Group`."""
 
+    mpi_comm: MPI.Comm
     here: str
     timeout: float
     trace: Trace | None

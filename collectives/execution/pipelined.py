@@ -19,9 +19,34 @@ from collectives.execution.handle import Call, Steps
 from collectives.execution.payload import MergedPayload, Payload, not_received, not_sent
 from collectives.execution.program import Message, Program
 from collectives.execution.requests import Cache, Requests
+from collectives.execution.stepwise import StepwiseExecution, runs_stepwise
 from collectives.execution.tracing import followed
 from collectives.trace.recorder import Trace
 from collectives.trace.traffic import Traffic
+
+
+def execute(
+    call: Call,
+    program: Program,
+    payload: Payload,
+    tag: int,
+    traffic: Traffic,
+    encoded: Callable[[], None] | None = None,
+    cache: Cache | None = None,
+    overlapped: bool = False,
+) -> Steps:
+    """Run a program to its end, as part of a call; `overlapped`: with other work of the call.
+
+    The other parameters are those of `PipelinedExecution`.
+    """
+    comm, trace = call.group.mpi_comm, call.group.trace
+    kind = StepwiseExecution if not overlapped and runs_stepwise(program, payload) else PipelinedExecution
+    if trace is not None:
+        # behind the numbers of all calls in the foreground, and different for each program of a call
+        trace.start_program((1 << 32) + 16 * call.tag + len(call.owners) if call.background else None)
+    execution = kind(comm, program, payload, tag, traffic, encoded, cache, trace)
+    call.owners = (*call.owners, execution)
+    return execution.steps(call)
 
 
 class PipelinedExecution:

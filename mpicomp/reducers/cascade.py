@@ -10,6 +10,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from collectives import Communicator
+from collectives.execution.pipelined import execute
 from collectives.execution.program import Message, Program
 from collectives.memory import narrow
 from mpicomp.aggregator.call import VectorCall
@@ -57,7 +58,7 @@ class Cascade(Reducer):
         bad = bad_ranks(~np.isfinite(norms))
         if bad:
             raise call.non_finite(bad)
-        yield from self._comm.execute(call, self.program, payload, self._tag, call.traffic)
+        yield from execute(call, self.program, payload, self._tag, call.traffic)
         result = payload.sums
         np.divide(result, self._comm.size, out=result)
         if self._normalise:

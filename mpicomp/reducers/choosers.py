@@ -10,6 +10,7 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.communicator import LATENCY_BYTES
+from collectives.execution.pipelined import execute
 from collectives.memory import add
 from collectives.schedules.broadcast import Broadcast
 from mpicomp.aggregator.call import VectorCall
@@ -102,7 +103,7 @@ class LeaderChoice(_Largest):
         self._leads = comm.rank == leader
         count = len(self._parts)
         way = Broadcast(leader, count, chain=self._bytes >= LATENCY_BYTES)
-        yield from comm.execute(call, comm.program(way, count, 1, 1), self, self._tag, call.traffic)
+        yield from execute(call, comm.program(way, count, 1, 1), self, self._tag, call.traffic)
 
     def end(self) -> None:
         """See `Chooser`."""

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives import Communicator
+from collectives.execution.pipelined import execute
 from collectives.execution.program import Program
 from collectives.memory import aligned_empty, narrow
 from mpicomp.aggregator.call import VectorCall
@@ -148,7 +149,7 @@ class CodedRounds(Reducer):
         tell_at_once: bool,
         persistent: bool = False,
     ) -> None:
-        self._comm, self._encoders = comm, tuple(errors.encoders.values())
+        self._encoders = tuple(errors.encoders.values())
         self.program, self._payload, self._tag, self._tell_at_once = program, payload, comm.fixed_tag(), tell_at_once
         self._requests = comm.persistent(self) if persistent else None
         self._side_channel = SideChannel(comm, 1)
@@ -173,7 +174,7 @@ class CodedRounds(Reducer):
         payload.begin(values, call.out)
         at_once = partial(self._tell, values) if self._tell_at_once else None
         made = payload, self._tag, call.traffic, at_once, self._requests
-        yield from self._comm.execute(call, self.program, *made)
+        yield from execute(call, self.program, *made)
         if at_once is None:
             self._tell(values)
         channel = self._side_channel

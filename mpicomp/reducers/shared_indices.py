@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from collectives import Communicator
 from collectives.dense.allreduce import RECEIVE_BUFFERS
 from collectives.dense.payload import DensePayload, itemsize_in_messages
+from collectives.execution.pipelined import execute
 from collectives.memory import SIXTEEN_BIT, aligned_empty
 from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Reducer, VectorSpec
@@ -224,7 +225,7 @@ class MeanMeanwhile:
     """
 
     def __init__(self, comm: Communicator, values: NDArray[Any], dtype: str, out: NDArray[Any]) -> None:
-        self._comm, self._values, self._dtype, self._out = comm, values, dtype, out
+        self._values, self._dtype, self._out = values, dtype, out
         itemsize = itemsize_in_messages(values, dtype)
         piece = max(1, comm.packed_piece_bytes() // itemsize)
         self._program = comm.program(comm.select(values.size * itemsize), values.size, 64, piece)
@@ -237,7 +238,7 @@ class MeanMeanwhile:
         work : yields, after each item, whether it has to wait for something.
         """
         payload = DensePayload(self._program, self._values, self._dtype, True, self._buffers, self._out)
-        sums = self._comm.execute(call, self._program, payload, call.tag, call.traffic, overlapped=True)
+        sums = execute(call, self._program, payload, call.tag, call.traffic, overlapped=True)
         moved: bool | None = True
         for waits in work:
             while moved:

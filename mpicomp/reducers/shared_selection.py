@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from collectives import Communicator
 from collectives.execution.partition import pieces
+from collectives.execution.pipelined import execute
 from collectives.execution.program import gather_program
 from collectives.memory import aligned_empty
 from collectives.schedules.all_gather import AllGather
@@ -74,7 +75,7 @@ class SelectionGather:
             if self._at_once:
                 yield from self._with_reports(call, feedback)
             else:
-                yield from self._comm.execute(
+                yield from execute(
                     call, self._program, payload, self._tag, call.traffic, feedback.encoded, self._requests
                 )
         finally:

@@ -13,6 +13,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from collectives import Communicator
+from collectives.execution.pipelined import execute
 from collectives.execution.program import Message, Program
 from collectives.memory import PAGE, aligned_empty
 from mpicomp.aggregator.call import VectorCall
@@ -104,7 +105,7 @@ class SignMerge:
 
     def __init__(self, comm: Communicator, n: int, sign: SignMerger, reports: int) -> None:
         model = message_model(n, comm.packed_piece_bytes())
-        self._comm, self._tag = comm, comm.fixed_tag()
+        self._tag = comm.fixed_tag()
         self.program = comm.program(comm.select(Sign().nbytes(n)), n, model.alignment, model.piece_elements)
         self.payload = SignPayload(self.program, sign, comm.rank)
         self.pieces, self.bits, self.scratch = self.program.pieces, self.payload.bits, self.payload.scratch
@@ -119,9 +120,7 @@ class SignMerge:
         payload = self.payload
         payload.begin(call.step, feedback)
         try:
-            yield from self._comm.execute(
-                call, self.program, payload, self._tag, call.traffic, feedback.encoded, self._requests
-            )
+            yield from execute(call, self.program, payload, self._tag, call.traffic, feedback.encoded, self._requests)
         finally:
             payload.end()
 

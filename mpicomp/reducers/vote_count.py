@@ -15,6 +15,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from collectives import Communicator, Traffic
+from collectives.execution.pipelined import execute
 from collectives.execution.program import Message, Program
 from collectives.memory import PAGE, aligned_empty
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, VectorSpec
@@ -56,7 +57,7 @@ class VoteCount:
         spec: VectorSpec,
         payload: Callable[[Program, AddCounts], VoteCountPayload] | None = None,
     ) -> None:
-        self._comm, self._tag = comm, comm.fixed_tag()
+        self._tag = comm.fixed_tag()
         model = options.message_model(spec.n, spec.dtype, comm.size, comm.packed_piece_bytes())
         topology = comm.select(model.nbytes(spec.n, comm.size))
         self.program = comm.program(topology, spec.n, model.alignment, model.piece_elements)
@@ -72,9 +73,7 @@ class VoteCount:
         payload = self.payload
         payload.begin(call.traffic, feedback, decide)
         try:
-            yield from self._comm.execute(
-                call, self.program, payload, self._tag, call.traffic, feedback.encoded, self._requests
-            )
+            yield from execute(call, self.program, payload, self._tag, call.traffic, feedback.encoded, self._requests)
         finally:
             payload.end()
 

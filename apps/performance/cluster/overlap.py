@@ -25,6 +25,7 @@ from apps.performance.cluster.vectors import filled
 from apps.records import Record, read_record, write_record
 from collectives import Communicator, Traffic
 from collectives.execution.handle import Call
+from collectives.execution.pipelined import execute
 from collectives.execution.program import Message
 from collectives.execution.requests import Cache
 from collectives.progress.polling import rest_by
@@ -120,7 +121,7 @@ def measure_here(comm: Communicator, n: int, repeats: int) -> Record:
 
     def wire() -> None:
         call = Call(comm, lambda: "the wire alone")
-        comm.run(call, comm.execute(call, kernels.program, empty, tag, Traffic(), None, requests))
+        comm.run(call, execute(call, kernels.program, empty, tag, Traffic(), None, requests))
 
     calls: dict[str, Callable[[], object]] = {
         "wire": wire,
