@@ -66,6 +66,9 @@ def test_topologies_that_fit_are_compared() -> None:
     assert {"MPI default", "MPI recursive doubling", "MPI ring", "MPI segmented ring", "MPI Rabenseifner"} < names[2]
     assert "MPI segmented ring, 1 MiB" in names[2]
     assert {one.name for one in of_library("mpich", 4)} == {"one-bit ring", "dense ring", "MPICH"}
+    # of which those that are wanted where time is short are timed more often
+    assert {one.least for one in of_library("mpich", 4)} == {3}
+    assert {one.name: one.least for one in of_library("openmpi", 4)}["dense auto"] == 2
 
 
 def test_what_takes_too_long_is_left_out_and_the_rest_gives_way_to_what_matters() -> None:

@@ -18,7 +18,7 @@ from apps.performance.cluster.grid import Cell, Cluster, product
 from apps.performance.cluster.implementations import choose, of_library
 from apps.performance.cluster.overlap import balance
 from apps.performance.cluster.plots import draw, overlap_by_rate
-from apps.performance.cluster.records import merge
+from apps.performance.cluster.records import merge, read
 from apps.performance.cluster.tables import NOTHING, tables
 from apps.records import write_record
 from collectives.trace.traffic import COSTS
@@ -82,6 +82,13 @@ def test_parts_of_a_cell_are_put_together_job_by_job() -> None:
     assert merged["environment"]["memory_scaling"] == [1.1, 1.9]
     assert merged["environment"]["load"] >= 1.2
     assert merged["advised"] == [{"piece_bytes": 1}, {"piece_bytes": 2}]
+
+
+def test_records_are_read_by_part_as_written(tmp_path: Path) -> None:
+    record = cell()
+    write_record(tmp_path / "a.json", record)
+    assert read(tmp_path, "cluster") == [json.loads(json.dumps(record))]
+    assert read(tmp_path, "overlap") == []
 
 
 def test_speed_ups_name_their_baseline() -> None:
