@@ -96,6 +96,8 @@ class CallCheck:
                 meanwhile()
             if not exchange.Test():
                 yield from until(exchange, call)
+            elif call.idle_turns:
+                call.moved()  # its turn has come late
             self._numbers[turn] += AT_ONCE
             self._idle.append(exchange)
             if exchange.mark == DIFFERENT:

@@ -1,0 +1,38 @@
+"""Checks of more calls than may be compared at once."""
+
+from __future__ import annotations
+
+from threading import Barrier
+
+import mpicomp
+from collectives import Communicator
+from collectives.consistency.call_check import AT_ONCE, CallCheck
+from collectives.execution.handle import Call
+
+
+def test_a_call_whose_check_is_over_at_once_has_not_stalled_since_it_waited_for_its_turn() -> None:
+    together = Barrier(2, timeout=20)
+
+    def turns_idle(comm: Communicator) -> int:
+        check = CallCheck(comm.mpi_comm, 64)
+        late = Call(comm, lambda: "one more than may be compared at once")
+        steps = [check.steps(Call(comm, lambda: "one of many"), 5) for _ in range(AT_ONCE)]
+        last = check.steps(late, 5)
+        if comm.rank:
+            together.wait()  # rank 0 has begun all, and none of its checks can be over
+        for one in (*steps, last):
+            next(one, None)
+        if not comm.rank:
+            late.idle(rest=False)
+            together.wait()
+        for one in steps:
+            while next(one, None) is not None:
+                pass
+        if comm.rank:
+            next(last, None)
+        together.wait()  # what rank 1 says in the last check is there before rank 0 begins it
+        while next(last, None) is not None:
+            pass
+        return late.idle_turns
+
+    assert mpicomp.run_local(2, turns_idle) == [0, 0]
