@@ -8,6 +8,7 @@ on a communicator gives the same bits as under ``mpirun``, except where MPI itse
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -15,10 +16,12 @@ from typing import Any, TypeVar, cast
 from mpi4py import MPI
 
 from collectives.communicator import Communicator
-from collectives.errors import CollectiveError
+from collectives.errors import CollectiveError, CollectiveMismatch
 from collectives.progress.polling import rest_by
 from collectives.schedules.plan import Topology
 from collectives.threads.thread_comm import Ended, LocalComm, World
+
+HEARING_S = 0.5  # how long the ranks may take to hear of a mismatch that one of them knows of
 
 _Result = TypeVar("_Result")
 
@@ -72,6 +75,10 @@ def run_local(
             pass
         except BaseException as error:  # noqa: BLE001 - raised again by who called
             errors[rank] = error
+            if isinstance(error, CollectiveMismatch):  # every rank hears of it, and the rank that caused it says more
+                end = time.monotonic() + HEARING_S
+                while len(results) + len(errors) < ranks and time.monotonic() < end:
+                    time.sleep(0.001)
             world.end()
 
     threads = [

@@ -110,11 +110,14 @@ class Reducer(Protocol):
         ...
 
     def commit(self) -> None:
-        """The step is good on all ranks: what it made of the residual becomes the next step's."""
-        self.roll_back()
+        """The step is good on all ranks: what it made of the residual becomes the next step's.
+
+        After it, as after `roll_back`, no reference to the caller's arrays may be left.
+        """
+        return
 
     def roll_back(self) -> None:
-        """The step has failed: keep what was before it, and let go of the caller's arrays."""
+        """The step has failed: keep what was before it."""
         return
 
 

@@ -71,9 +71,11 @@ class MajorityRounds(Reducer):
         self.encode, self.finish = codec.encode, codec.finish  # see `SignFeedback`
         self._side_channel = SideChannel(comm, 1)
 
-    def roll_back(self) -> None:
+    def commit(self) -> None:
         """See `Reducer`."""
         self._codec.end()
+
+    roll_back = commit
 
     def steps(self, call: VectorCall) -> Iterator[bool]:
         """See `Reducer`."""

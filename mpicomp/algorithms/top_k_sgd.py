@@ -13,6 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import DTypeLike
+
 from collectives import Communicator
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.codecs.error_feedback import ErrorFeedback
@@ -44,9 +47,9 @@ class TopKSGD(Algorithm):
     def __post_init__(self) -> None:
         adopt(self, self.codec("float32"))
 
-    def codec(self, dtype: str) -> TopK:
+    def codec(self, dtype: DTypeLike | str) -> TopK:
         """Of the options, for vectors of a type."""
-        return TopK(self.rate, self.chunk, dtype == "float64")
+        return TopK(self.rate, self.chunk, dtype in ("float64", np.float64))
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """No feedback x top-k x all-gather."""

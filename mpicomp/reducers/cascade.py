@@ -41,9 +41,11 @@ class Cascade(Reducer):
         self._payload = CascadePayload(self.program, comm.rank, codec, stream)
         self._side_channel = SideChannel(comm, 1)
 
-    def roll_back(self) -> None:
+    def commit(self) -> None:
         """See `Reducer`."""
         self._payload.values = self._payload.nothing
+
+    roll_back = commit
 
     def steps(self, call: VectorCall) -> Iterator[bool]:
         """See `Reducer`."""

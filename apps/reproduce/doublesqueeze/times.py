@@ -82,7 +82,7 @@ def measured(results: Results, full: bool) -> Times | str:
         name, settings = f"times-{rate}{'-full' if full else ''}", {**arguments, "rate": rate, "ranks": RANKS}
         try:
             found[rate] = results.get(name, settings, partial(call_on_ranks, time_calls, arguments, RANKS, rate))
-        except ClusterError as error:
+        except (ClusterError, FileNotFoundError) as error:
             return str(error)
     return found
 

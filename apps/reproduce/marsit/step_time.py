@@ -36,7 +36,7 @@ def figure_5(results: Results, seeds: int, full: bool) -> tuple[list[Claim], lis
         busy, call = {"others_use": others_use()}, partial(call_on_ranks, split_steps, arguments, HOSTS)
         try:
             return {**call(RATE), **busy}
-        except ClusterError as error:
+        except (ClusterError, FileNotFoundError) as error:
             return {**call(), **busy, "no_hosts": str(error)}
 
     found = results.get("figure-5", {**arguments, "hosts": HOSTS, "rate": RATE, "looked_s": LOOK_S}, measure)

@@ -35,11 +35,15 @@ def test_time_spent_elsewhere_does_not_count(monkeypatch: pytest.MonkeyPatch) ->
         backoff.idle()
 
 
-def test_something_that_moves_starts_the_clock_anew() -> None:
-    backoff = Backoff(Limits(0.3), lambda: "rank 1 of 2 waits")
-    ends = time.monotonic() + 0.6
-    while time.monotonic() < ends:
-        for _ in range(40):
+def test_something_that_moves_starts_the_clock_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("collectives.progress.polling.time.perf_counter", lambda: now)
+    backoff = Backoff(Limits(0.3), lambda: "rank 1 of 2 waits", lambda: now)
+    for _ in range(3):
+        for _ in range(64):
+            backoff.idle()
+        now += 0.2
+        for _ in range(64):
             backoff.idle()
         backoff.moved()
-    assert backoff.waited_s > 0.3
+    assert backoff.waited_s == pytest.approx(0.6)

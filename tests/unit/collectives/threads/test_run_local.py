@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,10 @@ from collectives import (
     TopologyError,
     Torus,
 )
+from collectives.consistency.call_check import TEXT_TAG
 from collectives.dense import variable_size as exchange
 from collectives.threads.run_local import run_local
+from collectives.threads.thread_comm import LocalComm
 from mpicomp import Marsit
 
 RANKS = (1, 2, 3, 5, 8)
@@ -201,7 +204,19 @@ def test_errors_are_those_of_processes_and_come_in_time(
     assert time.monotonic() - start < 5
 
 
-def test_the_rank_whose_fault_it_is_speaks_for_all() -> None:
+def test_the_rank_whose_fault_it_is_speaks_for_all_even_if_it_is_the_last_to_hear(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    late, send = time.monotonic() + 0.2, LocalComm.Isend
+
+    def sent_late(comm: LocalComm, message: Any, rank: int, tag: int) -> Any:
+        request = send(comm, message, rank, tag)
+        if comm.rank < 2 or tag < TEXT_TAG:
+            return request
+        return SimpleNamespace(Test=lambda: time.monotonic() > late and request.Test())
+
+    monkeypatch.setattr(LocalComm, "Isend", sent_late)
+
     def work(comm: Communicator) -> None:
         comm.allreduce(np.ones(3, np.float32 if comm.rank < 2 else "U1"))
 
