@@ -12,8 +12,9 @@ import torch
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from collectives import Communicator, DoubleTree, Ring, Star, Traffic, group
+from collectives import Communicator, DoubleTree, Ring, Star, Traffic
 from collectives.dense import allreduce
+from collectives.execution import pipelined
 from collectives.schedules.registry import TOPOLOGIES
 from tests.mpi.lanes import TIMEOUT_S, every_size, same_everywhere, topologies
 from tests.reference.one_process.allreduce import dense
@@ -140,7 +141,7 @@ def test_ranks_that_run_a_plan_stepwise_and_ranks_that_pipeline_it_understand_ea
 ) -> None:
     every = vectors(mpi_comm.size, 2503)
     if mpi_comm.rank % 2:
-        monkeypatch.setattr(group, "runs_stepwise", lambda program, payload: False)
+        monkeypatch.setattr(pipelined, "runs_stepwise", lambda program, payload: False)
     for topology in topologies(mpi_comm.size):
         with Communicator(mpi_comm, topology, TIMEOUT_S) as comm:
             assert (comm.allreduce(every[comm.rank]) == dense(topology, every)).all(), topology
