@@ -200,12 +200,12 @@ class Group:
         RuntimeError
             Another thread is in a call of this communicator.
         """
-        if self._broken:
-            raise self._closed()
         if self._unheard is not None:
             unheard, self._unheard = self._unheard, None
             if not unheard.seen:  # the other ranks may have heard, and not make this call
                 raise CollectiveMismatch(str(unheard.error)) from unheard.error
+        if self._broken:
+            raise self._closed()
         if self._gone:
             self._free_unused()
         thread = threading.get_ident()
@@ -353,10 +353,12 @@ class Group:
         if isinstance(error, NonFiniteGradient):  # on all ranks
             call.owners = ()  # nothing of the call is in flight
             return error
-        # a call that was begun while the ranks told each other what they called may wait for ranks that do not make it
-        if isinstance(error, CollectiveMismatch) and not error.closes and self.tolerates_mismatch(call):
+        if isinstance(error, CollectiveMismatch):
             self._unheard = call if call.background else None
-            return error  # raised here and now, with nothing of the call in flight
+            # a call that was begun while the ranks told each other what they called may wait for ranks that do not
+            # make it
+            if not error.closes and self.tolerates_mismatch(call):
+                return error  # raised here and now, with nothing of the call in flight
         return self.abort(error, call)
 
     def abort(self, error: BaseException, *alive: object) -> BaseException:

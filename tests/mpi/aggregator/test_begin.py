@@ -181,10 +181,14 @@ def test_a_mismatch_of_a_blocking_call_leaves_the_calls_in_flight_alone(comm: Co
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_mismatch_of_a_call_in_flight_is_told_to_whoever_waits_for_another_call(mpi_comm: MPI.Comm) -> None:
+@pytest.mark.parametrize("late_s", [0.0, 0.2])
+def test_a_mismatch_of_a_call_in_flight_is_told_to_whoever_waits_for_another_call(
+    late_s: float, mpi_comm: MPI.Comm
+) -> None:
     comm = Communicator(mpi_comm, timeout=TIMEOUT_S)
     one, other = (Marsit(2, transactional=True).start(comm, 100, vector_id=k) for k in range(2))
     x = gradient(comm.rank, 0, 100)
+    time.sleep(0.0 if comm.rank else late_s)  # the others then wait in their second call already
     handle = one.begin(x) if comm.rank else other.begin(x)
     start = time.monotonic()
     for call in comm.barrier, handle.wait:  # the barrier alone would be fine
