@@ -354,7 +354,7 @@ class Group:
             call.owners = ()  # nothing of the call is in flight
             return error
         if isinstance(error, CollectiveMismatch):
-            self._unheard = call if call.background else None
+            self._unheard = call if call.background and self._in_flight == [call] else None  # else others tell of it
             # a call that was begun while the ranks told each other what they called may wait for ranks that do not
             # make it
             if not error.closes and self.tolerates_mismatch(call):
