@@ -215,8 +215,7 @@ class Group:
                 f"{self._in_flight[0].name()}: give each thread a communicator of its own"
             )
         self._thread = thread
-        self._rolling_tag = (self._rolling_tag + 1) % FIXED_TAGS
-        call.tag, call.steps = FIXED_TAGS + self._rolling_tag, steps
+        call.tag, call.steps = self.next_tag(), steps
         self._in_flight.append(call)
 
     def run(self, call: Call, steps: Steps) -> Any:

@@ -21,7 +21,6 @@ from collectives.execution.program import Message, Program
 from collectives.execution.requests import Cache, Requests
 from collectives.execution.stepwise import StepwiseExecution, runs_stepwise
 from collectives.execution.tracing import followed
-from collectives.trace.recorder import Trace
 from collectives.trace.traffic import Traffic
 
 
@@ -35,41 +34,35 @@ def execute(
     cache: Cache | None = None,
     overlapped: bool = False,
 ) -> Steps:
-    """Run a program to its end, as part of a call; `overlapped`: with other work of the call.
+    """Run a program to its end, as part of a call.
 
-    The other parameters are those of `PipelinedExecution`.
+    The payload of a program that merges is a `MergedPayload`. `tag` and `cache` are those of `Requests`; `traffic` is
+    counted into; `encoded` is called once, when this rank's own contribution is complete; `overlapped`: the program
+    runs with other work of the call.
     """
-    comm, trace = call.group.mpi_comm, call.group.trace
     kind = StepwiseExecution if not overlapped and runs_stepwise(program, payload) else PipelinedExecution
+    requests, trace = Requests(call.group.mpi_comm, tag, cache), call.group.trace
     if trace is not None:
         # behind the numbers of all calls in the foreground, and different for each program of a call
         trace.start_program((1 << 32) + 16 * call.tag + len(call.owners) if call.background else None)
-    execution = kind(comm, program, payload, tag, traffic, encoded, cache, trace)
+        payload, requests = followed(trace, program, payload, requests)
+    execution = kind(program, payload, requests, traffic, encoded)
     call.owners = (*call.owners, execution)
     return execution.steps(call)
 
 
 class PipelinedExecution:
-    """One run of a program; `steps` does it bit by bit.
-
-    The payload of a program that merges is a `MergedPayload`. `tag` and `cache` are those of `Requests`; `traffic` is
-    counted into; `encoded` is called once, when this rank's own contribution is complete; `trace` records what happens.
-    """
+    """One run of a program, which `steps` does bit by bit. Parameters: see `execute`."""
 
     def __init__(
         self,
-        comm: MPI.Comm,
         program: Program,
         payload: Payload,
-        tag: int,
+        requests: Requests,
         traffic: Traffic,
-        encoded: Callable[[], None] | None = None,
-        cache: Cache | None = None,
-        trace: Trace | None = None,
+        encoded: Callable[[], None] | None,
     ) -> None:
-        self._program, self._payload, self._requests = program, payload, Requests(comm, tag, cache)
-        if trace is not None:
-            self._payload, self._requests = followed(trace, program, payload, self._requests)
+        self._program, self._payload, self._requests = program, payload, requests
         self._merged = cast(MergedPayload, self._payload)  # where the program has merges
         self._traffic, self._encoded = traffic, encoded
         self._call: Call | None = None  # the call that this run belongs to

@@ -15,10 +15,8 @@ from collectives.errors import PeerFailure
 from collectives.execution.handle import Call, Steps
 from collectives.execution.payload import MergedPayload, Payload, not_received, not_sent
 from collectives.execution.program import Message, Program
-from collectives.execution.requests import Cache, Requests
-from collectives.execution.tracing import followed
+from collectives.execution.requests import Requests
 from collectives.progress.polling import until
-from collectives.trace.recorder import Trace
 from collectives.trace.traffic import Traffic
 
 
@@ -29,23 +27,18 @@ def runs_stepwise(program: Program, payload: Payload) -> bool:
 
 
 class StepwiseExecution:
-    """One run of a program with no more than a piece a chunk. Parameters: see `PipelinedExecution`."""
+    """One run of a program with no more than a piece a chunk. Parameters: see `execute` of `pipelined`."""
 
     def __init__(
         self,
-        comm: MPI.Comm,
         program: Program,
         payload: Payload,
-        tag: int,
+        requests: Requests,
         traffic: Traffic,
-        encoded: Callable[[], None] | None = None,
-        cache: Cache | None = None,
-        trace: Trace | None = None,
+        encoded: Callable[[], None] | None,
     ) -> None:
         self._program, self._payload, self._traffic = program, payload, traffic
-        self._encoded, self._requests = encoded, Requests(comm, tag, cache)
-        if trace is not None:
-            self._payload, self._requests = followed(trace, program, payload, self._requests)
+        self._encoded, self._requests = encoded, requests
         self._merged = cast(MergedPayload, self._payload)  # where the program has merges
         self._last: Message | None = None
         self._under_way: list[tuple[Any, Message]] = []

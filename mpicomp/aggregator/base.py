@@ -151,7 +151,7 @@ class Aggregator:
         # the words of the call are made up only if somebody asks for them
         text = self._text
         call = VectorCall(comm, lambda: f"{text}, step {step}", traffic.clock)
-        call.comm, call.spec, call.step, call.user = comm, spec, step, self._self
+        call.spec, call.step, call.user = spec, step, self._self
         call.values, call.out, call.traffic, call.result = values, target, traffic, result
         check = comm.check(call, self._fingerprint + step, traffic, meanwhile=partial(self.reducer.prepare, step))
         return call, self._steps(call, check)

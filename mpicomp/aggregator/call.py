@@ -26,7 +26,7 @@ class VectorCall(Call):
 
     Attributes
     ----------
-    comm : Communicator
+    group : Communicator
     user : weak reference
         To the aggregator, which may be used again once the caller has heard how the call ended.
     spec : VectorSpec
@@ -42,7 +42,7 @@ class VectorCall(Call):
     """
 
     # set by the aggregator
-    comm: Communicator
+    group: Communicator
     user: ref[User]
     spec: VectorSpec
     step: int
@@ -65,4 +65,4 @@ class VectorCall(Call):
 
     def non_finite(self, ranks: tuple[int, ...], what: str = "") -> NonFiniteGradient:
         """What every rank raises where these ranks contributed NaN or infinity; no rank: a sum has overflowed."""
-        return nonfinite.error(self.comm, ranks, f"{what} of {self.where}" if what else self.where)
+        return nonfinite.error(self.group, ranks, f"{what} of {self.where}" if what else self.where)

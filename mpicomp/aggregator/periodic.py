@@ -28,4 +28,4 @@ class FullPrecisionRounds:
 
     def mean(self, call: VectorCall, values: NDArray[Any], scratch: Sequence[NDArray[Any]] = ()) -> Iterator[bool]:
         """Write the mean over ranks of `values` to the result; a float32 copy of a 16-bit vector is overwritten."""
-        return call.comm.dense_steps(call, values, call.spec.dtype, True, call.out, call.traffic, scratch)
+        return call.group.dense_steps(call, values, call.spec.dtype, True, call.out, call.traffic, scratch)

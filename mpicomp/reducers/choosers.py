@@ -153,7 +153,7 @@ class TrueChoice(_Largest):
         add(call.values, self._memory.residual, self._mean)
         self.finite = all_finite(self._mean)
         added = clock()
-        yield from call.comm.dense_steps(call, self._mean, self._mean.dtype.name, True, self._mean, traffic)
+        yield from call.group.dense_steps(call, self._mean, self._mean.dtype.name, True, self._mean, traffic)
         summed = clock()
         for part in self._parts:
             count = part.last - part.first

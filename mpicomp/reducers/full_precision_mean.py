@@ -21,7 +21,7 @@ class FullPrecisionMean(Reducer):
         """See `Reducer`: only a result that is not finite, which is so on all ranks, makes them ask who it was."""
         # a widened copy is looked at now, as the sums will take its place
         widened_bad = None if call.wide is None else not nonfinite.all_finite(call.wide)
-        yield from call.comm.dense_steps(call, call.values, call.spec.dtype, True, call.out, call.traffic)
+        yield from call.group.dense_steps(call, call.values, call.spec.dtype, True, call.out, call.traffic)
         if not nonfinite.all_finite_result(call.out, call.spec.dtype):
             bad = not nonfinite.all_finite(call.values) if widened_bad is None else widened_bad
             self._flag.mine[0] = bad

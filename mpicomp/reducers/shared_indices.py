@@ -148,7 +148,7 @@ class SharedIndicesMean(Reducer):
         work = self._meanwhile(call)
         dtype = call.spec.dtype
         if self._brief:
-            yield from call.comm.dense_steps(call, memory.values, dtype, True, memory.stored_means, traffic)
+            yield from call.group.dense_steps(call, memory.values, dtype, True, memory.stored_means, traffic)
             start = traffic.clock()
             for waits in work:
                 if waits:
@@ -165,7 +165,7 @@ class SharedIndicesMean(Reducer):
 
         Yields whether it has to wait for the ranks' reports.
         """
-        traffic, trace = call.traffic, call.comm.trace
+        traffic, trace = call.traffic, call.group.trace
         clock = traffic.clock
         for part in self._memory.parts:
             start = clock()
@@ -181,7 +181,7 @@ class SharedIndicesMean(Reducer):
             yield from self._renew(call)
 
     def _renew(self, call: VectorCall) -> Iterator[bool]:
-        traffic, trace = call.traffic, call.comm.trace
+        traffic, trace = call.traffic, call.group.trace
         clock = traffic.clock
         start = clock()
         for _ in self._memory.renew(call.values):

@@ -160,7 +160,6 @@ def test_without_a_trace_nothing_is_recorded(comm: Communicator, monkeypatch: py
     for name in ("begin", "span", "around", "phases", "__init__"):
         monkeypatch.setattr(Trace, name, never)
     monkeypatch.setattr("collectives.execution.pipelined.followed", never)
-    monkeypatch.setattr("collectives.execution.stepwise.followed", never)
     assert type(comm) is Communicator
     Marsit().start(comm, 1000).aggregate(vector(comm.rank, 1000))
     comm.iallreduce(np.ones(100)).wait()
