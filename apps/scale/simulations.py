@@ -28,8 +28,8 @@ MERGING = ("dense", "one-bit")
 LINES = (*((topology, method) for topology in TOPOLOGIES for method in MERGING),
          *(("ring", method) for method in METHODS if method not in MERGING))  # fmt: skip
 # Seconds per element of one core, from docs/performance-tables.md: residual and pack, merge, unpack; adding. To draw
-# winners, pick their signs and put them in their places takes 0.02 ns more for one winner and 0.05 for two (timed by hand,
-# on 4 to 256 ranks).
+# winners, pick their signs and put them in their places takes 0.02 ns more for one winner and 0.05 for two (timed by
+# hand, on 4 to 256 ranks).
 WORKS = {
     "dense": Work(merge_s=0.3e-9),
     "one-bit": Work(0.34e-9, 0.08e-9, 0.18e-9),
