@@ -30,6 +30,7 @@ from collectives.execution.handle import Call, Handle, Steps
 from collectives.execution.requests import Cache, free_all
 from collectives.progress.fork import reject_in_children
 from collectives.progress.polling import Testable, keep_alive, until, wait
+from collectives.progress.thread import Completion, ProgressThread, is_supported, shared
 from collectives.trace.recorder import Trace
 from collectives.trace.traffic import Traffic
 
@@ -91,6 +92,7 @@ class Group:
         self._check = CallCheck(self.mpi_comm, self.swapped_bytes)
         self._missing = MissingRanks(self.mpi_comm, timeout)
         self.given_up = self._missing.another_gave_up
+        self._driver: ProgressThread | None = None
         self._fixed_tag, self._rolling_tag = 0, 0
         self._thread = 0  # id of the thread that made the calls in flight; 0: no call yet
         self._held: dict[int, tuple[ref[object], Callable[[], None]]] = {}  # by the reference's identity
@@ -128,6 +130,8 @@ class Group:
         """
         if self._broken:
             return
+        if self._driver is not None:
+            self._driver.flush()
         for call in tuple(self._in_flight):
             call.wait()
         self._before_free()
@@ -220,16 +224,64 @@ class Group:
 
     def run(self, call: Call, steps: Steps) -> Any:
         """Make a call and wait for its result."""
+        if self._driver is not None:
+            self._driver.reject_waiting(call.name)
+            return self.begin(call, steps).wait()
         self.open(call, steps)
         return call.wait()
 
     def begin(self, call: Call, steps: Steps) -> Handle:
         """Make a call that goes on in the background."""
         call.background = True
-        self.open(call, steps)
-        call.thread.in_flight.append(call)
-        call.advance()
+        if self._driver is not None:
+            call.completion = Completion(call, self._driver)
+            self._driver.submit(partial(self._begin_there, call, steps))
+        else:
+            self.open(call, steps)
+            call.thread.in_flight.append(call)
+            call.advance()
         return Handle(call)  # made last: the traceback of an error would keep this frame and with it the handle
+
+    def _begin_there(self, call: Call, steps: Steps) -> None:
+        """Make a call that was handed to the progress thread; an error is kept for who waits for it."""
+        call.drive_here()
+        try:
+            self.open(call, steps)
+        except BaseException as error:  # noqa: BLE001 - raised where the call is waited for
+            call.refuse(error)
+        else:
+            call.thread.in_flight.append(call)
+            call.advance()
+
+    def start_progress_thread(self) -> bool:
+        """Have a thread of this process drive all calls from now on, while the caller computes. Not collective.
+
+        All communicators of a process share one such thread. Any thread may then make calls; the ranks must still make
+        them in one order. A blocking call takes some 50 us longer, for the way to the thread and back.
+
+        Returns
+        -------
+        bool
+            False: MPI was started without MPI_THREAD_MULTIPLE, or the ranks are threads; nothing has changed.
+
+        Raises
+        ------
+        RuntimeError
+            A call is in flight.
+        """
+        if self._driver is None and is_supported(self.mpi_comm):
+            if self._in_flight:
+                raise RuntimeError(f"{self.here}: {self._in_flight[0].name()} is in flight; wait for it before")
+            self._driver = shared()
+            if self.trace is not None:
+                self.trace.driven_since = self.trace.clock()
+        return self._driver is not None
+
+    def advance(self) -> None:
+        """Do one bit of every call in flight of this thread, without waiting; nothing where a progress thread does."""
+        if self._driver is None:
+            for call in tuple(self._in_flight):
+                call.advance()
 
     def turn_of(self, call: Call) -> Steps:
         """Wait until all calls that were begun before have ended.

@@ -6,11 +6,13 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn, Protocol
 
 from mpi4py import MPI
 
 from collectives.progress.polling import POLLS, Backoff
+from collectives.progress.thread import Completion
 from collectives.trace.recorder import Trace
 
 Steps = Iterator[bool]
@@ -93,6 +95,8 @@ class Call(Backoff):
         Its caller has heard that it ended.
     dropped : bool
         Its caller has let its handle go before.
+    completion : Completion or None
+        Of a call that the progress thread drives; None: whoever waits drives it.
     """
 
     group: CallGroup
@@ -101,6 +105,7 @@ class Call(Backoff):
     owners: tuple[object, ...] = ()
     result: Any = None
     error: BaseException | None = None
+    completion: Completion | None = None
     background = busy = done = seen = dropped = False
 
     def __init__(
@@ -141,7 +146,9 @@ class Call(Backoff):
         CollectiveError
             What the call ended by, or what another call ended by that took the communicator along.
         """
-        if not self.done:
+        if self.completion is not None:
+            self.completion.wait()
+        elif not self.done:
             if self.busy:
                 raise RuntimeError(f"{self.group.here}: a call cannot be waited for from within itself ({self.name()})")
             self.busy = True
@@ -185,6 +192,13 @@ class Call(Backoff):
         if not (self.busy or self.done):
             self._fail(error)
 
+    def refuse(self, error: BaseException) -> None:
+        """End a call that never began."""
+        self.error, self.done = error, True
+        self.steps, self.describe = _ENDED, _nothing
+        if self.completion is not None:
+            self.completion.finish()
+
     def _fail(self, error: BaseException) -> None:
         if isinstance(self.steps, Generator):
             with suppress(BaseException):
@@ -200,13 +214,16 @@ class Call(Backoff):
         self.done = True
         self.group.end(self)
         self.steps, self.describe = _ENDED, _nothing
+        if self.completion is not None:
+            self.completion.finish()
 
 
 class Handle:
     """A call that goes on in the background. Keep it until `wait` returns.
 
     Ranks may poll their handles and wait for them in different orders: whoever waits advances all calls of its thread.
-    Between these calls none moves, so a rank that stays away keeps the others waiting.
+    Between these calls none moves, so a rank that stays away keeps the others waiting. Calls of a communicator with a
+    progress thread move by themselves.
     """
 
     __slots__ = ("_call",)
@@ -222,7 +239,8 @@ class Handle:
         CollectiveMismatch, CollectiveTimeout, PeerFailure, CommunicatorClosed
         """
         call = self._call
-        call.advance_all()
+        if call.completion is None:
+            call.advance_all()
         if call.done:
             call.mark_seen()
         if call.error is not None:
@@ -236,12 +254,28 @@ class Handle:
         call = self._call
         try:
             if call.group.trace is not None and not call.done:
-                with call.group.trace.span("wait", f"wait for {call.name()}"):
+                kind = "wait" if call.completion is None else "exposed"
+                with call.group.trace.span(kind, f"wait for {call.name()}"):
                     return call.wait()
             return call.wait()
         finally:
             if call.done:
                 call.mark_seen()
+
+    def then(self, callback: Callable[[Handle], None]) -> None:
+        """Have the progress thread call `callback` with this handle once the call has ended, well or not.
+
+        The callback may begin calls, and must not wait for one. Its handle's `wait` returns or raises at once.
+
+        Raises
+        ------
+        RuntimeError
+            The communicator has no progress thread.
+        """
+        completion = self._call.completion
+        if completion is None:
+            raise RuntimeError(f"{self._call.group.here}: only calls that a progress thread drives take callbacks")
+        completion.then(partial(callback, self))
 
     def __del__(self) -> None:
         call = self._call

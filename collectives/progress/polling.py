@@ -93,6 +93,11 @@ class Limits(NamedTuple):
     trace: Any = None
 
 
+def calls_of_this_thread() -> list[Advancing]:
+    """The calls that go on in the background and that the calling thread drives; may be edited."""
+    return _threads.own.in_flight
+
+
 def rest_by(rest: Callable[[], None] | None) -> Callable[[], None] | None:
     """Let this thread wait by calling `rest`, which sleeps until something may have come; None: by polling.
 
@@ -145,6 +150,10 @@ class Backoff:
 
     def __init__(self, group: Any, describe: Callable[[], str], clock: Callable[[], float] = time.perf_counter) -> None:
         self.group, self.describe, self._clock, self.thread = group, describe, clock, _threads.own
+
+    def drive_here(self) -> None:
+        """Have the thread that calls this drive it, where another one has made it."""
+        self.thread = _threads.own
 
     def moved(self) -> None:
         """Something happened: start over."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import logging
+import math
 import platform
 import time
 from collections import deque
@@ -44,7 +45,9 @@ class Trace:
     """What happens when on one rank, kept in memory until it is written.
 
     Every event is one of a kind: "call", "check", "wait", "encode", "prepare", "merge" and "decode" are spans of the
-    rank's own time, which lie within each other or apart; "send" and "receive" are messages, which overlap.
+    rank's own time, which lie within each other or apart; "send" and "receive" are messages, which overlap. Where a
+    progress thread makes the calls, these spans are of its time, but "call" and "exposed" are of the caller's, who
+    waits in the latter.
 
     The file is begun at once.
 
@@ -67,6 +70,7 @@ class Trace:
         self.labels: dict[int, Any] = {}  # of programs, by identity; see `collectives.execution.tracing`
         self.over: Event = None  # the message that was the last to be found over
         self.readings = [Reading(0.0, 0.0, 0.0)]  # how far rank 0's clock is ahead
+        self.driven_since = math.inf  # by the clock: from then on the progress thread makes the calls
         self.origin = clock()  # rank 0's clock where the trace begins
         self.run = 0.0  # tells traces of one run from another's: when it began, in seconds since 1970, by rank 0
         folder.mkdir(parents=True, exist_ok=True)
@@ -173,9 +177,11 @@ class Trace:
         file.write("\n]}\n")
 
     def _names(self) -> Iterator[dict[str, Any]]:
-        names = {"process_name": f"rank {self.rank} on {platform.node()}", "thread_name": "calls"}
-        for key, name in names.items():
-            yield {"ph": "M", "name": key, "pid": self.rank, "tid": 0, "args": {"name": name}}
+        names = [("process_name", 0, f"rank {self.rank} on {platform.node()}"), ("thread_name", 0, "calls")]
+        if self.driven_since < math.inf:
+            names.append(("thread_name", 1, "progress thread"))
+        for key, thread, name in names:
+            yield {"ph": "M", "name": key, "pid": self.rank, "tid": thread, "args": {"name": name}}
         yield {"ph": "M", "name": "process_sort_index", "pid": self.rank, "tid": 0, "args": {"sort_index": self.rank}}
 
     def _lines(self, event: Event, number: int, now: float) -> Iterator[dict[str, Any]]:
@@ -186,7 +192,8 @@ class Trace:
         more = {"call": call, **args} if call else args
         if end is None:
             more = {**more, "finished": False}
-        where = {"cat": kind, "pid": self.rank, "tid": 0}
+        driven = start >= self.driven_since and kind not in ("call", "exposed")
+        where = {"cat": kind, "pid": self.rank, "tid": int(driven)}
         if kind not in ("send", "receive"):
             # in whole nanoseconds, so that spans within each other stay so
             times = {"ts": begun / 1e3, "dur": (ended - begun) / 1e3}

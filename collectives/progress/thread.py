@@ -1,0 +1,193 @@
+"""A thread that drives calls in the background, so that they go on while the caller computes.
+
+MPI makes progress only while it is called, so somebody has to poll. A communicator that has been given to the thread
+is used by the thread alone: whoever begins a call hands it over and later waits for its end. All communicators of a
+process share one thread, and calls begin in the order in which they were handed over.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from mpi4py import MPI
+
+from collectives.progress import polling
+
+SPINS = 8  # turns without progress before the thread sleeps: the caller computes on the same cores
+NAP_S = 0.00005
+LONG_NAP_S = 0.0005
+PATIENT = 2000  # turns without progress before its sleep becomes long
+STOPPING_S = 2.0  # how long the end of the process waits for the thread
+LOOK_S = 1.0  # how often a waiting thread makes sure that this one lives
+
+
+class Driven(Protocol):
+    """A call, as far as the thread that drives it needs it: see `collectives.execution.handle.Call`."""
+
+    def end_by(self, error: BaseException) -> None:
+        """End the call by an error that came from elsewhere."""
+        ...
+
+
+class Completion:
+    """The end of a call that another thread drives.
+
+    Parameters
+    ----------
+    call : Driven
+    thread : ProgressThread
+        Who drives it.
+    """
+
+    __slots__ = ("_call", "_callbacks", "_ended", "_thread")
+
+    def __init__(self, call: Driven, thread: ProgressThread) -> None:
+        self._call: Driven | None = call
+        self._thread = thread
+        self._ended = threading.Event()
+        self._callbacks: list[Callable[[], None]] = []
+
+    def wait(self) -> None:
+        """Sleep until the call has ended; an exception in this thread, such as KeyboardInterrupt, ends the call.
+
+        Raises
+        ------
+        RuntimeError
+            The progress thread cannot wait for itself, or is gone.
+        """
+        if self._ended.is_set():
+            return
+        self._thread.reject_waiting(lambda: "a call")
+        try:
+            while not self._ended.wait(LOOK_S):
+                if not self._thread.is_alive():
+                    raise RuntimeError("the progress thread is gone, and nobody drives this call")
+        except BaseException as error:
+            self._thread.submit(partial(self._interrupt, error))
+            self._ended.wait(STOPPING_S)
+            raise
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """Have the progress thread call this once the call has ended; an exception of it is printed."""
+        self._callbacks.append(callback)
+        if self._ended.is_set():
+            self._thread.submit(self._run_callbacks)
+
+    def finish(self) -> None:
+        """Wake who waits; the progress thread calls this."""
+        self._call = None  # they would keep each other
+        self._ended.set()
+        if self._callbacks:
+            self._thread.submit(self._run_callbacks)
+
+    def _interrupt(self, error: BaseException) -> None:
+        if self._call is not None:
+            self._call.end_by(error)
+
+    def _run_callbacks(self) -> None:
+        while self._callbacks:  # each is popped by one of two calls, if there are two
+            self._callbacks.pop(0)()
+
+
+class ProgressThread:
+    """Begins and advances calls; there is one in a process: see `shared`."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._tasks: deque[Callable[[], None]] = deque()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._drive, name="mpicomp progress", daemon=True)
+        self._thread.start()
+        atexit.register(self.stop)  # before mpi4py ends MPI, which waits for exit handlers of Python
+
+    def submit(self, task: Callable[[], None]) -> None:
+        """Have the thread do something between two turns, in the order of submission."""
+        with self._changed:
+            self._tasks.append(task)
+            self._changed.notify()
+
+    def flush(self) -> None:
+        """Wait until everything submitted before has been begun."""
+        if self.is_current():
+            return
+        begun = threading.Event()
+        self.submit(begun.set)
+        while not begun.wait(LOOK_S) and self.is_alive():
+            pass
+
+    def is_current(self) -> bool:
+        """Whether the caller is this thread."""
+        return threading.current_thread() is self._thread
+
+    def reject_waiting(self, name: Callable[[], str]) -> None:
+        """Raise RuntimeError in a callback, where nothing may wait."""
+        if self.is_current():
+            raise RuntimeError(
+                f"a callback cannot wait for {name()}: begin the call, and go on in a callback of its own"
+            )
+
+    def is_alive(self) -> bool:
+        """Whether it drives; not in a forked process, nor when the interpreter ends."""
+        return self._thread.is_alive() and not self._stopping
+
+    def stop(self) -> None:
+        """End the thread; calls in flight stay as they are."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        self._thread.join(STOPPING_S)
+
+    def _drive(self) -> None:
+        calls = polling.calls_of_this_thread()
+        idle_turns = 0
+        while True:
+            with self._changed:
+                if not self._tasks and idle_turns > SPINS:
+                    self._changed.wait(NAP_S if idle_turns < PATIENT else LONG_NAP_S)
+                while not (self._tasks or calls or self._stopping):
+                    self._changed.wait()
+                if self._stopping:
+                    return
+                tasks = tuple(self._tasks)
+                self._tasks.clear()
+            for task in tasks:
+                _report_errors(task)
+            moved = bool(tasks)
+            for call in tuple(calls):
+                moved |= call.advance()
+            idle_turns = 0 if moved else idle_turns + 1
+
+
+def _report_errors(task: Callable[[], None]) -> None:
+    """Do something; an error of it ends neither the thread nor the calls that it drives."""
+    try:
+        task()
+    except BaseException as error:  # noqa: BLE001 - like that of a thread
+        threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, None)))
+
+
+_shared: ProgressThread | None = None
+_making = threading.Lock()
+
+
+def shared() -> ProgressThread:
+    """The process's progress thread, which this starts when it is first asked for."""
+    global _shared
+    with _making:
+        if _shared is None or not _shared.is_alive():
+            _shared = ProgressThread()
+        return _shared
+
+
+def is_supported(comm: object) -> bool:
+    """Whether a thread may drive this communicator: MPI allows several threads, and its ranks are processes."""
+    return isinstance(comm, MPI.Comm) and MPI.Query_thread() == MPI.THREAD_MULTIPLE
+
+
+os.register_at_fork(after_in_child=lambda: globals().update(_shared=None))
