@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import takewhile
 from types import TracebackType
@@ -183,6 +184,15 @@ class Group:
         self._fixed_tag = self._fixed_tag % (FIXED_TAGS - 1) + 1
         return self._fixed_tag
 
+    @contextmanager
+    def tags_unused(self) -> Iterator[None]:
+        """Long-lived users made in this block never communicate: their tags are given out again."""
+        before = self._fixed_tag
+        try:
+            yield
+        finally:
+            self._fixed_tag = before
+
     def next_tag(self) -> int:
         """A tag for one call; all ranks ask in the same order."""
         self._rolling_tag = (self._rolling_tag + 1) % FIXED_TAGS
@@ -276,6 +286,11 @@ class Group:
             if self.trace is not None:
                 self.trace.driven_since = self.trace.clock()
         return self._driver is not None
+
+    @property
+    def lacks_thread_support(self) -> bool:
+        """Whether MPI was started in such a way that no progress thread can make calls."""
+        return isinstance(self.mpi_comm, MPI.Comm) and not is_supported(self.mpi_comm)
 
     def advance(self) -> None:
         """Do one bit of every call in flight of this thread, without waiting; nothing where a progress thread does."""

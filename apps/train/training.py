@@ -87,11 +87,11 @@ class Training:
         model.train()
         for indices in order[self.step - self.epoch * self.sampler.n_steps :]:
             started = time.perf_counter()
-            loss = F.cross_entropy(model(images[indices]), labels[indices])
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            self._set_learning_rate()
             before = optimizer.synchronizations
+            self._set_learning_rate()
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(images[indices]), labels[indices])
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             self._loss_sum += loss.detach()
             self.step += 1

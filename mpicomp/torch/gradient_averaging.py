@@ -1,14 +1,23 @@
-"""The "gradients" mode: the ranks average their gradients, then every rank makes the same optimizer step."""
+"""The "gradients" mode: the ranks average their gradients, then every rank makes the same optimizer step.
+
+With overlap a bucket begins as soon as backward has brought its last gradient. The ranks begin buckets in one order, so
+a bucket with a gradient that does not come keeps those behind it until the step.
+"""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from collectives import Communicator
-from mpicomp.torch.buckets import BucketReducer, NamedParameter
+from collectives.errors import NonFiniteGradient
+from mpicomp.torch.arrivals import Arrivals, listen
+from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
+from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.in_order import InOrder
 from mpicomp.torch.states import require_counters
 
 
@@ -16,16 +25,51 @@ class GradientAveraging:
     """Replaces each parameter's gradient by its mean over the ranks.
 
     A missing gradient counts as zeros and is present afterwards, so that the optimizer does the same on all ranks.
+
+    Parameters
+    ----------
+    reducers, comm
+        What is averaged, between whom.
+    overlap
+        Whether buckets begin during backward.
+    passes
+        How often backward adds to each gradient before it is averaged.
+
+    Attributes
+    ----------
+    models_compared
+        The ranks have compared their models, in a step. Buckets begin during backward only from then on.
     """
 
     models_differ = False
     """The ranks' models are always equal."""
 
-    def __init__(self, reducers: tuple[BucketReducer, ...], comm: Communicator) -> None:
+    def __init__(self, reducers: BucketReducers, comm: Communicator, overlap: bool, passes: int) -> None:
         self.reducers = reducers
-        self._comm = comm
         self.synchronizations = 0
-        self._averaged = False
+        self.models_compared = False
+        self.arrivals = Arrivals([member.name for member in reducers.members], passes)
+        self._comm, self._overlap = comm, overlap
+        self._averaged = self._scaled = False
+        self._error: NonFiniteGradient | None = None  # of gradients that were averaged ahead of the step
+        self._queue = InOrder(reducers, comm, self._begin)
+        self._sent: list[tuple[NamedParameter, Tensor, int]] = []  # and the version that was sent
+        listen(self, [member.parameter for member in reducers.members])
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether gradients of this step have been sent, or may have been on another rank."""
+        return self._begins_early and not self._averaged and self.arrivals.any_complete
+
+    @property
+    def _begins_early(self) -> bool:
+        return self._overlap and self.models_compared
+
+    def gradient_came(self, position: int) -> None:
+        """Begin the buckets that this gradient completes; called by hooks during backward."""
+        sent = self._averaged or self._begins_early
+        if self.arrivals.complete(position, sent) and self.in_flight:
+            self._queue.complete(position)
 
     def begin_step(self) -> None:
         """Nothing: the model is the common one."""
@@ -33,31 +77,77 @@ class GradientAveraging:
     def before_evaluation(self) -> None:
         """Forget what `synchronize` averaged: a closure is about to make new gradients."""
         self._averaged = False
+        self.arrivals.restart()
+
+    def before_scaler(self) -> None:
+        """Average ahead of the search for infinities in the gradients, so that all ranks find the same."""
+        self.synchronize()
+        self._scaled = True
 
     def take_gradients(self) -> None:
-        """Average the gradients, which are there now, unless `synchronize` has."""
+        """Average the gradients, which are there now, unless `synchronize` has.
+
+        Raises
+        ------
+        NonFiniteGradient
+            A rank had NaN or infinity. With a GradScaler, which then skips the step, the gradients become None instead.
+        """
         self.synchronize()
         self._averaged = False
+        error, self._error = self._error, None
+        scaled, self._scaled = self._scaled, False
+        self.arrivals.restart()
+        if error is not None and not scaled:
+            raise error
+        if error is not None:
+            for member in self.reducers.members:
+                member.parameter.grad = None  # which optimizers pass over
+
+    def stepping(self) -> AbstractContextManager[None]:
+        """What surrounds the optimizer's step: nothing."""
+        return nullcontext()
 
     def end_step(self) -> None:
         """Nothing: the ranks have made the same step."""
 
     @torch.no_grad()
     def synchronize(self) -> None:
-        """Average the gradients now, for the step to come; once is enough."""
+        """Average the gradients now, for the step to come; once is enough.
+
+        Where a rank has NaN or infinity the gradients hold NaN on all, and the step raises the error.
+        """
         if self._averaged:
             return
-        for reducer in self.reducers:
-            gradients = [self._gradient(member) for member in reducer.bucket.members]
-            torch._foreach_copy_(reducer.vector_views, gradients)
-            reducer.aggregate()
-            torch._foreach_copy_(gradients, reducer.mean_views)
-        self.synchronizations += 1
+        self.reducers.lay_out(self.arrivals.order)
+        try:
+            if self._overlap:
+                self._queue.complete_all()
+                self._require_unchanged()
+                self._queue.wait(self._take_mean)
+            else:
+                for reducer in self.reducers:
+                    self._flatten(reducer)
+                    reducer.aggregate()
+                    self._take_mean(reducer)
+        except NonFiniteGradient as error:
+            self._error = error
+        except BaseException:
+            self.arrivals.restart()
+            raise
+        finally:
+            self._sent.clear()
+        if self._error is not None:
+            for member in self.reducers.members:
+                if member.parameter.grad is not None:
+                    member.parameter.grad.fill_(float("nan"))
+        self.synchronizations += self._error is None
         self._averaged = True
 
     def drop_gradients(self, set_to_none: bool) -> None:
         """Forget that they were averaged; the optimizer, which holds the model's own parameters, clears them."""
-        self._averaged = False
+        self._averaged = self._scaled = False
+        self._error = None
+        self.arrivals.restart()
 
     def state_dict(self) -> dict[str, Any]:
         """The counter."""
@@ -71,6 +161,37 @@ class GradientAveraging:
         """Restore what `state_dict` returned."""
         self.synchronizations = state["rounds"]
 
+    @torch.no_grad()
+    def _begin(self, reducer: BucketReducer) -> None:
+        gradients = self._flatten(reducer)
+        reducer.begin()
+        self._sent += [(m, g, g._version) for m, g in zip(reducer.bucket.members, gradients, strict=True)]
+
+    def _flatten(self, reducer: BucketReducer) -> list[Tensor]:
+        gradients = [self._gradient(member) for member in reducer.bucket.members]
+        torch._foreach_copy_(reducer.vector_views, gradients)
+        return gradients
+
+    @staticmethod
+    def _take_mean(reducer: BucketReducer) -> None:
+        gradients = [parameter.grad for parameter in reducer.parameters if parameter.grad is not None]  # all are there
+        torch._foreach_copy_(gradients, reducer.mean_views)
+
+    def _require_unchanged(self) -> None:
+        """Refuse gradients that were changed after they were sent: the change would be lost."""
+        for member, sent, version in self._sent:
+            if member.parameter.grad is sent and sent._version == version:
+                continue
+            self._queue.wait(lambda reducer: None)
+            self._comm.reject(
+                RuntimeError(
+                    f"{self._comm.here}: the gradient of {member.name!r} was changed or dropped between backward() and "
+                    "step(), after it was sent; call optimizer.synchronize() before clipping, and zero_grad() after "
+                    "step(), or pass overlap=False"
+                ),
+                "averaging gradients",
+            )
+
     def _gradient(self, member: NamedParameter) -> Tensor:
         parameter = member.parameter
         if parameter.grad is None:
@@ -78,9 +199,8 @@ class GradientAveraging:
         elif parameter.grad.layout != torch.strided:
             self._comm.reject(
                 ValueError(
-                    f"rank {self._comm.rank} of {self._comm.size}: the gradient of {member.name!r} is sparse, "
-                    "which cannot be averaged element by element; build its layer with sparse=False or use "
-                    'synchronize="updates"'
+                    f"{self._comm.here}: the gradient of {member.name!r} is sparse, which cannot be averaged element "
+                    'by element; build its layer with sparse=False or use synchronize="updates"'
                 ),
                 "averaging gradients",
             )

@@ -11,14 +11,12 @@ Reference: ScaleCom (Chen et al., NeurIPS 2020), section 4.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
-
-from mpicomp.torch.buckets import NamedParameter, make_buckets
 
 EXAMPLES = 32
 LOW, MIDDLE, HIGH = 25, 50, 400
@@ -77,30 +75,3 @@ def compression_rates(model: nn.Module, inputs: Sequence[Any]) -> dict[str, int]
     parameters = dict(model.named_parameters())
     few = {name for name, ratio in ratios.items() if not ratio and parameters[name].ndim < 2}
     return {name: LOW if name in few else rate_of(ratio) for name, ratio in ratios.items()}
-
-
-def bucket_rates(
-    named_parameters: Iterable[tuple[str, Tensor]], rates: Mapping[str, int], bucket_mb: float = 25
-) -> tuple[tuple[int, ...], ...]:
-    """Rates as `mpicomp.ScaleCom` takes them for the buckets of a `DistributedOptimizer` over these parameters.
-
-    Parameters
-    ----------
-    named_parameters : iterable of (str, Tensor)
-        In the order in which the optimizer has them.
-    rates : mapping
-        By name, as `compression_rates` gives them.
-    bucket_mb : float
-        The optimizer's.
-
-    Raises
-    ------
-    ValueError
-        A parameter has no rate.
-    """
-    members = [NamedParameter(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
-    missing = [member.name for member in members if member.name not in rates]
-    if missing:
-        raise ValueError(f"there is no rate for {', '.join(missing)}: pass one for every parameter that is trained")
-    buckets = make_buckets(members, bucket_mb)
-    return tuple(tuple(rates[m.name] for m in bucket.members if m.parameter.numel()) for bucket in buckets)

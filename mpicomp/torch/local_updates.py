@@ -5,6 +5,9 @@ x <- x - aggregate(x - x_local) and x_local <- x. The common model is one flat c
 after each synchronization, at the price of one pass over memory, so that a model loaded then is not mistaken for an
 update.
 
+With overlap the last local step is made bucket by bucket while backward runs: as soon as backward has brought a
+bucket's gradients, the optimizer moves its parameters, and their move begins to be averaged.
+
 A synchronization that fails leaves the common model on every rank. The common model has then moved by the means of the
 reducers before the one that failed, which all ranks have.
 """
@@ -12,6 +15,8 @@ reducers before the one that failed, which all ranks have.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -20,7 +25,9 @@ from torch import Tensor
 
 from collectives import Communicator
 from collectives.consistency.call_check import fingerprint
-from mpicomp.torch.buckets import BucketReducer
+from mpicomp.torch.arrivals import Arrivals, listen
+from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
+from mpicomp.torch.in_order import InOrder
 from mpicomp.torch.master_weights import MasterWeights
 from mpicomp.torch.states import require_counters, require_like
 
@@ -30,68 +37,124 @@ class LocalUpdates:
 
     Parameters
     ----------
+    optimizer
+        The wrapped one.
     reducers, comm, masters
         What is averaged, between whom, and the float32 copies among it.
     local_steps
         H.
     skip_nonfinite
         Whether no rank makes a step if the gradients of one of them hold NaN or infinity: momentum would keep them.
+    overlap
+        Whether the last local step is made during backward.
+    passes
+        How often backward adds to each gradient before a step.
 
     Attributes
     ----------
     steps
         Optimizer steps made since the last synchronization.
+    models_compared
+        The ranks have compared their models, in a step. Buckets begin during backward only from then on.
     """
 
     def __init__(
         self,
-        reducers: tuple[BucketReducer, ...],
+        optimizer: torch.optim.Optimizer,
+        reducers: BucketReducers,
         comm: Communicator,
         masters: MasterWeights,
         local_steps: int,
         skip_nonfinite: bool,
+        overlap: bool,
+        passes: int,
     ) -> None:
         self.reducers = reducers
         self.synchronizations = self.steps = 0
-        self._comm, self._masters = comm, masters
-        self._local_steps, self._skip_nonfinite = local_steps, skip_nonfinite
-        self._checked = self._skipping = self._warned = False
-        self._common = [torch.zeros(reducer.bucket.n, dtype=reducer.bucket.dtype) for reducer in reducers]
-        self._common_views = [reducer.bucket.views(flat) for reducer, flat in zip(reducers, self._common, strict=True)]
+        self.models_compared = False
+        self.arrivals = Arrivals([member.name for member in reducers.members], passes)
+        self._optimizer, self._comm, self._masters = optimizer, comm, masters
+        self._local_steps, self._skip_nonfinite, self._overlap = local_steps, skip_nonfinite, overlap
+        self._checked = self._skipping = self._warned = self._scaled = self._in_backward = False
+        self._common: list[Tensor] = []
+        self._common_views: list[list[Tensor]] = []
+        self._queue = InOrder(reducers, comm, self._begin)
+        listen(self, [masters.original(member.parameter) for member in reducers.members])
 
     @property
     def models_differ(self) -> bool:
         """Whether local steps were made since the last synchronization."""
         return self.steps > 0
 
+    @property
+    def in_flight(self) -> bool:
+        """Whether parameters have moved and been sent during backward, or may have been on another rank."""
+        return self._moves_in_backward and self.arrivals.any_complete
+
+    @property
+    def _moves_in_backward(self) -> bool:
+        return self._overlap and self.models_compared and self.steps + 1 >= self._local_steps
+
+    def gradient_came(self, position: int) -> None:
+        """Move the parameters of the buckets that this gradient completes; called by hooks during backward."""
+        moves = self._moves_in_backward
+        if self.arrivals.complete(position, sent=moves) and moves:
+            self._in_backward = True
+            try:
+                self._queue.complete(position)
+            finally:
+                self._in_backward = False
+
     @torch.no_grad()
     def begin_step(self) -> None:
         """Note the common model if this is the first step after a synchronization."""
-        self._checked = self._skipping = False
+        self.reducers.lay_out(self.arrivals.order)
+        self._make_common()
+        if not self._scaled:
+            self._checked = self._skipping = False
         if self.steps == 0:
             self._masters.refresh()
-            for reducer, views in zip(self.reducers, self._common_views, strict=True):
-                torch._foreach_copy_(views, reducer.parameters)
+            for reducer in self.reducers[self._queue.begun :]:
+                self._note_common(reducer)
 
     def before_evaluation(self) -> None:
         """Show a closure where the optimizer has moved the masters since it was last called."""
         self._masters.publish()
 
+    def before_scaler(self) -> None:
+        """Agree on infinities ahead of the search for them in the gradients, so that all ranks find some or none."""
+        self.reducers.lay_out(self.arrivals.order)
+        self._masters.take_gradients()
+        self._scaled = self._checked = True
+        self._skipping = self._any_nonfinite()
+        if self._skipping:
+            for gradient in self._gradients():
+                (gradient._values() if gradient.is_sparse else gradient).fill_(float("nan"))
+
     def take_gradients(self) -> None:
         """Hand the gradients, which are there now, to the masters; drop them all if the step is to be skipped."""
-        self._masters.take_gradients()
+        if not self._scaled:
+            self._masters.take_gradients()
         # Once a step: a closure may be called more often on one rank than on another.
         if self._skip_nonfinite and not self._checked:
             self._checked = True
-            self._skipping = self._any_nonfinite()
-            if self._skipping:
-                self.drop_gradients(set_to_none=True)
-                for reducer in self.reducers:
-                    for parameter in reducer.parameters:
-                        parameter.grad = None  # which optimizers pass over
+            self._skipping = self._any_nonfinite(warn=True)
+        if self._skipping:
+            self.drop_gradients(set_to_none=True)
+            for reducer in self.reducers:
+                for parameter in reducer.parameters:
+                    parameter.grad = None  # which optimizers pass over
+
+    def stepping(self) -> AbstractContextManager[None]:
+        """What surrounds the optimizer's step: it leaves out the parameters that have moved during backward."""
+        if not self._queue.begun:
+            return nullcontext()
+        return _only(self._optimizer, (p for reducer in self.reducers[self._queue.begun :] for p in reducer.parameters))
 
     def end_step(self) -> None:
         """Count the step, unless it was skipped, and synchronize if it was the last local one."""
+        self.arrivals.restart()
+        self._scaled = False
         if self._skipping:
             return
         self.steps += 1
@@ -106,11 +169,14 @@ class LocalUpdates:
         if self.steps == 0:
             return
         try:
-            for reducer, common in zip(self.reducers, self._common, strict=True):
-                torch._foreach_copy_(reducer.vector_views, reducer.parameters)
-                torch.sub(common, reducer.vector, out=reducer.vector)
-                reducer.aggregate()
-                common.sub_(reducer.mean)
+            if self._overlap:
+                self._queue.complete_all()
+                self._queue.wait(self._move_common)
+            else:
+                for reducer in self.reducers:
+                    self._take_update(reducer)
+                    reducer.aggregate()
+                    self._move_common(reducer)
             self.synchronizations += 1
         finally:
             for reducer, common_views in zip(self.reducers, self._common_views, strict=True):
@@ -121,42 +187,86 @@ class LocalUpdates:
     def drop_gradients(self, set_to_none: bool) -> None:
         """Clear the gradients that the optimizer cannot see, because it holds masters in their place."""
         self._masters.drop_gradients(set_to_none)
+        self._scaled = False
+        self.arrivals.restart()
+
+    @torch.no_grad()
+    def _begin(self, reducer: BucketReducer) -> None:
+        if self._in_backward:
+            self._make_common()
+            if self.steps == 0:
+                self._note_common(reducer)
+            with _only(self._optimizer, reducer.parameters):
+                self._optimizer.step()
+        self._take_update(reducer)
+        reducer.begin()
+
+    def _make_common(self) -> None:
+        if not self._common:
+            buckets = [reducer.bucket for reducer in self.reducers]
+            self._common = [torch.zeros(bucket.n, dtype=bucket.dtype) for bucket in buckets]
+            self._common_views = [bucket.views(flat) for bucket, flat in zip(buckets, self._common, strict=True)]
+
+    def _note_common(self, reducer: BucketReducer) -> None:
+        torch._foreach_copy_(self._common_views[reducer.bucket.index], reducer.parameters)
+
+    def _take_update(self, reducer: BucketReducer) -> None:
+        torch._foreach_copy_(reducer.vector_views, reducer.parameters)
+        torch.sub(self._common[reducer.bucket.index], reducer.vector, out=reducer.vector)
+
+    def _move_common(self, reducer: BucketReducer) -> None:
+        self._common[reducer.bucket.index].sub_(reducer.mean)
+
+    def _gradients(self) -> Iterator[Tensor]:
+        parameters = (parameter for reducer in self.reducers for parameter in reducer.parameters)
+        return (parameter.grad for parameter in parameters if parameter.grad is not None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters, masters, and after local steps the common model."""
+        """Counters, masters, and after local steps the common model, by the parameters' names."""
         return {
             "rounds": self.synchronizations,
             "steps": self.steps,
-            "masters": [master.detach().clone() for master in self._masters.masters],
-            "common": [flat.clone() for flat in self._common] if self.steps else [],
+            "masters": {name: master.detach().clone() for name, master in self._named_masters().items()},
+            "common": {name: view.clone() for name, view in self._named_common().items()} if self.steps else {},
         }
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
         """Raise ValueError unless `load_state_dict` can take `state`."""
         require_counters(state, "rounds", "steps")
-        here = self._masters.masters, self._common if state["steps"] else []
-        for key, expected in zip(("masters", "common"), here, strict=True):
-            require_like(state, key, expected)
+        parameters = {member.name: member.parameter for member in self.reducers.members}
+        require_like(state, "masters", self._named_masters())
+        require_like(state, "common", parameters if state["steps"] else {})
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore what `state_dict` returned; its buckets are there."""
         self.synchronizations = state["rounds"]
         self.steps = state["steps"]
-        for master, saved in zip(self._masters.masters, state["masters"], strict=True):
-            master.copy_(saved)
-        for flat, saved in zip(self._common, state["common"], strict=False):
-            flat.copy_(saved)
+        self._common.clear()
+        self._make_common()
+        for here, saved in ((self._named_masters(), state["masters"]), (self._named_common(), state["common"])):
+            for name, one in saved.items():
+                here[name].copy_(one)
 
-    def _any_nonfinite(self) -> bool:
-        """Whether a rank's gradients hold NaN or infinity; the same answer on all, and a warning at the first."""
+    def _named_masters(self) -> dict[str, Tensor]:
+        masters = {id(master) for master in self._masters.masters}
+        return {one.name: one.parameter for one in self.reducers.members if id(one.parameter) in masters}
+
+    def _named_common(self) -> dict[str, Tensor]:
+        return {
+            member.name: view
+            for reducer, views in zip(self.reducers, self._common_views, strict=True)
+            for member, view in zip(reducer.bucket.members, views, strict=True)
+        }
+
+    def _any_nonfinite(self, warn: bool = False) -> bool:
+        """Whether a rank's gradients hold NaN or infinity; the same answer on all, and maybe a warning at the first."""
         comm, text = self._comm, "the check of gradients before an optimizer step"
         comm.agree(fingerprint(text), lambda: text)
-        gradients = [parameter.grad for reducer in self.reducers for parameter in reducer.parameters]
         flags = np.zeros(comm.size, np.int64)
-        flags[comm.rank] = not all(gradient is None or _all_finite(gradient) for gradient in gradients)
+        flags[comm.rank] = not all(map(_all_finite, self._gradients()))
         ranks = np.flatnonzero(comm.allreduce(flags))
-        if ranks.size and not self._warned:
+        if ranks.size and warn and not self._warned:
             self._warned = True
             warnings.warn(
                 f"rank {comm.rank} of {comm.size}: this step and others like it are skipped, as the gradients of "
@@ -169,3 +279,17 @@ class LocalUpdates:
 def _all_finite(gradient: Tensor) -> bool:
     values = gradient._values() if gradient.is_sparse else gradient
     return bool(torch.isfinite(values).all())
+
+
+@contextmanager
+def _only(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Have the optimizer hold these of its parameters alone."""
+    chosen = set(parameters)
+    kept = [group["params"] for group in optimizer.param_groups]
+    try:
+        for group in optimizer.param_groups:
+            group["params"] = [parameter for parameter in group["params"] if parameter in chosen]
+        yield
+    finally:
+        for group, params in zip(optimizer.param_groups, kept, strict=True):
+            group["params"] = params

@@ -50,6 +50,12 @@ class MasterWeights:
         masters = dict(zip(self.parameters, self.masters, strict=True))
         return [NamedParameter(m.name, masters.get(m.parameter, m.parameter)) for m in members]
 
+    def original(self, parameter: Tensor) -> Tensor:
+        """The model's parameter whose master this is, or the parameter itself."""
+        return next(
+            (p for p, master in zip(self.parameters, self.masters, strict=True) if master is parameter), parameter
+        )
+
     def take_gradients(self) -> None:
         """Give each master its parameter's gradient, in float32."""
         for parameter, master in zip(self.parameters, self.masters, strict=True):

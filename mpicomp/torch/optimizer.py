@@ -13,7 +13,9 @@ Marsit asks for (section 5 of its paper), with H = ``local_steps``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -22,41 +24,53 @@ from torch import Tensor
 from collectives import Communicator
 from collectives.consistency.call_check import fingerprint
 from collectives.json_file import fields, one_line, shown
-from mpicomp.algorithms import Algorithm
-from mpicomp.torch.buckets import open_bucket_reducers
+from mpicomp.aggregator.base import Aggregator
+from mpicomp.torch.algorithms import AlgorithmChoice, algorithms_by_name, preferred_mode
+from mpicomp.torch.bucket_reducers import BucketReducers
+from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.gradient_averaging import GradientAveraging
 from mpicomp.torch.local_updates import LocalUpdates
-from mpicomp.torch.master_weights import MasterWeights
+from mpicomp.torch.master_weights import SIXTEEN_BIT, MasterWeights
 from mpicomp.torch.parameters import Parameters
 from mpicomp.torch.replication import require_same_layout, require_same_values
 from mpicomp.torch.states import with_arrays, with_tensors
 
 _STATE_KEY = "mpicomp"
+_log = logging.getLogger("mpicomp")
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
     """Wrap a torch optimizer so that ``step`` also synchronizes the ranks through a compressing all-reduce.
 
     Every rank builds the same model, calls :func:`broadcast_parameters` once, wraps its optimizer and trains on its own
-    data. Learning-rate schedulers take the wrapper like any optimizer. Memory beyond the aggregators': two vectors of
-    one bucket, and under "updates" one flat copy of the model.
+    data. Learning-rate schedulers take the wrapper like any optimizer. Memory beyond the aggregators': with overlap two
+    flat copies of the model, without two vectors of one bucket; under "updates" another flat copy of the model.
 
     Parameters
     ----------
     optimizer
         Any torch optimizer over CPU parameters. Parameters frozen now (``requires_grad=False``) are left out for good.
     algorithm
-        For instance ``mpicomp.Marsit(full_precision_every=100)``.
+        For instance ``mpicomp.Marsit(full_precision_every=100)``. Or several: by patterns of parameters' names, of
+        which the first that fits counts, as in ``{"*.bias": Dense(), "*": Marsit(100)}``; or a function of name and
+        parameter that returns one.
     comm
         Communicator; None makes one on all ranks of the job. Closing it, also as ``optimizer.comm``, is the caller's.
     named_parameters
-        ``model.named_parameters()``: names for error messages.
+        ``model.named_parameters()``: names for error messages, states and choices of algorithms.
     synchronize
         "gradients", "updates", or None for what the algorithm prefers.
     local_steps
         Optimizer steps between two synchronizations, under "updates".
     bucket_mb
         Largest bucket in MiB. A tensor larger than that has its own.
+    overlap
+        Communicate while backward runs: under "gradients" (True is the default there) each bucket's gradients are
+        averaged as soon as backward has brought the last of them; under "updates" (default: False) the optimizer moves
+        each bucket's parameters as soon as backward has brought their gradients, and the moves are averaged. A thread
+        of the process then makes all calls of `comm`; where MPI has no MPI_THREAD_MULTIPLE, hooks in backward do.
+    backward_passes_per_step
+        How often ``backward()`` is called between two steps. The gradients of all are added up.
 
     Attributes
     ----------
@@ -67,13 +81,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
     comm
         The communicator.
     aggregators
-        One per bucket; their ``traffic`` counts what was sent.
+        One per bucket; their ``traffic`` counts what was sent. None before the first synchronization, which lays out
+        the buckets in the order in which gradients came.
+    buckets
+        The names of each bucket's parameters.
 
     Raises
     ------
     ValueError
         A parameter is not a floating-point CPU tensor, nothing is to be trained, or an argument is out of range; the
         other ranks then raise CollectiveMismatch.
+    TypeError
+        The optimizer is wrapped already.
     CollectiveMismatch
         The ranks' options differ, or their parameters in name, shape or dtype; at the first step, in value.
 
@@ -88,6 +107,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
     With an algorithm of ``nonfinite="skip"`` under "updates", no rank makes a step for which one of them has NaN or
     infinity in its gradients (a closure's first ones): all gradients are then set to None, and the step does not count.
 
+    With overlap, gradients are sent during backward. To clip or change their mean, call :meth:`synchronize` first: what
+    is changed before it is an error. To accumulate gradients, call all but the last ``backward()`` under
+    :meth:`no_sync`, or pass `backward_passes_per_step`. A ``torch.amp.GradScaler`` takes the wrapper as it takes any
+    optimizer; where one rank finds infinities, all skip the step and lower their scales. Under "updates" with overlap
+    parameters move during backward, so that neither clipping nor a GradScaler is possible, nor are closures and
+    16-bit parameters.
+
     Two optimizers on one communicator need algorithms with different seeds: both number their buckets from 0, and
     would draw the same random numbers.
     """
@@ -95,38 +121,63 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        algorithm: Algorithm,
+        algorithm: AlgorithmChoice,
         comm: Communicator | None = None,
         named_parameters: Iterable[tuple[str, Tensor]] | None = None,
         synchronize: Literal["gradients", "updates"] | None = None,
         local_steps: int = 1,
         bucket_mb: float = 25,
+        overlap: bool | None = None,
+        backward_passes_per_step: int = 1,
     ) -> None:
         self.optimizer = optimizer
-        self.mode = mode = algorithm.synchronize if synchronize is None else synchronize
         self.comm = Communicator() if comm is None else comm
         try:
-            _check_options(mode, local_steps, bucket_mb)
+            if isinstance(optimizer, DistributedOptimizer):
+                raise TypeError("the optimizer is a DistributedOptimizer already; wrap a plain one, once")
             self._parameters = Parameters(optimizer, {parameter: name for name, parameter in named_parameters or ()})
-        except ValueError as error:
+            members = self._parameters.trained
+            algorithms = algorithms_by_name(algorithm, members)
+            self.mode = mode = preferred_mode(algorithms) if synchronize is None else synchronize
+            overlap = mode == "gradients" if overlap is None else overlap
+            _check_options(mode, local_steps, bucket_mb, backward_passes_per_step)
+            skip_nonfinite = any(getattr(one, "nonfinite", None) == "skip" for one in algorithms.values())
+            if mode == "updates" and overlap:
+                _check_fused(members, skip_nonfinite)
+        except (ValueError, TypeError) as error:
             here = f"rank {self.comm.rank} of {self.comm.size}: {error}"
-            self.comm.reject(ValueError(here), "wrapping an optimizer")
-        options = f"DistributedOptimizer(synchronize={mode!r}, local_steps={local_steps}, bucket_mb={bucket_mb:g})"
+            self.comm.reject(type(error)(here), "wrapping an optimizer")
+        options = (
+            f"DistributedOptimizer(synchronize={mode!r}, local_steps={local_steps}, bucket_mb={bucket_mb:g}, "
+            f"overlap={overlap}, backward_passes_per_step={backward_passes_per_step})"
+        )
         self.comm.agree(fingerprint(options), lambda: options)
-        members = self._parameters.trained
         require_same_layout({member.name: member.parameter for member in members}, self.comm)
-        self._checked_values = False
+        self._fused = overlap and mode == "updates"
+        if overlap:
+            overlap_by_thread(self.comm)
         self._synchronizer: GradientAveraging | LocalUpdates
         if mode == "gradients":
-            self._synchronizer = GradientAveraging(
-                open_bucket_reducers(members, algorithm, self.comm, bucket_mb), self.comm
-            )
+            reducers = BucketReducers(members, algorithms, self.comm, bucket_mb, one_by_one=not overlap)
+            self._synchronizer = GradientAveraging(reducers, self.comm, overlap, backward_passes_per_step)
         else:
             masters = MasterWeights(optimizer)
-            reducers = open_bucket_reducers(masters.substitute(members), algorithm, self.comm, bucket_mb)
-            skip_nonfinite = getattr(algorithm, "nonfinite", None) == "skip"
-            self._synchronizer = LocalUpdates(reducers, self.comm, masters, local_steps, skip_nonfinite)
-        self.aggregators = tuple(reducer.aggregator for reducer in self._synchronizer.reducers)
+            reducers = BucketReducers(
+                masters.substitute(members), algorithms, self.comm, bucket_mb, one_by_one=not overlap
+            )
+            self._synchronizer = LocalUpdates(
+                optimizer, reducers, self.comm, masters, local_steps, skip_nonfinite, overlap, backward_passes_per_step
+            )
+
+    @property
+    def aggregators(self) -> tuple[Aggregator, ...]:
+        """One per bucket; none before the first synchronization."""
+        return tuple(reducer.aggregator for reducer in self._synchronizer.reducers)
+
+    @property
+    def buckets(self) -> list[list[str]]:
+        """The names of the parameters in each aggregator's vector, in their order."""
+        return self._synchronizer.reducers.names
 
     @property
     def synchronizations(self) -> int:
@@ -140,8 +191,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The wrapped optimizer's parameter groups."""
+        """The wrapped optimizer's parameter groups.
+
+        Who asks for them between backward and step, such as a GradScaler, finds averaged gradients: they are waited for
+        where they are on their way.
+        """
+        if self.mode == "gradients" and self._synchronizer.in_flight:
+            self.synchronize()
         return self.optimizer.param_groups
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """False. A GradScaler asks for it just before it looks for infinities, which are agreed on here."""
+        self._check_before_step()
+        self._synchronizer.before_scaler()
+        return False
 
     @property
     def state(self) -> Any:  # type: ignore[override]
@@ -166,8 +230,33 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Refused: buckets and residuals are laid out once. Add the group to the optimizer before wrapping it."""
         raise NotImplementedError("add the parameter group to the optimizer before wrapping it in DistributedOptimizer")
 
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate: gradients that backward brings in this block are added to those that come after it.
+
+        Call all ``backward()`` but the last before a step in it, on all ranks alike.
+        """
+        arrivals = self._synchronizer.arrivals
+        before, arrivals.paused = arrivals.paused, True
+        try:
+            yield
+        finally:
+            arrivals.paused = before
+
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of all parameters, 16-bit ones included."""
+        """Clear the gradients of all parameters, 16-bit ones included.
+
+        Raises
+        ------
+        RuntimeError
+            Gradients have been sent during backward, and the step has not taken them.
+        """
+        if self._synchronizer.in_flight:
+            raise RuntimeError(
+                f"{self.comm.here}: zero_grad() between backward() and step(), when gradients have been sent; call it "
+                "after step() or before backward(), or wrap a backward() that does not count in "
+                "`with optimizer.no_sync():`"
+            )
         self.optimizer.zero_grad(set_to_none)
         self._synchronizer.drop_gradients(set_to_none)
 
@@ -195,11 +284,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         CollectiveError
             A rank does not answer.
         """
+        if closure is not None and self._fused:
+            raise ValueError(
+                f'{self.comm.here}: a closure cannot be combined with overlap under "updates"; pass overlap=False'
+            )
         self._check_before_step()
         self._synchronizer.begin_step()
         if closure is None:
             self._synchronizer.take_gradients()
-            loss = self.optimizer.step()
+            with self._synchronizer.stepping():
+                loss = self.optimizer.step()
         else:
 
             def evaluate() -> float:
@@ -220,7 +314,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         saving.
 
         Under "gradients": average the gradients, for instance to clip the norm of their mean. The following `step` then
-        takes them as they are, unless :meth:`zero_grad` or a closure comes before.
+        takes them as they are, unless :meth:`zero_grad` or a closure comes before. Where a rank has NaN or infinity
+        they hold NaN on all ranks, and `step` raises NonFiniteGradient.
         """
         if self.mode == "gradients":
             self._check_before_step()
@@ -233,7 +328,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         own = {
             "mode": self.mode,
+            "rank": self.comm.rank,
+            "ranks": self.comm.size,
             "rounds": self._synchronizer.state_dict(),
+            "buckets": self.buckets,
             "aggregators": [with_tensors(aggregator.state_dict()) for aggregator in self.aggregators],
         }
         return {**self.optimizer.state_dict(), _STATE_KEY: own}
@@ -268,17 +366,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
         except ValueError as error:
             here = f"rank {self.comm.rank} of {self.comm.size}: {error}"
             self.comm.reject(ValueError(here), "restoring an optimizer")
+        buckets = own["buckets"]
         when = f"restoring an optimizer after {own['rounds']['rounds']} synchronizations"
         try:
-            self.comm.agree(fingerprint(when), lambda: when)
+            self.comm.agree(fingerprint(f"{when} in {buckets}"), lambda: f"{when} in {len(buckets)} buckets")
         except BaseException:
             self.optimizer.load_state_dict(before)
             raise
+        self._synchronizer.reducers.restore(buckets)
         for aggregator, state in zip(self.aggregators, own["aggregators"], strict=True):
             aggregator.load_state_dict(with_arrays(state))
         self._synchronizer.load_state_dict(own["rounds"])
         # Between two synchronizations the ranks' models rightly differ.
-        self._checked_values = self.models_differ
+        self._synchronizer.models_compared = self.models_differ
 
     def _own_state(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return our part of a state; raise ValueError unless all of it can be loaded."""
@@ -289,16 +389,26 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "this is a plain optimizer's state, without residuals; load it into .optimizer, the wrapped optimizer"
             )
         try:
-            own = fields(state_dict[_STATE_KEY], mode=str, rounds=dict, aggregators=list)
+            own = fields(
+                state_dict[_STATE_KEY], mode=str, rank=int, ranks=int, rounds=dict, buckets=list, aggregators=list
+            )
         except ValueError as error:
             raise ValueError(f"the state under {_STATE_KEY!r} is damaged ({error}); load an earlier one") from error
-        if own["mode"] != self.mode or len(own["aggregators"]) != len(self.aggregators):
+        if (own["rank"], own["ranks"]) != (self.comm.rank, self.comm.size):
             raise ValueError(
-                f"the state is for synchronize={shown(own['mode'])} and {len(own['aggregators'])} buckets, but this "
-                f"one has {self.mode!r} and {len(self.aggregators)}; build it with the same options"
+                f"the state is that of rank {shown(own['rank'])} of {shown(own['ranks'])}; every rank loads its own, "
+                "and mpicomp.torch.redistribute_states makes those for another number of ranks"
             )
-        for aggregator, state in zip(self.aggregators, own["aggregators"], strict=True):
-            aggregator.check_state_dict(with_arrays(state))
+        if own["mode"] != self.mode:
+            raise ValueError(
+                f"the state is for synchronize={shown(own['mode'])}, but this optimizer has {self.mode!r}; build it "
+                "with the same options"
+            )
+        with self._synchronizer.reducers.trial(own["buckets"]) as reducers:
+            if len(own["aggregators"]) != len(reducers):
+                raise ValueError("the state has another number of buckets than of aggregators; load an earlier one")
+            for reducer, state in zip(reducers, own["aggregators"], strict=True):
+                reducer.aggregator.check_state_dict(with_arrays(state))
         self._synchronizer.check_state_dict(own["rounds"])
         return own
 
@@ -315,20 +425,48 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _check_before_step(self) -> None:
         self._parameters.require_unchanged(self.comm)
-        if not self._checked_values:
+        if not self._synchronizer.models_compared:
             require_same_values((member.parameter for member in self._parameters.trained), self.comm)
-            self._checked_values = True
+            self._synchronizer.models_compared = True
 
 
-def _check_options(mode: str, local_steps: int, bucket_mb: float) -> None:
+def _check_options(mode: str, local_steps: int, bucket_mb: float, passes: int) -> None:
     if mode not in ("gradients", "updates"):
         raise ValueError(f'synchronize is {mode!r}; choose "gradients", "updates" or None')
     if local_steps < 1:
         raise ValueError(f"local_steps is {local_steps}; at least one step lies between two synchronizations")
     if local_steps > 1 and mode == "gradients":
         raise ValueError(
-            f'local_steps={local_steps} needs synchronize="updates"; under "gradients" accumulate by calling '
-            "backward() several times before one step()"
+            f'local_steps={local_steps} needs synchronize="updates"; under "gradients" accumulate by '
+            f"backward_passes_per_step={local_steps}"
         )
-    if bucket_mb <= 0:
+    if not bucket_mb > 0:
         raise ValueError(f"bucket_mb is {bucket_mb}; a bucket needs a positive size")
+    if passes < 1:
+        raise ValueError(f"backward_passes_per_step is {passes}; at least one backward comes before a step")
+
+
+def _check_fused(members: Iterable[NamedParameter], skip_nonfinite: bool) -> None:
+    """Refuse what cannot be when parameters move during backward."""
+    cure = 'under "updates"; pass overlap=False'
+    for member in members:
+        if member.parameter.dtype in SIXTEEN_BIT:
+            raise ValueError(
+                f"{member.name!r} is of {member.parameter.dtype}, which cannot be combined with overlap {cure}"
+            )
+    if skip_nonfinite:
+        raise ValueError(f"nonfinite='skip' cannot be combined with overlap {cure}")
+
+
+_warned = False
+
+
+def overlap_by_thread(comm: Communicator) -> None:
+    """Give the communicator a progress thread; where there is none, say once what happens instead."""
+    global _warned
+    if not comm.start_progress_thread() and comm.lacks_thread_support and comm.size > 1 and not _warned:
+        _warned = True
+        _log.warning(
+            "%s: MPI was started without MPI_THREAD_MULTIPLE, so that communication goes on only where backward calls "
+            "hooks; start it by mpi4py.rc.thread_level = 'multiple', the default", comm.here
+        )  # fmt: skip

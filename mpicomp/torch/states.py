@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,16 +22,17 @@ def require_counters(state: dict[str, Any], *names: str) -> None:
             raise ValueError(f"the state's {name} is {shown(value)}, not an integer from 0 to 2^63 - 1")
 
 
-def require_like(state: dict[str, Any], name: str, expected: Sequence[Tensor]) -> None:
-    """Raise ValueError unless an entry of a state is a list of tensors with the shapes of those that are expected."""
-    found = fields(state, **{name: list})[name]
-    if not all(torch.is_tensor(one) and one.is_floating_point() for one in found):
-        raise ValueError(f"the state's {name} is {shown(found)}, not a list of tensors of numbers")
-    shapes, wanted = ([tuple(one.shape) for one in tensors] for tensors in (found, expected))
+def require_like(state: dict[str, Any], name: str, expected: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless an entry of a state is tensors by names, with the shapes of those that are expected."""
+    found = fields(state, **{name: dict})[name]
+    if not all(torch.is_tensor(one) and one.is_floating_point() for one in found.values()):
+        raise ValueError(f"the state's {name} is {shown(found)}, not tensors of numbers by name")
+    shapes, wanted = ({key: tuple(one.shape) for key, one in tensors.items()} for tensors in (found, expected))
     if shapes != wanted:
+        differing = sorted(key for key in {**shapes, **wanted} if shapes.get(key) != wanted.get(key))
         raise ValueError(
-            f"the state's {name} has tensors of {shown(shapes)}, here they would be of {shown(wanted)}; build the "
-            "optimizer with the same options and model"
+            f"the state's {name} differs in {shown(differing)}: it has shapes {shown(shapes)}, here they would be "
+            f"{shown(wanted)}; build the optimizer with the same options and model"
         )
 
 

@@ -14,8 +14,8 @@ from apps.reproduce.mpi_jobs import call_on_ranks
 from apps.reproduce.results import Results
 from apps.reproduce.scalecom.job import measure_all
 from apps.train.models import build
-from mpicomp.torch.buckets import NamedParameter, make_buckets
-from mpicomp.torch.layer_rates import bucket_rates, compression_rates
+from mpicomp.torch.buckets import NamedParameter, make_bucket
+from mpicomp.torch.layer_rates import compression_rates
 
 RATE = 112  # as in the paper's figure
 ELEMENTS = 1 << 18
@@ -137,7 +137,7 @@ def guided(name: str) -> Record:
     model = build(name, shape, 10, None, width)
     rates = compression_rates(model, [torch.zeros(EXAMPLES, *shape)])
     named = dict(model.named_parameters())
-    (bucket,) = make_buckets([NamedParameter(key, parameter) for key, parameter in named.items()], 25)
+    bucket = make_bucket(0, [NamedParameter(key, parameter) for key, parameter in named.items()])
     elements: dict[str, int] = {}
     for key, rate in sorted(rates.items(), key=lambda item: item[1]):
         elements[str(rate)] = elements.get(str(rate), 0) + named[key].numel()
@@ -145,7 +145,7 @@ def guided(name: str) -> Record:
     return {
         "n": bucket.n,
         "tensor_lengths": [parameter.numel() for parameter in named.values()],
-        "rates": bucket_rates(named.items(), rates)[0],
+        "rates": tuple(rates[key] for key, parameter in named.items() if parameter.numel()),
         "elements": elements,
         "kept": sum(elements.values()) / sent,
     }

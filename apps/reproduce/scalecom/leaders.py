@@ -100,8 +100,8 @@ def choices(method: ScaleCom, task: Task, seed: int, own_options: Sequence[str] 
             return
         # With beta 1, the residuals are what the ranks would have averaged, except for the chosen elements. These are 0
         # in the residuals, and the gradients hold their mean.
-        grads = [parameter.grad.reshape(-1) for parameter in training.model.parameters() if parameter.grad is not None]
-        result = torch.cat(grads).numpy()
+        parameters, (names,) = dict(training.model.named_parameters()), training.optimizer.buckets
+        result = torch.cat([parameters[name].grad.reshape(-1) for name in names]).numpy()  # type: ignore[union-attr]
         exact = gather_rows(comm, aggregator.residual).mean(axis=0, dtype=np.float64) + result  # type: ignore[attr-defined]
         if comm.rank == 0:
             chosen = np.flatnonzero(result)

@@ -26,7 +26,8 @@ def bad_step(model: nn.Module, optimizer: torch.optim.Optimizer, comm: Communica
     optimizer.zero_grad()
     nn.functional.cross_entropy(model(inputs), labels).backward()
     if comm.rank == comm.size - 1:
-        next(model.parameters()).grad.view(-1)[0] = float("nan")  # type: ignore[union-attr]
+        (*_, last) = model.parameters()  # in the first bucket
+        last.grad.view(-1)[0] = float("nan")
     optimizer.step()
 
 

@@ -120,7 +120,7 @@ def test_a_state_of_another_model_is_refused_before_anything_is_changed(comm: Co
     model, distributed = wrapped(Dense(), comm, synchronize="updates", local_steps=2)
     train(model, distributed, comm, range(1))
     state = copy.deepcopy(distributed.state_dict())
-    state["mpicomp"]["rounds"]["common"] = []
+    state["mpicomp"]["rounds"]["common"] = {}
     with pytest.raises(ValueError, match="same options and model"):
         distributed.load_state_dict(state)
     assert distributed.models_differ

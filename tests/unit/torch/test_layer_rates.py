@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mpicomp import ScaleCom
-from mpicomp.torch.buckets import NamedParameter, make_buckets
-from mpicomp.torch.layer_rates import bucket_rates, compression_rates, flops_to_gradient, rate_of
+from mpicomp.torch.layer_rates import compression_rates, flops_to_gradient, rate_of
 
 
 class Net(nn.Module):
@@ -64,17 +62,3 @@ def test_rates_of_a_model() -> None:
 def test_a_model_may_be_one_layer_and_an_embedding_is_compressed_most() -> None:
     assert flops_to_gradient(nn.Linear(7, 3, bias=False), [torch.zeros(320, 7)]) == {"weight": 10}
     assert compression_rates(nn.Embedding(10, 4), [torch.zeros(32, dtype=torch.int64)]) == {"weight": 400}
-
-
-def test_rates_are_laid_out_like_the_optimizers_buckets() -> None:
-    model = Net()
-    rates = compression_rates(model, [torch.zeros(32, 3, 14, 14)])
-    named = list(model.named_parameters())
-    for bucket_mb in (25, 0.001):
-        found = bucket_rates(named, rates, bucket_mb)
-        buckets = make_buckets([NamedParameter(*one) for one in named], bucket_mb)
-        assert found == tuple(tuple(rates[member.name] for member in bucket.members) for bucket in buckets)
-        ScaleCom(rates=found)
-    assert len(found) > 1
-    with pytest.raises(ValueError, match=r"there is no rate for wide\.weight: pass one for every parameter"):
-        bucket_rates(named, {name: rate for name, rate in rates.items() if name != "wide.weight"})

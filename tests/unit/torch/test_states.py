@@ -19,8 +19,15 @@ DAMAGES: dict[str, Any] = {
     "own part": lambda state: state | {"mpicomp": [1]},
     "no mode": lambda state: changed(state, {}, "mode"),
     "huge mode": lambda state: changed(state, 10**400, "mode"),
+    "rank": lambda state: changed(state, 0, "rank"),
+    "number of ranks": lambda state: changed(state, 4, "ranks"),
+    "buckets": lambda state: changed(state, 3, "buckets"),
+    "buckets of numbers": lambda state: changed(state, [[3]], "buckets"),
+    "empty buckets": lambda state: changed(state, [[]], "buckets"),
+    "a parameter twice": lambda state: changed(state, state["mpicomp"]["buckets"] * 2, "buckets"),
+    "a renamed parameter": lambda state: changed(state, ["other"], "buckets", 0),
     "rounds": lambda state: changed(state, None, "rounds"),
-    "no counter": lambda state: changed(state, {"masters": [], "common": [], "steps": 0}, "rounds"),
+    "no counter": lambda state: changed(state, {"masters": {}, "common": {}, "steps": 0}, "rounds"),
     "huge counter": lambda state: changed(state, 10**400, "rounds", "rounds"),
     "negative counter": lambda state: changed(state, -1, "rounds", "rounds"),
     "aggregators": lambda state: changed(state, {}, "aggregators"),
@@ -39,12 +46,12 @@ DAMAGES: dict[str, Any] = {
     "state that Adam looks at last": lambda state: state | {"state": {0: {"exp_avg": torch.zeros(37, 10)}}},
 }
 UPDATES: dict[str, Any] = {
-    "masters": lambda state: changed(state, {}, "rounds", "masters"),
-    "more masters": lambda state: changed(state, [torch.zeros(3)], "rounds", "masters"),
-    "no masters": lambda state: changed(state, [3], "rounds", "masters"),
+    "masters": lambda state: changed(state, [], "rounds", "masters"),
+    "more masters": lambda state: changed(state, {"0.bias": torch.zeros(37)}, "rounds", "masters"),
+    "no masters": lambda state: changed(state, {"0.bias": 3}, "rounds", "masters"),
     "steps": lambda state: changed(state, True, "rounds", "steps"),
-    "common": lambda state: changed(state, [], "rounds", "common"),
-    "common of integers": lambda state: changed(state, [torch.zeros(3, dtype=torch.int64)], "rounds", "common"),
+    "common": lambda state: changed(state, {}, "rounds", "common"),
+    "common of integers": lambda state: changed(state, torch.zeros(3, dtype=torch.int64), "rounds", "common", "0.bias"),
 }
 
 
@@ -112,10 +119,14 @@ def test_states_of_different_synchronizations_are_told() -> None:
 
 def test_a_state_is_checked_without_the_others() -> None:
     def work(comm: Communicator) -> None:
-        optimizer = wrap(copy.deepcopy(MODEL), Marsit(7), comm)
+        model = copy.deepcopy(MODEL)
+        optimizer, fresh = wrap(model, Marsit(7), comm), wrap(copy.deepcopy(MODEL), Marsit(7), comm)
+        train(model, optimizer, comm, range(1))
         if comm.rank == 0:
             state = optimizer.state_dict()
             optimizer.check_state_dict(state)
+            fresh.check_state_dict(state)
+            assert not fresh.aggregators
             with pytest.raises(ValueError, match="not an integer from 0"):
                 optimizer.check_state_dict(changed(state, -1, "aggregators", 0, "step"))
 

@@ -1,0 +1,96 @@
+"""Which gradients a backward has brought: hooks on the parameters tell it, while backward goes on."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+class Listener(Protocol):
+    """Who is told of gradients."""
+
+    def gradient_came(self, position: int) -> None:
+        """A gradient was added to; the parameter is told by its position."""
+        ...
+
+
+def listen(listener: Listener, parameters: Sequence[Tensor]) -> None:
+    """Tell `listener` of every gradient from now on, for as long as there is one; it is referred to weakly."""
+    told = weakref.ref(listener)
+
+    def hook_of(position: int) -> Callable[[Tensor], None]:
+        def hook(_: Tensor) -> None:
+            alive = told()
+            if alive is not None:
+                alive.gradient_came(position)
+
+        return hook
+
+    handles = [
+        parameter.register_post_accumulate_grad_hook(hook_of(position))  # type: ignore[no-untyped-call]
+        for position, parameter in enumerate(parameters)
+    ]
+    weakref.finalize(listener, _remove, handles)
+
+
+def _remove(handles: Sequence[Any]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+class Arrivals:
+    """Counts the gradients of a step.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Of the parameters.
+    passes : int
+        How often each gradient comes before it is complete.
+
+    Attributes
+    ----------
+    order : list of int
+        The parameters, in the order in which their gradients came the first time.
+    paused : bool
+        Gradients that come do not count: they are added to what comes later.
+    any_complete : bool
+        A gradient of this step is complete.
+    """
+
+    def __init__(self, names: Sequence[str], passes: int) -> None:
+        self._names, self._passes = names, passes
+        self.order: list[int] = []
+        self.paused = False
+        self.restart()
+
+    def restart(self) -> None:
+        """A new step: no gradient has come."""
+        self._counts = [0] * len(self._names)
+        self.any_complete = False
+
+    def complete(self, position: int, sent: bool) -> bool:
+        """Count a gradient; whether it is complete.
+
+        Raises
+        ------
+        RuntimeError
+            It was complete before, and has been sent or may have been.
+        """
+        if self._counts[position] == 0 and len(self.order) < len(self._names) and position not in self.order:
+            self.order.append(position)
+        if self.paused:
+            return False
+        self._counts[position] += 1
+        if self._counts[position] > self._passes and sent:
+            raise RuntimeError(
+                f"the gradient of {self._names[position]!r} came once more after it was sent: call backward() "
+                f"{'once' if self._passes == 1 else f'{self._passes} times'} between two steps; to accumulate "
+                "gradients, call the others under `with optimizer.no_sync():`, or pass backward_passes_per_step="
+            )
+        complete = self._counts[position] == self._passes
+        self.any_complete |= complete
+        return complete

@@ -1,0 +1,227 @@
+"""The aggregators of an optimizer's buckets, and the order in which parameters fill these.
+
+The buckets are laid out at the first synchronization, in the order in which the first backward brought the gradients:
+what comes together then travels together. Parameters whose gradients did not come are last, in reverse order of
+registration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from collectives import Communicator, Handle
+from collectives.errors import NonFiniteGradient
+from collectives.json_file import shown
+from mpicomp.algorithms import Algorithm
+from mpicomp.torch.buckets import ALIGNMENT, Bucket, NamedParameter, group_parameters, make_bucket
+
+
+class BucketReducer:
+    """A bucket's flat input and output vectors and the aggregator between them.
+
+    Attributes
+    ----------
+    vector, mean
+        Flat tensors of ``bucket.n`` elements: the aggregator's input and output, maybe shared with other reducers.
+    vector_views, mean_views
+        The members' parts of them, in the members' shapes.
+    """
+
+    def __init__(self, bucket: Bucket, pair: Tensor, algorithm: Algorithm, comm: Communicator) -> None:
+        self.bucket = bucket
+        self.parameters = [member.parameter for member in bucket.members]
+        self.vector, self.mean = pair[0, : bucket.n], pair[1, : bucket.n]
+        self.vector_views, self.mean_views = bucket.views(self.vector), bucket.views(self.mean)
+        self._padding = bucket.padding()
+        self._vector_array, self._mean_array = _as_array(self.vector), _as_array(self.mean)
+        dtype = str(bucket.dtype).removeprefix("torch.")
+        lengths = tuple(member.parameter.numel() for member in bucket.members if member.parameter.numel())
+        self.aggregator = algorithm.start(comm, bucket.n, dtype=dtype, vector_id=bucket.index, tensor_lengths=lengths)
+        self._handle: Handle | None = None
+
+    def begin(self) -> None:
+        """Begin to average ``vector`` over the ranks. Its padding is zeroed first."""
+        self.vector.index_fill_(0, self._padding, 0)
+        self._handle = self.aggregator.begin(self._vector_array, out=self._mean_array)
+
+    def wait(self) -> None:
+        """Wait until ``mean`` holds the ranks' mean.
+
+        Raises
+        ------
+        NonFiniteGradient
+            Names the ranks with NaN or infinity, and the tensors of this rank that hold it.
+        """
+        handle, self._handle = self._handle, None
+        assert handle is not None, "begin() comes before wait()"
+        with self._naming_tensors():
+            handle.wait()
+
+    def aggregate(self) -> None:
+        """Write the ranks' mean of ``vector`` into ``mean``; raises what `wait` raises."""
+        self.vector.index_fill_(0, self._padding, 0)
+        with self._naming_tensors():
+            self.aggregator.aggregate(self._vector_array, out=self._mean_array)
+
+    def _naming_tensors(self) -> _NamingTensors:
+        return _NamingTensors(self)
+
+
+class _NamingTensors:
+    """Adds the names of this rank's tensors that are not finite to an error that leaves the block."""
+
+    def __init__(self, reducer: BucketReducer) -> None:
+        self._reducer = reducer
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, NonFiniteGradient):
+            return
+        pairs = zip(self._reducer.bucket.members, self._reducer.vector_views, strict=True)
+        names = [repr(member.name) for member, view in pairs if not torch.isfinite(view).all()]
+        if names:
+            raise NonFiniteGradient(f"{error}; on this rank in {', '.join(names)}", error.ranks) from error
+
+
+class BucketReducers(Sequence[BucketReducer]):
+    """The reducers of all buckets, in the order in which they begin; none until `lay_out` or `restore`.
+
+    Parameters
+    ----------
+    members : sequence of NamedParameter
+        In order of registration.
+    algorithms : mapping
+        By the members' names.
+    comm : Communicator
+    bucket_mb : float
+        Largest bucket in MiB.
+    one_by_one : bool
+        Buckets are reduced one after the other. Those of one dtype then take turns with one pair of vectors: the peak
+        is two buckets, whatever the size of the model.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[NamedParameter],
+        algorithms: Mapping[str, Algorithm],
+        comm: Communicator,
+        bucket_mb: float,
+        one_by_one: bool,
+    ) -> None:
+        self.members, self.comm = tuple(members), comm
+        self._algorithms, self._bucket_mb, self._one_by_one = algorithms, bucket_mb, one_by_one
+        self._reducers: tuple[BucketReducer, ...] = ()
+        self.bucket_of: dict[int, int] = {}
+        """Bucket by the member's position in `members`."""
+
+    def __len__(self) -> int:
+        return len(self._reducers)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._reducers[index]
+
+    def __iter__(self) -> Iterator[BucketReducer]:
+        return iter(self._reducers)
+
+    @property
+    def names(self) -> list[list[str]]:
+        """The members of each bucket."""
+        return [[member.name for member in reducer.bucket.members] for reducer in self]
+
+    def lay_out(self, arrived: Sequence[int]) -> None:
+        """Make the buckets, unless there are some. Collective; rank 0's order counts.
+
+        Parameters
+        ----------
+        arrived : sequence of int
+            Positions in `members`, in the order in which their gradients came.
+        """
+        if self._reducers:
+            return
+        seen = set(arrived)
+        order = [*arrived, *(i for i in reversed(range(len(self.members))) if i not in seen)]
+        common = self.comm.broadcast(np.array(order, np.int64))
+        ordered = [self.members[i] for i in common]
+        self._open(group_parameters(ordered, self._bucket_mb, lambda member: str(self._algorithms[member.name])))
+
+    def restore(self, names: Sequence[Sequence[str]]) -> None:
+        """Have the buckets that a state was saved with, by their members' names; collective."""
+        if names != self.names:
+            self._open(self._groups(names))
+
+    @contextmanager
+    def trial(self, names: Sequence[Sequence[str]]) -> Iterator[Sequence[BucketReducer]]:
+        """Reducers as `restore` would make them, which must not communicate; not collective.
+
+        Raises
+        ------
+        ValueError
+            The buckets have other members than there are here; names them.
+        """
+        if names == self.names:
+            yield self._reducers
+            return
+        groups = self._groups(names)
+        with self.comm.tags_unused():
+            yield self._make(groups)
+
+    def _groups(self, names: Sequence[Sequence[str]]) -> list[list[NamedParameter]]:
+        if not all(isinstance(one, list) and one and all(isinstance(name, str) for name in one) for one in names):
+            raise ValueError(f"the state's buckets are {shown(names)}, not lists of names; load an earlier one")
+        by_name = {member.name: member for member in self.members}
+        saved = [name for bucket in names for name in bucket]
+        problems = [
+            f"{which} has {_some(more)}, which {other} lacks"
+            for which, more, other in (
+                ("the state", set(saved) - set(by_name), "this optimizer"),
+                ("this optimizer", set(by_name) - set(saved), "the state"),
+            )
+            if more and saved
+        ]
+        if problems:
+            raise ValueError(f"{'; '.join(problems)}; build it from the same model with the same names")
+        if len(saved) > len(set(saved)):
+            raise ValueError("the state has a parameter twice; load an earlier one")
+        return [[by_name[name] for name in bucket] for bucket in names]
+
+    def _open(self, groups: Sequence[Sequence[NamedParameter]]) -> None:
+        self._reducers = self._make(groups)
+        position = {member.name: i for i, member in enumerate(self.members)}
+        self.bucket_of = {position[m.name]: one.bucket.index for one in self for m in one.bucket.members}
+
+    def _make(self, groups: Sequence[Sequence[NamedParameter]]) -> tuple[BucketReducer, ...]:
+        algorithms = [self._algorithms[group[0].name] for group in groups]
+        buckets = [
+            make_bucket(index, group, ALIGNMENT if algorithm.uses_tensor_lengths else 1)
+            for index, (group, algorithm) in enumerate(zip(groups, algorithms, strict=True))
+        ]
+        if self._one_by_one:
+            longest = {bucket.dtype: bucket.n for bucket in sorted(buckets, key=lambda bucket: bucket.n)}
+            shared = {dtype: torch.zeros(2, n, dtype=dtype) for dtype, n in longest.items()}
+            pairs = [shared[bucket.dtype] for bucket in buckets]
+        else:
+            pairs = [torch.zeros(2, bucket.n, dtype=bucket.dtype) for bucket in buckets]
+        return tuple(
+            BucketReducer(bucket, pair, algorithm, self.comm)
+            for bucket, pair, algorithm in zip(buckets, pairs, algorithms, strict=True)
+        )
+
+
+def _some(names: Collection[str]) -> str:
+    """The first few of the names."""
+    names = sorted(names)
+    return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _as_array(tensor: Tensor) -> NDArray[Any] | Tensor:
+    """A NumPy view of the tensor's memory, or the tensor itself for bfloat16, which NumPy lacks."""
+    return tensor if tensor.dtype == torch.bfloat16 else tensor.numpy()

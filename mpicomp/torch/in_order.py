@@ -1,0 +1,80 @@
+"""Buckets in flight: begun in one order on all ranks, each as soon as its last gradient has come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from collectives import Communicator
+from collectives.errors import NonFiniteGradient
+from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
+
+
+class InOrder:
+    """Begins buckets while backward runs, and waits for them.
+
+    An error in backward would end it half-way, on one rank alone; it is kept until `wait`.
+
+    Parameters
+    ----------
+    reducers : BucketReducers
+    comm : Communicator
+        Is given a progress thread where MPI allows one.
+    begin : callable
+        Fills a reducer's vector and begins to average it.
+
+    Attributes
+    ----------
+    begun : int
+        Buckets of this step that have begun: the first ones.
+    """
+
+    def __init__(self, reducers: BucketReducers, comm: Communicator, begin: Callable[[BucketReducer], None]) -> None:
+        self._reducers, self._comm, self._begin = reducers, comm, begin
+        self.begun = 0
+        self._missing: list[int] = []
+        self._error: Exception | None = None
+
+    def complete(self, position: int) -> None:
+        """A gradient is complete: begin the next buckets that lack none."""
+        if not self._missing:
+            self._missing = [len(reducer.bucket.members) for reducer in self._reducers]
+        self._missing[self._reducers.bucket_of[position]] -= 1
+        while self.begun < len(self._reducers) and not self._missing[self.begun] and self._error is None:
+            self._begin_next()
+        self._comm.advance()
+
+    def complete_all(self) -> None:
+        """Begin the others: their gradients will not come any more."""
+        while self.begun < len(self._reducers) and self._error is None:
+            self._begin_next()
+
+    def wait(self, take: Callable[[BucketReducer], None]) -> None:
+        """Wait for all that have begun, and hand each to `take`.
+
+        Raises
+        ------
+        NonFiniteGradient
+            Of the first bucket in which there was NaN or infinity. All others have ended well.
+        Exception
+            The first other error, also of beginning a bucket.
+        """
+        begun, self.begun, self._missing = self.begun, 0, []
+        error, self._error = self._error, None
+        for reducer in self._reducers[:begun]:
+            try:
+                reducer.wait()
+                take(reducer)
+            except NonFiniteGradient as one:
+                error = error or one
+            except Exception as one:  # noqa: BLE001 - the others are waited for, lest they are in flight for ever
+                error = one if error is None or isinstance(error, NonFiniteGradient) else error
+        if error is not None:
+            raise error
+
+    def _begin_next(self) -> None:
+        try:
+            self._begin(self._reducers[self.begun])
+        except Exception as error:  # noqa: BLE001 - raised where the calls are waited for
+            self._error = error
+        else:
+            self.begun += 1
