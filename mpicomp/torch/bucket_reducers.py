@@ -20,7 +20,11 @@ from collectives import Communicator, Handle
 from collectives.errors import NonFiniteGradient
 from collectives.json_file import shown
 from mpicomp.algorithms import Algorithm
-from mpicomp.torch.buckets import ALIGNMENT, Bucket, NamedParameter, group_parameters, make_bucket
+from mpicomp.torch.buckets import ALIGNMENT, Bucket, NamedParameter, group_parameters, make_bucket, total_mb
+
+FEWEST = 8
+"""Buckets of a model that is not small: nothing is sent before the first is complete, nor computed behind the last."""
+SMALLEST_MB = 1.0
 
 
 class BucketReducer:
@@ -103,7 +107,7 @@ class BucketReducers(Sequence[BucketReducer]):
         By the members' names.
     comm : Communicator
     bucket_mb : float
-        Largest bucket in MiB.
+        Largest bucket in MiB; of models above 8 MiB an eighth of the model, if that is less.
     one_by_one : bool
         Buckets are reduced one after the other. Those of one dtype then take turns with one pair of vectors: the peak
         is two buckets, whatever the size of the model.
@@ -151,7 +155,8 @@ class BucketReducers(Sequence[BucketReducer]):
         order = [*arrived, *(i for i in reversed(range(len(self.members))) if i not in seen)]
         common = self.comm.broadcast(np.array(order, np.int64))
         ordered = [self.members[i] for i in common]
-        self._open(group_parameters(ordered, self._bucket_mb, lambda member: str(self._algorithms[member.name])))
+        limit_mb = min(self._bucket_mb, max(SMALLEST_MB, total_mb(self.members) / FEWEST))
+        self._open(group_parameters(ordered, limit_mb, lambda member: str(self._algorithms[member.name])))
 
     def restore(self, names: Sequence[Sequence[str]]) -> None:
         """Have the buckets that a state was saved with, by their members' names; collective."""

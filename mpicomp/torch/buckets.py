@@ -100,6 +100,11 @@ def make_bucket(index: int, members: Sequence[NamedParameter], alignment: int = 
     return Bucket(index, members[0].parameter.dtype, tuple(members), alignment)
 
 
+def total_mb(members: Sequence[NamedParameter]) -> float:
+    """MiB of all parameters."""
+    return _nbytes(members) / 2**20
+
+
 def _padded(numel: int, alignment: int = ALIGNMENT) -> int:
     return -(-numel // alignment) * alignment
 

@@ -63,7 +63,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     local_steps
         Optimizer steps between two synchronizations, under "updates".
     bucket_mb
-        Largest bucket in MiB. A tensor larger than that has its own.
+        Largest bucket in MiB. A tensor larger than that has its own. A model of less than 8 times as much has 8 buckets
+        if these are then no smaller than 1 MiB.
     overlap
         Communicate while backward runs: under "gradients" (True is the default there) each bucket's gradients are
         averaged as soon as backward has brought the last of them; under "updates" (default: False) the optimizer moves

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from apps.launch import PROJECT, exit_on_signals
-from apps.performance.cluster import methods, overlap, predicted, targets, training
+from apps.performance.cluster import backward, methods, overlap, predicted, targets, training
 from apps.performance.cluster.driver import FAILURES, Limits, has_mpich, log, measure_cells
 from apps.performance.cluster.grid import (
     BUDGET_S,
@@ -38,7 +38,7 @@ CAPTIONS = {
     "cluster-overlap": "Wire, computing and both",
     "cluster-methods": "Time of an iteration by method",
 }
-PARTS = ("grid", "overlap", "methods", "training", "tables")
+PARTS = ("grid", "overlap", "methods", "backward", "training", "tables")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     folder = options.json_dir or FOLDER
     failed = grid(cells, folder, options) if "grid" in options.only else []
-    for name, run in (("overlap", overlap.run), ("methods", methods.run), ("training", training.run)):
+    parts = (("overlap", overlap.run), ("methods", methods.run), ("backward", backward.run), ("training", training.run))
+    for name, run in parts:
         if name in options.only:
             failed += run(folder / name, options.fresh)
     if "tables" in options.only:
@@ -97,6 +98,7 @@ def write(folder: Path, options: argparse.Namespace) -> None:
     """Tables and plots of all records there are; what has none stays in the document as it is."""
     records, overlaps = read(folder, "cluster"), read(folder / "overlap", "overlap")
     timed, trained = read(folder / "methods", "methods"), training.records(folder / "training")
+    hidden = read(folder / "backward", "backward")
     document = options.docs or (None if options.json_dir else DOCUMENT)
     folder_of_figures = options.figures or (folder if options.json_dir else FIGURES)
     drawn = draw(records, overlaps, folder_of_figures)
@@ -108,6 +110,7 @@ def write(folder: Path, options: argparse.Namespace) -> None:
     bodies["cluster-training"] = training.render(trained)
     bodies["cluster-predictions"] = predicted.render(records)
     bodies["cluster-methods"] = methods.render(timed)
+    bodies["cluster-backward"] = backward.render(hidden)
     bodies["cluster-targets"] = targets.render(records)
     bodies["cluster-overlap"] += "\n\n" + targets.render_overlaps(overlaps)
     if document is None:
@@ -123,6 +126,7 @@ def write(folder: Path, options: argparse.Namespace) -> None:
         "cluster-figures": [records, overlaps],
         "cluster-training": [curves],
         "cluster-methods": [timed],
+        "cluster-backward": [hidden],
     }
     for name, body in bodies.items():
         if body != NOTHING and all(made_of.get(name, [records])):

@@ -10,7 +10,7 @@ from typing import Any
 
 import mpicomp
 from apps.environment import environment
-from apps.performance.cluster import methods, overlap
+from apps.performance.cluster import backward, methods, overlap
 from apps.performance.cluster.grid import Cell, Cluster
 from apps.performance.cluster.implementations import SLOW_S, Implementation, of_library
 from apps.performance.cluster.predicted import measure_advice
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if request["kind"] == "grid":
         measure_cells(request)
         return 0
-    kind = {"overlap": overlap, "methods": methods}[request["kind"]]
+    kind = {"overlap": overlap, "methods": methods, "backward": backward}[request["kind"]]
     with Communicator(topology="ring") as comm:
         record = {**kind.measure_here(comm, request["n"], request["repeats"]), "settings": request["cluster"]}
         _publish(comm, record, request, request["path"])
