@@ -66,7 +66,7 @@ class RankTrace:
 
 
 def _window(events: list[dict[str, Any]], last: int) -> Interval:
-    """When the newest `last` calls began, and when the newest ended; everything, if all calls count or there is none."""
+    """When the newest `last` calls began, and when the newest ended; everything, if all count or there is none."""
     calls = sorted((event["ts"], event["dur"]) for event in events if event["ph"] == "X" and event["cat"] == "call")
     if last <= 0 or not calls:
         return -math.inf, math.inf
@@ -92,8 +92,8 @@ def table(ranks: list[RankTrace]) -> str:
         busy, hidden = length(wire), length(overlap(wire, union(rank.computing)))
         spent = rank.seconds
         merge = spent["prepare"] + spent["merge"]
-        cells = [spent["in calls"], spent["outside"], spent["encode"], merge, spent["decode"], spent["wait"], spent["check"]]
-        cells += [spent["call"], busy * 1e-6]
+        cells = [spent["in calls"], spent["outside"], spent["encode"], merge]
+        cells += [*(spent[kind] for kind in ("decode", "wait", "check", "call")), busy * 1e-6]
         share = f"{hidden / busy:.0%}" if busy else "-"
         lines.append("".join([f"{rank.rank:>4}", *(f"{cell:>11.6f}" for cell in cells), f"{share:>8}"]))
     return "\n".join(lines)
