@@ -8,6 +8,7 @@ to ``apps.train``.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from apps.launch import mpi_environment, python_command, run
+from apps.train.options import positive
 from apps.train.plot import plot
 from apps.train.report import STATUS_DIVERGED
 from apps.train.run_records import read_run
@@ -30,12 +32,13 @@ RUNS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("cascading", "cascading SSDM", ("--algorithm", "cascading-ssdm", "--option", "normalise=True")),
 )
 """File stem, title and options of each run."""
+RANKS_A_CORE = 16
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m apps.train.compare", description=__doc__.partition("\n")[0])
-    parser.add_argument("--ranks", type=int, default=4, help="MPI ranks of each run (default: 4)")
+    parser.add_argument("--ranks", type=_ranks, default=4, help="MPI ranks of each run (default: 4)")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder for JSON lines and the plot")
     options, training_options = parser.parse_known_args(argv)
     console = Console(highlight=False, soft_wrap=True)
@@ -61,6 +64,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.print(_table(results))
     console.print(f"records and plot: {options.out}/*.json, {picture}")
     return 0
+
+
+def _ranks(text: str) -> int:
+    """A number of ranks that one machine may bear: each is a process that loads PyTorch."""
+    ranks, most = positive(text), RANKS_A_CORE * (os.cpu_count() or 1)
+    if ranks > most:
+        raise argparse.ArgumentTypeError(f"{text} are more than {RANKS_A_CORE} for each core of this machine, {most}")
+    return ranks
 
 
 _DEFAULTS = ("--dataset", "digits", "--epochs", "20", "--topology", "ring")

@@ -34,6 +34,7 @@ PROGRAMS = {
     "mpicomp doctor": "mpicomp/cli/doctor/__init__.py",
     "mpicomp advise": "mpicomp/cli/advise/__init__.py",
     "mpicomp trace": "mpicomp/cli/trace/__init__.py",
+    "mpicomp --version": "mpicomp/cli/main.py",
     "python -m apps.train": "apps/train/options.py",
     "python -m apps.train.compare": "apps/train/compare.py",
     "python -m apps.train.plot": "apps/train/plot.py",
