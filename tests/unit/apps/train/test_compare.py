@@ -57,7 +57,7 @@ def test_the_comparison_says_what_a_network_would_change(
 ) -> None:
     told = show(monkeypatch, capsys, free)
     assert "No network lies between them" in told
-    assert "100 Mbit/s: Marsit, K = none, 14.1 times as fast as dense; 1 Gbit/s: Marsit, K = none, 3.1 times" in told
+    assert "100 Mbit/s: Marsit, K = none, 14.2 times as fast as dense; 1 Gbit/s: Marsit, K = none, 3.1 times" in told
 
 
 def test_a_prediction_that_fails_does_not_fail_the_comparison(
