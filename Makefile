@@ -1,3 +1,4 @@
+# make setup   builds .venv; PyTorch comes without CUDA where TORCH_INDEX can be reached
 # make train   from a fresh clone: sets up .venv, trains four ways on 4 MPI ranks and compares them
 # make test    all tests: the serial ones, then the multi-rank ones in lanes of 1, 2, 3, 4 and 8 ranks
 # make fixtures   results, states and traffic of every method against what is recorded, bit by bit; 5 minutes
@@ -18,6 +19,9 @@ PYTHON ?= python3
 BENCH ?= --algorithm marsit --topology ring --count 25e6 --baseline mpi
 RANKS ?= 1,2,3,4,8
 FIXTURES ?=
+# PyTorch for Linux brings several gigabytes of CUDA from the usual package index, and none from this one. Where it is
+# empty or cannot be reached, pip takes what its own index has.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 # The file that pip leaves last: what it is older than makes pip run again.
 READY := .venv/.ready
@@ -37,6 +41,11 @@ $(READY) $(READY_MPICH): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	    || { echo "$(PYTHON) cannot be run, or is older than 3.11: name another, as in 'make PYTHON=python3.12 ...'" >&2; exit 1; }
 	[[ -x $(@D)/bin/python ]] || $(PYTHON) -m venv $(@D)
+	@if [[ '$(TORCH_INDEX)' ]] && ! $(@D)/bin/python -m pip show --quiet torch 2>/dev/null; then \
+	    $(@D)/bin/python -m pip install --quiet --no-deps --timeout 5 --retries 0 --constraint constraints.txt \
+	        --index-url '$(TORCH_INDEX)' torch 2>/dev/null \
+	    || echo "$(TORCH_INDEX) gives no PyTorch: pip takes it from its own index, perhaps with CUDA"; \
+	fi
 	$(@D)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	touch $@
 

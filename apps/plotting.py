@@ -38,7 +38,15 @@ def new_figure(
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a figure into a file whose suffix names the format; returns the path. The figure is gone then."""
+    """Write a figure into a file whose suffix names the format; returns the path. The figure is gone then.
+
+    Labels of axes whose scale is not linear say so, unless they speak of a scale already.
+    """
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            label = axis.get_label_text()
+            if label and axis.get_scale() != "linear" and "scale" not in label:
+                axis.set_label_text(f"{label} ({axis.get_scale()} scale)")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     plt.close(figure)
@@ -51,6 +59,12 @@ def legend(
     """Put one legend for all axes below them. Labels are by default those of the handles."""
     named = labels if labels is not None else [str(handle.get_label()) for handle in handles]
     figure.legend(list(handles), list(named), loc="outside lower center", ncols=columns or len(handles), frameon=False)
+
+
+def listed(values: Iterable[object]) -> str:
+    """Each value once, in order: "2, 4 and 8". For titles, which are to say all that is drawn."""
+    *most, last = dict.fromkeys(map(str, values))
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def plain_numbers(*axes: Axis) -> None:
@@ -119,7 +133,7 @@ class Bars:
     """A panel of bars that are made of parts.
 
     By the name of each bar, `parts` has the lengths of its parts in the order of the legend, none if it was not
-    measured, and `texts` what stands beside it, by default its length. Bars are cut off at `end`.
+    measured, and `texts` what stands beside it, by default its length. Bars are cut off at `end`, and the axis says so.
     """
 
     title: str
@@ -147,7 +161,8 @@ def draw_bars(
             axis.text(ends[-1], place, f" {text}", va="center", fontsize=8)
         axis.set_yticks(range(len(panel.parts)), list(panel.parts))
         axis.set_title(panel.title, fontsize=10)
-        axis.set_xlabel(x_label)
+        cut = any(sum(parts) > panel.end * (1 + 1e-9) for parts in panel.parts.values())
+        axis.set_xlabel(f"{x_label} (cut at {panel.end:.3g})" if cut else x_label)
         axis.margins(x=0.17)
     axes[0][0].invert_yaxis()
     if title:

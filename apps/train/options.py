@@ -67,10 +67,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--data", type=Path, metavar="DIR", help="folder of the IDX files, plain or .gz")
     add("--model", choices=tuple(MODELS), default="mlp", help="network that is trained")
     add("--hidden", type=_integers, metavar="N,N", help="units of each fully connected layer but the last")
-    add("--width", type=_positive, metavar="N", help="channels of the first convolution")
+    add("--width", type=positive, metavar="N", help="channels of the first convolution")
     add = parser.add_argument_group("training").add_argument
-    add("--epochs", type=_positive, default=5, help="passes over the training images")
-    add("--batch", type=_positive, default=16, help="images per rank and step")
+    add("--epochs", type=positive, default=5, help="passes over the training images")
+    add("--batch", type=positive, default=16, help="images per rank and step")
     add("--optimizer", choices=tuple(DEFAULT_LR), default="momentum", help="optimizer of each rank")
     add("--lr", type=_positive_float, help="learning rate; each optimizer has a default")
     add("--momentum", type=float, default=0.9, help="factor of --optimizer momentum")
@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--residual", choices=("own", "paper"), help="residual rule of Marsit")
     add("--option", type=_assignment, action="append", default=[], metavar="KEY=VALUE", help="an option of the method")
     add("--synchronize", choices=("gradients", "updates"), help="what the ranks average; each method has a default")
-    add("--local-steps", type=_positive, default=1, help="optimizer steps per synchronization")
+    add("--local-steps", type=positive, default=1, help="optimizer steps per synchronization")
     add("--bucket-mb", type=_positive_float, default=25.0, help="size of the largest bucket in MiB")
     add("--topology", default="auto", help="name of the schedule of the all-reduce")
     add("--network", metavar="FILE", help="measured network for --topology auto, from mpicomp advise --save")
@@ -111,8 +111,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _positive(text: str) -> int:
-    value = int(text)
+def positive(text: str) -> int:
+    """A whole number of at least 1, as the type of an argument."""
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not at least 1")
     return value
@@ -133,11 +137,11 @@ def _positive_float(text: str) -> float:
 
 
 def _integers(text: str) -> tuple[int, ...]:
-    return tuple(_positive(part) for part in text.split(","))
+    return tuple(positive(part) for part in text.split(","))
 
 
 def _period(text: str) -> int:
-    return 0 if text.lower() == "none" else _positive(text)
+    return 0 if text.lower() == "none" else positive(text)
 
 
 def _interval(text: str) -> tuple[int, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-from apps.plotting import legend, new_figure, plain_numbers, save
+from apps.plotting import legend, listed, new_figure, plain_numbers, save
 from apps.train.run_records import epochs, read_run, settings
 
 _AXES = (
@@ -41,7 +41,7 @@ def plot(runs: Sequence[tuple[str, list[dict[str, Any]]]], out: Path) -> None:
 
     The suffix of `out` names the format. A record of another program raises ValueError.
     """
-    first = settings(*runs[0])
+    heading = _title([settings(*run) for run in runs])
     of_epochs = [(name, epochs(name, records)) for name, records in runs]
     figure, (axes,) = new_figure(len(_AXES), size=(13, 4))
     for axis, (field, factor, title, logarithmic) in zip(axes, _AXES, strict=True):
@@ -61,12 +61,34 @@ def plot(runs: Sequence[tuple[str, list[dict[str, Any]]]], out: Path) -> None:
             plain_numbers(axis.xaxis)
     _stretch(axes[0])
     axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes[0].set_ylabel("test accuracy, %")
+    axes[0].set_ylabel("test accuracy, %\n(scale stretched towards 100 %)")
     legend(figure, axes[0].get_lines())
-    figure.suptitle(
-        f"{first['dataset']}, {first['model']}, {first['ranks']} ranks, {first['optimizer']} {first['lr']:g}"
-    )
+    figure.suptitle(heading)
     save(figure, out)
+
+
+_SHOWN: dict[str, Callable[[dict[str, Any]], str]] = {
+    "dataset": lambda run: str(run["dataset"]),
+    "model": lambda run: str(run["model"]),
+    "ranks": lambda run: str(run["ranks"]),
+    "optimizer": lambda run: f"{run['optimizer']} {run['lr']:g}",
+}
+"""What a title says of the runs."""
+
+
+def _title(runs: Sequence[dict[str, Any]]) -> str:
+    """The settings of all runs."""
+    values = {name: listed(show(run) for run in runs) for name, show in _SHOWN.items()}
+    return ", ".join(f"{value} ranks" if name == "ranks" else value for name, value in values.items())
+
+
+def names(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """A short name of each run: its method, and what of the title's settings differs between the runs."""
+    differing = [(name, show) for name, show in _SHOWN.items() if len({show(run) for run in runs}) > 1]
+    return [
+        ", ".join([label(run), *(f"{show(run)} ranks" if name == "ranks" else show(run) for name, show in differing)])
+        for run in runs
+    ]
 
 
 def _stretch(axis: Axes) -> None:
@@ -92,14 +114,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("runs.png"), help="image to write")
     options = parser.parse_args(argv)
     try:
-        runs, names = [], []
+        runs, found = [], []
         for path in options.runs:
             runs.append(read_run(path))
             epochs(str(path), runs[-1])  # an error then has the name of the file, not the label of the run
-            names.append(label(settings(str(path), runs[-1])))
-        if len(set(names)) < len(names):
-            names = [f"{name} ({path.stem})" for name, path in zip(names, options.runs, strict=True)]
-        plot(list(zip(names, runs, strict=True)), options.out)
+            found.append(settings(str(path), runs[-1]))
+        called = names(found)
+        if len(set(called)) < len(called):
+            called = [f"{name} ({path.stem})" for name, path in zip(called, options.runs, strict=True)]
+        plot(list(zip(called, runs, strict=True)), options.out)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

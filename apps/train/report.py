@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import sys
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,6 +14,7 @@ from rich.table import Table
 from apps.train.agreement import naming_cure
 from apps.train.run_records import MOST_DIGITS
 from collectives.json_file import fields, parse_json
+from mpicomp.cli.terminal import on_terminal
 
 STATUS_DIVERGED = 3
 """Exit status of a run that met NaN or infinity; its record has the epoch."""
@@ -32,7 +31,7 @@ class Report:
         self._active = active
         self._header = header
         self._path = json_path if active else None
-        self._console = Console(quiet=not active, highlight=False, soft_wrap=True, force_terminal=_on_terminal())
+        self._console = Console(quiet=not active, highlight=False, soft_wrap=True, force_terminal=on_terminal())
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -121,21 +120,6 @@ def _epoch_lines(path: Path, completed_epochs: int) -> list[str]:
         if record["kind"] == "epoch" and record["epoch"] <= completed_epochs:
             kept.append(line + "\n")
     return kept
-
-
-def _on_terminal() -> bool:
-    """Whether a person sees the output of this process.
-
-    Open MPI gives its ranks a pseudo-terminal even if its own output goes to a file. So the output of the parent, which
-    is the launcher, must be a terminal too.
-    """
-    if not sys.stdout.isatty():
-        return False
-    try:
-        launcher_output = Path(f"/proc/{os.getppid()}/fd/1").readlink()
-    except OSError:
-        return True
-    return str(launcher_output).startswith("/dev/")
 
 
 def _bytes(n: float) -> str:

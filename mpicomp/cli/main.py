@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from mpicomp import __version__
+
 # Each module has add_arguments(parser) and run(args) -> exit status.
 COMMANDS = {
     "doctor": ("mpicomp.cli.doctor", "find out whether a job can run here, and what would slow it down"),
@@ -22,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand with the arguments after the program's name, or the command line's; the exit status."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(prog="mpicomp", description="Gradient all-reduce with few bits over plain MPI.")
+    parser.add_argument("--version", action="version", version=f"mpicomp {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="|".join(COMMANDS))
     for name, (module, summary) in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")

@@ -49,6 +49,7 @@ LAYERS = {
     "mpicomp.algorithms": Layer(("mpicomp.reducers", "mpicomp.aggregator", *BYTES), ARRAYS),
     "mpicomp.checkpoint": Layer(("mpicomp.aggregator",), ("numpy",)),
     "mpicomp.torch": Layer(("mpicomp.algorithms", "mpicomp.aggregator", "collectives"), (*ARRAYS, "torch")),
+    "mpicomp.cli": Layer(("mpicomp", "collectives"), (*ARRAYS, "numba", "rich")),  # rich only where it is installed
     "mpicomp": Layer(("collectives",), (*ARRAYS, "numba")),
     "apps": Layer(("mpicomp", "collectives"), ("*",)),
 }

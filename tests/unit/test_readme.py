@@ -6,6 +6,7 @@ import argparse
 import ast
 import dataclasses
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -23,17 +24,19 @@ from collectives.consistency import recursive_doubling as doubling
 from collectives.dense import allreduce as sums
 from mpicomp.cli import bench
 from mpicomp.cli.bench.request import Request
-from tests.documents import DOCUMENTS, PROJECT, anchors, commands, inline_code, links, prose, rows, tables
+from tests.documents import DOCUMENTS, PROJECT, anchors, blocks, commands, inline_code, links, prose, rows, tables
 
 README, DOCS = PROJECT / "README.md", PROJECT / "docs"
 TRAINING, CHOOSING, ERRORS = DOCS / "training.md", DOCS / "choosing.md", DOCS / "errors.md"
 
 # How a command names a program, and the file that declares its options.
+SOURCED = "source slurm/env.sh"
 PROGRAMS = {
     "mpicomp bench": "mpicomp/cli/bench/__init__.py",
     "mpicomp doctor": "mpicomp/cli/doctor/__init__.py",
     "mpicomp advise": "mpicomp/cli/advise/__init__.py",
     "mpicomp trace": "mpicomp/cli/trace/__init__.py",
+    "mpicomp --version": "mpicomp/cli/main.py",
     "python -m apps.train": "apps/train/options.py",
     "python -m apps.train.compare": "apps/train/compare.py",
     "python -m apps.train.plot": "apps/train/plot.py",
@@ -90,6 +93,39 @@ def test_commands_use_options_that_exist_and_can_be_parsed(document: Path) -> No
             train_options.parse(arguments)
         elif PROGRAMS[program] == PROGRAMS["mpicomp bench"]:
             Request.parse(parser.parse_args(arguments))
+
+
+def test_the_first_picture_of_the_readme_is_of_an_emulated_cluster() -> None:
+    pictures = [link for link in links(README) if link.endswith(".png")]
+    assert pictures[0].startswith("docs/figures/cluster-")
+
+
+def test_the_readme_says_before_its_loop_with_pytorch_that_tensors_must_be_on_the_cpu() -> None:
+    for document, part in ((README, "**With PyTorch**"), (DOCS / "quickstart.md", "## PyTorch")):
+        text = " ".join(document.read_text().partition(part)[2][:400].split())
+        assert "ensors must be on the CPU for now" in text
+
+
+def test_commands_of_the_readme_that_start_ranks_come_after_the_environment_that_lets_them_share_cores() -> None:
+    for block in blocks(README, "sh"):
+        assert "mpirun" not in block.partition(SOURCED)[0], block
+
+
+@pytest.mark.timeout(240)
+def test_the_loop_of_the_readme_starts_on_a_machine_with_two_cores(tmp_path: Path) -> None:
+    (start,) = (block for block in blocks(README, "sh") if "loop.py" in block)
+    (loop,) = blocks(README, "python")
+    (tmp_path / "loop.py").write_text(loop)
+    (tmp_path / "slurm").symlink_to(PROJECT / "slurm")
+    settings = ("OMPI_", "PRTE_", "MPICOMP_", "SLURM_")  # of whoever runs this test
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(settings)}
+    env = clean | {"MPICOMP_VENV": sys.prefix, "PYTHONPATH": str(PROJECT)}
+    two = sorted(os.sched_getaffinity(0))[:2]
+    done = subprocess.run(
+        ["taskset", "-c", ",".join(map(str, two)), "bash", "-ec", start],
+        cwd=tmp_path, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @documents

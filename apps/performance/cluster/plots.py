@@ -25,7 +25,7 @@ from apps.performance.cluster.implementations import (
 from apps.performance.cluster.records import cluster_of
 from apps.performance.cluster.tables import FULL, SHOWN_BYTES
 from apps.performance.part import STAGES, scaled
-from apps.plotting import Bars, draw_bars, legend, named_ticks, new_figure, plain_numbers, save
+from apps.plotting import Bars, draw_bars, legend, listed, named_ticks, new_figure, plain_numbers, save
 from apps.records import Record
 
 MBIT = 1e6
@@ -177,7 +177,8 @@ def iterations(records: Sequence[Record]) -> Figure:
         [{"color": "C7"}, *STAGE_LOOKS, REST],
         (2 + 5 * len(panels), 5.6),
         share_x=False,
-        title=f"{records[0]['settings']['nodes']} emulated nodes, {size_text(4 * records[0]['n'])}: "
+        title=f"{listed(record['settings']['nodes'] for record in records)} emulated nodes, "
+        f"{listed(size_text(4 * record['n']) for record in records)}: "
         "mean over calls and ranks; arrows: longer than drawn",
     )
 
@@ -210,7 +211,8 @@ def overlap_by_rate(overlaps: Sequence[Record]) -> Figure | None:
     for record in others:
         right.plot(ratios.payload_rate(record) / MBIT, 100 * record["overlap"], color="black", **OTHERS)
     if others:
-        left.plot([], [], color="black", label=f"{others[0]['settings']['nodes']} nodes", **OTHERS)
+        more = listed(record["settings"]["nodes"] for record in others)
+        left.plot([], [], color="black", label=f"{more} nodes", **OTHERS)
     legend(figure, *left.get_legend_handles_labels(), columns=6)
     right.axhline(0, color="0.6", linewidth=0.8)
     right.axhline(100, color="0.6", linewidth=0.8, linestyle=":")
@@ -222,8 +224,9 @@ def overlap_by_rate(overlaps: Sequence[Record]) -> Figure | None:
             axis.axvline(found / MBIT, color="C3", linewidth=0.8)
     if found is not None:
         right.set_title(f"wire alone = compute alone at {_rate_text(found / MBIT)}", fontsize=10, color="C3")
-    stars = f"; stars: {others[0]['settings']['nodes']}" if others else ""
-    figure.suptitle(f"one-bit ring, {size_text(4 * records[0]['n'])}, 2 emulated nodes{stars}")
+    stars = f"; stars: {more}" if others else ""
+    sizes = listed(size_text(4 * record["n"]) for record in (*records, *others))
+    figure.suptitle(f"one-bit ring, {sizes}, 2 emulated nodes{stars}")
     return figure
 
 

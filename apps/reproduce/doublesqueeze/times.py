@@ -6,13 +6,13 @@ from functools import partial
 from pathlib import Path
 
 from apps.emulator.network import ClusterError
+from apps.mpi_jobs import call_on_ranks
 from apps.plotting import Curve, curves
 from apps.records import Record
 from apps.reproduce.claims import Claim
 from apps.reproduce.doublesqueeze.job import DETERMINISTIC, compare_topologies, time_calls, time_step
 from apps.reproduce.doublesqueeze.learning import BATCH, HIDDEN
 from apps.reproduce.doublesqueeze.methods import BUCKET, METHODS, RANKS, RIVALS, TOPOLOGIES
-from apps.reproduce.mpi_jobs import call_on_ranks
 from apps.reproduce.results import Results, slug
 
 RATES = {"100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s", "none": "not limited"}

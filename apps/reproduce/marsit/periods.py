@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from apps.mpi_jobs import call_on_ranks
 from apps.plotting import Curve, curves
 from apps.records import Record
 from apps.reproduce.claims import Claim, paired
 from apps.reproduce.marsit.job import count_bits
 from apps.reproduce.marsit.perceptron import Perceptron, garments, train
-from apps.reproduce.mpi_jobs import call_on_ranks
 from apps.reproduce.parallel import Run, run_seeds
 from apps.reproduce.results import Results
 from mpicomp import Marsit

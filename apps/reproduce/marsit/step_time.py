@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apps.emulator.network import ClusterError
+from apps.mpi_jobs import call_on_ranks
 from apps.plotting import Bars, draw_bars, save
 from apps.records import Record
 from apps.reproduce.claims import Claim, paired
 from apps.reproduce.marsit.job import split_steps
-from apps.reproduce.mpi_jobs import call_on_ranks
 from apps.reproduce.results import Results
 
 HOSTS, RATE = 4, "1gbit"

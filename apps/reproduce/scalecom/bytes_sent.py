@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
+from apps.mpi_jobs import call_on_ranks
 from apps.plotting import Curve, curves
 from apps.records import Record
 from apps.reproduce.claims import Claim
-from apps.reproduce.mpi_jobs import call_on_ranks
 from apps.reproduce.results import Results
 from apps.reproduce.scalecom.job import measure_all
 from apps.train.models import build

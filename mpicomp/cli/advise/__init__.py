@@ -13,7 +13,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from mpi4py import MPI
@@ -24,11 +24,13 @@ from collectives.consistency.call_check import gather_texts
 from collectives.memory import aligned_empty
 from collectives.probe import measure_network
 from collectives.progress.polling import wait
+from mpicomp.algorithms import Algorithm
 from mpicomp.cli.advise import report
 from mpicomp.cli.advise.predict import MOST_WALKED, WALKED, Job, break_even, fastest_dense, ways
 from mpicomp.cli.advise.request import COMPARED, METHODS, Request
 from mpicomp.cli.advise.speeds import Speed, measure_speed, without_dense_rounds
 from mpicomp.cli.rank0 import UsageError, conduct, open_file, require_none
+from mpicomp.cli.terminal import Steps
 from mpicomp.cli.timing import alternate
 
 COMMAND = "mpicomp advise"
@@ -80,21 +82,7 @@ def _run(request: Request, comm: Communicator, args: argparse.Namespace) -> int:
     if comm.size == 1:
         raise UsageError(ALONE)
     with open_file(comm, "--json", args.json) as record_file, open_file(comm, "--save", args.save) as network_file:
-        hosts = len(set(gather_texts(comm.mpi_comm, platform.node(), comm.timeout)))
-        network = request.network or measure_network(comm)
-        if network_file is not None:
-            network_file.write(json.dumps(asdict(network), indent=1) + "\n")
-        plain = {name: without_dense_rounds(METHODS[name]) for name in request.methods}
-        measured = {
-            one: measure_speed(comm, one, request.count, request.dtype, network)
-            for one in dict.fromkeys(plain.values())
-        }
-        speeds = {name: measured[one] for name, one in plain.items()}
-        size = request.ranks or comm.size
-        job = Job(size, request.count, request.dtype, network, comm.packed_piece_bytes())
-        mpi_s = None
-        if size == comm.size and request.network is None:
-            mpi_s = time_mpi(comm, request.count, request.dtype, fastest_dense(job, speeds["dense"])(job))
+        job, speeds, mpi_s, hosts = _measure(request, comm, network_file)
         if comm.rank == 0:
             record = predictions(request, job, speeds, mpi_s) | {"hosts": hosts}
             print(report.text(record), flush=True)
@@ -103,6 +91,36 @@ def _run(request: Request, comm: Communicator, args: argparse.Namespace) -> int:
         here = f"rank {comm.rank} of {comm.size}"
         wait(comm.mpi_comm.Ibarrier(), PREDICTING_S, lambda: f"{here}: rank 0 does not end its predictions")
     return 0
+
+
+def _measure(
+    request: Request, comm: Communicator, network_file: TextIO | None
+) -> tuple[Job, dict[str, Speed], float | None, int]:
+    """What is to be predicted, each method's speed, MPI's own all-reduce if it can be timed, and hosts; collective."""
+    plain = {name: without_dense_rounds(METHODS[name]) for name in request.methods}
+    size = request.ranks or comm.size
+    timed = size == comm.size and request.network is None
+    n_steps = (request.network is None) + len(set(plain.values())) + timed
+    with Steps(COMMAND, n_steps, comm.rank == 0) as steps:
+        hosts = len(set(gather_texts(comm.mpi_comm, platform.node(), comm.timeout)))
+        network = request.network
+        if network is None:
+            steps.begin("measuring the network")
+            network = measure_network(comm)
+        if network_file is not None:
+            network_file.write(json.dumps(asdict(network), indent=1) + "\n")
+        measured: dict[Algorithm, Speed] = {}
+        for name, one in plain.items():
+            if one not in measured:
+                steps.begin(f"measuring {name}")
+                measured[one] = measure_speed(comm, one, request.count, request.dtype, network)
+        speeds = {name: measured[one] for name, one in plain.items()}
+        job = Job(size, request.count, request.dtype, network, comm.packed_piece_bytes())
+        mpi_s = None
+        if timed:
+            steps.begin("timing MPI's own all-reduce")
+            mpi_s = time_mpi(comm, request.count, request.dtype, fastest_dense(job, speeds["dense"])(job))
+    return job, speeds, mpi_s, hosts
 
 
 def predictions(request: Request, job: Job, speeds: Mapping[str, Speed], mpi_s: float | None) -> dict[str, Any]:

@@ -7,15 +7,21 @@ from typing import Any
 
 import numpy as np
 
+from mpicomp.cli.advise.choice import choose, passed_over
+from mpicomp.cli.advise.code import lines_to_copy
+
 HEADING = f"{'method':<16}  {'topology':<18}  {'all-reduce':>12}  {'step':>12}  {'of dense':>9}  {'pays below':>14}"
 CAUTION = "Compare accuracy with a dense run of your training before you rely on it."
-WORTH = 1.05  # so many times faster, or compressing is not worth its noise
 
 
 def text(record: dict[str, Any]) -> str:
-    """The whole report of what `mpicomp.cli.advise.predictions` gives, and ``hosts``."""
-    dense_s = dense_step(record)
-    return "\n".join((*_heading(record), *(_row(row, dense_s) for row in record["rows"]), "", advice(record)))
+    """The whole report of what `mpicomp.cli.advise.predictions` gives, and ``hosts``; the advice comes last."""
+    choice = choose(record)
+    table = [*_heading(record), *(_row(row, choice.dense_s) for row in record["rows"])]
+    passed = passed_over(record, choice)
+    reasons = ["", "Predicted to be faster, but passed over:", *(f"  {reason}" for reason in passed)] if passed else []
+    code = ["", "To copy:", *(f"  {line}" for line in lines_to_copy(record, choice))]
+    return "\n".join((*table, *reasons, "", advice(record), *code))
 
 
 def _heading(record: dict[str, Any]) -> list[str]:
@@ -48,33 +54,21 @@ def _row(row: dict[str, Any], dense_s: float) -> str:
     )
 
 
-def dense_step(record: dict[str, Any]) -> float:
-    """Seconds of a step with the fastest dense sum that there is, MPI's included."""
-    found = [record["dense_s"], *(row["seconds"] for row in record["rows"] if row["method"] == "dense")]
-    if record["mpi_s"] is not None:
-        found.append(record["mpi_s"])
-    return float(min(found) + record["compute_s"])
-
-
 def advice(record: dict[str, Any]) -> str:
     """One plain sentence."""
-    dense_s = dense_step(record)
-    compressed = [row for row in record["rows"] if row["method"] != "dense"]
-    compressed = [row for row in compressed if not row["compared"]] or compressed
-    best = min(compressed, key=lambda row: float(row["step_s"]))
+    best, compress, dense_s = choose(record)
     name = f"{best['method']} over {best['topology']}"
     even, here = best["break_even_bytes_s"], record["network"]["bandwidth_bytes_s"]
     known = even is not None and not math.isinf(even)
-    gain = dense_s / best["step_s"]
-    if gain >= WORTH:
+    if compress:
         limit = f"; on links above {rate(even)} it would not pay" if known and even > here else ""
         return (
             f"Compress with {name}: a step takes {duration(best['step_s'])} instead of {duration(dense_s)}, "
-            f"{gain:.1f} times as fast{limit}. {CAUTION}"
+            f"{dense_s / best['step_s']:.1f} times as fast{limit}. {CAUTION}"
         )
     text = (
         f"Do not compress: a step takes {duration(dense_s)} without, and {duration(best['step_s'])} with {name}, "
-        "the fastest"
+        "the fastest candidate"
     )
     if best["seconds"] < dense_s - record["compute_s"]:
         return f"{text}: the all-reduce is too small a part of it."

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from collectives.cost.link import LinkModel
 from mpicomp.algorithms import ALGORITHMS, Algorithm, Marsit, algorithm
+from mpicomp.cli.advise.learning import LEARNING, Grade
 from mpicomp.cli.arguments import DTYPES, choice, count, integer, number, seconds
 
 # CascadingSSDM is there to show that it fails, TrueTopK to study others by: it sends more than a dense sum.
@@ -21,7 +22,7 @@ METHODS: Mapping[str, Algorithm] = {
     "marsit-2-winners": Marsit(full_precision_every=None, winners=2),
     **{name: algorithm(name) for name in ALGORITHMS if name not in ("dense", "marsit", *_LEFT_OUT)},
 }
-COMPARED = frozenset(("majority-vote", "ssdm", "mem-sgd", "terngrad", "local-top-k", "top-k-sgd", "random-k"))
+COMPARED = frozenset(name for name, learned in LEARNING.items() if learned.grade is Grade.COMPARED)
 """Predicted to compare others with; advised only where nothing else was asked for."""
 
 

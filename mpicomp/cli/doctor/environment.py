@@ -10,11 +10,13 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, ver
 from pathlib import Path
 
 from mpicomp.cli.doctor.finding import Finding, examine
+from mpicomp.cli.doctor.packages import own_packages
 
 
 def findings(n_local_ranks: int) -> list[Finding]:
     """Return what is to say of this process's packages and environment, with `n_local_ranks` ranks on this host."""
     return [
+        examine("packages", own_packages),
         examine("kernels", kernels, "FAIL"),
         examine("threads", lambda: threads(n_local_ranks, os.environ)),
         examine("pytest_mpi", lambda: pytest_mpi(packages_distributions())),

@@ -45,6 +45,7 @@ def remarks(traces: list[Trace]) -> list[str]:
     abouts = [trace["otherData"] for trace in traces]
     said = [
         "times are in seconds; hidden: the part of the wire's time in which the rank computed",
+        "calls and outside, together, are encode, merge, decode, wait, check and other, together",
         "wire and hidden are upper bounds: a message counts as under way until its receiver looks",
     ]
     missing = sorted(set(range(max(about["ranks"] for about in abouts))) - {about["rank"] for about in abouts})

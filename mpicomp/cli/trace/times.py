@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 COMPUTING = ("encode", "prepare", "merge", "decode")
-COLUMNS = ("calls", "encode", "merge", "decode", "wait", "check", "other", "wire")
+COLUMNS = ("calls", "outside", "encode", "merge", "decode", "wait", "check", "other", "wire")
 
 Interval = tuple[float, float]
 Message = tuple[int, int, int, int]  # program, sender, receiver, number among the messages from one to the other
@@ -19,7 +19,8 @@ class RankTrace:
     """What one rank did; intervals are in microseconds."""
 
     rank: int
-    # by kind of span, without what lies within other spans; "in calls" is everything
+    # by kind of span, without what lies within other spans; "in calls" is all of the calls, and "outside" what lies in
+    # none: waits for calls that were begun, work on them meanwhile, and checks
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     computing: list[Interval] = field(default_factory=list)
     # when a message was under way, as this rank saw it
@@ -28,14 +29,13 @@ class RankTrace:
 
     @classmethod
     def of(cls, trace: dict[str, Any], last: int = 0) -> RankTrace:
-        """Take in a file: the newest `last` calls, or all."""
+        """Take in a file: from the beginning of the newest `last` calls to the end of the newest, or all."""
         made, events = cls(trace["otherData"]["rank"]), trace["traceEvents"]
-        calls = sorted(event["ts"] for event in events if event["ph"] == "X" and event["cat"] == "call")
-        since = calls[-min(last, len(calls))] if last > 0 and calls else -math.inf
+        since, until = _window(events, last)
         begun: dict[str, tuple[Message, float]] = {}
         spans = []
         for event in events:
-            if event.get("ts", -math.inf) < since:
+            if event["ph"] != "e" and not since <= event.get("ts", -math.inf) < until:
                 continue
             if event["ph"] == "X":
                 start = _nanoseconds(event["ts"])
@@ -59,10 +59,19 @@ class RankTrace:
             if outer:
                 self.seconds[outer[-1][1]] += minus * 1e-9
             else:
-                self.seconds["in calls"] -= minus * 1e-9
+                self.seconds["in calls" if kind == "call" else "outside"] -= minus * 1e-9
             outer.append((start - minus, kind))
             if kind in COMPUTING:
                 self.computing.append((start / 1e3, (start - minus) / 1e3))
+
+
+def _window(events: list[dict[str, Any]], last: int) -> Interval:
+    """When the newest `last` calls began, and when the newest ended; everything, if all count or there is none."""
+    calls = sorted((event["ts"], event["dur"]) for event in events if event["ph"] == "X" and event["cat"] == "call")
+    if last <= 0 or not calls:
+        return -math.inf, math.inf
+    newest = calls[-last:]
+    return newest[0][0], max(start + duration for start, duration in newest)
 
 
 def _nanoseconds(microseconds: float) -> int:
@@ -83,8 +92,8 @@ def table(ranks: list[RankTrace]) -> str:
         busy, hidden = length(wire), length(overlap(wire, union(rank.computing)))
         spent = rank.seconds
         merge = spent["prepare"] + spent["merge"]
-        cells = [spent["in calls"], spent["encode"], merge, spent["decode"], spent["wait"], spent["check"]]
-        cells += [spent["call"], busy * 1e-6]
+        cells = [spent["in calls"], spent["outside"], spent["encode"], merge]
+        cells += [*(spent[kind] for kind in ("decode", "wait", "check", "call")), busy * 1e-6]
         share = f"{hidden / busy:.0%}" if busy else "-"
         lines.append("".join([f"{rank.rank:>4}", *(f"{cell:>11.6f}" for cell in cells), f"{share:>8}"]))
     return "\n".join(lines)

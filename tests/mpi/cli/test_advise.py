@@ -107,9 +107,11 @@ def test_the_command_measures_predicts_and_saves(tmp_path: Path, capsys: pytest.
     files = "--json", str(tmp_path / "advice.json"), "--save", str(tmp_path / "network.json")
     methods = "dense", "marsit-100", "marsit", "ecq-sgd", "double-squeeze"
     assert main(["advise", "--count", "1e5", "--compute-ms", "5", "--methods", ",".join(methods[1:]), *files]) == 0
-    printed = capsys.readouterr().out
-    assert bool(printed) == (WORLD.rank == 0)
+    printed, progress = capsys.readouterr()
+    assert bool(printed) == bool(progress) == (WORLD.rank == 0)
     if WORLD.rank == 0:
+        told = ("the network", "dense", *methods[2:], "MPI's own")
+        assert [next(name for name in told if name in line) for line in progress.splitlines()] == list(told)
         record = json.loads((tmp_path / "advice.json").read_text())
         assert record["ranks"] == WORLD.size
         assert LinkModel.load(tmp_path / "network.json").bandwidth_bytes_s == record["network"]["bandwidth_bytes_s"]
@@ -117,7 +119,7 @@ def test_the_command_measures_predicts_and_saves(tmp_path: Path, capsys: pytest.
         assert record["speeds"]["ecq-sgd"]["volume"] < 0.9  # coded
         assert all(record["speeds"][name]["volume"] == pytest.approx(1, abs=0.05) for name in ("dense", "marsit"))
         assert all(0 < row["seconds"] < 60 for row in record["rows"])
-        assert printed.rstrip().endswith(".")
+        assert "\nTo copy:\n  import mpicomp.torch\n  comm, method = mpicomp.Communicator(" in printed
 
 
 @pytest.mark.mpi(min_size=2, max_size=4)

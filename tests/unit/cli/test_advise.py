@@ -5,22 +5,29 @@ from __future__ import annotations
 import argparse
 import math
 import re
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import mpicomp
 from collectives import Ring
 from collectives.cost.link import LinkModel, Work
 from collectives.progress.polling import rest_by
 from collectives.schedules.all_gather import AllGather
 from mpicomp.algorithms import Dense, Marsit
 from mpicomp.cli.advise import add_arguments, predictions, report, speeds
+from mpicomp.cli.advise.choice import choose, passed_over
+from mpicomp.cli.advise.code import expression, lines_to_copy
+from mpicomp.cli.advise.learning import LEARNING, Grade
 from mpicomp.cli.advise.predict import MOST_WALKED, Job, Way, break_even, call_seconds, fastest_dense, topologies
 from mpicomp.cli.advise.request import COMPARED, METHODS, Request
 from mpicomp.cli.advise.speeds import Speed, _solve
+from tests.documents import PROJECT, inline_code, tables
 
+HEAD = {"ranks": 4, "hosts": 1, "not_predicted": [], "network": asdict(LinkModel(1e-5, 1e6))}
 SPEED = Speed(Work(4e-10, 1e-10, 3e-10, 5e-6), 1e-4)
 DENSE_SPEED = Speed(Work(0.0, 5e-10, 0.0, 5e-6), 5e-5)
 N = 1_000_000
@@ -68,7 +75,8 @@ def test_the_report_has_a_line_for_every_method_and_topology() -> None:
     every = [name for name, _ in topologies(4, LinkModel(0.0, 1.0))]
     own = {name: METHODS[name].message_model(N, "float32", 4, 57_344).route for name in METHODS}
     expected = [(name, of) for name, route in own.items() for of in (every if route is None else [route.name])]
-    assert [tuple(line.split()[:2]) for line in lines[3:-2]] == expected
+    assert [tuple(line.split()[:2]) for line in lines[3 : 3 + len(expected)]] == expected
+    assert not lines[3 + len(expected)]
     assert {("qsgd", "all-gather"), ("double-squeeze", "direct"), ("scalecom", "star")} < set(expected)
     assert "80 Mbit/s" in lines[1]
     assert report.text(record | {"mpi_s": 0.25}).splitlines()[2].endswith("250 ms; below is predicted")
@@ -79,6 +87,92 @@ def test_what_is_there_to_compare_with_is_advised_only_where_nothing_else_was_as
     assert min(rows, key=lambda row: row["seconds"])["method"] in COMPARED
     assert report.advice(advised(1e6)).startswith("Compress with scalecom over ")
     assert report.advice(advised(1e6, "--methods", "random-k")).startswith("Compress with random-k over ")
+
+
+def told(*rows: tuple[str, str, float], mpi_s: float | None = None, compute_s: float = 0.0) -> dict[str, Any]:
+    """A record of (method, topology, seconds of an all-reduce), beside a dense sum that takes a second."""
+    found = [
+        {"method": method, "topology": topology, "compared": method in COMPARED, "seconds": seconds,
+         "step_s": seconds + compute_s, "break_even_bytes_s": None}
+        for method, topology, seconds in (("dense", "ring", 1.0), *rows)
+    ]  # fmt: skip
+    of_job = {"count": N, "dtype": "float32", "network": {"bandwidth_bytes_s": 1e6}, "mpi_s": mpi_s}
+    return of_job | {"dense_s": 1.0, "compute_s": compute_s, "rows": found}
+
+
+@pytest.mark.parametrize(
+    ("marsit_s", "compute_s", "advised"),
+    [
+        (0.2, 0.0, "marsit"),  # faster, and learns better
+        (0.28, 0.0, "marsit"),  # alike: predictions of 0.24 and 0.28 cannot be told apart
+        (0.31, 0.0, "ef-signsgd"),
+        (0.31, 2.0, "marsit"),  # alike: steps of 2.24 and 2.31
+    ],
+)
+def test_of_ways_that_are_about_as_fast_the_one_that_learns_better_is_advised(
+    marsit_s: float, compute_s: float, advised: str
+) -> None:
+    ways = ("marsit", "tree", 0.6), ("marsit", "ring", marsit_s), ("ef-signsgd", "ring", 0.24)
+    choice = choose(told(*ways, compute_s=compute_s))
+    assert (choice.row["method"], choice.row["topology"], choice.compress) == (advised, "ring", True)
+
+
+def test_what_learns_better_is_not_advised_where_it_would_not_pay() -> None:
+    choice = choose(told(("marsit", "ring", 0.97), ("ef-signsgd", "ring", 0.9)))
+    assert (choice.row["method"], choice.compress) == ("ef-signsgd", True)
+
+
+def test_each_way_that_is_faster_than_the_advice_has_a_reason() -> None:
+    record = told(
+        ("marsit", "ring", 0.28), ("ef-signsgd", "ring", 0.26), ("ef-signsgd", "torus:2x2", 0.27),
+        ("random-k", "ring", 0.1), ("scalecom", "ring", 0.5),
+    )  # fmt: skip
+    signs, random = passed_over(record, choose(record))
+    assert signs.startswith("ef-signsgd over ring, torus:2x2: a step is 7.1% shorter, too little to prefer it to")
+    assert random.startswith("random-k over ring: it sends elements without looking at them")
+    slower = told(("marsit", "ring", 0.97))
+    assert passed_over(slower, choose(slower)) == [
+        "marsit over ring: a step is 3.0% shorter than without, which is not worth the noise of compressing"
+    ]
+    assert "Predicted to be faster, but passed over:\n  marsit over ring: " in report.text(slower | HEAD)
+
+
+def test_the_lines_to_copy_make_what_is_advised() -> None:
+    for name, method in METHODS.items():
+        assert eval(expression(method), {"mpicomp": mpicomp}) == method, name
+
+    def copied(*rows: tuple[str, str, float], mpi_s: float | None = None) -> str:
+        record = told(*rows, mpi_s=mpi_s)
+        lines = lines_to_copy(record, choose(record))
+        compile("\n".join(lines), "copied", "exec")
+        return lines[1]
+
+    marsit = "mpicomp.Marsit(full_precision_every=None)"
+    assert copied(("marsit", "ring", 0.1)) == f'comm, method = mpicomp.Communicator(topology="ring"), {marsit}'
+    assert copied(("qsgd", "all-gather", 0.1)) == "comm, method = mpicomp.Communicator(), mpicomp.QSGD()"
+    over_mpi = 'comm, method = mpicomp.Communicator(topology="mpi"), mpicomp.Dense()'
+    assert copied(("marsit", "ring", 0.5), mpi_s=0.2) == over_mpi
+
+
+@pytest.mark.timeout(240)  # a first optimizer loads torch's compiler
+def test_the_lines_to_copy_run() -> None:
+    import torch
+
+    record = told(("marsit", "ring", 0.1))
+    model = torch.nn.Linear(3, 2)
+    names = {"mpicomp": mpicomp, "model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+    *lines, other = lines_to_copy(record, choose(record))
+    exec("\n".join([*lines, other.partition(": ")[2]]), names)
+    with names["comm"]:  # type: ignore[attr-defined]
+        assert names["aggregator"].n == N  # type: ignore[attr-defined]
+        assert names["optimizer"].synchronize is not None  # type: ignore[attr-defined]
+
+
+def test_the_learning_record_is_that_of_the_docs() -> None:
+    table = tables(PROJECT / "docs" / "choosing.md")["record"]
+    listed = {name: Grade[row[0].strip("`").replace(" ", "_").upper()] for row in table for name in inline_code(row[1])}
+    assert listed == {name: learned.grade for name, learned in LEARNING.items()}
+    assert LEARNING.keys() == METHODS.keys() - {"dense"}
 
 
 def test_what_is_not_predicted_for_many_ranks_is_named() -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
+from base64 import urlsafe_b64encode
+from importlib.machinery import ModuleSpec
+from importlib.metadata import PathDistribution
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mpicomp.cli.doctor import environment, job
+import mpicomp
+from mpicomp.cli.doctor import environment, job, packages
 from mpicomp.cli.doctor.finding import Finding, examine
+from mpicomp.cli.main import main
 
 VERSIONS = {"mpicomp": "1", "numpy": "1", "MPI": "1"}
 
@@ -84,6 +90,79 @@ def test_unlimited_thread_pools_are_a_warning_from_two_ranks_on(
     n_ranks: int, environ: dict[str, str], status: str
 ) -> None:
     assert environment.threads(n_ranks, environ).status == status
+
+
+def install(site: Path, name: str, files: dict[str, str]) -> PathDistribution:
+    """Write a package's files as pip does, over those that are there."""
+    about = site / f"{name}-1.5.dist-info"
+    about.mkdir(parents=True)
+    lines = []
+    for file, text in files.items():
+        (site / file).parent.mkdir(exist_ok=True)
+        (site / file).write_text(text)
+        digest = urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
+        lines.append(f"{file},sha256={digest},{len(text)}")
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.5\n")
+    (about / "RECORD").write_text("\n".join([*lines, f"{about.name}/RECORD,,"]))
+    return PathDistribution(about)
+
+
+FILES = {"collectives/__init__.py": "ours", "collectives/ring.py": "ours", "mpicomp/__init__.py": "ours"}
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a folder of installed packages in which `collectives` is found."""
+    found = tmp_path / "site" / "collectives" / "__init__.py"
+    monkeypatch.setattr(packages, "find_spec", lambda name: ModuleSpec(name, None, origin=str(found)))
+    return tmp_path / "site"
+
+
+def test_packages_whose_files_are_those_of_the_record_are_ours(site: Path) -> None:
+    assert packages.own_packages(site, [install(site, "mpicomp", FILES)]).status == "ok"
+
+
+def test_a_package_that_has_overwritten_ours_is_named_with_the_files(site: Path) -> None:
+    installed = [install(site, "mpicomp", FILES), install(site, "grasp", {"collectives/__init__.py": "theirs"})]
+    finding = packages.own_packages(site, installed)
+    assert finding.status == "warn"
+    assert finding.text.endswith("has installed: collectives/__init__.py")
+    assert finding.cure.startswith("pip uninstall grasp (grasp 1.5), then pip install --force-reinstall")
+
+
+def test_a_file_that_is_gone_is_named(site: Path) -> None:
+    ours = install(site, "mpicomp", FILES)
+    (site / "collectives" / "ring.py").unlink()
+    finding = packages.own_packages(site, [ours])
+    assert "collectives/ring.py" in finding.text
+    assert finding.cure.startswith("pip install --force-reinstall")
+
+
+def test_beside_an_editable_installation_anothers_collectives_is_found_first(site: Path, tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"  # the RECORD of an editable installation has no modules
+    installed = [install(site, "mpicomp", {"mpicomp.pth": str(checkout)}), install(site, "grasp", FILES)]
+    finding = packages.own_packages(checkout, installed)
+    assert finding.status == "FAIL"
+    assert finding.text.startswith(f"collectives is imported from {site / 'collectives'}, which is not ours")
+    assert "pip uninstall grasp" in finding.cure
+
+
+def test_the_doctor_works_where_collectives_is_anothers(tmp_path: Path) -> None:
+    (tmp_path / "collectives").mkdir()
+    (tmp_path / "collectives" / "__init__.py").write_text("raise ImportError('not ours')")
+    paths = os.pathsep.join((str(tmp_path), str(packages._HOME)))
+    status, found = doctor(tmp_path, PYTHONPATH=paths, PYTHONSAFEPATH="1")
+    assert status == 1
+    assert found["packages"]["status"] == "FAIL"
+    assert "PYTHONPATH" in found["packages"]["cure"]
+    assert "torch" in found, "the rest is still examined"
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"mpicomp {mpicomp.__version__}\n"
 
 
 def test_a_check_that_breaks_is_a_finding() -> None:

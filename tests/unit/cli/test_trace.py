@@ -47,11 +47,12 @@ def test_a_message_is_under_way_from_its_sender_to_its_receiver() -> None:
     lines = table([RankTrace.of(trace(0, SENDER)), RankTrace.of(trace(1, RECEIVER))]).splitlines()
     names = lines[0].split()
     sender, receiver = (dict(zip(names, line.split(), strict=True)) for line in lines[1:])
-    expected = {"calls": 10, "encode": 2, "merge": 3, "decode": 0, "wait": 3, "check": 0, "other": 2, "wire": 7}
+    expected = {"calls": 10, "outside": 0, "encode": 2, "merge": 3, "decode": 0, "wait": 3, "check": 0, "other": 2}
+    expected["wire"] = 7
     assert {name: float(sender[name]) for name in expected} == expected
     assert (sender["hidden"], receiver["hidden"], receiver["wire"]) == ("43%", "0%", "7.000000")
     # of the receiver's file alone, only when it posted the receive is known
-    assert float(table([RankTrace.of(trace(1, RECEIVER))]).splitlines()[1].split()[8]) == 9
+    assert float(table([RankTrace.of(trace(1, RECEIVER))]).splitlines()[1].split()[9]) == 9
 
 
 def test_the_newest_calls_alone() -> None:
@@ -59,6 +60,21 @@ def test_the_newest_calls_alone() -> None:
     made = RankTrace.of(trace(0, events), last=1)
     assert dict(made.seconds) == pytest.approx({"call": 0.5, "in calls": 1.0, "decode": 0.5})
     assert not made.sent
+
+
+def test_what_comes_after_the_newest_call_is_not_of_it() -> None:
+    late = [span("wait", 22e6, 25e6), span("check", 26e6, 27e6), *message("send", 3, 22e6, 23e6)]
+    events = [*SENDER, span("call", 20e6, 21e6), *message("send", 2, 20e6, 22e6), *late]
+    made = RankTrace.of(trace(0, events), last=1)
+    assert dict(made.seconds) == pytest.approx({"call": 1.0, "in calls": 1.0})
+    assert [receiver for _, _, receiver, _ in made.sent] == [2]
+
+
+def test_waits_between_calls_are_no_calls() -> None:
+    events = [span("call", 0, 1e6), span("wait", 2e6, 5e6), span("encode", 3e6, 4e6), span("call", 6e6, 7e6)]
+    made = RankTrace.of(trace(0, events), last=2)
+    expected = {"call": 2.0, "in calls": 2.0, "outside": 3.0, "wait": 2.0, "encode": 1.0}
+    assert dict(made.seconds) == pytest.approx(expected)
 
 
 def test_spans_that_meet_do_not_lie_within_each_other() -> None:

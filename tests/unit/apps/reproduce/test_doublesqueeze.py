@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from apps.emulator.network import ClusterError
+from apps.mpi_jobs import call_on_ranks
 from apps.reproduce.doublesqueeze import against_time, job, learning, times
 from apps.reproduce.doublesqueeze.job import compare_methods, compare_topologies, take_turns, vector
 from apps.reproduce.doublesqueeze.methods import (
@@ -24,7 +25,6 @@ from apps.reproduce.doublesqueeze.methods import (
     methods,
 )
 from apps.reproduce.doublesqueeze.times import BYTES_OFF, MODEL, RATES, RESNET_18
-from apps.reproduce.mpi_jobs import call_on_ranks
 from apps.reproduce.results import Results
 from collectives import Communicator
 from collectives.threads.run_local import run_local

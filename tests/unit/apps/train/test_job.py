@@ -164,7 +164,7 @@ def test_a_full_disk_and_a_truncated_checkpoint_are_told_once_and_cost_no_more_t
 def test_the_comparison_trains_four_ways_and_shows_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On one rank, in this process."""
+    """On one rank, in this process; what computing takes elsewhere is measured by a job of two ranks."""
 
     def run(command: Sequence[str], env: Mapping[str, str], capture: bool) -> tuple[int, str]:
         assert command[1:3] == ["-n", "2"]
@@ -180,3 +180,4 @@ def test_the_comparison_trains_four_ways_and_shows_them(
         assert method in table
     last = json.loads((folder / "dense.json").read_text().splitlines()[-1])
     assert (last["ranks"], last["bits_per_element"]) == (1, 0.0)
+    assert "measured here  100 Mbit/s  1 Gbit/s  10 Gbit/s" in table

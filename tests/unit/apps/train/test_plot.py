@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 
-from apps.train.plot import label, main
+from apps.train.plot import label, main, names
 
 HEADER = {
     "algorithm": "marsit",
@@ -42,6 +44,26 @@ def write_run(path: Path, n_epochs: int, **changes: Any) -> Path:
 def test_a_label_says_what_is_not_the_default() -> None:
     assert label(HEADER) == "marsit-100 clip=2.0"
     assert label({**HEADER, "algorithm_options": {"full_precision_every": None}}) == "marsit"
+
+
+def test_names_say_what_differs_between_the_runs() -> None:
+    adam = {**HEADER, "optimizer": "adam", "lr": 0.001}
+    assert names([HEADER, HEADER]) == ["marsit-100 clip=2.0"] * 2
+    assert names([HEADER, adam]) == ["marsit-100 clip=2.0, momentum 0.03", "marsit-100 clip=2.0, adam 0.001"]
+    assert names([HEADER, {**HEADER, "ranks": 8}])[1] == "marsit-100 clip=2.0, 8 ranks"
+
+
+def test_the_title_is_of_all_runs_and_the_stretched_axis_says_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr("apps.train.plot.save", lambda figure, path: figures.append(figure))
+    runs = [write_run(tmp_path / "a.json", 3), write_run(tmp_path / "b.json", 3, ranks=8, optimizer="adam", lr=0.001)]
+    assert main([*map(str, runs), "--out", str(tmp_path / "plot.png")]) == 0
+    (figure,) = figures
+    assert figure.get_suptitle() == "digits, mlp, 4 and 8 ranks, momentum 0.03 and adam 0.001"
+    assert figure.axes[0].get_ylabel() == "test accuracy, %\n(scale stretched towards 100 %)"
+    plt.close(figure)
 
 
 @pytest.mark.parametrize("changes", [{}, {"bytes_so_far_per_rank": 0.0}])

@@ -1,6 +1,6 @@
 """Call functions on all ranks of an MPI job, on emulated hosts with links of a chosen rate or on this machine.
 
-``python -m apps.reproduce.mpi_jobs REQUEST`` runs on every rank. It reads the function and its arguments from a JSON
+``python -m apps.mpi_jobs REQUEST`` runs on every rank. It reads the function and its arguments from a JSON
 file and calls it; rank 0 writes what the function returned.
 """
 
@@ -44,7 +44,7 @@ def call_on_ranks(function: Callable[..., Record], arguments: Record, ranks: int
         folder = Path(scratch)
         path = folder / "found.json"
         request = write_request(folder, {"function": name, "arguments": arguments, "path": str(path)})
-        job = ["-m", "apps.reproduce.mpi_jobs", request]
+        job = ["-m", "apps.mpi_jobs", request]
         if rate is None:
             run_or_raise(name, python_command(ranks, job), mpi_environment(), TIMEOUT_S)
             return read_record(path)

@@ -1,0 +1,68 @@
+"""How commands tell how far they have come: a bar where a person looks on, and lines elsewhere."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from typing import Any
+
+import pytest
+
+from mpicomp.cli import terminal
+from mpicomp.cli.terminal import Steps
+
+
+def work(active: bool = True) -> None:
+    with Steps("mpicomp toil", 2, active) as steps:
+        steps.begin("digging")
+        steps.begin("filling in")
+
+
+def test_without_a_terminal_each_step_is_a_line_of_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    work()
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.splitlines() == [
+        "mpicomp toil: step 1 of 2, after 0 s: digging",
+        "mpicomp toil: step 2 of 2, after 0 s: filling in",
+    ]
+
+
+def test_on_a_terminal_a_bar_moves_and_vanishes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "on_terminal", lambda: True)
+    work()
+    out, err = capsys.readouterr()
+    assert not err
+    assert "1/2" in out
+    assert "filling in" in out
+    assert out.rstrip("\n").endswith("\x1b[2K")  # the line is empty again
+
+
+def test_without_rich_there_are_lines_on_a_terminal_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported = builtins.__import__
+
+    def without_rich(name: str, *arguments: Any) -> Any:
+        if name.startswith("rich"):
+            raise ImportError(name)
+        return imported(name, *arguments)
+
+    monkeypatch.setattr(terminal, "on_terminal", lambda: True)
+    monkeypatch.setattr(builtins, "__import__", without_rich)
+    work()
+    assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_other_ranks_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    work(active=False)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_pseudo_terminal_whose_launcher_writes_to_a_file_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    for output, seen in (("/dev/pts/1", True), ("/tmp/log", False), ("pipe:[1]", False)):
+        monkeypatch.setattr(terminal.Path, "readlink", lambda self, output=output: output)
+        assert terminal.on_terminal() is seen

@@ -1,0 +1,67 @@
+"""``make setup`` with a stand-in for Python: where PyTorch is taken from, and when nothing is installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.documents import PROJECT
+
+INDEX = "https://download.pytorch.org/whl/cpu"
+STAND_IN = """#!/bin/sh
+case "$*" in
+    *"pip show"*) exit {absent} ;;
+    *--index-url*) echo "own index: $*"; exit {refused} ;;
+    *"pip install"*) echo "usual index: $*" ;;
+esac
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """Copy what ``make setup`` reads."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        (tmp_path / name).write_bytes((PROJECT / name).read_bytes())
+    return tmp_path
+
+
+def set_up(folder: Path, *arguments: str, absent: int = 1, refused: int = 0) -> tuple[list[str], str]:
+    """Run ``make setup``; where packages were taken from, and all that was printed."""
+    python = folder / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True, exist_ok=True)
+    python.write_text(STAND_IN.format(absent=absent, refused=refused))
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["make", "-C", str(folder), "setup", *arguments], env=os.environ | {"MAKEFLAGS": ""},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [line.partition(":")[0] for line in done.stdout.splitlines() if " index: " in line], done.stdout
+
+
+def test_pytorch_comes_first_and_from_its_own_index(project: Path) -> None:
+    indices, printed = set_up(project)
+    assert indices == ["own index", "usual index"]
+    assert f"--constraint constraints.txt --index-url {INDEX} torch" in printed
+
+
+def test_where_that_index_cannot_be_reached_pip_takes_its_own(project: Path) -> None:
+    indices, printed = set_up(project, refused=1)
+    assert indices == ["own index", "usual index"]
+    assert f"{INDEX} gives no PyTorch: pip takes it from its own index" in printed
+
+
+def test_a_pytorch_that_is_there_stays(project: Path) -> None:
+    assert set_up(project, absent=0)[0] == ["usual index"]
+
+
+def test_the_index_can_be_left_out(project: Path) -> None:
+    assert set_up(project, "TORCH_INDEX=")[0] == ["usual index"]
+
+
+def test_what_is_complete_is_not_installed_again(project: Path) -> None:
+    set_up(project)
+    assert set_up(project)[0] == []
