@@ -175,6 +175,11 @@ class Aggregator:
             if not call.background:
                 self._call = None
 
+    def count_step(self) -> None:
+        """Take note of a step that its caller made alone, as nothing was to be compressed or sent."""
+        self.traffic.begin()
+        self.step += 1
+
     def let_go(self, call: VectorCall) -> None:
         """Be ready for another call: the caller has heard how this one ended."""
         if self._call is call:

@@ -19,8 +19,10 @@ from torch import Tensor
 from collectives import Communicator, Handle
 from collectives.errors import NonFiniteGradient
 from collectives.json_file import shown
-from mpicomp.algorithms import Algorithm
+from mpicomp.aggregator import nonfinite
+from mpicomp.algorithms import Algorithm, Dense
 from mpicomp.torch.buckets import ALIGNMENT, Bucket, NamedParameter, group_parameters, make_bucket, total_mb
+from mpicomp.torch.master_weights import SIXTEEN_BIT
 
 FEWEST = 8
 """Buckets of a model that is not small: nothing is sent before the first is complete, nor computed behind the last."""
@@ -55,8 +57,8 @@ class BucketReducer:
         self.vector.index_fill_(0, self._padding, 0)
         self._handle = self.aggregator.begin(self._vector_array, out=self._mean_array)
 
-    def wait(self) -> None:
-        """Wait until ``mean`` holds the ranks' mean.
+    def wait(self) -> bool:
+        """Wait until ``mean`` holds the ranks' mean; False if nothing has begun.
 
         Raises
         ------
@@ -64,15 +66,35 @@ class BucketReducer:
             Names the ranks with NaN or infinity, and the tensors of this rank that hold it.
         """
         handle, self._handle = self._handle, None
-        assert handle is not None, "begin() comes before wait()"
+        if handle is None:
+            return False
         with self._naming_tensors():
             handle.wait()
+        return True
 
     def aggregate(self) -> None:
         """Write the ranks' mean of ``vector`` into ``mean``; raises what `wait` raises."""
         self.vector.index_fill_(0, self._padding, 0)
         with self._naming_tensors():
             self.aggregator.aggregate(self._vector_array, out=self._mean_array)
+
+    def take_alone(self, values: Sequence[Tensor]) -> bool:
+        """On a single rank, and uncompressed: take the values as their mean, without a copy, and return True.
+
+        Raises
+        ------
+        NonFiniteGradient
+            Names the tensors.
+        """
+        aggregator = self.aggregator
+        if aggregator.comm.size > 1 or not isinstance(aggregator.algorithm, Dense):
+            return False
+        pairs = zip(self.bucket.members, values, strict=True)
+        names = [repr(member.name) for member, value in pairs if not _all_finite(value)]
+        if names:
+            raise nonfinite.error(aggregator.comm, (0,), ", ".join(names))
+        aggregator.count_step()
+        return True
 
     def _naming_tensors(self) -> _NamingTensors:
         return _NamingTensors(self)
@@ -219,6 +241,12 @@ class BucketReducers(Sequence[BucketReducer]):
             BucketReducer(bucket, pair, algorithm, self.comm)
             for bucket, pair, algorithm in zip(buckets, pairs, algorithms, strict=True)
         )
+
+
+def _all_finite(values: Tensor) -> bool:
+    if values.dtype in SIXTEEN_BIT or not values.is_contiguous():
+        return bool(torch.isfinite(values).all())
+    return nonfinite.all_finite(values.detach().view(-1).numpy())
 
 
 def _some(names: Collection[str]) -> str:

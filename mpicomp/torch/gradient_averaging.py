@@ -126,9 +126,11 @@ class GradientAveraging:
                 self._queue.wait(self._take_mean)
             else:
                 for reducer in self.reducers:
-                    self._flatten(reducer)
-                    reducer.aggregate()
-                    self._take_mean(reducer)
+                    gradients = self._gradients(reducer)
+                    if not reducer.take_alone(gradients):
+                        torch._foreach_copy_(reducer.vector_views, gradients)
+                        reducer.aggregate()
+                        self._take_mean(reducer)
         except NonFiniteGradient as error:
             self._error = error
         except BaseException:
@@ -163,14 +165,14 @@ class GradientAveraging:
 
     @torch.no_grad()
     def _begin(self, reducer: BucketReducer) -> None:
-        gradients = self._flatten(reducer)
-        reducer.begin()
+        gradients = self._gradients(reducer)
+        if not reducer.take_alone(gradients):
+            torch._foreach_copy_(reducer.vector_views, gradients)
+            reducer.begin()
         self._sent += [(m, g, g._version) for m, g in zip(reducer.bucket.members, gradients, strict=True)]
 
-    def _flatten(self, reducer: BucketReducer) -> list[Tensor]:
-        gradients = [self._gradient(member) for member in reducer.bucket.members]
-        torch._foreach_copy_(reducer.vector_views, gradients)
-        return gradients
+    def _gradients(self, reducer: BucketReducer) -> list[Tensor]:
+        return [self._gradient(member) for member in reducer.bucket.members]
 
     @staticmethod
     def _take_mean(reducer: BucketReducer) -> None:

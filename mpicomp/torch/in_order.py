@@ -62,8 +62,8 @@ class InOrder:
         error, self._error = self._error, None
         for reducer in self._reducers[:begun]:
             try:
-                reducer.wait()
-                take(reducer)
+                if reducer.wait():
+                    take(reducer)
             except NonFiniteGradient as one:
                 error = error or one
             except Exception as one:  # noqa: BLE001 - the others are waited for, lest they are in flight for ever

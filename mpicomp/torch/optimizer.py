@@ -155,7 +155,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.comm.agree(fingerprint(options), lambda: options)
         require_same_layout({member.name: member.parameter for member in members}, self.comm)
         self._fused = overlap and mode == "updates"
-        if overlap:
+        if overlap and self.comm.size > 1:
             overlap_by_thread(self.comm)
         self._synchronizer: GradientAveraging | LocalUpdates
         if mode == "gradients":
@@ -465,7 +465,7 @@ _warned = False
 def overlap_by_thread(comm: Communicator) -> None:
     """Give the communicator a progress thread; where there is none, say once what happens instead."""
     global _warned
-    if not comm.start_progress_thread() and comm.lacks_thread_support and comm.size > 1 and not _warned:
+    if not comm.start_progress_thread() and comm.lacks_thread_support and not _warned:
         _warned = True
         _log.warning(
             "%s: MPI was started without MPI_THREAD_MULTIPLE, so that communication goes on only where backward calls "

@@ -1,0 +1,77 @@
+"""What `DistributedOptimizer` costs where there is nothing to communicate: a loop on one rank, with and without it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+import mpicomp
+from apps.performance.part import MS, Column, Part, Row, both, made
+from apps.records import Record
+from collectives import Communicator
+from mpicomp.cli.timing import alternate, summary
+
+MOST_OVER = 1.02
+
+
+def measure(n: int, batch: int, repeats: int) -> Record | None:
+    """Time steps of an MLP of about `n` parameters; collective."""
+    import torch
+
+    torch.set_num_threads(1)
+    with Communicator() as comm:
+        rows: list[Row] = []
+        for name in ("SGD", "Adam"):
+            timed = alternate(
+                {side: _step(comm, name, n, batch, side) for side in ("plain", "wrapped")}, repeats, 1, comm
+            )
+            rows.append({"optimizer": name, **{side: summary(seconds) for side, seconds in timed.items()}})
+        return made(rows, n=n, batch=batch, ranks=comm.size, repeats=repeats)
+
+
+def _step(comm: Communicator, name: str, n: int, batch: int, side: str) -> Callable[[], None]:
+    import torch
+
+    from mpicomp.torch import DistributedOptimizer
+
+    width, layers = round((n / 12) ** 0.5), 12
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        *(one for _ in range(layers) for one in (torch.nn.Linear(width, width), torch.nn.ReLU()))
+    )
+    optimizer: torch.optim.Optimizer = (
+        torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
+        if name == "SGD"
+        else torch.optim.Adam(model.parameters(), lr=1e-6)
+    )
+    if side == "wrapped":
+        optimizer = DistributedOptimizer(optimizer, mpicomp.Dense(), comm, model.named_parameters())
+    inputs = torch.ones(batch, width)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.autograd.backward(model(inputs).square().mean())
+        optimizer.step()
+
+    return step
+
+
+COLUMNS: Sequence[Column] = (
+    ("optimizer", lambda row: row["optimizer"]),
+    ("plain, ms", lambda row: both(row["plain"], MS)),
+    ("wrapped, ms", lambda row: both(row["wrapped"], MS)),
+    ("over plain", lambda row: f"{row['wrapped']['median_s'] / row['plain']['median_s']:.3f}"),
+    ("target", lambda row: f"≤ {MOST_OVER}"),
+)
+PART = Part(
+    "wrapper",
+    "A training step on one rank, with the optimizer wrapped and without.",
+    measure,
+    COLUMNS,
+    quick={"n": 100_000, "batch": 8, "repeats": 2},
+    full={"n": 25_000_000, "batch": 64, "repeats": 25},
+    ranks=(1,),
+)
+
+if __name__ == "__main__":
+    sys.exit(PART.main())
