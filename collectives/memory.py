@@ -156,7 +156,7 @@ def empty_like(array: Any, shape: tuple[int, ...] | None = None) -> Any:
     TypeError
         The array tells by DLPack where its memory is, but not how another one is made.
     """
-    shape = array.shape if shape is None else shape
+    shape = getattr(array, "shape", ()) if shape is None else shape
     if isinstance(array, np.ndarray):
         return np.empty(shape, array.dtype)
     if hasattr(array, "new_empty"):
@@ -175,11 +175,21 @@ def add(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
     np.add(a, b, out)
 
 
+def minimum(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
+    """The smaller of each two elements; NaN, unlike by MPI's own, where one is NaN. `out` is overwritten."""
+    np.minimum(a, b, out=out)
+
+
+def maximum(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
+    """The larger of each two elements; NaN, unlike by MPI's own, where one is NaN. `out` is overwritten."""
+    np.maximum(a, b, out=out)
+
+
 Combine = Callable[[NDArray[Any], NDArray[Any], NDArray[Any]], Any]
 """Takes two vectors of a kind, and overwrites a third with what they make together."""
 
-# How the vectors of two ranks meet. Unlike MPI's own, both of NumPy's give NaN wherever one of the two is NaN.
-COMBINE: dict[str, Combine] = {"sum": add, "mean": add, "min": np.minimum, "max": np.maximum}
+COMBINE: dict[str, Combine] = {"sum": add, "mean": add, "min": minimum, "max": maximum}
+"""How the vectors of two ranks meet."""
 
 
 def widen(values: NDArray[Any], dtype: str, out: NDArray[np.float32]) -> None:
