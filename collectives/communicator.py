@@ -37,6 +37,7 @@ from collectives.trace.traffic import Traffic
 VERSION = 1  # of the wire format: ranks must agree on it
 SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces; between nodes, see `eager_limit`
 LATENCY_BYTES = 16_384  # packed payloads below this go in the fewest rounds
+LONGEST_PIECE_BYTES = 1 << 30  # MPI counts elements of a message in 32 bits
 MOST_REMEMBERED = 512  # programs, and calls, of different lengths
 
 Op = Literal["sum", "mean", "min", "max"]
@@ -95,8 +96,8 @@ class Communicator(Group):
     ) -> None:
         if not timeout > 0:
             raise ValueError(f"the timeout must be a positive number of seconds, not {timeout}")
-        if piece_bytes is not None and not 1 <= piece_bytes <= variable_size.LARGEST:
-            raise ValueError(f"piece_bytes must lie in 1 .. {variable_size.LARGEST}, not {piece_bytes}")
+        if piece_bytes is not None and not 1 <= piece_bytes <= LONGEST_PIECE_BYTES:
+            raise ValueError(f"piece_bytes must lie in 1 .. {LONGEST_PIECE_BYTES}, not {piece_bytes}")
         parent = MPI.COMM_WORLD if mpi_comm is None else mpi_comm
         self.topology: str | Topology = topology if topology in ("auto", "mpi") else topology_of(topology)
         if not isinstance(self.topology, str):

@@ -1,4 +1,4 @@
-"""Payloads of any size by MPI's own collectives, in parts that MPI can count; steps of a call."""
+"""Payloads of any size by MPI's own collectives, part by part; steps of a call."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from numpy.typing import NDArray
 from collectives.execution.handle import Call, Steps
 
 Bytes = NDArray[np.uint8]
-LARGEST = 1 << 30  # bytes that a rank sends, or receives, in one call of MPI
+# Received by a rank in one call of MPI, which counts in 32 bits. Only its end shows that anything moves: a part is to
+# take far less than a timeout on a slow network, and on a fast one end before ranks that wait begin to sleep.
+PART_BYTES = 64 << 20
 
 
 def broadcast(call: Call, payload: Bytes, root: int) -> Steps:
     """Overwrite `payload`, as long on every rank, with rank `root`'s."""
     group = call.group
     yield from group.turn_of(call)
-    for start in range(0, payload.size, LARGEST):
-        part = payload[start : start + LARGEST]
+    for start in range(0, payload.size, PART_BYTES):
+        part = payload[start : start + PART_BYTES]
         request = group.mpi_comm.Ibcast([part, part.size, MPI.BYTE], root)
         yield from group.await_request(
             call, request, lambda: f"{group.here}: nothing from rank {root} to be broadcast in {call.name()}"
@@ -50,7 +52,7 @@ def all_gather(call: Call, payload: Bytes, sizes: NDArray[np.int64], out: Bytes)
     """
     group = call.group
     yield from group.turn_of(call)
-    most = max(1, LARGEST // sizes.size)
+    most = max(1, PART_BYTES // sizes.size)
     wholes = np.split(out, np.cumsum(sizes)[:-1])
     for start in range(0, int(sizes.max()), most):
         part, counts = slice(start, start + most), np.clip(sizes - start, 0, most)

@@ -37,7 +37,7 @@ def test_broadcast_overwrites_with_the_roots(comm: Communicator) -> None:
 
 
 def test_broadcast_is_sent_in_parts_that_mpi_can_count(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "LARGEST", 100)
+    monkeypatch.setattr(exchange, "PART_BYTES", 100)
     x = payload(comm.rank, 1234)
     comm.broadcast(x)
     assert (x == payload(0, 1234)).all()

@@ -80,7 +80,7 @@ def test_payloads_of_any_size_are_exchanged(ranks: int, monkeypatch: pytest.Monk
             assert (values == root).all()
 
     run_local(ranks, work, timeout=TIMEOUT_S)
-    monkeypatch.setattr(exchange, "LARGEST", 16)  # several rounds
+    monkeypatch.setattr(exchange, "PART_BYTES", 16)  # several rounds
     run_local(ranks, work, timeout=TIMEOUT_S)
 
 
