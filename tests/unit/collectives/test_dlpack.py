@@ -174,7 +174,7 @@ def test_a_library_that_cannot_make_a_result_is_told_so(call: str) -> None:
 
 
 @kinds
-@pytest.mark.parametrize("method", [Dense(), Marsit()], ids=repr)
+@pytest.mark.parametrize("method", [Dense(), Marsit()], ids=lambda one: type(one).__name__)
 def test_a_vector_call_holds_the_callers_memory(kind: str, method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     held: set[tuple[int, int]] = set()
     open_call = Aggregator._open
