@@ -378,12 +378,12 @@ class Communicator(Group):
             part = split(self, color, key)
         if part is None:
             return None
+        chosen = self.topology if topology is None else topology
         try:
-            made = Communicator(part, topology or self.topology, self.timeout, self._verify, self.piece_bytes)
+            made = Communicator(part, chosen, self.timeout, self._verify, self.piece_bytes)
         except TopologyError as error:
             part.Free()
-            told = f"{self.here}: {error}, as which color={color} numbers them; pass another topology to split()"
-            raise TopologyError(told) from error
+            raise TopologyError(f"{self.here}, split(color={color}): {error}; pass another topology to it") from error
         part.Free()
         return made
 
