@@ -15,7 +15,7 @@ from collectives.memory import COMBINE
 from collectives.operands import require_op
 from collectives.trace.traffic import Traffic
 
-NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
+NUMBERS = (int, float, np.generic)  # as few as will do, since every all-reduce of an array asks
 _MOST = 2**63 - 1
 
 
@@ -26,6 +26,9 @@ def allreduce_number(group: Group, number: Any, op: str, out: Any, traffic: Traf
     if out is not None:
         group.reject(TypeError(f"{group.here}, {name}: a number is returned, not written to out"), name)
     kind = _kind(number)
+    if kind is None:
+        told = f"cannot reduce {type(number).__name__}: pass a bool, an int or a float"
+        group.reject(TypeError(f"{group.here}, {name}: {told}"), name)
     text = f"{name} of a number of type {kind.__name__}"
     values = np.array([float(number)]) if kind is float else _integer(group, int(number), op, name)
     call, result = Call(group, lambda: text, traffic.clock), values.copy()
@@ -36,11 +39,13 @@ def allreduce_number(group: Group, number: Any, op: str, out: Any, traffic: Traf
     return int(result.item()) if op == "sum" and kind is bool else kind(result.item())
 
 
-def _kind(number: Any) -> type[bool] | type[int] | type[float]:
-    """Python's type of Python's and NumPy's numbers."""
+def _kind(number: Any) -> type[bool] | type[int] | type[float] | None:
+    """Python's type of Python's and NumPy's numbers; None for other scalars of NumPy."""
     if isinstance(number, bool | np.bool_):
         return bool
-    return int if isinstance(number, int | np.integer) else float
+    if isinstance(number, int | np.integer):
+        return int
+    return float if isinstance(number, float | np.floating) else None
 
 
 def _integer(group: Group, number: int, op: str, name: str) -> NDArray[np.int64]:

@@ -54,6 +54,13 @@ def test_numbers_of_different_types_are_a_mismatch(comm: Communicator) -> None:
         comm.allreduce(0 if comm.rank == 0 else 0.5)
 
 
+def test_other_scalars_are_refused(comm: Communicator) -> None:
+    for scalar in (np.complex64(1), np.str_("1"), 1j):
+        told = f"rank {comm.rank} of {comm.size}, .*: cannot reduce {type(scalar).__name__}"
+        with pytest.raises(TypeError, match=told):
+            comm.allreduce(scalar)
+
+
 def test_a_number_is_not_written_to_out(comm: Communicator) -> None:
     with pytest.raises(TypeError, match=f"rank {comm.rank} .* is returned, not written to out"):
         comm.allreduce(1.0, out=np.zeros(1))

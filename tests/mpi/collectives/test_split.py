@@ -57,7 +57,8 @@ def test_a_group_outlives_its_parent(mpi_comm: MPI.Intracomm) -> None:
 def test_a_topology_that_does_not_fit_is_refused_in_its_group_alone(mpi_comm: MPI.Intracomm) -> None:
     with Communicator(mpi_comm, Torus(2, 2), TIMEOUT_S) as comm:
         color = int(comm.rank == 3)
-        with pytest.raises(TopologyError, match=rf"rank {comm.rank} of 4, split.color={color}.: .*; pass another topology"):
+        told = rf"rank {comm.rank} of 4, split\(color={color}\): .*; pass another topology"
+        with pytest.raises(TopologyError, match=told):
             comm.split(color)
         group = comm.split(color, topology="auto" if color else Torus(1, 3))
         assert group is not None
@@ -95,6 +96,18 @@ def test_a_group_is_split_while_calls_are_in_flight(comm: Communicator) -> None:
     with group, inner:
         assert inner.allreduce(1) == group.size
         assert (handle.wait() == comm.size).all()
+
+
+def test_calls_that_the_progress_thread_drives_are_the_same(comm: Communicator) -> None:
+    if not comm.start_progress_thread():
+        pytest.skip("MPI runs without threads")
+    assert comm.allreduce(comm.rank, "max") == comm.size - 1
+    assert comm.allgather(np.full(comm.rank, comm.rank)).size == sum(range(comm.size))
+    assert comm.allgather_object(comm.rank) == [*range(comm.size)]
+    group = comm.split(0)
+    assert group is not None
+    with group:
+        assert group.broadcast_object(group.rank, group.size - 1) == comm.size - 1
 
 
 def test_ranks_of_a_node_are_counted(comm: Communicator) -> None:
