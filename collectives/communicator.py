@@ -16,26 +16,31 @@ from collectives.consistency.call_check import fingerprint
 from collectives.cost.link import LinkModel
 from collectives.dense import variable_size
 from collectives.dense.allreduce import DenseSums
+from collectives.dense.gather import all_gather_rows
 from collectives.execution.handle import Call, Handle, Steps
 from collectives.execution.program import Program, compile_plan
 from collectives.group import Group
-from collectives.memory import FLOATS, INTEGERS, Flat
+from collectives.memory import COMBINE, COPIED, Flat
+from collectives.numbers import NUMBERS, allreduce_number
+from collectives.objects import all_gather_object, broadcast_object
 from collectives.open_trace import open_trace
-from collectives.operands import operands, writable_operand
+from collectives.operands import operands, require_root, rows_operand, writable_operand
 from collectives.progress import eager_limit
 from collectives.schedules.halving_doubling import HalvingDoubling
-from collectives.schedules.plan import Plan, Topology
+from collectives.schedules.plan import Plan, Topology, TopologyError
 from collectives.schedules.registry import topology as topology_of
 from collectives.schedules.ring import Ring
+from collectives.split import split
 from collectives.trace.clock import compare
 from collectives.trace.traffic import Traffic
 
 VERSION = 1  # of the wire format: ranks must agree on it
 SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces; between nodes, see `eager_limit`
 LATENCY_BYTES = 16_384  # packed payloads below this go in the fewest rounds
+LONGEST_PIECE_BYTES = 1 << 30  # MPI counts elements of a message in 32 bits
 MOST_REMEMBERED = 512  # programs, and calls, of different lengths
 
-Op = Literal["sum", "mean"]
+Op = Literal["sum", "mean", "min", "max"]
 _Value = TypeVar("_Value")
 
 
@@ -91,8 +96,8 @@ class Communicator(Group):
     ) -> None:
         if not timeout > 0:
             raise ValueError(f"the timeout must be a positive number of seconds, not {timeout}")
-        if piece_bytes is not None and not 1 <= piece_bytes <= variable_size.LARGEST:
-            raise ValueError(f"piece_bytes must lie in 1 .. {variable_size.LARGEST}, not {piece_bytes}")
+        if piece_bytes is not None and not 1 <= piece_bytes <= LONGEST_PIECE_BYTES:
+            raise ValueError(f"piece_bytes must lie in 1 .. {LONGEST_PIECE_BYTES}, not {piece_bytes}")
         parent = MPI.COMM_WORLD if mpi_comm is None else mpi_comm
         self.topology: str | Topology = topology if topology in ("auto", "mpi") else topology_of(topology)
         if not isinstance(self.topology, str):
@@ -171,32 +176,37 @@ class Communicator(Group):
     # Dense collectives -----------------------------------------------------------------------------------------------
 
     def allreduce(self, x: Any, op: Op = "sum", out: Any = None) -> Any:
-        """Sum or mean over ranks of equally shaped arrays; equal on every rank, to the bit.
+        """Sum, mean, minimum or maximum over ranks of equally shaped arrays, or of numbers; equal on every rank.
 
         Parameters
         ----------
-        x : ndarray, CPU tensor, or anything with DLPack
-            float16, bfloat16, float32, float64; for sums int32 and int64 too. Contiguous. Left alone unless it is
-            `out`.
-        op : "sum" or "mean"
+        x : ndarray, CPU tensor, anything with DLPack, or a number
+            float16, bfloat16, float32, float64; but for means int32 and int64 too. Contiguous. Left alone unless it is
+            `out`. Of numbers bool, int and float, also NumPy's; of one type on all ranks.
+        op : "sum", "mean", "min" or "max"
+            Minimum and maximum are NaN where a rank has NaN.
         out : like x, optional
-            Overwritten with the result.
+            Overwritten with the result. None for numbers.
 
         Returns
         -------
-        like x
+        like x, or a number of Python's
+            A mean is a float. A sum of bools is the int of how many are true, their minimum whether all are.
 
         Raises
         ------
         CollectiveMismatch, CollectiveTimeout, PeerFailure
         TypeError, ValueError
-            This rank's array cannot be reduced; the others then raise CollectiveMismatch.
+            This rank's array or number cannot be reduced; the others then raise CollectiveMismatch.
         """
+        if isinstance(x, NUMBERS):
+            with self._span("allreduce", op=op):
+                return allreduce_number(self, x, op, out, self.traffic)
         source, target, result = operands(self, x, op, out)
         mark, describe = self._call(source, op, "allreduce")
         call = Call(self, describe, self.traffic.clock)
         steps = self._sums.steps(
-            self, call, source.values, source.dtype, op == "mean", target.values, self.traffic, (), mark
+            self, call, source.values, source.dtype, op == "mean", target.values, self.traffic, (), mark, COMBINE[op]
         )
         if self.trace is None:
             self.run(call, steps)
@@ -207,14 +217,14 @@ class Communicator(Group):
         return result
 
     def iallreduce(self, x: Any, op: Op = "sum", out: Any = None) -> Handle:
-        """Like `allreduce`, but returns at once. Do not touch `x` and `out` until the handle is done."""
+        """Like `allreduce` of an array, but returns at once. Do not touch `x` and `out` until the handle is done."""
         source, target, result = operands(self, x, op, out)
         mark, describe = self._call(source, op, "iallreduce")
         call = Call(self, describe)
         call.result = result
         vectors = source.values, source.dtype, op == "mean", target.values
         with self._span("iallreduce", op=op, bytes=source.values.nbytes):
-            return self.begin(call, self._sums.along_the_plan(self, call, *vectors, Traffic(), mark))
+            return self.begin(call, self._sums.along_the_plan(self, call, *vectors, Traffic(), mark, COMBINE[op]))
 
     def dense(self, values: NDArray[Any], dtype: str, mean: bool, out: NDArray[Any], traffic: Traffic) -> None:
         """Make `dense_steps` a call of its own, on which the ranks do not agree before."""
@@ -252,27 +262,51 @@ class Communicator(Group):
         return self._sums.steps(self, call, values, dtype, mean, out, traffic, scratch, None)
 
     def broadcast(self, x: Any, root: int = 0) -> Any:
-        """Overwrite `x`, of equal shape and dtype everywhere, with rank `root`'s; returns `x`."""
+        """Overwrite `x`, of equal shape and dtype everywhere, with rank `root`'s; returns `x`.
+
+        Any dtype of `allreduce`, and bool and the other integers of 8 and 16 bits.
+        """
         name = f"broadcast(root={root})"
-        vector = writable_operand(self, x, name, (*FLOATS, *INTEGERS, "uint8", "bool", "int8", "int16", "uint16"))
+        vector = writable_operand(self, x, name, COPIED)
         text = f"{name} of {vector.dtype}{list(vector.shape)}"
-        if not 0 <= root < self.size:
-            self.agree(fingerprint(text), lambda: text)
-            raise ValueError(f"{self.here}: there is no rank {root} to broadcast from")
+        require_root(self, root, text)
         call = Call(self, lambda: text)
         with self._span("broadcast", root=root, bytes=vector.values.nbytes):
             check = self.check(call, fingerprint(text))
             self.run(call, self._broadcast(call, check, vector.values.view(np.uint8), root))
         return x
 
-    def _broadcast(self, call: Call, check: Steps, payload: NDArray[np.uint8], root: int) -> Steps:
-        missing = f"{self.here}: nothing from rank {root} to be broadcast"
+    @staticmethod
+    def _broadcast(call: Call, check: Steps, payload: NDArray[np.uint8], root: int) -> Steps:
         yield from check
-        yield from self.turn_of(call)
-        for start in range(0, payload.size, variable_size.LARGEST):
-            part = payload[start : start + variable_size.LARGEST]
-            request = self.mpi_comm.Ibcast([part, part.size, MPI.BYTE], root)
-            yield from self.await_request(call, request, lambda: missing)
+        yield from variable_size.broadcast(call, payload, root)
+
+    def allgather(self, x: Any) -> Any:
+        """The rows of all ranks in one new array, rank 0's first; as on every rank.
+
+        Parameters
+        ----------
+        x : array[n, ...]
+            Of a dtype of `broadcast`, contiguous. `n` may differ from rank to rank and may be 0; dtype and shape of a
+            row are equal on all ranks.
+
+        Returns
+        -------
+        like x, array[sum of the ranks' n, ...]
+
+        Raises
+        ------
+        CollectiveMismatch
+            The ranks differ in dtype or shape of a row.
+        TypeError, ValueError
+            This rank's array cannot be gathered; the others then raise CollectiveMismatch.
+        CollectiveTimeout, PeerFailure
+        """
+        rows = rows_operand(self, x, "allgather", COPIED)
+        text = f"allgather of rows of {rows.dtype}{list(rows.shape[1:])}"
+        call = Call(self, lambda: text)
+        with self._span("allgather", bytes=rows.values.nbytes):
+            return self.run(call, all_gather_rows(call, self.check(call, fingerprint(text)), x, rows))
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
@@ -286,6 +320,72 @@ class Communicator(Group):
             yield from self.turn_of(call)
             missing = f"{self.here}: not all ranks reach the barrier"
             yield from self.await_request(call, self.mpi_comm.Ibarrier(), lambda: missing)
+
+    # Objects ---------------------------------------------------------------------------------------------------------
+
+    def broadcast_object(self, obj: Any, root: int = 0) -> Any:
+        """Rank `root`'s object on every rank: itself there, and copies elsewhere, where `obj` does not matter.
+
+        The object is pickled. Unpickling runs code that `root` chose: trust the program of every rank.
+
+        Raises
+        ------
+        TypeError
+            This rank cannot pickle or unpickle it; the others then raise CollectiveMismatch.
+        ValueError
+            There is no rank `root`.
+        CollectiveMismatch, CollectiveTimeout, PeerFailure
+        """
+        require_root(self, root, f"broadcast_object(root={root})")
+        with self._span("broadcast_object", root=root):
+            return broadcast_object(self, obj, root)
+
+    def allgather_object(self, obj: Any) -> list[Any]:
+        """Copies of every rank's object, in rank order, on every rank; pickled, and raises, as `broadcast_object`."""
+        with self._span("allgather_object"):
+            return all_gather_object(self, obj)
+
+    # Parts -----------------------------------------------------------------------------------------------------------
+
+    def split(self, color: int | None, key: int = 0, topology: str | Topology | None = None) -> Communicator | None:
+        """A communicator of the ranks that give the same colour; collective.
+
+        It has this one's `timeout`, `verify` and `piece_bytes`, but neither its network, which other groups may load
+        at the same time, nor its trace. Close it yourself: closing this one does not.
+
+        Parameters
+        ----------
+        color : int from 0 to 2^31 - 1, or None
+            None: this rank takes part in the call, and in no group.
+        key : int of 32 bits
+            Ranks are numbered by it, and where it is equal, in the order that they have here.
+        topology : str or Topology, optional
+            Of the group; None: this communicator's.
+
+        Returns
+        -------
+        Communicator, or None where `color` is None
+
+        Raises
+        ------
+        TopologyError
+            The topology does not fit the number of ranks of the group; on all of these.
+        TypeError, ValueError
+            This rank's colour or key is none; the others then raise CollectiveMismatch.
+        CollectiveMismatch, CollectiveTimeout, PeerFailure
+        """
+        with self._span("split"):
+            part = split(self, color, key)
+        if part is None:
+            return None
+        chosen = self.topology if topology is None else topology
+        try:
+            made = Communicator(part, chosen, self.timeout, self._verify, self.piece_bytes)
+        except TopologyError as error:
+            part.Free()
+            raise TopologyError(f"{self.here}, split(color={color}): {error}; pass another topology to it") from error
+        part.Free()
+        return made
 
     def _span(self, name: str, **told: Any) -> AbstractContextManager[None]:
         """Record a call, where there is a trace."""

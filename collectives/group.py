@@ -29,6 +29,7 @@ from collectives.errors import (
 )
 from collectives.execution.handle import Call, Handle, Steps
 from collectives.execution.requests import Cache, free_all
+from collectives.memory import Combine, add
 from collectives.progress.fork import reject_in_children
 from collectives.progress.polling import Testable, keep_alive, until, wait
 from collectives.progress.thread import Completion, ProgressThread, is_supported, shared
@@ -57,6 +58,8 @@ class Group:
     mpi_comm : MPI.Comm
         The duplicate.
     rank, size : int
+    local_rank, local_size : int
+        The same among the ranks that share this rank's node.
     here : str
         ``"rank 3 of 8"``, for messages.
     one_node : bool
@@ -85,7 +88,8 @@ class Group:
         self.mpi_comm = parent.Dup()
         self.mpi_comm.Set_errhandler(MPI.ERRORS_RETURN)
         node = self.mpi_comm.Split_type(MPI.COMM_TYPE_SHARED)
-        self.one_node = node.size == self.size
+        self.local_rank, self.local_size = node.rank, node.size
+        self.one_node = self.local_size == self.size
         node.Free()
         self.swapped_bytes = most_bytes(self.size, self.one_node)
         self.trace: Trace | None = None
@@ -345,6 +349,7 @@ class Group:
         values: NDArray[Any] | None = None,
         sums: NDArray[Any] | None = None,
         meanwhile: Callable[[], None] | None = None,
+        combine: Combine = add,
     ) -> Steps:
         """Raise on every rank unless all make this call; a small vector may be summed on the way.
 
@@ -354,7 +359,7 @@ class Group:
             return iter(())
         if self.trace is not None and meanwhile is not None:
             meanwhile = self.trace.around("prepare", meanwhile)
-        steps = self._check.steps(call, mark, traffic, values, sums, meanwhile)
+        steps = self._check.steps(call, mark, traffic, values, sums, meanwhile, combine)
         if self.trace is None:
             return steps
         return self._traced_check(call, self.trace, steps, {} if values is None else {"bytes": values.nbytes})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 SIXTEEN_BIT = ("float16", "bfloat16")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int32", "int64")
+COPIED = (*FLOATS, *INTEGERS, "uint8", "bool", "int8", "int16", "uint16")  # what is only moved, not computed with
 PAGE = 4096
 _CPU, _PINNED = 1, 3
 _CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
@@ -146,19 +148,48 @@ def aligned_empty(n: int, dtype: Any, alignment: int = PAGE) -> NDArray[Any]:
     return room[start : start + nbytes].view(dtype)
 
 
-def empty_like(array: Any) -> Any:
-    """A new array of the same library, shape and element type."""
+def empty_like(array: Any, shape: tuple[int, ...] | None = None) -> Any:
+    """A new array of the same library and element type, and of the same shape unless another is given.
+
+    Raises
+    ------
+    TypeError
+        The array tells by DLPack where its memory is, but not how another one is made.
+    """
+    shape = getattr(array, "shape", ()) if shape is None else shape
     if isinstance(array, np.ndarray):
-        return np.empty(array.shape, array.dtype)
+        return np.empty(shape, array.dtype)
     if hasattr(array, "new_empty"):
-        return array.new_empty(array.shape)
-    return array.__array_namespace__().empty_like(array)
+        return array.new_empty(shape)
+    if hasattr(array, "__array_namespace__"):
+        return array.__array_namespace__().empty(shape, dtype=array.dtype, device=array.device)
+    raise TypeError(
+        f"no other {type(array).__name__} can be made for the result, as it has no __array_namespace__: "
+        "pass out where the call takes it, or a NumPy array"
+    )
 
 
 @np.errstate(all="ignore")
 def add(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
     """a + b; what overflows is infinite, and nobody is warned on one rank alone. `out` is overwritten."""
     np.add(a, b, out)
+
+
+def minimum(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
+    """The smaller of each two elements; NaN, unlike by MPI's own, where one is NaN. `out` is overwritten."""
+    np.minimum(a, b, out=out)
+
+
+def maximum(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
+    """The larger of each two elements; NaN, unlike by MPI's own, where one is NaN. `out` is overwritten."""
+    np.maximum(a, b, out=out)
+
+
+Combine = Callable[[NDArray[Any], NDArray[Any], NDArray[Any]], Any]
+"""Takes two vectors of a kind, and overwrites a third with what they make together."""
+
+COMBINE: dict[str, Combine] = {"sum": add, "mean": add, "min": minimum, "max": maximum}
+"""How the vectors of two ranks meet."""
 
 
 def widen(values: NDArray[Any], dtype: str, out: NDArray[np.float32]) -> None:

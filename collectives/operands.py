@@ -6,8 +6,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from collectives.consistency.call_check import fingerprint
 from collectives.group import Group
-from collectives.memory import FLOATS, INTEGERS, Flat, empty_like, flat
+from collectives.memory import COMBINE, FLOATS, INTEGERS, Flat, empty_like, flat
 
 
 def operand(group: Group, x: Any, call: str, allowed: tuple[str, ...]) -> Flat:
@@ -37,10 +38,9 @@ def writable_operand(group: Group, x: Any, call: str, allowed: tuple[str, ...]) 
 def operands(group: Group, x: Any, op: str, out: Any) -> tuple[Flat, Flat, Any]:
     """Vectors of an all-reduce's array and of its result, and the result; raises what `operand` does."""
     call = f"allreduce({op})"
-    if op not in ("sum", "mean"):
-        group.reject(ValueError(f"{group.here}: op is {op!r}; choose 'sum' or 'mean'"), call)
-    source = operand(group, x, call, FLOATS + INTEGERS if op == "sum" else FLOATS)
-    result = empty_like(x) if out is None else out
+    require_op(group, op)
+    source = operand(group, x, call, FLOATS if op == "mean" else FLOATS + INTEGERS)
+    result = like_operand(group, x, call) if out is None else out
     target = operand(group, result, f"{call}, out", (source.dtype,))
     if target.shape != source.shape or not target.values.flags.writeable:
         _refuse(group, call, f"out has shape {target.shape}, the array {source.shape}, and out must be writeable")
@@ -48,6 +48,37 @@ def operands(group: Group, x: Any, op: str, out: Any) -> tuple[Flat, Flat, Any]:
     if not apart and source.values.ctypes.data != target.values.ctypes.data:
         _refuse(group, call, "out overlaps the array; pass the array itself or one that shares no memory with it")
     return source, target, result
+
+
+def like_operand(group: Group, x: Any, call: str, shape: tuple[int, ...] | None = None) -> Any:
+    """A new array of the library and element type of one; raises TypeError as `operand` does if none can be made."""
+    try:
+        return empty_like(x, shape)
+    except TypeError as error:
+        group.reject(TypeError(f"{group.here}, {call}: {error}"), call)
+
+
+def rows_operand(group: Group, x: Any, call: str, allowed: tuple[str, ...]) -> Flat:
+    """The vector of an array that is to be put below those of other ranks; raises what `operand` does."""
+    rows = operand(group, x, call, allowed)
+    if not rows.shape:
+        _refuse(group, call, "an array without dimensions has no rows; pass x.reshape(1)")
+    like_operand(group, x, call, (0, *rows.shape[1:]))  # whether there can be a result, before anything is sent
+    return rows
+
+
+def require_op(group: Group, op: str) -> None:
+    """Raise ValueError on every rank unless an all-reduce can do this."""
+    if op not in COMBINE:
+        one_of = ", ".join(map(repr, COMBINE))
+        group.reject(ValueError(f"{group.here}: op is {op!r}; choose one of {one_of}"), f"allreduce({op})")
+
+
+def require_root(group: Group, root: int, call: str) -> None:
+    """Raise ValueError on every rank unless there is one to broadcast from."""
+    if root not in range(group.size):
+        group.agree(fingerprint(call), lambda: call)
+        raise ValueError(f"{group.here}: there is no rank {root} to broadcast from")
 
 
 def _refuse(group: Group, call: str, problem: str) -> NoReturn:

@@ -20,6 +20,7 @@ from collectives.consistency.missing_ranks import named
 from collectives.consistency.recursive_doubling import DIFFERENT, TAG, RecursiveDoubling
 from collectives.errors import CollectiveMismatch
 from collectives.execution.handle import Call, Steps
+from collectives.memory import Combine, add
 from collectives.progress.polling import until, wait
 from collectives.trace.traffic import Traffic
 
@@ -60,6 +61,7 @@ class CallCheck:
         values: NDArray[Any] | None = None,
         sums: NDArray[Any] | None = None,
         meanwhile: Callable[[], None] | None = None,
+        combine: Combine = add,
     ) -> Steps:
         """Compare a call with what the other ranks call.
 
@@ -77,6 +79,8 @@ class CallCheck:
             Numbers to sum on the way, and where the result goes; see `RecursiveDoubling.start`.
         meanwhile : callable, optional
             Called once the first message is on its way.
+        combine : Combine
+            What takes the place of the sum.
 
         Raises
         ------
@@ -91,7 +95,7 @@ class CallCheck:
             while self._numbers[turn] != number:
                 yield False
             exchange = self._idle.pop() if self._idle else self._another()
-            exchange.start((mark + number * 0x9E3779B97F4A7C15) & _MASK, values, sums, traffic, TAG + turn)
+            exchange.start((mark + number * 0x9E3779B97F4A7C15) & _MASK, values, sums, traffic, TAG + turn, combine)
             if meanwhile is not None:
                 meanwhile()
             if not exchange.Test():

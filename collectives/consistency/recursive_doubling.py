@@ -23,7 +23,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from collectives.memory import add, aligned_empty
+from collectives.memory import Combine, add, aligned_empty
 from collectives.trace.traffic import Traffic
 
 TAG = 32_100  # and above: used for nothing else
@@ -119,6 +119,7 @@ class RecursiveDoubling:
         self._values: NDArray[Any] | None = None
         self._held: NDArray[Any] | None = None
         self._sums: NDArray[Any] | None = None
+        self._combine: Combine = add
         self._at = 0
         self.mark = 0
 
@@ -129,6 +130,7 @@ class RecursiveDoubling:
         sums: NDArray[Any] | None = None,
         traffic: Traffic | None = None,
         tag: int = TAG,
+        combine: Combine = add,
     ) -> None:
         """Begin; the exchange before must be over.
 
@@ -144,10 +146,12 @@ class RecursiveDoubling:
             Counted into.
         tag : int
             Of its messages: unique among the exchanges that are under way at once.
+        combine : Combine
+            What takes the place of the sum.
         """
         self.mark, self._at = mark, 0
         self._values = self._held = values
-        self._sums = sums
+        self._sums, self._combine = sums, combine
         key = tag if values is None else (tag, values.size, values.dtype)
         messages = self._messages = self._known.get(key) or self._remember(key, tag, values)
         for request in messages.receives:
@@ -214,9 +218,9 @@ class RecursiveDoubling:
         if held.size == 1 and sums is self._sums:
             sums = np.empty_like(held)  # NumPy adds one element the other way round where the result replaces the first
         if here.peer_first:
-            add(landed, held, sums)
+            self._combine(landed, held, sums)
         else:
-            add(held, landed, sums)
+            self._combine(held, landed, sums)
         self._held = sums
 
     def _remember(self, key: Any, tag: int, values: NDArray[Any] | None) -> _Messages:

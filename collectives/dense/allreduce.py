@@ -15,7 +15,7 @@ from collectives.dense.payload import DensePayload, itemsize_in_messages
 from collectives.execution.handle import Call, Steps
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Program
-from collectives.memory import SIXTEEN_BIT, aligned_empty, narrow, widen
+from collectives.memory import SIXTEEN_BIT, Combine, add, aligned_empty, narrow, widen
 from collectives.schedules.halving_doubling import HalvingDoubling
 from collectives.schedules.plan import Topology
 from collectives.schedules.ring import Ring
@@ -60,8 +60,13 @@ class DenseSums:
         traffic: Traffic,
         scratch: Sequence[NDArray[Any]],
         mark: int | None,
+        combine: Combine = add,
     ) -> Steps:
-        """See `Communicator.dense_steps`; a `mark` is compared among the ranks before or with the sum."""
+        """See `Communicator.dense_steps`.
+
+        A `mark` is compared among the ranks before the sum or with it, and only then `combine` may be another than
+        `add`.
+        """
         nbytes = values.size * itemsize_in_messages(values, dtype)
         if comm.size > 1 and comm.topology == "auto" and nbytes <= comm.swapped_bytes:
             start = traffic.clock()
@@ -69,7 +74,7 @@ class DenseSums:
             if mark is None:
                 yield from comm.sum_small(call, source, sums, traffic)
             else:
-                yield from comm.check(call, mark, traffic, source, sums)
+                yield from comm.check(call, mark, traffic, source, sums, combine=combine)
             _finish(comm.size, sums, dtype, mean, out)
             traffic.seconds_total += traffic.clock() - start
             return
@@ -80,7 +85,7 @@ class DenseSums:
                 out[:] = values
             else:
                 narrow(values, dtype, out)
-        elif _by_mpi(comm, nbytes):
+        elif combine is add and _by_mpi(comm, nbytes):  # MPI's own minimum leaves open what becomes of NaN
             start = traffic.clock()
             source, sums = _operands(values, dtype, out)
             if source is sums and dtype not in SIXTEEN_BIT:
@@ -90,7 +95,7 @@ class DenseSums:
             traffic.seconds_total += traffic.clock() - start
         else:
             buffers = partial(self._buffers, scratch) if comm.calls_in_flight == 1 else fresh_buffers
-            program, payload = along_the_plan(comm, values, dtype, mean, out, buffers)
+            program, payload = along_the_plan(comm, values, dtype, mean, out, buffers, combine)
             yield from execute(call, program, payload, call.tag, traffic)
 
     def along_the_plan(
@@ -103,10 +108,11 @@ class DenseSums:
         out: NDArray[Any],
         traffic: Traffic,
         mark: int,
+        combine: Combine,
     ) -> Steps:
         """Sum by messages of this call alone, whatever the size, so that no call has to wait for another."""
         yield from comm.check(call, mark, traffic)
-        program, payload = along_the_plan(comm, values, dtype, mean, out, fresh_buffers)
+        program, payload = along_the_plan(comm, values, dtype, mean, out, fresh_buffers, combine)
         yield from execute(call, program, payload, call.tag, traffic, overlapped=True)
 
     def _buffers(self, scratch: Sequence[NDArray[Any]], nbytes: int) -> list[Bytes]:
@@ -134,13 +140,15 @@ def along_the_plan(
     mean: bool,
     out: NDArray[Any],
     buffers: Callable[[int], Sequence[Bytes]],
+    combine: Combine = add,
 ) -> tuple[Program, DensePayload]:
     """A sum along the plan of a topology; `buffers` makes receive buffers for messages of so many bytes."""
     itemsize = itemsize_in_messages(values, dtype)
     known = comm.network is not None or not isinstance(comm.topology, str)
     topology = comm.select(values.size * itemsize) if known else Ring()
     program = comm.program(topology, values.size, 64, max(1, _piece_bytes(comm, topology) // itemsize))
-    return program, DensePayload(program, values, dtype, mean, buffers(program.longest_piece * itemsize), out)
+    landing = buffers(program.longest_piece * itemsize)
+    return program, DensePayload(program, values, dtype, mean, landing, out, combine)
 
 
 def _piece_bytes(comm: Communicator, topology: Topology) -> int:

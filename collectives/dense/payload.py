@@ -10,7 +10,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from collectives.execution.program import Message, Program
-from collectives.memory import SIXTEEN_BIT, add, narrow, widen
+from collectives.memory import SIXTEEN_BIT, Combine, add, narrow, widen
 
 TILE = 32768  # elements added, then divided, while in cache
 
@@ -29,6 +29,7 @@ class DensePayload:
     `values`, ndarray[n], is left alone unless it is `out` or a float32 copy of a 16-bit vector. `dtype` names its
     element type, as bfloat16 is uint16 to NumPy. `buffers`, uint8[bytes of the longest piece, or more], are for as many
     messages to be merged as may be under way at once. `out`, ndarray[n], is overwritten with the result.
+    `combine` takes the place of the sum.
     """
 
     brief = True
@@ -41,10 +42,11 @@ class DensePayload:
         mean: bool,
         buffers: Sequence[NDArray[np.uint8]],
         out: NDArray[Any],
+        combine: Combine = add,
     ) -> None:
         self.receive_buffers = len(buffers)
         self._pieces, self._size = program.pieces, program.plan.size
-        self._dtype, self._mean = dtype, mean
+        self._dtype, self._mean, self._combine = dtype, mean, combine
         self._values, self._out = values, out
         self._widened = dtype in SIXTEEN_BIT and values.dtype == np.float32
         self._narrow = self._widened or (dtype in SIXTEEN_BIT and self._size > 1)
@@ -96,7 +98,7 @@ class DensePayload:
         for start in range(cut.start, cut.stop, TILE):
             tile = slice(start, min(start + TILE, cut.stop))
             sums = self._sums[tile]
-            add(held[tile], incoming[tile.start - cut.start : tile.stop - cut.start], sums)
+            self._combine(held[tile], incoming[tile.start - cut.start : tile.stop - cut.start], sums)
             if complete and self._mean:
                 np.divide(sums, self._size, out=sums)
             if complete and self._narrow:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Protocol
 
 from mpi4py import MPI
 
-from collectives.progress.polling import POLLS, Backoff
+from collectives.progress.polling import POLLS, Backoff, Testable
 from collectives.progress.thread import Completion
 from collectives.trace.recorder import Trace
 
@@ -35,6 +35,14 @@ class CallGroup(Protocol):
 
     def before(self, call: Call) -> Iterable[Call]:
         """Calls in flight that were begun before this one."""
+        ...
+
+    def turn_of(self, call: Call) -> Steps:
+        """Wait until all calls that were begun before have ended."""
+        ...
+
+    def await_request(self, call: Call, request: Testable, describe: Callable[[], str]) -> Steps:
+        """Wait for a request, as part of a call."""
         ...
 
     def drop(self, call: Call) -> None:

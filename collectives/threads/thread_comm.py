@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -36,7 +36,7 @@ class World:
         self._lock = threading.Lock()
         self._unmatched: dict[tuple[int, int, int, int], deque[_Message]] = {}  # context, source, destination, tag
         self._gatherings: dict[tuple[int, int], dict[int, _Collective]] = {}  # context, number of the call
-        self._contexts: dict[tuple[int, int], int] = {}
+        self._contexts: dict[tuple[int, int, int], int] = {}
         self._ended = False
         self._bells = [threading.Lock() for _ in range(size)]  # open: something has come for the rank
         for bell in self._bells:
@@ -58,10 +58,10 @@ class World:
         with suppress(RuntimeError):  # it rings already
             self._bells[rank].release()
 
-    def context_of(self, parent: int, number: int) -> int:
-        """What tells the messages of a communicator's duplicate from those of others."""
+    def context_of(self, parent: int, number: int, color: int) -> int:
+        """What tells the messages of a communicator that was made of another one from those of others."""
         with self._lock:
-            return self._contexts.setdefault((parent, number), 1 + len(self._contexts))
+            return self._contexts.setdefault((parent, number, color), 1 + len(self._contexts))
 
     def post(self, message: _Message) -> None:
         """Match a message with its other end, in the order in which they were posted, or keep it."""
@@ -79,7 +79,7 @@ class World:
         else:
             receive.memory[: send.memory.size] = send.memory
         message.done = other.done = True
-        self._ring(other.rank)
+        self._ring(other.thread)
 
     def awaits(self, key: tuple[int, int, int, int]) -> int | None:
         """Bytes of a message that was sent and that nobody has received; None: there is no such message."""
@@ -92,13 +92,13 @@ class World:
         with self._lock:
             gathered = self._gatherings.setdefault((context, number), {})
             gathered[request.rank] = request
-            if len(gathered) < self.size:
+            if len(gathered) < request.size:
                 return
             del self._gatherings[context, number]
-        request.work([gathered[rank].part for rank in range(self.size)])
-        for rank, one in gathered.items():
+        request.work([gathered[rank].part for rank in range(request.size)])
+        for one in gathered.values():
             one.done = True
-            self._ring(rank)
+            self._ring(one.thread)
 
 
 class _Request:
@@ -117,11 +117,10 @@ class _Request:
 
 
 class _Message(_Request):
-    """A send or a receive."""
+    """A send or a receive, of the rank that is a `thread` of the world."""
 
-    def __init__(self, world: World, key: tuple[int, int, int, int], memory: Bytes, is_send: bool) -> None:
-        self._world, self.key, self.memory, self.is_send = world, key, memory, is_send
-        self.rank = key[1] if is_send else key[2]
+    def __init__(self, world: World, key: tuple[int, int, int, int], thread: int, memory: Bytes, is_send: bool) -> None:
+        self._world, self.key, self.thread, self.memory, self.is_send = world, key, thread, memory, is_send
 
     def Start(self) -> None:
         self.done = False
@@ -135,7 +134,8 @@ class _Collective(_Request):
     """
 
     def __init__(self, comm: LocalComm, part: Any, work: Callable[[list[Any]], None]) -> None:
-        self._comm, self.rank, self.part, self.work = comm, comm.rank, part, work
+        self._comm, self.part, self.work = comm, part, work
+        self.rank, self.size, self.thread = comm.rank, comm.size, comm.thread
 
     def Start(self) -> None:
         self.done = False
@@ -143,16 +143,30 @@ class _Collective(_Request):
 
 
 class LocalComm:
-    """One rank's communicator, as far as `collectives` and `mpicomp.algorithms` use mpi4py's."""
+    """One rank's communicator, as far as `collectives` and `mpicomp.algorithms` use mpi4py's.
 
-    def __init__(self, world: World, rank: int, context: int = 0) -> None:
-        self._world, self._context = world, context
-        self.rank, self.size = rank, world.size
-        self._duplicates = self._collectives = 0
+    `threads` are those of its ranks, in rank order, as the world counts them; None: all. The rank's own is `thread`.
+    """
+
+    def __init__(self, world: World, thread: int, context: int = 0, threads: Sequence[int] | None = None) -> None:
+        self._world, self._context, self.thread = world, context, thread
+        self._threads = range(world.size) if threads is None else threads
+        self.rank, self.size = self._threads.index(thread), len(self._threads)
+        self._made = self._collectives = 0
 
     def Dup(self) -> LocalComm:
-        self._duplicates += 1
-        return LocalComm(self._world, self.rank, self._world.context_of(self._context, self._duplicates))
+        return self._another(0, self._threads)
+
+    def Split(self, color: int = 0, key: int = 0) -> LocalComm:
+        everyone = np.empty((self.size, 3), np.int64)
+        self._wait(self.Iallgather(np.array([color, key, self.thread]), everyone))
+        by_key = sorted(everyone.tolist(), key=lambda one: one[1])
+        return self._another(color, [thread for of_color, _, thread in by_key if of_color == color])
+
+    def _another(self, color: int, threads: Sequence[int]) -> LocalComm:
+        self._made += 1
+        context = self._world.context_of(self._context, self._made, color)
+        return LocalComm(self._world, self.thread, context, threads)
 
     def Split_type(self, split_type: int) -> LocalComm:
         return self.Dup()  # all share memory
@@ -166,10 +180,10 @@ class LocalComm:
     # Messages --------------------------------------------------------------------------------------------------------
 
     def Send_init(self, buffer: Any, dest: int, tag: int) -> _Message:
-        return _Message(self._world, (self._context, self.rank, dest, tag), _memory(buffer), True)
+        return _Message(self._world, (self._context, self.rank, dest, tag), self.thread, _memory(buffer), True)
 
     def Recv_init(self, buffer: Any, source: int, tag: int) -> _Message:
-        return _Message(self._world, (self._context, source, self.rank, tag), _memory(buffer), False)
+        return _Message(self._world, (self._context, source, self.rank, tag), self.thread, _memory(buffer), False)
 
     def Isend(self, buffer: Any, dest: int, tag: int) -> _Message:
         return _started(self.Send_init(buffer, dest, tag))
@@ -178,9 +192,11 @@ class LocalComm:
         return _started(self.Recv_init(buffer, source, tag))
 
     def Recv(self, buffer: Any, source: int, tag: int) -> None:
-        request = self.Irecv(buffer, source, tag)
+        self._wait(self.Irecv(buffer, source, tag))
+
+    def _wait(self, request: _Request) -> None:
         while not request.Test():
-            self._world.rest(self.rank)
+            self._world.rest(self.thread)
 
     def Iprobe(self, source: int, tag: int, status: MPI.Status | None = None) -> bool:
         for sender in range(self.size) if source == MPI.ANY_SOURCE else (source,):

@@ -7,6 +7,7 @@ reach the aggregators without a copy.
 """
 
 from mpicomp.torch.optimizer import DistributedOptimizer
+from mpicomp.torch.optimizer_state import broadcast_optimizer_state
 from mpicomp.torch.replication import average_buffers, broadcast_parameters
 
-__all__ = ["DistributedOptimizer", "average_buffers", "broadcast_parameters"]
+__all__ = ["DistributedOptimizer", "average_buffers", "broadcast_optimizer_state", "broadcast_parameters"]

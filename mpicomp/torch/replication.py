@@ -41,7 +41,7 @@ def broadcast_parameters(
     if isinstance(module_or_state_dict, torch.nn.Module):
         module_or_state_dict = module_or_state_dict.state_dict()
     with Communicator() if comm is None else nullcontext(comm) as used:
-        _broadcast(module_or_state_dict, used, root)
+        broadcast_tensors(module_or_state_dict, used, root, "broadcast_parameters")
 
 
 @torch.no_grad()
@@ -100,15 +100,17 @@ def require_cpu(name: str, tensor: Tensor) -> None:
 
 
 @torch.no_grad()
-def _broadcast(named: Mapping[str, Tensor], comm: Communicator, root: int) -> None:
+def broadcast_tensors(named: Mapping[str, Tensor], comm: Communicator, root: int, call: str) -> None:
+    """Overwrite tensors in place by rank `root`'s. `call` is its name in messages; raises as `broadcast_parameters`."""
     try:
         for name, tensor in named.items():
             if not torch.is_tensor(tensor):
                 raise TypeError(f"{name!r} is a {type(tensor).__name__}, not a tensor; leave it out")
             require_cpu(name, tensor)
+            if tensor.layout != torch.strided:
+                raise ValueError(f"{name!r} is a {tensor.layout} tensor; make it dense, or leave it out")
     except (TypeError, ValueError) as error:
-        here = f"rank {comm.rank} of {comm.size}, broadcast_parameters: {error}"
-        comm.reject(type(error)(here), "broadcast_parameters")
+        comm.reject(type(error)(f"{comm.here}, {call}: {error}"), call)
     require_same_layout(named, comm)
     batch: list[Tensor] = []
     nbytes = 0

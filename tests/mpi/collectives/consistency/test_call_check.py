@@ -74,7 +74,7 @@ UNFIT: dict[str, tuple[Call, type[Exception], str]] = {
     "small integers": (lambda c: c.allreduce(np.ones(3, np.int8)), TypeError, "type int8: convert to one of float16"),
     "mean of integers": (lambda c: c.allreduce(np.ones(3, np.int64), "mean"), TypeError, "type int64: convert to"),
     "a list": (lambda c: c.allreduce([1.0, 2.0]), TypeError, "cannot reduce list"),
-    "an unknown op": (lambda c: c.allreduce(np.ones(3), "max"), ValueError, "op is 'max'; choose 'sum' or 'mean'"),
+    "an unknown op": (lambda c: c.allreduce(np.ones(3), "median"), ValueError, "op is 'median'; choose one of 'sum'"),
     "out of another shape": (lambda c: c.allreduce(np.ones(3), out=np.ones(4)), ValueError, "out has shape"),
     "out of another dtype": (lambda c: c.allreduce(np.ones(3), out=np.ones(3, "f4")), TypeError, "float32: convert"),
     "text": (lambda c: c.broadcast(np.array(["a"])), TypeError, "convert to one of"),

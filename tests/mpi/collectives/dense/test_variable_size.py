@@ -1,4 +1,4 @@
-"""Broadcast, barrier, and payloads whose sizes differ from rank to rank."""
+"""Broadcast and barrier, in parts that MPI can count and with deadlines."""
 
 from __future__ import annotations
 
@@ -23,30 +23,6 @@ def payload(source: int, nbytes: int) -> NDArray[np.uint8]:
     return np.random.default_rng([source, nbytes]).integers(0, 256, nbytes, np.uint8)
 
 
-SIZES = {
-    "growing": lambda source: 1000 * source,
-    "one empty": lambda source: 0 if source == 0 else 77,
-    "only one": lambda source: 30_000 if source == 0 else 0,
-    "all empty": lambda source: 0,
-}
-
-
-@pytest.fixture(params=[exchange.LARGEST, 1000], ids=["one-round", "rounds"])
-def largest(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bytes that one call of MPI may move."""
-    monkeypatch.setattr(exchange, "LARGEST", request.param)
-
-
-@pytest.mark.usefixtures("largest")
-@pytest.mark.parametrize("kind", SIZES)
-def test_all_gather_brings_every_payload_to_every_rank(comm: Communicator, kind: str) -> None:
-    mine = payload(comm.rank, SIZES[kind](comm.rank))
-    gathered = exchange.all_gather(comm.mpi_comm, mine, TIMEOUT_S)
-    assert len(gathered) == comm.size
-    for source, theirs in enumerate(gathered):
-        np.testing.assert_array_equal(theirs, payload(source, SIZES[kind](source)))
-
-
 def test_broadcast_overwrites_with_the_roots(comm: Communicator) -> None:
     for root in range(comm.size):
         for dtype in (np.float16, np.float32, np.float64, np.int64, np.uint8, np.bool_):
@@ -61,7 +37,7 @@ def test_broadcast_overwrites_with_the_roots(comm: Communicator) -> None:
 
 
 def test_broadcast_is_sent_in_parts_that_mpi_can_count(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "LARGEST", 100)
+    monkeypatch.setattr(exchange, "PART_BYTES", 100)
     x = payload(comm.rank, 1234)
     comm.broadcast(x)
     assert (x == payload(0, 1234)).all()
@@ -88,14 +64,17 @@ def test_nobody_leaves_a_barrier_before_the_last_has_come(mpi_comm: MPI.Intracom
 
 @few_ranks
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("call", ["barrier", "iallreduce", "broadcast", "all_gather"])
+@pytest.mark.parametrize("call", ["barrier", "iallreduce", "broadcast", "allgather", "number", "object", "split"])
 def test_every_wait_has_a_deadline(mpi_comm: MPI.Intracomm, call: str) -> None:
-    comm = Communicator(mpi_comm, timeout=0.3, verify=call != "barrier")
+    comm = Communicator(mpi_comm, timeout=0.3, verify=call not in ("barrier", "allgather", "split"))
     calls: dict[str, Any] = {
         "barrier": comm.barrier,
         "iallreduce": lambda: comm.iallreduce(np.ones(5)).wait(),
         "broadcast": lambda: comm.broadcast(np.zeros(3)),
-        "all_gather": lambda: exchange.all_gather(comm.mpi_comm, np.zeros(3, np.uint8), comm.timeout),
+        "allgather": lambda: comm.allgather(np.zeros(3)),
+        "number": lambda: comm.allreduce(1.0),
+        "object": lambda: comm.broadcast_object("mine"),
+        "split": lambda: comm.split(0),
     }
     if comm.rank:
         with pytest.raises(CollectiveTimeout, match=rf"rank {comm.rank} of {comm.size}.* after [\d.]+ s"):

@@ -72,16 +72,15 @@ def test_handles_are_waited_for_in_any_order(ranks: int) -> None:
 def test_payloads_of_any_size_are_exchanged(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def work(comm: Communicator) -> None:
         payloads = [np.full(7 * source % 11 * 5, source, np.uint8) for source in range(ranks)]
-        gathered = exchange.all_gather(comm.mpi_comm, payloads[comm.rank], TIMEOUT_S)
-        for landed, sent in zip(gathered, payloads, strict=True):
-            np.testing.assert_array_equal(landed, sent)
+        np.testing.assert_array_equal(comm.allgather(payloads[comm.rank]), np.concatenate(payloads))
+        assert comm.allgather_object(comm.rank) == [*range(ranks)]
         for root in range(ranks):
             values = np.full(13, comm.rank, np.float32)
             comm.broadcast(values, root)
             assert (values == root).all()
 
     run_local(ranks, work, timeout=TIMEOUT_S)
-    monkeypatch.setattr(exchange, "LARGEST", 16)  # several rounds
+    monkeypatch.setattr(exchange, "PART_BYTES", 16)  # several rounds
     run_local(ranks, work, timeout=TIMEOUT_S)
 
 
@@ -121,6 +120,26 @@ def test_communicators_made_within_one_do_not_mix_their_messages() -> None:
     for found in run_local(3, work, timeout=TIMEOUT_S):
         assert (found[0] == 3).all()
         assert (found[1] == 6).all()
+
+
+@every_size
+def test_groups_of_threads_are_numbered_as_those_of_processes(ranks: int) -> None:
+    def work(comm: Communicator) -> tuple[Any, Any]:
+        group = comm.split(comm.rank % 2, key=-comm.rank)
+        assert group is not None
+        with group:
+            inner = group.split(None if group.rank == 0 else 3)
+            total = group.allreduce(np.full(5, comm.rank))
+            return group.allgather_object(comm.rank), (total[0], inner and inner.allgather_object(comm.rank))
+
+    for rank, (members, (total, inner)) in enumerate(run_local(ranks, work, timeout=TIMEOUT_S)):
+        expected = [one for one in reversed(range(ranks)) if one % 2 == rank % 2]
+        assert (members, total) == (expected, sum(expected))
+        assert inner == (expected[1:] if rank != expected[0] else None)
+
+
+def test_threads_share_a_node() -> None:
+    assert run_local(3, lambda comm: (comm.local_rank, comm.local_size)) == [(rank, 3) for rank in range(3)]
 
 
 def test_a_trace_is_written_for_every_rank(tmp_path: Path) -> None:
