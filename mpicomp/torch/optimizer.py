@@ -29,6 +29,7 @@ from mpicomp.torch.algorithms import AlgorithmChoice, algorithms_by_name, prefer
 from mpicomp.torch.bucket_reducers import BucketReducers
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.gradient_averaging import GradientAveraging
+from mpicomp.torch.join import Batch, joined
 from mpicomp.torch.local_updates import LocalUpdates
 from mpicomp.torch.master_weights import SIXTEEN_BIT, MasterWeights
 from mpicomp.torch.parameters import Parameters
@@ -306,6 +307,28 @@ class DistributedOptimizer(torch.optim.Optimizer):
             loss = self.optimizer.step(evaluate)
         self._synchronizer.end_step()
         return loss
+
+    def join(self, batches: Iterable[Batch], after_step: Callable[[], object] | None = None) -> Iterator[Batch]:
+        """Go through batches of which the ranks have different numbers, with one step for each.
+
+        A rank whose batches are used up goes on making the steps of the others, without gradients, until nobody has a
+        batch left. Its missing gradients count as zeros in means over all ranks; under "updates" it does not move the
+        model. Go through to the end on all ranks: one that breaks off is missed by the others.
+
+        Parameters
+        ----------
+        batches
+            This rank's. The body of the loop calls `step` once.
+        after_step
+            What the loop does after a step that must be the same on all ranks, such as a scheduler's ``step``; called
+            for steps that this rank makes without a batch.
+
+        Yields
+        ------
+        Batch
+            This rank's batches.
+        """
+        return joined(self, batches, after_step)
 
     def synchronize(self) -> None:
         """Do now what the mode averages.

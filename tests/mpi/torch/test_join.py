@@ -1,0 +1,50 @@
+"""Shards of different lengths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from collectives import Communicator
+from mpicomp import Dense, Marsit
+from tests.mpi.lanes import few_ranks
+from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, wrap
+
+pytestmark = few_ranks
+
+
+@pytest.mark.parametrize("longest", ["first", "last"])
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [(Dense(), {}), (Marsit(3), {}), (Marsit(3), {"local_steps": 2}), (Dense(), {"overlap": False})],
+)
+def test_ranks_without_batches_go_on_until_all_are_used_up(
+    algorithm: Any, options: Any, longest: str, comm: Communicator
+) -> None:
+    model = make_model()
+    optimizer = wrap(model, algorithm, comm, **options)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    n_batches = 2 + 2 * (comm.rank if longest == "last" else comm.size - 1 - comm.rank)
+    seen = 0
+    for step in optimizer.join(range(n_batches), after_step=scheduler.step):
+        inputs, labels = batch(1000 * comm.rank + step)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        scheduler.step()
+        seen += 1
+    assert seen == n_batches
+    assert optimizer.synchronizations == 2 * comm.size // options.get("local_steps", 1)
+    assert same_on_all_ranks(model, comm)
+
+
+def test_a_rank_without_batches_counts_as_zeros(comm: Communicator) -> None:
+    parameter = nn.Parameter(torch.zeros(3))
+    optimizer = wrap(nn.ParameterList([parameter]), Dense(), comm)
+    for _ in optimizer.join(range(1) if comm.rank == 0 else ()):
+        parameter.sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(parameters_of(nn.ParameterList([parameter])), torch.full((3,), -0.05 / comm.size))
