@@ -24,7 +24,7 @@ import mpicomp
 from apps.train.agreement import JobError, raise_on_all_ranks
 from apps.train.checkpoint import require_writable
 from apps.train.data import load
-from apps.train.options import parse
+from apps.train.options import ONE_BIT_ADAM, parse
 from apps.train.preemption import StopRequest
 from apps.train.report import STATUS_DIVERGED, Report
 from apps.train.saver import Saver, require_unused, resume
@@ -145,7 +145,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         return parse(argv)
 
 
-def _algorithm(options: argparse.Namespace) -> Algorithm:
+def _algorithm(options: argparse.Namespace) -> Algorithm | None:
+    """The method; None stands for the optimizer that is a method of its own."""
+    if options.algorithm == ONE_BIT_ADAM:
+        return None
     try:
         return mpicomp.algorithm(options.algorithm, **options.algorithm_options)
     except TypeError as error:

@@ -13,6 +13,8 @@ from apps.train.learning_rate import DECAYS
 from apps.train.models import MODELS
 from mpicomp.cli.main import assignment
 
+ONE_BIT_ADAM = "one-bit-adam"
+"""The --algorithm that is an optimizer of its own."""
 DEFAULT_LR = {"sgd": 0.1, "momentum": 0.03, "adam": 0.001}
 
 _LARGEST_SEED = 10**12  # the generators take 64 bits, of which each rank uses a part for its number
@@ -29,6 +31,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         options.algorithm_options["full_precision_every"] = options.full_precision_every or None
     if options.residual is not None:
         options.algorithm_options["residual"] = options.residual
+    one_bit_adam = options.algorithm == ONE_BIT_ADAM
+    if options.optimizer is None:
+        options.optimizer = "adam" if one_bit_adam else "momentum"
+    if one_bit_adam and (options.optimizer, options.synchronize, options.local_steps) != ("adam", None, 1):
+        parser.error(f"--algorithm {ONE_BIT_ADAM} is an optimizer: leave out --optimizer, --synchronize, --local-steps")
     if options.lr is None:
         options.lr = DEFAULT_LR[options.optimizer]
     if options.decay == "step" and not options.decay_epochs:
@@ -71,7 +78,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("training").add_argument
     add("--epochs", type=positive, default=5, help="passes over the training images")
     add("--batch", type=positive, default=16, help="images per rank and step")
-    add("--optimizer", choices=tuple(DEFAULT_LR), default="momentum", help="optimizer of each rank")
+    optimizers = f"optimizer of each rank (default: momentum; with {ONE_BIT_ADAM} adam)"
+    add("--optimizer", choices=tuple(DEFAULT_LR), help=optimizers)
     add("--lr", type=_positive_float, help="learning rate; each optimizer has a default")
     add("--momentum", type=float, default=0.9, help="factor of --optimizer momentum")
     add("--weight-decay", type=float, default=0.0, help="factor of the L2 penalty")
@@ -81,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--decay-factor", type=_positive_float, default=0.1, help="factor of --decay step")
     add("--seed", type=_seed, default=0, help="seed of the weights and of the order of images")
     add = parser.add_argument_group("communication").add_argument
-    add("--algorithm", default="marsit", help="name of the method")
+    add("--algorithm", default="marsit", help=f"name of the method, or {ONE_BIT_ADAM}")
     add(
         "--full-precision-every",
         type=_period,

@@ -24,7 +24,7 @@ from collectives import Communicator
 from collectives.json_file import fields
 from mpicomp.algorithms import Algorithm
 from mpicomp.cli.timing import gather
-from mpicomp.torch import DistributedOptimizer, average_buffers, broadcast_parameters
+from mpicomp.torch import DistributedOptimizer, OneBitAdam, average_buffers, broadcast_parameters
 
 _EVALUATION_BATCH = 500
 _SEEDED = threading.Lock()
@@ -34,22 +34,16 @@ _SEEDED = threading.Lock()
 class Training:
     """The part of a run that one rank has; `epoch` and `step` say how many have been completed since its start."""
 
-    def __init__(self, options: argparse.Namespace, comm: Communicator, dataset: Dataset, algorithm: Algorithm) -> None:
+    def __init__(
+        self, options: argparse.Namespace, comm: Communicator, dataset: Dataset, algorithm: Algorithm | None
+    ) -> None:
         with _SEEDED:
             torch.manual_seed(options.seed)
             self.model = build(options.model, dataset.image_shape, dataset.n_classes, options.hidden, options.width)
             # Dropout differs between ranks, as their images do.
             torch.manual_seed(options.seed * 1_000_003 + comm.rank + 1)
         broadcast_parameters(self.model, comm)
-        self.optimizer = DistributedOptimizer(
-            _optimizer(options, self.model),
-            algorithm,
-            comm,
-            self.model.named_parameters(),
-            options.synchronize,
-            options.local_steps,
-            options.bucket_mb,
-        )
+        self.optimizer = _optimizer(options, self.model, comm, algorithm)
         self.sampler = Sampler(len(dataset.train), options.batch, comm.rank, comm.size, options.seed)
         steps_per_epoch = self.sampler.n_steps
         self.n_steps = options.epochs * steps_per_epoch
@@ -61,7 +55,7 @@ class Training:
             tuple(epoch * steps_per_epoch for epoch in options.decay_epochs),
             options.decay_factor,
         )
-        _warm_up(algorithm, comm)
+        _warm_up(algorithm or self.optimizer.algorithm, comm)
         self.epoch = self.step = 0
         self.best_accuracy = 0.0
         self.meter = Meter()
@@ -100,7 +94,7 @@ class Training:
             self.meter.seconds_training += time.perf_counter() - started
             if not optimizer.models_differ and after_step():
                 return False
-        if optimizer.models_differ:
+        if isinstance(optimizer, DistributedOptimizer) and optimizer.models_differ:
             optimizer.synchronize()
             self._after_synchronization()
         self.epoch += 1
@@ -213,11 +207,24 @@ class Training:
             average_buffers(self.model, self._comm)
 
 
-def _optimizer(options: argparse.Namespace, model: nn.Module) -> torch.optim.Optimizer:
+def _optimizer(
+    options: argparse.Namespace, model: nn.Module, comm: Communicator, algorithm: Algorithm | None
+) -> DistributedOptimizer | OneBitAdam:
+    """What synchronizes the ranks: OneBitAdam, or another optimizer with an algorithm."""
+    named, bucket_mb = model.named_parameters(), options.bucket_mb
+    rates = {"lr": options.lr, "weight_decay": options.weight_decay}
+    if algorithm is None:
+        own = {"bucket_mb": bucket_mb, **options.algorithm_options}
+        try:
+            return OneBitAdam(model.parameters(), **rates, **own, comm=comm, named_parameters=named)
+        except TypeError as error:
+            raise ValueError(f"--algorithm {options.algorithm} takes no such option: {error}") from error
     if options.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), lr=options.lr, weight_decay=options.weight_decay)
-    momentum = options.momentum if options.optimizer == "momentum" else 0.0
-    return torch.optim.SGD(model.parameters(), lr=options.lr, momentum=momentum, weight_decay=options.weight_decay)
+        inner: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), **rates)
+    else:
+        momentum = options.momentum if options.optimizer == "momentum" else 0.0
+        inner = torch.optim.SGD(model.parameters(), momentum=momentum, **rates)
+    return DistributedOptimizer(inner, algorithm, comm, named, options.synchronize, options.local_steps, bucket_mb)
 
 
 def _warm_up(algorithm: Algorithm, comm: Communicator) -> None:

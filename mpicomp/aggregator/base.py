@@ -56,6 +56,7 @@ class Aggregator:
         self._wide = np.empty(spec.n, np.float32) if spec.sixteen_bit else None
         self._plain = None if spec.sixteen_bit else spec.compute
         self._call: VectorCall | None = None  # it has not ended, or its caller has not heard of its end
+        self._can_undo = False
         self._self: ref[User] = ref(self)
         lengths = spec.tensor_lengths
         parts = "" if lengths is None else f" in {len(lengths)} tensors {_listed(lengths)}"
@@ -157,7 +158,7 @@ class Aggregator:
         return call, self._steps(call, check)
 
     def _steps(self, call: VectorCall, check: Iterator[bool]) -> Iterator[bool]:
-        self._call = call
+        self._call, self._can_undo = call, False
         try:
             yield from check
             if self._wide is not None:
@@ -170,6 +171,7 @@ class Aggregator:
                 raise
             self.reducer.commit()
             self.step += 1
+            self._can_undo = True
             self.traffic.total.add(call.traffic)
         finally:
             if not call.background:
@@ -179,6 +181,24 @@ class Aggregator:
         """Take note of a step that its caller made alone, as nothing was to be compressed or sent."""
         self.traffic.begin()
         self.step += 1
+        self._can_undo = False
+
+    def undo(self) -> None:
+        """Take the last step back: residual and step counter are those of before it. What was sent stays counted.
+
+        For callers of several aggregators whose steps count together or not at all. All ranks take the step back.
+
+        Raises
+        ------
+        RuntimeError
+            A step is under way, or the last one failed or was taken back, or the method does not keep what was before.
+        """
+        undo = getattr(self.reducer, "undo", None)  # of reducers that keep what was before a step
+        if self._call is not None or not self._can_undo or undo is None:
+            raise RuntimeError(f"{self.comm.here}, vector {self.vector_id}: there is no step that can be taken back")
+        undo()
+        self.step -= 1
+        self._can_undo = False
 
     def let_go(self, call: VectorCall) -> None:
         """Be ready for another call: the caller has heard how this one ended."""
@@ -262,6 +282,7 @@ class Aggregator:
         taken = self._checked_state(state)
         told = self.feedback.load(taken) if self.feedback is not None else ""
         self.step = taken["step"]
+        self._can_undo = False
         if told:  # the ranks then also agree on what they have restored
             self._text = f"{self._text.partition(', restored')[0]}, restored with {told}"
             self._fingerprint = fingerprint(self._text)

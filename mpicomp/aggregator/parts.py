@@ -89,7 +89,8 @@ class Feedback(Protocol):
 class Reducer(Protocol):
     """How payloads get round and meet. Holds buffers, and no aggregator.
 
-    A class that inherits from it leaves out what it has nothing to do in.
+    A class that inherits from it leaves out what it has nothing to do in. One that keeps what was before a step also
+    has ``undo()``, which takes back what `commit` did last; no step has begun since.
     """
 
     def prepare(self, step: int) -> None:

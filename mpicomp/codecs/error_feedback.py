@@ -197,6 +197,10 @@ class FeedbackEncoder:
         """The step is good on all ranks: its residual is the next step's."""
         self.residual, self._next = self._next, self.residual
 
+    def undo(self) -> None:
+        """Take `commit` back: until something is encoded again, the residual of before is where the next one goes."""
+        self.residual, self._next = self._next, self.residual
+
 
 @QUIET
 def take_mean(codec: Codec, payloads: Sequence[Bytes], mean: NDArray[Any], decoded: NDArray[Any]) -> None:

@@ -164,6 +164,11 @@ class CodedRounds(Reducer):
         """See `Reducer`."""
         self._payload.end()
 
+    def undo(self) -> None:
+        """See `Reducer`."""
+        for encoder in self._encoders:
+            encoder.undo()
+
     def steps(self, call: VectorCall) -> Iterator[bool]:
         """See `Reducer`."""
         if not call.spec.n:

@@ -137,6 +137,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         try:
             if isinstance(optimizer, DistributedOptimizer):
                 raise TypeError("the optimizer is a DistributedOptimizer already; wrap a plain one, once")
+            if getattr(optimizer, "synchronizes_ranks", False):
+                raise TypeError(f"{type(optimizer).__name__} synchronizes the ranks itself; use it as it is")
             self._parameters = Parameters(optimizer, {parameter: name for name, parameter in named_parameters or ()})
             members = self._parameters.trained
             algorithms = algorithms_by_name(algorithm, members)

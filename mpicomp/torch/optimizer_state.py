@@ -13,6 +13,7 @@ from torch import Tensor
 from collectives import Communicator
 from collectives.consistency.call_check import fingerprint
 from collectives.json_file import one_line
+from mpicomp.torch.one_bit_adam import OneBitAdam
 from mpicomp.torch.optimizer import DistributedOptimizer
 from mpicomp.torch.replication import broadcast_tensors, require_same_layout
 
@@ -41,8 +42,8 @@ def broadcast_optimizer_state(
     Raises
     ------
     TypeError
-        The optimizer is a DistributedOptimizer, whose ranks have residuals of their own, or part of `root`'s state
-        cannot be pickled; where that is so on one rank, the others raise CollectiveMismatch.
+        The optimizer is a DistributedOptimizer or OneBitAdam, whose ranks have residuals of their own, or part of
+        `root`'s state cannot be pickled; where that is so on one rank, the others raise CollectiveMismatch.
     ValueError
         A tensor of the state is sparse or not in host memory, or this rank's optimizer does not take the state; the
         others then raise CollectiveMismatch, and all have the state of before. There is no rank `root`.
@@ -50,9 +51,9 @@ def broadcast_optimizer_state(
         The ranks' parameters differ in group, shape or dtype.
     """
     with Communicator() if comm is None else nullcontext(comm) as used:
-        if isinstance(optimizer, DistributedOptimizer):
+        if isinstance(optimizer, DistributedOptimizer | OneBitAdam):
             told = (
-                f"{used.here}, {_CALL}: every rank of a DistributedOptimizer has residuals of its own; save its "
+                f"{used.here}, {_CALL}: every rank of {type(optimizer).__name__} has residuals of its own; save its "
                 "state_dict() on every rank and give each its own back by load_state_dict(), or broadcast the state of "
                 "the plain optimizer before wrapping it"
             )

@@ -1,4 +1,4 @@
-"""Which of an optimizer's parameters are synchronized: those that require a gradient when it is wrapped, for good."""
+"""Which of an optimizer's parameters are synchronized: those that require a gradient at first, for good."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ class Parameters:
         for member in self.frozen:
             if member.parameter.requires_grad:
                 problem = (
-                    f"parameter {member.name!r} was frozen when the optimizer was wrapped, so nothing synchronizes it; "
-                    "unfreeze it before wrapping"
+                    f"parameter {member.name!r} was frozen when the distributed optimizer was made, so nothing "
+                    "synchronizes it; unfreeze it before that"
                 )
         for member in self.trained:
             if not member.parameter.requires_grad:
                 problem = (
-                    f"parameter {member.name!r} was frozen after the optimizer was wrapped, which would go on moving "
-                    "it; freeze it before wrapping"
+                    f"parameter {member.name!r} was frozen after the distributed optimizer was made, which would go on "
+                    "moving it; freeze it before that"
                 )
         if problem:
             comm.reject(ValueError(f"rank {comm.rank} of {comm.size}: {problem}"), "an optimizer step")

@@ -25,7 +25,7 @@ def require_counters(state: dict[str, Any], *names: str) -> None:
 def require_like(state: dict[str, Any], name: str, expected: Mapping[str, Tensor]) -> None:
     """Raise ValueError unless an entry of a state is tensors by names, with the shapes of those that are expected."""
     found = fields(state, **{name: dict})[name]
-    if not all(torch.is_tensor(one) and one.is_floating_point() for one in found.values()):
+    if not all(torch.is_tensor(one) and one.is_floating_point() and not one.is_sparse for one in found.values()):
         raise ValueError(f"the state's {name} is {shown(found)}, not tensors of numbers by name")
     shapes, wanted = ({key: tuple(one.shape) for key, one in tensors.items()} for tensors in (found, expected))
     if shapes != wanted:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import inspect
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from collectives.consistency import recursive_doubling as doubling
 from collectives.dense import allreduce as sums
 from mpicomp.cli import bench
 from mpicomp.cli.bench.request import Request
+from mpicomp.torch import OneBitAdam
 from tests.documents import DOCUMENTS, PROJECT, anchors, blocks, commands, inline_code, links, prose, rows, tables
 
 README, DOCS = PROJECT / "README.md", PROJECT / "docs"
@@ -219,6 +221,13 @@ def literals() -> list[str]:
                 elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                     found.append(node.value)
     return found
+
+
+def test_the_page_of_one_bit_adam_has_its_options_and_defaults() -> None:
+    described = [row[:2] for row in rows(DOCS / "one-bit-adam.md")]
+    for option in inspect.signature(OneBitAdam).parameters.values():
+        default = "" if option.default is option.empty else f"`{option.default!r}`"
+        assert [f"`{option.name}`", default] in described, option.name
 
 
 def test_error_messages_are_those_of_the_code() -> None:

@@ -32,9 +32,16 @@ def run(comm: Communicator, json_path: Path, *argv: str) -> list[dict[str, Any]]
 
 
 @few_ranks
-@pytest.mark.parametrize("method", [("dense",), ("marsit", "--full-precision-every", "100")])
+@pytest.mark.parametrize(
+    "method",
+    [
+        ("dense", "--lr", "0.05"),
+        ("marsit", "--full-precision-every", "100", "--lr", "0.05"),
+        ("one-bit-adam", "--option", "warmup_steps=20", "--lr", "0.01"),
+    ],
+)
 def test_learns_the_digits(folder: Path, comm: Communicator, method: tuple[str, ...]) -> None:
-    *epochs, result = run(comm, folder / "run.json", "--algorithm", *method, "--epochs", "6", "--lr", "0.05")
+    *epochs, result = run(comm, folder / "run.json", "--algorithm", *method, "--epochs", "6")
     assert [record["epoch"] for record in epochs] == [1, 2, 3, 4, 5, 6]
     assert epochs[-1]["loss"] < epochs[0]["loss"] / 3
     assert result["accuracy"] > 0.9
@@ -73,6 +80,7 @@ def test_bits_per_element_are_those_of_the_wire(folder: Path, comm: Communicator
         (*SHORT, "--full-precision-every", "3", "--optimizer", "adam"),
         (*SHORT, "--residual", "paper", "--local-steps", "2", "--decay", "cosine"),
         (*SHORT, "--algorithm", "dense", "--warmup-epochs", "1"),
+        (*SHORT, "--algorithm", "one-bit-adam", "--option", "warmup_steps=5", "--option", "bits=4"),
     ],
 )
 def test_two_epochs_and_two_more_are_four_to_the_bit(folder: Path, comm: Communicator, argv: tuple[str, ...]) -> None:
@@ -178,6 +186,8 @@ def test_resume_with_other_options_is_refused_by_name(folder: Path, comm: Commun
     [
         (("--algorithm", "nonesuch"), "no algorithm 'nonesuch'"),
         (("--algorithm", "dense", "--full-precision-every", "3"), "--algorithm dense takes no such option"),
+        (("--algorithm", "one-bit-adam", "--option", "clip=1"), "--algorithm one-bit-adam takes no such option"),
+        (("--algorithm", "one-bit-adam", "--option", "bits=9"), "bits is 9"),
         (("--option", "clip=-1"), "clip must be positive"),
         (("--algorithm", "dense", "--local-steps", "2"), 'local_steps=2 needs synchronize="updates"'),
         (("--batch", "5000"), "1437 training images do not fill one batch of 5000"),

@@ -16,6 +16,9 @@ from apps.train.options import identity, parse
         ("--full-precision-every 50", "algorithm_options", {"full_precision_every": 50}),
         ("--full-precision-every none", "algorithm_options", {"full_precision_every": None}),
         ("--residual paper", "algorithm_options", {"residual": "paper"}),
+        ("", "optimizer", "momentum"),
+        ("--algorithm one-bit-adam", "optimizer", "adam"),
+        ("--algorithm one-bit-adam --option bits=4", "lr", 0.001),
         ("--optimizer adam", "lr", 0.001),
         ("--optimizer adam --lr 0.5", "lr", 0.5),
         ("--checkpoint-every 3", "checkpoint_every", (3, "epochs")),
@@ -36,6 +39,8 @@ def test_options_are_read_as_they_are_meant(argv: str, name: str, value: object)
         (["--checkpoint-every", "5minutes"], "neither a number of epochs nor like 500steps"),
         (["--resume"], "--resume needs --checkpoint DIR"),
         (["--decay", "step"], "--decay step needs --decay-epochs"),
+        (["--algorithm", "one-bit-adam", "--optimizer", "sgd"], "leave out --optimizer"),
+        (["--algorithm", "one-bit-adam", "--local-steps", "2"], "leave out --optimizer, --synchronize, --local-steps"),
         (["--dataset", "imagenet"], "invalid choice: 'imagenet'"),
     ],
 )

@@ -1,0 +1,22 @@
+"""The options of a parameter group of Adam."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+Groups = Sequence[dict[str, Any]]
+GROUP_OPTIONS = ("lr", "betas", "eps", "weight_decay", "decoupled_weight_decay")
+
+
+def check_group(group: dict[str, Any]) -> None:
+    """Raise ValueError, with the option's name, if one is out of range."""
+    beta1, beta2 = group["betas"]
+    for name, fine, wanted in (
+        ("lr", float(group["lr"]) >= 0, "0 or more"),
+        ("betas", 0 <= beta1 < 1 and 0 <= beta2 < 1, "two numbers from 0 to below 1"),
+        ("eps", group["eps"] > 0, "positive"),
+        ("weight_decay", group["weight_decay"] >= 0, "0 or more"),
+    ):
+        if not fine:
+            raise ValueError(f"{name} is {group[name]}; it must be {wanted}")

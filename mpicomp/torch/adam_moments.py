@@ -1,0 +1,162 @@
+"""Adam's two moments of one bucket in flat vectors, and the steps that they make.
+
+    first steps    m <- b1 m + (1 - b1) g;   v <- b2 v + (1 - b2) g^2
+                   x <- x - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
+    once frozen    w = 1 / (sqrt(v / (1 - b2^T)) + eps),  0 where v = 0
+                   x <- x - lr (m / (1 - b1^t)) w
+
+g is the ranks' mean. Once v is frozen at step T, m is what the ranks have made of each one's own
+b1 m + (1 - b1) g_rank; preconditioned, both have the factor w already, and the last line has none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mpicomp.torch.adam_groups import Groups
+from mpicomp.torch.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets import Bucket
+
+
+@dataclass(frozen=True, eq=False)
+class _Stretch:
+    """Members of one parameter group that follow each other: their elements, their places, their parameters."""
+
+    group: int
+    part: slice
+    members: slice
+    parameters: list[Tensor]
+
+
+class AdamMoments:
+    """Moments of a bucket.
+
+    Parameters
+    ----------
+    bucket
+        Its parameters are what `move` moves.
+    group_of
+        The number of each parameter's group.
+    preconditioned
+        Whether what the ranks exchange, once v is frozen, has the factor w.
+
+    Attributes
+    ----------
+    m
+        First moment; once v is frozen and if preconditioned, with the factor w.
+    v
+        Second moment without bias correction; once frozen, w.
+    result
+        What the ranks have made of their vectors, before it is taken over.
+    masked
+        Indices (int64) of elements that were frozen with v = 0, which move by decoupled weight decay alone.
+    """
+
+    def __init__(self, bucket: Bucket, group_of: Mapping[Tensor, int], preconditioned: bool) -> None:
+        self._bucket, self._preconditioned = bucket, preconditioned
+        self.m, self.v, self.result = (torch.zeros(bucket.n, dtype=bucket.dtype) for _ in range(3))
+        self._m_views, self._v_views, self._result_views = map(bucket.views, (self.m, self.v, self.result))
+        self.masked = torch.zeros(0, dtype=torch.int64)
+        self._stretches: list[_Stretch] = []
+        parameters = [member.parameter for member in bucket.members]
+        ends = [0, *accumulate(bucket.lengths)]
+        for group, found in groupby(range(len(parameters)), lambda place: group_of[parameters[place]]):
+            places = list(found)
+            part, members = slice(ends[places[0]], ends[places[-1] + 1]), slice(places[0], places[-1] + 1)
+            self._stretches.append(_Stretch(group, part, members, parameters[members]))
+
+    def named(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Each parameter's part of m and of v, by its name; no copies."""
+        names = [member.name for member in self._bucket.members]
+        return dict(zip(names, self._m_views, strict=True)), dict(zip(names, self._v_views, strict=True))
+
+    def own_gradients(self, reducer: BucketReducer) -> None:
+        """Overwrite the reducer's vector with this rank's gradients; a missing one counts as zeros."""
+        pairs = list(zip(reducer.vector_views, reducer.parameters, strict=True))
+        missing = [view for view, parameter in pairs if parameter.grad is None]
+        there = [view for view, parameter in pairs if parameter.grad is not None]
+        if missing:
+            torch._foreach_zero_(missing)
+        if there:
+            torch._foreach_copy_(there, [one.grad for one in reducer.parameters if one.grad is not None])
+
+    def own_momentum(self, reducer: BucketReducer, groups: Groups) -> None:
+        """Make of the gradients in the reducer's vector what this rank sends once v is frozen."""
+        vector = reducer.vector
+        for one in self._stretches:
+            group, part = groups[one.group], vector[one.part]
+            self._add_penalty(group, reducer.vector_views, one)
+            if self._preconditioned:
+                part.mul_(self.v[one.part])
+            torch.lerp(self.m[one.part], part, 1 - group["betas"][0], out=part)
+        if not self._preconditioned:
+            vector.index_fill_(0, self.masked, 0)
+
+    def move(self, groups: Groups, step: int) -> None:
+        """Take over the mean gradients in `result`, which is overwritten, and make the step of this number, from 1."""
+        spare = self.result
+        for one in self._stretches:
+            group, part = groups[one.group], one.part
+            (beta1, beta2), lr = group["betas"], float(group["lr"])
+            self._add_penalty(group, self._result_views, one)
+            self._decay(group, one)
+            # the operations of torch.optim.Adam, in its order
+            self.m[part].lerp_(spare[part], 1 - beta1)
+            self.v[part].mul_(beta2).addcmul_(spare[part], spare[part], value=1 - beta2)
+            torch.sqrt(self.v[part], out=spare[part])
+            spare[part].div_(math.sqrt(1 - beta2**step)).add_(group["eps"])
+            m, divisors = self._m_views[one.members], self._result_views[one.members]
+            torch._foreach_addcdiv_(one.parameters, m, divisors, value=-lr / (1 - beta1**step))
+
+    def freeze(self, groups: Groups, steps: int) -> None:
+        """Turn v, after so many steps, into w."""
+        self.find_masked()
+        for one in self._stretches:
+            group, part = groups[one.group], self.v[one.part]
+            part.sqrt_().div_(math.sqrt(1 - group["betas"][1] ** steps)).add_(group["eps"]).reciprocal_()
+        self.v.index_fill_(0, self.masked, 0)
+        if self._preconditioned:
+            self.m.mul_(self.v)
+
+    def find_masked(self) -> None:
+        """Look for the elements of which v, or w, is 0."""
+        self.masked = (self.v == 0).nonzero().view(-1)
+
+    def move_frozen(self, groups: Groups, step: int) -> None:
+        """Take over the first moment in `result`, and make the step of this number."""
+        self.m, self.result = self.result, self.m
+        self._m_views, self._result_views = self._result_views, self._m_views
+        self.m.index_fill_(0, self.masked, 0)
+        for one in self._stretches:
+            group = groups[one.group]
+            self._decay(group, one)
+            m, length = self._m_views[one.members], -float(group["lr"]) / (1 - group["betas"][0] ** step)
+            if self._preconditioned:
+                torch._foreach_add_(one.parameters, m, alpha=length)
+            else:
+                torch._foreach_addcmul_(one.parameters, m, self._v_views[one.members], value=length)
+
+    def norm(self, groups: Groups, steps: int) -> float:
+        """Sum of v's elements, with bias correction."""
+        v, total = self.v.numpy(), 0.0
+        for one in self._stretches:
+            total += float(np.sum(v[one.part], dtype=np.float64)) / (1 - groups[one.group]["betas"][1] ** steps)
+        return total
+
+    @staticmethod
+    def _add_penalty(group: dict[str, Any], gradients: list[Tensor], one: _Stretch) -> None:
+        if group["weight_decay"] and not group["decoupled_weight_decay"]:
+            torch._foreach_add_(gradients[one.members], one.parameters, alpha=group["weight_decay"])
+
+    @staticmethod
+    def _decay(group: dict[str, Any], one: _Stretch) -> None:
+        if group["weight_decay"] and group["decoupled_weight_decay"]:
+            torch._foreach_mul_(one.parameters, 1 - float(group["lr"]) * group["weight_decay"])

@@ -1,0 +1,86 @@
+"""When 1-bit Adam freezes the second moment: after a number of steps, or once it has become stable.
+
+    frozen after step t if   ||v_t||_1 >= 0.96 ||v_(t - d)||_1,   d = 1 / (1 - beta2)
+
+v is taken with its bias correction: without it v grows at first, whatever the gradients do. Steps before the last one
+whose learning rate was higher than that of the step before it do not count, so a warm-up of the learning rate ends
+first.
+
+Reference: Tang et al., "1-bit Adam: communication efficient large-scale training with Adam's convergence speed",
+ICML 2021.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+
+from collectives.json_file import fields
+from mpicomp.torch.adam_groups import Groups
+
+STABLE = 0.96
+
+
+class VarianceFreeze:
+    """Decides from what all ranks have alike, and so alike on all of them.
+
+    Parameters
+    ----------
+    warmup_steps
+        Steps before; "auto": until v is stable.
+
+    Raises
+    ------
+    ValueError
+        There is no step before.
+    """
+
+    def __init__(self, warmup_steps: int | Literal["auto"]) -> None:
+        if warmup_steps != "auto" and not (isinstance(warmup_steps, int) and warmup_steps >= 1):
+            raise ValueError(f'warmup_steps is {warmup_steps!r}; it is "auto" or at least 1, since v is made in them')
+        self._warmup_steps = warmup_steps
+        self._norms: list[float] = []
+        self._rates: list[float] = []
+
+    @property
+    def watches(self) -> bool:
+        """Whether `note` is to be called after every step."""
+        return self._warmup_steps == "auto"
+
+    def note(self, norm: float, groups: Groups) -> None:
+        """Note v's norm after a step, and the learning rates of that step."""
+        rates = [float(group["lr"]) for group in groups]
+        if any(now > before for now, before in zip(rates, self._rates, strict=False)):
+            self._norms.clear()
+        self._rates = rates
+        window = _window(groups)
+        self._norms = [*self._norms[-window:], norm]
+
+    def due(self, steps: int, groups: Groups) -> bool:
+        """Whether v, as it is after so many steps, is to be frozen."""
+        if self._warmup_steps != "auto":
+            return steps >= self._warmup_steps
+        norms, window = self._norms, _window(groups)
+        return len(norms) > window and norms[-1] > 0 and norms[-1] >= STABLE * norms[-1 - window]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has been noted."""
+        return {"norms": torch.tensor(self._norms, dtype=torch.float64), "rates": list(self._rates)}
+
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Raise ValueError unless `load_state_dict` can take `state`."""
+        rates = fields(state, rates=list)["rates"]
+        norms = state.get("norms")
+        numbers = torch.is_tensor(norms) and norms.ndim == 1 and norms.is_floating_point()
+        if not numbers or not all(isinstance(rate, float) for rate in rates):
+            raise ValueError("the norms of v, or the learning rates, are no numbers")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._norms, self._rates = state["norms"].tolist(), list(state["rates"])
+
+
+def _window(groups: Groups) -> int:
+    """Steps over which the slowest group's v forgets."""
+    return round(1 / (1 - max(float(group["betas"][1]) for group in groups)))

@@ -1,0 +1,55 @@
+"""A step that is taken back leaves no trace in what follows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from collectives import Communicator, NonFiniteGradient
+from mpicomp import Dense, DoubleSqueeze, Marsit, OneBitSGD
+from tests.exact import gradient
+
+N = 3000
+
+
+@pytest.mark.parametrize(
+    "method", [Dense(), DoubleSqueeze(), DoubleSqueeze("quantize:levels=7,bucket=384"), OneBitSGD()], ids=str
+)
+def test_a_step_taken_back_leaves_no_trace(comm: Communicator, method: Any) -> None:
+    straight, back = method.start(comm, N), method.start(comm, N)
+    for step in range(4):
+        vector = gradient(comm.rank, step, N)
+        back.aggregate(gradient(comm.rank, 100 + step, N))
+        back.undo()
+        assert (back.aggregate(vector) == straight.aggregate(vector)).all()
+    for key, value in straight.state_dict().items():
+        assert np.array_equal(back.state_dict()[key], value)
+    assert back.traffic.total.bytes_sent == 2 * straight.traffic.total.bytes_sent
+
+
+def test_what_cannot_be_taken_back_is_told(comm: Communicator) -> None:
+    squeeze, marsit = DoubleSqueeze().start(comm, N), Marsit().start(comm, N)
+    vector = gradient(comm.rank, 0, N)
+    for aggregator in (squeeze, marsit):
+        with pytest.raises(RuntimeError, match="no step that can be taken back"):
+            aggregator.undo()
+    for aggregator in (squeeze, marsit):
+        aggregator.aggregate(vector)
+    with pytest.raises(RuntimeError, match="no step that can be taken back"):
+        marsit.undo()
+    state = squeeze.state_dict()
+    call = squeeze.begin(vector)
+    with pytest.raises(RuntimeError, match="no step that can be taken back"):
+        squeeze.undo()
+    call.wait()
+    squeeze.undo()
+    squeeze.aggregate(vector)
+    with pytest.raises(NonFiniteGradient):
+        squeeze.aggregate(np.full(N, np.nan, np.float32))
+    with pytest.raises(RuntimeError, match="no step that can be taken back"):
+        squeeze.undo()
+    squeeze.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="no step that can be taken back"):
+        squeeze.undo()
