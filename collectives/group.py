@@ -247,6 +247,8 @@ class Group:
     def begin(self, call: Call, steps: Steps) -> Handle:
         """Make a call that goes on in the background."""
         call.background = True
+        if self.trace is not None:
+            steps = self._recorded(call, self.trace, steps)
         if self._driver is not None:
             call.completion = Completion(call, self._driver)
             self._driver.submit(partial(self._begin_there, call, steps))
@@ -255,6 +257,12 @@ class Group:
             call.thread.in_flight.append(call)
             call.advance()
         return Handle(call)  # made last: the traceback of an error would keep this frame and with it the handle
+
+    @staticmethod
+    def _recorded(call: Call, trace: Trace, steps: Steps) -> Steps:
+        """Record a call in the background from its first step to its last."""
+        with trace.span("flight", call.name()):
+            yield from steps
 
     def _begin_there(self, call: Call, steps: Steps) -> None:
         """Make a call that was handed to the progress thread; an error is kept for who waits for it."""

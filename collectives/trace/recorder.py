@@ -45,9 +45,9 @@ class Trace:
     """What happens when on one rank, kept in memory until it is written.
 
     Every event is one of a kind: "call", "check", "wait", "encode", "prepare", "merge" and "decode" are spans of the
-    rank's own time, which lie within each other or apart; "send" and "receive" are messages, which overlap. Where a
-    progress thread makes the calls, these spans are of its time, but "call" and "exposed" are of the caller's, who
-    waits in the latter.
+    rank's own time, which lie within each other or apart; "send" and "receive" are messages and "flight" are calls in
+    the background, which overlap. Where a progress thread makes the calls, these spans are of its time, but "call" and
+    "exposed" are of the caller's, who waits in the latter.
 
     The file is begun at once.
 
@@ -194,6 +194,11 @@ class Trace:
             more = {**more, "finished": False}
         driven = start >= self.driven_since and kind not in ("call", "exposed")
         where = {"cat": kind, "pid": self.rank, "tid": int(driven)}
+        if kind == "flight":  # calls in flight overlap too, and each has a track of its own
+            where |= {"name": name, "id": hex((self.rank << 32) + number)}
+            yield {"ph": "b", **where, "ts": begun / 1e3, "args": more}
+            yield {"ph": "e", **where, "ts": ended / 1e3}
+            return
         if kind not in ("send", "receive"):
             # in whole nanoseconds, so that spans within each other stay so
             times = {"ts": begun / 1e3, "dur": (ended - begun) / 1e3}

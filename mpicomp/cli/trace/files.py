@@ -87,6 +87,8 @@ def _require_event(event: Any) -> None:
     match fields(event, ph=str)["ph"]:
         case "X":
             _require_times(fields(event, ts=float, dur=float, cat=str), "ts", "dur")
+        case "b" if event.get("cat") == "flight":
+            _require_times(fields(event, ts=float, id=str), "ts")
         case "b":
             _require_times(fields(event, ts=float, id=str, cat=str, args=dict), "ts")
             fields(event["args"], call=int, message=int, peer=int)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 COMPUTING = ("encode", "prepare", "merge", "decode")
-COLUMNS = ("calls", "outside", "encode", "merge", "decode", "wait", "check", "other", "wire")
+COLUMNS = ("calls", "outside", "encode", "merge", "decode", "wait", "check", "other", "wire", "flying", "exposed")
 
 Interval = tuple[float, float]
 Message = tuple[int, int, int, int]  # program, sender, receiver, number among the messages from one to the other
@@ -23,6 +23,7 @@ class RankTrace:
     # none: waits for calls that were begun, work on them meanwhile, and checks
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     computing: list[Interval] = field(default_factory=list)
+    flights: list[Interval] = field(default_factory=list)  # of calls in the background
     # when a message was under way, as this rank saw it
     sent: dict[Message, Interval] = field(default_factory=dict)
     received: dict[Message, Interval] = field(default_factory=dict)
@@ -33,21 +34,28 @@ class RankTrace:
         made, events = cls(trace["otherData"]["rank"]), trace["traceEvents"]
         since, until = _window(events, last)
         begun: dict[str, tuple[Message, float]] = {}
-        spans = []
+        flying: dict[str, float] = {}
+        spans: dict[str, list[tuple[int, int, str]]] = {}  # by thread
         for event in events:
             if event["ph"] != "e" and not since <= event.get("ts", -math.inf) < until:
                 continue
             if event["ph"] == "X":
                 start = _nanoseconds(event["ts"])
-                spans.append((start, start - _nanoseconds(event["ts"] + event["dur"]), event["cat"]))
+                end = _nanoseconds(event["ts"] + event["dur"])
+                spans.setdefault(str(event.get("tid")), []).append((start, start - end, event["cat"]))
+            elif event["ph"] == "b" and event["cat"] == "flight":
+                flying[event["id"]] = event["ts"]
             elif event["ph"] == "b":
                 args, ends = event["args"], (made.rank, event["args"]["peer"])
                 sender, receiver = ends if event["cat"] == "send" else ends[::-1]
                 begun[event["id"]] = (args["call"], sender, receiver, args["message"]), event["ts"]
+            elif event["ph"] == "e" and event["id"] in flying:
+                made.flights.append((flying.pop(event["id"]), event["ts"]))
             elif event["ph"] == "e" and event["id"] in begun:
                 message, began = begun.pop(event["id"])
                 (made.sent if event["cat"] == "send" else made.received)[message] = began, event["ts"]
-        made._add_up(sorted(spans))
+        for mine in spans.values():
+            made._add_up(sorted(mine))
         return made
 
     def _add_up(self, spans: list[tuple[int, int, str]]) -> None:
@@ -58,7 +66,7 @@ class RankTrace:
             self.seconds[kind] -= minus * 1e-9
             if outer:
                 self.seconds[outer[-1][1]] += minus * 1e-9
-            else:
+            elif kind != "exposed":
                 self.seconds["in calls" if kind == "call" else "outside"] -= minus * 1e-9
             outer.append((start - minus, kind))
             if kind in COMPUTING:
@@ -67,7 +75,11 @@ class RankTrace:
 
 def _window(events: list[dict[str, Any]], last: int) -> Interval:
     """When the newest `last` calls began, and when the newest ended; everything, if all count or there is none."""
-    calls = sorted((event["ts"], event["dur"]) for event in events if event["ph"] == "X" and event["cat"] == "call")
+    calls = [(event["ts"], event["dur"]) for event in events if event["ph"] == "X" and event["cat"] == "call"]
+    flights = [event for event in events if event.get("cat") == "flight"]
+    landed = {event["id"]: event["ts"] for event in flights if event["ph"] == "e"}
+    calls += [(one["ts"], landed[one["id"]] - one["ts"]) for one in flights if one["ph"] == "b" and one["id"] in landed]
+    calls.sort()
     if last <= 0 or not calls:
         return -math.inf, math.inf
     newest = calls[-last:]
@@ -94,6 +106,7 @@ def table(ranks: list[RankTrace]) -> str:
         merge = spent["prepare"] + spent["merge"]
         cells = [spent["in calls"], spent["outside"], spent["encode"], merge]
         cells += [*(spent[kind] for kind in ("decode", "wait", "check", "call")), busy * 1e-6]
+        cells += [length(union(rank.flights)) * 1e-6, spent["exposed"]]
         share = f"{hidden / busy:.0%}" if busy else "-"
         lines.append("".join([f"{rank.rank:>4}", *(f"{cell:>11.6f}" for cell in cells), f"{share:>8}"]))
     return "\n".join(lines)

@@ -55,6 +55,21 @@ def test_a_message_is_under_way_from_its_sender_to_its_receiver() -> None:
     assert float(table([RankTrace.of(trace(1, RECEIVER))]).splitlines()[1].split()[9]) == 9
 
 
+def test_calls_in_the_background_count_and_what_the_caller_waits_for_is_apart() -> None:
+    flights = [
+        {"ph": phase, "cat": "flight", "id": name, "ts": at * 1e6}
+        for name, *ends in (("a", 0, 3), ("b", 2, 6), ("c", 8, 9))
+        for phase, at in zip("be", ends, strict=True)
+    ]
+    events = [*flights, span("encode", 1e6, 2e6) | {"tid": 1}, span("exposed", 1.5e6, 5e6)]
+    made = RankTrace.of(trace(0, events))
+    assert dict(made.seconds) == pytest.approx({"encode": 1.0, "outside": 1.0, "exposed": 3.5})
+    names, cells = (line.split() for line in table([made]).splitlines())
+    assert float(dict(zip(names, cells, strict=True))["flying"]) == 7
+    newest = RankTrace.of(trace(0, events), last=1)
+    assert newest.flights == [(8e6, 9e6)]
+
+
 def test_the_newest_calls_alone() -> None:
     events = [*SENDER, span("call", 20e6, 21e6), span("decode", 20e6, 20.5e6)]
     made = RankTrace.of(trace(0, events), last=1)

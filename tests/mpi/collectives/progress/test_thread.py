@@ -200,3 +200,4 @@ def test_a_trace_tells_the_callers_waits_from_the_threads_work(mpi_comm: MPI.Com
     threads = {event["cat"]: event["tid"] for event in events if event["ph"] == "X"}
     assert threads["exposed"] == 0
     assert threads["encode"] == 1
+    assert sum(event.get("cat") == "flight" and event["ph"] == "b" for event in events) == 1
