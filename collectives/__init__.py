@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         CollectiveMismatch,
         CollectiveTimeout,
         CommunicatorClosed,
+        LauncherMismatch,
         NonFiniteGradient,
         PeerFailure,
     )
@@ -37,6 +38,7 @@ _HOMES = {
         "CollectiveMismatch",
         "CollectiveTimeout",
         "CommunicatorClosed",
+        "LauncherMismatch",
         "NonFiniteGradient",
         "PeerFailure",
     ),
@@ -63,6 +65,7 @@ __all__ = [
     "DoubleTree",
     "HalvingDoubling",
     "Handle",
+    "LauncherMismatch",
     "LinkModel",
     "NonFiniteGradient",
     "PeerFailure",

@@ -20,6 +20,7 @@ from collectives.dense.gather import all_gather_rows
 from collectives.execution.handle import Call, Handle, Steps
 from collectives.execution.program import Program, compile_plan
 from collectives.group import Group
+from collectives.making import examined
 from collectives.memory import COMBINE, COPIED, Flat
 from collectives.numbers import NUMBERS, allreduce_number
 from collectives.objects import all_gather_object, broadcast_object
@@ -28,7 +29,6 @@ from collectives.operands import operands, require_root, rows_operand, writable_
 from collectives.progress import eager_limit
 from collectives.schedules.halving_doubling import HalvingDoubling
 from collectives.schedules.plan import Plan, Topology, TopologyError
-from collectives.schedules.registry import topology as topology_of
 from collectives.schedules.ring import Ring
 from collectives.split import split
 from collectives.trace.clock import compare
@@ -37,7 +37,6 @@ from collectives.trace.traffic import Traffic
 VERSION = 1  # of the wire format: ranks must agree on it
 SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces; between nodes, see `eager_limit`
 LATENCY_BYTES = 16_384  # packed payloads below this go in the fewest rounds
-LONGEST_PIECE_BYTES = 1 << 30  # MPI counts elements of a message in 32 bits
 MOST_REMEMBERED = 512  # programs, and calls, of different lengths
 
 Op = Literal["sum", "mean", "min", "max"]
@@ -55,8 +54,9 @@ class Communicator(Group):
         ``"ring"``, ``"segmented-ring"``, ``"torus"``, ``"tree"``, ``"double-tree"``, ``"halving-doubling"``,
         ``"star"``, an instance from `collectives`, ``"mpi"`` (dense sums by MPI's own all-reduce, everything else as
         "auto"), or ``"auto"``: by payload size.
-    timeout : float
-        Seconds without progress before a call raises `CollectiveTimeout`.
+    timeout : float, optional
+        Seconds without progress within a call before it raises `CollectiveTimeout`. None: the environment's
+        ``MPICOMP_TIMEOUT``, else 60.
     verify : bool
         Check before each collective that all ranks make the same call (a few microseconds).
     piece_bytes : int, optional
@@ -67,6 +67,16 @@ class Communicator(Group):
     trace : str or Path, optional
         Folder for a file per rank which tells what each call spent its time on; see docs/traces.md. On all ranks or
         on none.
+    arrival_timeout : float, optional
+        Seconds that a rank may come later to a call than the others, which warn of it from 15 s on. None: the
+        environment's ``MPICOMP_ARRIVAL_TIMEOUT``, else 1800, or `timeout` if that is longer. It holds for making the
+        communicator too, and without `verify` for a whole call.
+    alone : bool
+        Let COMM_WORLD be all there is, even where a launcher started more processes than MPI has joined; so does
+        ``MPICOMP_ALONE=1``.
+    abort_hook : bool
+        Call `install_abort_hook`, if there are several ranks and these are all of the job; not in an interactive
+        session, nor under pytest.
 
     Attributes
     ----------
@@ -76,33 +86,37 @@ class Communicator(Group):
 
     Raises
     ------
+    CollectiveTimeout
+        Names the ranks that do not make a communicator.
+    CollectiveMismatch
+        Names the ranks that make none because of an argument, of which they raise the error.
+    LauncherMismatch
+        A launcher started more processes than MPI has joined, which would train separate models.
     OSError
         A rank cannot write its trace; on every rank.
     TopologyError
         The topology does not fit this number of ranks.
-    ValueError
-        The network cannot be read, or ranks know different ones; on every rank.
+    TypeError, ValueError
+        An argument cannot be used. On every rank: the network cannot be read, or ranks know different ones.
     """
 
     def __init__(
         self,
         mpi_comm: MPI.Comm | None = None,
         topology: str | Topology = "auto",
-        timeout: float = 60.0,
+        timeout: float | None = None,
         verify: bool = True,
         piece_bytes: int | None = None,
         network: LinkModel | str | Path | None = None,
         trace: str | Path | None = None,
+        *,
+        arrival_timeout: float | None = None,
+        alone: bool = False,
+        abort_hook: bool = True,
     ) -> None:
-        if not timeout > 0:
-            raise ValueError(f"the timeout must be a positive number of seconds, not {timeout}")
-        if piece_bytes is not None and not 1 <= piece_bytes <= LONGEST_PIECE_BYTES:
-            raise ValueError(f"piece_bytes must lie in 1 .. {LONGEST_PIECE_BYTES}, not {piece_bytes}")
-        parent = MPI.COMM_WORLD if mpi_comm is None else mpi_comm
-        self.topology: str | Topology = topology if topology in ("auto", "mpi") else topology_of(topology)
-        if not isinstance(self.topology, str):
-            self.topology.plan(parent.rank, parent.size)
-        super().__init__(parent, timeout, verify)
+        made = examined(mpi_comm, topology, timeout, arrival_timeout, piece_bytes, alone, abort_hook)
+        timeout, self.topology = made.timeout, made.topology
+        super().__init__(made.parent, timeout, made.arrival_timeout, verify)
         self._eager_bytes = SHARED_PIECE_BYTES if self.one_node else eager_limit.piece_bytes(self.mpi_comm, timeout)
         self.piece_bytes = piece_bytes
         self._sums = DenseSums()
@@ -350,7 +364,7 @@ class Communicator(Group):
     def split(self, color: int | None, key: int = 0, topology: str | Topology | None = None) -> Communicator | None:
         """A communicator of the ranks that give the same colour; collective.
 
-        It has this one's `timeout`, `verify` and `piece_bytes`, but neither its network, which other groups may load
+        It has this one's timeouts, `verify` and `piece_bytes`, but neither its network, which other groups may load
         at the same time, nor its trace. Close it yourself: closing this one does not.
 
         Parameters
@@ -380,7 +394,9 @@ class Communicator(Group):
             return None
         chosen = self.topology if topology is None else topology
         try:
-            made = Communicator(part, chosen, self.timeout, self._verify, self.piece_bytes)
+            made = Communicator(
+                part, chosen, self.timeout, self._verify, self.piece_bytes, arrival_timeout=self.arrival_timeout
+            )
         except TopologyError as error:
             part.Free()
             raise TopologyError(f"{self.here}, split(color={color}): {error}; pass another topology to it") from error

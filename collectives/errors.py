@@ -11,6 +11,10 @@ class CollectiveTimeout(CollectiveError):
     """Nothing has moved for the communicator's timeout: a rank is stopped, dead, or never made this call."""
 
 
+class LauncherMismatch(CollectiveError):
+    """A launcher started more processes than MPI has joined: each would train a model of its own."""
+
+
 class CollectiveMismatch(CollectiveError):
     """The ranks do not make the same call; raised on every rank, listing who differs in what.
 
@@ -45,3 +49,17 @@ class NonFiniteGradient(CollectiveError):
     def __init__(self, message: str, ranks: tuple[int, ...]) -> None:
         super().__init__(message)
         self.ranks = ranks
+
+
+_EXPLAINS_ITSELF = "_mpicomp_explains_itself"
+
+
+def marked(error: Exception) -> Exception:
+    """The error, of which `explains_itself` is true from now on."""
+    setattr(error, _EXPLAINS_ITSELF, True)
+    return error
+
+
+def explains_itself(error: BaseException) -> bool:
+    """Whether the text says which rank did what, so that nobody needs to see where in this library it was raised."""
+    return isinstance(error, CollectiveError) or hasattr(error, _EXPLAINS_ITSELF)

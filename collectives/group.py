@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import takewhile
 from types import TracebackType
@@ -16,6 +16,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from collectives.consistency.assembly import assemble
 from collectives.consistency.call_check import CallCheck, fingerprint
 from collectives.consistency.missing_ranks import MissingRanks, named
 from collectives.consistency.recursive_doubling import most_bytes
@@ -26,10 +27,12 @@ from collectives.errors import (
     CommunicatorClosed,
     NonFiniteGradient,
     PeerFailure,
+    marked,
 )
 from collectives.execution.handle import Call, Handle, Steps
 from collectives.execution.requests import Cache, free_all
 from collectives.memory import Combine, add
+from collectives.progress.departure import tell_at_exit
 from collectives.progress.fork import reject_in_children
 from collectives.progress.polling import Testable, keep_alive, until, wait
 from collectives.progress.thread import Completion, ProgressThread, is_supported, shared
@@ -37,7 +40,6 @@ from collectives.trace.recorder import Trace
 from collectives.trace.traffic import Traffic
 
 FIXED_TAGS = 16_000  # tags below are of long-lived users, and as many more from there on of single calls
-STARTING_S = 10.0  # shortest time to wait for ranks that are still starting
 GRACE_S = 0.5  # time for all ranks to save traces before one ends the job
 
 
@@ -48,8 +50,8 @@ class Group:
     ----------
     parent : MPI.Comm
         Duplicated, which is collective.
-    timeout : float
-        Seconds without progress before a call raises `CollectiveTimeout`.
+    timeout, arrival_timeout : float
+        Seconds without progress before a call raises `CollectiveTimeout`, once all ranks have come and before.
     verify : bool
         Check before each collective that all ranks make the same call.
 
@@ -66,6 +68,7 @@ class Group:
         Whether all ranks share memory.
     swapped_bytes : int
         Longest vector that can be summed together with the check of a call.
+    missing : MissingRanks
     trace : Trace or None
     failure : BaseException or None
         What the communicator was given up for.
@@ -76,15 +79,16 @@ class Group:
         Names the ranks that do not make the communicator too.
     """
 
-    def __init__(self, parent: MPI.Comm, timeout: float, verify: bool) -> None:
-        self.rank, self.size, self.timeout = parent.rank, parent.size, timeout
+    def __init__(self, parent: MPI.Comm, timeout: float, arrival_timeout: float, verify: bool) -> None:
+        self.rank, self.size = parent.rank, parent.size
+        self.timeout, self.arrival_timeout = timeout, arrival_timeout
         self.here = f"rank {self.rank} of {self.size}"
         self.failure: BaseException | None = None
         self._broken = ""
         self._in_flight: list[Call] = []
         self._dropped: Call | None = None
         self._unheard: Call | None = None  # whose mismatch its caller may not have heard of
-        _await_all(parent, max(timeout, STARTING_S), self.here)
+        assemble(parent, arrival_timeout)
         self.mpi_comm = parent.Dup()
         self.mpi_comm.Set_errhandler(MPI.ERRORS_RETURN)
         node = self.mpi_comm.Split_type(MPI.COMM_TYPE_SHARED)
@@ -94,15 +98,16 @@ class Group:
         self.swapped_bytes = most_bytes(self.size, self.one_node)
         self.trace: Trace | None = None
         self._verify = verify
-        self._check = CallCheck(self.mpi_comm, self.swapped_bytes)
-        self._missing = MissingRanks(self.mpi_comm, timeout)
-        self.given_up = self._missing.another_gave_up
+        self.missing = MissingRanks(self.mpi_comm, timeout)
+        self._check = CallCheck(self.mpi_comm, self.missing, self.swapped_bytes)
+        self.given_up = self.missing.another_gave_up
         self._driver: ProgressThread | None = None
         self._fixed_tag, self._rolling_tag = 0, 0
         self._thread = 0  # id of the thread that made the calls in flight; 0: no call yet
         self._held: dict[int, tuple[ref[object], Callable[[], None]]] = {}  # by the reference's identity
         self._gone: list[ref[object]] = []
         reject_in_children(self)
+        tell_at_exit(self)
 
     def __enter__(self) -> Self:
         return self
@@ -113,7 +118,9 @@ class Group:
         if kind is None:
             self.close()
         else:
-            self._broken = self._broken or "it was left by an exception"
+            if not self._broken:
+                self._broken = "it was left by an exception"
+                self.missing.leave()
             keep_alive(self)
             if self.trace is not None:
                 self.trace.save()
@@ -128,6 +135,8 @@ class Group:
 
         Raises
         ------
+        CollectiveMismatch
+            Other ranks make another call. The communicator stays open.
         RuntimeError
             A call was let go without waiting for it.
         OSError
@@ -139,12 +148,36 @@ class Group:
             self._driver.flush()
         for call in tuple(self._in_flight):
             call.wait()
+        if self.size > 1:
+            closing = Call(self, lambda: "close()")
+            self.run(closing, self._closing(closing))
         self._before_free()
         self._broken = "it was closed"
         self._free()
         dropped = self._dropped
         if dropped is not None and not dropped.seen:
             raise RuntimeError(f"{self.here}: {dropped.name()} was begun and never waited for: keep what begin returns")
+
+    def _closing(self, call: Call) -> Steps:
+        """Agree on closing, and take what the ranks have told each other beside their calls: MPI would keep it."""
+        call.wait_name, call.arrival = None, 0  # traces are of what the caller calls
+        if self._verify:
+            yield from self._check.steps(call, fingerprint("close()"))
+        sent, heard = self.missing.fall_silent()
+        to_hear, ones = np.zeros(self.size, np.int64), np.ones(self.size, np.int32)
+        request = self.mpi_comm.Ialltoallv([sent, ones, MPI.INT64_T], [to_hear, ones, MPI.INT64_T])
+        call.describe, call.owners = lambda: f"{self.here}: not all ranks close the communicator", (request, to_hear)
+        yield from until(request, call)
+        while (heard < to_hear).any():
+            self.missing.hear()
+            yield False
+
+    def leave(self) -> None:
+        """Tell the others that this rank's program ends, with which MPI may not be done."""
+        if self._in_flight:
+            keep_alive(self)
+        if self.size > 1 and not self._broken:
+            self.missing.leave()
 
     def _before_free(self) -> None:
         """Do what takes communication, at the end."""
@@ -364,6 +397,7 @@ class Group:
         See `CallCheck.steps`. It must be the first step of a call, since checks are numbered in that order.
         """
         if not self._verify and values is None:
+            call.arrival = 0  # until it ends, as nothing tells a rank that is late from one that is silent
             return iter(())
         if self.trace is not None and meanwhile is not None:
             meanwhile = self.trace.around("prepare", meanwhile)
@@ -398,11 +432,9 @@ class Group:
         Ranks that reject for the same reason at the same time agree, and each raises its own error.
         """
         text = f"rank {self.rank} rejects {call}: {error}"
-        try:
+        with suppress(CollectiveMismatch, CollectiveTimeout):  # this rank's own error says more
             self.agree(fingerprint(text), lambda: text)
-        except CollectiveMismatch as mismatch:
-            raise error from mismatch
-        raise error
+        raise marked(error) from None
 
     # Carrying out ----------------------------------------------------------------------------------------------------
 
@@ -451,18 +483,18 @@ class Group:
         first, self._broken = not self._broken, self._broken or f"an earlier call failed: {error!r}"
         keep_alive(self, *alive)
         if isinstance(error, CollectiveTimeout) and first:
-            missing = self._missing.find()
+            missing = self.missing.find()
             answers = f"no answer from {named(missing)}" if missing else "all ranks answer"
             error = CollectiveTimeout(f"{error}; {answers}")
         elif isinstance(error, MPI.Exception | PeerFailure):
-            dead = self._missing.dead()
+            dead = self.missing.dead()
             told = str(error) if isinstance(error, PeerFailure) else f"{self.here}: MPI says {error}"
             known = f"; MPI knows that {named(dead)} failed" if dead else ""
             cause = error
             error = PeerFailure(told + known)
             error.__cause__ = cause
         if first:
-            self._missing.announce()
+            self.missing.announce()
             self.failure = error
             for other in tuple(self._in_flight):
                 other.end_by(self._failure())
@@ -495,30 +527,3 @@ class Group:
 
     def _closed(self) -> CommunicatorClosed:
         return CommunicatorClosed(f"{self.here}: this communicator cannot be used, {self._broken}; make a new one")
-
-
-def _await_all(parent: MPI.Comm, timeout_s: float, here: str) -> None:
-    """Wait until all ranks make a communicator, so that MPI's blocking calls to come wait for nobody.
-
-    Every rank sends a byte straight to every other, so that what has come tells who is there.
-
-    Raises
-    ------
-    CollectiveTimeout
-        Names the ranks that have not come.
-    """
-    if parent.size == 1:
-        return
-    ones, came = np.ones(parent.size, np.uint8), np.zeros(parent.size, np.uint8)
-    counts = np.ones(parent.size, np.int32)
-    request = parent.Ialltoallv([ones, counts, MPI.BYTE], [came, counts, MPI.BYTE])
-    try:
-        wait(request, timeout_s, lambda: f"{here}: not all ranks make a communicator")
-    except CollectiveTimeout as error:
-        keep_alive(ones, came, counts)
-        missing = [int(rank) for rank in np.flatnonzero(came == 0) if rank != parent.rank]
-        raise CollectiveTimeout(
-            f"{error}; nothing from {named(missing)} (look for one that stopped or took another branch)"
-            if missing
-            else str(error)
-        ) from None

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
         CommunicatorClosed,
         NonFiniteGradient,
     )
+    from collectives.abort import install_abort_hook
     from collectives.threads.run_local import run_local
-    from mpicomp.abort import install_abort_hook
     from mpicomp.algorithms import (
         ALGORITHMS,
         ECQSGD,
@@ -45,7 +45,7 @@ __version__ = "0.1.0"
 # Loaded when first asked for: importing mpi4py.MPI initialises MPI, and `mpicomp doctor` must work where it cannot.
 # All other names are those of `collectives` and `mpicomp.algorithms`.
 _HOMES = {
-    "install_abort_hook": "mpicomp.abort",
+    "install_abort_hook": "collectives.abort",
     "load_state": "mpicomp.checkpoint.state",
     "redistribute": "mpicomp.checkpoint.redistribute",
     "run_local": "collectives.threads.run_local",

@@ -50,7 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     try:
         comm = Communicator(
-            topology=options.topology, timeout=options.timeout, trace=options.trace, network=options.network
+            topology=options.topology,
+            timeout=options.timeout,
+            trace=options.trace,
+            network=options.network,
+            arrival_timeout=options.arrival_timeout,
         )
     except ValueError as error:
         network = "" if options.network is None else f" --network {options.network}"

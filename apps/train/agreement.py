@@ -35,7 +35,7 @@ def raise_on_all_ranks(comm: Communicator) -> Iterator[None]:
     except (OSError, ValueError, MemoryError) as error:
         message = f"rank {comm.rank} of {comm.size}: {one_line(error) or 'out of memory'}"
     if any_rank(comm, bool(message)):
-        messages = gather_texts(comm.mpi_comm, message, comm.timeout)
+        messages = gather_texts(comm.mpi_comm, message, comm.arrival_timeout)
         raise JobError(next(text for text in messages if text))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from collectives.consistency.missing_ranks import named
+from collectives.consistency.missing_ranks import MissingRanks, named
 from collectives.consistency.recursive_doubling import DIFFERENT, TAG, RecursiveDoubling
 from collectives.errors import CollectiveMismatch
 from collectives.execution.handle import Call, Steps
@@ -25,6 +25,7 @@ from collectives.progress.polling import until, wait
 from collectives.trace.traffic import Traffic
 
 AT_ONCE = 8  # checks under way; a later one waits for the check of that many calls before
+HEAR_EACH = 64  # calls: a rank that is always the last never waits, and would not hear who has asked for it
 TEXT_TAG = 32_200  # and above: of descriptions
 CLOSES = b"\0"  # ends the description by a rank that cannot use the communicator after a mismatch
 _MASK = (1 << 62) - 1
@@ -41,14 +42,15 @@ class CallCheck:
     Parameters
     ----------
     comm : MPI.Comm
+    missing : MissingRanks
+        Told of each call that this rank comes to.
     most_bytes : int
         Longest vector that may be summed on the way.
     """
 
-    def __init__(self, comm: MPI.Comm, most_bytes: int = 0) -> None:
-        self._comm, self._most_bytes = comm, most_bytes
+    def __init__(self, comm: MPI.Comm, missing: MissingRanks, most_bytes: int = 0) -> None:
+        self._comm, self._missing, self._most_bytes = comm, missing, most_bytes
         self._here = f"rank {comm.rank} of {comm.size}"
-        self._calls = 0
         self._numbers = [one or AT_ONCE for one in range(AT_ONCE)]  # which call each tag serves now, or next
         self._exchanges: list[RecursiveDoubling] = []
         self._idle: list[RecursiveDoubling] = []  # the one used last is at the end: its memory is in the cache
@@ -87,9 +89,12 @@ class CallCheck:
         CollectiveMismatch
             The same text on every rank, with what each group of ranks called.
         """
-        self._calls += 1
-        number = self._calls
+        self._missing.calls += 1
+        number = self._missing.calls
         if self._comm.size > 1:
+            if not number % HEAR_EACH:
+                self._missing.hear()
+            call.arrival = number
             call.describe = lambda: self._waiting(number, call.name())
             turn = number % AT_ONCE
             while self._numbers[turn] != number:
@@ -102,6 +107,7 @@ class CallCheck:
                 yield from until(exchange, call)
             elif call.idle_turns:
                 call.moved()  # its turn has come late
+            call.arrival = None
             self._numbers[turn] += AT_ONCE
             self._idle.append(exchange)
             if exchange.mark == DIFFERENT:
@@ -142,6 +148,9 @@ class CallCheck:
     def _tell(self, call: Call, number: int) -> Steps:
         """Exchange descriptions, and raise what they say."""
         comm, tag, mine = self._comm, TEXT_TAG + number % AT_ONCE, call.name()
+        call.describe = lambda: (
+            f"{self._here}: the ranks differ in collective call {number}, here {mine}, and not all say what they call"
+        )
         closes = not call.group.tolerates_mismatch(call)  # what one rank cannot use any more, no rank can
         text = np.frombuffer(mine.encode() + CLOSES * closes, np.uint8)
         others = [rank for rank in range(comm.size) if rank != comm.rank]

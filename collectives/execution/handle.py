@@ -25,6 +25,7 @@ class CallGroup(Protocol):
     mpi_comm: MPI.Comm
     here: str
     timeout: float
+    arrival_timeout: float
     trace: Trace | None
     failure: BaseException | None
     given_up: Callable[[], bool]

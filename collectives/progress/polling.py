@@ -24,7 +24,8 @@ SPINS = 16  # turns without progress before the core is offered to others
 YIELD_S = 0.05  # how long it is only offered; after that the rank sleeps between polls
 SLEEP_S = 0.0005
 LONGEST_LOOK_S = 0.5  # between two looks; the rest of a longer time was spent elsewhere
-WARN_PART = 0.25  # of the timeout: then a stall is logged
+WARN_S = 15.0  # then a stall is logged, and again whenever it has become twice as long
+WARN_PART = 0.25  # and no later than after this part of the timeout
 
 _log = logging.getLogger("collectives")
 _increase_reference_count = ctypes.pythonapi.Py_IncRef
@@ -116,7 +117,7 @@ class Backoff:
     Parameters
     ----------
     group : Limits, or a communicator
-        After whose timeout `idle` raises.
+        After whose timeouts `idle` raises.
     describe : callable
         Says who waits for what, as in ``"rank 3 of 8, step 5: nothing from rank 2"``.
     clock : callable
@@ -128,6 +129,9 @@ class Backoff:
         May be set while a call goes on.
     thread : object
         Of the thread that has made this: see `_Thread`.
+    arrival : int or None
+        Number of the call that other ranks may have yet to come to, for which they have the `arrival_timeout`; 0 where
+        calls have no numbers; None: all ranks have come, and none is silent for longer than the `timeout`.
     polls : int
         How often a request is tested before the other calls have their turn.
     wait_name : str or None
@@ -142,10 +146,11 @@ class Backoff:
 
     # in the class, so that a call that never waits does not pay for them
     wait_name: str | None = ""
+    arrival: int | None = None
     polls = 1
     since = waited_s = 0.0
-    idle_turns, _warned = 0, False
-    _looked = _stalled_s = 0.0
+    idle_turns, _asked = 0, False
+    _looked = _stalled_s = _notice_s = 0.0
     _wait: Any = None
 
     def __init__(self, group: Any, describe: Callable[[], str], clock: Callable[[], float] = time.perf_counter) -> None:
@@ -159,7 +164,7 @@ class Backoff:
         """Something happened: start over."""
         if self.idle_turns:
             self.waited_s += self._clock() - self.since
-            self.idle_turns, self._warned = 0, False
+            self.idle_turns, self._asked = 0, False
             if self._wait is not None:
                 self.group.trace.end_wait(self._wait)
                 self._wait = None
@@ -200,7 +205,7 @@ class Backoff:
         self.idle_turns += 1
         if self.idle_turns == 1:
             self.since, self._looked = self._clock(), time.perf_counter()
-            self._stalled_s = 0.0
+            self._stalled_s = self._notice_s = 0.0
             if self.group.trace is not None and rest and self.wait_name is not None:
                 self._wait = self.group.trace.begin("wait", self.wait_name)
         sleepy = False
@@ -224,16 +229,39 @@ class Backoff:
             return
         if sleepy:
             time.sleep(SLEEP_S)
-        timeout_s, given_up = self.group.timeout, self.group.given_up
-        if stalled_s > timeout_s * (1.0 if self._warned else WARN_PART):
+        group, given_up = self.group, self.group.given_up
+        limit_s = group.timeout if self.arrival is None else group.arrival_timeout
+        if not self._notice_s:
+            self._notice_s = min(WARN_S, WARN_PART * limit_s) + (group.missing.delay_s if self.arrival else 0.0)
+        notice_s = self._notice_s
+        if stalled_s > min(notice_s, limit_s):
             stalled_s = self._stalled_s = min(stalled_s, self.standstill_s(rest))
-        if stalled_s > timeout_s:
-            raise CollectiveTimeout(f"{self.describe()} after {stalled_s:.3g} s")
+        if stalled_s > limit_s:
+            raise CollectiveTimeout(f"{self.describe()} after {_rounded(stalled_s)} s")
         if given_up is not None and given_up():
-            raise CollectiveTimeout(f"{self.describe()} after {stalled_s:.3g} s, and another rank has given up")
-        if not self._warned and stalled_s > WARN_PART * timeout_s:
-            self._warned = True
-            _log.warning("%s for %.3g s; giving up after %g s", self.describe(), stalled_s, timeout_s)
+            raise CollectiveTimeout(f"{self.describe()} after {_rounded(stalled_s)} s, and another rank has given up")
+        if self.arrival and (gone := group.missing.gone(self.arrival)):
+            raise CollectiveTimeout(f"{self.describe()}: {gone}")
+        if stalled_s > notice_s:
+            self._notice(stalled_s, limit_s)
+
+    def _notice(self, stalled_s: float, limit_s: float) -> None:
+        """Log a long stall; where ranks are yet to come, find out first which ones."""
+        told = ""
+        if self.arrival:
+            missing = self.group.missing
+            if not self._asked:
+                self._asked = True
+                self._notice_s = stalled_s + missing.ask(self.arrival)
+                return
+            self._asked, told = False, missing.awaited(self.arrival)
+        self._notice_s = 2 * stalled_s
+        if told is not None:
+            _log.warning("%s for %s s%s; giving up after %g s", self.describe(), _rounded(stalled_s), told, limit_s)
+
+
+def _rounded(seconds: float) -> str:
+    return f"{seconds:.3g}" if seconds < 999.5 else f"{seconds:.0f}"
 
 
 class Testable(Protocol):

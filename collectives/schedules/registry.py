@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
 
@@ -13,6 +13,7 @@ from collectives.schedules.ring import Ring
 from collectives.schedules.star import Star
 from collectives.schedules.torus import Torus
 from collectives.schedules.tree import DoubleTree, Tree
+from collectives.spelling import suggestion
 
 TOPOLOGIES: Mapping[str, Callable[[], Topology]] = MappingProxyType(
     {
@@ -28,17 +29,29 @@ TOPOLOGIES: Mapping[str, Callable[[], Topology]] = MappingProxyType(
 """What makes each topology with its default options."""
 
 
-def topology(name_or_instance: str | Topology) -> Topology:
+def topology(name_or_instance: str | Topology, also: Iterable[str] = ()) -> Topology:
     """Return the topology of that name with its default options, or the instance itself.
 
     ``"torus:2x4"`` is a torus of 2 rows and 4 columns.
+
+    Parameters
+    ----------
+    name_or_instance : str or Topology
+    also : iterable of str
+        Other names that the caller knows, for the message.
 
     Raises
     ------
     ValueError
         There is no topology of that name.
+    TypeError
+        It is neither.
     """
+    if isinstance(name_or_instance, type):
+        raise TypeError(f"the topology is a class: write {name_or_instance.__name__}(), with parentheses")
     if not isinstance(name_or_instance, str):
+        if not hasattr(name_or_instance, "plan"):
+            raise TypeError(f"the topology is {name_or_instance!r}: pass a name, such as 'ring', or an instance")
         return name_or_instance
     shape = re.fullmatch(r"torus:(\d+)x(\d+)", name_or_instance)
     if shape:
@@ -46,5 +59,8 @@ def topology(name_or_instance: str | Topology) -> Topology:
     try:
         return TOPOLOGIES[name_or_instance]()
     except KeyError:
-        names = ", ".join(TOPOLOGIES)
-        raise ValueError(f"there is no topology {name_or_instance!r}: choose one of {names}, torus:ROWSxCOLS") from None
+        names = (*also, *TOPOLOGIES)
+        raise ValueError(
+            f"there is no topology {name_or_instance!r}{suggestion(name_or_instance, names)}: choose one of "
+            f"{', '.join(names)}, torus:ROWSxCOLS"
+        ) from None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from collectives import Communicator
+from mpicomp.aggregator.arguments import vector_spec
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.aggregator.parts import MessageModel, Parts, Reducer, StateKind, Synchronize, VectorSpec
 
@@ -45,7 +45,7 @@ class Algorithm(ABC):
         comm: Communicator,
         n: int,
         *,
-        dtype: DTypeLike | str = np.float32,
+        dtype: Any = np.float32,
         vector_id: int = 0,
         tensor_lengths: Sequence[int] | None = None,
     ) -> Aggregator:
@@ -56,14 +56,18 @@ class Algorithm(ABC):
         comm : Communicator
         n : int
             Elements.
-        dtype : dtype or "bfloat16"
-            Of the vectors: float16, bfloat16, float32 or float64.
+        dtype : dtype or str
+            Of the vectors: float16, bfloat16, float32 or float64, as NumPy, torch or text names it.
         vector_id : int
             Tells vectors under one seed apart, so that they do not share random numbers.
         tensor_lengths : sequence of int, optional
             Lengths of parts, such as tensors, that get scales of their own. Each begins at a multiple of 64 elements:
             behind the one before, padded with zeros, which do not count.
+
+        Raises
+        ------
+        TypeError, ValueError
+            An argument cannot be used; the other ranks raise CollectiveMismatch in their next call.
         """
-        name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
-        lengths = None if tensor_lengths is None or not self.uses_tensor_lengths else tuple(tensor_lengths)
-        return Aggregator(self, comm, VectorSpec(n, name, vector_id, lengths))
+        lengths = tensor_lengths if self.uses_tensor_lengths else None
+        return Aggregator(self, comm, vector_spec(comm, n, dtype, vector_id, lengths))

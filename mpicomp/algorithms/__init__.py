@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from collectives.spelling import suggestion
 from mpicomp.aggregator.algorithm import Algorithm
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms.cascading_ssdm import CascadingSSDM
@@ -53,7 +54,8 @@ def algorithm(name: str, **options: Any) -> Algorithm:
         No such option.
     """
     if name not in ALGORITHMS:
-        raise ValueError(f"there is no algorithm {name!r}: choose one of {', '.join(ALGORITHMS)}")
+        meant = suggestion(name, ALGORITHMS)
+        raise ValueError(f"there is no algorithm {name!r}{meant}: choose one of {', '.join(ALGORITHMS)}")
     return ALGORITHMS[name](**options)
 
 

@@ -29,6 +29,7 @@ from collectives import Communicator
 from collectives.consistency.call_check import fingerprint
 from collectives.json_file import fields, one_line, shown
 from mpicomp.algorithms import Aggregator, Algorithm, Dense, DoubleSqueeze
+from mpicomp.torch import arguments
 from mpicomp.torch.adam_groups import GROUP_OPTIONS, check_group
 from mpicomp.torch.adam_moments import AdamMoments
 from mpicomp.torch.algorithms import algorithms_by_name
@@ -127,7 +128,7 @@ class OneBitAdam(torch.optim.Optimizer):
         bucket_mb: float = 25,
         seed: int = 0,
     ) -> None:
-        self.comm = Communicator() if comm is None else comm
+        self.comm = arguments.communicator(comm, "OneBitAdam")
         self.steps, self.frozen = 0, False
         defaults = {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
@@ -141,7 +142,7 @@ class OneBitAdam(torch.optim.Optimizer):
             super().__init__(params, defaults)
             for group in self.param_groups:
                 check_group(group)
-            self._parameters = Parameters(self, {parameter: name for name, parameter in named_parameters or ()})
+            self._parameters = Parameters(self, arguments.names(named_parameters))
         except (ValueError, TypeError) as error:
             self._reject(error, "making OneBitAdam")
         self._options = (

@@ -25,6 +25,7 @@ from collectives import Communicator
 from collectives.consistency.call_check import fingerprint
 from collectives.json_file import fields, one_line, shown
 from mpicomp.aggregator.base import Aggregator
+from mpicomp.torch import arguments
 from mpicomp.torch.algorithms import AlgorithmChoice, algorithms_by_name, preferred_mode
 from mpicomp.torch.bucket_reducers import BucketReducers
 from mpicomp.torch.buckets import NamedParameter
@@ -94,7 +95,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         A parameter is not a floating-point CPU tensor, nothing is to be trained, or an argument is out of range; the
         other ranks then raise CollectiveMismatch.
     TypeError
-        The optimizer is wrapped already.
+        The optimizer is wrapped already, or an argument is something else; the others then raise CollectiveMismatch.
     CollectiveMismatch
         The ranks' options differ, or their parameters in name, shape or dtype; at the first step, in value.
 
@@ -133,13 +134,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         backward_passes_per_step: int = 1,
     ) -> None:
         self.optimizer = optimizer
-        self.comm = Communicator() if comm is None else comm
+        self.comm = arguments.communicator(comm, "DistributedOptimizer", optimizer, algorithm)
         try:
+            arguments.require_optimizer(optimizer, algorithm)
             if isinstance(optimizer, DistributedOptimizer):
                 raise TypeError("the optimizer is a DistributedOptimizer already; wrap a plain one, once")
             if getattr(optimizer, "synchronizes_ranks", False):
                 raise TypeError(f"{type(optimizer).__name__} synchronizes the ranks itself; use it as it is")
-            self._parameters = Parameters(optimizer, {parameter: name for name, parameter in named_parameters or ()})
+            self._parameters = Parameters(optimizer, arguments.names(named_parameters))
             members = self._parameters.trained
             algorithms = algorithms_by_name(algorithm, members)
             self.mode = mode = preferred_mode(algorithms) if synchronize is None else synchronize

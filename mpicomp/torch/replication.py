@@ -103,6 +103,8 @@ def require_cpu(name: str, tensor: Tensor) -> None:
 def broadcast_tensors(named: Mapping[str, Tensor], comm: Communicator, root: int, call: str) -> None:
     """Overwrite tensors in place by rank `root`'s. `call` is its name in messages; raises as `broadcast_parameters`."""
     try:
+        if not isinstance(named, Mapping):
+            raise TypeError(f"a {type(named).__name__} has no tensors by name; pass a module or its state_dict()")
         for name, tensor in named.items():
             if not torch.is_tensor(tensor):
                 raise TypeError(f"{name!r} is a {type(tensor).__name__}, not a tensor; leave it out")

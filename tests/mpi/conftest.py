@@ -8,6 +8,7 @@ not collected.
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import time
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from tests.harness.plugin import RankAgreement
+
+# A test that deadlocks ends in seconds, for every communicator that is not told otherwise.
+os.environ["MPICOMP_ARRIVAL_TIMEOUT"] = str(TIMEOUT_S)
 
 PLUGIN = "rank_agreement"
 MARKER_KEYWORDS = ("min_size", "max_size")
@@ -87,6 +91,7 @@ def comm(request: pytest.FixtureRequest, mpi_comm: MPI.Intracomm) -> Iterator[Co
     options: dict[str, Any] = {"topology": "ring", "timeout": TIMEOUT_S}
     for mark in reversed([*request.node.iter_markers("communicator")]):  # the closest comes first
         options |= mark.kwargs
+    options.setdefault("arrival_timeout", options["timeout"])
     if hasattr(request, "param"):
         options["topology"] = request.param
     with Communicator(mpi_comm, **options) as made:

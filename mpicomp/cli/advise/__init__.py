@@ -73,7 +73,9 @@ def _start(args: argparse.Namespace) -> tuple[Request, Communicator]:
     require_none(MPI.COMM_WORLD, problem, AGREEING_S)  # files and models may be there for some ranks alone
     assert request is not None
     try:
-        return request, Communicator(timeout=request.timeout_s, network=request.network)
+        return request, Communicator(
+            timeout=request.timeout_s, network=request.network, arrival_timeout=request.timeout_s
+        )
     except ValueError as error:
         raise UsageError(f"--network {args.network}: {error}") from error
 

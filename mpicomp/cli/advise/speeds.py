@@ -63,7 +63,9 @@ def measure_speed(comm: Communicator, algorithm: Algorithm, n: int, dtype: str, 
     fitting = SAMPLE_S * network.bandwidth_bytes_s / bytes_an_element
     sample = int(min(n, MOST, max(FEWEST, fitting)))
     small = max(1, sample // 4)
-    with Communicator(comm.mpi_comm, Ring(), comm.timeout, piece_bytes=comm.piece_bytes) as ring:
+    with Communicator(
+        comm.mpi_comm, Ring(), comm.timeout, piece_bytes=comm.piece_bytes, arrival_timeout=comm.arrival_timeout
+    ) as ring:
         costs = _costs(ring, algorithm, sample, dtype, CALLS)
         less = _costs(ring, algorithm, small, dtype, CALLS)
         tiny = _calls(ring, algorithm, TINY, dtype, TINY_CALLS, time.perf_counter)

@@ -71,7 +71,13 @@ def _start(args: argparse.Namespace) -> tuple[Request, Communicator]:
     except ValueError as error:  # all ranks have the same arguments
         raise UsageError(str(error)) from error
     try:
-        comm = Communicator(None, args.topology, request.timeout_s, trace=args.trace, network=args.network)
+        comm = Communicator(
+            topology=args.topology,
+            timeout=request.timeout_s,
+            trace=args.trace,
+            network=args.network,
+            arrival_timeout=request.timeout_s,
+        )
     except ValueError as error:
         network = "" if args.network is None else f" --network {args.network}"
         raise UsageError(f"--topology {args.topology}{network}: {error}") from error

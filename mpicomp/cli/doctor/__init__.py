@@ -13,7 +13,7 @@ import sys
 from dataclasses import asdict
 
 from mpicomp.cli.doctor import environment, job, library
-from mpicomp.cli.doctor.finding import Finding
+from mpicomp.cli.doctor.finding import Finding, examine
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,8 @@ def run(args: argparse.Namespace) -> int:
     if mpi is None:
         return _report([loaded, *environment.findings(1)], args.json)
     comm = mpi.COMM_WORLD
-    found = [loaded, *library.findings(mpi), job.launcher(comm.size, os.environ), job.messages(comm, args.deadline)]
+    launcher = examine("launcher", lambda: job.launcher(comm.size, os.environ))
+    found = [loaded, *library.findings(mpi), launcher, job.messages(comm, args.deadline)]
     if found[-1].status == "FAIL":
         # The other ranks cannot be asked any more, and MPI would wait for them at exit.
         status = _report(found, args.json)

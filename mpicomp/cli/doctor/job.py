@@ -17,8 +17,6 @@ from mpicomp.cli.doctor.finding import Finding, Status
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# How each launcher tells a process the size of its job, were it to load another MPI library than the launcher's.
-LAUNCHER_SIZES = {"OMPI_COMM_WORLD_SIZE": "Open MPI", "PMI_SIZE": "MPICH's hydra", "SLURM_STEP_NUM_TASKS": "srun"}
 MESSAGE_BYTES = 1 << 20
 # Requests past their deadline and their buffers: MPI may write them as long as the process lives.
 _abandoned: list[tuple[object, ...]] = []
@@ -50,15 +48,13 @@ def _version(name: str) -> str:
 
 def launcher(size: int, environ: Mapping[str, str]) -> Finding:
     """Compare the number of ranks MPI knows with the number the launcher started."""
-    for variable, name in LAUNCHER_SIZES.items():
-        started = int(environ.get(variable, "1"))
-        if started > 1 and size == 1:
-            return Finding(
-                "launcher",
-                "FAIL",
-                f"{name} started {started} processes, but each is alone: it belongs to another MPI than mpi4py loaded",
-                "use the mpirun beside the library named above, or name the launcher's libmpi in MPI4PY_LIBMPI",
-            )
+    from collectives.launcher import separated  # the doctor works where `collectives` is another package
+
+    found = separated(size, environ)
+    if found is not None:
+        joined = "each is alone" if size == 1 else f"MPI joins only {size} of them"
+        text = f"{found.launcher} started {found.started} processes, but {joined}"
+        return Finding("launcher", "FAIL", text, found.cure)
     return Finding("launcher", "ok", "one process, no launcher" if size == 1 else f"{size} ranks")
 
 

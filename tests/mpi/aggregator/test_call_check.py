@@ -86,3 +86,14 @@ def test_what_one_rank_cannot_aggregate_all_hear_of_and_the_run_goes_on(comm: Co
     assert comm.rank < odd or re.search(f"rank {odd} of {comm.size}, vector 0: .*{told}", str(caught.value))
     assert re.search(f"rank {odd} rejects aggregate: .*{told}", text)
     assert (aggregator.aggregate(ones) == twin.aggregate(ones)).all()
+
+
+def test_what_one_rank_cannot_start_all_hear_of_in_their_next_call(comm: Communicator) -> None:
+    odd = comm.size - 1
+    if comm.rank == odd:
+        with pytest.raises(TypeError, match=r"1000.5 is no number of elements"):
+            OURS.start(comm, 1000.5)
+    else:
+        aggregator = OURS.start(comm, N)
+        with pytest.raises(CollectiveMismatch, match=rf"rank {odd} rejects start: .*1000.5 is no number of elements"):
+            aggregator.aggregate(np.ones(N, np.float32))

@@ -21,6 +21,15 @@ pytestmark = few_ranks
 META = nn.Linear(2, 2, device="meta")
 
 
+@pytest.mark.mpi(min_size=2)
+def test_a_first_mistake_of_one_rank_is_told_to_all(comm: Communicator) -> None:
+    optimizer, odd = torch.optim.SGD(make_model().parameters(), lr=1.0), comm.rank == comm.size - 1
+    told = f"rank {comm.size - 1} rejects wrapping an optimizer: .*the algorithm is text"
+    with pytest.raises(TypeError if odd else CollectiveMismatch, match="the algorithm is text" if odd else told):
+        DistributedOptimizer(optimizer, "marsit" if odd else Marsit(), comm)
+    DistributedOptimizer(optimizer, Marsit(), comm)
+
+
 def test_a_scheduler_drives_the_wrapped_optimizer(comm: Communicator) -> None:
     model, optimizer = wrapped(Dense(), comm)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)

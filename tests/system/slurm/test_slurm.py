@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,15 @@ def test_a_benchmark_runs_on_both_nodes(cluster: SlurmCluster) -> None:
     assert re.search(r"^ +400000 +100000 .* ok$", job.output, re.MULTILINE), job.output
     line = json.loads((cluster.project / "runs" / f"bench-{job.id}.json").read_text())
     assert (line["algorithm"], line["count"], line["ranks"]) == ("marsit", 100_000, 2)
+
+
+def test_srun_without_pmix_is_refused_and_a_program_alone_in_its_allocation_is_not(cluster: SlurmCluster) -> None:
+    program = (sys.executable, "-c", "import mpicomp; mpicomp.Communicator().close()")
+    refused = cluster.refusal("srun", "-n", "2", *program)
+    assert refused is not None
+    assert "srun started 2 processes (SLURM_STEP_NUM_TASKS=2), but each is alone" in refused
+    assert cluster.refusal("salloc", "-n", "4", *program) is None
+    assert cluster.refusal("srun", "-n", "1", *program) is None
 
 
 def test_a_training_runs_to_its_end(uninterrupted: Job) -> None:

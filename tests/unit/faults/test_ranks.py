@@ -15,8 +15,7 @@ pytestmark = pytest.mark.timeout(2 * JOB_S)
 # Three ranks on a ring, one of which stops itself before its third sum. Whoever gives up says so before one of them
 # ends the job for all.
 STOPPED = """
-mpicomp.install_abort_hook()
-comm = mpicomp.Communicator(topology="ring", timeout=3, verify=VERIFY)
+comm = mpicomp.Communicator(topology="ring", timeout=3, arrival_timeout=3, verify=VERIFY)
 tell(f"pid-{comm.rank}", os.getpid())
 x = np.ones(1000, np.float32)
 for call in range(1, 5):
@@ -96,12 +95,11 @@ FAILURES = {
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
 def test_an_exception_on_one_rank_ends_the_job_and_names_the_rank(jobs: Jobs, failure: str) -> None:
     program = """
-mpicomp.install_abort_hook()
 comm = mpicomp.Communicator(timeout=NEVER_S)
 if comm.rank == 1:
     FAILURE
 while True:
-    comm.barrier()
+    comm.rank == 2 or comm.barrier()  # rank 2 is stuck elsewhere
 """
     status, output = jobs.run(3, program.replace("FAILURE", failure)).finish()
     assert status != 0
@@ -110,8 +108,40 @@ while True:
     assert re.search("RuntimeError: the disk is on fire$.*^ *rank 1 of 3: ending the job", output, re.M | re.S), output
 
 
+def test_a_rank_whose_program_has_ended_is_not_waited_for(jobs: Jobs) -> None:
+    program = """
+    comm = mpicomp.Communicator(arrival_timeout=NEVER_S)
+    for call in range(3 - (comm.rank == 1)):
+        comm.barrier()
+    """
+    status, output = jobs.run(3, program).finish()
+    assert status != 0
+    assert re.search(
+        r"rank [02] of 3: not all ranks have come to call 3, barrier\(\).*: rank 1 left by an exception or at the end",
+        output,
+    )
+
+
+def test_a_wrong_argument_is_told_in_a_few_lines_of_the_program_itself(jobs: Jobs) -> None:
+    program = """
+    comm = mpicomp.Communicator()
+    aggregator = mpicomp.Marsit().start(comm, 1000)
+    def train():
+        aggregator.aggregate(np.ones(1000))
+    train()
+    """
+    told = r"TypeError: rank \d of 2, vector 0: the vector has type float64, the aggregator was started for float32"
+    lines = jobs.run(2, program).finish()[1].split("------")[0].splitlines()  # then the launcher speaks
+    assert sum(re.fullmatch(told, line) is not None for line in lines) == sum("Traceback" in line for line in lines) > 0
+    assert len(lines) <= 2 * 12
+    assert not [line for line in lines if "collectives/" in line or "mpicomp/" in line]
+
+
+LIMITS = "timeout=1.5, arrival_timeout=1.5"
+
+
 @pytest.mark.parametrize(
-    "keeping", ["with mpicomp.Communicator(timeout=1.5) as comm:", "if comm := mpicomp.Communicator(timeout=1.5):"]
+    "keeping", [f"with mpicomp.Communicator({LIMITS}) as comm:", f"if comm := mpicomp.Communicator({LIMITS}):"]
 )
 def test_a_call_left_under_way_by_an_exception_does_no_harm_to_memory(jobs: Jobs, keeping: str) -> None:
     job = jobs.run(
@@ -142,7 +172,6 @@ def test_a_call_left_under_way_by_an_exception_does_no_harm_to_memory(jobs: Jobs
 
 # Rank 0 waits for rank 1, which comes when the test says so.
 WAITING = """
-mpicomp.install_abort_hook()
 comm = mpicomp.Communicator(topology="ring", timeout=NEVER_S, verify=VERIFY)
 signal.signal(signal.SIGUSR1, lambda number, frame: tell(f"handled-{comm.rank}"))
 tell(f"pid-{comm.rank}", os.getpid())

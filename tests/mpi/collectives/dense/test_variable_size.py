@@ -66,7 +66,8 @@ def test_nobody_leaves_a_barrier_before_the_last_has_come(mpi_comm: MPI.Intracom
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("call", ["barrier", "iallreduce", "broadcast", "allgather", "number", "object", "split"])
 def test_every_wait_has_a_deadline(mpi_comm: MPI.Intracomm, call: str) -> None:
-    comm = Communicator(mpi_comm, timeout=0.3, verify=call not in ("barrier", "allgather", "split"))
+    verify = call not in ("barrier", "allgather", "split")
+    comm = Communicator(mpi_comm, timeout=0.3, arrival_timeout=0.3, verify=verify)
     calls: dict[str, Any] = {
         "barrier": comm.barrier,
         "iallreduce": lambda: comm.iallreduce(np.ones(5)).wait(),
@@ -92,7 +93,7 @@ def test_a_closed_communicator_says_so(mpi_comm: MPI.Intracomm) -> None:
 
 @pytest.mark.mpi(min_size=2)
 def test_after_a_timeout_the_communicator_refuses_and_a_new_one_works(mpi_comm: MPI.Intracomm) -> None:
-    comm = Communicator(mpi_comm, timeout=0.3)
+    comm = Communicator(mpi_comm, timeout=0.3, arrival_timeout=0.3)
     if comm.rank:
         with pytest.raises(CollectiveTimeout):
             comm.allreduce(np.ones(3))

@@ -61,7 +61,7 @@ def test_a_call_that_does_not_end_can_be_looked_at(
     """The last rank stays away from the second sum, of which no check is made."""
     comm = Communicator(mpi_comm, "ring", timeout=2.0, verify=False, piece_bytes=piece_bytes, trace=folder)
     comm.allreduce(np.ones(100))
-    comm.timeout = 0.5
+    comm.arrival_timeout = 0.5
     if comm.rank < comm.size - 1:
         with pytest.raises(CollectiveTimeout):
             comm.allreduce(np.ones(100))

@@ -39,7 +39,11 @@ def idx_folder(folder: Path, n_found: int) -> Path:
 # Arguments, the exit status, and the error.
 ERRORS: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("--epochs", "0"), 2, "argument --epochs: 0 is not at least 1"),
-    (("--topology", "torus:2x3"), 1, "--topology torus:2x3: 2 ranks do not fill a torus of 2 x 3 .* fit: 1 x 2"),
+    (
+        ("--topology", "torus:2x3"),
+        1,
+        "--topology torus:2x3: rank 0 of .: 2 ranks do not fill a torus of 2 x 3 .* fit: 1 x 2",
+    ),
     (("--dataset", "idx", "--data", "{folder}/no"), 1, "rank 0 of 2: there is no folder .*; correct --data DIR"),
     (("--dataset", "idx", "--data", "{folder}/cut"), 1, "rank 0 of 2: .*/train-images.* is damaged: fetch it"),
     (("--checkpoint", "{folder}/cut/t10k-labels-idx1-ubyte"), 1, "rank 0 of 2: cannot write .*--checkpoint folder"),
@@ -111,7 +115,9 @@ def test_a_run_that_signals_and_a_killed_rank_end_is_resumed(jobs: Jobs, tmp_pat
 
 def test_a_stopped_rank_ends_the_run_and_is_named_once(jobs: Jobs, tmp_path: Path) -> None:
     record = tmp_path / "run.json"
-    job = jobs.start(3, ["-m", "apps.train", "--epochs", "1000", "--timeout", "2", "--json", str(record)])
+    job = jobs.start(
+        3, ["-m", "apps.train", "--epochs", "1000", "--timeout", "2", "--arrival-timeout", "2", "--json", str(record)]
+    )
     job.wait_for(lambda: bool(kinds(record)), "trained an epoch")
     stopped = job.ranks()[1]
     os.kill(stopped, signal.SIGSTOP)

@@ -7,6 +7,7 @@ from threading import Barrier
 import mpicomp
 from collectives import Communicator
 from collectives.consistency.call_check import AT_ONCE, CallCheck
+from collectives.consistency.missing_ranks import MissingRanks
 from collectives.execution.handle import Call
 
 
@@ -14,7 +15,7 @@ def test_a_call_whose_check_is_over_at_once_has_not_stalled_since_it_waited_for_
     together = Barrier(2, timeout=20)
 
     def turns_idle(comm: Communicator) -> int:
-        check = CallCheck(comm.mpi_comm, 64)
+        check = CallCheck(comm.mpi_comm, MissingRanks(comm.mpi_comm, 1.0), 64)
         late = Call(comm, lambda: "one more than may be compared at once")
         steps = [check.steps(Call(comm, lambda: "one of many"), 5) for _ in range(AT_ONCE)]
         last = check.steps(late, 5)

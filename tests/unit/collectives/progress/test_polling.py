@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -47,3 +48,87 @@ def test_something_that_moves_starts_the_clock_anew(monkeypatch: pytest.MonkeyPa
             backoff.idle()
         backoff.moved()
     assert backoff.waited_s == pytest.approx(0.6)
+
+
+class Missing:
+    """Rank 2 does not come."""
+
+    delay_s = 0.0
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.told: str | None = ", nothing from rank 2"
+        self.left = ""
+
+    def ask(self, call: int) -> float:
+        self.asked.append(call)
+        return 1.0
+
+    def awaited(self, call: int) -> str | None:
+        return self.told
+
+    def gone(self, call: int) -> str:
+        return self.left
+
+
+class Waiting:
+    """A wait on a clock of its own."""
+
+    def __init__(self, arrival: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr("collectives.progress.polling.time.perf_counter", lambda: self.now)
+        monkeypatch.setattr("collectives.progress.polling.time.sleep", lambda seconds: None)
+        self.missing = Missing()
+        group = SimpleNamespace(timeout=60.0, arrival_timeout=1800.0, given_up=None, trace=None, missing=self.missing)
+        self.backoff = Backoff(group, lambda: "rank 1 of 3 waits")
+        self.backoff.arrival = arrival
+
+    def look(self, seconds: float) -> None:
+        """Look for so long."""
+        for _ in range(int(seconds * 4)):
+            self.now += 0.25
+            self.backoff.idle(rest=False)
+
+
+def test_who_comes_late_is_named_from_15_s_on_and_awaited_for_half_an_hour(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    waiting = Waiting(7, monkeypatch)
+    waiting.look(15)
+    assert waiting.missing.asked == caplog.messages == []
+    waiting.look(2)
+    assert waiting.missing.asked == [7]
+    assert caplog.messages == ["rank 1 of 3 waits for 16.5 s, nothing from rank 2; giving up after 1800 s"]
+    waiting.look(100)
+    assert [message.split()[6] for message in caplog.messages] == ["16.5", "34.5", "70.5"]
+    waiting.look(1680)
+    with pytest.raises(CollectiveTimeout, match="rank 1 of 3 waits after 1800 s"):
+        waiting.look(10)
+
+
+def test_a_rank_is_silent_where_a_lower_one_warns(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    waiting = Waiting(7, monkeypatch)
+    waiting.missing.told = None
+    waiting.look(100)
+    assert caplog.messages == []
+
+
+def test_silence_within_a_call_is_warned_of_from_15_s_on_and_ends_it_after_a_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    waiting = Waiting(None, monkeypatch)
+    waiting.look(59)
+    assert caplog.messages[0] == "rank 1 of 3 waits for 15.2 s; giving up after 60 s"
+    with pytest.raises(CollectiveTimeout, match="rank 1 of 3 waits after 60"):
+        waiting.look(2)
+    assert waiting.missing.asked == []
+
+
+def test_who_has_left_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = Waiting(7, monkeypatch)
+    waiting.look(3)
+    waiting.missing.left = "rank 2 will not come"
+    with pytest.raises(CollectiveTimeout, match="rank 1 of 3 waits: rank 2 will not come"):
+        waiting.look(1)

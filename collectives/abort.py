@@ -1,0 +1,103 @@
+"""One rank's uncaught exception ends the whole job, instead of leaving the others waiting."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+
+from mpi4py import MPI
+
+from collectives import trace as traces
+from collectives.errors import explains_itself
+
+OURS = ("collectives", "mpicomp")
+_installed = False
+
+
+def install_abort_hook() -> None:
+    """After an uncaught exception: print its traceback with the rank, write traces if there are any, then MPI_Abort.
+
+    The first `Communicator` over all ranks of a job calls it. Call it early in the program, so that it holds for what
+    comes before, too. It wraps the hooks that are installed, for the main thread and others; calling it again does
+    nothing. KeyboardInterrupt aborts too, SystemExit never: a program that ends by ``sys.exit`` does so on all ranks. A
+    program started with ``python -m mpi4py`` has a similar behaviour.
+
+    Of an error that says by itself what is wrong, such as CollectiveMismatch, the traceback shows the caller's lines
+    only; of any other error, and with ``MPICOMP_TRACEBACK=full``, it shows all.
+    """
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    previous, previous_thread, rank = sys.excepthook, threading.excepthook, os.getpid()
+
+    def end_job() -> None:
+        if os.getpid() == rank:  # a process that was forked from one ends alone
+            _abort()
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        with _at_once():
+            previous(kind, error, _shortened(error, trace))
+        end_job()
+
+    def thread_hook(args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is not None:
+            trace = _shortened(args.exc_value, args.exc_traceback)
+            args = threading.ExceptHookArgs((args.exc_type, args.exc_value, trace, args.thread))
+        with _at_once():
+            previous_thread(args)
+        if args.exc_type is not SystemExit:
+            end_job()
+
+    sys.excepthook, threading.excepthook = hook, thread_hook
+
+
+def install_unless_attended() -> None:
+    """Install the hook, unless a person or pytest goes on after an exception that nobody catches."""
+    if not (hasattr(sys, "ps1") or sys.flags.interactive or "pytest" in sys.modules):
+        install_abort_hook()
+
+
+@contextlib.contextmanager
+def _at_once() -> Iterator[None]:
+    """Print in one go what is printed to stderr, so that lines of several ranks do not mix."""
+    # torch.distributed's hook, installed later, keeps what this one prints and would show it afterwards
+    kept = isinstance(sys.stderr, io.StringIO) and sys.__stderr__ is not None
+    stream = sys.__stderr__ if kept else sys.stderr
+    text = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(text):
+            yield
+    finally:
+        print(text.getvalue(), end="", file=stream, flush=True)
+
+
+def _shortened(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
+    """The traceback to print, which the error has then too: of one that explains itself the caller's lines alone."""
+    if not explains_itself(error) or os.environ.get("MPICOMP_TRACEBACK") == "full":
+        return trace
+    lines = []
+    while trace is not None:
+        if trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] not in OURS:
+            lines.append(trace)
+        trace = trace.tb_next
+    kept = None
+    for line in reversed(lines):
+        kept = TracebackType(kept, line.tb_frame, line.tb_lasti, line.tb_lineno)
+    error.__traceback__, error.__suppress_context__, error.__cause__ = kept, True, None
+    return kept
+
+
+def _abort() -> None:
+    if not MPI.Is_initialized() or MPI.Is_finalized() or MPI.COMM_WORLD.size == 1:
+        return
+    sys.stdout.flush()
+    traces.flush()
+    with _at_once():
+        print(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}: ending the job", file=sys.stderr)
+    MPI.COMM_WORLD.Abort(1)

@@ -1,0 +1,81 @@
+"""What a communicator is made of: its arguments looked at, and refused on every rank where one rank's are wrong."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+from mpi4py import MPI
+
+from collectives import launcher
+from collectives.abort import install_unless_attended
+from collectives.consistency.assembly import refuse
+from collectives.errors import LauncherMismatch, marked
+from collectives.progress.timeouts import timeouts
+from collectives.schedules.plan import Topology
+from collectives.schedules.registry import topology as topology_of
+
+LONGEST_PIECE_BYTES = 1 << 30  # MPI counts elements of a message in 32 bits
+ROUTES = ("auto", "mpi")  # by name, as topologies, but none of them
+
+
+class Made(NamedTuple):
+    """Arguments of a communicator that can be used."""
+
+    parent: MPI.Comm
+    topology: str | Topology
+    timeout: float
+    arrival_timeout: float
+
+
+def examined(
+    mpi_comm: MPI.Comm | None,
+    topology: str | Topology,
+    timeout: float | None,
+    arrival_timeout: float | None,
+    piece_bytes: int | None,
+    alone: bool,
+    abort_hook: bool,
+) -> Made:
+    """What `Communicator` was given.
+
+    Raises
+    ------
+    TypeError, ValueError, LauncherMismatch
+        An argument cannot be used, or MPI has not joined all processes. The other ranks are told.
+    """
+    swapped = isinstance(mpi_comm, str) or hasattr(mpi_comm, "plan")
+    parent = MPI.COMM_WORLD if swapped else _parent(mpi_comm)
+    if abort_hook and isinstance(parent, MPI.Comm) and parent.size == MPI.COMM_WORLD.size > 1:
+        install_unless_attended()
+    try:
+        if swapped:
+            raise TypeError(f"the first argument is mpi_comm: write Communicator(topology={mpi_comm!r})")
+        if parent == MPI.COMM_WORLD and not alone and MPI.Comm.Get_parent() == MPI.COMM_NULL:
+            problem = launcher.problem(parent.size, os.environ)
+            if problem:
+                raise LauncherMismatch(problem)
+        if piece_bytes is not None and not 1 <= piece_bytes <= LONGEST_PIECE_BYTES:
+            raise ValueError(f"piece_bytes must lie in 1 .. {LONGEST_PIECE_BYTES}, not {piece_bytes}")
+        return Made(parent, _topology(topology, parent), *timeouts(timeout, arrival_timeout))
+    except (TypeError, ValueError, LauncherMismatch) as error:
+        refuse(parent)
+        raise marked(type(error)(f"rank {parent.rank} of {parent.size}: {error}")) from None
+
+
+def _parent(mpi_comm: Any) -> MPI.Comm:
+    if mpi_comm is None:
+        return MPI.COMM_WORLD
+    if not hasattr(mpi_comm, "Ialltoallv"):
+        raise marked(TypeError(f"mpi_comm is {mpi_comm!r}: pass a communicator of mpi4py, or None for COMM_WORLD"))
+    if mpi_comm == MPI.COMM_NULL:
+        raise marked(ValueError("mpi_comm is COMM_NULL: this rank is no part of it, and makes no communicator"))
+    return mpi_comm  # type: ignore[no-any-return]
+
+
+def _topology(given: Any, parent: MPI.Comm) -> str | Topology:
+    if given in ROUTES:
+        return str(given)
+    found = topology_of(given, ROUTES)
+    found.plan(parent.rank, parent.size)
+    return found

@@ -1,0 +1,72 @@
+"""What `start` is given: taken where its meaning is clear, refused in one sentence where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import index
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives import Communicator
+from collectives.errors import marked
+from collectives.memory import FLOATS
+from mpicomp.aggregator.spec import VectorSpec
+
+
+def vector_spec(
+    comm: Communicator, n: Any, dtype: Any, vector_id: int, tensor_lengths: Sequence[int] | None
+) -> VectorSpec:
+    """The vectors that `Algorithm.start` is to make an aggregator for; parameters as there.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument cannot be used; the other ranks raise CollectiveMismatch in their next call.
+    """
+    require_communicator(comm, "start", "start(comm, n)", n)
+    try:
+        lengths = None if tensor_lengths is None else tuple(map(_whole, tensor_lengths))
+        return VectorSpec(_whole(n), _name(dtype), vector_id, lengths)
+    except (TypeError, ValueError) as error:
+        comm.reject(type(error)(f"{comm.here}, start: {error}"), "start")
+
+
+def require_communicator(comm: Any, call: str, usage: str, *others: Any) -> None:
+    """Raise TypeError unless `comm` is a communicator; one of the other arguments may be it."""
+    if isinstance(comm, Communicator):
+        return
+    swapped = next((one for one in others if isinstance(one, Communicator)), None)
+    if swapped is not None:
+        cure = f"the arguments are in another order: write {usage}"
+    elif isinstance(comm, MPI.Comm):
+        cure = "wrap it: Communicator(mpi_comm)"
+    else:
+        cure = "pass a Communicator"
+    error = f"{call}: comm is {type(comm).__name__} {comm!r:.80}: {cure}"
+    if swapped is not None:
+        swapped.reject(TypeError(f"{swapped.here}, {error}"), call)
+    raise marked(TypeError(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}, {error}"))
+
+
+def _whole(n: Any) -> int:
+    if isinstance(n, float | np.floating) and float(n).is_integer():
+        return int(n)
+    try:
+        return index(n)
+    except TypeError:
+        raise TypeError(f"{n!r:.80} is no number of elements: pass a whole one, such as vector.size") from None
+
+
+def _name(dtype: Any) -> str:
+    """NumPy's name of a type that NumPy, torch or text names."""
+    text = str(dtype)
+    name = text.removeprefix("torch.")
+    if name in FLOATS:
+        return name
+    try:
+        # None would be float64 for NumPy
+        return np.dtype(name if isinstance(dtype, str) or dtype is None or name != text else dtype).name
+    except TypeError:
+        raise TypeError(f"there is no type {dtype!r}: choose one of {', '.join(FLOATS)}") from None

@@ -1,0 +1,43 @@
+"""Arguments of a communicator that cannot be used: one sentence with the cure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from mpi4py import MPI
+
+from collectives import Communicator, Ring
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "told"),
+    [
+        (
+            {"topology": "rign"},
+            ValueError,
+            r"'rign' \(did you mean 'ring'\?\): choose one of auto, mpi, ring",
+        ),
+        ({"topology": "Double_Tree"}, ValueError, r"\(did you mean 'double-tree'\?\)"),
+        ({"topology": "xyz"}, ValueError, "no topology 'xyz': choose one of"),
+        ({"topology": Ring}, TypeError, r"the topology is a class: write Ring\(\)"),
+        ({"topology": 3}, TypeError, "the topology is 3: pass a name"),
+        ({"mpi_comm": "ring"}, TypeError, r"the first argument is mpi_comm: write Communicator\(topology='ring'\)"),
+        ({"mpi_comm": Ring()}, TypeError, "the first argument is mpi_comm"),
+        ({"timeout": 0}, ValueError, "timeout is 0: it must be a positive number of seconds"),
+        ({"arrival_timeout": -1}, ValueError, "arrival_timeout is -1: it must be"),
+        ({"piece_bytes": 0}, ValueError, "piece_bytes must lie in"),
+    ],
+)
+def test_an_argument_that_cannot_be_used_is_told_with_rank_and_cure(
+    arguments: dict[str, Any], error: type[Exception], told: str
+) -> None:
+    with pytest.raises(error, match=f"^rank 0 of 1: .*{told}") as caught:
+        Communicator(**arguments)
+    assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize(("given", "told"), [(3, "mpi_comm is 3: pass a communicator"), (MPI.COMM_NULL, "COMM_NULL")])
+def test_what_is_no_communicator_of_mpi_is_refused(given: Any, told: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=told):
+        Communicator(given)

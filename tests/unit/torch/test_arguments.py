@@ -1,0 +1,61 @@
+"""First mistakes with DistributedOptimizer: one sentence with the cure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from mpi4py import MPI
+from torch import nn
+
+from mpicomp import Communicator, Dense
+from mpicomp.torch import DistributedOptimizer, broadcast_parameters
+
+MODEL = nn.Linear(3, 2)
+SGD = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+WRONG: dict[str, tuple[Callable[[Communicator], Any], str]] = {
+    "name": (lambda c: DistributedOptimizer(SGD, "dense", c), r"pass an instance, mpicomp.algorithm\('dense'\)"),
+    "misspelt": (lambda c: DistributedOptimizer(SGD, "Marsitt", c), r"mpicomp.algorithm\('marsit'\)"),
+    "class": (lambda c: DistributedOptimizer(SGD, Dense, c), r"the algorithm is a class: write Dense\(\)"),
+    "number": (lambda c: DistributedOptimizer(SGD, 3, c), "the algorithm is of type int: pass a method"),
+    "swapped": (lambda c: DistributedOptimizer(Dense(), SGD, c), "the optimizer comes before the algorithm"),
+    "parameters": (
+        lambda c: DistributedOptimizer(MODEL.parameters(), Dense(), c),
+        "is of type generator: pass",
+    ),
+    "optimizer class": (
+        lambda c: DistributedOptimizer(torch.optim.SGD, Dense(), c),
+        "is the class SGD: pass",
+    ),
+    "model": (lambda c: DistributedOptimizer(SGD, Dense(), c, MODEL), "is the model: pass model.named_parameters"),
+    "nameless": (lambda c: DistributedOptimizer(SGD, Dense(), c, MODEL.parameters()), "tensors without names: pass"),
+    "names": (lambda c: DistributedOptimizer(SGD, Dense(), c, ["weight"]), "no pairs of name and tensor: pass"),
+    "first": (lambda c: DistributedOptimizer(c, SGD, Dense()), "in another order: write DistributedOptimizer"),
+    "broadcast": (lambda c: broadcast_parameters(MODEL.parameters(), c), "no tensors by name; pass a module"),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_first_mistake_is_told_with_rank_and_cure(mistake: str, comm: Communicator) -> None:
+    call, told = WRONG[mistake]
+    with pytest.raises(TypeError, match=f"^rank 0 of 1[:,] .*{told}") as caught:
+        call(comm)
+    assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (MODEL.named_parameters(), "comm is generator .*: pass a Communicator"),
+        (MPI.COMM_WORLD, "wrap it"),
+    ],
+)
+def test_what_is_no_communicator_is_refused(given: Any, told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        DistributedOptimizer(SGD, Dense(), given)
+
+
+def test_a_dictionary_of_names_will_do(comm: Communicator) -> None:
+    assert DistributedOptimizer(SGD, Dense(), comm, dict(MODEL.named_parameters())).comm is comm
