@@ -138,10 +138,13 @@ class Backoff:
         Start of the current stall, by the clock.
     waited_s : float
         Seconds in which nothing moved, so far.
+    timeout : float or None
+        Seconds after which `idle` raises; None: the group's.
     """
 
     # in the class, so that a call that never waits does not pay for them
     wait_name: str | None = ""
+    timeout: float | None = None
     polls = 1
     since = waited_s = 0.0
     idle_turns, _warned = 0, False
@@ -224,7 +227,9 @@ class Backoff:
             return
         if sleepy:
             time.sleep(SLEEP_S)
-        timeout_s, given_up = self.group.timeout, self.group.given_up
+        timeout_s, given_up = self.timeout, self.group.given_up
+        if timeout_s is None:
+            timeout_s = self.group.timeout
         if stalled_s > timeout_s * (1.0 if self._warned else WARN_PART):
             stalled_s = self._stalled_s = min(stalled_s, self.standstill_s(rest))
         if stalled_s > timeout_s:
