@@ -158,7 +158,7 @@ class Group:
         for call in tuple(self._apart):
             call.end_by(self.failure)
 
-    def _where_driven(self, task: Callable[[], object]) -> None:
+    def _where_driven(self, task: Callable[[], None]) -> None:
         """Do something in the thread that drives the calls, and wait until it is done."""
         if self._driver is None:
             task()
@@ -495,8 +495,12 @@ class Group:
 
     def give_up(self, error: BaseException) -> None:
         """Reject further calls and end those in flight, here by `error`; the other ranks' waiting calls end too."""
+
+        def abort() -> None:
+            self.abort(error)
+
         if not self._broken:
-            self._where_driven(partial(self.abort, error))
+            self._where_driven(abort)
 
     def forked(self) -> None:
         """Reject all calls in a process that was forked from this one, and end those in flight there."""

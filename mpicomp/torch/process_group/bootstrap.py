@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlparse
 
 import numpy as np
 from mpi4py import MPI
-from torch.distributed import Store, TCPStore
+from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.constants import default_pg_timeout
 
 from collectives import CollectiveTimeout, Communicator
@@ -54,8 +54,8 @@ def require_ranks(rank: int, size: int) -> None:
     world = MPI.COMM_WORLD
     if size > world.size:
         raise ValueError(
-            f"rank {rank} of {size}: MPI has started {world.size} rank{'s'[: world.size > 1]} and not {size}: start the "
-            f"program by 'mpirun -n {size}' or srun instead of torchrun, or correct WORLD_SIZE"
+            f"rank {rank} of {size}: MPI has started {world.size} rank{'s'[: world.size > 1]} and not {size}: start "
+            f"the program by 'mpirun -n {size}' or srun instead of torchrun, or correct WORLD_SIZE"
         )
 
 
@@ -63,7 +63,9 @@ def _store(timeout: timedelta) -> Store:
     """A store that rank 0 serves."""
     seconds = timeout.total_seconds()
     with Communicator(timeout=seconds) as comm:
-        server = TCPStore("localhost", 0, is_master=True, timeout=timeout, wait_for_workers=False) if not comm.rank else None
+        server = (
+            TCPStore("localhost", 0, is_master=True, timeout=timeout, wait_for_workers=False) if not comm.rank else None
+        )
         told = np.zeros(LONGEST_ADDRESSES, np.uint8)
         if server is not None:
             hosts = ["localhost"] if comm.one_node else _own_addresses()
@@ -133,8 +135,8 @@ def communicator_of(store: Store, rank: int, size: int, timeout: timedelta, name
     except RuntimeError as error:
         missing = [one for one, key in enumerate(keys) if not store.check([key])]
         raise CollectiveTimeout(
-            f"rank {rank} of {size}: not all ranks make this process group after {timeout.total_seconds():g} s; nothing "
-            f"from {named(missing)} (look for one that stopped or took another branch)"
+            f"rank {rank} of {size}: not all ranks make this process group after {timeout.total_seconds():g} s; "
+            f"nothing from {named(missing)} (look for one that stopped or took another branch)"
         ) from error
     ranks = [int(store.get(key)) for key in keys]
     if len(set(ranks)) < size:

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 from mpi4py import MPI
 from torch import Tensor
-from torch.distributed import PrefixStore, ProcessGroup, ReduceOp, Store
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import ProcessGroup, ReduceOp
 
 from collectives import Communicator, CommunicatorClosed
-from collectives.consistency.call_check import fingerprint
-from collectives.execution.handle import Call, Handle, Steps
 from mpicomp.torch.process_group import operations
-from mpicomp.torch.process_group.messages import Messages
-from mpicomp.torch.process_group.operations import Operation
-from mpicomp.torch.process_group.packed import Packed
 from mpicomp.torch.process_group.bootstrap import communicator_of
+from mpicomp.torch.process_group.calls import Calls
+from mpicomp.torch.process_group.messages import Messages
 from mpicomp.torch.process_group.work import Work
 
 NAME = "mpicomp"
-_NO_TIME = timedelta(0)
 
 
 class _Timed(NamedTuple):
@@ -30,7 +27,10 @@ class _Timed(NamedTuple):
     timeout: timedelta
 
 
-class MPIProcessGroup(ProcessGroup):
+_Base: Any = ProcessGroup  # whose overloads a table of operations does not repeat
+
+
+class MPIProcessGroup(_Base):  # type: ignore[misc]
     """A process group over MPI, for CPU tensors.
 
     Parameters
@@ -66,11 +66,10 @@ class MPIProcessGroup(ProcessGroup):
         if not self.communicator.start_progress_thread():
             raise RuntimeError(
                 f"{self.communicator.here}: MPI runs with thread level {MPI.Query_thread()} and needs "
-                f"MPI_THREAD_MULTIPLE ({MPI.THREAD_MULTIPLE}): leave mpi4py.rc.thread_level at 'multiple', or use an MPI "
-                "library that is built for threads"
+                f"MPI_THREAD_MULTIPLE ({MPI.THREAD_MULTIPLE}): leave mpi4py.rc.thread_level at 'multiple', or use "
+                "an MPI library that is built for threads"
             )
-        self._mpi_comm, self._messages = mpi_comm, Messages(mpi_comm)
-        self._coalesced: list[Work] | None = None
+        self._mpi_comm, self._calls = mpi_comm, Calls(self.communicator, Messages(mpi_comm))
 
     # What a group is -------------------------------------------------------------------------------------------------
 
@@ -144,117 +143,59 @@ class MPIProcessGroup(ProcessGroup):
         if not (unmatched or comm.failure is not None):
             self._mpi_comm.Free()
 
-    # Calls -----------------------------------------------------------------------------------------------------------
-
-    def _collective(self, name: str, operation: Callable[..., Operation], *operands: Any, opts: Any = None) -> Work:
-        """Begin a collective; arguments that cannot be used raise here, and CollectiveMismatch on the other ranks."""
-        comm = self.communicator
-        try:
-            made = operation(comm, *operands)
-        except (TypeError, ValueError) as error:
-            text = f"{name}, rejected: {error}"
-            rejected = Call(comm, lambda: text)
-            rejected.mark_seen()
-            comm.begin(rejected, comm.check(rejected, fingerprint(text)))
-            raise type(error)(f"{comm.here}, {name}: {error}") from error
-        call = Call(comm, lambda: made.text)
-        return self._work(call, self._steps(call, made), made.result, opts)
-
-    def _steps(self, call: Call, made: Operation) -> Steps:
-        comm, mark = self.communicator, fingerprint(made.text)
-        if made.agrees:
-            yield from made.steps(comm, call, mark)
-        else:
-            yield from comm.check(call, mark)
-            yield from made.steps(comm, call)
-        for packed in made.received:
-            packed.unpack()
-        yield from comm.turn_of(call)  # calls end in one order on all ranks, and so do callbacks of their futures
-        call.mark_seen()  # a work may be dropped
-
-    def _message(self, name: str, steps: Callable[..., Steps], tensors: Sequence[Tensor], peer: int | None, tag: int) -> Work:
-        """Begin a message to or from another rank."""
-        comm, sends = self.communicator, name == "send"
-        try:
-            operations.require_dense(tensors)
-            self._messages.require(peer, tag)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{comm.here}, {name}: {error}") from error
-        packed = Packed(tensors, filled=sends)
-        whom = "any rank" if peer is None else f"rank {peer}"
-        call = Call(comm, lambda: f"{name} {'to' if sends else 'of'} {whom} with tag {tag}")
-        call.apart = True
-        return self._work(call, self._message_steps(call, steps(comm, call, packed, peer, tag), packed, sends), tensors)
-
-    @staticmethod
-    def _message_steps(call: Call, steps: Steps, packed: Packed, sends: bool) -> Steps:
-        yield from steps
-        if not sends:
-            packed.unpack()
-        call.mark_seen()
-
-    def _work(self, call: Call, steps: Steps, result: Sequence[Tensor], opts: Any = None) -> Work:
-        timeout = getattr(opts, "timeout", None)
-        if timeout is not None and timeout > _NO_TIME:
-            call.timeout = timeout.total_seconds()
-        work = Work([self.communicator.begin(call, steps)], result)
-        if self._coalesced is not None:
-            self._coalesced.append(work)
-        return work
-
     def _start_coalescing(self, device: object) -> None:
         """Collect the works that follow."""
-        self._coalesced = []
+        self._calls.start_coalescing()
 
     def _end_coalescing(self, device: object) -> Work:
         """All works since, as one."""
-        works, self._coalesced = self._coalesced or [], None
-        handles: list[Handle] = [handle for work in works for handle in work._handles]
-        return Work(handles, [tensor for work in works for tensor in work.result()])
+        return self._calls.end_coalescing()
 
     # Collectives: lists of tensors as c10d passes them, or one tensor ------------------------------------------------
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None, root: int = 0) -> Work:
         """Overwrite tensors with the root's."""
         root = opts if isinstance(opts, int) else getattr(opts, "rootRank", root)
-        return self._collective("broadcast", operations.broadcast, _list(tensors), root, opts=opts)
+        return self._calls.collective("broadcast", operations.broadcast, _list(tensors), root, opts=opts)
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None, op: Any = ReduceOp.SUM) -> Work:
         """Reduce tensors in place."""
-        return self._collective("all_reduce", operations.all_reduce, _list(tensors), _op(opts, op), opts=opts)
+        return self._calls.collective("all_reduce", operations.all_reduce, _list(tensors), _op(opts, op), opts=opts)
 
     allreduce_coalesced = allreduce
 
     def reduce(self, tensors: Any, opts: Any = None, op: Any = ReduceOp.SUM, root: int = 0) -> Work:
         """Reduce tensors in place, on the root."""
         root = opts if isinstance(opts, int) else getattr(opts, "rootRank", root)
-        return self._collective("reduce", operations.reduce_to, _list(tensors), _op(opts, op), root, opts=opts)
+        return self._calls.collective("reduce", operations.reduce_to, _list(tensors), _op(opts, op), root, opts=opts)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         """Every rank's tensor, in a list of tensors."""
         one = [[tensor] for tensor in (outputs[0] if isinstance(outputs[0], Sequence) else outputs)]
-        return self._collective("all_gather", operations.all_gather, one, _list(inputs), opts=opts)
+        return self._calls.collective("all_gather", operations.all_gather, one, _list(inputs), opts=opts)
 
     def allgather_coalesced(self, outputs: Sequence[Sequence[Tensor]], inputs: Any, opts: Any = None) -> Work:
         """Every rank's tensors, in a list of tensors for each rank."""
-        return self._collective("all_gather", operations.all_gather, outputs, _list(inputs), opts=opts)
+        return self._calls.collective("all_gather", operations.all_gather, outputs, _list(inputs), opts=opts)
 
-    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:  # noqa: A002
+    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         """Every rank's tensor, or tensors, each in one tensor for all ranks."""
-        return self._collective("all_gather", operations.all_gather_single, _list(output), _list(input), opts=opts)
+        return self._calls.collective(
+            "all_gather", operations.all_gather_single, _list(output), _list(input), opts=opts
+        )
 
     _allgather_base = all_gather_single_coalesced = allgather_into_tensor_coalesced = all_gather_single
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, op: Any = ReduceOp.SUM) -> Work:
         """Reduce a list of tensors, each rank getting one."""
         one = [[tensor] for tensor in (inputs[0] if isinstance(inputs[0], Sequence) else inputs)]
-        return self._collective(
+        return self._calls.collective(
             "reduce_scatter", operations.scatter_reduced, _list(outputs), one, _op(opts, op), opts=opts
         )
 
-    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:  # noqa: A002
+    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         """Reduce a tensor, or tensors, each rank getting a part of each."""
-        return self._collective(
+        return self._calls.collective(
             "reduce_scatter",
             operations.scatter_reduced_single,
             _list(output),
@@ -267,19 +208,19 @@ class MPIProcessGroup(ProcessGroup):
 
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Work:
         """Send a tensor to every rank and receive one of each."""
-        return self._collective("all_to_all", operations.all_to_all_lists, outputs, inputs, opts=opts)
+        return self._calls.collective("all_to_all", operations.all_to_all_lists, outputs, inputs, opts=opts)
 
     def all_to_all_single(
         self,
         output: Tensor,
-        input: Tensor,  # noqa: A002
+        input: Tensor,
         output_split_sizes: Sequence[int] | None = None,
         input_split_sizes: Sequence[int] | None = None,
         opts: Any = None,
     ) -> Work:
         """Send a part of a tensor to every rank and receive one of each."""
         splits = output_split_sizes or [], input_split_sizes or []
-        return self._collective("all_to_all", operations.all_to_all_single, output, input, *splits, opts=opts)
+        return self._calls.collective("all_to_all", operations.all_to_all_single, output, input, *splits, opts=opts)
 
     alltoall_base = all_to_all_single
 
@@ -287,17 +228,17 @@ class MPIProcessGroup(ProcessGroup):
         """Every rank's tensor, on the root."""
         root = opts if isinstance(opts, int) else getattr(opts, "rootRank", root)
         of_all = outputs[0] if outputs and isinstance(outputs[0], Sequence) else outputs
-        return self._collective("gather", operations.gather, of_all, _list(inputs)[0], root, opts=opts)
+        return self._calls.collective("gather", operations.gather, of_all, _list(inputs)[0], root, opts=opts)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, root: int = 0) -> Work:
         """A tensor for every rank, from the root."""
         root = opts if isinstance(opts, int) else getattr(opts, "rootRank", root)
         of_all = inputs[0] if inputs and isinstance(inputs[0], Sequence) else inputs
-        return self._collective("scatter", operations.scatter, _list(outputs)[0], of_all, root, opts=opts)
+        return self._calls.collective("scatter", operations.scatter, _list(outputs)[0], of_all, root, opts=opts)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Wait for all ranks."""
-        return self._collective("barrier", operations.barrier, opts=_Timed(timeout) if timeout else opts)
+        return self._calls.collective("barrier", operations.barrier, opts=_Timed(timeout) if timeout else opts)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait for all ranks; the error names all that do not come."""
@@ -307,15 +248,15 @@ class MPIProcessGroup(ProcessGroup):
 
     def send(self, tensors: Any, dstRank: int, tag: int = 0) -> Work:
         """Send a tensor to a rank."""
-        return self._message("send", self._messages.send, _list(tensors), dstRank, tag)
+        return self._calls.message("send", self._calls.messages.send, _list(tensors), dstRank, tag)
 
     def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> Work:
         """Receive a tensor from a rank."""
-        return self._message("receive", self._messages.receive, _list(tensors), srcRank, tag)
+        return self._calls.message("receive", self._calls.messages.receive, _list(tensors), srcRank, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Receive a tensor from whichever rank sends one."""
-        return self._message("receive", self._messages.receive, _list(tensors), None, tag)
+        return self._calls.message("receive", self._calls.messages.receive, _list(tensors), None, tag)
 
 
 def _list(tensors: Any) -> Sequence[Tensor]:

@@ -24,7 +24,7 @@ class Messages:
     def __init__(self, mpi_comm: MPI.Comm) -> None:
         self._comm = mpi_comm
         mpi_comm.Set_errhandler(MPI.ERRORS_RETURN)
-        self._largest_tag: int = mpi_comm.Get_attr(MPI.TAG_UB)
+        self._largest_tag = int(mpi_comm.Get_attr(MPI.TAG_UB) or 0)
 
     def require(self, peer: int | None, tag: int) -> None:
         """Raise ValueError unless there is such a rank, and such a tag."""

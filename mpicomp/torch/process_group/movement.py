@@ -81,7 +81,8 @@ class Exchange(NamedTuple):
         towards_root, from_root = self.name == "Igatherv", self.name == "Iscatterv"
         to = [] if self.sent is None else [self.root or 0] if towards_root else ranks
         by = [] if self.received is None else [self.root or 0] if from_root else ranks
-        mpi_comm, tag, requests = comm.mpi_comm, call.tag, []
+        mpi_comm, tag = comm.mpi_comm, call.tag
+        requests: list[MPI.Request] = []
         call.owners = (*call.owners, requests)
         if self.received is not None:
             for peer, part in self.received.parts(by):

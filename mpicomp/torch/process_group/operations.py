@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from torch import Tensor
 import torch
+from torch import Tensor
 
 from collectives import Communicator
 from collectives.execution.handle import Call, Steps
@@ -112,7 +112,7 @@ def all_gather(comm: Communicator, outputs: Sequence[Sequence[Tensor]], inputs: 
     _require(len(outputs) == comm.size, f"there are {len(outputs)} outputs for {comm.size} ranks")
     received = Packed(everything, filled=False)
     sent = Packed(inputs).apart_from(received)
-    sizes = [sum(tensor.numel() * tensor.element_size() for tensor in one) for one in outputs]
+    sizes = [_nbytes(one) for one in outputs]
     mine = sum(sent.sizes)
     _require(
         mine == sizes[comm.rank],
@@ -121,6 +121,10 @@ def all_gather(comm: Communicator, outputs: Sequence[Sequence[Tensor]], inputs: 
     exchange = Exchange("Iallgatherv", Side(sent.bytes), Side(received.bytes, sizes), sum(sizes))
     text = f"all_gather of {_counted(sizes)} bytes of {_named(sent.flat.dtype)}"
     return Operation(text, exchange.steps, everything, [received])
+
+
+def _nbytes(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _counted(sizes: Sequence[int]) -> str:
@@ -217,8 +221,8 @@ def all_to_all_lists(comm: Communicator, outputs: Sequence[Tensor], inputs: Sequ
         len(outputs) == len(inputs) == comm.size,
         f"there are {len(outputs)} outputs and {len(inputs)} inputs for {comm.size} ranks",
     )
-    sizes = [[tensor.numel() * tensor.element_size() for tensor in tensors] for tensors in (outputs, inputs)]
-    return all_to_all(comm, outputs, inputs, *sizes, even=False)
+    received, sent = ([_nbytes([tensor]) for tensor in tensors] for tensors in (outputs, inputs))
+    return all_to_all(comm, outputs, inputs, received, sent, even=False)
 
 
 def all_to_all_single(
@@ -240,44 +244,49 @@ def all_to_all_single(
 
 def gather(comm: Communicator, outputs: Sequence[Tensor], input_: Tensor, root: int) -> Operation:
     """Every rank's tensor, on the root, in `outputs`; other ranks have none."""
-    _require_root(comm, root)
-    return _with_root("gather", "Igatherv", comm, outputs, [input_], root)
+    everything = _of_all_ranks(comm, outputs, input_, root)
+    mine = Packed([input_])
+    if everything is not None:
+        mine = mine.apart_from(everything)
+    sides = Side(mine.bytes), _in_parts(comm, everything)
+    exchange = Exchange("Igatherv", *sides, _nbytes([input_]) * comm.size, root)
+    return Operation(_with_root("gather", root, input_), exchange.steps, outputs, [everything] if everything else [])
 
 
 def scatter(comm: Communicator, output: Tensor, inputs: Sequence[Tensor], root: int) -> Operation:
     """A tensor for every rank, from the root's `inputs`; other ranks have none."""
-    _require_root(comm, root)
-    return _with_root("scatter", "Iscatterv", comm, inputs, [output], root)
-
-
-def _with_root(
-    name: str, collective: str, comm: Communicator, of_all: Sequence[Tensor], own: Sequence[Tensor], root: int
-) -> Operation:
-    """Gather and scatter: the root's tensors of all ranks, all of one size, and the tensor of every rank."""
-    is_root, gathers = comm.rank == root, name == "gather"
-    require_dense([*of_all, *own])
-    expected = comm.size if is_root else 0
-    _require(
-        len(of_all) == expected,
-        f"there are {len(of_all)} tensors of all ranks: the root passes {comm.size}, and other ranks none",
-    )
-    mine = Packed(own, filled=gathers)
-    everything = Packed(of_all, filled=not gathers) if is_root else None
-    nbytes = sum(mine.sizes)
-    _require(
-        everything is None or everything.sizes == [nbytes] * comm.size,
-        f"tensors of {everything.sizes if everything else 0} bytes for all ranks do not fit this rank's of {nbytes}",
-    )
+    everything = _of_all_ranks(comm, inputs, output, root)
+    mine = Packed([output], filled=False)
     if everything is not None:
-        mine, everything = (mine.apart_from(everything), everything) if gathers else (mine, everything.apart_from(mine))
-    whole = None if everything is None else Side(everything.bytes, [nbytes] * comm.size)
-    sides = (Side(mine.bytes), whole) if gathers else (whole, Side(mine.bytes))
-    exchange = Exchange(collective, *sides, nbytes * comm.size, root)
-    received = everything if gathers else mine
-    text = f"{name} with root {root} of {nbytes} bytes of {_named(mine.flat.dtype)}"
-    return Operation(
-        text, exchange.steps, [*of_all] if gathers else [*own], [] if received is None else [received]
+        everything = everything.apart_from(mine)
+    sides = _in_parts(comm, everything), Side(mine.bytes)
+    exchange = Exchange("Iscatterv", *sides, _nbytes([output]) * comm.size, root)
+    return Operation(_with_root("scatter", root, output), exchange.steps, [output], [mine])
+
+
+def _of_all_ranks(comm: Communicator, tensors: Sequence[Tensor], own: Tensor, root: int) -> Packed | None:
+    """The tensors of all ranks that the root passes, each as large as every rank's own; None on other ranks."""
+    _require_root(comm, root)
+    require_dense([*tensors, own])
+    expected = comm.size if comm.rank == root else 0
+    _require(
+        len(tensors) == expected,
+        f"there are {len(tensors)} tensors of all ranks: the root passes {comm.size}, and other ranks none",
     )
+    _require(
+        all(_nbytes([tensor]) == _nbytes([own]) for tensor in tensors),
+        f"the tensors of all ranks have {[tensor.numel() for tensor in tensors]} elements, and this rank's {own.numel()}: "
+        "make them alike",
+    )
+    return Packed(tensors) if tensors else None
+
+
+def _in_parts(comm: Communicator, everything: Packed | None) -> Side | None:
+    return None if everything is None else Side(everything.bytes, everything.sizes)
+
+
+def _with_root(name: str, root: int, own: Tensor) -> str:
+    return f"{name} with root {root} of {own.numel()} {_named(own.dtype)}"
 
 
 def barrier(comm: Communicator) -> Operation:

@@ -50,7 +50,7 @@ class Packed:
         return as_bytes(self.flat)
 
     def apart_from(self, other: Packed) -> Packed:
-        """This one, or a copy of it if it shares memory with what is to be overwritten, which MPI forbids."""
+        """Itself, or a copy if it shares memory with what is to be overwritten, which MPI forbids."""
         if np.may_share_memory(self.bytes, other.bytes):
             self._copied, self.flat = True, self.flat.clone()
         return self
@@ -65,7 +65,7 @@ class Packed:
 
     def _parts(self) -> Sequence[Tensor]:
         itemsize = self.flat.element_size()
-        return self.flat.split([size // itemsize for size in self.sizes])
+        return torch.split(self.flat, [size // itemsize for size in self.sizes])
 
 
 def as_bytes(flat: Tensor) -> Bytes:
@@ -104,7 +104,7 @@ def rows(tensor: Tensor, n: int) -> list[Tensor]:
         raise ValueError(f"a tensor of shape {list(tensor.shape)} cannot be cut in {n} equal parts")
     if not tensor.is_contiguous():
         raise ValueError("the tensor of all ranks is not contiguous: pass a contiguous one")
-    return list(tensor.detach().view(-1).split(tensor.numel() // n)) if tensor.numel() else [tensor] * n
+    return list(torch.split(tensor.detach().view(-1), tensor.numel() // n)) if tensor.numel() else [tensor] * n
 
 
 def split_along_first(tensor: Tensor, splits: Sequence[int], n: int) -> list[int]:

@@ -66,7 +66,8 @@ class Reduction(NamedTuple):
         TypeError
             The dtype cannot be reduced so.
         """
-        kind, factor = ReduceOp(op).__getstate__() if not isinstance(op, ReduceOp) else op.__getstate__()
+        exact: Any = ReduceOp(op) if isinstance(op, ReduceOp.RedOpType) else op
+        kind, factor = exact.__getstate__()
         name = str(kind.name)
         refused = (
             name not in _COMBINE
@@ -91,7 +92,7 @@ class Reduction(NamedTuple):
         return _COMBINE[self.name] is torch.add and str(self.dtype).removeprefix("torch.") in known
 
     def scaled(self, values: Tensor) -> Tensor:
-        """This rank's values, multiplied where the operation asks for it."""
+        """Values of this rank, multiplied where the operation asks for it."""
         return values if self.factor is None else (values * self.factor).to(self.dtype)
 
     def combine(self, values: Tensor, out: Tensor) -> None:

@@ -29,7 +29,7 @@ def register_backend() -> None:
             raise RuntimeError(f"another backend is registered as {NAME!r}: register one of the two under another name")
         return
     Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
-    register_rendezvous_handler(NAME, over_mpi)
+    register_rendezvous_handler(NAME, over_mpi)  # type: ignore[no-untyped-call]
     _rendezvous_handlers["env"] = or_from_environment(_rendezvous_handlers["env"])
 
 

@@ -25,6 +25,10 @@ def _callbacks() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "mpicomp callbacks")
 
 
+def _submit(callback: Callable[[], None]) -> None:
+    _callbacks().submit(callback)
+
+
 class _Failure:
     """What the future of a failed call holds: whoever wants tensors of it gets the error."""
 
@@ -51,7 +55,7 @@ class Future(torch.futures.Future[Any]):
             except Exception as error:  # noqa: BLE001 - raised by the child
                 child.set_exception(error)
 
-        self.add_done_callback(lambda _: _callbacks().submit(run))
+        self.add_done_callback(lambda _: _submit(run))
         return child
 
     def set_exception(self, result: Any) -> None:
@@ -60,7 +64,10 @@ class Future(torch.futures.Future[Any]):
         self.set_result(_Failure(result))
 
 
-class Work(TorchWork):
+_Base: Any = TorchWork
+
+
+class Work(_Base):  # type: ignore[misc]
     """A call in flight.
 
     Parameters
@@ -69,11 +76,15 @@ class Work(TorchWork):
         Of one call, or of several that a caller waits for together.
     result : sequence of Tensor
         What the future holds.
+
+    Attributes
+    ----------
+    handles : sequence of Handle
     """
 
     def __init__(self, handles: Sequence[Handle], result: Sequence[Tensor]) -> None:
         super().__init__()
-        self._handles, self._tensors = handles, list(result)
+        self.handles, self._tensors = handles, list(result)
         self._future: Future | None = None
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
@@ -86,25 +97,27 @@ class Work(TorchWork):
         CollectiveTimeout
             It has not ended in time, and goes on.
         """
-        if timeout > NO_TIMEOUT and not self._ended_within(timeout.total_seconds()):
+        if timeout > NO_TIMEOUT and not self.ended_within(timeout.total_seconds()):
             raise CollectiveTimeout(f"Timed out: the call has not ended after {timeout.total_seconds():g} s")
-        for handle in self._handles:
+        for handle in self.handles:
             handle.wait()
         return True
 
-    def _ended_within(self, seconds: float) -> bool:
+    def ended_within(self, seconds: float) -> bool:
+        """Whether it ends so soon, well or not."""
         ended = threading.Event()
-        self._when_ended(lambda: ended.set())
+        self._when_ended(ended.set)
         return ended.wait(seconds)
 
-    def _when_ended(self, callback: Callable[[], object]) -> None:
+    def _when_ended(self, callback: Callable[[], None]) -> None:
         """Have the progress thread call this once all handles have ended: these end in the order they begin in."""
-        self._handles[-1].then(lambda _: callback())
+        self.handles[-1].then(lambda _: callback())
 
     def _poll(self) -> tuple[bool, BaseException | None]:
         """Whether it has ended, and by which error."""
         try:
-            return all([handle.poll() for handle in self._handles]), None
+            ended = [handle.poll() for handle in self.handles]  # each hears of its end
+            return all(ended), None
         except Exception as error:  # noqa: BLE001 - returned
             return True, error
 
@@ -130,7 +143,7 @@ class Work(TorchWork):
 
     def source_rank(self) -> int:
         """Who sent what a receive from any source got."""
-        source: int = self._handles[-1].wait()
+        source: int = self.handles[-1].wait()
         return source
 
     _source_rank = source_rank
