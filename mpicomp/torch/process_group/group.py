@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+import torch
 from mpi4py import MPI
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import ProcessGroup, ReduceOp
 
 from collectives import Communicator, CommunicatorClosed
-from mpicomp.torch.process_group import operations
+from mpicomp.torch.process_group import operations, sparse
 from mpicomp.torch.process_group.bootstrap import communicator_of
 from mpicomp.torch.process_group.calls import Calls
 from mpicomp.torch.process_group.messages import Messages
@@ -160,7 +161,10 @@ class MPIProcessGroup(_Base):  # type: ignore[misc]
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None, op: Any = ReduceOp.SUM) -> Work:
         """Reduce tensors in place."""
-        return self._calls.collective("all_reduce", operations.all_reduce, _list(tensors), _op(opts, op), opts=opts)
+        operands = _list(tensors)
+        if len(operands) == 1 and operands[0].layout == torch.sparse_coo:
+            return self._calls.collective("all_reduce", sparse.all_reduce, operands[0], _op(opts, op), opts=opts)
+        return self._calls.collective("all_reduce", operations.all_reduce, operands, _op(opts, op), opts=opts)
 
     allreduce_coalesced = allreduce
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
+import numpy as np
 from mpi4py import MPI
 
 from collectives import CollectiveMismatch, Communicator
 from collectives.execution.handle import Call, Steps
-from collectives.progress.polling import until
 from mpicomp.torch.process_group.packed import Bytes, Packed
 
 LARGEST = 1 << 30  # MPI counts in an int: longer messages are of blocks
@@ -14,6 +16,10 @@ LARGEST = 1 << 30  # MPI counts in an int: longer messages are of blocks
 
 class Messages:
     """The messages of one process group.
+
+    A receive looks at the length of its message before it takes it, as MPI writes past the end of what is too short.
+    So receives must not overtake each other here: MPI keeps the order of messages, and the earlier receive takes the
+    earlier one.
 
     Parameters
     ----------
@@ -25,6 +31,8 @@ class Messages:
         self._comm = mpi_comm
         mpi_comm.Set_errhandler(MPI.ERRORS_RETURN)
         self._largest_tag = int(mpi_comm.Get_attr(MPI.TAG_UB) or 0)
+        self._receives: dict[int, list[Call]] = defaultdict(list)  # by tag, those that have no message yet
+        self._sources: dict[Call, int | None] = {}
 
     def require(self, peer: int | None, tag: int) -> None:
         """Raise ValueError unless there is such a rank, and such a tag."""
@@ -40,44 +48,50 @@ class Messages:
         yield from comm.await_request(call, request, lambda: missing)
 
     def receive(self, comm: Communicator, call: Call, packed: Packed, source: int | None, tag: int) -> Steps:
-        """Overwrite tensors with those that a rank sends, or any rank; the call's result is the rank."""
-        arrival = Arrival(self._comm.Irecv(_message(packed.bytes), MPI.ANY_SOURCE if source is None else source, tag))
-        call.owners = (arrival,)
-        missing = f"{comm.here}: nothing from {'any rank' if source is None else f'rank {source}'} for {call.name()}"
-        call.describe = lambda: missing
+        """Overwrite tensors with those that a rank sends, or any rank; the call's result is the rank.
+
+        Raises
+        ------
+        CollectiveMismatch
+            The message has another length. The sender does not learn of it.
+        """
+        whom = "any rank" if source is None else f"rank {source}"
+        call.describe = lambda: f"{comm.here}: nothing from {whom} for {call.name()}"
+        waiting, status = self._receives[tag], MPI.Status()
+        waiting.append(call)
+        self._sources[call] = source
         try:
-            yield from until(arrival, call)
-        except MPI.Exception as error:
-            if error.Get_error_class() != MPI.ERR_TRUNCATE:
-                raise
+            message = None
+            while message is None:
+                if self._may_look(call, waiting):
+                    message = self._comm.Improbe(MPI.ANY_SOURCE if source is None else source, tag, status)
+                if message is None:
+                    yield False
+        finally:
+            waiting.remove(call)
+            del self._sources[call]
+        call.moved()
+        call.result, nbytes = status.source, status.Get_elements(MPI.BYTE)
+        fits = nbytes == packed.bytes.size
+        landing = packed.bytes if fits else np.empty(nbytes, np.uint8)
+        request = message.Irecv(_message(landing))
+        call.owners = (*call.owners, landing)
+        yield from comm.await_request(call, request, lambda: f"{comm.here}: the message for {call.name()} does not end")
+        if not fits:
             raise CollectiveMismatch(
-                f"{comm.here}: {call.name()} takes {packed.bytes.size} bytes, and the message is longer: send and "
-                "receive tensors of one size"
-            ) from error
-        call.result = arrival.status.source
-        came = arrival.status.Get_elements(MPI.BYTE)
-        if came != packed.bytes.size:
-            raise CollectiveMismatch(
-                f"{comm.here}: {call.name()} takes {packed.bytes.size} bytes, and rank {call.result} sends {came}: "
+                f"{comm.here}: {call.name()} takes {packed.bytes.size} bytes, and rank {call.result} sends {nbytes}: "
                 "send and receive tensors of one size"
             )
 
-
-class Arrival:
-    """A message that is awaited.
-
-    Attributes
-    ----------
-    status : MPI.Status
-        Who sent it, and how long it is.
-    """
-
-    def __init__(self, request: MPI.Request) -> None:
-        self._request, self.status = request, MPI.Status()
-
-    def Test(self) -> bool:  # noqa: N802 - as MPI calls it
-        """Whether it has come."""
-        return self._request.Test(self.status)
+    def _may_look(self, call: Call, waiting: list[Call]) -> bool:
+        """Whether no earlier receive of this tag could take the same message."""
+        source = self._sources[call]
+        for other in waiting:
+            if other is call:
+                return True
+            if source is None or self._sources[other] in (None, source):
+                return False
+        return True
 
 
 def _message(memory: Bytes) -> list[object]:

@@ -61,13 +61,14 @@ def _named(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _require(fits: bool, problem: str) -> None:
+def require(fits: bool, problem: str) -> None:
+    """Raise ValueError with the problem unless the arguments fit."""
     if not fits:
         raise ValueError(problem)
 
 
 def _require_root(comm: Communicator, root: int) -> None:
-    _require(0 <= root < comm.size, f"there is no rank {root} in this group of {comm.size}")
+    require(0 <= root < comm.size, f"there is no rank {root} in this group of {comm.size}")
 
 
 def all_reduce(comm: Communicator, tensors: Sequence[Tensor], op: Any) -> Operation:
@@ -109,12 +110,12 @@ def all_gather(comm: Communicator, outputs: Sequence[Sequence[Tensor]], inputs: 
     """Every rank's inputs, on every rank; `outputs[r]` are overwritten with those of rank r, whose sizes may differ."""
     everything = [tensor for one in outputs for tensor in one]
     require_dense([*everything, *inputs], one_dtype=False)
-    _require(len(outputs) == comm.size, f"there are {len(outputs)} outputs for {comm.size} ranks")
+    require(len(outputs) == comm.size, f"there are {len(outputs)} outputs for {comm.size} ranks")
     received = Packed(everything, filled=False)
     sent = Packed(inputs).apart_from(received)
     sizes = [_nbytes(one) for one in outputs]
     mine = sum(sent.sizes)
-    _require(
+    require(
         mine == sizes[comm.rank],
         f"the input has {mine} bytes, and the output of this rank, {sizes[comm.rank]}: make them alike",
     )
@@ -137,7 +138,7 @@ def all_gather_single(comm: Communicator, outputs: Sequence[Tensor], inputs: Seq
     require_dense([*outputs, *inputs], one_dtype=False)
     _pair(outputs, inputs)
     for one, other in zip(outputs, inputs, strict=True):
-        _require(
+        require(
             one.dtype == other.dtype and one.numel() == other.numel() * comm.size,
             f"the output has {one.numel()} {one.dtype}, and the input {other.numel()} {other.dtype}: the output must "
             f"be {comm.size} times as large",
@@ -147,7 +148,7 @@ def all_gather_single(comm: Communicator, outputs: Sequence[Tensor], inputs: Seq
 
 
 def _pair(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
-    _require(len(outputs) == len(inputs), f"there are {len(outputs)} outputs for {len(inputs)} inputs")
+    require(len(outputs) == len(inputs), f"there are {len(outputs)} outputs for {len(inputs)} inputs")
 
 
 def scatter_reduced(
@@ -156,10 +157,10 @@ def scatter_reduced(
     """Reduce `inputs[r]` of all ranks into the outputs of rank r; sizes may differ from rank to rank."""
     everything = [tensor for one in inputs for tensor in one]
     require_dense([*everything, *outputs])
-    _require(len(inputs) == comm.size, f"there are {len(inputs)} inputs for {comm.size} ranks")
+    require(len(inputs) == comm.size, f"there are {len(inputs)} inputs for {comm.size} ranks")
     received = Packed(outputs, filled=False)
     counts = [sum(tensor.numel() for tensor in one) for one in inputs]
-    _require(
+    require(
         received.flat.numel() == counts[comm.rank],
         f"the output has {received.flat.numel()} elements, and the input for this rank {counts[comm.rank]}",
     )
@@ -180,7 +181,7 @@ def scatter_reduced_single(
     require_dense([*outputs, *inputs])
     _pair(outputs, inputs)
     for one, other in zip(outputs, inputs, strict=True):
-        _require(
+        require(
             one.numel() * comm.size == other.numel(),
             f"the input has {other.numel()} elements, and the output {one.numel()}: the input must be {comm.size} "
             "times as large",
@@ -217,7 +218,7 @@ def all_to_all(
 def all_to_all_lists(comm: Communicator, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Operation:
     """Send a tensor to every rank and receive one of each."""
     require_dense([*outputs, *inputs])
-    _require(
+    require(
         len(outputs) == len(inputs) == comm.size,
         f"there are {len(outputs)} outputs and {len(inputs)} inputs for {comm.size} ranks",
     )
@@ -234,7 +235,7 @@ def all_to_all_single(
     sent_sizes = split_along_first(input_, input_splits, comm.size)
     even = not output_splits and not input_splits
     if even:
-        _require(
+        require(
             received_sizes == sent_sizes,
             f"the input has {input_.numel()} elements and the output {output.numel()}: make them alike, or pass split "
             "sizes",
@@ -269,14 +270,14 @@ def _of_all_ranks(comm: Communicator, tensors: Sequence[Tensor], own: Tensor, ro
     _require_root(comm, root)
     require_dense([*tensors, own])
     expected = comm.size if comm.rank == root else 0
-    _require(
+    require(
         len(tensors) == expected,
         f"there are {len(tensors)} tensors of all ranks: the root passes {comm.size}, and other ranks none",
     )
-    _require(
+    require(
         all(_nbytes([tensor]) == _nbytes([own]) for tensor in tensors),
-        f"the tensors of all ranks have {[tensor.numel() for tensor in tensors]} elements, and this rank's {own.numel()}: "
-        "make them alike",
+        f"the tensors of all ranks have {[tensor.numel() for tensor in tensors]} elements, and this one "
+        f"{own.numel()}: make them alike",
     )
     return Packed(tensors) if tensors else None
 
