@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
@@ -22,6 +24,7 @@ from collectives.consistency.missing_ranks import named
 VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")  # of torchrun
 CONNECT_S = 3.0  # how long one address of rank 0 is tried
 LONGEST_ADDRESSES = 1024
+SIOCGIFADDR = 0x8915  # Linux: the address of an interface
 
 Rendezvous = Iterator[tuple[Store, int, int]]
 
@@ -34,7 +37,7 @@ def over_mpi(url: str, timeout: timedelta = default_pg_timeout, **_: Any) -> Ren
         int(query.get(name.lower(), [os.environ.get(name) or known])[0])
         for name, known in (("RANK", world.rank), ("WORLD_SIZE", world.size))
     )
-    require_ranks(rank, size)
+    require_ranks(rank, size, all_ranks=True)
     yield _store(timeout), rank, size
 
 
@@ -49,10 +52,10 @@ def or_from_environment(original: Callable[..., Rendezvous]) -> Callable[..., Re
     return handler
 
 
-def require_ranks(rank: int, size: int) -> None:
-    """Raise ValueError if MPI has started fewer ranks than a process group is to have."""
+def require_ranks(rank: int, size: int, all_ranks: bool = False) -> None:
+    """Raise ValueError unless MPI has started as many ranks as a process group is to have: no other number, or more."""
     world = MPI.COMM_WORLD
-    if size > world.size:
+    if size > world.size or (all_ranks and size != world.size):
         raise ValueError(
             f"rank {rank} of {size}: MPI has started {world.size} rank{'s'[: world.size > 1]} and not {size}: start "
             f"the program by 'mpirun -n {size}' or srun instead of torchrun, or correct WORLD_SIZE"
@@ -84,10 +87,12 @@ def _own_addresses() -> list[str]:
     found = [os.environ.get("MASTER_ADDR", ""), name]
     with suppress(OSError):
         found += [str(one[4][0]) for one in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # sends nothing, and chooses the interface towards other networks
-        found.append(probe.getsockname()[0])
-    return [one for one in dict.fromkeys(found) if one]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, interface in socket.if_nameindex():
+            with suppress(OSError):
+                answer = fcntl.ioctl(asked, SIOCGIFADDR, struct.pack("256s", interface.encode()))
+                found.append(socket.inet_ntoa(answer[20:24]))
+    return [one for one in dict.fromkeys(found) if one and not one.startswith("127.")]
 
 
 def _reachable(hosts: list[str], port: int) -> str:

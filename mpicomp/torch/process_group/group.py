@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from mpicomp.torch.process_group.messages import Messages
 from mpicomp.torch.process_group.work import Work
 
 NAME = "mpicomp"
+_log = logging.getLogger("mpicomp")
 
 
 class _Timed(NamedTuple):
@@ -139,9 +141,11 @@ class MPIProcessGroup(_Base):  # type: ignore[misc]
     def shutdown(self) -> None:
         """Wait for the collectives in flight, and give back what MPI has lent; messages in flight are left to MPI."""
         comm = self.communicator
-        unmatched = comm.failure is not None
-        comm.close()
-        if not (unmatched or comm.failure is not None):
+        try:
+            comm.close()
+        except RuntimeError as error:  # of a work that nobody waited for: the other groups must end too
+            _log.error("%s: the process group %s ends: %s", comm.here, self._name, error)
+        if comm.failure is None:
             self._mpi_comm.Free()
 
     def _start_coalescing(self, device: object) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,8 +72,20 @@ class Packed:
 
 def as_bytes(flat: Tensor) -> Bytes:
     """The memory of a contiguous vector."""
-    array: Bytes = flat.view(torch.uint8).numpy()
-    return array
+    return as_array(flat, np.uint8)
+
+
+def as_array(flat: Tensor, dtype: Any) -> NDArray[Any]:
+    """The memory of a contiguous vector, as elements of a type of NumPy's.
+
+    `Tensor.numpy` would do, but forbids the tensor's owner to resize its storage afterwards, as FSDP does.
+    """
+    nbytes = flat.numel() * flat.element_size()
+    if not nbytes:
+        return np.empty(0, dtype)
+    memory: Any = (ctypes.c_uint8 * nbytes).from_address(flat.data_ptr())
+    memory.owner = flat  # whoever keeps the array keeps its memory
+    return np.frombuffer(memory, dtype)
 
 
 def _span(tensors: Sequence[Tensor]) -> Tensor | None:

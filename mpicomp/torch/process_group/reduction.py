@@ -19,7 +19,7 @@ from collectives.execution.handle import Call, Steps
 from collectives.memory import FLOATS, INTEGERS
 from collectives.trace.traffic import Traffic
 from mpicomp.torch.process_group.movement import Exchange, Side
-from mpicomp.torch.process_group.packed import as_bytes
+from mpicomp.torch.process_group.packed import as_array, as_bytes
 
 GATHERED_BYTES = 1 << 16  # up to this every rank gets all values and combines them itself
 
@@ -126,8 +126,8 @@ def reduce(
     own = reduction.scaled(values)
     if root is None and reduction.is_dense_sum:
         dtype = str(reduction.dtype).removeprefix("torch.")
-        arrays = [one.view(torch.uint16).numpy() if dtype == "bfloat16" else one.numpy() for one in (own, values)]
-        yield from comm.dense_steps(call, arrays[0], dtype, reduction.mean, arrays[1], Traffic(), mark=mark)
+        source, out = (as_array(one, "uint16" if dtype == "bfloat16" else dtype) for one in (own, values))
+        yield from comm.dense_steps(call, source, dtype, reduction.mean, out, Traffic(), mark=mark)
         return
     yield from comm.check(call, mark)
     name, receives = ("Iallgatherv", True) if root is None else ("Igatherv", comm.rank == root)

@@ -84,6 +84,14 @@ def test_all_gather_coalesced_of_several_dtypes() -> None:
         assert torch.equal(output, torch.cat([values(rank, one.numel(), one.dtype) for rank in range(size)]))
 
 
+def test_memory_of_a_tensor_can_be_resized_afterwards() -> None:
+    sent, output = mine(8), torch.empty(8 * dist.get_world_size())
+    dist.all_gather_into_tensor(output, sent)
+    dist.all_reduce(output)
+    for tensor in (sent, output):
+        tensor.untyped_storage().resize_(0)
+
+
 def test_gather_and_scatter_with_each_root() -> None:
     size, rank = dist.get_world_size(), dist.get_rank()
     for root in range(size):

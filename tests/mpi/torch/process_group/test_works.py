@@ -98,12 +98,13 @@ def test_a_wait_has_a_timeout_after_which_the_call_goes_on() -> None:
 
 
 def test_works_begun_together_end_together(group: MPIProcessGroup) -> None:
-    tensors = [torch.ones(2), torch.ones(3)]
+    tensors, shared = [torch.ones(2), torch.ones(3)], torch.tensor([float(dist.get_rank())])
     with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
         for tensor in tensors:
-            group.broadcast(tensor, root=0)
             group.allreduce([tensor])
+        group.broadcast(shared, root=0)
     manager.wait()
+    assert shared.item() == 0
     assert all(tensor.eq(dist.get_world_size()).all() for tensor in tensors)
 
 
