@@ -110,8 +110,9 @@ def test_works_begun_together_end_together(group: MPIProcessGroup) -> None:
 
 @two_ranks
 def test_an_error_of_a_collective_ends_backward_of_ddp() -> None:
-    sub = dist.new_group(timeout=timedelta(seconds=0.5))
+    sub = dist.new_group()
     model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4), process_group=sub)
+    sub.set_timeout(timedelta(seconds=0.5))
     loss = model(torch.ones(2, 4)).sum()
     if dist.get_rank() == 0:
         with pytest.raises(RuntimeError, match="not all ranks have come to call"):
