@@ -10,10 +10,9 @@ from torch import Tensor
 
 from collectives import Communicator
 from collectives.consistency.call_check import fingerprint
-from collectives.execution.handle import Call, Handle, Steps
-from mpicomp.torch.process_group import operations
+from collectives.execution.handle import Call, Steps
 from mpicomp.torch.process_group.messages import Messages
-from mpicomp.torch.process_group.operations import Operation
+from mpicomp.torch.process_group.operation import Operation, require_dense
 from mpicomp.torch.process_group.packed import Packed
 from mpicomp.torch.process_group.work import Work
 
@@ -41,14 +40,18 @@ class Calls:
         try:
             made = operation(comm, *operands)
         except (TypeError, ValueError) as error:
-            text = f"{name}, rejected: {error}"
-            rejected = Call(comm, lambda: text)
-            rejected.mark_seen()
-            told = Work([comm.begin(rejected, comm.check(rejected, fingerprint(text)))], [])
-            told.ended_within(HEARD_S)  # the error may end this process, and with it the thread that tells the others
+            self._reject(f"{name}, rejected: {error}")
             raise type(error)(f"{comm.here}, {name}: {error}") from error
-        call = Call(comm, lambda: made.text)
+        text = made.text  # whoever keeps the work keeps this, and none of the memory
+        call = Call(comm, lambda: text)
         return self._work(call, self._steps(call, made), made.result, opts)
+
+    def _reject(self, text: str) -> None:
+        """Have the other ranks hear why this one does not make their call."""
+        call = Call(self._comm, lambda: text)
+        call.mark_seen()
+        told = Work([self._comm.begin(call, self._comm.check(call, fingerprint(text)))], [])
+        told.ended_within(HEARD_S)  # the error may end this process, and with it the thread that tells
 
     def _steps(self, call: Call, made: Operation) -> Steps:
         comm, mark = self._comm, fingerprint(made.text)
@@ -68,7 +71,7 @@ class Calls:
         """Begin a message to or from another rank."""
         comm, sends = self._comm, name == "send"
         try:
-            operations.require_dense(tensors)
+            require_dense(tensors)
             self.messages.require(peer, tag)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{comm.here}, {name}: {error}") from error
@@ -101,5 +104,5 @@ class Calls:
     def end_coalescing(self) -> Work:
         """All works since, as one."""
         works, self._coalesced = self._coalesced or [], None
-        handles: list[Handle] = [handle for work in works for handle in work.handles]
+        handles = [handle for work in works for handle in work.handles]
         return Work(handles, [tensor for work in works for tensor in work.result()])

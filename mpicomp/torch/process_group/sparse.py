@@ -12,13 +12,17 @@ from torch import Tensor
 from collectives import Communicator
 from collectives.execution.handle import Call, Steps
 from mpicomp.torch.process_group.movement import Exchange, Side
-from mpicomp.torch.process_group.operations import Operation, require
+from mpicomp.torch.process_group.operation import Operation, require
 from mpicomp.torch.process_group.packed import as_bytes
 from mpicomp.torch.process_group.reduction import Reduction
 
 
-def all_reduce(comm: Communicator, tensor: Tensor, op: object) -> Operation:
-    """Sum or mean of tensors in COO layout, of one shape and dtype, in place."""
+def all_reduce(comm: Communicator, tensors: Sequence[Tensor], op: object) -> Operation:
+    """Sum or mean of a tensor in COO layout, in place."""
+    require(
+        len(tensors) == 1, f"{len(tensors)} tensors, of which some are sparse, cannot be one call: pass them singly"
+    )
+    tensor = tensors[0]
     require(tensor.device.type == "cpu", f"the tensor is on {tensor.device}: pass tensor.cpu()")
     reduction = Reduction.of(op, tensor.dtype)
     require(reduction.name in ("SUM", "AVG"), f"{reduction.name} of sparse tensors is not supported: sum them")

@@ -110,8 +110,16 @@ class Work(_Base):  # type: ignore[misc]
         return ended.wait(seconds)
 
     def _when_ended(self, callback: Callable[[], None]) -> None:
-        """Have the progress thread call this once all handles have ended: these end in the order they begin in."""
-        self.handles[-1].then(lambda _: callback())
+        """Have the progress thread call this once all handles have ended."""
+        left = list(self.handles)
+
+        def ended(_: Handle) -> None:
+            left.pop()
+            if not left:
+                callback()
+
+        for handle in self.handles:
+            handle.then(ended)
 
     def _poll(self) -> tuple[bool, BaseException | None]:
         """Whether it has ended, and by which error."""
