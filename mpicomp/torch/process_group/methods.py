@@ -15,6 +15,9 @@ from mpicomp.torch.process_group.calls import Calls
 from mpicomp.torch.process_group.work import Work
 
 
+SHORTEST = timedelta(milliseconds=1)  # c10d means no timeout of its own by none at all
+
+
 class _Timed(NamedTuple):
     """Options of a call that has nothing but a timeout."""
 
@@ -157,4 +160,4 @@ def _root(opts: Any, root: int) -> int:
 
 
 def _timed(opts: Any, timeout: timedelta | None) -> Any:
-    return opts if timeout is None else _Timed(timeout)
+    return opts if timeout is None else _Timed(max(timeout, SHORTEST))
