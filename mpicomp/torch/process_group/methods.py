@@ -14,7 +14,6 @@ from mpicomp.torch.process_group import moving, reducing, sparse
 from mpicomp.torch.process_group.calls import Calls
 from mpicomp.torch.process_group.work import Work
 
-
 SHORTEST = timedelta(milliseconds=1)  # c10d means no timeout of its own by none at all
 
 

@@ -74,8 +74,11 @@ def run(options: argparse.Namespace, folder: Path, results: Path) -> Iterator[di
             raise RuntimeError((folder / "log").read_text()[-4000:])
         if waiting and len(started) > done:
             told_s = f"the job hung or crashed: {(folder / 'log').read_text()[-1500:]}"
+            result = {"name": started[done], "verdict": "failed", "told": told_s}
             with results.open("a") as file:
-                file.write(json.dumps({"name": started[done], "verdict": "failed", "told": told_s}) + "\n")
+                file.write(json.dumps(result) + "\n")
+            done += 1
+            yield result
 
 
 def _lines(results: Path) -> list[dict[str, Any]]:
