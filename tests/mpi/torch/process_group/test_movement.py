@@ -66,11 +66,12 @@ def test_all_gather_of_sizes_that_differ() -> None:
 
 def test_all_gather_into_the_tensor_that_holds_the_input() -> None:
     size, rank = dist.get_world_size(), dist.get_rank()
-    output = torch.zeros(size * 20)
-    part = output[20 * rank : 20 * (rank + 1)]
-    part.copy_(mine(20))
-    dist.all_gather_into_tensor(output, part)
-    assert torch.equal(output, torch.cat([values(other, 20) for other in range(size)]))
+    for place in (rank, (rank + 1) % size):  # where it belongs, and where another rank's is to come
+        output = torch.zeros(size * 20)
+        part = output[20 * place : 20 * (place + 1)]
+        part.copy_(mine(20))
+        dist.all_gather_into_tensor(output, part)
+        assert torch.equal(output, torch.cat([values(other, 20) for other in range(size)]))
 
 
 def test_all_gather_coalesced_of_several_dtypes() -> None:
