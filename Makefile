@@ -7,6 +7,7 @@
 # make test-mpich   the multi-rank tests once more, on the other MPI library
 # make test-system  tests on emulated hosts and under Slurm (test-cluster, test-slurm); as root, with the Debian packages
 #              that .ci/run names
+# make torch-suite   PyTorch's own tests of process groups on 3 ranks; TORCH_SUITE="--ranks 4 --only gather" for others
 # make clean   forgets the environments and all caches
 #
 # Works as root and as any user, and from any directory with -C. PYTHON names the interpreter to build on.
@@ -19,6 +20,7 @@ PYTHON ?= python3
 BENCH ?= --algorithm marsit --topology ring --count 25e6 --baseline mpi
 RANKS ?= 1,2,3,4,8
 FIXTURES ?=
+TORCH_SUITE ?=
 # PyTorch for Linux brings several gigabytes of CUDA from the usual package index, and none from this one. Where it is
 # empty or cannot be reached, pip takes what its own index has.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -27,7 +29,8 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 READY := .venv/.ready
 READY_MPICH := .venv-mpich/.ready
 
-.PHONY: help setup train test test-unit test-mpi test-mpich test-system test-cluster test-slurm fixtures lint bench clean
+.PHONY: help setup train test test-unit test-mpi test-mpich test-system test-cluster test-slurm torch-suite fixtures lint bench \
+    clean
 MAKEFLAGS += --no-print-directory
 
 help:
@@ -74,6 +77,11 @@ test-cluster: $(READY)
 # Most of the time jobs wait for Slurm: several clusters at once wait at the same time.
 test-slurm: $(READY)
 	source slurm/env.sh && timeout -k 10 3600 python -m pytest tests/system/slurm --numprocesses 3 --dist worksteal
+
+# What the tests in PyTorch's wheel import, nothing else of ours needs.
+torch-suite: $(READY)
+	.venv/bin/python -m pip install --quiet --target build/torch-suite expecttest
+	source slurm/env.sh && PYTHONPATH=build/torch-suite python -m tests.system.torch_suite $(TORCH_SUITE)
 
 # One number of ranks after the other, whatever came of the earlier ones. FIXTURES="--only marsit" for a part.
 fixtures: $(READY)

@@ -254,6 +254,7 @@ class Communicator(Group):
         out: NDArray[Any],
         traffic: Traffic,
         scratch: Sequence[NDArray[Any]] = (),
+        mark: int | None = None,
     ) -> Steps:
         """Sum or mean of flat vectors by the fastest way, as part of a call on which the ranks have agreed.
 
@@ -272,8 +273,10 @@ class Communicator(Group):
             Counted into.
         scratch : sequence of ndarray
             Memory for receive buffers; overwritten.
+        mark : int, optional
+            Fingerprint of the call where the ranks have not agreed yet: they then do so before the sum, or with it.
         """
-        return self._sums.steps(self, call, values, dtype, mean, out, traffic, scratch, None)
+        return self._sums.steps(self, call, values, dtype, mean, out, traffic, scratch, mark)
 
     def broadcast(self, x: Any, root: int = 0) -> Any:
         """Overwrite `x`, of equal shape and dtype everywhere, with rank `root`'s; returns `x`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import takewhile
@@ -86,6 +86,7 @@ class Group:
         self.failure: BaseException | None = None
         self._broken = ""
         self._in_flight: list[Call] = []
+        self._apart: list[Call] = []  # in flight too, and outside the order of calls
         self._dropped: Call | None = None
         self._unheard: Call | None = None  # whose mismatch its caller may not have heard of
         assemble(parent, arrival_timeout)
@@ -151,6 +152,9 @@ class Group:
         if self.size > 1:
             closing = Call(self, lambda: "close()")
             self.run(closing, self._closing(closing))
+        if self._apart:
+            self._where_driven(self._leave_apart)
+            return
         self._before_free()
         self._broken = "it was closed"
         self._free()
@@ -178,6 +182,22 @@ class Group:
             keep_alive(self)
         if self.size > 1 and not self._broken:
             self.missing.leave()
+
+    def _leave_apart(self) -> None:
+        """Close with calls in flight that other ranks need not know of: their requests stay with MPI."""
+        self._broken = "it was closed"
+        self.failure = self._closed()
+        keep_alive(self)
+        for call in tuple(self._apart):
+            call.end_by(self.failure)
+
+    def _where_driven(self, task: Callable[[], None]) -> None:
+        """Do something in the thread that drives the calls, and wait until it is done."""
+        if self._driver is None:
+            task()
+        else:
+            self._driver.submit(task)
+            self._driver.flush()
 
     def _before_free(self) -> None:
         """Do what takes communication, at the end."""
@@ -266,8 +286,12 @@ class Group:
                 f"{self._in_flight[0].name()}: give each thread a communicator of its own"
             )
         self._thread = thread
-        call.tag, call.steps = self.next_tag(), steps
-        self._in_flight.append(call)
+        call.steps = steps
+        if call.apart:
+            self._apart.append(call)
+        else:
+            call.tag = self.next_tag()
+            self._in_flight.append(call)
 
     def run(self, call: Call, steps: Steps) -> Any:
         """Make a call and wait for its result."""
@@ -357,11 +381,11 @@ class Group:
         A blocking call raises here and now, and a caller of other calls in flight can still wait for these. Where a
         call in the background raises, nobody knows which ones the ranks have begun since.
         """
-        return not call.background or self._in_flight == [call]
+        return call.apart or not call.background or self._in_flight == [call]
 
-    def before(self, call: Call) -> Iterator[Call]:
+    def before(self, call: Call) -> Iterable[Call]:
         """Calls in flight that were begun before this one."""
-        return takewhile(lambda one: one is not call, self._in_flight)
+        return () if call.apart else takewhile(lambda one: one is not call, self._in_flight)
 
     def drop(self, call: Call) -> None:
         """Take note that a caller will never hear how its call ended; of several only the last one is kept."""
@@ -370,7 +394,10 @@ class Group:
     def end(self, call: Call) -> None:
         """Take note that a call has ended."""
         calls = self._in_flight
-        if calls and calls[-1] is call:
+        if call.apart:
+            if call in self._apart:
+                self._apart.remove(call)
+        elif calls and calls[-1] is call:
             calls.pop()
         elif call in calls:
             at = calls.index(call)
@@ -464,6 +491,8 @@ class Group:
         if isinstance(error, NonFiniteGradient):  # on all ranks
             call.owners = ()  # nothing of the call is in flight
             return error
+        if isinstance(error, CollectiveMismatch) and call.apart:
+            return error
         if isinstance(error, CollectiveMismatch):
             self._unheard = call if call.background and self._in_flight == [call] else None  # else others tell of it
             # a call that was begun while the ranks told each other what they called may wait for ranks that do not
@@ -496,7 +525,7 @@ class Group:
         if first:
             self.missing.announce()
             self.failure = error
-            for other in tuple(self._in_flight):
+            for other in (*self._in_flight, *self._apart):
                 other.end_by(self._failure())
             if self.trace is not None:
                 start = time.perf_counter()
@@ -504,12 +533,21 @@ class Group:
                 time.sleep(max(GRACE_S, time.perf_counter() - start))
         return error
 
+    def give_up(self, error: BaseException) -> None:
+        """Reject further calls and end those in flight, here by `error`; the other ranks' waiting calls end too."""
+
+        def abort() -> None:
+            self.abort(error)
+
+        if not self._broken:
+            self._where_driven(abort)
+
     def forked(self) -> None:
         """Reject all calls in a process that was forked from this one, and end those in flight there."""
         self._broken = "this process was forked from a rank, and only the rank can communicate"
         self.failure = self._closed()
         keep_alive(self)
-        for call in tuple(self._in_flight):
+        for call in (*self._in_flight, *self._apart):
             call.end_by(self.failure)
 
     def raise_failure(self) -> NoReturn:

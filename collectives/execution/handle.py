@@ -104,6 +104,8 @@ class Call(Backoff):
         Its caller has heard that it ended.
     dropped : bool
         Its caller has let its handle go before.
+    apart : bool
+        Only two ranks make it, so it takes no part in the order of calls: none waits for it, and it waits for none.
     completion : Completion or None
         Of a call that the progress thread drives; None: whoever waits drives it.
     """
@@ -115,7 +117,7 @@ class Call(Backoff):
     result: Any = None
     error: BaseException | None = None
     completion: Completion | None = None
-    background = busy = done = seen = dropped = False
+    apart = background = busy = done = seen = dropped = False
 
     def __init__(
         self, group: CallGroup, name: Callable[[], str], clock: Callable[[], float] = time.perf_counter

@@ -142,11 +142,14 @@ class Backoff:
         Start of the current stall, by the clock.
     waited_s : float
         Seconds in which nothing moved, so far.
+    timeout : float or None
+        Seconds after which `idle` raises; None: the group's.
     """
 
     # in the class, so that a call that never waits does not pay for them
     wait_name: str | None = ""
     arrival: int | None = None
+    timeout: float | None = None
     polls = 1
     since = waited_s = 0.0
     idle_turns, _asked = 0, False
@@ -229,8 +232,9 @@ class Backoff:
             return
         if sleepy:
             time.sleep(SLEEP_S)
-        group, given_up = self.group, self.group.given_up
-        limit_s = group.timeout if self.arrival is None else group.arrival_timeout
+        group, given_up, limit_s = self.group, self.group.given_up, self.timeout
+        if limit_s is None:
+            limit_s = group.timeout if self.arrival is None else group.arrival_timeout
         if not self._notice_s:
             self._notice_s = min(WARN_S, WARN_PART * limit_s) + (group.missing.delay_s if self.arrival else 0.0)
         notice_s = self._notice_s

@@ -50,6 +50,7 @@ LAYERS = {
     "mpicomp.checkpoint": Layer(("mpicomp.aggregator",), ("numpy",)),
     "mpicomp.torch": Layer(("mpicomp.algorithms", "mpicomp.aggregator", "collectives"), (*ARRAYS, "torch")),
     "mpicomp.cli": Layer(("mpicomp", "collectives"), (*ARRAYS, "numba", "rich")),  # rich only where it is installed
+    "mpicomp.torch.process_group": Layer(("collectives",), (*ARRAYS, "torch")),
     "mpicomp": Layer(("collectives",), (*ARRAYS, "numba")),
     "apps": Layer(("mpicomp", "collectives"), ("*",)),
 }

@@ -1,0 +1,151 @@
+"""How ranks find each other: a store whose address travels over MPI, and the MPI ranks of a process group."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+import numpy as np
+from mpi4py import MPI
+from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed.constants import default_pg_timeout
+
+from collectives import CollectiveTimeout, Communicator
+from collectives.consistency.call_check import fingerprint
+from collectives.consistency.missing_ranks import named
+
+VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")  # of torchrun
+CONNECT_S = 3.0  # how long one address of rank 0 is tried
+LONGEST_ADDRESSES = 1024
+SIOCGIFADDR = 0x8915  # Linux: the address of an interface
+
+Rendezvous = Iterator[tuple[Store, int, int]]
+
+
+def over_mpi(url: str, timeout: timedelta = default_pg_timeout, **_: Any) -> Rendezvous:
+    """A handler of ``mpicomp://``: rank and number of ranks are MPI's, and rank 0 serves a store."""
+    query = parse_qs(urlparse(url).query)
+    world = MPI.COMM_WORLD
+    rank, size = (
+        int(query.get(name.lower(), [os.environ.get(name) or known])[0])
+        for name, known in (("RANK", world.rank), ("WORLD_SIZE", world.size))
+    )
+    require_ranks(rank, size, all_ranks=True)
+    yield _store(timeout), rank, size
+
+
+def or_from_environment(original: Callable[..., Rendezvous]) -> Callable[..., Rendezvous]:
+    """A handler of ``env://``: the original one where all its variables are there, and else `over_mpi`."""
+
+    def handler(url: str, **options: Any) -> Rendezvous:
+        given = {*parse_qs(urlparse(url).query), *(name.lower() for name in VARIABLES if os.environ.get(name))}
+        chosen = original if given.issuperset(map(str.lower, VARIABLES)) else over_mpi
+        yield from chosen(url, **options)
+
+    return handler
+
+
+def require_ranks(rank: int, size: int, all_ranks: bool = False) -> None:
+    """Raise ValueError unless MPI has started as many ranks as a process group is to have: no other number, or more."""
+    world = MPI.COMM_WORLD
+    if size > world.size or (all_ranks and size != world.size):
+        raise ValueError(
+            f"rank {rank} of {size}: MPI has started {world.size} rank{'s'[: world.size > 1]} and not {size}: start "
+            f"the program by 'mpirun -n {size}' or srun instead of torchrun, or correct WORLD_SIZE"
+        )
+
+
+def _store(timeout: timedelta) -> Store:
+    """A store that rank 0 serves."""
+    seconds = timeout.total_seconds()
+    with Communicator(timeout=seconds) as comm:
+        server = (
+            TCPStore("localhost", 0, is_master=True, timeout=timeout, wait_for_workers=False) if not comm.rank else None
+        )
+        told = np.zeros(LONGEST_ADDRESSES, np.uint8)
+        if server is not None:
+            hosts = ["localhost"] if comm.one_node else _own_addresses()
+            text = " ".join([str(server.port), *hosts]).encode()[:LONGEST_ADDRESSES]
+            told[: len(text)] = np.frombuffer(text, np.uint8)
+        comm.broadcast(told)
+        port, *hosts = bytes(told).rstrip(b"\0").decode().split()
+        store = server or TCPStore(_reachable(hosts, int(port)), int(port), is_master=False, timeout=timeout)
+        comm.barrier()  # the server must not go before all have connected
+    return store
+
+
+def _own_addresses() -> list[str]:
+    """Names and addresses under which other machines may reach this one, the likeliest first."""
+    name = socket.gethostname()
+    found = [os.environ.get("MASTER_ADDR", ""), name]
+    with suppress(OSError):
+        found += [str(one[4][0]) for one in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, interface in socket.if_nameindex():
+            with suppress(OSError):
+                answer = fcntl.ioctl(asked, SIOCGIFADDR, struct.pack("256s", interface.encode()))
+                found.append(socket.inet_ntoa(answer[20:24]))
+    return [one for one in dict.fromkeys(found) if one and not one.startswith("127.")]
+
+
+def _reachable(hosts: list[str], port: int) -> str:
+    """The first of several addresses at which somebody listens."""
+    failures = []
+    for host in hosts:
+        try:
+            socket.create_connection((host, port), CONNECT_S).close()
+        except OSError as error:
+            failures.append(f"{host}: {error}")
+        else:
+            return host
+    raise ConnectionError(
+        f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}: the store of rank 0 cannot be reached at port {port} "
+        f"({'; '.join(failures)}): set MASTER_ADDR on rank 0 to an address that all machines reach"
+    )
+
+
+def communicator_of(store: Store, rank: int, size: int, timeout: timedelta, name: str) -> MPI.Intracomm:
+    """An MPI communicator of the members of a process group, whose order is the group's; they alone make it.
+
+    Parameters
+    ----------
+    store : Store
+        Of this group alone.
+    rank, size : int
+        In the group.
+    timeout : timedelta
+        How long members wait for each other.
+    name : str
+        Of the group, the same on all members.
+
+    Raises
+    ------
+    CollectiveTimeout
+        Names the ranks of the group that have not come.
+    ValueError
+        MPI has started fewer ranks.
+    """
+    require_ranks(rank, size)
+    store.set(f"mpi/{rank}", str(MPI.COMM_WORLD.rank))
+    keys = [f"mpi/{one}" for one in range(size)]
+    try:
+        store.wait(keys, timeout)
+    except RuntimeError as error:
+        missing = [one for one, key in enumerate(keys) if not store.check([key])]
+        raise CollectiveTimeout(
+            f"rank {rank} of {size}: not all ranks make this process group after {timeout.total_seconds():g} s; "
+            f"nothing from {named(missing)} (look for one that stopped or took another branch)"
+        ) from error
+    ranks = [int(store.get(key)) for key in keys]
+    if len(set(ranks)) < size:
+        raise ValueError(
+            f"rank {rank} of {size}: several members are rank {ranks[0]} of MPI: start all ranks by one mpirun or srun"
+        )
+    return MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.group.Incl(ranks), fingerprint(name) % (1 << 15))

@@ -1,0 +1,144 @@
+"""Every operation of `ReduceOp` on every dtype that has it, over each collective that reduces."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import _make_nccl_premul_sum
+
+from mpicomp.torch.process_group import reduction
+from tests.mpi.torch.process_group.inputs import TYPES, of_rank, reduced
+
+pytestmark = pytest.mark.usefixtures("group")
+
+SIZES = (0, 1, 37, 40_000)
+
+
+def mine(n: int, dtype: torch.dtype) -> Tensor:
+    return of_rank(dist.get_rank(), n, dtype)
+
+
+@pytest.fixture(params=["gathered", "by parts"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let short vectors go the way of long ones."""
+    if request.param == "by parts":
+        monkeypatch.setattr(reduction, "GATHERED_BYTES", -1)
+
+
+@pytest.mark.parametrize("op", TYPES)
+def test_all_reduce(op: str) -> None:
+    for dtype in TYPES[op]:
+        for n in SIZES:
+            tensor = mine(n, dtype)
+            dist.all_reduce(tensor, getattr(dist.ReduceOp, op))
+            torch.testing.assert_close(tensor, reduced(op, n, dtype), msg=lambda text, dtype=dtype: f"{dtype}: {text}")
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("op", ["SUM", "PRODUCT", "MAX", "AVG"])
+def test_reduce_to_each_root(op: str) -> None:
+    for root in range(dist.get_world_size()):
+        tensor = mine(33, torch.bfloat16)
+        dist.reduce(tensor, root, getattr(dist.ReduceOp, op))
+        expected = reduced(op, 33, torch.bfloat16) if dist.get_rank() == root else mine(33, torch.bfloat16)
+        torch.testing.assert_close(tensor, expected)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("op", ["MIN", "BXOR"])
+def test_all_reduce_of_what_the_communicator_cannot_sum(op: str) -> None:
+    tensor = mine(33, torch.int16)
+    dist.all_reduce(tensor, getattr(dist.ReduceOp, op))
+    torch.testing.assert_close(tensor, reduced(op, 33, torch.int16))
+
+
+@pytest.mark.parametrize("op", ["SUM", "AVG", "PRODUCT"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_reduce_scatter_in_equal_and_in_uneven_parts(op: str, dtype: torch.dtype) -> None:
+    size, rank = dist.get_world_size(), dist.get_rank()
+    for counts in ([7] * size, list(range(size))):
+        n, ends = sum(counts), torch.tensor(counts).cumsum(0)
+        expected = reduced(op, n, dtype)[ends[rank] - counts[rank] : ends[rank]]
+        output = torch.empty(counts[rank], dtype=dtype)
+        dist.reduce_scatter(output, list(mine(n, dtype).split(counts)), getattr(dist.ReduceOp, op))
+        torch.testing.assert_close(output, expected)
+    output = torch.empty(7, dtype=dtype)
+    dist.reduce_scatter_tensor(output, mine(7 * size, dtype), getattr(dist.ReduceOp, op))
+    torch.testing.assert_close(output, reduced(op, 7 * size, dtype)[7 * rank : 7 * (rank + 1)])
+
+
+def test_values_are_multiplied_by_each_ranks_factor_before_the_sum() -> None:
+    size, rank = dist.get_world_size(), dist.get_rank()
+    expected = sum(((other + 1) * of_rank(other, 50, torch.float32) for other in range(size)), torch.zeros(50))
+    for factor in (float(rank + 1), torch.tensor([float(rank + 1)])):
+        tensor = mine(50, torch.float32)
+        dist.all_reduce(tensor, _make_nccl_premul_sum(factor))
+        torch.testing.assert_close(tensor, expected)
+    output = torch.empty(50)
+    dist.reduce_scatter(output, [mine(50, torch.float32)] * size, _make_nccl_premul_sum(float(rank + 1)))
+    torch.testing.assert_close(output, expected)
+
+
+def test_sixteen_bit_sums_round_once() -> None:
+    # with every addition rounded to bfloat16, whose numbers lie 2 apart here, nothing would ever be added to 256
+    size = dist.get_world_size()
+    for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+        parts = (
+            torch.ones(40, dtype=torch.bfloat16) if dist.get_rank() else torch.full((40,), 256, dtype=torch.bfloat16)
+        )
+        output = torch.empty(40, dtype=torch.bfloat16)
+        dist.reduce_scatter(output, [parts] * size, op)
+        total = torch.tensor(256.0 + size - 1)
+        expected = (total / size if op == dist.ReduceOp.AVG else total).to(torch.bfloat16)
+        assert output.eq(expected).all()
+
+
+def test_coalesced_tensors_are_reduced_as_one() -> None:
+    tensors = [mine(n, torch.float32).view(-1, 1) for n in (3, 0, 11)]
+    dist.all_reduce_coalesced(tensors, dist.ReduceOp.MAX)
+    for tensor in tensors:
+        torch.testing.assert_close(tensor.view(-1), reduced("MAX", tensor.numel(), torch.float32))
+    with dist._coalescing_manager():
+        for tensor in tensors:
+            dist.all_reduce(tensor)  # the maximum of all ranks, from each
+    for tensor in tensors:
+        expected = reduced("MAX", tensor.numel(), torch.float32) * dist.get_world_size()
+        torch.testing.assert_close(tensor.view(-1), expected)
+
+
+def test_reduce_scatter_coalesced() -> None:
+    size, rank = dist.get_world_size(), dist.get_rank()
+    inputs = [mine(size * n, torch.float32) for n in (2, 5)]
+    outputs = [torch.empty(n) for n in (2, 5)]
+    with dist._coalescing_manager():
+        for output, one in zip(outputs, inputs, strict=True):
+            dist.reduce_scatter_tensor(output, one)
+    for output in outputs:
+        n = output.numel()
+        torch.testing.assert_close(output, reduced("SUM", size * n, torch.float32)[rank * n : (rank + 1) * n])
+
+
+def test_strided_tensors_are_reduced_in_place() -> None:
+    whole = torch.zeros(6, 8)
+    part = whole.t()[::2]
+    part.copy_(mine(24, torch.float32).view(4, 6))
+    dist.all_reduce(part)
+    torch.testing.assert_close(part, reduced("SUM", 24, torch.float32).view(4, 6))
+    assert whole.t()[1::2].eq(0).all()
+
+
+def test_tensors_of_inference_mode_are_written_to() -> None:
+    with torch.inference_mode():
+        tensor = torch.ones(4, 4).t()[::2]
+        dist.all_reduce(tensor)
+        assert tensor.eq(dist.get_world_size()).all()
+
+
+def test_sparse_tensors_are_summed() -> None:
+    size, rank = dist.get_world_size(), dist.get_rank()
+    tensor = torch.sparse_coo_tensor([[rank, size, size]], [[1.0, 2.0], [3.0, 4.0], [0.5, 0.5]], (size + 1, 2))
+    dist.all_reduce(tensor)
+    expected = torch.tensor([[1.0, 2.0]] * size + [[3.5 * size, 4.5 * size]])
+    torch.testing.assert_close(tensor.to_dense(), expected)
