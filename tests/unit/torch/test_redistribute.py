@@ -224,6 +224,10 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
         [A, B, changed(C, torch.tensor(4.0), "state", 0, "step")],
         r"ranks 0 and 2 differ in state\[0\]\['step'\] \(tensor\(3.\) and tensor\(4.\)\)",
     ),
+    "in another order": (
+        [changed(C, torch.tensor(4.0), "state", 0, "step"), B, A],
+        r"ranks 0 and 2 differ in state\[0\]\['step'\] \(tensor\(3.\) and tensor\(4.\)\)",
+    ),
     "different models": (
         [A, B, changed(C, ["other"], "mpicomp", "buckets", 0)],
         r"ranks 0 and 2 are of different models \(their buckets are",
