@@ -66,7 +66,7 @@ class RankState:
 
     def check(self, state_dict: Any) -> dict[str, Any]:
         """Return our part of a state; raise ValueError unless all of it can be loaded."""
-        own = own_part(state_dict)
+        own = own_part(state_dict, mode=str, rounds=dict, buckets=list)
         if (own["rank"], own["ranks"]) != (self._comm.rank, self._comm.size):
             raise ValueError(
                 f"the state is that of rank {shown(own['rank'])} of {shown(own['ranks'])}; every rank loads its own, "

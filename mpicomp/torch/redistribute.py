@@ -18,11 +18,12 @@ from typing import Any
 from collectives.json_file import shown
 from mpicomp.checkpoint.redistribute import redistribute
 from mpicomp.torch.merging import CURE, merge, require_same_keys
-from mpicomp.torch.states import STATE_KEY, own_part, require_counters, with_arrays, with_tensors, wrapped_part
+from mpicomp.torch.states import STATE_KEY, own_part, with_arrays, with_tensors, wrapped_part
 
 State = dict[str, Any]
 
 _KINDS = {"mean", "owner", "owned", "shared"}
+_OF_A_RANK = ("rank", "ranks", "aggregators")
 
 
 def redistribute_states(states: Sequence[State], ranks: int) -> list[State]:
@@ -34,9 +35,9 @@ def redistribute_states(states: Sequence[State], ranks: int) -> list[State]:
     Parameters
     ----------
     states : sequence of dict
-        What ``DistributedOptimizer.state_dict`` returned on all ranks that there were, in any order, after the same
-        step. They are only read, tensor by tensor: states of ``torch.load(path, mmap=True)`` take no memory of their
-        own.
+        What ``state_dict`` of `DistributedOptimizer` or `OneBitAdam` returned on all ranks that there were, in any
+        order, after the same step. They are only read, tensor by tensor: states of ``torch.load(path, mmap=True)`` take
+        no memory of their own.
     ranks : int
         Number of ranks that there are now.
 
@@ -56,13 +57,12 @@ def redistribute_states(states: Sequence[State], ranks: int) -> list[State]:
         raise ValueError(f"states go from 1 rank or more to 1 or more, not from {len(states)} to {ranks}")
     ordered = _by_rank(states)
     owns = [own_part(state) for state in ordered]
-    _require_one_run(owns)
-    own = {
-        **owns[0],
-        "rounds": merge("rounds", [one["rounds"] for one in owns], False),
-        "aggregators": [_merge_bucket(owns, bucket) for bucket in range(len(owns[0]["buckets"]))],
-    }
-    averages = own["mode"] == "updates"
+    for rank, own in enumerate(owns):
+        _check(own, rank)
+    require_same_keys("their states", owns)
+    own = {key: merge(key, [one[key] for one in owns], False) for key in owns[0] if key not in _OF_A_RANK}
+    own["aggregators"] = [_merge_bucket(owns, bucket) for bucket in range(len(own["kinds"]))]
+    averages = own.get("mode") == "updates"
     parts = [wrapped_part(state) for state in ordered]
     require_same_keys("their states", parts)
     wrapped = {key: merge(key, [part[key] for part in parts], averages and key == "state") for key in parts[0]}
@@ -96,36 +96,19 @@ def _by_rank(states: Sequence[State]) -> list[State]:
     return [found[rank] for rank in sorted(found)]
 
 
-def _require_one_run(owns: Sequence[State]) -> None:
-    """Raise ValueError unless the ranks' own parts are of one mode, model and step, between two synchronizations."""
-    first = owns[0]
-    for rank, own in enumerate(owns):
-        kinds = own.get("kinds")
-        if not isinstance(kinds, list) or not len(kinds) == len(own["aggregators"]) == len(own["buckets"]):
-            raise ValueError(f"rank {rank}'s state does not say what its residuals are on other ranks; save it anew")
-        if not all(isinstance(one, dict) and _KINDS.issuperset(map(str, one.values())) for one in kinds):
-            raise ValueError(f"rank {rank}'s state is damaged (its kinds are {shown(kinds)}); take an earlier one")
-        for key, what in (("mode", "modes"), ("buckets", "models"), ("kinds", "methods")):
-            if own[key] != first[key]:
-                raise ValueError(
-                    f"the states of ranks 0 and {rank} are of different {what} (their {key} are {shown(first[key])} "
-                    f"and {shown(own[key])}): {CURE}"
-                )
-        updates = own["mode"] == "updates"
-        try:
-            require_counters(own["rounds"], "rounds", *(["steps"] if updates else []))
-        except ValueError as error:
-            raise ValueError(f"rank {rank}: {error}; take an earlier one") from error
-        done, before = own["rounds"]["rounds"], first["rounds"]["rounds"]
-        if done != before:
-            raise ValueError(
-                f"rank 0's state was saved after {before} synchronizations, rank {rank}'s after {done}: {CURE}"
-            )
-        if updates and own["rounds"]["steps"]:
-            raise ValueError(
-                f"rank {rank}'s state was saved {own['rounds']['steps']} local steps after the last synchronization, "
-                "when the ranks' models differ: save after optimizer.synchronize()"
-            )
+def _check(own: State, rank: int) -> None:
+    """Raise ValueError unless a rank's own part says what becomes of it, and was saved between two synchronizations."""
+    kinds = own.get("kinds")
+    if not isinstance(kinds, list) or len(kinds) != len(own["aggregators"]):
+        raise ValueError(f"rank {rank}'s state does not say what its residuals are on other ranks; save it anew")
+    if not all(isinstance(one, dict) and _KINDS.issuperset(map(str, one.values())) for one in kinds):
+        raise ValueError(f"rank {rank}'s state is damaged (its kinds are {shown(kinds)}); take an earlier one")
+    rounds = own.get("rounds")
+    if isinstance(rounds, dict) and rounds.get("steps"):
+        raise ValueError(
+            f"rank {rank}'s state was saved in the middle of local steps ({shown(rounds['steps'])} after the last "
+            "synchronization), when the ranks' models differ: save after optimizer.synchronize()"
+        )
 
 
 def _merge_bucket(owns: Sequence[State], bucket: int) -> State:

@@ -17,13 +17,13 @@ STATE_KEY = "mpicomp"
 _MOST = 2**63 - 1
 
 
-def own_part(state_dict: Any) -> dict[str, Any]:
-    """Return a state's entries under "mpicomp", which may still hold anything.
+def own_part(state_dict: Any, **types: type) -> dict[str, Any]:
+    """Return a state's entries under "mpicomp", with those of all ranks' states, and with others of these `types`.
 
     Raises
     ------
     ValueError
-        The state is not a DistributedOptimizer's.
+        There are none, or other ones.
     """
     if not isinstance(state_dict, dict):
         raise ValueError(f"the state is {shown(state_dict)}, not a dict; load what state_dict returned")
@@ -32,7 +32,7 @@ def own_part(state_dict: Any) -> dict[str, Any]:
             "this is a plain optimizer's state, without residuals; load it into .optimizer, the wrapped optimizer"
         )
     try:
-        return fields(state_dict[STATE_KEY], mode=str, rank=int, ranks=int, rounds=dict, buckets=list, aggregators=list)
+        return fields(state_dict[STATE_KEY], rank=int, ranks=int, aggregators=list, **types)
     except ValueError as error:
         raise ValueError(f"the state under {STATE_KEY!r} is damaged ({error}); load an earlier one") from error
 

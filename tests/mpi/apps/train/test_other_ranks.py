@@ -21,6 +21,7 @@ pytestmark = [few_ranks, pytest.mark.mpi(min_size=2)]
         ("--optimizer", "adam", "--full-precision-every", "3"),
         ("--local-steps", "3"),
         ("--algorithm", "double-squeeze"),
+        ("--algorithm", "one-bit-adam"),
         ("--model", "alexnet", "--width", "4"),
         ("--model", "resnet8", "--width", "4", "--hidden", "16"),
     ],
