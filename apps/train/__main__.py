@@ -113,7 +113,7 @@ def _run(
         report.advance()
         return saver is not None and saver.after_step()
 
-    report.begin(options.algorithm, training.n_steps, training.step)
+    report.begin(options.algorithm, training.n_steps, training.position)
     while training.epoch < options.epochs:
         if not training.train_epoch(after_step):
             report.say(f"stopped by a signal after step {training.step}; continue with --resume")

@@ -13,37 +13,38 @@ import json
 import re
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from apps.train.agreement import JobError, naming_cure, raise_on_all_ranks
-from apps.train.run_records import MOST_DIGITS
+from apps.train.checkpoint_files import LEAVES, MANIFEST, MODEL, CheckpointFiles, joined, rank_file
 from collectives import Communicator
-from collectives.json_file import fields, parse_json
+from collectives.consistency.call_check import gather_texts
 from mpicomp.checkpoint.atomic_file import flush_folder, flushed
-from mpicomp.checkpoint.tree import join, split
+from mpicomp.checkpoint.tree import split
 from mpicomp.cli.timing import gather
+from mpicomp.torch import broadcast_parameters
+
+Redistribute = Callable[[list[Any], int], list[Any]]
 
 KEPT = 2
 _CURE = "--checkpoint folder, earlier checkpoints are whole"
-_MANIFEST = "manifest.json"
-_MODEL = "model.safetensors"
 _NAME = re.compile(r"step-(\d{8,15})")
-_LEAVES = {"tensor": Tensor, "array": np.ndarray}
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that `load` found: the options of its run, the tensors of the model and the state of this rank."""
+    """A checkpoint that `load` found: who wrote it, the options of its run, its model and the state of this rank."""
 
     path: Path
+    ranks: int
     options: dict[str, Any]
     model: dict[str, Tensor]
     state: Any
@@ -80,18 +81,18 @@ def save(
     digests = np.zeros((2, 8), "<u4")  # SHA-256 of this rank's state and of the model
     try:
         with raise_on_all_ranks(comm), naming_cure(folder, _CURE):
-            leaves, text = split(state, _LEAVES)
+            leaves, text = split(state, LEAVES)
             tensors = {key: _contiguous(leaf) for key, leaf in leaves.items()}
-            digests[0] = _write(partial / _rank_file(comm.rank), to_safetensors(tensors, {"state": text}))
+            digests[0] = _write(partial / rank_file(comm.rank), to_safetensors(tensors, {"state": text}))
             if comm.rank == 0:
-                digests[1] = _write(partial / _MODEL, to_safetensors(model))
+                digests[1] = _write(partial / MODEL, to_safetensors(model))
         table = gather(comm, digests.astype(np.float64)).astype("<u4")
         with raise_on_all_ranks(comm), naming_cure(folder, _CURE):
             if comm.rank == 0:
-                sha256 = {_rank_file(rank): table[rank, 0].tobytes().hex() for rank in range(comm.size)}
-                sha256[_MODEL] = table[0, 1].tobytes().hex()
+                sha256 = {rank_file(rank): table[rank, 0].tobytes().hex() for rank in range(comm.size)}
+                sha256[MODEL] = table[0, 1].tobytes().hex()
                 manifest = {"ranks": comm.size, "step": step, "header": {"options": options}, "sha256": sha256}
-                _write(partial / _MANIFEST, json.dumps(manifest, indent=1).encode())
+                _write(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
                 flush_folder(partial)
                 partial.rename(final)
                 flush_folder(folder)
@@ -104,23 +105,70 @@ def save(
     return final
 
 
-def load(folder: Path, comm: Communicator) -> Checkpoint | None:
+def load(folder: Path, comm: Communicator, redistribute: Redistribute | None = None) -> Checkpoint | None:
     """Read the newest checkpoint and verify every file that is read; collective. None if there is no checkpoint yet.
 
-    If a file is missing, truncated, altered or of another program, or if another number of ranks wrote the checkpoint,
-    every rank raises JobError.
+    If a file is missing, truncated, altered or of another program, every rank raises JobError.
+
+    Parameters
+    ----------
+    folder
+        As for `save`.
+    redistribute
+        Makes, of the states of all ranks in rank order, those of another number of ranks: it is called as
+        ``redistribute(states, ranks)`` if another number wrote the checkpoint. Rank 0 makes one state of all, and every
+        rank its own of that one. Without it, such a checkpoint is an error.
     """
-    found: Checkpoint | None = None
+    found, model, state = None, {}, None
     newest = -1
     with raise_on_all_ranks(comm):
         paths = checkpoints(folder)
         if paths:
-            found, newest = _read_checkpoint(paths[-1], comm, _cure(paths)), _step(paths[-1])
+            newest, found = _step(paths[-1]), CheckpointFiles(paths[-1], _cure(paths))
     steps = gather(comm, np.array([float(newest)]))[:, 0]
     with raise_on_all_ranks(comm):
         if (steps != steps[0]).any():
             raise ValueError(f"{folder} shows this rank other checkpoints than rank 0; use a folder all ranks see")
-    return found
+        if found is not None and found.ranks != comm.size and redistribute is None:
+            raise ValueError(
+                f"{found.path} was written by {found.ranks} ranks and this job has {comm.size}; start as many"
+            )
+    if found is None:
+        return None
+    with raise_on_all_ranks(comm):
+        model = found.model()
+        # Each file is read through by one rank, also where there are more files or fewer than ranks.
+        for rank in range(comm.rank, found.ranks, comm.size):
+            found.verify(rank_file(rank))
+        if found.ranks == comm.size:
+            state = found.state(comm.rank)
+    if found.ranks != comm.size and redistribute is not None:
+        state = _redistributed(found, comm, redistribute)
+    return Checkpoint(found.path, found.ranks, found.options, model, state)
+
+
+def _redistributed(files: CheckpointFiles, comm: Communicator, redistribute: Redistribute) -> Any:
+    """Read a checkpoint that another number of ranks wrote, and return the state for this rank; collective."""
+    tensors: dict[str, Tensor] = {}
+    told = ""
+    with raise_on_all_ranks(comm):
+        if comm.rank == 0:
+            states = [files.state(rank) for rank in range(files.ranks)]
+            try:
+                (merged,) = redistribute(states, 1)
+            except Exception as error:  # the states may be another program's
+                raise ValueError(f"the states in {files.path} cannot be joined ({error!r}); {files.cure}") from error
+            leaves, text = split(merged, LEAVES)
+            tensors = {key: _contiguous(leaf) for key, leaf in leaves.items()}
+            layout = {key: (str(one.dtype).removeprefix("torch."), *one.shape) for key, one in tensors.items()}
+            told = json.dumps({"state": text, "layout": layout})
+    found = json.loads(gather_texts(comm.mpi_comm, told, comm.timeout)[0])
+    if comm.rank != 0:
+        tensors = {
+            key: torch.empty(shape, dtype=getattr(torch, dtype)) for key, (dtype, *shape) in found["layout"].items()
+        }
+    broadcast_parameters(tensors, comm)
+    return redistribute([joined(found["state"], tensors)], comm.size)[comm.rank]
 
 
 def require_writable(folder: Path, comm: Communicator) -> None:
@@ -140,10 +188,6 @@ def _step(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def _rank_file(rank: int) -> str:
-    return f"rank-{rank:05d}.safetensors"
-
-
 def _contiguous(leaf: Tensor | np.ndarray) -> Tensor:
     """A copy that shares no memory with other leaves, as safetensors demands."""
     tensor = leaf.detach() if isinstance(leaf, Tensor) else torch.from_numpy(leaf)
@@ -161,45 +205,3 @@ def _write(path: Path, content: bytes) -> np.ndarray:
     with flushed(path) as file:
         file.write(content)
     return np.frombuffer(hashlib.sha256(content).digest(), "<u4")
-
-
-def _read_checkpoint(path: Path, comm: Communicator, cure: str) -> Checkpoint:
-    manifest = _read_manifest(path / _MANIFEST, cure)
-    if manifest["ranks"] != comm.size:
-        raise ValueError(
-            f"{path} was written by {manifest['ranks']} ranks and this job has {comm.size}; start as many, since each "
-            "resumes its own residual"
-        )
-    model, _ = _read_tensors(path / _MODEL, manifest["sha256"], cure)
-    tensors, text = _read_tensors(path / _rank_file(comm.rank), manifest["sha256"], cure)
-    try:
-        state = join(text, {"tensor": tensors.__getitem__, "array": lambda key: tensors[key].numpy()})
-    except Exception as error:  # the text may be anything: nothing but its SHA-256 has been looked at
-        raise ValueError(f"{path / _rank_file(comm.rank)} holds no state of apps.train ({error!r}); {cure}") from error
-    return Checkpoint(path, manifest["header"]["options"], model, state)
-
-
-def _read_manifest(path: Path, cure: str) -> dict[str, Any]:
-    manifest: dict[str, Any]
-    try:
-        manifest = parse_json(path.read_text(), most_digits=MOST_DIGITS)
-        fields(fields(manifest, ranks=int, header=dict, sha256=dict)["header"], options=dict)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is missing or damaged ({error}); {cure}") from error
-    return manifest
-
-
-def _read_tensors(path: Path, sha256: dict[str, str], cure: str) -> tuple[dict[str, Tensor], str]:
-    """Return the tensors of a file and the text beside them, after comparing the file with its SHA-256."""
-    if not path.is_file():
-        raise ValueError(f"{path} is missing; {cure}")
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != sha256.get(path.name):
-        raise ValueError(f"{path} is truncated or altered (its SHA-256 is not that of the manifest); {cure}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            names, metadata = file.keys(), file.metadata() or {}
-            return {name: file.get_tensor(name) for name in names}, metadata.get("state", "")
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged ({error}); {cure}") from error

@@ -85,7 +85,8 @@ class Sampler:
             raise ValueError(
                 f"{n_samples} training images do not fill one batch of {batch} on each of {size} ranks; lower --batch"
             )
-        self.n_steps = n_samples // (batch * size)
+        self.global_batch = batch * size
+        self.n_steps = n_samples // self.global_batch
         self._n_samples, self._batch, self._rank, self._size, self._seed = n_samples, batch, rank, size, seed
 
     def epoch(self, epoch: int) -> Tensor:

@@ -18,6 +18,7 @@ class Meter:
     """Totals of one rank since the start of the run, those before a resume included."""
 
     rounds: int = 0  # synchronizations
+    vectors_moved: float = 0.0  # that an all-reduce of as many numbers would have sent, on the mean rank
     bytes_sent: int = 0
     messages: int = 0
     seconds_communicating: float = 0.0  # encoding, waiting, merging and decoding
@@ -28,7 +29,9 @@ class Meter:
         """Add the last synchronization of all buckets."""
         calls = [aggregator.traffic.last for aggregator in aggregators]
         seconds = sum(call.seconds for call in calls)
+        ranks = aggregators[0].comm.size
         self.rounds += 1
+        self.vectors_moved += 2 * (ranks - 1) / ranks
         self.bytes_sent += sum(call.bytes_sent for call in calls)
         self.messages += sum(call.messages for call in calls)
         self.seconds_communicating += seconds
@@ -39,18 +42,18 @@ class Meter:
 
         Bytes and messages are the mean over ranks, seconds those of the slowest rank. ``bits_per_element`` counts per
         phase: an all-reduce that sends b bits per element in its reduce and in its gather phase moves 2 (M - 1) b bits
-        per element over all ranks.
+        per element over all M ranks.
         """
         own = [self.bytes_sent, self.messages, self.seconds_communicating, self.seconds_training]
         rows = gather(comm, np.array(own, np.float64))
-        moved = 2 * (comm.size - 1) * n_parameters * self.rounds
+        moved = self.vectors_moved * n_parameters
         return {
             "rounds_so_far": self.rounds,
             "bytes_so_far_per_rank": float(rows[:, 0].mean()),
             "messages_so_far_per_rank": float(rows[:, 1].mean()),
             "seconds_communicating_so_far": float(rows[:, 2].max()),
             "seconds_so_far": float(rows[:, 3].max()),
-            "bits_per_element": 8 * float(rows[:, 0].sum()) / moved if moved else 0.0,
+            "bits_per_element": 8 * float(rows[:, 0].mean()) / moved if moved else 0.0,
         }
 
     def per_round(self, comm: Communicator) -> dict[str, Any]:
@@ -68,6 +71,16 @@ class Meter:
     def state_dict(self) -> dict[str, Any]:
         """The totals, without the single synchronizations."""
         return {key: value for key, value in vars(self).items() if key != "round_seconds"}
+
+    @staticmethod
+    def merge(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The totals that each of other ranks goes on from: bytes and messages of the mean rank, the slowest's seconds.
+
+        The ranks have made the same synchronizations.
+        """
+        means = {key: round(np.mean([state[key] for state in states])) for key in ("bytes_sent", "messages")}
+        seconds = ("seconds_communicating", "seconds_training")
+        return {**states[0], **means, **{key: max(state[key] for state in states) for key in seconds}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from totals that `state_dict` returned."""

@@ -22,6 +22,8 @@ _FREE = frozenset(
     {"epochs", "checkpoint", "checkpoint_every", "resume", "json", "timeout", "arrival_timeout", "data", "trace"}
 )
 """Options that a resumed run may change, as they do not enter the arithmetic."""
+_PER_RANKS = frozenset({"batch", "lr", "topology", "network"})
+"""Options that it may change where the number of ranks changes."""
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -47,8 +49,14 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return options
 
 
+def differing(before: dict[str, Any], now: dict[str, Any], other_ranks: bool) -> list[str]:
+    """The options by which a run cannot continue another, which may have been on another number of ranks."""
+    free = _PER_RANKS if other_ranks else frozenset()
+    return sorted(key for key in (now.keys() | before.keys()) - free if now.get(key) != before.get(key))
+
+
 def identity(options: argparse.Namespace) -> dict[str, Any]:
-    """The options that a resumed run must share with the run that it continues; can be written as JSON."""
+    """The options that tell a run from others, for `differing`; can be written as JSON."""
     own = {key: value for key, value in vars(options).items() if key not in _FREE and key != "option"}
     if options.decay == "cosine":
         own["epochs"] = options.epochs

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from apps.train import checkpoint
 from apps.train.agreement import any_rank, raise_on_all_ranks
-from apps.train.options import identity
+from apps.train.options import differing, identity
 from apps.train.preemption import StopRequest
+from apps.train.redistribute import redistribute
 from apps.train.training import Training
 from collectives import Communicator
 from collectives.json_file import shown
@@ -43,20 +44,19 @@ class Saver:
         self._last_step = run.step
 
 
-def resume(options: argparse.Namespace, comm: Communicator, training: Training) -> Path | None:
-    """Restore the newest checkpoint into `training`; returns its path, or None if there is none yet; collective.
+def resume(options: argparse.Namespace, comm: Communicator, training: Training) -> str | None:
+    """Restore the newest checkpoint into `training`; returns whose it is, or None if there is none yet; collective.
 
-    If it is damaged or of another program, or if a run with another number of ranks or other options wrote it, every
-    rank raises JobError.
+    If it is damaged or of another program, or if a run with other options wrote it, every rank raises JobError.
     """
-    found = checkpoint.load(options.checkpoint, comm)
+    found = checkpoint.load(options.checkpoint, comm, redistribute)
     if found is None:
         return None
     with raise_on_all_ranks(comm):
         before, now = found.options, identity(options)
-        differing = sorted(key for key in now.keys() | before.keys() if now.get(key) != before.get(key))
-        if differing:
-            changes = ", ".join(f"{key} was {shown(before.get(key))} and is {shown(now.get(key))}" for key in differing)
+        changed = differing(before, now, other_ranks=found.ranks != comm.size)
+        if changed:
+            changes = ", ".join(f"{key} was {shown(before.get(key))} and is {shown(now.get(key))}" for key in changed)
             raise ValueError(f"{found.path} belongs to a run with other options: {changes}; use the same")
     for part in training.restoring(found.model, found.state):
         with raise_on_all_ranks(comm):
@@ -67,7 +67,7 @@ def resume(options: argparse.Namespace, comm: Communicator, training: Training) 
                     f"{found.path} holds no state of this run ({error!r}); remove the folder to resume from an earlier "
                     "one"
                 ) from error
-    return found.path
+    return f"{found.path}" if found.ranks == comm.size else f"{found.path}, which {found.ranks} ranks wrote"
 
 
 def require_unused(options: argparse.Namespace, comm: Communicator) -> None:

@@ -32,16 +32,24 @@ _SEEDED = threading.Lock()
 
 
 class Training:
-    """The part of a run that one rank has; `epoch` and `step` say how many have been completed since its start."""
+    """The part of a run that one rank has.
+
+    Attributes
+    ----------
+    epoch, step
+        How many have been completed since the run's start.
+    epoch_step
+        Steps of the epoch that is under way, of those that it has on this number of ranks.
+    """
 
     def __init__(
         self, options: argparse.Namespace, comm: Communicator, dataset: Dataset, algorithm: Algorithm | None
     ) -> None:
+        self._seed: int = options.seed
         with _SEEDED:
             torch.manual_seed(options.seed)
             self.model = build(options.model, dataset.image_shape, dataset.n_classes, options.hidden, options.width)
-            # Dropout differs between ranks, as their images do.
-            torch.manual_seed(options.seed * 1_000_003 + comm.rank + 1)
+            self._seed_rank(comm.rank)
         broadcast_parameters(self.model, comm)
         self.optimizer = _optimizer(options, self.model, comm, algorithm)
         self.sampler = Sampler(len(dataset.train), options.batch, comm.rank, comm.size, options.seed)
@@ -56,7 +64,7 @@ class Training:
             options.decay_factor,
         )
         _warm_up(algorithm or self.optimizer.algorithm, comm)
-        self.epoch = self.step = 0
+        self.epoch = self.step = self.epoch_step = 0
         self.best_accuracy = 0.0
         self.meter = Meter()
         self._loss_sum = torch.zeros((), dtype=torch.float64)
@@ -69,6 +77,11 @@ class Training:
         """Number of trained elements of the model."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
+    @property
+    def position(self) -> int:
+        """Steps of the schedule that are done: `step`, unless a part of the run was on another number of ranks."""
+        return self.epoch * self.sampler.n_steps + self.epoch_step
+
     def train_epoch(self, after_step: Callable[[], bool]) -> bool:
         """Run the rest of the current epoch; returns whether it was completed.
 
@@ -79,7 +92,7 @@ class Training:
         optimizer, model = self.optimizer, self.model
         order = self.sampler.epoch(self.epoch)
         model.train()
-        for indices in order[self.step - self.epoch * self.sampler.n_steps :]:
+        for indices in order[self.epoch_step :]:
             started = time.perf_counter()
             before = optimizer.synchronizations
             self._set_learning_rate()
@@ -89,6 +102,7 @@ class Training:
             optimizer.step()
             self._loss_sum += loss.detach()
             self.step += 1
+            self.epoch_step += 1
             if optimizer.synchronizations > before:
                 self._after_synchronization()
             self.meter.seconds_training += time.perf_counter() - started
@@ -97,7 +111,7 @@ class Training:
         if isinstance(optimizer, DistributedOptimizer) and optimizer.models_differ:
             optimizer.synchronize()
             self._after_synchronization()
-        self.epoch += 1
+        self.epoch, self.epoch_step = self.epoch + 1, 0
         return True
 
     def close_epoch(self) -> dict[str, Any]:
@@ -112,7 +126,7 @@ class Training:
             "loss": float(losses.mean()) / self.sampler.n_steps,
             "accuracy": accuracy,
             "test_loss": test_loss,
-            "learning_rate": self.learning_rate(self.step - 1),
+            "learning_rate": self.learning_rate(self.position - 1),
             **self.meter.summary(self._comm, self.n_parameters),
         }
 
@@ -168,6 +182,8 @@ class Training:
         return {
             "epoch": self.epoch,
             "step": self.step,
+            "epoch_step": self.epoch_step,
+            "global_batch": self.sampler.global_batch,
             "best_accuracy": self.best_accuracy,
             "loss_sum": self._loss_sum.clone(),
             "buffers": dict(self.model.named_buffers()),
@@ -177,7 +193,7 @@ class Training:
         }
 
     def restoring(self, model: dict[str, Tensor], state: dict[str, Any]) -> Iterator[Callable[[], None]]:
-        """What restores the model and what `state_dict` returned, part by part.
+        """What restores the model and what `state_dict` or `redistribute` returned, part by part.
 
         The first part, which may fail on one rank, has no collectives. The second one, the optimizer's, is collective,
         and raises on all ranks or on none.
@@ -187,18 +203,36 @@ class Training:
 
     @torch.no_grad()
     def _load_own(self, model: dict[str, Tensor], state: dict[str, Any]) -> None:
-        fields(state, epoch=int, step=int, best_accuracy=float, buffers=dict, optimizer=dict, meter=dict)
+        counters = dict.fromkeys(("epoch", "step", "epoch_step", "global_batch"), int)
+        fields(state, **counters, best_accuracy=float, buffers=dict, optimizer=dict, meter=dict)
         self.model.load_state_dict(model)
         for name, buffer in self.model.named_buffers():
             buffer.copy_(state["buffers"][name])
         self.epoch, self.step, self.best_accuracy = state["epoch"], state["step"], state["best_accuracy"]
         self._loss_sum.copy_(state["loss_sum"])
+        self._continue_epoch(state["epoch_step"], state["global_batch"])
         self.meter.load_state_dict(state["meter"])
-        torch.set_rng_state(state["torch_random"])
+        if state["torch_random"] is None:
+            self._seed_rank(self._comm.rank + 1_000_003 * self.step)
+        else:
+            torch.set_rng_state(state["torch_random"])
+
+    def _continue_epoch(self, steps: int, global_batch: int) -> None:
+        """Go on in an epoch of which so many steps are done, at the next whole batch if batches were of other sizes.
+
+        So no image comes twice, and the images of a part of a batch are left out.
+        """
+        self.epoch_step = min(-(-steps * global_batch // self.sampler.global_batch), self.sampler.n_steps)
+        if steps:
+            self._loss_sum *= self.epoch_step / steps
+
+    def _seed_rank(self, number: int) -> None:
+        """Have dropout differ between ranks, as their images do."""
+        torch.manual_seed(self._seed * 1_000_003 + number + 1)
 
     def _set_learning_rate(self) -> None:
         for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate(self.step)
+            group["lr"] = self.learning_rate(self.position)
 
     def _after_synchronization(self) -> None:
         self.meter.count(self.optimizer.aggregators)

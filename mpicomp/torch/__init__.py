@@ -7,11 +7,29 @@ vectors, and ``replication.py`` makes and keeps the ranks' models equal. Tensors
 reach the aggregators without a copy. ``process_group`` is a backend of ``torch.distributed``.
 """
 
-from mpicomp.torch.one_bit_adam import OneBitAdam
-from mpicomp.torch.optimizer import DistributedOptimizer
-from mpicomp.torch.optimizer_state import broadcast_optimizer_state
-from mpicomp.torch.process_group import register_backend
-from mpicomp.torch.replication import average_buffers, broadcast_parameters
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpicomp.torch.one_bit_adam import OneBitAdam
+    from mpicomp.torch.optimizer import DistributedOptimizer
+    from mpicomp.torch.optimizer_state import broadcast_optimizer_state
+    from mpicomp.torch.process_group import register_backend
+    from mpicomp.torch.redistribute import redistribute_states
+    from mpicomp.torch.replication import average_buffers, broadcast_parameters
+
+# Loaded when first asked for: a script that redistributes states needs no MPI.
+_HOMES = {
+    "DistributedOptimizer": "optimizer",
+    "OneBitAdam": "one_bit_adam",
+    "average_buffers": "replication",
+    "broadcast_optimizer_state": "optimizer_state",
+    "broadcast_parameters": "replication",
+    "redistribute_states": "redistribute",
+    "register_backend": "process_group",
+}
 
 __all__ = [
     "DistributedOptimizer",
@@ -19,5 +37,16 @@ __all__ = [
     "average_buffers",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "redistribute_states",
     "register_backend",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"mpicomp.torch.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -280,6 +280,7 @@ class OneBitAdam(torch.optim.Optimizer):
             **{key: {name: one.clone() for name, one in found.items()} for key, found in self._named().items()},
             "freeze_rule": self._freeze_rule.state_dict(),
             "aggregators": [with_tensors(aggregator.state_dict()) for aggregator in self.aggregators],
+            "kinds": [aggregator.state_kinds for aggregator in self.aggregators],
         }
         return {**super().state_dict(), _STATE_KEY: own}
 
@@ -347,8 +348,8 @@ class OneBitAdam(torch.optim.Optimizer):
             ) from error
         if (own["rank"], own["ranks"]) != (self.comm.rank, self.comm.size):
             raise ValueError(
-                f"the state is that of rank {shown(own['rank'])} of {shown(own['ranks'])}, with its residuals; start "
-                "as many ranks as then, and let each load its own"
+                f"the state is that of rank {shown(own['rank'])} of {shown(own['ranks'])}, with its residuals; every "
+                "rank loads its own, and mpicomp.torch.redistribute_states makes those for another number of ranks"
             )
         if own["options"] != self._options:
             raise ValueError(

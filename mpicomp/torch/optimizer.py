@@ -13,7 +13,6 @@ Marsit asks for (section 5 of its paper), with H = ``local_steps``.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -22,23 +21,14 @@ import torch
 from torch import Tensor
 
 from collectives import Communicator
-from collectives.consistency.call_check import fingerprint
-from collectives.json_file import fields, one_line, shown
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.torch import arguments
 from mpicomp.torch.algorithms import AlgorithmChoice, algorithms_by_name, preferred_mode
-from mpicomp.torch.bucket_reducers import BucketReducers
-from mpicomp.torch.buckets import NamedParameter
-from mpicomp.torch.gradient_averaging import GradientAveraging
 from mpicomp.torch.join import Batch, joined
-from mpicomp.torch.local_updates import LocalUpdates
-from mpicomp.torch.master_weights import SIXTEEN_BIT, MasterWeights
+from mpicomp.torch.options import Options, open_synchronizer
 from mpicomp.torch.parameters import Parameters
-from mpicomp.torch.replication import require_same_layout, require_same_values
-from mpicomp.torch.states import with_arrays, with_tensors
-
-_STATE_KEY = "mpicomp"
-_log = logging.getLogger("mpicomp")
+from mpicomp.torch.rank_state import RankState
+from mpicomp.torch.replication import require_same_values
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -144,36 +134,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._parameters = Parameters(optimizer, arguments.names(named_parameters))
             members = self._parameters.trained
             algorithms = algorithms_by_name(algorithm, members)
-            self.mode = mode = preferred_mode(algorithms) if synchronize is None else synchronize
-            overlap = mode == "gradients" if overlap is None else overlap
-            _check_options(mode, local_steps, bucket_mb, backward_passes_per_step)
-            skip_nonfinite = any(getattr(one, "nonfinite", None) == "skip" for one in algorithms.values())
-            if mode == "updates" and overlap:
-                _check_fused(members, skip_nonfinite)
+            self.mode = preferred_mode(algorithms) if synchronize is None else synchronize
+            overlap = self.mode == "gradients" if overlap is None else overlap
+            options = Options(self.mode, local_steps, bucket_mb, overlap, backward_passes_per_step)
+            options.check(members, algorithms)
         except (ValueError, TypeError) as error:
-            here = f"rank {self.comm.rank} of {self.comm.size}: {error}"
-            self.comm.reject(type(error)(here), "wrapping an optimizer")
-        options = (
-            f"DistributedOptimizer(synchronize={mode!r}, local_steps={local_steps}, bucket_mb={bucket_mb:g}, "
-            f"overlap={overlap}, backward_passes_per_step={backward_passes_per_step})"
-        )
-        self.comm.agree(fingerprint(options), lambda: options)
-        require_same_layout({member.name: member.parameter for member in members}, self.comm)
-        self._fused = overlap and mode == "updates"
-        if overlap and self.comm.size > 1:
-            overlap_by_thread(self.comm)
-        self._synchronizer: GradientAveraging | LocalUpdates
-        if mode == "gradients":
-            reducers = BucketReducers(members, algorithms, self.comm, bucket_mb, one_by_one=not overlap)
-            self._synchronizer = GradientAveraging(reducers, self.comm, overlap, backward_passes_per_step)
-        else:
-            masters = MasterWeights(optimizer)
-            reducers = BucketReducers(
-                masters.substitute(members), algorithms, self.comm, bucket_mb, one_by_one=not overlap
-            )
-            self._synchronizer = LocalUpdates(
-                optimizer, reducers, self.comm, masters, local_steps, skip_nonfinite, overlap, backward_passes_per_step
-            )
+            self.comm.reject(type(error)(f"{self.comm.here}: {error}"), "wrapping an optimizer")
+        self._fused = options.moves_in_backward
+        self._synchronizer = open_synchronizer(optimizer, members, algorithms, self.comm, options)
+        self._saved = RankState(optimizer, self._synchronizer, self.mode, self.comm)
 
     @property
     def aggregators(self) -> tuple[Aggregator, ...]:
@@ -354,15 +323,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Every rank has a state of its own, of tensors and numbers. After local steps it holds the common model too.
         """
-        own = {
-            "mode": self.mode,
-            "rank": self.comm.rank,
-            "ranks": self.comm.size,
-            "rounds": self._synchronizer.state_dict(),
-            "buckets": self.buckets,
-            "aggregators": [with_tensors(aggregator.state_dict()) for aggregator in self.aggregators],
-        }
-        return {**self.optimizer.state_dict(), _STATE_KEY: own}
+        return self._saved.take()
 
     def check_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Look at a state that is not to be loaded yet; not collective.
@@ -372,7 +333,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         ValueError
             As `load_state_dict` would on this rank.
         """
-        self._own_state(state_dict)
+        self._saved.check(state_dict)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned, on the same rank of as many ranks; collective.
@@ -387,114 +348,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         CollectiveMismatch
             Another rank raised ValueError, or the ranks' states are of different synchronizations.
         """
-        before = self.optimizer.state_dict()
-        try:
-            own = self._own_state(state_dict)
-            self._load_wrapped({key: value for key, value in state_dict.items() if key != _STATE_KEY}, before)
-        except ValueError as error:
-            here = f"rank {self.comm.rank} of {self.comm.size}: {error}"
-            self.comm.reject(ValueError(here), "restoring an optimizer")
-        buckets = own["buckets"]
-        when = f"restoring an optimizer after {own['rounds']['rounds']} synchronizations"
-        try:
-            self.comm.agree(fingerprint(f"{when} in {buckets}"), lambda: f"{when} in {len(buckets)} buckets")
-        except BaseException:
-            self.optimizer.load_state_dict(before)
-            raise
-        self._synchronizer.reducers.restore(buckets)
-        for aggregator, state in zip(self.aggregators, own["aggregators"], strict=True):
-            aggregator.load_state_dict(with_arrays(state))
-        self._synchronizer.load_state_dict(own["rounds"])
-        # Between two synchronizations the ranks' models rightly differ.
-        self._synchronizer.models_compared = self.models_differ
-
-    def _own_state(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Return our part of a state; raise ValueError unless all of it can be loaded."""
-        if not isinstance(state_dict, dict):
-            raise ValueError(f"the state is {shown(state_dict)}, not a dict; load what state_dict returned")
-        if state_dict.get(_STATE_KEY) is None:
-            raise ValueError(
-                "this is a plain optimizer's state, without residuals; load it into .optimizer, the wrapped optimizer"
-            )
-        try:
-            own = fields(
-                state_dict[_STATE_KEY], mode=str, rank=int, ranks=int, rounds=dict, buckets=list, aggregators=list
-            )
-        except ValueError as error:
-            raise ValueError(f"the state under {_STATE_KEY!r} is damaged ({error}); load an earlier one") from error
-        if (own["rank"], own["ranks"]) != (self.comm.rank, self.comm.size):
-            raise ValueError(
-                f"the state is that of rank {shown(own['rank'])} of {shown(own['ranks'])}; every rank loads its own, "
-                "and mpicomp.torch.redistribute_states makes those for another number of ranks"
-            )
-        if own["mode"] != self.mode:
-            raise ValueError(
-                f"the state is for synchronize={shown(own['mode'])}, but this optimizer has {self.mode!r}; build it "
-                "with the same options"
-            )
-        with self._synchronizer.reducers.trial(own["buckets"]) as reducers:
-            if len(own["aggregators"]) != len(reducers):
-                raise ValueError("the state has another number of buckets than of aggregators; load an earlier one")
-            for reducer, state in zip(reducers, own["aggregators"], strict=True):
-                reducer.aggregator.check_state_dict(with_arrays(state))
-        self._synchronizer.check_state_dict(own["rounds"])
-        return own
-
-    def _load_wrapped(self, state: dict[str, Any], before: dict[str, Any]) -> None:
-        """Load the wrapped optimizer's own state, or leave it as it was and raise ValueError."""
-        try:
-            self.optimizer.load_state_dict(state)
-        except Exception as error:  # torch checks little, and other optimizers have rules of their own
-            self.optimizer.load_state_dict(before)
-            raise ValueError(
-                f"{type(self.optimizer).__name__} cannot load its part of the state ({type(error).__name__}: "
-                f"{one_line(error)}); build it with the same options, or load an earlier state"
-            ) from error
+        self._saved.load(state_dict)
 
     def _check_before_step(self) -> None:
         self._parameters.require_unchanged(self.comm)
         if not self._synchronizer.models_compared:
             require_same_values((member.parameter for member in self._parameters.trained), self.comm)
             self._synchronizer.models_compared = True
-
-
-def _check_options(mode: str, local_steps: int, bucket_mb: float, passes: int) -> None:
-    if mode not in ("gradients", "updates"):
-        raise ValueError(f'synchronize is {mode!r}; choose "gradients", "updates" or None')
-    if local_steps < 1:
-        raise ValueError(f"local_steps is {local_steps}; at least one step lies between two synchronizations")
-    if local_steps > 1 and mode == "gradients":
-        raise ValueError(
-            f'local_steps={local_steps} needs synchronize="updates"; under "gradients" accumulate by '
-            f"backward_passes_per_step={local_steps}"
-        )
-    if not bucket_mb > 0:
-        raise ValueError(f"bucket_mb is {bucket_mb}; a bucket needs a positive size")
-    if passes < 1:
-        raise ValueError(f"backward_passes_per_step is {passes}; at least one backward comes before a step")
-
-
-def _check_fused(members: Iterable[NamedParameter], skip_nonfinite: bool) -> None:
-    """Refuse what cannot be when parameters move during backward."""
-    cure = 'under "updates"; pass overlap=False'
-    for member in members:
-        if member.parameter.dtype in SIXTEEN_BIT:
-            raise ValueError(
-                f"{member.name!r} is of {member.parameter.dtype}, which cannot be combined with overlap {cure}"
-            )
-    if skip_nonfinite:
-        raise ValueError(f"nonfinite='skip' cannot be combined with overlap {cure}")
-
-
-_warned = False
-
-
-def overlap_by_thread(comm: Communicator) -> None:
-    """Give the communicator a progress thread; where there is none, say once what happens instead."""
-    global _warned
-    if not comm.start_progress_thread() and comm.lacks_thread_support and not _warned:
-        _warned = True
-        _log.warning(
-            "%s: MPI was started without MPI_THREAD_MULTIPLE, so that communication goes on only where backward calls "
-            "hooks; start it by mpi4py.rc.thread_level = 'multiple', the default", comm.here
-        )  # fmt: skip

@@ -11,7 +11,35 @@ from torch import Tensor
 
 from collectives.json_file import fields, one_line, shown
 
+STATE_KEY = "mpicomp"
+"""Of what a DistributedOptimizer's state has beside the wrapped optimizer's own."""
+
 _MOST = 2**63 - 1
+
+
+def own_part(state_dict: Any, **types: type) -> dict[str, Any]:
+    """Return a state's entries under "mpicomp", with those of all ranks' states, and with others of these `types`.
+
+    Raises
+    ------
+    ValueError
+        There are none, or other ones.
+    """
+    if not isinstance(state_dict, dict):
+        raise ValueError(f"the state is {shown(state_dict)}, not a dict; load what state_dict returned")
+    if state_dict.get(STATE_KEY) is None:
+        raise ValueError(
+            "this is a plain optimizer's state, without residuals; load it into .optimizer, the wrapped optimizer"
+        )
+    try:
+        return fields(state_dict[STATE_KEY], rank=int, ranks=int, aggregators=list, **types)
+    except ValueError as error:
+        raise ValueError(f"the state under {STATE_KEY!r} is damaged ({error}); load an earlier one") from error
+
+
+def wrapped_part(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Return a state's entries that are the wrapped optimizer's own."""
+    return {key: value for key, value in state_dict.items() if key != STATE_KEY}
 
 
 def require_counters(state: dict[str, Any], *names: str) -> None:

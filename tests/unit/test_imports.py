@@ -48,7 +48,9 @@ LAYERS = {
     "mpicomp.reducers": Layer(("mpicomp.aggregator", *BYTES), ARRAYS),
     "mpicomp.algorithms": Layer(("mpicomp.reducers", "mpicomp.aggregator", *BYTES), ARRAYS),
     "mpicomp.checkpoint": Layer(("mpicomp.aggregator",), ("numpy",)),
-    "mpicomp.torch": Layer(("mpicomp.algorithms", "mpicomp.aggregator", "collectives"), (*ARRAYS, "torch")),
+    "mpicomp.torch": Layer(
+        ("mpicomp.algorithms", "mpicomp.aggregator", "mpicomp.checkpoint", "collectives"), (*ARRAYS, "torch")
+    ),
     "mpicomp.cli": Layer(("mpicomp", "collectives"), (*ARRAYS, "numba", "rich")),  # rich only where it is installed
     "mpicomp.torch.process_group": Layer(("collectives",), (*ARRAYS, "torch")),
     "mpicomp": Layer(("collectives",), (*ARRAYS, "numba")),

@@ -17,7 +17,9 @@ from safetensors.torch import save as to_safetensors
 
 from apps.train import checkpoint
 from apps.train.agreement import JobError
+from apps.train.checkpoint_files import CheckpointFiles
 from collectives import Communicator
+from tests.mpi.apps.train.ranks import first_ranks
 from tests.mpi.lanes import few_ranks
 
 pytestmark = few_ranks
@@ -86,6 +88,7 @@ def test_a_damaged_file_is_named_with_the_cure(
         "[]",
         {"ranks": 10**400},
         {"ranks": "1"},
+        {"ranks": 0},
         {"ranks": None},
         {"header": []},
         {"header": {}},
@@ -124,13 +127,66 @@ def test_a_signed_state_that_is_none_of_ours_is_named(folder: Path, comm: Commun
         checkpoint.load(folder, comm)
 
 
-def test_another_number_of_ranks_is_refused(folder: Path, comm: Communicator) -> None:
-    manifest = save(folder, comm, 2) / "manifest.json"
+def residuals_summed(states: list[Any], ranks: int) -> list[Any]:
+    """New ranks have the sum of the old ones' residuals, and know of how many."""
+    total = {"step": states[0]["step"], "residual": sum(state["residual"] for state in states)}
+    return [{**total, "old": states[0].get("old", len(states)), "rank": rank, "ranks": ranks} for rank in range(ranks)]
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("to_more", [False, True])
+def test_another_number_of_ranks_gets_what_is_made_of_all_states(
+    folder: Path, comm: Communicator, monkeypatch: pytest.MonkeyPatch, to_more: bool
+) -> None:
+    old, new = (comm.size - 1, comm.size) if to_more else (comm.size, comm.size - 1)
+    verified = []
+    verify = CheckpointFiles.verify
+    monkeypatch.setattr(CheckpointFiles, "verify", lambda self, name: (verified.append(name), verify(self, name))[1])
+    with first_ranks(comm, old) as part:
+        if part is not None:
+            save(folder, part, 10)
+    with first_ranks(comm, new) as part:
+        if part is not None:
+            found = checkpoint.load(folder, part, residuals_summed)
+            assert found is not None
+            assert (found.ranks, found.state["old"]) == (old, old)
+            assert (found.state["rank"], found.state["ranks"]) == (part.rank, new)
+            assert (found.state["residual"] == sum(rank + 10 for rank in range(old))).all()
+            assert torch.equal(found.model["weight"], torch.full((3,), 10.0))
+    everyones = sorted(name for names in comm.mpi_comm.allgather(verified) for name in names if "rank" in name)
+    assert everyones == [f"rank-{rank:05d}.safetensors" for rank in range(old)]
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_file_of_another_number_of_ranks_is_told_on_every_rank(
+    folder: Path, comm: Communicator, damage: Callable[[bytes], bytes] | None
+) -> None:
+    state = save(folder, comm, 2) / f"rank-{comm.size - 1:05d}.safetensors"
     if comm.rank == 0:
-        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"ranks": 99}))
-    comm.barrier()
-    with pytest.raises(JobError, match=rf"was written by 99 ranks and this job has {comm.size}"):
-        checkpoint.load(folder, comm)
+        content = state.read_bytes()
+        state.unlink()
+        if damage is not None:
+            state.write_bytes(damage(content))
+    with first_ranks(comm, comm.size - 1) as part:
+        if part is not None:
+            with pytest.raises(JobError, match=rf"^rank 0 of {part.size}: {state} is .*; remove the folder .* afresh$"):
+                checkpoint.load(folder, part, residuals_summed)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_states_that_cannot_be_joined_are_told_on_every_rank(folder: Path, comm: Communicator) -> None:
+    save(folder, comm, 2)
+
+    def refuse(states: list[Any], ranks: int) -> list[Any]:
+        raise KeyError("optimizer")
+
+    with first_ranks(comm, comm.size - 1) as part:
+        if part is not None:
+            with pytest.raises(JobError, match=r"states in .* cannot be joined \(KeyError\('optimizer'\)\); remove"):
+                checkpoint.load(folder, part, refuse)
+            with pytest.raises(JobError, match=rf"was written by {comm.size} ranks and this job has {part.size}; st"):
+                checkpoint.load(folder, part)
 
 
 def test_a_full_disk_on_one_rank_fails_all_and_leaves_the_previous_whole(

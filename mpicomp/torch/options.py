@@ -1,0 +1,111 @@
+"""How a DistributedOptimizer synchronizes: what can be chosen, what fits together, and what is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from collectives import Communicator
+from collectives.consistency.call_check import fingerprint
+from mpicomp.algorithms import Algorithm
+from mpicomp.torch.bucket_reducers import BucketReducers
+from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.gradient_averaging import GradientAveraging
+from mpicomp.torch.local_updates import LocalUpdates
+from mpicomp.torch.master_weights import SIXTEEN_BIT, MasterWeights
+from mpicomp.torch.progress import overlap_by_thread
+from mpicomp.torch.replication import require_same_layout
+
+Synchronizer = GradientAveraging | LocalUpdates
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a DistributedOptimizer, in its names; the ranks compare them as text."""
+
+    synchronize: str
+    local_steps: int
+    bucket_mb: float
+    overlap: bool
+    backward_passes_per_step: int
+
+    def __str__(self) -> str:
+        return (
+            f"DistributedOptimizer(synchronize={self.synchronize!r}, local_steps={self.local_steps}, "
+            f"bucket_mb={self.bucket_mb:g}, overlap={self.overlap}, "
+            f"backward_passes_per_step={self.backward_passes_per_step})"
+        )
+
+    @property
+    def moves_in_backward(self) -> bool:
+        """Whether the optimizer moves parameters during backward."""
+        return self.overlap and self.synchronize == "updates"
+
+    def check(self, members: Iterable[NamedParameter], algorithms: Mapping[str, Algorithm]) -> None:
+        """Raise ValueError if an option is out of range, or does not fit the others, the parameters or the algorithms.
+
+        Parameters
+        ----------
+        members
+            The parameters that are trained.
+        algorithms
+            By their names.
+        """
+        mode, local_steps, passes = self.synchronize, self.local_steps, self.backward_passes_per_step
+        if mode not in ("gradients", "updates"):
+            raise ValueError(f'synchronize is {mode!r}; choose "gradients", "updates" or None')
+        if local_steps < 1:
+            raise ValueError(f"local_steps is {local_steps}; at least one step lies between two synchronizations")
+        if local_steps > 1 and mode == "gradients":
+            raise ValueError(
+                f'local_steps={local_steps} needs synchronize="updates"; under "gradients" accumulate by '
+                f"backward_passes_per_step={local_steps}"
+            )
+        if not self.bucket_mb > 0:
+            raise ValueError(f"bucket_mb is {self.bucket_mb}; a bucket needs a positive size")
+        if passes < 1:
+            raise ValueError(f"backward_passes_per_step is {passes}; at least one backward comes before a step")
+        if not self.moves_in_backward:
+            return
+        cure = 'under "updates"; pass overlap=False'
+        for member in members:
+            if member.parameter.dtype in SIXTEEN_BIT:
+                raise ValueError(
+                    f"{member.name!r} is of {member.parameter.dtype}, which cannot be combined with overlap {cure}"
+                )
+        if _skips_nonfinite(algorithms):
+            raise ValueError(f"nonfinite='skip' cannot be combined with overlap {cure}")
+
+
+def open_synchronizer(
+    optimizer: torch.optim.Optimizer,
+    members: Sequence[NamedParameter],
+    algorithms: Mapping[str, Algorithm],
+    comm: Communicator,
+    options: Options,
+) -> Synchronizer:
+    """Make what averages these parameters of an optimizer, by these algorithms; collective.
+
+    Raises
+    ------
+    CollectiveMismatch
+        The ranks' options differ, or their parameters in name, shape or dtype.
+    """
+    comm.agree(fingerprint(str(options)), lambda: str(options))
+    require_same_layout({member.name: member.parameter for member in members}, comm)
+    if options.overlap and comm.size > 1:
+        overlap_by_thread(comm)
+    one_by_one, passes = not options.overlap, options.backward_passes_per_step
+    if options.synchronize == "gradients":
+        reducers = BucketReducers(members, algorithms, comm, options.bucket_mb, one_by_one)
+        return GradientAveraging(reducers, comm, options.overlap, passes)
+    masters = MasterWeights(optimizer)
+    reducers = BucketReducers(masters.substitute(members), algorithms, comm, options.bucket_mb, one_by_one)
+    skips = _skips_nonfinite(algorithms)
+    return LocalUpdates(optimizer, reducers, comm, masters, options.local_steps, skips, options.overlap, passes)
+
+
+def _skips_nonfinite(algorithms: Mapping[str, Algorithm]) -> bool:
+    return any(getattr(one, "nonfinite", None) == "skip" for one in algorithms.values())

@@ -1,0 +1,23 @@
+"""Communication while backward computes."""
+
+from __future__ import annotations
+
+import logging
+
+from collectives import Communicator
+
+_log = logging.getLogger("mpicomp")
+_warned = False
+
+
+def overlap_by_thread(comm: Communicator) -> bool:
+    """Give the communicator a progress thread; where there is none, return False, and say once what happens instead."""
+    global _warned
+    started = comm.start_progress_thread()
+    if not started and comm.lacks_thread_support and not _warned:
+        _warned = True
+        _log.warning(
+            "%s: MPI was started without MPI_THREAD_MULTIPLE, so that communication goes on only where backward calls "
+            "hooks; start it by mpi4py.rc.thread_level = 'multiple', the default", comm.here
+        )  # fmt: skip
+    return started

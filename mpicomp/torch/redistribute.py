@@ -1,0 +1,122 @@
+"""States of optimizers for another number of ranks than they were taken on. A pure function, without MPI.
+
+What belongs to the ranks together goes on as it was. Residuals follow `mpicomp.redistribute`: what is pending is the
+mean of the ranks' residuals, and each new rank starts from it.
+
+The wrapped optimizer's tensors are equal on all ranks under "gradients". Under "updates" they differ, since each rank's
+optimizer runs on its own gradients, and new ranks start from their *mean* over the old ones. The move that momentum
+still holds is then the same on average over the ranks, as it is linear in momentum. Adam's moments are running means of
+gradients and of their squares, and the mean over ranks is the running mean over all ranks' gradients. What counts, such
+as Adam's ``step``, has no mean: it must be equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from collectives.json_file import shown
+from mpicomp.checkpoint.redistribute import redistribute
+from mpicomp.torch.merging import CURE, merge, require_same_keys
+from mpicomp.torch.states import STATE_KEY, own_part, with_arrays, with_tensors, wrapped_part
+
+State = dict[str, Any]
+
+_KINDS = {"mean", "owner", "owned", "shared"}
+_OF_A_RANK = ("rank", "ranks", "aggregators")
+
+
+def redistribute_states(states: Sequence[State], ranks: int) -> list[State]:
+    """Return the optimizer states that each of `ranks` ranks goes on from, where others were before.
+
+    The model is the same on all ranks. Load it, and one of these states, on each rank. The topology may be another one
+    too; with as many ranks as before, and the same topology, load each rank's own state, which goes on to the bit.
+
+    Parameters
+    ----------
+    states : sequence of dict
+        What ``state_dict`` of `DistributedOptimizer` or `OneBitAdam` returned on all ranks that there were, in any
+        order, after the same step. They are only read, tensor by tensor: states of ``torch.load(path, mmap=True)`` take
+        no memory of their own.
+    ranks : int
+        Number of ranks that there are now.
+
+    Returns
+    -------
+    list of dict
+        In rank order. They share their tensors, and those that were equal on all ranks with ``states``;
+        ``load_state_dict`` copies what it takes.
+
+    Raises
+    ------
+    ValueError
+        A rank's state is missing or there twice; the states are of different models, modes or steps, or were taken in
+        the middle of local steps, when the ranks' models differ; or what the wrapped optimizer counts differs.
+    """
+    if ranks < 1 or not states:
+        raise ValueError(f"states go from 1 rank or more to 1 or more, not from {len(states)} to {ranks}")
+    ordered = _by_rank(states)
+    owns = [own_part(state) for state in ordered]
+    for rank, own in enumerate(owns):
+        _check(own, rank)
+    require_same_keys("their states", owns)
+    own = {key: merge(key, [one[key] for one in owns], False) for key in owns[0] if key not in _OF_A_RANK}
+    own["aggregators"] = [_merge_bucket(owns, bucket) for bucket in range(len(own["kinds"]))]
+    averages = own.get("mode") == "updates"
+    parts = [wrapped_part(state) for state in ordered]
+    require_same_keys("their states", parts)
+    wrapped = {key: merge(key, [part[key] for part in parts], averages and key == "state") for key in parts[0]}
+    return [{**wrapped, STATE_KEY: {**own, "rank": rank, "ranks": ranks}} for rank in range(ranks)]
+
+
+def _by_rank(states: Sequence[State]) -> list[State]:
+    """The states in rank order; ValueError unless they are those of all ranks of one job."""
+    found: dict[int, State] = {}
+    total: int | None = None
+    for place, state in enumerate(states):
+        try:
+            own = own_part(state)
+        except ValueError as error:
+            raise ValueError(f"states[{place}]: {error}") from error
+        rank, of = own["rank"], own["ranks"]
+        total = of if total is None else total
+        if of != total or not 0 <= rank < of:
+            raise ValueError(
+                f"states[{place}] is of rank {shown(rank)} of {shown(of)}, and states[0] of one of {shown(total)} "
+                f"ranks: {CURE}"
+            )
+        if rank in found:
+            raise ValueError(f"two of the states are of rank {rank}: pass one of each rank")
+        found[rank] = state
+    missing = [str(rank) for rank in range(min(total or 0, len(states) + 10)) if rank not in found]
+    if missing:
+        raise ValueError(
+            f"of the {shown(total)} ranks' states those of {', '.join(missing[:10])} are missing: pass those of all"
+        )
+    return [found[rank] for rank in sorted(found)]
+
+
+def _check(own: State, rank: int) -> None:
+    """Raise ValueError unless a rank's own part says what becomes of it, and was saved between two synchronizations."""
+    kinds = own.get("kinds")
+    if not isinstance(kinds, list) or len(kinds) != len(own["aggregators"]):
+        raise ValueError(f"rank {rank}'s state does not say what its residuals are on other ranks; save it anew")
+    if not all(isinstance(one, dict) and _KINDS.issuperset(map(str, one.values())) for one in kinds):
+        raise ValueError(f"rank {rank}'s state is damaged (its kinds are {shown(kinds)}); take an earlier one")
+    rounds = own.get("rounds")
+    if isinstance(rounds, dict) and rounds.get("steps"):
+        raise ValueError(
+            f"rank {rank}'s state was saved in the middle of local steps ({shown(rounds['steps'])} after the last "
+            "synchronization), when the ranks' models differ: save after optimizer.synchronize()"
+        )
+
+
+def _merge_bucket(owns: Sequence[State], bucket: int) -> State:
+    """The state of one bucket's aggregator, for any rank."""
+    try:
+        states = [with_arrays(own["aggregators"][bucket]) for own in owns]
+        if not all(isinstance(state, dict) for state in states):
+            raise ValueError("a rank's state of it is damaged; take an earlier one")
+        return with_tensors(redistribute(states, 1, owns[0]["kinds"][bucket])[0])
+    except ValueError as error:
+        raise ValueError(f"bucket {bucket}: {error}") from error
