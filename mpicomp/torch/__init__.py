@@ -7,15 +7,19 @@ vectors, and ``replication.py`` makes and keeps the ranks' models equal. Tensors
 reach the aggregators without a copy.
 """
 
+from mpicomp.torch.ddp_hook import ddp_hook
+from mpicomp.torch.ddp_hook_state import DDPHookState
 from mpicomp.torch.one_bit_adam import OneBitAdam
 from mpicomp.torch.optimizer import DistributedOptimizer
 from mpicomp.torch.optimizer_state import broadcast_optimizer_state
 from mpicomp.torch.replication import average_buffers, broadcast_parameters
 
 __all__ = [
+    "DDPHookState",
     "DistributedOptimizer",
     "OneBitAdam",
     "average_buffers",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "ddp_hook",
 ]

@@ -34,7 +34,7 @@ from mpicomp.torch.local_updates import LocalUpdates
 from mpicomp.torch.master_weights import SIXTEEN_BIT, MasterWeights
 from mpicomp.torch.parameters import Parameters
 from mpicomp.torch.replication import require_same_layout, require_same_values
-from mpicomp.torch.states import with_arrays, with_tensors
+from mpicomp.torch.states import require_rank, with_arrays, with_tensors
 
 _STATE_KEY = "mpicomp"
 _log = logging.getLogger("mpicomp")
@@ -420,11 +420,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         except ValueError as error:
             raise ValueError(f"the state under {_STATE_KEY!r} is damaged ({error}); load an earlier one") from error
-        if (own["rank"], own["ranks"]) != (self.comm.rank, self.comm.size):
-            raise ValueError(
-                f"the state is that of rank {shown(own['rank'])} of {shown(own['ranks'])}; every rank loads its own, "
-                "and mpicomp.torch.redistribute_states makes those for another number of ranks"
-            )
+        require_rank(own, self.comm)
         if own["mode"] != self.mode:
             raise ValueError(
                 f"the state is for synchronize={shown(own['mode'])}, but this optimizer has {self.mode!r}; build it "
@@ -487,12 +483,14 @@ def _check_fused(members: Iterable[NamedParameter], skip_nonfinite: bool) -> Non
 _warned = False
 
 
-def overlap_by_thread(comm: Communicator) -> None:
+def overlap_by_thread(comm: Communicator) -> bool:
     """Give the communicator a progress thread; where there is none, say once what happens instead."""
     global _warned
-    if not comm.start_progress_thread() and comm.lacks_thread_support and not _warned:
+    started = comm.start_progress_thread()
+    if not started and comm.lacks_thread_support and not _warned:
         _warned = True
         _log.warning(
             "%s: MPI was started without MPI_THREAD_MULTIPLE, so that communication goes on only where backward calls "
             "hooks; start it by mpi4py.rc.thread_level = 'multiple', the default", comm.here
         )  # fmt: skip
+    return started
