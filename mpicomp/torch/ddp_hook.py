@@ -99,12 +99,12 @@ def _group_of(model: DistributedDataParallel | None, comm: Communicator) -> dist
         raise ValueError("the model has a communication hook already, and DDP takes one")
     if not dist.is_initialized():
         raise ValueError("torch.distributed has no process group; call torch.distributed.init_process_group() first")
-    group = dist.group.WORLD if model is None else model.process_group
+    group: dist.ProcessGroup = dist.distributed_c10d._get_default_group() if model is None else model.process_group
     here, there = (comm.rank, comm.size), (dist.get_rank(group), dist.get_world_size(group))
     if here != there:
         raise ValueError(
             f"this is rank {there[0]} of {there[1]} in DDP's process group; give ddp_hook a communicator of the same "
-            "ranks in the same order: Communicator(MPI.COMM_WORLD.Split(key=torch.distributed.get_rank()))"
+            "ranks in the same order, such as comm.split(0, key=torch.distributed.get_rank())"
         )
     return group
 
