@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -167,6 +168,27 @@ def test_a_state_registered_on_two_models_is_refused(comm: Communicator) -> None
 
 
 @needs_group
+def test_a_state_whose_backward_was_cut_off_is_refused(comm: Communicator) -> None:
+    net = make_model()
+    options = {**SMALL_BUCKETS, "find_unused_parameters": True}  # several buckets from the first iteration on
+    model, state = hooked(net, Dense(), comm, **options)
+    inputs, _ = batch(comm.rank)
+
+    def cut_off(_: object) -> None:
+        raise Alarm
+
+    net[0].weight.register_hook(cut_off)
+    with pytest.raises(Alarm):
+        model(inputs).sum().backward()
+    del model
+    gc.collect()  # whose hooks on the parameters go with it
+    again = DistributedDataParallel(net, **options)
+    again.register_comm_hook(state, ddp_hook(Dense(), comm)[1])
+    with pytest.raises(RuntimeError, match=r"DDP brought bucket 0 where bucket 2 was due; .* make model and hook anew"):
+        again(inputs).sum().backward()
+
+
+@needs_group
 def test_what_cannot_be_averaged_is_refused_with_its_name(comm: Communicator) -> None:
     with pytest.raises(TypeError, match="the model is a Sequential; wrap it in DistributedDataParallel first"):
         ddp_hook(Dense(), comm, make_model())  # type: ignore[arg-type]
@@ -222,6 +244,21 @@ def test_states_that_do_not_fit_are_refused_on_all_ranks_and_change_nothing(comm
     if comm.size > 1:
         with pytest.raises(CollectiveMismatch, match="restoring a DDP hook after 7 iterations"):
             state.load_state_dict({**good, "iterations": 7 if last else 4})
+
+
+@needs_group
+def test_a_state_with_parameters_that_ddp_does_not_bring_is_refused_in_backward(comm: Communicator) -> None:
+    whole, state = hooked(make_model(), Dense(), comm)
+    train(whole, sgd(whole), comm, range(3))
+    net = make_model()
+    net[0].requires_grad_(False)
+    model = DistributedDataParallel(net)
+    net[0].requires_grad_(True)  # which DDP does not notice
+    fresh, hook = ddp_hook(Dense(), comm, model)
+    model.register_comm_hook(fresh, hook)
+    fresh.load_state_dict(state.state_dict())
+    with pytest.raises(RuntimeError, match="DDP has not brought the gradients of all parameters that the state has"):
+        train(model, sgd(model), comm, range(1))
 
 
 @needs_group
