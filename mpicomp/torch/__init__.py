@@ -1,10 +1,11 @@
 """mpicomp for PyTorch: the only package here that imports torch.
 
 :class:`DistributedOptimizer` (``optimizer.py``) wraps any ``torch.optim`` optimizer and synchronizes in ``step``.
-:class:`OneBitAdam` (``one_bit_adam.py``) is an optimizer of its own. Other ways from a training loop to an aggregator
-belong beside them, one a file. ``buckets.py`` lays parameters out in flat
-vectors, and ``replication.py`` makes and keeps the ranks' models equal. Tensors live on the CPU; NumPy views of them
-reach the aggregators without a copy. ``process_group`` is a backend of ``torch.distributed``.
+:class:`OneBitAdam` (``one_bit_adam.py``) is an optimizer of its own. :func:`ddp_hook` (``ddp.py``) averages for
+DistributedDataParallel. ``process_group`` is a backend of ``torch.distributed``. Other ways from a training loop to an
+aggregator belong beside them, one a file. ``buckets.py`` lays parameters out in flat vectors, and ``replication.py``
+makes and keeps the ranks' models equal. Tensors live on the CPU; NumPy views of them reach the aggregators without a
+copy.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mpicomp.torch.ddp import ddp_hook
+    from mpicomp.torch.ddp_hook_state import DDPHookState
     from mpicomp.torch.one_bit_adam import OneBitAdam
     from mpicomp.torch.optimizer import DistributedOptimizer
     from mpicomp.torch.optimizer_state import broadcast_optimizer_state
@@ -22,21 +25,25 @@ if TYPE_CHECKING:
 
 # Loaded when first asked for: a script that redistributes states needs no MPI.
 _HOMES = {
+    "DDPHookState": "ddp_hook_state",
     "DistributedOptimizer": "optimizer",
     "OneBitAdam": "one_bit_adam",
     "average_buffers": "replication",
     "broadcast_optimizer_state": "optimizer_state",
     "broadcast_parameters": "replication",
+    "ddp_hook": "ddp",
     "redistribute_states": "redistribute",
     "register_backend": "process_group",
 }
 
 __all__ = [
+    "DDPHookState",
     "DistributedOptimizer",
     "OneBitAdam",
     "average_buffers",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "ddp_hook",
     "redistribute_states",
     "register_backend",
 ]

@@ -7,7 +7,7 @@ registration.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,11 +18,11 @@ from torch import Tensor
 
 from collectives import Communicator, Handle
 from collectives.errors import NonFiniteGradient
-from collectives.json_file import shown
 from mpicomp.aggregator import nonfinite
 from mpicomp.algorithms import Algorithm, Dense
 from mpicomp.torch.buckets import ALIGNMENT, Bucket, NamedParameter, group_parameters, make_bucket, total_mb
 from mpicomp.torch.master_weights import SIXTEEN_BIT
+from mpicomp.torch.states import members_by_name
 
 FEWEST = 8
 """Buckets of a model that is not small: nothing is sent before the first is complete, nor computed behind the last."""
@@ -52,10 +52,11 @@ class BucketReducer:
         self.aggregator = algorithm.start(comm, bucket.n, dtype=dtype, vector_id=bucket.index, tensor_lengths=lengths)
         self._handle: Handle | None = None
 
-    def begin(self) -> None:
+    def begin(self) -> Handle:
         """Begin to average ``vector`` over the ranks. Its padding is zeroed first."""
         self.vector.index_fill_(0, self._padding, 0)
         self._handle = self.aggregator.begin(self._vector_array, out=self._mean_array)
+        return self._handle
 
     def wait(self) -> bool:
         """Wait until ``mean`` holds the ranks' mean; False if nothing has begun.
@@ -183,7 +184,7 @@ class BucketReducers(Sequence[BucketReducer]):
     def restore(self, names: Sequence[Sequence[str]]) -> None:
         """Have the buckets that a state was saved with, by their members' names; collective."""
         if names != self.names:
-            self._open(self._groups(names))
+            self._open(members_by_name(names, self.members, "this optimizer"))
 
     @contextmanager
     def trial(self, names: Sequence[Sequence[str]]) -> Iterator[Sequence[BucketReducer]]:
@@ -197,28 +198,9 @@ class BucketReducers(Sequence[BucketReducer]):
         if names == self.names:
             yield self._reducers
             return
-        groups = self._groups(names)
+        groups = members_by_name(names, self.members, "this optimizer")
         with self.comm.tags_unused():
             yield self._make(groups)
-
-    def _groups(self, names: Sequence[Sequence[str]]) -> list[list[NamedParameter]]:
-        if not all(isinstance(one, list) and one and all(isinstance(name, str) for name in one) for one in names):
-            raise ValueError(f"the state's buckets are {shown(names)}, not lists of names; load an earlier one")
-        by_name = {member.name: member for member in self.members}
-        saved = [name for bucket in names for name in bucket]
-        problems = [
-            f"{which} has {_some(more)}, which {other} lacks"
-            for which, more, other in (
-                ("the state", set(saved) - set(by_name), "this optimizer"),
-                ("this optimizer", set(by_name) - set(saved), "the state"),
-            )
-            if more and saved
-        ]
-        if problems:
-            raise ValueError(f"{'; '.join(problems)}; build it from the same model with the same names")
-        if len(saved) > len(set(saved)):
-            raise ValueError("the state has a parameter twice; load an earlier one")
-        return [[by_name[name] for name in bucket] for bucket in names]
 
     def _open(self, groups: Sequence[Sequence[NamedParameter]]) -> None:
         self._reducers = self._make(groups)
@@ -247,12 +229,6 @@ def _all_finite(values: Tensor) -> bool:
     if values.dtype in SIXTEEN_BIT or not values.is_contiguous():
         return bool(torch.isfinite(values).all())
     return nonfinite.all_finite(values.detach().view(-1).numpy())
-
-
-def _some(names: Collection[str]) -> str:
-    """The first few of the names."""
-    names = sorted(names)
-    return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _as_array(tensor: Tensor) -> NDArray[Any] | Tensor:

@@ -39,12 +39,7 @@ class Parameters:
         for g, group in enumerate(optimizer.param_groups):
             for i, parameter in enumerate(group["params"]):
                 name = names.get(parameter, f"group {g}, parameter {i}")
-                require_cpu(name, parameter)
-                if not parameter.is_floating_point() or parameter.layout != torch.strided:
-                    raise ValueError(
-                        f"parameter {name!r} is a {parameter.layout} tensor of {parameter.dtype}; leave it out of the "
-                        "optimizer, since only dense float16, bfloat16, float32 and float64 can be synchronized"
-                    )
+                require_dense_floats(name, parameter, "leave it out of the optimizer")
                 if parameter.numel():
                     chosen = self.trained if parameter.requires_grad else self.frozen
                     chosen.append(NamedParameter(name, parameter))
@@ -76,3 +71,13 @@ class Parameters:
                 )
         if problem:
             comm.reject(ValueError(f"rank {comm.rank} of {comm.size}: {problem}"), "an optimizer step")
+
+
+def require_dense_floats(name: str, parameter: Tensor, cure: str) -> None:
+    """Raise ValueError, with the parameter's name, unless it is a dense floating-point tensor in host memory."""
+    require_cpu(name, parameter)
+    if not parameter.is_floating_point() or parameter.layout != torch.strided:
+        raise ValueError(
+            f"parameter {name!r} is a {parameter.layout} tensor of {parameter.dtype}; {cure}, since only dense "
+            "float16, bfloat16, float32 and float64 can be synchronized"
+        )

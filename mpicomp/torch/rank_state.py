@@ -21,7 +21,7 @@ from collectives import Communicator
 from collectives.consistency.call_check import fingerprint
 from collectives.json_file import one_line, shown
 from mpicomp.torch.options import Synchronizer
-from mpicomp.torch.states import STATE_KEY, own_part, with_arrays, with_tensors, wrapped_part
+from mpicomp.torch.states import STATE_KEY, own_part, require_rank, with_arrays, with_tensors, wrapped_part
 
 
 class RankState:
@@ -67,11 +67,7 @@ class RankState:
     def check(self, state_dict: Any) -> dict[str, Any]:
         """Return our part of a state; raise ValueError unless all of it can be loaded."""
         own = own_part(state_dict, mode=str, rounds=dict, buckets=list)
-        if (own["rank"], own["ranks"]) != (self._comm.rank, self._comm.size):
-            raise ValueError(
-                f"the state is that of rank {shown(own['rank'])} of {shown(own['ranks'])}; every rank loads its own, "
-                "and mpicomp.torch.redistribute_states makes those for another number of ranks"
-            )
+        require_rank(own, self._comm)
         if own["mode"] != self._mode:
             raise ValueError(
                 f"the state is for synchronize={shown(own['mode'])}, but this optimizer has {self._mode!r}; build it "

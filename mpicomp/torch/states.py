@@ -1,15 +1,17 @@
-"""Parts of an optimizer's state, which a file may have held: checked before any of them is taken over."""
+"""Parts of a state, which a file may have held: checked before any of them is taken over."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from collectives import Communicator
 from collectives.json_file import fields, one_line, shown
+from mpicomp.torch.buckets import NamedParameter
 
 STATE_KEY = "mpicomp"
 """Of what a DistributedOptimizer's state has beside the wrapped optimizer's own."""
@@ -50,6 +52,15 @@ def require_counters(state: dict[str, Any], *names: str) -> None:
             raise ValueError(f"the state's {name} is {shown(value)}, not an integer from 0 to 2^63 - 1")
 
 
+def require_rank(state: dict[str, Any], comm: Communicator) -> None:
+    """Raise ValueError unless a state, which has its rank and how many there were, is this rank's."""
+    if (state["rank"], state["ranks"]) != (comm.rank, comm.size):
+        raise ValueError(
+            f"the state is that of rank {shown(state['rank'])} of {shown(state['ranks'])}; every rank loads its own, "
+            "and mpicomp.torch.redistribute_states makes those for another number of ranks"
+        )
+
+
 def require_like(state: dict[str, Any], name: str, expected: Mapping[str, Tensor]) -> None:
     """Raise ValueError unless an entry of a state is tensors by names, with the shapes of those that are expected."""
     found = fields(state, **{name: dict})[name]
@@ -62,6 +73,44 @@ def require_like(state: dict[str, Any], name: str, expected: Mapping[str, Tensor
             f"the state's {name} differs in {shown(differing)}: it has shapes {shown(shapes)}, here they would be "
             f"{shown(wanted)}; build the optimizer with the same options and model"
         )
+
+
+def members_by_name(
+    names: Sequence[Sequence[str]], members: Sequence[NamedParameter], here: str
+) -> list[list[NamedParameter]]:
+    """The members of the buckets that a state was saved with.
+
+    Parameters
+    ----------
+    names
+        Of each bucket's members, as the state has them.
+    members
+        All that there are here.
+    here : str
+        What has these members, in words.
+
+    Raises
+    ------
+    ValueError
+        The buckets have other members than there are here; names them.
+    """
+    if not all(isinstance(one, list) and one and all(isinstance(name, str) for name in one) for one in names):
+        raise ValueError(f"the state's buckets are {shown(names)}, not lists of names; load an earlier one")
+    by_name = {member.name: member for member in members}
+    saved = [name for bucket in names for name in bucket]
+    problems = [
+        f"{which} has {_some(more)}, which {other} lacks"
+        for which, more, other in (
+            ("the state", set(saved) - set(by_name), here),
+            (here, set(by_name) - set(saved), "the state"),
+        )
+        if more and saved
+    ]
+    if problems:
+        raise ValueError(f"{'; '.join(problems)}; build it from the same model with the same names")
+    if len(saved) > len(set(saved)):
+        raise ValueError("the state has a parameter twice; load an earlier one")
+    return [[by_name[name] for name in bucket] for bucket in names]
 
 
 def with_tensors(state: dict[str, Any]) -> dict[str, Any]:
@@ -83,3 +132,9 @@ def with_arrays(state: Any) -> Any:
         return {key: one.detach().numpy() if torch.is_tensor(one) else one for key, one in state.items()}
     except (TypeError, RuntimeError) as error:
         raise ValueError(f"a tensor of the state cannot be taken ({one_line(error)}); load an earlier state") from error
+
+
+def _some(names: Collection[str]) -> str:
+    """The first few of the names."""
+    names = sorted(names)
+    return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

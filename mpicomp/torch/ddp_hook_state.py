@@ -1,0 +1,231 @@
+"""What a hook for DistributedDataParallel keeps between iterations.
+
+DDP groups its buckets anew after the first iteration (with ``static_graph`` after the second, and with
+``find_unused_parameters`` never), which only the buckets tell. Until then, and for two iterations at most, gradients
+are averaged in full precision. Then the vectors of the methods are laid out like DDP's buckets, for good.
+
+DDP cannot hand an error on: it would take it for a gradient. So errors are kept until DDP has done with the iteration.
+A callback of autograd's that comes after DDP's then raises them, at the end of backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.futures import Future
+
+from collectives import Communicator
+from collectives.consistency.call_check import fingerprint
+from collectives.json_file import fields, shown
+from mpicomp.aggregator.base import Aggregator
+from mpicomp.algorithms import Dense
+from mpicomp.torch.algorithms import AlgorithmChoice
+from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.ddp_vectors import GradientVectors
+from mpicomp.torch.parameters import require_dense_floats
+from mpicomp.torch.states import members_by_name, require_counters, require_rank, with_arrays, with_tensors
+
+MOST_DENSE = 2  # iterations after which DDP has grouped its buckets anew if it ever does
+FREEZE = "freeze it before wrapping the model"
+
+
+class DDPHookState:
+    """Averages the buckets of one DistributedDataParallel; :func:`mpicomp.torch.ddp_hook` makes it.
+
+    Parameters
+    ----------
+    algorithm : AlgorithmChoice
+    comm : Communicator
+        Of DDP's ranks.
+    members : sequence of NamedParameter
+        The parameters whose gradients DDP averages, or nothing if their names are not known.
+    in_background : bool
+        The communicator has a progress thread, by which buckets are averaged while backward goes on.
+
+    Attributes
+    ----------
+    comm : Communicator
+    iterations : int
+        Of which gradients were averaged so far.
+    """
+
+    def __init__(
+        self, algorithm: AlgorithmChoice, comm: Communicator, members: Sequence[NamedParameter], in_background: bool
+    ) -> None:
+        self.comm = comm
+        self.iterations = 0
+        self._members, self._in_background = members, in_background
+        self._names = {member.parameter: member.name for member in members}
+        self._all_named = bool(members)
+        self._vectors = GradientVectors(algorithm, comm)
+        self._dense: GradientVectors | None = GradientVectors(Dense(), comm)  # until DDP's buckets are there for good
+        self._first_bucket: list[int] = []
+        self._next_index = 0
+
+    @property
+    def aggregators(self) -> tuple[Aggregator, ...]:
+        """One per vector; none before the vectors are laid out."""
+        return tuple(reducer.aggregator for reducer in self._vectors.reducers)
+
+    @property
+    def buckets(self) -> list[list[str]]:
+        """The names of the parameters in each aggregator's vector, in their order."""
+        return self._vectors.names
+
+    def average(self, bucket: GradBucket) -> Future[Tensor]:
+        """Begin to average the gradients of a bucket of DDP's.
+
+        Raises
+        ------
+        RuntimeError
+            The bucket is another model's.
+        ValueError
+            Its gradients cannot be averaged.
+        """
+        self._check_turn(bucket)
+        if bucket.index() == 0:
+            self._begin_iteration(bucket)
+        vectors = self._vectors if self._dense is None else self._dense
+        new = [one for one in bucket.parameters() if one.numel() and one not in vectors]
+        if new:
+            vectors.add([self._member(parameter) for parameter in new])
+        future = vectors.average(bucket, self._in_background)
+        if bucket.is_last():
+            self._end_iteration(vectors)
+        return future
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's residuals and counters, by the parameters' names: tensors and numbers.
+
+        Before the vectors are laid out there are none: who loads such a state begins anew.
+
+        Raises
+        ------
+        ValueError
+            The hook was made without the model, so that there are no names.
+        """
+        self._require_names()
+        return {
+            "rank": self.comm.rank,
+            "ranks": self.comm.size,
+            "iterations": self.iterations,
+            "buckets": self.buckets,
+            "aggregators": [with_tensors(aggregator.state_dict()) for aggregator in self.aggregators],
+        }
+
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Look at a state that is not to be loaded yet; not collective.
+
+        Raises
+        ------
+        ValueError
+            As `load_state_dict` would on this rank.
+        """
+        self._require_names()
+        if not isinstance(state, dict):
+            raise ValueError(f"the state is {shown(state)}, not a dict; load what state_dict returned")
+        own = fields(state, rank=int, ranks=int, buckets=list, aggregators=list)
+        require_rank(own, self.comm)
+        require_counters(state, "iterations")
+        with self.comm.tags_unused():
+            aggregators = [one.aggregator for one in self._vectors_like(own["buckets"]).reducers]
+        if len(own["aggregators"]) != len(aggregators):
+            raise ValueError("the state has another number of buckets than of aggregators; load an earlier one")
+        for aggregator, one in zip(aggregators, own["aggregators"], strict=True):
+            aggregator.check_state_dict(with_arrays(one))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned, on the same rank of as many ranks, between iterations; collective.
+
+        The next iteration goes on from it to the bit, also the first one of a new process.
+
+        Raises
+        ------
+        ValueError
+            The state was not made by a hook of these algorithms for this model, or it is damaged. Nothing is changed
+            then, on any rank; the other ranks raise CollectiveMismatch.
+        CollectiveMismatch
+            Another rank raised ValueError, or the ranks' states are of different iterations.
+        """
+        try:
+            self.check_state_dict(state)
+        except ValueError as error:
+            self.comm.reject(ValueError(f"{self.comm.here}: {error}"), "restoring a DDP hook")
+        buckets = state["buckets"]
+        when = f"restoring a DDP hook after {state['iterations']} iterations"
+        self.comm.agree(fingerprint(f"{when} in {buckets}"), lambda: f"{when} in {len(buckets)} buckets")
+        self._vectors = self._vectors_like(buckets)
+        for aggregator, one in zip(self.aggregators, state["aggregators"], strict=True):
+            aggregator.load_state_dict(with_arrays(one))
+        self._dense = None if buckets else GradientVectors(Dense(), self.comm)
+        self.iterations = state["iterations"] if buckets else 0
+
+    def _vectors_like(self, buckets: list[list[str]]) -> GradientVectors:
+        return self._vectors.of(members_by_name(buckets, self._members, "this model"))
+
+    def _require_names(self) -> None:
+        if not self._members:
+            raise ValueError("states go by the parameters' names; pass the model: ddp_hook(algorithm, comm, model)")
+
+    # An iteration ----------------------------------------------------------------------------------------------------
+
+    def _check_turn(self, bucket: GradBucket) -> None:
+        """DDP brings its buckets one after the other, of one model."""
+        expected, self._next_index = self._next_index, 0 if bucket.is_last() else bucket.index() + 1
+        if bucket.index() != expected:
+            raise RuntimeError(
+                f"{self.comm.here}: DDP brought bucket {bucket.index()} where bucket {expected} was due; register a "
+                "state with one model, and if an error ended the last backward, make model and hook anew"
+            )
+        if bucket.buffer().layout != torch.strided:
+            names = " and ".join(repr(self._names.get(one, "?")) for one in bucket.parameters())
+            raise ValueError(
+                f"{self.comm.here}: the gradient of {names} is sparse, which cannot be averaged element by element; "
+                "build its layer with sparse=False"
+            )
+
+    def _begin_iteration(self, bucket: GradBucket) -> None:
+        self._raise_error()  # which nobody may have been told where DDP called the hook outside of backward
+        if self._dense is not None:
+            before, self._first_bucket = self._first_bucket, [id(parameter) for parameter in bucket.parameters()]
+            if self.iterations == MOST_DENSE or (before and before != self._first_bucket):
+                self._dense = None
+        self.iterations += 1
+
+    def _member(self, parameter: Tensor) -> NamedParameter:
+        """A parameter that has no vector yet; without the model, those of the first iteration are numbered."""
+        if parameter not in self._names:
+            if self._all_named:
+                raise RuntimeError(
+                    f"{self.comm.here}: DDP brought a gradient of another model; call ddp_hook once for each model"
+                )
+            name = f"parameter {len(self._names)}"
+            require_dense_floats(name, parameter, FREEZE)
+            self._names[parameter] = name
+        return NamedParameter(self._names[parameter], parameter)
+
+    def _end_iteration(self, vectors: GradientVectors) -> None:
+        self._all_named = True
+        if not vectors.end_iteration():
+            raise RuntimeError(
+                f"{self.comm.here}: DDP has not brought the gradients of all parameters that the state has; load "
+                "one of a model of which the same parameters are trained"
+            )
+        queue: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
+
+        def before_ddp_waits() -> None:
+            vectors.wait()
+            queue(self._raise_error)
+
+        with suppress(RuntimeError):  # a rank that has left DDP's join() is not in backward
+            queue(before_ddp_waits)
+
+    def _raise_error(self) -> None:
+        error = (self._vectors if self._dense is None else self._dense).take_error()
+        if error is not None:
+            raise error
