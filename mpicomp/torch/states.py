@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from collectives import Communicator
 from collectives.json_file import fields, one_line, shown
 from mpicomp.torch.buckets import NamedParameter
+
+if TYPE_CHECKING:  # states are converted without MPI
+    from collectives import Communicator
 
 STATE_KEY = "mpicomp"
 """Of what a DistributedOptimizer's state has beside the wrapped optimizer's own."""
