@@ -151,6 +151,7 @@ class Group:
             call.wait()
         if self.size > 1:
             closing = Call(self, lambda: "close()")
+            closing.wait_name = None  # traces are of what the caller calls
             self.run(closing, self._closing(closing))
         if self._apart:
             self._where_driven(self._leave_apart)
@@ -164,7 +165,7 @@ class Group:
 
     def _closing(self, call: Call) -> Steps:
         """Agree on closing, and take what the ranks have told each other beside their calls: MPI would keep it."""
-        call.wait_name, call.arrival = None, 0  # traces are of what the caller calls
+        call.arrival = 0
         if self._verify:
             yield from self._check.steps(call, fingerprint("close()"))
         sent, heard = self.missing.fall_silent()
@@ -178,7 +179,7 @@ class Group:
 
     def leave(self) -> None:
         """Tell the others that this rank's program ends, with which MPI may not be done."""
-        if self._in_flight:
+        if self._in_flight or self._apart:
             keep_alive(self)
         if self.size > 1 and not self._broken:
             self.missing.leave()
@@ -304,7 +305,7 @@ class Group:
     def begin(self, call: Call, steps: Steps) -> Handle:
         """Make a call that goes on in the background."""
         call.background = True
-        if self.trace is not None:
+        if self.trace is not None and call.wait_name is not None:
             steps = self._recorded(call, self.trace, steps)
         if self._driver is not None:
             call.completion = Completion(call, self._driver)

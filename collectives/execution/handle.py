@@ -264,7 +264,7 @@ class Handle:
         """The result; raises what `poll` does."""
         call = self._call
         try:
-            if call.group.trace is not None and not call.done:
+            if call.group.trace is not None and not call.done and call.wait_name is not None:
                 kind = "wait" if call.completion is None else "exposed"
                 with call.group.trace.span(kind, f"wait for {call.name()}"):
                     return call.wait()
