@@ -27,7 +27,7 @@ KNOWN = {
         "test_batch_isend_irecv_op_err",
     ),
     "needs torchvision": ("test_SyncBatchNorm_process_group",),
-    "needs 4 ranks": ("test_new_subgroups_with_group_param",),
+    "needs just 4 ranks": ("test_new_subgroups_with_group_param",),
     "awaits the words of Gloo's error": (
         "test_barrier_timeout_full_group",
         "test_barrier_timeout_global",
