@@ -65,7 +65,7 @@ def require_ranks(rank: int, size: int, all_ranks: bool = False) -> None:
 def _store(timeout: timedelta) -> Store:
     """A store that rank 0 serves."""
     seconds = timeout.total_seconds()
-    with Communicator(timeout=seconds) as comm:
+    with Communicator(timeout=seconds, arrival_timeout=seconds) as comm:
         server = (
             TCPStore("localhost", 0, is_master=True, timeout=timeout, wait_for_workers=False) if not comm.rank else None
         )

@@ -56,7 +56,8 @@ class MPIProcessGroup(Methods, _Base):  # type: ignore[misc]
         super().__init__(rank, size)  # C++ lets a subclass have no store: see get_group_store
         self._store, self._name, self._description, self._splits = store, name, "", 0
         mpi_comm = communicator_of(store, rank, size, timeout, name)
-        self.communicator = Communicator(mpi_comm, timeout=timeout.total_seconds())
+        seconds = timeout.total_seconds()
+        self.communicator = Communicator(mpi_comm, timeout=seconds, arrival_timeout=seconds)
         if not self.communicator.start_progress_thread():
             raise RuntimeError(
                 f"{self.communicator.here}: MPI runs with thread level {MPI.Query_thread()} and needs "
@@ -93,7 +94,7 @@ class MPIProcessGroup(Methods, _Base):  # type: ignore[misc]
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set after what time calls that do not move raise `CollectiveTimeout`, those in flight too."""
-        self.communicator.timeout = timeout.total_seconds()
+        self.communicator.timeout = self.communicator.arrival_timeout = timeout.total_seconds()
 
     def split_group(
         self,
