@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlparse
 
 import numpy as np
 from mpi4py import MPI
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.constants import default_pg_timeout
 
 from collectives import CollectiveTimeout, Communicator
@@ -38,7 +38,7 @@ def over_mpi(url: str, timeout: timedelta = default_pg_timeout, **_: Any) -> Ren
         for name, known in (("RANK", world.rank), ("WORLD_SIZE", world.size))
     )
     require_ranks(rank, size, all_ranks=True)
-    yield _store(timeout), rank, size
+    yield _store_of_this_time(timeout), rank, size
 
 
 def or_from_environment(original: Callable[..., Rendezvous]) -> Callable[..., Rendezvous]:
@@ -60,6 +60,20 @@ def require_ranks(rank: int, size: int, all_ranks: bool = False) -> None:
             f"rank {rank} of {size}: MPI has started {world.size} rank{'s'[: world.size > 1]} and not {size}: start "
             f"the program by 'mpirun -n {size}' or srun instead of torchrun, or correct WORLD_SIZE"
         )
+
+
+_served: Store | None = None
+_times = 0
+
+
+def _store_of_this_time(timeout: timedelta) -> Store:
+    """A part of the store that serves all default process groups of this program, one after the other."""
+    global _served, _times
+    if _served is None:
+        _served = _store(timeout)
+    _served.set_timeout(timeout)
+    _times += 1
+    return PrefixStore(f"{_times}", _served)
 
 
 def _store(timeout: timedelta) -> Store:
