@@ -129,7 +129,7 @@ def test_gradients_may_have_any_order_in_memory(options: dict[str, Any], comm: C
             assert found is not None
             assert found.stride() == expected.stride()
             if step == 0:
-                assert torch.equal(found, expected.grad)
+                torch.testing.assert_close(found, expected.grad)  # three ranks round in their sum
             else:
                 assert (found * expected.grad > 0).all()  # which signs alone tell
 
