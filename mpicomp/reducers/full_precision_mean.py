@@ -12,7 +12,15 @@ from mpicomp.reducers.side_channel import SideChannel, bad_ranks
 
 
 class FullPrecisionMean(Reducer):
-    """One vector's; see `Reducer`."""
+    """One vector's; see `Reducer`.
+
+    Attributes
+    ----------
+    skipped : bool
+        The last step gave zeros instead of a mean.
+    """
+
+    skipped = False
 
     def __init__(self, comm: Communicator) -> None:
         self._flag = SideChannel(comm, 1)
