@@ -17,7 +17,10 @@ from mpicomp.algorithms.dense import Dense
 from mpicomp.algorithms.marsit import Marsit
 from mpicomp.algorithms.registry import method
 from mpicomp.codecs.options import integer
-from mpicomp.reducers.chosen import chosen
+from mpicomp.reducers.chosen import Chosen
+from mpicomp.reducers.chosen_feedback import ChosenFeedback
+from mpicomp.reducers.full_precision_mean import FullPrecisionMean, SkippingMean
+from mpicomp.reducers.pending import Pending
 from mpicomp.reducers.trials import Schedule
 
 _MARSIT = Marsit()
@@ -85,8 +88,13 @@ class Auto(Algorithm):
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Those of the method, and an exact mean beside its reducer."""
-        schedule, name = Schedule(self.trial_steps, self.retry_every), type(self.method).__name__.lower()
-        return chosen(comm, spec, self.method.parts(comm, spec), schedule, name, self.nonfinite == "skip")
+        compressing = self.method.parts(comm, spec)
+        skips = self.nonfinite == "skip"
+        dense = SkippingMean(comm, compressing.feedback) if skips else FullPrecisionMean(comm)
+        pending, schedule = Pending(compressing.feedback, comm.size), Schedule(self.trial_steps, self.retry_every)
+        name = type(self.method).__name__.lower()
+        reducer = Chosen(comm, spec, pending, compressing.reducer, dense, schedule, name)
+        return Parts(ChosenFeedback(compressing.feedback, reducer), compressing.codec, reducer)
 
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
         """Of the method; see `Algorithm.message_model`."""

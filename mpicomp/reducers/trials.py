@@ -14,12 +14,10 @@ compressing may win its own call, and still slow down what is computed at the sa
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 SKIPPED = 1  # calls at the beginning of each block: compiling, cold memory, what was pending
 BRIEF_PART = 5  # a brief trial has this part of the steps
@@ -75,9 +73,9 @@ class Plan:
         return [self.stage, self.since, self.side, self.period_s]
 
     @classmethod
-    def of(cls, numbers: NDArray[np.float64], step: int) -> Plan:
+    def of(cls, numbers: Sequence[float], step: int) -> Plan:
         """Read what `numbers` gave, in a state of a step; ValueError if it is none."""
-        stage, since, side, period_s = numbers.tolist()
+        stage, since, side, period_s = numbers
         if stage not in tuple(Stage) or side not in (Side.DENSE, Side.COMPRESSED) or not 0 <= since <= step % NEVER:
             raise ValueError("tells no stage, step or side of a trial")
         return cls(Stage(int(stage)), int(since), Side(int(side)), period_s)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,46 +41,39 @@ COMPRESSING: tuple[Any, ...] = (
 
 
 class Clock:
-    """Tells what a call takes, and what is computed between two of them."""
+    """Tells what calls take, and what goes on behind them."""
 
-    def __init__(self, dense_s: float, compressed_s: float, computing_s: float = 0.0, hidden: bool = False) -> None:
-        self.now, self.hidden, self.computing_s = 0.0, hidden, computing_s
-        self.seconds = {False: dense_s, True: compressed_s}
-        self.aggregator: Any = None
-        self._began = False
+    def __init__(self, dense_s: float, compressed_s: float, behind_s: float = 0.0) -> None:
+        self.now, self.behind_s = 0.0, behind_s
+        self.seconds = dense_s, compressed_s
 
     def __call__(self) -> float:
         return self.now
 
+    def start(self, comm: Communicator, method: Auto, **given: Any) -> Aggregator:
+        """An aggregator that goes by this clock."""
+        aggregator = method.start(comm, N, **given)
+        aggregator.traffic.clock = self
+        one: Any = aggregator.reducer
+        for reducer, seconds in zip((one._dense, one._compressing), self.seconds, strict=True):
+            reducer.steps = partial(self._timed, reducer.steps, seconds)
+        return aggregator
+
+    def _timed(self, steps: Any, seconds: float, call: Any) -> Iterator[bool]:
+        yield from steps(call)
+        self.now += seconds
+
     def step(self, aggregator: Aggregator, vector: Any) -> Any:
-        """Take a step; what it took is known before it ends."""
-        self.now += self.computing_s
-        reducer: Any = aggregator.reducer
-        commit, clock = reducer.commit, self
-
-        def later() -> None:
-            clock.now += clock.seconds[reducer._running is reducer._compressing]
-            commit()
-
-        reducer.commit = later
-        try:
-            result = aggregator.aggregate(vector)
-        finally:
-            del reducer.commit
-        if self.hidden:  # behind something that takes as long in either case
-            self.now += 1 - self.seconds[reducer._running is reducer._compressing]
+        """Take a step, as long as what is behind it takes at least."""
+        start = self.now
+        result = aggregator.aggregate(vector)
+        self.now = max(self.now, start + self.behind_s)
         return result
 
 
-def started(comm: Communicator, method: Auto, clock: Clock, **given: Any) -> Aggregator:
-    aggregator = method.start(comm, N, **given)
-    aggregator.traffic.clock = clock
-    return aggregator
-
-
 def plan(aggregator: Aggregator) -> Any:
-    feedback: Any = aggregator.feedback
-    return feedback.plan
+    reducer: Any = aggregator.reducer
+    return reducer.plan
 
 
 def on_all(work: Callable[[Communicator], Any], ranks: int = RANKS) -> Any:
@@ -94,7 +88,7 @@ def on_all(work: Callable[[Communicator], Any], ranks: int = RANKS) -> Any:
 def test_where_dense_is_faster_results_are_those_of_dense_from_the_decision_on(method: Any, dtype: str) -> None:
     def work(comm: Communicator) -> int:
         clock = Clock(1.0, 3.0)
-        auto, dense = started(comm, Auto(method, TRIAL), clock, dtype=dtype), Dense().start(comm, N, dtype=dtype)
+        auto, dense = clock.start(comm, Auto(method, TRIAL), dtype=dtype), Dense().start(comm, N, dtype=dtype)
         for step in range(BRIEF + 10):
             vector = gradient(comm.rank, step, N, dtype)
             result, exact = clock.step(auto, vector), dense.aggregate(vector)
@@ -116,7 +110,7 @@ def test_where_compressing_is_faster_results_are_those_of_the_method_started_at_
 
     def work(comm: Communicator) -> None:
         clock = Clock(dense_s, 1.0)
-        auto, alone = started(comm, Auto(method, TRIAL), clock), method.start(comm, N)
+        auto, alone = clock.start(comm, Auto(method, TRIAL)), method.start(comm, N)
         alone.load_state_dict(alone.state_dict() | {"step": began})
         for step in range(BRIEF + FULL + 12):
             vector = gradient(comm.rank, step, N)
@@ -134,7 +128,7 @@ def test_nothing_is_lost_or_counted_twice_when_compressing_is_left(method: Any) 
 
     def work(comm: Communicator) -> NDArray[Any]:
         clock = Clock(1.0, 3.0)
-        auto, dense = started(comm, Auto(method, TRIAL), clock), Dense().start(comm, N)
+        auto, dense = clock.start(comm, Auto(method, TRIAL)), Dense().start(comm, N)
         difference = np.zeros(N)
         for step in range(BRIEF + 2):
             vector = gradient(comm.rank, step, N)
@@ -152,8 +146,8 @@ def test_nothing_is_lost_or_counted_twice_when_compressing_is_left(method: Any) 
 
 def test_compressing_that_shortens_calls_but_not_steps_is_not_chosen() -> None:
     def work(comm: Communicator) -> int:
-        clock = Clock(0.9, 0.1, hidden=True)
-        auto = started(comm, Auto(trial_steps=TRIAL), clock)
+        clock = Clock(0.9, 0.1, behind_s=1.0)
+        auto = clock.start(comm, Auto(trial_steps=TRIAL))
         for step in range(BRIEF + FULL + 2):
             clock.step(auto, gradient(comm.rank, step, N))
         assert plan(auto).stage is Stage.CHOSEN

@@ -1,0 +1,85 @@
+"""Measure what a call of Auto costs once it has chosen, beside both of what it chooses from.
+
+``mpirun -n 2 python -m apps.performance.auto``
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import mpicomp
+from apps.performance.part import US, Column, Part, Row, get, in_unit, made, vectors
+from apps.records import Record
+from collectives import Communicator
+from mpicomp.cli.timing import Calls, alternate
+from mpicomp.reducers.trials import Side, Stage
+
+COUNTS = (256, 4096, 65_536, 1 << 20, 5 << 20, 25_000_000)
+MOST_TRIED = 1000  # steps in which it must have chosen
+
+
+def measure(counts: Sequence[int], elements: float) -> Record | None:
+    """Time every vector length, so often that about so many elements are reduced; collective."""
+    rows: list[Row] = []
+    with Communicator() as comm:
+        for n in counts:
+            x, out = vectors(n, comm)
+            methods = {"dense": mpicomp.Dense(), "marsit": mpicomp.Marsit(), "auto": mpicomp.Auto()}
+            started = {name: method.start(comm, n) for name, method in methods.items()}
+            tried = 0
+            while plan_of(started["auto"]).stage is not Stage.CHOSEN and tried < MOST_TRIED:
+                started["auto"].aggregate(x, out)
+                tried += 1
+            calls: Calls = {name: partial(one.aggregate, x, out) for name, one in started.items()}
+            repeats = int(min(3000, max(15, elements / n)))
+            seconds = alternate(calls, repeats, 5, comm)
+            best = min(("dense", "marsit"), key=lambda name: np.median(seconds[name]))
+            chosen = "marsit" if plan_of(started["auto"]).side is Side.COMPRESSED else "dense"
+            rows.append(
+                {"count": n, "chosen": chosen, "tried": tried, "repeats": repeats}
+                | {f"{name}_s": float(np.median(one)) for name, one in seconds.items()}
+                | {
+                    f"of_{name}": _ratio(seconds["auto"], seconds[of])
+                    for name, of in (("dense", "dense"), ("best", best))
+                }
+            )
+        return None if comm.rank else made(rows, ranks=comm.size)
+
+
+def plan_of(aggregator: Any) -> Any:
+    """What an aggregator of Auto does at present."""
+    return aggregator.reducer.plan
+
+
+def _ratio(some: Any, others: Any) -> float:
+    """Median over the rounds, in each of which both were timed, so that the machine's moods meet both."""
+    return float(np.median(some / others))
+
+
+COLUMNS: Sequence[Column] = (
+    ("elements", lambda row: f"{row['count']:,}"),
+    ("dense, µs", in_unit("dense_s", US)),
+    ("Marsit, µs", in_unit("marsit_s", US)),
+    ("Auto, µs", in_unit("auto_s", US)),
+    ("chosen", get("chosen")),
+    ("after steps", get("tried")),
+    ("of the better one", get("of_best", ".3f")),
+    ("of dense", get("of_dense", ".3f")),
+)
+PART = Part(
+    "auto",
+    "What a call of Auto costs once it has chosen.",
+    measure,
+    COLUMNS,
+    quick={"counts": COUNTS[:2], "elements": 1e4},
+    full={"counts": COUNTS, "elements": 5e8},
+    ranks=(2, 4),
+)
+
+if __name__ == "__main__":
+    sys.exit(PART.main())
