@@ -148,9 +148,8 @@ class Chosen(Reducer):
 
     def _decide(self, call: VectorCall) -> Generator[bool, None, Plan]:
         """The next plan, by what all ranks have measured."""
-        watch, channel, step = self._watch, self._channel, call.step
-        watch.begin(step, None, True, call.traffic.clock())  # which ends the period of the last step
-        watch.report(step, channel.mine)
+        channel, step = self._channel, call.step
+        self._watch.report(step, channel.mine)
         yield from channel.swap(call, call.traffic)
         times = slowest(channel.everyones)
         plan = self._schedule.next(self.plan, step, times)

@@ -15,7 +15,7 @@ KEY = "auto"  # of the entry that a state has beside those of the method
 
 
 class ChosenFeedback:
-    """What the method carries, and the plan; see `Feedback`."""
+    """What the method carries, and the plan; see `Feedback`. It also has what else the method's feedback has."""
 
     def __init__(self, inner: Feedback | None, reducer: Chosen) -> None:
         self._inner, self._reducer = inner, reducer
@@ -24,6 +24,9 @@ class ChosenFeedback:
         self.state_nan = "" if inner is None else inner.state_nan
         if inner is not None:
             self.check_ready = inner.check_ready  # type: ignore[method-assign]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__.get("_inner"), name)
 
     @property
     def residual(self) -> NDArray[Any] | None:

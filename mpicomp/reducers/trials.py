@@ -76,7 +76,8 @@ class Plan:
     def of(cls, numbers: Sequence[float], step: int) -> Plan:
         """Read what `numbers` gave, in a state of a step; ValueError if it is none."""
         stage, since, side, period_s = numbers
-        if stage not in tuple(Stage) or side not in (Side.DENSE, Side.COMPRESSED) or not 0 <= since <= step % NEVER:
+        known = stage in tuple(Stage) and side in (Side.DENSE, Side.COMPRESSED)
+        if not (known and since == int(since) and 0 <= since <= step):
             raise ValueError("tells no stage, step or side of a trial")
         return cls(Stage(int(stage)), int(since), Side(int(side)), period_s)
 
