@@ -212,7 +212,7 @@ def test_each_vector_goes_its_way_unless_steps_of_the_mixture_take_longer(mixing
 
 
 @pytest.mark.parametrize("times", [(1.0, 3.0), (10.0, 1.0)], ids=["dense", "compressed"])
-def test_a_step_that_is_settled_sends_what_the_chosen_one_sends_and_measures_nothing(
+def test_a_settled_step_sends_what_the_chosen_one_sends_and_measures_nothing(
     times: tuple[float, float],
 ) -> None:
     def work(comm: Communicator) -> None:
