@@ -65,7 +65,8 @@ class Chosen(Reducer):
         self._running: Reducer = dense
         self._clock: Callable[[], float] | None = None  # of a step that is being measured
         self._clears = False
-        self._quiet = range(0)  # steps in which nothing is measured: they go the way of the last one
+        self._quiet_until = 0  # the steps to there go the way of the last one, and nothing is measured
+        self._settled = dense.steps
         self.plan = self._next = self.first_plan(0)
         self.compressed = False
 
@@ -86,9 +87,7 @@ class Chosen(Reducer):
 
     def steps(self, call: VectorCall) -> Iterator[bool]:
         """See `Reducer`."""
-        if call.step in self._quiet:
-            return self._running.steps(call)
-        return self._measured(call)
+        return self._settled(call) if call.step < self._quiet_until else self._measured(call)
 
     def commit(self) -> None:
         """See `Reducer`."""
@@ -115,12 +114,12 @@ class Chosen(Reducer):
         """A step of a plan has been made, by the method or not."""
         self.plan, self.compressed = plan, compressed
         goes_on = compressed == (plan.side is Side.COMPRESSED)
-        self._quiet = self._schedule.quiet(plan) if goes_on else range(0)
-        if self._quiet:  # steps are to cost what the one that is chosen costs alone, also where they are short
+        self._quiet_until = self._schedule.quiet_until(plan) if goes_on else 0
+        self._listen()
+        if self._quiet_until:  # steps are to cost what the one that is chosen costs alone, also where they are short
             one = self._running = self._compressing if compressed else self._dense
             self.prepare, self.commit, self.roll_back = one.prepare, one.commit, one.roll_back  # type: ignore[method-assign]
-        else:
-            self._listen()
+            self._settled = one.steps
 
     def _listen(self) -> None:
         for name in ("prepare", "commit", "roll_back"):

@@ -112,14 +112,14 @@ class Schedule:
         blocks, length = self._blocks(plan)
         return plan.since + len(blocks) * length
 
-    def quiet(self, plan: Plan) -> range:
-        """Steps in which nothing is measured; not the first of a stage."""
-        return range(plan.since + 1, self.end(plan) - LOOKS - 1) if plan.stage is Stage.CHOSEN else range(0)
+    def quiet_until(self, plan: Plan) -> int:
+        """The step before which nothing is measured, once the first step of the stage is over; 0 while on trial."""
+        return self.end(plan) - LOOKS - 1 if plan.stage is Stage.CHOSEN else 0
 
     def place(self, plan: Plan, step: int) -> Place:
         """Of a step before the end."""
         if plan.stage is Stage.CHOSEN:
-            return Place(plan.side, plan.side if step >= self.end(plan) - LOOKS - 1 else None)
+            return Place(plan.side, plan.side if step >= self.quiet_until(plan) else None)
         blocks, length = self._blocks(plan)
         block, place = divmod(step - plan.since, length)
         side = blocks[block]

@@ -86,8 +86,8 @@ def test_a_trial_begins_dense_takes_turns_and_ends_after_as_many_steps_as_it_say
 def test_what_is_chosen_is_looked_at_before_each_multiple_and_examined_at_powers_of_two() -> None:
     plan = Plan(Stage.CHOSEN, 84, C, 2.0)
     assert SCHEDULE.end(plan) == 5000
-    assert SCHEDULE.quiet(plan) == range(85, 5000 - LOOKS - 1)
-    assert Schedule(20, None).quiet(plan).stop > 1 << 60
+    assert SCHEDULE.quiet_until(plan) == 5000 - LOOKS - 1
+    assert Schedule(20, None).quiet_until(plan) > 1 << 60
     same = Times([-1.0, 1.0, -1.0], [-1.0, 2.1, -1.0], [0.0] * 3)
     stages = [SCHEDULE.next(plan, 5000 * turn, same).stage for turn in range(1, 10)]
     assert [turn for turn, stage in enumerate(stages, 1) if stage is Stage.BRIEF] == [1, 2, 4, 8]
