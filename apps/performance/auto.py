@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,10 +16,11 @@ import mpicomp
 from apps.performance.part import US, Column, Part, Row, get, in_unit, made, vectors
 from apps.records import Record
 from collectives import Communicator
-from mpicomp.cli.timing import alternate
+from mpicomp.cli.timing import Calls, Seconds, elapsed, slowest
 from mpicomp.reducers.trials import Side, Stage
 
 COUNTS = (256, 4096, 65_536, 1 << 20, 5 << 20, 25_000_000)
+WARM_UPS = 5
 MOST_TRIED = 1000  # steps in which it must have chosen
 
 
@@ -36,21 +37,31 @@ def measure(counts: Sequence[int], elements: float) -> Record | None:
             while plan_of(started["auto"]).stage is not Stage.CHOSEN and tried < MOST_TRIED:
                 started["auto"].aggregate(x, out)
                 tried += 1
-            calls: dict[str, Callable[[], Any]] = {}
-            for name, one in started.items():  # a dense call before each, so that all find the caches alike
-                calls |= {f"before {name}": partial(started["again"].aggregate, x, out)}
-                calls |= {name: partial(one.aggregate, x, out)}
             repeats = int(min(3000, max(15, elements / n)))
-            seconds = alternate(calls, repeats, 5, comm)
+            seconds = in_random_order(
+                {name: partial(one.aggregate, x, out) for name, one in started.items()}, repeats, comm
+            )
             best = min(("dense", "marsit"), key=lambda name: np.median(seconds[name]))
             chosen = "marsit" if plan_of(started["auto"]).side is Side.COMPRESSED else "dense"
             ratios = {"of_best": ("auto", best), "of_dense": ("auto", "dense"), "noise": ("again", "dense")}
             rows.append(
                 {"count": n, "chosen": chosen, "tried": tried, "repeats": repeats}
-                | {f"{name}_s": float(np.median(one)) for name, one in seconds.items() if name in methods}
+                | {f"{name}_s": float(np.median(one)) for name, one in seconds.items()}
                 | {name: _ratio(seconds[one], seconds[other]) for name, (one, other) in ratios.items()}
             )
         return None if comm.rank else made(rows, ranks=comm.size)
+
+
+def in_random_order(calls: Calls, repeats: int, comm: Communicator) -> dict[str, Seconds]:
+    """Time calls, as `alternate` does, but in another order in each round: a call slows down what comes after it."""
+    mine: dict[str, list[float]] = {name: [] for name in calls}
+    names, draw = list(calls), np.random.default_rng(0)
+    for number in range(WARM_UPS + repeats):
+        for place in draw.permutation(len(names)):
+            seconds = elapsed(calls[names[place]], comm)
+            if number >= WARM_UPS:
+                mine[names[place]].append(seconds)
+    return {name: slowest(np.array(found), comm) for name, found in mine.items()}
 
 
 def plan_of(aggregator: Any) -> Any:
