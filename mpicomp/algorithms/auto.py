@@ -2,7 +2,7 @@
 
 What a step takes is measured while training goes on: first some steps dense, then some compressed, and, where neither
 is far ahead, more of both by turns, and of a mixture. Compressing is chosen only if it makes steps shorter by more than
-1 % and by more than the noise; the rest is dense, and costs what `Dense` costs.
+1 % and in each turn; the rest is dense, and costs what `Dense` costs.
 
 The choice changes in steps of full precision alone: a step that leaves compressing behind averages what is pending too.
 """
@@ -36,7 +36,8 @@ class Auto(Algorithm):
         The method that may be chosen instead of `Dense`, or its name, with its defaults. Its result must be an
         estimate of the mean.
     trial_steps : int
-        Steps of which the median counts, of each side, at least 2; a fifth of them where a side is far ahead.
+        Steps of each side that are measured, at least 2; more where steps are short, and a fifth where a side is far
+        ahead.
     retry_every : int or None
         So many steps, twice, four times, ... as many after the first one, the choice is made anew; and at any multiple
         of it if training steps take 1.5 times as long, or as short, as when the choice was made. None: never.

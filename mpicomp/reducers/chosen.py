@@ -131,10 +131,11 @@ class Chosen(Reducer):
         if step >= schedule.end(plan):
             self._running = self._dense  # which a failure does not matter to
             plan = yield from self._decide(call)
-        side, measured = schedule.place(plan, step)
+        place = schedule.place(plan, step)
+        side = place.side
         self._next, self._clears = plan, False
         self._running = self._compressing if side is Side.COMPRESSED else self._dense
-        self._watch.begin(step, measured, schedule.same_block(plan, step), clock())
+        self._watch.begin(step, place, schedule.same_block(plan, step), clock())
         self._clock = clock
         if self.compressed and side is Side.DENSE:
             total = self._pending.added_to(call.values)
@@ -161,7 +162,6 @@ def _told(spec: VectorSpec, name: str, side: Side, times: Times) -> str:
     """As in "vector 3, 25.0 MB: marsit, 4.1 ms instead of 31 (a step 60 ms instead of 83)"."""
     nbytes, other = spec.n * spec.stored.itemsize, Side.DENSE if side is Side.COMPRESSED else Side.COMPRESSED
     size = f"{nbytes / 1e6:.1f} MB" if nbytes >= 1e5 else f"{nbytes / 1e3:.3g} kB"
-    calls, steps = (
-        f"{one[side] * 1e3:.3g} ms instead of {one[other] * 1e3:.3g}" for one in (times.calls, times.periods)
-    )
-    return f"vector {spec.vector_id}, {size}: {name if side is Side.COMPRESSED else 'dense'}, {calls} (a step {steps})"
+    both = ([times.calls[one], times.period(one)] for one in (side, other))
+    call, step = (f"{mine * 1e3:.3g} ms instead of {others * 1e3:.3g}" for mine, others in zip(*both, strict=True))
+    return f"vector {spec.vector_id}, {size}: {name if side is Side.COMPRESSED else 'dense'}, {call} (a step {step})"

@@ -7,12 +7,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from mpicomp.reducers.trials import Side, Times
+from mpicomp.reducers.trials import TURNS, Place, Side, Times
 
-SPREAD = 1.4826  # standard deviations in a median deviation from the median
-OF_MEDIAN = 1.2533  # a median's standard error, in those of a mean
 ALIKE = 0.1  # periods that differ by less are of one training step
-COUNT = 3 * len(Side)  # numbers that ranks exchange
+COUNT = len(Side) * (1 + TURNS)  # numbers that ranks exchange
 
 
 class Front:
@@ -56,21 +54,21 @@ class Stopwatch:
     def clear(self) -> None:
         """Forget everything."""
         self._calls: list[list[float]] = [[] for _ in Side]
-        self._periods: list[list[float]] = [[] for _ in Side]
-        self._last: tuple[int, Side | None, float] = (-1, None, 0.0)
+        self._periods: list[list[list[float]]] = [[[] for _ in Side] for _ in range(TURNS)]
+        self._last: tuple[int, Place | None, float] = (-1, None, 0.0)
 
-    def begin(self, step: int, side: Side | None, same_block: bool, now: float) -> None:
-        """A call begins; it counts for `side`, or not at all."""
-        before, measured, began = self._last
-        if same_block and measured is not None and before == step - 1:
-            self._periods[measured].append(now - began)
-        self._last = (step, side, now)
+    def begin(self, step: int, place: Place, same_block: bool, now: float) -> None:
+        """A call begins; it counts for the side that its place says, or not at all."""
+        before, last, began = self._last
+        if same_block and last is not None and last.measured is not None and before == step - 1:
+            self._periods[last.turn][last.measured].append(now - began)
+        self._last = (step, place, now)
 
     def end(self, now: float) -> None:
         """The call has ended."""
-        _, side, began = self._last
-        if side is not None:
-            self._calls[side].append(now - max(began, min(now, self._front.ended_s)))
+        _, place, began = self._last
+        if place is not None and place.measured is not None:
+            self._calls[place.measured].append(now - max(began, min(now, self._front.ended_s)))
         self._front.ended_s = now
 
     def fail(self) -> None:
@@ -78,25 +76,17 @@ class Stopwatch:
         self._last = (-1, None, 0.0)
 
     def report(self, step: int, row: NDArray[np.float64]) -> None:
-        """Fill in what this rank tells the others: medians of calls and periods, and these periods' errors."""
-        own = np.array([[_median(times) for times in self._periods], [_error(times) for times in self._periods]])
+        """Fill in what this rank tells the others: medians of calls, and of the periods of each turn."""
+        own = np.array([[_median(times) for times in turn] for turn in self._periods])
         row[: len(Side)] = [_median(times) for times in self._calls]
         row[len(Side) :] = self._front.common(step, own).ravel()
 
 
 def slowest(rows: NDArray[np.float64]) -> Times:
     """What all ranks know of what they have told each other."""
-    calls, periods, noise = rows.max(axis=0).reshape(3, -1).tolist()
-    return Times(calls, periods, noise)
+    calls, *periods = rows.max(axis=0).reshape(-1, len(Side)).tolist()
+    return Times(calls, periods)
 
 
 def _median(times: list[float]) -> float:
     return float(np.median(times)) if times else -1.0
-
-
-def _error(times: list[float]) -> float:
-    """Standard error of the median, whatever a few outliers are."""
-    if not times:
-        return -1.0
-    deviation = np.median(np.abs(np.array(times) - np.median(times)))
-    return float(OF_MEDIAN * SPREAD * deviation / math.sqrt(len(times)))

@@ -32,8 +32,8 @@ from mpicomp.reducers.trials import Side, Stage
 from tests.exact import gradient
 
 N, RANKS = 3001, 3
-TRIAL = 5  # steps: blocks of 3 in the brief trial, of 5 in the full one
-BRIEF, FULL = 2 * 3, 6 * 5
+TRIAL = 5  # steps: blocks of 3 in the brief trial, of 4 in the full one
+BRIEF, FULL = 2 * 3, 4 * 3 * 4
 COMPRESSING: tuple[Any, ...] = (
     Marsit(7),
     Marsit(None, residual="paper"),
@@ -111,7 +111,7 @@ def test_where_dense_is_faster_results_are_those_of_dense_from_the_decision_on(m
 
 @pytest.mark.parametrize("method", COMPRESSING, ids=str)
 @pytest.mark.parametrize(
-    ("dense_s", "began"), [(10.0, BRIEF // 2), (2.0, BRIEF + FULL - 10)], ids=["far faster", "faster"]
+    ("dense_s", "began"), [(10.0, BRIEF // 2), (2.0, BRIEF + FULL - 2 * 4)], ids=["far faster", "faster"]
 )
 def test_where_compressing_is_faster_results_are_those_of_the_method_started_at_the_step_of_the_switch(
     method: Any, dense_s: float, began: int
