@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import takewhile
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeVar
 from weakref import ref
 
 import numpy as np
@@ -41,6 +41,8 @@ from collectives.trace.traffic import Traffic
 
 FIXED_TAGS = 16_000  # tags below are of long-lived users, and as many more from there on of single calls
 GRACE_S = 0.5  # time for all ranks to save traces before one ends the job
+
+_Kind = TypeVar("_Kind")
 
 
 class Group:
@@ -104,6 +106,7 @@ class Group:
         self.given_up = self.missing.another_gave_up
         self._driver: ProgressThread | None = None
         self._fixed_tag, self._rolling_tag = 0, 0
+        self._common: dict[type[object], object] = {}
         self._thread = 0  # id of the thread that made the calls in flight; 0: no call yet
         self._held: dict[int, tuple[ref[object], Callable[[], None]]] = {}  # by the reference's identity
         self._gone: list[ref[object]] = []
@@ -241,6 +244,12 @@ class Group:
         """A tag for one long-lived user of this communicator; all ranks ask in the same order."""
         self._fixed_tag = self._fixed_tag % (FIXED_TAGS - 1) + 1
         return self._fixed_tag
+
+    def common(self, kind: type[_Kind]) -> _Kind:
+        """The object of this kind that all long-lived users of this communicator share on this rank."""
+        found = self._common.setdefault(kind, kind())
+        assert isinstance(found, kind)
+        return found
 
     @contextmanager
     def tags_unused(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from mpicomp import (
     ECQSGD,
     QSGD,
     SSDM,
+    Auto,
     CascadingSSDM,
     Dense,
     DoubleSqueeze,
@@ -58,6 +59,9 @@ METHODS: dict[str, Any] = {
     "scalecom, exact": ScaleCom(10, exact=True),
     "random-k": RandomK(10),
     "true top-k": TrueTopK(10, chunk=30),
+    # on trial: three dense steps and three compressed ones, before anything depends on time
+    "auto": Auto(DoubleSqueeze(), trial_steps=2),
+    "auto, marsit": Auto(Marsit(2), trial_steps=2),
 }
 
 

@@ -8,6 +8,7 @@ Each part is a module that can be run alone. ``--quick`` runs it in a small form
 - ``mpirun -n 2 python -m apps.performance.allreduce``: one-bit and dense all-reduces against MPI_Allreduce, 100 MB
 - ``mpirun -n 2 python -m apps.performance.dense_sizes``: the dense all-reduce against MPI_Allreduce, 4 KiB to 400 MB
 - ``mpirun -n 2 python -m apps.performance.small_calls``: what a small call costs beyond MPI and beyond its kernels
+- ``mpirun -n 2 python -m apps.performance.auto``: what a call of Auto costs once it has chosen; not in ``run_all``
 - ``python -m apps.performance.startup``: time to the first result of a fresh process
 - ``mpirun -n 2 python -m apps.performance.memory``: peak memory of an aggregate
 - ``python -m apps.performance.idle_memory``: speed of memory that was idle, and of memory that processors share

@@ -32,6 +32,11 @@ class Algorithm(ABC):
         """Whether `tensor_lengths` make a difference; where not, a vector's tensors need no padding between them."""
         return False
 
+    @property
+    def estimates_mean(self) -> bool:
+        """Whether results are estimates of the ranks' mean; where not, the caller scales them, or they have a past."""
+        return True
+
     @abstractmethod
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """What an aggregator for such vectors is composed of."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from collectives.spelling import suggestion
 from mpicomp.aggregator.algorithm import Algorithm
 from mpicomp.aggregator.base import Aggregator
+from mpicomp.algorithms.auto import Auto
 from mpicomp.algorithms.cascading_ssdm import CascadingSSDM
 from mpicomp.algorithms.dense import Dense
 from mpicomp.algorithms.double_squeeze import DoubleSqueeze, MemSGD
@@ -16,35 +16,19 @@ from mpicomp.algorithms.marsit import Marsit
 from mpicomp.algorithms.one_bit_sgd import OneBitSGD
 from mpicomp.algorithms.qsgd import ECQSGD, QSGD
 from mpicomp.algorithms.random_k import RandomK
+from mpicomp.algorithms.registry import ALGORITHMS, method, require_name
 from mpicomp.algorithms.scalecom import ScaleCom
 from mpicomp.algorithms.ssdm import SSDM
 from mpicomp.algorithms.terngrad import TernGrad
 from mpicomp.algorithms.top_k_sgd import LocalTopK, TopKSGD
 from mpicomp.algorithms.true_top_k import TrueTopK
 
-ALGORITHMS: dict[str, type[Algorithm]] = {
-    "dense": Dense,
-    "marsit": Marsit,
-    "cascading-ssdm": CascadingSSDM,
-    "majority-vote": MajorityVote,
-    "ef-signsgd": EFSignSGD,
-    "ssdm": SSDM,
-    "qsgd": QSGD,
-    "ecq-sgd": ECQSGD,
-    "terngrad": TernGrad,
-    "one-bit-sgd": OneBitSGD,
-    "double-squeeze": DoubleSqueeze,
-    "mem-sgd": MemSGD,
-    "local-top-k": LocalTopK,
-    "top-k-sgd": TopKSGD,
-    "scalecom": ScaleCom,
-    "random-k": RandomK,
-    "true-top-k": TrueTopK,
-}
+NAMES = (*ALGORITHMS, "auto")
+"""What command lines know. "auto" is no method of its own, but chooses among them: see `Auto`."""
 
 
 def algorithm(name: str, **options: Any) -> Algorithm:
-    """A method by its command-line name, such as ``algorithm("marsit", full_precision_every=None)``.
+    """A method by its command-line name, such as ``algorithm("marsit", full_precision_every=None)``, or "auto".
 
     Raises
     ------
@@ -53,19 +37,19 @@ def algorithm(name: str, **options: Any) -> Algorithm:
     TypeError
         No such option.
     """
-    if name not in ALGORITHMS:
-        meant = suggestion(name, ALGORITHMS)
-        raise ValueError(f"there is no algorithm {name!r}{meant}: choose one of {', '.join(ALGORITHMS)}")
-    return ALGORITHMS[name](**options)
+    require_name(name, NAMES)
+    return Auto(**options) if name == "auto" else method(name, **options)
 
 
 __all__ = [
     "ALGORITHMS",
     "ECQSGD",
+    "NAMES",
     "QSGD",
     "SSDM",
     "Aggregator",
     "Algorithm",
+    "Auto",
     "CascadingSSDM",
     "Dense",
     "DoubleSqueeze",

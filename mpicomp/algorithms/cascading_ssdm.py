@@ -45,6 +45,11 @@ class CascadingSSDM(Algorithm):
         flag(self, "normalise")
         integer(self, "seed")
 
+    @property
+    def estimates_mean(self) -> bool:
+        """The noise has another size."""
+        return False
+
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """No feedback x stochastic sign x decoding and encoding on every hop."""
         codec, stream = StochasticSign(), Stream(self.seed, spec.vector_id, "stochastic sign")

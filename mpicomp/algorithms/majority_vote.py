@@ -46,6 +46,11 @@ class MajorityVote(Algorithm):
     def __post_init__(self) -> None:
         integer(self, "seed")
 
+    @property
+    def estimates_mean(self) -> bool:
+        """Results are signs."""
+        return False
+
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Votes are counted, the majority's signs go round."""
         reducer = VoteCount(self, comm, spec)

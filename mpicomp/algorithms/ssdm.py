@@ -73,6 +73,11 @@ class SSDM(Algorithm):
         """Each tensor has a norm of its own."""
         return True
 
+    @property
+    def estimates_mean(self) -> bool:
+        """Results are of the vectors' size, and of these alone."""
+        return self.scale == "norm" and not self.momentum
+
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Stochastic signs are counted; norms travel before."""
         elias = self.coding == "elias"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from collectives import Communicator
+from collectives import Communicator, NonFiniteGradient
 from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Reducer
@@ -12,7 +13,15 @@ from mpicomp.reducers.side_channel import SideChannel, bad_ranks
 
 
 class FullPrecisionMean(Reducer):
-    """One vector's; see `Reducer`."""
+    """One vector's; see `Reducer`.
+
+    Attributes
+    ----------
+    skipped : bool
+        The last step gave zeros instead of a mean.
+    """
+
+    skipped = False
 
     def __init__(self, comm: Communicator) -> None:
         self._flag = SideChannel(comm, 1)
@@ -30,3 +39,30 @@ class FullPrecisionMean(Reducer):
 
     def undo(self) -> None:
         """See `Reducer`: nothing is kept."""
+
+
+class SkippingMean(FullPrecisionMean):
+    """Zeros where a rank has NaN or infinity.
+
+    Parameters
+    ----------
+    comm : Communicator
+    feedback : object
+        Its attribute `skipped` counts these steps.
+    """
+
+    def __init__(self, comm: Communicator, feedback: Any) -> None:
+        super().__init__(comm)
+        self._feedback = feedback
+
+    def steps(self, call: VectorCall) -> Iterator[bool]:
+        """See `Reducer`."""
+        self.skipped = False
+        try:
+            yield from super().steps(call)
+        except NonFiniteGradient as error:
+            if not error.ranks:  # finite numbers overflowed
+                raise
+            self.skipped = True
+            self._feedback.skipped += 1
+            call.out[:] = 0

@@ -29,7 +29,7 @@ def algorithms_by_name(choice: AlgorithmChoice, members: Sequence[NamedParameter
                 f"the algorithm of {name!r} is {algorithm!r}; choose an instance, such as mpicomp.Marsit() or "
                 'mpicomp.algorithm("marsit")'
             )
-        if getattr(algorithm, "rates", None) is not None:
+        if getattr(getattr(algorithm, "compressing", algorithm), "rates", None) is not None:
             raise ValueError(
                 "rates by position do not fit buckets that are laid out by the order of gradients; choose by "
                 "parameter: algorithm=lambda name, parameter: mpicomp.ScaleCom(rate=rates[name])"

@@ -11,7 +11,7 @@ from torch import Tensor
 from collectives import Communicator
 from collectives.spelling import nearest
 from mpicomp.aggregator.arguments import require_communicator
-from mpicomp.algorithms import ALGORITHMS, Algorithm
+from mpicomp.algorithms import NAMES, Algorithm
 
 _USAGE = "DistributedOptimizer(optimizer, algorithm, comm, named_parameters)"
 
@@ -37,7 +37,7 @@ def require_optimizer(optimizer: Any, algorithm: Any) -> None:
             "torch.optim.SGD(model.parameters(), lr=0.1)"
         )
     if isinstance(algorithm, str):
-        name = algorithm if algorithm in ALGORITHMS else nearest(algorithm, ALGORITHMS) or "marsit"
+        name = algorithm if algorithm in NAMES else nearest(algorithm, NAMES) or "marsit"
         raise TypeError(f"the algorithm is text, {algorithm!r}: pass an instance, mpicomp.algorithm({name!r})")
     if isinstance(algorithm, type):
         raise TypeError(f"the algorithm is a class: write {algorithm.__name__}(), with parentheses")

@@ -19,6 +19,7 @@ import mpicomp
 from collectives import Communicator
 from collectives.consistency.call_check import gather_texts
 from collectives.memory import aligned_empty
+from mpicomp.algorithms import NAMES
 from mpicomp.cli.arguments import DTYPES
 from mpicomp.cli.bench import report
 from mpicomp.cli.bench.check import TILE, checked_call
@@ -31,7 +32,7 @@ COMMAND = "mpicomp bench"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``mpicomp bench``. Their values are read in `run`, where one rank can speak for all."""
-    methods = ", ".join((*mpicomp.ALGORITHMS, ALLREDUCE))
+    methods = ", ".join((*NAMES, ALLREDUCE))
     parser.add_argument("--algorithm", default="marsit", help=f"{methods} (default %(default)s)")
     parser.add_argument(
         "--option", action="append", default=[], metavar="KEY=VALUE", help="of the algorithm: full_precision_every=None"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import mpicomp
-from mpicomp.algorithms import ALGORITHMS, Algorithm
+from mpicomp.algorithms import NAMES, Algorithm
 from mpicomp.cli.arguments import DTYPES, choice, counts, integer, seconds
 from mpicomp.cli.main import assignment
 
@@ -55,7 +55,7 @@ def _algorithm(name: str, options: dict[str, Any]) -> Algorithm | None:
         if options:
             raise ValueError(f"--algorithm {ALLREDUCE} has no options, not {', '.join(options)}")
         return None
-    choice("--algorithm", name, (*ALGORITHMS, ALLREDUCE))
+    choice("--algorithm", name, (*NAMES, ALLREDUCE))
     try:
         return mpicomp.algorithm(name, **options)
     except (TypeError, ValueError) as error:

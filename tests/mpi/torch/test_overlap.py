@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from collectives import Communicator
 from collectives.errors import CollectiveMismatch, NonFiniteGradient
-from mpicomp import Dense, DoubleSqueeze, Marsit, ScaleCom
+from mpicomp import Auto, Dense, DoubleSqueeze, Marsit, ScaleCom
 from mpicomp.torch import DistributedOptimizer
 from mpicomp.torch.in_order import InOrder
 from tests.mpi.lanes import few_ranks
@@ -28,6 +28,8 @@ FORMS: dict[str, Any] = {
     "scalecom": (ScaleCom(rate=8), "gradients"),
     "doublesqueeze": (DoubleSqueeze(), "gradients"),
     "marsit, updates": (Marsit(3), "updates"),
+    "auto": (Auto(DoubleSqueeze(), trial_steps=25), "gradients"),  # on trial, so that nothing depends on time
+    "auto, updates": (Auto(Marsit(3), trial_steps=25), "updates"),
 }
 
 
@@ -68,6 +70,19 @@ def test_overlap_changes_no_bit_whatever_gradients_are_missing(form: str, comm: 
         train_branches(optimizer, model, comm, 12)
         assert same_on_all_ranks(model, comm)
     assert torch.equal(*map(parameters_of, models))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("mode", ["gradients", "updates"])
+def test_ranks_choose_alike_by_what_they_measure(mode: str, overlap: bool, comm: Communicator) -> None:
+    auto = Auto(Marsit(3), trial_steps=2, retry_every=30)
+    model, optimizer = wrapped(auto, comm, synchronize=mode, overlap=overlap)
+    train(model, optimizer, comm, range(75))
+    assert same_on_all_ranks(model, comm)
+    plans = [one.state_dict()["auto"].tolist() for one in optimizer.aggregators]
+    assert len(plans) > 1
+    assert len({str(of_rank) for of_rank in comm.mpi_comm.allgather(plans)}) == 1
+    assert comm.size == 1 or all(plan[1] > 0 for plan in plans)  # trials have ended
 
 
 @pytest.mark.parametrize("mode", ["gradients", "updates"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mpicomp import Communicator
-from mpicomp.algorithms import ALGORITHMS, Aggregator, CascadingSSDM
+from mpicomp.algorithms import ALGORITHMS, Aggregator, Auto, CascadingSSDM
 from tests.methods import METHODS
 
 N = 4096 + 77
@@ -29,7 +29,7 @@ def start(method: Any, comm: Communicator, n: int = N, dtype: str = "float32") -
 
 
 def test_all_methods_are_tested_here() -> None:
-    assert {type(method) for method in METHODS.values()} == set(ALGORITHMS.values())
+    assert {type(method) for method in METHODS.values()} == {*ALGORITHMS.values(), Auto}
 
 
 @every_method

@@ -61,7 +61,9 @@ OF_NUMPY = [
 def test_methods_are_found_by_name() -> None:
     assert algorithm("dense") == Dense()
     assert algorithm("marsit", full_precision_every=None, seed=3) == Marsit(full_precision_every=None, seed=3)
-    with pytest.raises(ValueError, match="no algorithm 'marsitt': choose one of dense, marsit, cascading-ssdm"):
+    with pytest.raises(
+        ValueError, match=r"no algorithm 'marsitt' \(did you mean 'marsit'\?\): choose one of dense, .*, auto"
+    ):
         algorithm("marsitt")
     with pytest.raises(TypeError, match="full_precision"):
         algorithm("marsit", full_precision=3)

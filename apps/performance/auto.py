@@ -1,0 +1,99 @@
+"""Measure what a call of Auto costs once it has chosen, beside both of what it chooses from.
+
+``mpirun -n 2 python -m apps.performance.auto``
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import mpicomp
+from apps.performance.part import US, Column, Part, Row, get, in_unit, made, vectors
+from apps.records import Record
+from collectives import Communicator
+from mpicomp.cli.timing import Calls, Seconds, elapsed, slowest
+from mpicomp.reducers.trials import Side, Stage
+
+COUNTS = (256, 4096, 65_536, 1 << 20, 5 << 20, 25_000_000)
+WARM_UPS = 5
+MOST_TRIED = 1000  # steps in which it must have chosen
+
+
+def measure(counts: Sequence[int], elements: float) -> Record | None:
+    """Time every vector length, so often that about so many elements are reduced; collective."""
+    rows: list[Row] = []
+    with Communicator() as comm:
+        for n in counts:
+            x, out = vectors(n, comm)
+            methods = {"dense": mpicomp.Dense(), "marsit": mpicomp.Marsit(), "auto": mpicomp.Auto()}
+            methods["again"] = mpicomp.Dense()  # by which the noise is seen
+            started = {name: method.start(comm, n) for name, method in methods.items()}
+            tried = 0
+            while plan_of(started["auto"]).stage is not Stage.CHOSEN and tried < MOST_TRIED:
+                started["auto"].aggregate(x, out)
+                tried += 1
+            repeats = int(min(3000, max(15, elements / n)))
+            seconds = in_random_order(
+                {name: partial(one.aggregate, x, out) for name, one in started.items()}, repeats, comm
+            )
+            best = min(("dense", "marsit"), key=lambda name: np.median(seconds[name]))
+            chosen = "marsit" if plan_of(started["auto"]).side is Side.COMPRESSED else "dense"
+            ratios = {"of_best": ("auto", best), "of_dense": ("auto", "dense"), "noise": ("again", "dense")}
+            rows.append(
+                {"count": n, "chosen": chosen, "tried": tried, "repeats": repeats}
+                | {f"{name}_s": float(np.median(one)) for name, one in seconds.items()}
+                | {name: _ratio(seconds[one], seconds[other]) for name, (one, other) in ratios.items()}
+            )
+        return None if comm.rank else made(rows, ranks=comm.size)
+
+
+def in_random_order(calls: Calls, repeats: int, comm: Communicator) -> dict[str, Seconds]:
+    """Time calls, as `alternate` does, but in another order in each round: a call slows down what comes after it."""
+    mine: dict[str, list[float]] = {name: [] for name in calls}
+    names, draw = list(calls), np.random.default_rng(0)
+    for number in range(WARM_UPS + repeats):
+        for place in draw.permutation(len(names)):
+            seconds = elapsed(calls[names[place]], comm)
+            if number >= WARM_UPS:
+                mine[names[place]].append(seconds)
+    return {name: slowest(np.array(found), comm) for name, found in mine.items()}
+
+
+def plan_of(aggregator: Any) -> Any:
+    """What an aggregator of Auto does at present."""
+    return aggregator.reducer.plan
+
+
+def _ratio(some: Any, others: Any) -> float:
+    """Median over the rounds, in each of which both were timed, so that the machine's moods meet both."""
+    return float(np.median(some / others))
+
+
+COLUMNS: Sequence[Column] = (
+    ("elements", lambda row: f"{row['count']:,}"),
+    ("dense, µs", in_unit("dense_s", US)),
+    ("Marsit, µs", in_unit("marsit_s", US)),
+    ("Auto, µs", in_unit("auto_s", US)),
+    ("chosen", get("chosen")),
+    ("after steps", get("tried")),
+    ("of the better one", get("of_best", ".3f")),
+    ("of dense", get("of_dense", ".3f")),
+    ("another dense, of dense", get("noise", ".3f")),
+)
+PART = Part(
+    "auto",
+    "What a call of Auto costs once it has chosen.",
+    measure,
+    COLUMNS,
+    quick={"counts": COUNTS[:2], "elements": 1e4},
+    full={"counts": COUNTS, "elements": 5e8},
+    ranks=(2, 4),
+)
+
+if __name__ == "__main__":
+    sys.exit(PART.main())

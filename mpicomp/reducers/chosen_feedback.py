@@ -1,0 +1,73 @@
+"""The state of a choice: what the method that compresses carries, and what was found out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpicomp.aggregator.parts import Feedback, State, StateKind
+from mpicomp.reducers.chosen import Chosen
+from mpicomp.reducers.trials import Plan
+
+KEY = "auto"  # of the entry that a state has beside those of the method
+
+
+class ChosenFeedback:
+    """What the method carries, and the plan; see `Feedback`. It also has what else the method's feedback has."""
+
+    def __init__(self, inner: Feedback | None, reducer: Chosen) -> None:
+        self._inner, self._reducer = inner, reducer
+        kinds: dict[str, StateKind] = {} if inner is None else inner.state_kinds
+        self.state_kinds: dict[str, StateKind] = {**kinds, KEY: "shared"}
+        self.state_nan = "" if inner is None else inner.state_nan
+        if inner is not None:
+            self.check_ready = inner.check_ready  # type: ignore[method-assign]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__.get("_inner"), name)
+
+    @property
+    def residual(self) -> NDArray[Any] | None:
+        """See `Feedback`."""
+        return None if self._inner is None else self._inner.residual
+
+    def check_ready(self) -> None:
+        """See `Feedback`."""
+
+    def state(self) -> State:
+        """What the method keeps; and under "auto" the plan, the number of ranks, and whether something is pending."""
+        one = self._reducer
+        plan = np.array([*one.plan.numbers(), one.ranks, one.compressed], np.float64)
+        return {**({} if self._inner is None else self._inner.state()), KEY: plan}
+
+    def like(self) -> State:
+        """See `Feedback`."""
+        return {**({} if self._inner is None else self._inner.like()), KEY: np.zeros(6)}
+
+    def check_owner(self, state: dict[str, Any], where: str) -> None:
+        """Raise ValueError for errors of elements that are another rank's, and for a plan that is none."""
+        try:
+            self._plan_of(state)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        check_owner = getattr(self._inner, "check_owner", None)
+        if check_owner is not None:
+            check_owner(state, where)
+
+    def load(self, state: dict[str, Any]) -> str:
+        """See `Feedback`; what other numbers of ranks have found out does not count."""
+        told = "" if self._inner is None else self._inner.load(state)
+        plan, compressed = self._plan_of(state)
+        self._reducer.load(plan, compressed)
+        return f"{told} {plan}".strip()
+
+    def _plan_of(self, state: dict[str, Any]) -> tuple[Plan, bool]:
+        step = int(state["step"])
+        *numbers, ranks, compressed = np.asarray(state[KEY], np.float64).tolist()
+        try:
+            plan = Plan.of(numbers, step)
+        except ValueError as error:
+            raise ValueError(f"this state's {KEY} {error}: take an earlier one") from None
+        return plan if ranks == self._reducer.ranks else self._reducer.first_plan(step), bool(compressed)
