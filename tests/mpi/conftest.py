@@ -87,14 +87,22 @@ def mpi_comm(request: pytest.FixtureRequest) -> MPI.Intracomm:
 
 @pytest.fixture
 def comm(request: pytest.FixtureRequest, mpi_comm: MPI.Intracomm) -> Iterator[Communicator]:
-    """Give a communicator over a ring, or as ``@pytest.mark.communicator(...)`` or the indirect topology says."""
+    """Give a communicator over a ring, or as ``@pytest.mark.communicator(...)`` or the indirect topology says.
+
+    With ``parting=True`` it is not closed: the test leaves ranks in different calls, of which closing would tell.
+    """
     options: dict[str, Any] = {"topology": "ring", "timeout": TIMEOUT_S}
     for mark in reversed([*request.node.iter_markers("communicator")]):  # the closest comes first
         options |= mark.kwargs
     options.setdefault("arrival_timeout", options["timeout"])
+    parting = options.pop("parting", False)
     if hasattr(request, "param"):
         options["topology"] = request.param
-    with Communicator(mpi_comm, **options) as made:
+    made = Communicator(mpi_comm, **options)
+    if parting:
+        yield made
+        return
+    with made:
         yield made
 
 

@@ -81,6 +81,7 @@ def test_a_gradient_may_have_any_strides(comm: Communicator) -> None:
     torch.testing.assert_close(parameter.detach(), -gradient)
 
 
+@pytest.mark.communicator(parting=True)
 def test_a_sparse_gradient_is_refused_by_name_and_no_rank_waits(comm: Communicator) -> None:
     model = nn.Sequential(nn.Embedding(7, 3, sparse=comm.rank == 0))
     with torch.no_grad():

@@ -184,6 +184,7 @@ def clip(model: nn.Module) -> None:
     nn.utils.clip_grad_norm_(model.parameters(), 0.01)
 
 
+@pytest.mark.communicator(parting=True)
 @pytest.mark.parametrize("change", [clip, nn.Module.zero_grad], ids=["clipped", "dropped"])
 def test_gradients_changed_after_they_were_sent_are_named(
     change: Callable[[nn.Module], None], comm: Communicator
