@@ -21,14 +21,22 @@ from torch.futures import Future
 
 from collectives import Communicator
 from collectives.consistency.call_check import fingerprint
-from collectives.json_file import fields, shown
+from collectives.json_file import shown
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import Dense
 from mpicomp.torch.algorithms import AlgorithmChoice
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.ddp_vectors import GradientVectors
 from mpicomp.torch.parameters import require_dense_floats
-from mpicomp.torch.states import members_by_name, require_counters, require_rank, with_arrays, with_tensors
+from mpicomp.torch.states import (
+    STATE_KEY,
+    members_by_name,
+    own_part,
+    require_counters,
+    require_rank,
+    with_arrays,
+    with_tensors,
+)
 
 MOST_DENSE = 2  # iterations after which DDP has grouped its buckets anew if it ever does
 FREEZE = "freeze it before wrapping the model"
@@ -102,7 +110,8 @@ class DDPHookState:
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's residuals and counters, by the parameters' names: tensors and numbers.
 
-        Before the vectors are laid out there are none: who loads such a state begins anew.
+        :func:`mpicomp.torch.redistribute_states` makes those for another number of ranks. Before the vectors
+        are laid out there are none: who loads such a state begins anew.
 
         Raises
         ------
@@ -110,13 +119,15 @@ class DDPHookState:
             The hook was made without the model, so that there are no names.
         """
         self._require_names()
-        return {
+        own = {
             "rank": self.comm.rank,
             "ranks": self.comm.size,
             "iterations": self.iterations,
             "buckets": self.buckets,
             "aggregators": [with_tensors(aggregator.state_dict()) for aggregator in self.aggregators],
+            "kinds": [aggregator.state_kinds for aggregator in self.aggregators],
         }
+        return {STATE_KEY: own}
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
         """Look at a state that is not to be loaded yet; not collective.
@@ -126,18 +137,7 @@ class DDPHookState:
         ValueError
             As `load_state_dict` would on this rank.
         """
-        self._require_names()
-        if not isinstance(state, dict):
-            raise ValueError(f"the state is {shown(state)}, not a dict; load what state_dict returned")
-        own = fields(state, rank=int, ranks=int, buckets=list, aggregators=list)
-        require_rank(own, self.comm)
-        require_counters(state, "iterations")
-        with self.comm.tags_unused():
-            aggregators = [one.aggregator for one in self._vectors_like(own["buckets"]).reducers]
-        if len(own["aggregators"]) != len(aggregators):
-            raise ValueError("the state has another number of buckets than of aggregators; load an earlier one")
-        for aggregator, one in zip(aggregators, own["aggregators"], strict=True):
-            aggregator.check_state_dict(with_arrays(one))
+        self._own_state(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned, on the same rank of as many ranks, between iterations; collective.
@@ -153,17 +153,33 @@ class DDPHookState:
             Another rank raised ValueError, or the ranks' states are of different iterations.
         """
         try:
-            self.check_state_dict(state)
+            own = self._own_state(state)
         except ValueError as error:
             self.comm.reject(ValueError(f"{self.comm.here}: {error}"), "restoring a DDP hook")
-        buckets = state["buckets"]
-        when = f"restoring a DDP hook after {state['iterations']} iterations"
+        buckets, iterations = own["buckets"], own["iterations"]
+        when = f"restoring a DDP hook after {iterations} iterations"
         self.comm.agree(fingerprint(f"{when} in {buckets}"), lambda: f"{when} in {len(buckets)} buckets")
         self._vectors = self._vectors_like(buckets)
-        for aggregator, one in zip(self.aggregators, state["aggregators"], strict=True):
+        for aggregator, one in zip(self.aggregators, own["aggregators"], strict=True):
             aggregator.load_state_dict(with_arrays(one))
         self._dense = None if buckets else GradientVectors(Dense(), self.comm)
-        self.iterations = state["iterations"] if buckets else 0
+        self.iterations = iterations if buckets else 0
+
+    def _own_state(self, state: Any) -> dict[str, Any]:
+        """Return what a state holds; raise ValueError unless all of it can be loaded."""
+        self._require_names()
+        if not isinstance(state, dict) or state.get(STATE_KEY) is None:
+            raise ValueError(f"the state is {shown(state)}; load what state_dict of a hook's state returned")
+        own = own_part(state, iterations=int, buckets=list)
+        require_rank(own, self.comm)
+        require_counters(own, "iterations")
+        with self.comm.tags_unused():
+            aggregators = [one.aggregator for one in self._vectors_like(own["buckets"]).reducers]
+        if len(own["aggregators"]) != len(aggregators):
+            raise ValueError("the state has another number of buckets than of aggregators; load an earlier one")
+        for aggregator, one in zip(aggregators, own["aggregators"], strict=True):
+            aggregator.check_state_dict(with_arrays(one))
+        return own
 
     def _vectors_like(self, buckets: list[list[str]]) -> GradientVectors:
         return self._vectors.of(members_by_name(buckets, self._members, "this model"))

@@ -35,9 +35,9 @@ def redistribute_states(states: Sequence[State], ranks: int) -> list[State]:
     Parameters
     ----------
     states : sequence of dict
-        What ``state_dict`` of `DistributedOptimizer` or `OneBitAdam` returned on all ranks that there were, in any
-        order, after the same step. They are only read, tensor by tensor: states of ``torch.load(path, mmap=True)`` take
-        no memory of their own.
+        What ``state_dict`` of `DistributedOptimizer`, `OneBitAdam` or the state of `ddp_hook` returned on all ranks
+        that there were, in any order, after the same step. They are only read, tensor by tensor: states of
+        ``torch.load(path, mmap=True)`` take no memory of their own.
     ranks : int
         Number of ranks that there are now.
 

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from mpi4py import MPI
@@ -19,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from collectives import Communicator
 from collectives.errors import NonFiniteGradient
 from mpicomp import Dense, DoubleSqueeze, Marsit, ScaleCom
-from mpicomp.torch import DistributedOptimizer, ddp_hook
+from mpicomp.torch import DistributedOptimizer, ddp_hook, redistribute_states
 from tests.mpi.torch.ddp import SMALL_BUCKETS, VIEWS, hooked, process_group, sgd
 from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, train
 
@@ -208,6 +209,21 @@ def test_a_state_resumes_to_the_bit_in_another_process(comm: Communicator) -> No
     train(resumed, optimizer, comm, range(5, 9))
     assert torch.equal(parameters_of(resumed), parameters_of(model))
     assert (restored.iterations, state.iterations) == (9, 9)
+
+
+def test_other_ranks_go_on_from_the_mean_of_the_residuals(comm: Communicator) -> None:
+    model, state = hooked(make_model(), DoubleSqueeze(compressor="one-bit"), comm)
+    optimizer = sgd(model)
+    train(model, optimizer, comm, range(5))
+    residual = state.aggregators[0].residual
+    assert residual is not None
+    pending = sum(comm.mpi_comm.allgather(residual.astype("float64"))) / comm.size
+    states = redistribute_states(comm.mpi_comm.allgather(state.state_dict()), comm.size)
+    state.load_state_dict(states[comm.rank])
+    assert np.allclose(state.aggregators[0].residual, pending)
+    train(model, optimizer, comm, range(5, 8))
+    assert state.iterations == 8
+    assert same_on_all_ranks(model, comm)
 
 
 def test_a_state_of_the_first_iteration_begins_anew(comm: Communicator) -> None:

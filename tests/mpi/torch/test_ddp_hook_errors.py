@@ -123,6 +123,9 @@ def test_signals_are_handled_while_backward_waits(mpi_comm: MPI.Intracomm) -> No
         with pytest.raises(CollectiveTimeout, match="another rank has given up"):
             loss.backward()
     mpi_comm.barrier()  # which rank 0 has gone to at once
+    if comm.rank == 0:
+        with pytest.raises(CollectiveError):
+            loss.backward()
 
 
 # Registering --------------------------------------------------------------------------------------------------------
@@ -228,16 +231,20 @@ def test_states_that_do_not_fit_are_refused_on_all_ranks_and_change_nothing(comm
     optimizer = sgd(model)
     train(model, optimizer, comm, range(4))
     good = copy.deepcopy(state.state_dict())
+    own = good["mpicomp"]
     last = comm.rank == comm.size - 1
     wrong: dict[str, dict[str, Any]] = {
         r"the state is that of rank \d of 9; every rank loads its own": {"ranks": 9},
         r"the state has 'x', which this model lacks; this model has '0\.bias'": {"buckets": [["x"]]},
         "another number of buckets than of aggregators": {"aggregators": []},
-        "is not one of": {"aggregators": [{**good["aggregators"][0], "method": "QSGD"}]},
+        "is not one of": {"aggregators": [{**own["aggregators"][0], "method": "QSGD"}]},
         "the state's iterations is -1": {"iterations": -1},
     }
     for told, changed in wrong.items():
-        refused(comm, told, lambda changed=changed: state.load_state_dict({**good, **changed} if last else good))
+        bad = {"mpicomp": {**own, **changed}}
+        refused(comm, told, lambda bad=bad: state.load_state_dict(bad if last else good))
+    refused(comm, "load what state_dict of a hook's", lambda: state.load_state_dict(own if last else good))
+    state.load_state_dict(good)
     before = parameters_of(model)
     train(model, optimizer, comm, range(4, 6))
     assert not torch.equal(parameters_of(model), before)
@@ -245,7 +252,7 @@ def test_states_that_do_not_fit_are_refused_on_all_ranks_and_change_nothing(comm
     assert same_on_all_ranks(model, comm)
     if comm.size > 1:
         with pytest.raises(CollectiveMismatch, match="restoring a DDP hook after 7 iterations"):
-            state.load_state_dict({**good, "iterations": 7 if last else 4})
+            state.load_state_dict({"mpicomp": {**own, "iterations": 7 if last else 4}})
 
 
 @needs_group

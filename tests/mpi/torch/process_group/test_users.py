@@ -19,6 +19,10 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from collectives import Communicator
+from mpicomp import Dense
+from mpicomp.torch import ddp_hook
+
 pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.mpi(max_size=4)]
 
 STEPS, ROWS = 3, 12
@@ -76,6 +80,16 @@ def test_ddp_with_a_hook_that_waits_for_calls_in_callbacks() -> None:
         mine = parameter.clone()
         dist.broadcast(mine, 0)
         assert torch.equal(parameter, mine)
+
+
+@pytest.mark.parametrize("options", [{}, {"static_graph": True}, {"find_unused_parameters": True}])
+def test_ddp_with_our_own_hook(options: dict[str, bool], comm: Communicator) -> None:
+    model = DistributedDataParallel(make_model(), bucket_cap_mb=0.001, **options)
+    state, hook = ddp_hook(Dense(), comm, model)
+    model.register_comm_hook(state, hook)
+    train(model, own_rows())
+    assert len(state.aggregators) > 1
+    torch.testing.assert_close(parameters(model), parameters(train(make_model(), slice(None))))
 
 
 def test_ddp_with_sparse_gradients() -> None:
