@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from apps.launch import PROJECT, exit_on_signals
-from apps.performance.cluster import backward, methods, overlap, predicted, targets, training
+from apps.performance.cluster import backward, methods, overlap, predicted, steps, targets, training
 from apps.performance.cluster.driver import FAILURES, Limits, has_mpich, log, measure_cells
 from apps.performance.cluster.grid import (
     BUDGET_S,
@@ -38,7 +38,7 @@ CAPTIONS = {
     "cluster-overlap": "Wire, computing and both",
     "cluster-methods": "Time of an iteration by method",
 }
-PARTS = ("grid", "overlap", "methods", "backward", "training", "tables")
+PARTS = ("grid", "overlap", "methods", "backward", "steps", "training", "tables")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,8 +52,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     folder = options.json_dir or FOLDER
     failed = grid(cells, folder, options) if "grid" in options.only else []
-    parts = (("overlap", overlap.run), ("methods", methods.run), ("backward", backward.run), ("training", training.run))
-    for name, run in parts:
+    runs = {
+        "overlap": overlap.run,
+        "methods": methods.run,
+        "backward": backward.run,
+        "steps": steps.run,
+        "training": training.run,
+    }
+    for name, run in runs.items():
         if name in options.only:
             failed += run(folder / name, options.fresh)
     if "tables" in options.only:
@@ -98,7 +104,7 @@ def write(folder: Path, options: argparse.Namespace) -> None:
     """Tables and plots of all records there are; what has none stays in the document as it is."""
     records, overlaps = read(folder, "cluster"), read(folder / "overlap", "overlap")
     timed, trained = read(folder / "methods", "methods"), training.records(folder / "training")
-    hidden = read(folder / "backward", "backward")
+    hidden, stepped = read(folder / "backward", "backward"), read(folder / "steps", "steps")
     document = options.docs or (None if options.json_dir else DOCUMENT)
     folder_of_figures = options.figures or (folder if options.json_dir else FIGURES)
     drawn = draw(records, overlaps, folder_of_figures)
@@ -111,6 +117,7 @@ def write(folder: Path, options: argparse.Namespace) -> None:
     bodies["cluster-predictions"] = predicted.render(records)
     bodies["cluster-methods"] = methods.render(timed)
     bodies["cluster-backward"] = backward.render(hidden)
+    bodies["cluster-steps"] = steps.render(stepped)
     bodies["cluster-targets"] = targets.render(records)
     bodies["cluster-overlap"] += "\n\n" + targets.render_overlaps(overlaps)
     if document is None:
@@ -127,6 +134,7 @@ def write(folder: Path, options: argparse.Namespace) -> None:
         "cluster-training": [curves],
         "cluster-methods": [timed],
         "cluster-backward": [hidden],
+        "cluster-steps": [stepped],
     }
     for name, body in bodies.items():
         if body != NOTHING and all(made_of.get(name, [records])):

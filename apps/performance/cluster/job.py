@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mpicomp
 from apps.environment import environment
-from apps.performance.cluster import backward, methods, overlap
+from apps.performance.cluster import backward, methods, overlap, steps
 from apps.performance.cluster.grid import Cell, Cluster
 from apps.performance.cluster.implementations import SLOW_S, Implementation, of_library
 from apps.performance.cluster.predicted import measure_advice
-from apps.performance.cluster.prepared import Resources
+from apps.performance.cluster.prepared import TIMEOUT_S, Resources
 from apps.performance.cluster.rounds import measure, repeats_for
 from apps.performance.cluster.vectors import filled
 from apps.records import Record, write_record
@@ -28,9 +29,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if request["kind"] == "grid":
         measure_cells(request)
         return 0
-    kind = {"overlap": overlap, "methods": methods, "backward": backward}[request["kind"]]
-    with Communicator(topology="ring") as comm:
-        record = {**kind.measure_here(comm, request["n"], request["repeats"]), "settings": request["cluster"]}
+    kinds: dict[str, Callable[[Communicator, Any, int], Record]] = {
+        "overlap": overlap.measure_here,
+        "methods": methods.measure_here,
+        "backward": backward.measure_here,
+        "steps": partial(steps.measure_here, address=request["address"]),
+    }
+    with Communicator(topology="ring", timeout=TIMEOUT_S) as comm:
+        measured = kinds[request["kind"]](comm, request["n"], request["repeats"])
+        record = {**measured, "settings": request["cluster"]}
         _publish(comm, record, request, request["path"])
     return 0
 

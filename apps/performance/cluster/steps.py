@@ -1,0 +1,181 @@
+"""Whole training steps: PyTorch's DistributedDataParallel over Gloo, plain and with its own hooks, and ours.
+
+Every implementation has a model of its own and makes the same step: forward, backward with its communication, SGD. All
+take turns. The slowest rank counts.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import mpicomp
+from apps.environment import describe, environment
+from apps.performance.cluster.driver import FAILURES, log, measure_alone
+from apps.performance.cluster.grid import Cluster
+from apps.performance.cluster.tables import NOTHING
+from apps.performance.part import get, table
+from apps.records import Record
+from collectives import Communicator
+from mpicomp.algorithms import Algorithm
+from mpicomp.cli.timing import gather, spin_barrier, summary
+
+REPEATS = {"100mbit": 3, "1gbit": 7, "10gbit": 11, "none": 11}
+CLUSTERS = tuple(Cluster(4, rate) for rate in REPEATS)
+WARM_UPS, TRIAL_STEPS, AUTO_STEPS = 2, 3, 30
+GLOO_PORT, GLOO_TIMEOUT_S = 29_512, 600.0
+MODELS = ("mlp", "resnet", "transformer")
+GLOO = ("Gloo DDP", "Gloo DDP, fp16", "Gloo DDP, PowerSGD")
+OURS: Mapping[str, tuple[Algorithm, dict[str, Any]]] = {
+    "dense": (mpicomp.Dense(), {}),
+    "Marsit": (mpicomp.Marsit(), {}),
+    "Marsit, overlap": (mpicomp.Marsit(), {"overlap": True}),
+    "DoubleSqueeze": (mpicomp.DoubleSqueeze(), {}),
+    "ScaleCom": (mpicomp.ScaleCom(), {}),
+    "Auto": (mpicomp.Auto(trial_steps=TRIAL_STEPS), {}),
+}
+WITHIN = 1.03
+"""Auto over the best of ours, at most."""
+
+
+Loss = Callable[[Any], Any]
+"""A rank's loss of a model, or of what wraps it."""
+
+
+def build(name: str) -> tuple[Any, Loss]:
+    """A model of 25, 13 or 11 million parameters, and a loss of it."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from apps.performance.cluster.transformer import Transformer
+    from apps.train.models import build as classifier
+
+    torch.manual_seed(0)
+    if name == "transformer":
+        tokens = torch.randint(256, (2, 33))
+        inputs, targets = tokens[:, :-1], tokens[:, 1:].flatten()
+        return Transformer(), lambda model: cross_entropy(model(inputs).flatten(0, 1), targets)
+    mlp = name == "mlp"
+    shape, batch = ((1, 28, 28), 32) if mlp else ((3, 8, 8), 8)
+    images, labels = torch.rand(batch, *shape), torch.randint(10, (batch,))
+    model = classifier("mlp", shape, 10, [4616] * 2, None) if mlp else classifier("resnet20", shape, 10, None, 112)
+    return model, lambda model: cross_entropy(model(images), labels)
+
+
+def measure_here(comm: Communicator, n: str, repeats: int, address: str) -> Record:
+    """Time the implementations with the model of this name; collective."""
+    import torch
+    from torch import distributed
+
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "eth0")
+    if not distributed.is_initialized():
+        distributed.init_process_group(
+            "gloo", init_method=f"tcp://{address}:{GLOO_PORT}", rank=comm.rank, world_size=comm.size,
+            timeout=timedelta(seconds=GLOO_TIMEOUT_S),
+        )  # fmt: skip
+    steps = {name: _gloo(name, n) for name in GLOO} | {
+        name: _ours(comm, algorithm, options, n) for name, (algorithm, options) in OURS.items()
+    }
+    for name, step in steps.items():
+        for _ in range(WARM_UPS + AUTO_STEPS * (name == "Auto")):
+            step()
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(repeats):
+        for name, step in steps.items():
+            spin_barrier(comm)
+            start = time.perf_counter()
+            step()
+            seconds[name].append(time.perf_counter() - start)
+    rows = [{"name": name, "step": summary(gather(comm, np.array(mine)).max(axis=0))} for name, mine in seconds.items()]
+    parameters = sum(one.numel() for one in build(n)[0].parameters())
+    distributed.destroy_process_group()
+    return {"part": "steps", "model": n, "parameters": parameters, "environment": environment(), "rows": rows}
+
+
+def _gloo(name: str, model_name: str) -> Callable[[], None]:
+    import torch
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    model, loss = build(model_name)
+    # with several buckets PowerSGD's sums come in another order on each rank, which Gloo does not bear
+    buckets: dict[str, Any] = {"bucket_cap_mb": 1 << 12} if name.endswith("PowerSGD") else {}
+    wrapped = DistributedDataParallel(model, **buckets)
+    if name.endswith("fp16"):
+        wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif name.endswith("PowerSGD"):
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+        wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return partial(_step, wrapped, loss, torch.optim.SGD(model.parameters(), lr=1e-6))
+
+
+def _ours(comm: Communicator, algorithm: Algorithm, options: dict[str, Any], model_name: str) -> Callable[[], None]:
+    import torch
+
+    from mpicomp.torch import DistributedOptimizer
+
+    model, loss = build(model_name)
+    own = Communicator(comm.mpi_comm, timeout=comm.timeout)
+    inner = torch.optim.SGD(model.parameters(), lr=1e-6)
+    return partial(_step, model, loss, DistributedOptimizer(inner, algorithm, own, model.named_parameters(), **options))
+
+
+def _step(model: Any, loss: Loss, optimizer: Any) -> None:
+    optimizer.zero_grad()
+    loss(model).backward()
+    optimizer.step()
+
+
+def run(folder: Path, fresh: bool) -> list[str]:
+    """Measure what is missing; returns what failed."""
+    failed = []
+    for cluster in CLUSTERS:
+        for model in MODELS:
+            path = folder / f"steps-{cluster.name}-{model}.json"
+            if fresh or not path.exists():
+                log(f"steps: {cluster.nodes} nodes, {cluster.links}, {model}")
+                try:
+                    measure_alone("steps", cluster, path, n=model, repeats=REPEATS[cluster.rate])
+                except FAILURES as error:
+                    failed.append(f"steps, {cluster.name}, {model}: {error}")
+    return failed
+
+
+def render(records: Sequence[Record]) -> str:
+    """A table of steps per second for each model, with a column for each rate."""
+    if not records:
+        return NOTHING
+    parts = []
+    for model in MODELS:
+        mine = {record["settings"]["rate"]: record for record in records if record["model"] == model}
+        rates = [rate for rate in REPEATS if rate in mine]
+        if not rates:
+            continue
+        seconds = {rate: {row["name"]: row["step"] for row in mine[rate]["rows"]} for rate in rates}
+        columns = (("steps a second", get("name")), *((rate, _column(seconds[rate])) for rate in rates))
+        rows = [{"name": name} for name in seconds[rates[0]]]
+        first = mine[rates[0]]
+        heading = f"**{model}, {first['parameters']:,} parameters, {first['settings']['nodes']} nodes**"
+        parts.append(f"{heading}\n\n{table(columns, rows)}\n\n<sub>{describe(first['environment'])}.</sub>")
+    return "\n\n".join(parts)
+
+
+def _column(seconds: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], str]:
+    """Steps a second, and how many times those of plain DDP; a mark where a target is missed."""
+    plain = seconds[GLOO[0]]["median_s"]
+    best = min(seconds[name]["median_s"] for name in OURS if name != "Auto")
+
+    def cell(row: Mapping[str, Any]) -> str:
+        mine = seconds[row["name"]]["median_s"]
+        missed = row["name"] == "Auto" and mine > WITHIN * best
+        return f"{1 / mine:.3g} ({plain / mine:.2f}×)" + " †" * missed
+
+    return cell
