@@ -21,12 +21,12 @@ def timeouts(timeout: float | None, arrival_timeout: float | None) -> tuple[floa
 
 
 def _seconds(name: str, given: float | None, default: float) -> float:
-    source, value = name, given
-    if value is None:
+    source, value = name, given if given is not None else ""
+    if given is None:
         source = f"MPICOMP_{name.upper()}"
-        value = os.environ.get(source) or default  # type: ignore[assignment]
+        value = os.environ.get(source) or default
     try:
-        seconds = float(value)  # type: ignore[arg-type]
+        seconds = float(value)
     except (TypeError, ValueError):
         raise _error(TypeError if given is not None else ValueError, source, value) from None
     if not seconds > 0:

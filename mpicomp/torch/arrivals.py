@@ -53,8 +53,6 @@ class Arrivals:
 
     Attributes
     ----------
-    order : list of int
-        The parameters, in the order in which their gradients came the first time.
     paused : bool
         Gradients that come do not count: they are added to what comes later.
     any_complete : bool
@@ -63,9 +61,14 @@ class Arrivals:
 
     def __init__(self, names: Sequence[str], passes: int) -> None:
         self._names, self._passes = names, passes
-        self.order: list[int] = []
+        self._order: dict[int, None] = {}  # which keeps the order, and is asked at every gradient
         self.paused = False
         self.restart()
+
+    @property
+    def order(self) -> list[int]:
+        """The parameters, in the order in which their gradients came the first time."""
+        return list(self._order)
 
     def restart(self) -> None:
         """A new step: no gradient has come."""
@@ -80,8 +83,7 @@ class Arrivals:
         RuntimeError
             It was complete before, and has been sent or may have been.
         """
-        if self._counts[position] == 0 and len(self.order) < len(self._names) and position not in self.order:
-            self.order.append(position)
+        self._order.setdefault(position)
         if self.paused:
             return False
         self._counts[position] += 1

@@ -67,6 +67,8 @@ class GradientAveraging:
 
     def gradient_came(self, position: int) -> None:
         """Begin the buckets that this gradient completes; called by hooks during backward."""
+        if self._scaled and self._error is not None:  # the scaler has skipped the step, which this is not told
+            self.drop_gradients(set_to_none=True)
         sent = self._averaged or self._begins_early
         if self.arrivals.complete(position, sent) and self.in_flight:
             self._queue.complete(position)

@@ -53,7 +53,9 @@ def measure_here(comm: Communicator, n: int, repeats: int) -> Record:
         each_s = _median(comm, lambda step=late: step.run(FIRST_BATCH)[0], 3) / FIRST_BATCH
         for factor in FACTORS:
             batch = int(min(LONGEST_BATCH, max(1, round(factor * communication_s / each_s))))
-            both, backward, communication = ([] for _ in range(3))  # type: ignore[var-annotated]
+            both: list[float] = []
+            backward: list[float] = []
+            communication: list[float] = []
             for _ in range(repeats):
                 both.append(sum(early.run(batch)))
                 apart = late.run(batch)

@@ -242,6 +242,19 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all_with_a_gradscaler(
     torch.testing.assert_close(parameters_of(model), parameters_of(unscaled))
 
 
+def test_the_model_may_drop_the_gradients_of_a_step_that_a_gradscaler_skipped(comm: Communicator) -> None:
+    model, optimizer = wrapped(Dense(), comm)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for step in range(4):
+        model.zero_grad()
+        loss = loss_of(model, comm, step)
+        scaler.scale(loss * float("inf") if step == 1 and comm.rank == 0 else loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert optimizer.synchronizations == 3
+    assert same_on_all_ranks(model, comm)
+
+
 def test_nan_surfaces_in_step_on_all_ranks_though_it_was_found_before(comm: Communicator) -> None:
     model, optimizer = wrapped(Dense(), comm)
     train(model, optimizer, comm, range(1))
