@@ -123,6 +123,11 @@ class LocalUpdates:
 
     def before_scaler(self) -> None:
         """Agree on infinities ahead of the search for them in the gradients, so that all ranks find some or none."""
+        if self._overlap:
+            raise RuntimeError(
+                f'{self._comm.here}: a GradScaler cannot be combined with overlap under "updates", where backward has '
+                "moved the parameters by scaled gradients; pass overlap=False"
+            )
         self.reducers.lay_out(self.arrivals.order)
         self._masters.take_gradients()
         self._scaled = self._checked = True

@@ -255,6 +255,14 @@ def test_the_model_may_drop_the_gradients_of_a_step_that_a_gradscaler_skipped(co
     assert same_on_all_ranks(model, comm)
 
 
+def test_a_gradscaler_is_refused_where_backward_moves_parameters(comm: Communicator) -> None:
+    model, optimizer = wrapped(Dense(), comm, synchronize="updates", overlap=True)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(loss_of(model, comm, 0)).backward()
+    with pytest.raises(RuntimeError, match="a GradScaler cannot be combined with overlap"):
+        scaler.step(optimizer)
+
+
 def test_nan_surfaces_in_step_on_all_ranks_though_it_was_found_before(comm: Communicator) -> None:
     model, optimizer = wrapped(Dense(), comm)
     train(model, optimizer, comm, range(1))
