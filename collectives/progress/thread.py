@@ -11,7 +11,8 @@ import atexit
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
 
@@ -19,10 +20,10 @@ from mpi4py import MPI
 
 from collectives.progress import polling
 
-SPINS = 8  # turns without progress before the thread sleeps: the caller computes on the same cores
+SPINS = 8  # turns without progress before the thread sleeps or yields: others compute on the same cores
 NAP_S = 0.00005
 LONG_NAP_S = 0.0005
-PATIENT = 2000  # turns without progress before its sleep becomes long
+PATIENT = 2000  # turns without progress before its sleep becomes long, though somebody may wait
 STOPPING_S = 2.0  # how long the end of the process waits for the thread
 LOOK_S = 1.0  # how often a waiting thread makes sure that this one lives
 
@@ -65,9 +66,10 @@ class Completion:
             return
         self._thread.reject_waiting(lambda: "a call")
         try:
-            while not self._ended.wait(LOOK_S):
-                if not self._thread.is_alive():
-                    raise RuntimeError("the progress thread is gone, and nobody drives this call")
+            with self._thread.hurrying():
+                while not self._ended.wait(LOOK_S):
+                    if not self._thread.is_alive():
+                        raise RuntimeError("the progress thread is gone, and nobody drives this call")
         except BaseException as error:
             self._thread.submit(partial(self._interrupt, error))
             self._ended.wait(STOPPING_S)
@@ -102,6 +104,7 @@ class ProgressThread:
         self._changed = threading.Condition()
         self._tasks: deque[Callable[[], None]] = deque()
         self._stopping = False
+        self._waiting: list[None] = []  # one for each thread that waits: changed by single operations, without a lock
         self._thread = threading.Thread(target=self._drive, name="mpicomp progress", daemon=True)
         self._thread.start()
         atexit.register(self.stop)  # before mpi4py ends MPI, which waits for exit handlers of Python
@@ -120,6 +123,15 @@ class ProgressThread:
         self.submit(begun.set)
         while not begun.wait(LOOK_S) and self.is_alive():
             pass
+
+    @contextmanager
+    def hurrying(self) -> Iterator[None]:
+        """Do without short sleeps: the caller waits, and leaves its core to this thread."""
+        self._waiting.append(None)
+        try:
+            yield
+        finally:
+            self._waiting.pop()
 
     def is_current(self) -> bool:
         """Whether the caller is this thread."""
@@ -147,8 +159,11 @@ class ProgressThread:
         calls = polling.calls_of_this_thread()
         idle_turns = 0
         while True:
+            hurries = self._waiting and idle_turns < PATIENT
+            if hurries and idle_turns > SPINS:
+                os.sched_yield()
             with self._changed:
-                if not self._tasks and idle_turns > SPINS:
+                if not self._tasks and idle_turns > SPINS and not hurries:
                     self._changed.wait(NAP_S if idle_turns < PATIENT else LONG_NAP_S)
                 while not (self._tasks or calls or self._stopping):
                     self._changed.wait()

@@ -54,6 +54,8 @@ class GradientAveraging:
         self._error: NonFiniteGradient | None = None  # of gradients that were averaged ahead of the step
         self._queue = InOrder(reducers, comm, self._begin)
         self._sent: list[tuple[NamedParameter, Tensor, int]] = []  # and the version that was sent
+        # Freed together before the next backward: memory freed here would go back to the system, and be cleared anew
+        self._replaced: list[Tensor | None] = []
         listen(self, [member.parameter for member in reducers.members])
 
     @property
@@ -69,6 +71,7 @@ class GradientAveraging:
         """Begin the buckets that this gradient completes; called by hooks during backward."""
         if self._scaled and self._error is not None:  # the scaler has skipped the step, which this is not told
             self.drop_gradients(set_to_none=True)
+        self._replaced.clear()
         sent = self._averaged or self._begins_early
         if self.arrivals.complete(position, sent) and self.in_flight:
             self._queue.complete(position)
@@ -121,11 +124,12 @@ class GradientAveraging:
         if self._averaged:
             return
         self.reducers.lay_out(self.arrivals.order)
+        self._replaced.clear()
         try:
             if self._overlap:
                 self._queue.complete_all()
                 self._require_unchanged()
-                self._queue.wait(self._take_mean)
+                self._queue.wait(self._show_mean)
             else:
                 for reducer in self.reducers:
                     gradients = self._gradients(reducer)
@@ -151,6 +155,7 @@ class GradientAveraging:
         """Forget that they were averaged; the optimizer, which holds the model's own parameters, clears them."""
         self._averaged = self._scaled = False
         self._error = None
+        self._replaced.clear()
         self.arrivals.restart()
 
     def state_dict(self) -> dict[str, Any]:
@@ -180,6 +185,15 @@ class GradientAveraging:
     def _take_mean(reducer: BucketReducer) -> None:
         gradients = [parameter.grad for parameter in reducer.parameters if parameter.grad is not None]  # all are there
         torch._foreach_copy_(gradients, reducer.mean_views)
+
+    def _show_mean(self, reducer: BucketReducer) -> None:
+        """Let the gradients be views of the mean, which spares a copy; vectors must not be shared with others."""
+        for parameter, mean in zip(reducer.parameters, reducer.mean_views, strict=True):
+            if parameter.grad is not None and parameter.grad.stride() != mean.stride():  # a layout of its own: keep it
+                parameter.grad.copy_(mean)
+            else:
+                self._replaced.append(parameter.grad)
+                parameter.grad = mean
 
     def _require_unchanged(self) -> None:
         """Refuse gradients that were changed after they were sent: the change would be lost."""

@@ -1,7 +1,7 @@
 """The "updates" mode: each rank's optimizer moves its own copy of the model, then the ranks average the moves.
 
 From the common model x, H optimizer steps lead to x_local. The synchronization after them makes
-x <- x - aggregate(x - x_local) and x_local <- x. The common model is one flat copy. It is noted anew at the first step
+x <- x - aggregate(x - x_local) and x_local <- x. The common model is a copy. It is noted anew at the first step
 after each synchronization, at the price of one pass over memory, so that a model loaded then is not mistaken for an
 update.
 
@@ -76,8 +76,7 @@ class LocalUpdates:
         self._optimizer, self._comm, self._masters = optimizer, comm, masters
         self._local_steps, self._skip_nonfinite, self._overlap = local_steps, skip_nonfinite, overlap
         self._checked = self._skipping = self._warned = self._scaled = self._in_backward = False
-        self._common: list[Tensor] = []
-        self._common_views: list[list[Tensor]] = []
+        self._common: list[list[Tensor]] = []  # of each bucket, like its parameters
         self._queue = InOrder(reducers, comm, self._begin)
         listen(self, [masters.original(member.parameter) for member in reducers.members])
 
@@ -173,19 +172,26 @@ class LocalUpdates:
         """Average what the ranks moved since the last synchronization; return at once if they made no step."""
         if self.steps == 0:
             return
+        moved: set[int] = set()
+
+        def move(reducer: BucketReducer) -> None:
+            self._move_common(reducer)
+            moved.add(reducer.bucket.index)
+
         try:
             if self._overlap:
                 self._queue.complete_all()
-                self._queue.wait(self._move_common)
+                self._queue.wait(move)
             else:
                 for reducer in self.reducers:
                     self._take_update(reducer)
                     reducer.aggregate()
-                    self._move_common(reducer)
+                    move(reducer)
             self.synchronizations += 1
         finally:
-            for reducer, common_views in zip(self.reducers, self._common_views, strict=True):
-                torch._foreach_copy_(reducer.parameters, common_views)
+            for reducer, common in zip(self.reducers, self._common, strict=True):
+                if reducer.bucket.index not in moved:
+                    torch._foreach_copy_(reducer.parameters, common)
             self._masters.publish()
             self.steps = 0
 
@@ -208,19 +214,21 @@ class LocalUpdates:
 
     def _make_common(self) -> None:
         if not self._common:
-            buckets = [reducer.bucket for reducer in self.reducers]
-            self._common = [torch.zeros(bucket.n, dtype=bucket.dtype) for bucket in buckets]
-            self._common_views = [bucket.views(flat) for bucket, flat in zip(buckets, self._common, strict=True)]
+            self._common = [[torch.empty_like(one) for one in reducer.parameters] for reducer in self.reducers]
 
     def _note_common(self, reducer: BucketReducer) -> None:
-        torch._foreach_copy_(self._common_views[reducer.bucket.index], reducer.parameters)
+        torch._foreach_copy_(self._common[reducer.bucket.index], reducer.parameters)
 
     def _take_update(self, reducer: BucketReducer) -> None:
-        torch._foreach_copy_(reducer.vector_views, reducer.parameters)
-        torch.sub(self._common[reducer.bucket.index], reducer.vector, out=reducer.vector)
+        commons = self._common[reducer.bucket.index]
+        for common, parameter, move in zip(commons, reducer.parameters, reducer.vector_views, strict=True):
+            torch.sub(common, parameter, out=move)
 
     def _move_common(self, reducer: BucketReducer) -> None:
-        self._common[reducer.bucket.index].sub_(reducer.mean)
+        """Let the parameters be the common model moved by the mean; the next first local step notes them anew."""
+        commons = self._common[reducer.bucket.index]
+        for common, parameter, mean in zip(commons, reducer.parameters, reducer.mean_views, strict=True):
+            torch.sub(common, mean, out=parameter)
 
     def _gradients(self) -> Iterator[Tensor]:
         parameters = (parameter for reducer in self.reducers for parameter in reducer.parameters)
@@ -259,9 +267,9 @@ class LocalUpdates:
 
     def _named_common(self) -> dict[str, Tensor]:
         return {
-            member.name: view
-            for reducer, views in zip(self.reducers, self._common_views, strict=True)
-            for member, view in zip(reducer.bucket.members, views, strict=True)
+            member.name: common
+            for reducer, commons in zip(self.reducers, self._common, strict=True)
+            for member, common in zip(reducer.bucket.members, commons, strict=True)
         }
 
     def _any_nonfinite(self, warn: bool = False) -> bool:

@@ -24,7 +24,7 @@ from apps.performance.cluster.grid import (
     default_plan,
     product,
 )
-from apps.performance.cluster.plots import draw, draw_iterations
+from apps.performance.cluster.plots import draw, draw_backward, draw_iterations
 from apps.performance.cluster.records import read
 from apps.performance.cluster.tables import NOTHING, tables
 from apps.performance.part import chosen_from, replace_block
@@ -37,6 +37,7 @@ CAPTIONS = {
     "cluster-stages": "Where the time goes",
     "cluster-overlap": "Wire, computing and both",
     "cluster-methods": "Time of an iteration by method",
+    "cluster-backward": "Communication beside backward, and what of it is exposed",
 }
 PARTS = ("grid", "overlap", "methods", "backward", "steps", "training", "tables")
 
@@ -110,7 +111,8 @@ def write(folder: Path, options: argparse.Namespace) -> None:
     drawn = draw(records, overlaps, folder_of_figures)
     curves = training.draw(trained, folder_of_figures)
     bars = draw_iterations(timed, folder_of_figures)
-    for path in (*drawn, *curves, *bars):
+    shares = draw_backward(hidden, folder_of_figures)
+    for path in (*drawn, *curves, *bars, *shares):
         log(f"wrote {path}")
     bodies = tables(records, overlaps)
     bodies["cluster-training"] = training.render(trained)
@@ -128,6 +130,7 @@ def write(folder: Path, options: argparse.Namespace) -> None:
     bodies["cluster-training"] += "\n\n" + figures(curves, document.parent)
     if bars:
         bodies["cluster-methods"] += "\n\n" + figures(bars, document.parent)
+    bodies["cluster-backward"] += "\n\n" + figures(shares, document.parent)
     made_of: dict[str, list[Sequence[object] | Mapping[Cluster, object]]] = {
         "cluster-overlap": [overlaps],
         "cluster-figures": [records, overlaps],

@@ -2,16 +2,20 @@
 
 *Backward* is that of the model alone. *Communication* is what averages the gradients of all buckets, one after the
 other, when backward is over. *Both* is backward with the buckets begun from its hooks, until the last mean is there.
-All take turns. The size of the batch sets how long backward takes.
+All take turns. The size of the batch sets how long backward takes. *Exposed* is the part of both in which the rank
+waits for calls in flight, as the trace has it. *Computing* is the part of communication alone in which the rank does
+not wait: it encodes, copies, sends. Where a rank has one core, both cannot take less than backward and computing.
 """
 
 from __future__ import annotations
 
+import json
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from math import sqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +23,7 @@ import mpicomp
 from apps.environment import describe, environment
 from apps.performance.cluster.driver import FAILURES, log, measure_alone
 from apps.performance.cluster.grid import Cluster
+from apps.performance.cluster.ratios import payload_rate
 from apps.performance.cluster.tables import NOTHING
 from apps.performance.part import MS, get, in_unit, table
 from apps.records import Record
@@ -27,53 +32,88 @@ from mpicomp.algorithms import Algorithm
 from mpicomp.cli.timing import gather, spin_barrier
 
 N, LAYERS, REPEATS = 25_000_000, 12, 9
-CLUSTER = Cluster(2, "1gbit")
 FACTORS = (0.5, 1.0, 2.0)
 """Of backward in units of communication."""
 MOST_OVER = 1.2
+EARLY = "early"
 METHODS: dict[str, Algorithm] = {
     "dense": mpicomp.Dense(),
     "Marsit": mpicomp.Marsit(None),
     "DoubleSqueeze": mpicomp.DoubleSqueeze(),
 }
+CLUSTERS = {Cluster(2, "1gbit"): tuple(METHODS), Cluster(2, "100mbit"): ("Marsit", "DoubleSqueeze")}
+"""With their methods: a dense step at 100 Mbit/s takes ten seconds, and hides as much as at 1 Gbit/s."""
 FIRST_BATCH, LONGEST_BATCH = 16, 4096
 
 
-def measure_here(comm: Communicator, n: int, repeats: int) -> Record:
-    """Time the methods with batches that make backward as long as `FACTORS` times their communication; collective."""
+def measure_here(comm: Communicator, n: Mapping[str, Any], repeats: int) -> Record:
+    """Time methods with batches that make backward as long as `FACTORS` times their communication; collective.
+
+    `n` has the elements and the names of the methods.
+    """
     import torch  # which other jobs can do without
 
     torch.set_num_threads(1)
-    rows = []
-    for name, method in METHODS.items():
-        early, late = (Step(comm, method, n, overlap) for overlap in (True, False))
+    rows = [row for name in n["methods"] for row in _measure_method(comm, name, n["n"], repeats)]
+    return {"part": "backward", "n": n["n"], "environment": environment(), "rows": rows}
+
+
+def _measure_method(comm: Communicator, name: str, n: int, repeats: int) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        early, late = (Step(comm, METHODS[name], n, Path(folder) / which) for which in (EARLY, "late"))
         for step in (early, late):
             step.run(FIRST_BATCH)  # lays out the buckets
-        communication_s = _median(comm, lambda step=late: step.run(FIRST_BATCH)[1], 3)
-        each_s = _median(comm, lambda step=late: step.run(FIRST_BATCH)[0], 3) / FIRST_BATCH
-        for factor in FACTORS:
-            batch = int(min(LONGEST_BATCH, max(1, round(factor * communication_s / each_s))))
-            both: list[float] = []
-            backward: list[float] = []
-            communication: list[float] = []
-            for _ in range(repeats):
-                both.append(sum(early.run(batch)))
-                apart = late.run(batch)
-                backward.append(apart[0])
-                communication.append(apart[1])
-            seconds = gather(comm, np.array([both, backward, communication])).max(axis=0)
-            medians = np.median(seconds, axis=1).tolist()
-            rows.append(
-                {"method": name, "factor": factor, "batch": batch}
-                | dict(zip(("both_s", "backward_s", "communication_s"), medians, strict=True))
+        first = [late.run(FIRST_BATCH) for _ in range(3)]
+        backward_s, communication_s = _medians(comm, [(one.backward_s, one.rest_s) for one in first])
+        each_s = backward_s / FIRST_BATCH
+        batches = [max(1, round(min(LONGEST_BATCH, factor * communication_s / each_s))) for factor in FACTORS]
+        rounds = [[(early.run(batch), late.run(batch)) for _ in range(repeats)] for batch in batches]
+        late.close()
+        early.close()  # writes the trace
+        exposed, waits = (
+            _spans(Path(folder) / which / f"rank-{comm.rank}.json", kind)
+            for which, kind in ((EARLY, "exposed"), ("late", "wait"))
+        )
+    rows = []
+    for factor, batch, pairs in zip(FACTORS, batches, rounds, strict=True):
+        values = [
+            (
+                both.backward_s + both.rest_s,
+                apart.backward_s,
+                apart.rest_s,
+                apart.rest_s - _within(waits, apart.span),
+                _within(exposed, both.span),
             )
-    return {"part": "backward", "n": n, "environment": environment(), "rows": rows}
+            for both, apart in pairs
+        ]
+        names = ("both_s", "backward_s", "communication_s", "computing_s", "exposed_s")
+        medians = dict(zip(names, _medians(comm, values), strict=True))
+        rows.append({"method": name, "factor": factor, "batch": batch} | medians)
+    return rows
+
+
+def _spans(path: Path, kind: str) -> list[tuple[float, float]]:
+    """The spans of one kind in a rank's trace, in its seconds."""
+    events = json.loads(path.read_text())["traceEvents"]
+    return [(1e-6 * one["ts"], 1e-6 * (one["ts"] + one["dur"])) for one in events if one.get("cat") == kind]
+
+
+def _within(spans: Sequence[tuple[float, float]], span: tuple[float, float]) -> float:
+    return sum(max(0.0, min(end, span[1]) - max(start, span[0])) for start, end in spans)
+
+
+class Times(NamedTuple):
+    """Of backward, of the rest until the means are there, and of both by the trace's clock; in seconds."""
+
+    backward_s: float
+    rest_s: float
+    span: tuple[float, float]
 
 
 class Step:
-    """Backward and averaging of an MLP of about `n` parameters."""
+    """Backward and averaging of an MLP of about `n` parameters; at once, if `trace` is the folder `EARLY`."""
 
-    def __init__(self, comm: Communicator, method: Algorithm, n: int, overlap: bool) -> None:
+    def __init__(self, comm: Communicator, method: Algorithm, n: int, trace: Path) -> None:
         import torch
 
         from mpicomp.torch import DistributedOptimizer
@@ -84,13 +124,13 @@ class Step:
         self.model = torch.nn.Sequential(*(one for layer in layers for one in (layer, torch.nn.ReLU())))
         inner = torch.optim.SGD(self.model.parameters(), lr=1e-6)
         # a communicator of its own: the progress thread must not make the calls of the other side
-        self._own = Communicator(comm.mpi_comm, topology="ring", timeout=comm.timeout)
+        self._own = Communicator(comm.mpi_comm, topology="ring", timeout=comm.timeout, trace=trace)
         self.optimizer = DistributedOptimizer(
-            inner, method, self._own, self.model.named_parameters(), "gradients", overlap=overlap
+            inner, method, self._own, self.model.named_parameters(), "gradients", overlap=trace.name == EARLY
         )
 
-    def run(self, batch: int) -> tuple[float, float]:
-        """Seconds of backward, and from its end until the means are there."""
+    def run(self, batch: int) -> Times:
+        """One step."""
         import torch
 
         self.optimizer.zero_grad()
@@ -102,24 +142,33 @@ class Step:
         self.optimizer.synchronize()
         end = time.perf_counter()
         self.optimizer.step()
-        return between - start, end - between
+        trace = self._own.trace
+        assert trace is not None
+        return Times(between - start, end - between, (trace.aligned(start), trace.aligned(end)))
+
+    def close(self) -> None:
+        """Write the trace; collective."""
+        self._own.close()
 
 
-def _median(comm: Communicator, measured: Callable[[], float], repeats: int) -> float:
-    """Of the slowest rank, the same on all."""
-    return float(np.median(gather(comm, np.array([measured() for _ in range(repeats)])).max(axis=0)))
+def _medians(comm: Communicator, values: Sequence[Sequence[float]]) -> list[float]:
+    """Of each column, of the slowest rank, the same on all."""
+    medians: list[float] = np.median(gather(comm, np.array(values)).max(axis=0), axis=0).tolist()
+    return medians
 
 
 def run(folder: Path, fresh: bool, n: int = N) -> list[str]:
-    """Measure it unless there is a record; returns what failed."""
-    path = folder / f"backward-{CLUSTER.name}.json"
-    if fresh or not path.exists():
-        log(f"backward: {CLUSTER.nodes} nodes, {CLUSTER.links}")
-        try:
-            measure_alone("backward", CLUSTER, path, n=n, repeats=REPEATS)
-        except FAILURES as error:
-            return [f"backward, {CLUSTER.name}: {error}"]
-    return []
+    """Measure what has no record yet; returns what failed."""
+    failed = []
+    for cluster, names in CLUSTERS.items():
+        path = folder / f"backward-{cluster.name}.json"
+        if fresh or not path.exists():
+            log(f"backward: {cluster.nodes} nodes, {cluster.links}")
+            try:
+                measure_alone("backward", cluster, path, n={"n": n, "methods": names}, repeats=REPEATS)
+            except FAILURES as error:
+                failed.append(f"backward, {cluster.name}: {error}")
+    return failed
 
 
 def over(row: dict[str, Any]) -> float:
@@ -127,17 +176,12 @@ def over(row: dict[str, Any]) -> float:
     return float(row["both_s"] / max(row["backward_s"], row["communication_s"]))
 
 
-def hidden(row: dict[str, Any]) -> float:
-    """The part of the communication that takes no time beside backward."""
-    return float(1 - max(0.0, row["both_s"] - row["backward_s"]) / row["communication_s"])
-
-
 def render(records: Sequence[Record]) -> str:
-    """A table of all methods and batches."""
+    """A table of all methods and batches for each cluster."""
     if not records:
         return NOTHING
     parts = []
-    for record in records:
+    for record in sorted(records, key=payload_rate, reverse=True):
         cluster = Cluster(**record["settings"])
         note = f"{cluster.nodes} nodes, {cluster.links}, n {record['n']}. {describe(record['environment'])}."
         parts.append(f"{table(COLUMNS, record['rows'])}\n\n<sub>{note}</sub>")
@@ -149,7 +193,8 @@ COLUMNS = (
     ("batch", get("batch")),
     ("backward, ms", in_unit("backward_s", MS)),
     ("communication, ms", in_unit("communication_s", MS)),
+    ("its computing, ms", in_unit("computing_s", MS)),
     ("both, ms", in_unit("both_s", MS)),
     ("both over the longer", lambda row: f"{over(row):.2f}" + (" †" if over(row) > MOST_OVER else "")),
-    ("communication hidden", lambda row: f"{hidden(row):.0%}"),
+    ("exposed, ms", in_unit("exposed_s", MS)),
 )

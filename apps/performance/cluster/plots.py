@@ -64,6 +64,35 @@ def draw_iterations(records: Sequence[Record], folder: Path) -> list[Path]:
     return [save(iterations(records), folder / "cluster-methods.png")] if records else []
 
 
+def draw_backward(records: Sequence[Record], folder: Path) -> list[Path]:
+    """Draw what is exposed of communication beside backward; returns the files written."""
+    return [save(exposed(records), folder / "cluster-backward.png")] if records else []
+
+
+def exposed(records: Sequence[Record]) -> Figure:
+    """Backward and communication one after the other and at once, a panel for each method and rate."""
+    panels = []
+    for record in sorted(records, key=ratios.payload_rate, reverse=True):
+        for method in dict.fromkeys(row["method"] for row in record["rows"]):
+            parts: dict[str, list[float]] = {}
+            for row in record["rows"]:
+                if row["method"] == method:
+                    alone, waits = 1e3 * row["backward_s"], 1e3 * row["exposed_s"]
+                    ours = max(0.0, 1e3 * row["both_s"] - alone - waits)
+                    parts[f"{row['factor']:g}×, apart"] = [alone, 0.0, 1e3 * row["communication_s"]]
+                    parts[f"{row['factor']:g}×, overlapped"] = [alone, ours, waits]
+            panels.append(Bars(f"{method}, {_rate_title([record])}", parts))
+    return draw_bars(
+        panels,
+        ("backward alone", "copies, and backward while it shares its core", "communication that the rank waits for"),
+        "ms",
+        [{"color": "C7"}, {"color": "C1"}, {"color": "C0"}],
+        (2 + 3.6 * len(panels), 3.6),
+        share_x=False,
+        title="Backward of 0.5, 1 and 2 times its communication: median of the slowest rank",
+    )
+
+
 def time_by_size(records: Sequence[Record]) -> Figure | None:
     """Time against size, a panel for each rate."""
     rates = _by_rate(records)
