@@ -22,7 +22,10 @@ from apps.records import read_record
 
 DOCUMENT = PROJECT / "docs" / "performance-tables.md"
 LONGEST_S = 3600.0
-PARTS = ("kernels", "codecs", "entropy", "allreduce", "dense-sizes", "small-calls", "startup", "memory", "idle-memory")
+PARTS = (
+    "kernels", "codecs", "entropy", "allreduce", "dense-sizes", "small-calls", "startup", "memory",
+    "auto", "wrapper", "soak", "idle-memory",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

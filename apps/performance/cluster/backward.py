@@ -43,7 +43,7 @@ METHODS: dict[str, Algorithm] = {
 }
 CLUSTERS = {Cluster(2, "1gbit"): tuple(METHODS), Cluster(2, "100mbit"): ("Marsit", "DoubleSqueeze")}
 """With their methods: a dense step at 100 Mbit/s takes ten seconds, and hides as much as at 1 Gbit/s."""
-FIRST_BATCH, LONGEST_BATCH = 16, 4096
+FIRST_BATCH, SECOND_BATCH, LONGEST_BATCH = 16, 512, 4096
 
 
 def measure_here(comm: Communicator, n: Mapping[str, Any], repeats: int) -> Record:
@@ -63,10 +63,13 @@ def _measure_method(comm: Communicator, name: str, n: int, repeats: int) -> list
         early, late = (Step(comm, METHODS[name], n, Path(folder) / which) for which in (EARLY, "late"))
         for step in (early, late):
             step.run(FIRST_BATCH)  # lays out the buckets
-        first = [late.run(FIRST_BATCH) for _ in range(3)]
-        backward_s, communication_s = _medians(comm, [(one.backward_s, one.rest_s) for one in first])
-        each_s = backward_s / FIRST_BATCH
-        batches = [max(1, round(min(LONGEST_BATCH, factor * communication_s / each_s))) for factor in FACTORS]
+        small, large = (
+            _medians(comm, [(one.backward_s, one.rest_s) for one in map(late.run, [batch] * 3)])
+            for batch in (FIRST_BATCH, SECOND_BATCH)
+        )
+        each_s = (large[0] - small[0]) / (SECOND_BATCH - FIRST_BATCH)
+        fixed_s = small[0] - FIRST_BATCH * each_s
+        batches = [max(1, round(min(LONGEST_BATCH, (f * small[1] - fixed_s) / each_s))) for f in FACTORS]
         rounds = [[(early.run(batch), late.run(batch)) for _ in range(repeats)] for batch in batches]
         late.close()
         early.close()  # writes the trace

@@ -81,7 +81,8 @@ def exposed(records: Sequence[Record]) -> Figure:
                     ours = max(0.0, 1e3 * row["both_s"] - alone - waits)
                     parts[f"{row['factor']:g}×, apart"] = [alone, 0.0, 1e3 * row["communication_s"]]
                     parts[f"{row['factor']:g}×, overlapped"] = [alone, ours, waits]
-            panels.append(Bars(f"{method}, {_rate_title([record])}", parts))
+            texts = {name: scaled(sum(lengths), 1) for name, lengths in parts.items()}
+            panels.append(Bars(f"{method}, {_rate_title([record])}", parts, texts))
     return draw_bars(
         panels,
         ("backward alone", "copies, and backward while it shares its core", "communication that the rank waits for"),

@@ -1,7 +1,7 @@
 """Whole training steps: PyTorch's DistributedDataParallel over Gloo, plain and with its own hooks, and ours.
 
 Every implementation has a model of its own and makes the same step: forward, backward with its communication, SGD. All
-take turns. The slowest rank counts.
+take turns, in another order in each round. The slowest rank counts.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from collectives import Communicator
 from mpicomp.algorithms import Algorithm
 from mpicomp.cli.timing import gather, spin_barrier, summary
 
-REPEATS = {"100mbit": 3, "1gbit": 7, "10gbit": 11, "none": 11}
+REPEATS = {"1gbit": 9, "10gbit": 15, "none": 15, "100mbit": 3}
+RATES = ("100mbit", "1gbit", "10gbit", "none")
 CLUSTERS = tuple(Cluster(4, rate) for rate in REPEATS)
 WARM_UPS, TRIAL_STEPS, AUTO_STEPS = 2, 3, 30
 GLOO_PORT, GLOO_TIMEOUT_S = 29_512, 600.0
-MODELS = ("mlp", "resnet", "transformer")
+MODELS = ("mlp-4", "mlp", "resnet", "transformer")
+"""`mlp-4` is the MLP with batches of 4 instead of 32, so that computing takes little beside communication."""
 GLOO = ("Gloo DDP", "Gloo DDP, fp16", "Gloo DDP, PowerSGD")
 OURS: Mapping[str, tuple[Algorithm, dict[str, Any]]] = {
     "dense": (mpicomp.Dense(), {}),
@@ -62,8 +64,8 @@ def build(name: str) -> tuple[Any, Loss]:
         tokens = torch.randint(256, (2, 33))
         inputs, targets = tokens[:, :-1], tokens[:, 1:].flatten()
         return Transformer(), lambda model: cross_entropy(model(inputs).flatten(0, 1), targets)
-    mlp = name == "mlp"
-    shape, batch = ((1, 28, 28), 32) if mlp else ((3, 8, 8), 8)
+    mlp = name.startswith("mlp")
+    shape, batch = ((1, 28, 28), 32 if name == "mlp" else 4) if mlp else ((3, 8, 8), 8)
     images, labels = torch.rand(batch, *shape), torch.randint(10, (batch,))
     model = classifier("mlp", shape, 10, [4616] * 2, None) if mlp else classifier("resnet20", shape, 10, None, 112)
     return model, lambda model: cross_entropy(model(images), labels)
@@ -88,12 +90,13 @@ def measure_here(comm: Communicator, n: str, repeats: int, address: str) -> Reco
         for _ in range(WARM_UPS + AUTO_STEPS * (name == "Auto")):
             step()
     seconds: dict[str, list[float]] = {name: [] for name in steps}
+    names, draw = list(steps), np.random.default_rng(0)
     for _ in range(repeats):
-        for name, step in steps.items():
+        for place in draw.permutation(len(names)):
             spin_barrier(comm)
             start = time.perf_counter()
-            step()
-            seconds[name].append(time.perf_counter() - start)
+            steps[names[place]]()
+            seconds[names[place]].append(time.perf_counter() - start)
     rows = [{"name": name, "step": summary(gather(comm, np.array(mine)).max(axis=0))} for name, mine in seconds.items()]
     parameters = sum(one.numel() for one in build(n)[0].parameters())
     distributed.destroy_process_group()
@@ -156,7 +159,7 @@ def render(records: Sequence[Record]) -> str:
     parts = []
     for model in MODELS:
         mine = {record["settings"]["rate"]: record for record in records if record["model"] == model}
-        rates = [rate for rate in REPEATS if rate in mine]
+        rates = [rate for rate in RATES if rate in mine]
         if not rates:
             continue
         seconds = {rate: {row["name"]: row["step"] for row in mine[rate]["rows"]} for rate in rates}

@@ -72,6 +72,24 @@ def test_overlap_changes_no_bit_whatever_gradients_are_missing(form: str, comm: 
     assert torch.equal(*map(parameters_of, models))
 
 
+@pytest.mark.parametrize("mode", ["gradients", "updates"])
+def test_parameters_and_gradients_keep_their_memory_layout(mode: str, comm: Communicator) -> None:
+    torch.manual_seed(0)
+    models = [nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    images = torch.rand(2, 3, 6, 6).to(memory_format=torch.channels_last)
+    for model, overlap in zip(models, (False, True), strict=True):
+        optimizer = wrap(model, Dense(), comm, synchronize=mode, overlap=overlap)
+        for _ in range(4):
+            optimizer.zero_grad()
+            (comm.rank + model(images)).square().mean().backward()
+            optimizer.step()
+        assert model.weight.is_contiguous(memory_format=torch.channels_last)
+        assert model.weight.grad is not None
+        assert model.weight.grad.stride() == model.weight.stride()
+    assert torch.equal(*map(parameters_of, models))
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("mode", ["gradients", "updates"])
 def test_ranks_choose_alike_by_what_they_measure(mode: str, overlap: bool, comm: Communicator) -> None:

@@ -1,0 +1,55 @@
+"""Training steps on the emulated cluster: what is hidden behind backward, and how they compare with DDP's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mpi4py import MPI
+from torch import nn
+
+from apps.environment import environment
+from apps.performance.cluster import backward, steps
+from apps.performance.cluster.plots import draw_backward
+from apps.records import Record
+from collectives import Communicator
+
+LINKS = {"links": [{"bits_per_s": 1e9}], "settings": {"nodes": 2, "rate": "1gbit", "between": "none"}}
+
+
+def test_backward_is_measured_with_and_without_overlap_and_drawn(tmp_path: Path) -> None:
+    with Communicator() as comm:
+        record: Record = backward.measure_here(comm, {"n": 3000, "methods": ("dense", "Marsit")}, repeats=2) | LINKS
+    assert [row["method"] for row in record["rows"]] == ["dense"] * 3 + ["Marsit"] * 3
+    for row in record["rows"]:
+        assert row["both_s"] > 0
+        assert 0 <= row["exposed_s"] <= row["both_s"]
+        assert 0 <= row["computing_s"] <= row["communication_s"]
+    text = backward.render([record])
+    assert text.count("| Marsit | ") == 3
+    assert [path.name for path in draw_backward([record], tmp_path)] == ["cluster-backward.png"]
+
+
+def test_a_step_that_takes_much_longer_than_the_longer_part_is_marked() -> None:
+    row = {"method": "Marsit", "factor": 1.0, "batch": 8, "backward_s": 0.1, "communication_s": 0.05}
+    row |= {"computing_s": 0.05, "both_s": 0.15, "exposed_s": 0.01}
+    record = {"rows": [row], "n": 10, "environment": environment(), **LINKS}
+    assert "| 150 | 1.50 † | 10.0 |" in backward.render([record])
+
+
+def test_whole_steps_of_all_implementations_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(name: str) -> tuple[nn.Module, Any]:
+        torch.manual_seed(0)
+        model, inputs = nn.Linear(8, 2), torch.ones(4, 8)
+        return model, lambda wrapped: wrapped(inputs).square().mean()
+
+    monkeypatch.setattr(steps, "build", build)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    with Communicator(MPI.COMM_SELF) as comm:
+        record: Record = steps.measure_here(comm, "mlp", 2, "127.0.0.1") | LINKS
+    assert [row["name"] for row in record["rows"]] == [*steps.GLOO, *steps.OURS]
+    text = steps.render([record])
+    assert "**mlp, 18 parameters, 2 nodes**" in text
+    assert "(1.00×)" in text
