@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
 DOCUMENTS = (PROJECT / "README.md", PROJECT / "CHANGELOG.md", *sorted((PROJECT / "docs").glob("*.md")))
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_PIECE = re.compile(_BLOCK.pattern + r"|((?:^\|[^\n]*\n)+)", re.MULTILINE | re.DOTALL)
 
 
 def blocks(document: Path, language: str) -> list[str]:
@@ -28,17 +30,33 @@ def prose(document: Path) -> str:
 
 def rows(document: Path) -> list[list[str]]:
     """The cells of all table rows."""
-    lines = [line for line in prose(document).splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return _cells("\n".join(line for line in prose(document).splitlines() if line.startswith("|")))
+
+
+def _cells(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
 
 
 def tables(document: Path) -> dict[str, list[list[str]]]:
     """The rows of all tables without their heads, by what stands first in the head."""
     found: dict[str, list[list[str]]] = {}
     for block in re.findall(r"(?:^\|.*\n)+", prose(document) + "\n", re.MULTILINE):
-        head, _, *body = ([cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines())
+        head, _, *body = _cells(block)
         found.setdefault(head[0], []).extend(body)
     return found
+
+
+def pieces(document: Path) -> Iterator[str | list[list[str]]]:
+    """What a reader may write: Python code, of a diff what it leads to, and rows of tables whose second column is "here"."""
+    for language, code, table in _PIECE.findall(document.read_text()):
+        if language == "python":
+            yield code
+        elif language == "diff":
+            yield "".join(line[1:] or line for line in code.splitlines(True) if not line.startswith("-"))
+        elif table:
+            head, _, *body = _cells(table)
+            if head[1:2] == ["here"]:
+                yield body
 
 
 def inline_code(text: str) -> list[str]:
