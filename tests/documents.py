@@ -47,7 +47,7 @@ def tables(document: Path) -> dict[str, list[list[str]]]:
 
 
 def pieces(document: Path) -> Iterator[str | list[list[str]]]:
-    """What a reader may write: Python code, of a diff what it leads to, and rows of tables whose second column is "here"."""
+    """What a reader may write: Python code, of a diff what it leads to; rows of tables with "here" as second head."""
     for language, code, table in _PIECE.findall(document.read_text()):
         if language == "python":
             yield code

@@ -26,10 +26,23 @@ from collectives.dense import allreduce as sums
 from mpicomp.cli import bench
 from mpicomp.cli.bench.request import Request
 from mpicomp.torch import OneBitAdam
-from tests.documents import DOCUMENTS, PROJECT, anchors, blocks, commands, inline_code, links, prose, rows, tables
+from tests.documents import (
+    DOCUMENTS,
+    PROJECT,
+    anchors,
+    blocks,
+    commands,
+    inline_code,
+    links,
+    pieces,
+    prose,
+    rows,
+    tables,
+)
 
 README, DOCS = PROJECT / "README.md", PROJECT / "docs"
 TRAINING, CHOOSING, ERRORS = DOCS / "training.md", DOCS / "choosing.md", DOCS / "errors.md"
+MIGRATING = DOCS / "migrating.md"
 
 # How a command names a program, and the file that declares its options.
 SOURCED = "source slurm/env.sh"
@@ -114,10 +127,15 @@ def test_commands_of_the_readme_that_start_ranks_come_after_the_environment_that
 
 
 @pytest.mark.timeout(240)
-def test_the_loop_of_the_readme_starts_on_a_machine_with_two_cores(tmp_path: Path) -> None:
-    (start,) = (block for block in blocks(README, "sh") if "loop.py" in block)
-    (loop,) = blocks(README, "python")
-    (tmp_path / "loop.py").write_text(loop)
+@pytest.mark.parametrize(
+    ("document", "name"), [(README, "loop.py"), (MIGRATING, "train.py")], ids=["readme", "migrating"]
+)
+def test_the_first_program_of_a_page_starts_on_a_machine_with_two_cores(
+    document: Path, name: str, tmp_path: Path
+) -> None:
+    (start,) = (block for block in blocks(document, "sh") if name in block)
+    program = next(piece for piece in pieces(document) if isinstance(piece, str))
+    (tmp_path / name).write_text(program)
     (tmp_path / "slurm").symlink_to(PROJECT / "slurm")
     settings = ("OMPI_", "PRTE_", "MPICOMP_", "SLURM_")  # of whoever runs this test
     clean = {name: value for name, value in os.environ.items() if not name.startswith(settings)}
