@@ -26,4 +26,4 @@ def shorten_slices() -> bool:
     nice, size = os.getpriority(os.PRIO_PROCESS, 0), struct.calcsize(_LAYOUT)  # both calls mean the calling thread by 0
     wanted = struct.pack(_LAYOUT, size, 0, _KEEP_POLICY, nice, 0, int(SLICE_S * 1e9), 0, 0, 0, 0)
     system_call = ctypes.CDLL(None).syscall
-    return system_call(ctypes.c_long(number), ctypes.c_long(0), wanted, ctypes.c_ulong(0)) == 0
+    return bool(system_call(ctypes.c_long(number), ctypes.c_long(0), wanted, ctypes.c_ulong(0)) == 0)
