@@ -19,7 +19,6 @@ from typing import Protocol
 from mpi4py import MPI
 
 from collectives.progress import polling
-from collectives.progress.scheduling import shorten_slices
 
 SPINS = 8  # turns without progress before the thread sleeps or yields: others compute on the same cores
 NAP_S = 0.00005
@@ -157,7 +156,6 @@ class ProgressThread:
         self._thread.join(STOPPING_S)
 
     def _drive(self) -> None:
-        shorten_slices()
         calls = polling.calls_of_this_thread()
         idle_turns = 0
         while True:
