@@ -31,11 +31,12 @@ from mpicomp.torch.parameters import require_dense_floats
 from mpicomp.torch.states import (
     STATE_KEY,
     members_by_name,
+    load_aggregators,
     own_part,
     require_counters,
+    rank_part,
+    require_aggregators,
     require_rank,
-    with_arrays,
-    with_tensors,
 )
 
 MOST_DENSE = 2  # iterations after which DDP has grouped its buckets anew if it ever does
@@ -119,15 +120,8 @@ class DDPHookState:
             The hook was made without the model, so that there are no names.
         """
         self._require_names()
-        own = {
-            "rank": self.comm.rank,
-            "ranks": self.comm.size,
-            "iterations": self.iterations,
-            "buckets": self.buckets,
-            "aggregators": [with_tensors(aggregator.state_dict()) for aggregator in self.aggregators],
-            "kinds": [aggregator.state_kinds for aggregator in self.aggregators],
-        }
-        return {STATE_KEY: own}
+        part = rank_part(self.comm, self.aggregators)
+        return {STATE_KEY: {"iterations": self.iterations, "buckets": self.buckets, **part}}
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
         """Look at a state that is not to be loaded yet; not collective.
@@ -160,8 +154,7 @@ class DDPHookState:
         when = f"restoring a DDP hook after {iterations} iterations"
         self.comm.agree(fingerprint(f"{when} in {buckets}"), lambda: f"{when} in {len(buckets)} buckets")
         self._vectors = self._vectors_like(buckets)
-        for aggregator, one in zip(self.aggregators, own["aggregators"], strict=True):
-            aggregator.load_state_dict(with_arrays(one))
+        load_aggregators(own, self.aggregators)
         self._dense = None if buckets else GradientVectors(Dense(), self.comm)
         self.iterations = iterations if buckets else 0
 
@@ -174,11 +167,7 @@ class DDPHookState:
         require_rank(own, self.comm)
         require_counters(own, "iterations")
         with self.comm.tags_unused():
-            aggregators = [one.aggregator for one in self._vectors_like(own["buckets"]).reducers]
-        if len(own["aggregators"]) != len(aggregators):
-            raise ValueError("the state has another number of buckets than of aggregators; load an earlier one")
-        for aggregator, one in zip(aggregators, own["aggregators"], strict=True):
-            aggregator.check_state_dict(with_arrays(one))
+            require_aggregators(own, [one.aggregator for one in self._vectors_like(own["buckets"]).reducers])
         return own
 
     def _vectors_like(self, buckets: list[list[str]]) -> GradientVectors:

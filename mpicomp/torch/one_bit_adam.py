@@ -27,7 +27,7 @@ from torch import Tensor
 
 from collectives import Communicator
 from collectives.consistency.call_check import fingerprint
-from collectives.json_file import fields, one_line, shown
+from collectives.json_file import one_line, shown
 from mpicomp.algorithms import Aggregator, Algorithm, Dense, DoubleSqueeze
 from mpicomp.torch import arguments
 from mpicomp.torch.adam_groups import GROUP_OPTIONS, check_group
@@ -37,10 +37,18 @@ from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
 from mpicomp.torch.master_weights import MasterWeights
 from mpicomp.torch.parameters import Parameters
 from mpicomp.torch.replication import require_same_layout, require_same_values
-from mpicomp.torch.states import require_counters, require_like, with_arrays, with_tensors
+from mpicomp.torch.states import (
+    STATE_KEY,
+    load_aggregators,
+    own_part,
+    rank_part,
+    require_aggregators,
+    require_counters,
+    require_like,
+    require_rank,
+)
 from mpicomp.torch.variance_freeze import VarianceFreeze
 
-_STATE_KEY = "mpicomp"
 _MOST_BUCKET = 4096
 
 
@@ -272,17 +280,14 @@ class OneBitAdam(torch.optim.Optimizer):
         Every rank has a state of its own, of tensors, numbers and texts.
         """
         own = {
-            "rank": self.comm.rank,
-            "ranks": self.comm.size,
             "options": self._options,
             "steps": self.steps,
             "frozen": self.frozen,
             **{key: {name: one.clone() for name, one in found.items()} for key, found in self._named().items()},
             "freeze_rule": self._freeze_rule.state_dict(),
-            "aggregators": [with_tensors(aggregator.state_dict()) for aggregator in self.aggregators],
-            "kinds": [aggregator.state_kinds for aggregator in self.aggregators],
+            **rank_part(self.comm, self.aggregators),
         }
-        return {**super().state_dict(), _STATE_KEY: own}
+        return {**super().state_dict(), STATE_KEY: own}
 
     def check_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Look at a state that is not to be loaded yet; not collective.
@@ -328,29 +333,17 @@ class OneBitAdam(torch.optim.Optimizer):
         if self.frozen:
             for moments in self._moments:
                 moments.find_masked()
-        for aggregator, state in zip(self.aggregators, own["aggregators"], strict=True):
-            aggregator.load_state_dict(with_arrays(state))
+        load_aggregators(own, self.aggregators)
         self._checked_values, self._agreed = False, ""
 
     def _own_state(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return our part of a state; raise ValueError unless all of it can be loaded."""
-        if not isinstance(state_dict, dict) or not isinstance(state_dict.get(_STATE_KEY), dict):
+        if not isinstance(state_dict, dict) or not isinstance(state_dict.get(STATE_KEY), dict):
             raise ValueError(f"the state is {shown(state_dict)}, not one of OneBitAdam; load what state_dict returned")
-        state = state_dict[_STATE_KEY]
-        kinds = {"rank": int, "ranks": int, "options": str, "frozen": bool, "freeze_rule": dict, "aggregators": list}
-        try:
-            own = fields(state, **kinds)
-            require_counters(own, "steps")
-            self._freeze_rule.check_state_dict(own["freeze_rule"])
-        except ValueError as error:
-            raise ValueError(
-                f"the state under {_STATE_KEY!r} is damaged, or another optimizer's ({error}); load an earlier one"
-            ) from error
-        if (own["rank"], own["ranks"]) != (self.comm.rank, self.comm.size):
-            raise ValueError(
-                f"the state is that of rank {shown(own['rank'])} of {shown(own['ranks'])}, with its residuals; every "
-                "rank loads its own, and mpicomp.torch.redistribute_states makes those for another number of ranks"
-            )
+        own = own_part(state_dict, options=str, frozen=bool, freeze_rule=dict)
+        require_counters(own, "steps")
+        self._freeze_rule.check_state_dict(own["freeze_rule"])
+        require_rank(own, self.comm)
         if own["options"] != self._options:
             raise ValueError(
                 f"the state is of {shown(own['options'])}, and this is {self._options}; use the same options"
@@ -358,10 +351,7 @@ class OneBitAdam(torch.optim.Optimizer):
         for key, tensors in self._named().items():
             require_like(own, key, tensors)
         reducers = self._squeezed if own["frozen"] else self._dense
-        if len(own["aggregators"]) != len(reducers):
-            raise ValueError(f"the state has {len(own['aggregators'])} buckets, and this optimizer {len(reducers)}")
-        for reducer, one in zip(reducers, own["aggregators"], strict=True):
-            reducer.aggregator.check_state_dict(with_arrays(one))
+        require_aggregators(own, [reducer.aggregator for reducer in reducers])
         return own
 
     def _named(self) -> dict[str, dict[str, Tensor]]:

@@ -21,7 +21,15 @@ from collectives import Communicator
 from collectives.consistency.call_check import fingerprint
 from collectives.json_file import one_line, shown
 from mpicomp.torch.options import Synchronizer
-from mpicomp.torch.states import STATE_KEY, own_part, require_rank, with_arrays, with_tensors, wrapped_part
+from mpicomp.torch.states import (
+    STATE_KEY,
+    load_aggregators,
+    own_part,
+    rank_part,
+    require_aggregators,
+    require_rank,
+    wrapped_part,
+)
 
 
 class RankState:
@@ -52,15 +60,11 @@ class RankState:
     def take(self) -> dict[str, Any]:
         """The state of now, of tensors and numbers; what is ours is copied."""
         reducers = self._synchronizer.reducers
-        aggregators = [reducer.aggregator for reducer in reducers]
         own = {
             "mode": self._mode,
-            "rank": self._comm.rank,
-            "ranks": self._comm.size,
             "rounds": self._synchronizer.state_dict(),
             "buckets": reducers.names,
-            "aggregators": [with_tensors(aggregator.state_dict()) for aggregator in aggregators],
-            "kinds": [aggregator.state_kinds for aggregator in aggregators],
+            **rank_part(self._comm, [reducer.aggregator for reducer in reducers]),
         }
         return {**self._optimizer.state_dict(), STATE_KEY: own}
 
@@ -74,10 +78,7 @@ class RankState:
                 "with the same options"
             )
         with self._synchronizer.reducers.trial(own["buckets"]) as reducers:
-            if len(own["aggregators"]) != len(reducers):
-                raise ValueError("the state has another number of buckets than of aggregators; load an earlier one")
-            for reducer, state in zip(reducers, own["aggregators"], strict=True):
-                reducer.aggregator.check_state_dict(with_arrays(state))
+            require_aggregators(own, [reducer.aggregator for reducer in reducers])
         self._synchronizer.check_state_dict(own["rounds"])
         return own
 
@@ -98,8 +99,7 @@ class RankState:
             raise
         synchronizer = self._synchronizer
         synchronizer.reducers.restore(buckets)
-        for reducer, state in zip(synchronizer.reducers, own["aggregators"], strict=True):
-            reducer.aggregator.load_state_dict(with_arrays(state))
+        load_aggregators(own, [reducer.aggregator for reducer in synchronizer.reducers])
         synchronizer.load_state_dict(own["rounds"])
         # Between two synchronizations the ranks' models rightly differ.
         synchronizer.models_compared = synchronizer.models_differ

@@ -14,11 +14,22 @@ from mpicomp.torch.buckets import NamedParameter
 
 if TYPE_CHECKING:  # states are converted without MPI
     from collectives import Communicator
+    from mpicomp.aggregator.base import Aggregator
 
 STATE_KEY = "mpicomp"
 """Of what a DistributedOptimizer's state has beside the wrapped optimizer's own."""
 
 _MOST = 2**63 - 1
+
+
+def rank_part(comm: Communicator, aggregators: Sequence[Aggregator]) -> dict[str, Any]:
+    """What every rank's state has under "mpicomp": whose it is, the aggregators' states, and their kinds."""
+    return {
+        "rank": comm.rank,
+        "ranks": comm.size,
+        "aggregators": [with_tensors(aggregator.state_dict()) for aggregator in aggregators],
+        "kinds": [aggregator.state_kinds for aggregator in aggregators],
+    }
 
 
 def own_part(state_dict: Any, **types: type) -> dict[str, Any]:
@@ -35,8 +46,13 @@ def own_part(state_dict: Any, **types: type) -> dict[str, Any]:
         raise ValueError(
             "this is a plain optimizer's state, without residuals; load it into .optimizer, the wrapped optimizer"
         )
+    return entries(state_dict[STATE_KEY], rank=int, ranks=int, aggregators=list, **types)
+
+
+def entries(state: Any, **types: type) -> dict[str, Any]:
+    """Return a part of a state; raise ValueError unless it has entries of these types."""
     try:
-        return fields(state_dict[STATE_KEY], rank=int, ranks=int, aggregators=list, **types)
+        return fields(state, **types)
     except ValueError as error:
         raise ValueError(f"the state under {STATE_KEY!r} is damaged ({error}); load an earlier one") from error
 
@@ -49,9 +65,11 @@ def wrapped_part(state_dict: dict[str, Any]) -> dict[str, Any]:
 def require_counters(state: dict[str, Any], *names: str) -> None:
     """Raise ValueError unless these entries of a state are integers of 0 or more."""
     for name in names:
-        value = fields(state, **{name: int})[name]
+        value = entries(state, **{name: int})[name]
         if not 0 <= value <= _MOST:
-            raise ValueError(f"the state's {name} is {shown(value)}, not an integer from 0 to 2^63 - 1")
+            raise ValueError(
+                f"the state's {name} is {shown(value)}, not an integer from 0 to 2^63 - 1; load an earlier one"
+            )
 
 
 def require_rank(state: dict[str, Any], comm: Communicator) -> None:
@@ -63,9 +81,23 @@ def require_rank(state: dict[str, Any], comm: Communicator) -> None:
         )
 
 
+def require_aggregators(state: dict[str, Any], aggregators: Sequence[Aggregator]) -> None:
+    """Raise ValueError unless these can load the states that a state has of its aggregators."""
+    if len(state["aggregators"]) != len(aggregators):
+        raise ValueError("the state has another number of buckets than of aggregators; load an earlier one")
+    for aggregator, one in zip(aggregators, state["aggregators"], strict=True):
+        aggregator.check_state_dict(with_arrays(one))
+
+
+def load_aggregators(state: dict[str, Any], aggregators: Sequence[Aggregator]) -> None:
+    """Load what `require_aggregators` has found fit."""
+    for aggregator, one in zip(aggregators, state["aggregators"], strict=True):
+        aggregator.load_state_dict(with_arrays(one))
+
+
 def require_like(state: dict[str, Any], name: str, expected: Mapping[str, Tensor]) -> None:
     """Raise ValueError unless an entry of a state is tensors by names, with the shapes of those that are expected."""
-    found = fields(state, **{name: dict})[name]
+    found = entries(state, **{name: dict})[name]
     if not all(torch.is_tensor(one) and one.is_floating_point() and not one.is_sparse for one in found.values()):
         raise ValueError(f"the state's {name} is {shown(found)}, not tensors of numbers by name")
     shapes, wanted = ({key: tuple(one.shape) for key, one in tensors.items()} for tensors in (found, expected))

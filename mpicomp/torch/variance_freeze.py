@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import torch
 
-from collectives.json_file import fields
 from mpicomp.torch.adam_groups import Groups
+from mpicomp.torch.states import entries
 
 STABLE = 0.96
 
@@ -70,11 +70,13 @@ class VarianceFreeze:
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
         """Raise ValueError unless `load_state_dict` can take `state`."""
-        rates = fields(state, rates=list)["rates"]
+        rates = entries(state, rates=list)["rates"]
         norms = state.get("norms")
         numbers = torch.is_tensor(norms) and norms.ndim == 1 and norms.is_floating_point()
         if not numbers or not all(isinstance(rate, float) for rate in rates):
-            raise ValueError("the norms of v, or the learning rates, are no numbers")
+            raise ValueError(
+                "the state is damaged (norms of v, or learning rates, are no numbers); load an earlier one"
+            )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
