@@ -69,15 +69,19 @@ class BucketReducer:
         handle, self._handle = self._handle, None
         if handle is None:
             return False
-        with self._naming_tensors():
+        try:
             handle.wait()
+        except NonFiniteGradient as error:
+            raise self._naming_tensors(error) from None
         return True
 
     def aggregate(self) -> None:
         """Write the ranks' mean of ``vector`` into ``mean``; raises what `wait` raises."""
         self.vector.index_fill_(0, self._padding, 0)
-        with self._naming_tensors():
+        try:
             self.aggregator.aggregate(self._vector_array, out=self._mean_array)
+        except NonFiniteGradient as error:
+            raise self._naming_tensors(error) from None
 
     def take_alone(self, values: Sequence[Tensor]) -> bool:
         """On a single rank, and uncompressed: take the values as their mean, without a copy, and return True.
@@ -97,26 +101,16 @@ class BucketReducer:
         aggregator.count_step()
         return True
 
-    def _naming_tensors(self) -> _NamingTensors:
-        return _NamingTensors(self)
+    def undo(self) -> None:
+        """Take the last step back, where the method can: what it averaged does not count."""
+        if self.aggregator.can_undo:
+            self.aggregator.undo()
 
-
-class _NamingTensors:
-    """Adds the names of this rank's tensors that are not finite to an error that leaves the block."""
-
-    def __init__(self, reducer: BucketReducer) -> None:
-        self._reducer = reducer
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, NonFiniteGradient):
-            return
-        pairs = zip(self._reducer.bucket.members, self._reducer.vector_views, strict=True)
+    def _naming_tensors(self, error: NonFiniteGradient) -> NonFiniteGradient:
+        """The error with the names of this rank's tensors that are not finite, if there are some."""
+        pairs = zip(self.bucket.members, self.vector_views, strict=True)
         names = [repr(member.name) for member, view in pairs if not torch.isfinite(view).all()]
-        if names:
-            raise NonFiniteGradient(f"{error}; on this rank in {', '.join(names)}", error.ranks) from error
+        return NonFiniteGradient(f"{error}; on this rank in {', '.join(names)}", error.ranks) if names else error
 
 
 class BucketReducers(Sequence[BucketReducer]):
