@@ -14,6 +14,12 @@ from torch import Tensor
 from mpicomp.torch.buckets import NamedParameter
 
 SIXTEEN_BIT = (torch.float16, torch.bfloat16)
+_MARK = "_mpicomp_master"
+
+
+def is_master(parameter: Tensor) -> bool:
+    """Whether this is the master of some parameter."""
+    return hasattr(parameter, _MARK)
 
 
 class MasterWeights:
@@ -36,6 +42,7 @@ class MasterWeights:
             for i, parameter in enumerate(group["params"]):
                 if parameter.dtype in SIXTEEN_BIT and parameter.requires_grad:
                     master = torch.nn.Parameter(parameter.detach().float())
+                    setattr(master, _MARK, True)
                     group["params"][i] = master
                     self.parameters.append(parameter)
                     self.masters.append(master)

@@ -162,6 +162,7 @@ class OneBitAdam(torch.optim.Optimizer):
         self._checked_values, self._agreed = False, ""
         self._masters = MasterWeights(self)
         members = self._masters.substitute(self._parameters.trained)
+        self._parameters.hold(self)
         self._dense, self._squeezed = (
             BucketReducers(members, algorithms_by_name(one, members), self.comm, bucket_mb, one_by_one=True)
             for one in (Dense(), self.algorithm)
@@ -381,7 +382,7 @@ class OneBitAdam(torch.optim.Optimizer):
 
     def _check_before_step(self) -> None:
         """Refuse what would make the ranks' models differ; without communication if nothing has changed."""
-        self._parameters.require_unchanged(self.comm)
+        self._parameters.require_unchanged(self, self.comm)
         try:
             for group in self.param_groups:
                 check_group(group)

@@ -143,6 +143,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._fused = options.moves_in_backward
         self._synchronizer = open_synchronizer(optimizer, members, algorithms, self.comm, options)
         self._saved = RankState(optimizer, self._synchronizer, self.mode, self.comm)
+        self._parameters.hold(optimizer)
 
     @property
     def aggregators(self) -> tuple[Aggregator, ...]:
@@ -351,7 +352,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._saved.load(state_dict)
 
     def _check_before_step(self) -> None:
-        self._parameters.require_unchanged(self.comm)
+        self._parameters.require_unchanged(self.optimizer, self.comm)
         if not self._synchronizer.models_compared:
             require_same_values((member.parameter for member in self._parameters.trained), self.comm)
             self._synchronizer.models_compared = True

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from operator import is_not
 
 import torch
 from torch import Tensor
 
 from collectives import Communicator
 from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.master_weights import is_master
 from mpicomp.torch.replication import require_cpu
 
 
@@ -30,7 +33,7 @@ class Parameters:
     Raises
     ------
     ValueError
-        A parameter is not a dense floating-point CPU tensor, or none is to be trained.
+        A parameter is not a dense floating-point CPU tensor, two have one name, or none is to be trained.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> None:
@@ -40,6 +43,11 @@ class Parameters:
             for i, parameter in enumerate(group["params"]):
                 name = names.get(parameter, f"group {g}, parameter {i}")
                 require_dense_floats(name, parameter, "leave it out of the optimizer")
+                if is_master(parameter):
+                    raise ValueError(
+                        f"{name} is a float32 master that an earlier DistributedOptimizer has put in the place of a "
+                        "parameter; make a new torch optimizer of the model's parameters"
+                    )
                 if parameter.numel():
                     chosen = self.trained if parameter.requires_grad else self.frozen
                     chosen.append(NamedParameter(name, parameter))
@@ -47,30 +55,65 @@ class Parameters:
             raise ValueError(
                 "the optimizer holds no parameter that requires a gradient; nothing is left to synchronize"
             )
+        name, times = Counter(member.name for member in (*self.trained, *self.frozen)).most_common(1)[0]
+        if times > 1:
+            raise ValueError(
+                f"{times} parameters are called {name!r}; give each a name of its own, as in "
+                "[(f'encoder.{name}', parameter) for name, parameter in encoder.named_parameters()]"
+            )
+        self._forms = [_form(member.parameter) for member in self.trained]
 
-    def require_unchanged(self, comm: Communicator) -> None:
-        """Refuse to go on if a parameter was frozen or unfrozen since; without communication if none was.
+    def hold(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take note of what the optimizer holds now, which may be masters in the place of parameters."""
+        self._held = _held(optimizer)
+
+    def require_unchanged(self, optimizer: torch.optim.Optimizer, comm: Communicator) -> None:
+        """Refuse to go on if the optimizer or a parameter was changed since; without communication if none was.
 
         Raises
         ------
         ValueError
             Names the parameter; the other ranks get CollectiveMismatch.
         """
-        problem = ""
+        problem = self._change(_held(optimizer))
+        if problem:
+            comm.reject(ValueError(f"{comm.here}: {problem}"), "an optimizer step")
+
+    def _change(self, held: list[Tensor]) -> str:
+        """What was changed, and the cure; nothing if nothing was."""
+        if len(held) != len(self._held) or any(map(is_not, held, self._held)):
+            return (
+                "the torch optimizer holds other parameters than when the distributed optimizer was made, which does "
+                "not synchronize them; make both anew"
+            )
         for member in self.frozen:
             if member.parameter.requires_grad:
-                problem = (
+                return (
                     f"parameter {member.name!r} was frozen when the distributed optimizer was made, so nothing "
                     "synchronizes it; unfreeze it before that"
                 )
-        for member in self.trained:
+        for member, form in zip(self.trained, self._forms, strict=True):
             if not member.parameter.requires_grad:
-                problem = (
+                return (
                     f"parameter {member.name!r} was frozen after the distributed optimizer was made, which would go on "
                     "moving it; freeze it before that"
                 )
-        if problem:
-            comm.reject(ValueError(f"rank {comm.rank} of {comm.size}: {problem}"), "an optimizer step")
+            now = _form(member.parameter)
+            if now != form:
+                was, now_is = (f"{dtype}{list(shape)} on {device}" for shape, dtype, device in (form, now))
+                return (
+                    f"parameter {member.name!r} was {was} when the distributed optimizer was made, and is {now_is} "
+                    "now; make both optimizers anew once the model is as it shall be"
+                )
+        return ""
+
+
+def _held(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _form(parameter: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return parameter.shape, parameter.dtype, parameter.device
 
 
 def require_dense_floats(name: str, parameter: Tensor, cure: str) -> None:

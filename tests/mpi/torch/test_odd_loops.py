@@ -1,0 +1,91 @@
+"""Loops that do things in another order than most, or go wrong: ranks stay alike, and errors name the cure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from collectives import Communicator
+from mpicomp import Dense, Marsit
+from mpicomp.torch import DistributedOptimizer, OneBitAdam
+from tests.mpi.lanes import few_ranks
+from tests.mpi.torch.training import batch, make_model, train, wrapped
+
+pytestmark = few_ranks
+FUSED = {"synchronize": "updates", "overlap": True}
+
+
+def loss_of(model: nn.Module, comm: Communicator, step: int = 0) -> Tensor:
+    inputs, labels = batch(1000 * comm.rank + step)
+    return nn.functional.cross_entropy(model(inputs), labels)
+
+
+def add_group(model: nn.Module, optimizer: DistributedOptimizer) -> None:
+    optimizer.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+
+
+def replace(model: nn.Module, optimizer: DistributedOptimizer) -> None:
+    optimizer.param_groups[0]["params"][2] = model[2].weight = nn.Parameter(torch.zeros(3, 37))
+
+
+def reshape(model: nn.Module, optimizer: DistributedOptimizer) -> None:
+    model[0].weight.data, model[0].bias.data, model[2].weight.data = (
+        torch.ones(36, 10),
+        torch.ones(36),
+        torch.ones(3, 36),
+    )
+
+
+def widen(model: nn.Module, optimizer: DistributedOptimizer) -> None:
+    model.double()
+
+
+@pytest.mark.parametrize("mode", ["gradients", "updates"])
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (add_group, "the torch optimizer holds other parameters than when .*; make both anew"),
+        (replace, "the torch optimizer holds other parameters than when .*; make both anew"),
+        (
+            reshape,
+            r"parameter '0\.weight' was torch\.float32\[37, 10\] on cpu when .* is torch\.float32\[36, 10\] on cpu",
+        ),
+        (
+            widen,
+            r"parameter '0\.weight' was torch\.float32\[37, 10\] on cpu when .* is torch\.float64\[37, 10\] on cpu",
+        ),
+    ],
+)
+def test_a_model_that_was_changed_after_wrapping_is_named(
+    change: Callable[[nn.Module, DistributedOptimizer], None], told: str, mode: str, comm: Communicator
+) -> None:
+    model, optimizer = wrapped(Dense(), comm, synchronize=mode)
+    train(model, optimizer, comm, range(2))
+    model.zero_grad()
+    change(model, optimizer)
+    with pytest.raises(ValueError, match=told):
+        train(model, optimizer, comm, range(2, 3))
+
+
+@pytest.mark.parametrize("kind", [DistributedOptimizer, OneBitAdam])
+def test_two_parameters_of_one_name_are_refused(kind: type, comm: Communicator) -> None:
+    named = [pair for model in (make_model(), make_model(1)) for pair in model.named_parameters()]
+    parameters = [parameter for _, parameter in named]
+    make: dict[type, Callable[[], Any]] = {
+        DistributedOptimizer: lambda: DistributedOptimizer(torch.optim.SGD(parameters), Dense(), comm, named),
+        OneBitAdam: lambda: OneBitAdam(parameters, comm=comm, named_parameters=named),
+    }
+    with pytest.raises(ValueError, match=r"2 parameters are called '0\.weight'; give each a name of its own"):
+        make[kind]()
+
+
+def test_masters_that_an_earlier_wrapper_left_are_refused(comm: Communicator) -> None:
+    model = make_model(dtype=torch.bfloat16)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    DistributedOptimizer(inner, Marsit(), comm, model.named_parameters())
+    with pytest.raises(ValueError, match=r"is a float32 master that an earlier .*; make a new torch optimizer"):
+        DistributedOptimizer(inner, Marsit(), comm, model.named_parameters())
