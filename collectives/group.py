@@ -468,9 +468,9 @@ class Group:
 
         Ranks that reject for the same reason at the same time agree, and each raises its own error.
         """
-        text = f"rank {self.rank} rejects {call}: {error}"
+        reason = f"rejects {call}: {error}"
         with suppress(CollectiveMismatch, CollectiveTimeout):  # this rank's own error says more
-            self.agree(fingerprint(text), lambda: text)
+            self.agree(fingerprint(reason.replace(self.here, "")), lambda: f"rank {self.rank} {reason}")
         raise marked(error) from None
 
     # Carrying out ----------------------------------------------------------------------------------------------------

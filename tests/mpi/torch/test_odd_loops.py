@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from collectives import Communicator
-from mpicomp import Dense, Marsit
+from mpicomp import Dense, DoubleSqueeze, Marsit
 from mpicomp.torch import DistributedOptimizer, OneBitAdam
 from tests.mpi.lanes import few_ranks
-from tests.mpi.torch.training import batch, make_model, train, wrapped
+from tests.mpi.torch.training import batch, make_model, same_on_all_ranks, train, wrapped
 
 pytestmark = few_ranks
 FUSED = {"synchronize": "updates", "overlap": True}
@@ -69,6 +69,20 @@ def test_a_model_that_was_changed_after_wrapping_is_named(
     change(model, optimizer)
     with pytest.raises(ValueError, match=told):
         train(model, optimizer, comm, range(2, 3))
+
+
+def test_a_mistake_of_all_ranks_leaves_the_communicator_and_what_is_in_flight(comm: Communicator) -> None:
+    model, optimizer = wrapped(DoubleSqueeze(), comm)
+    train(model, optimizer, comm, range(2))
+    optimizer.zero_grad()
+    loss_of(model, comm).backward()
+    model[0].weight.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"'0\.weight' was frozen after"):
+        optimizer.step()
+    model[0].weight.requires_grad_(True)
+    optimizer.step()
+    train(model, optimizer, comm, range(3, 5))
+    assert same_on_all_ranks(model, comm)
 
 
 @pytest.mark.parametrize("kind", [DistributedOptimizer, OneBitAdam])
