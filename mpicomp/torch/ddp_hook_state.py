@@ -27,15 +27,16 @@ from mpicomp.algorithms import Dense
 from mpicomp.torch.algorithms import AlgorithmChoice
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.ddp_vectors import GradientVectors
+from mpicomp.torch.not_copied import NotCopied
 from mpicomp.torch.parameters import require_dense_floats
 from mpicomp.torch.states import (
     STATE_KEY,
-    members_by_name,
     load_aggregators,
+    members_by_name,
     own_part,
-    require_counters,
     rank_part,
     require_aggregators,
+    require_counters,
     require_rank,
 )
 
@@ -43,7 +44,7 @@ MOST_DENSE = 2  # iterations after which DDP has grouped its buckets anew if it 
 FREEZE = "freeze it before wrapping the model"
 
 
-class DDPHookState:
+class DDPHookState(NotCopied):
     """Averages the buckets of one DistributedDataParallel; :func:`mpicomp.torch.ddp_hook` makes it.
 
     Parameters

@@ -35,6 +35,7 @@ from mpicomp.torch.adam_moments import AdamMoments
 from mpicomp.torch.algorithms import algorithms_by_name
 from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
 from mpicomp.torch.master_weights import MasterWeights
+from mpicomp.torch.not_copied import NotCopied
 from mpicomp.torch.parameters import Parameters
 from mpicomp.torch.replication import require_same_layout, require_same_values
 from mpicomp.torch.states import (
@@ -52,7 +53,7 @@ from mpicomp.torch.variance_freeze import VarianceFreeze
 _MOST_BUCKET = 4096
 
 
-class OneBitAdam(torch.optim.Optimizer):
+class OneBitAdam(NotCopied, torch.optim.Optimizer):
     """Adam that synchronizes the ranks by compressed momenta; not to be wrapped in `DistributedOptimizer`.
 
     Every rank builds the same model, calls :func:`broadcast_parameters` once, makes this optimizer and trains on its
@@ -161,8 +162,8 @@ class OneBitAdam(torch.optim.Optimizer):
         require_same_layout({member.name: member.parameter for member in self._parameters.trained}, self.comm)
         self._checked_values, self._agreed = False, ""
         self._masters = MasterWeights(self)
-        members = self._masters.substitute(self._parameters.trained)
         self._parameters.hold(self)
+        members = self._masters.substitute(self._parameters.trained)
         self._dense, self._squeezed = (
             BucketReducers(members, algorithms_by_name(one, members), self.comm, bucket_mb, one_by_one=True)
             for one in (Dense(), self.algorithm)

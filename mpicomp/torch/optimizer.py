@@ -25,13 +25,14 @@ from mpicomp.aggregator.base import Aggregator
 from mpicomp.torch import arguments
 from mpicomp.torch.algorithms import AlgorithmChoice, algorithms_by_name, preferred_mode
 from mpicomp.torch.join import Batch, joined
+from mpicomp.torch.not_copied import NotCopied
 from mpicomp.torch.options import Options, open_synchronizer
 from mpicomp.torch.parameters import Parameters
 from mpicomp.torch.rank_state import RankState
 from mpicomp.torch.replication import require_same_values
 
 
-class DistributedOptimizer(torch.optim.Optimizer):
+class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
     """Wrap a torch optimizer so that ``step`` also synchronizes the ranks through a compressing all-reduce.
 
     Every rank builds the same model, calls :func:`broadcast_parameters` once, wraps its optimizer and trains on its own

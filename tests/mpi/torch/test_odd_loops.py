@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -95,6 +97,14 @@ def test_two_parameters_of_one_name_are_refused(kind: type, comm: Communicator) 
     }
     with pytest.raises(ValueError, match=r"2 parameters are called '0\.weight'; give each a name of its own"):
         make[kind]()
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_optimizers_that_communicate_are_not_copied(copied: Callable[[Any], Any], comm: Communicator) -> None:
+    model, optimizer = wrapped(Dense(), comm)
+    for one in optimizer, OneBitAdam(model.parameters(), comm=comm):
+        with pytest.raises(TypeError, match=r"is not copied or pickled; copy or save its state_dict\(\)"):
+            copied(one)
 
 
 def test_masters_that_an_earlier_wrapper_left_are_refused(comm: Communicator) -> None:
