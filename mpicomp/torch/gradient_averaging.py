@@ -61,7 +61,12 @@ class GradientAveraging:
     @property
     def in_flight(self) -> bool:
         """Whether gradients of this step have been sent, or may have been on another rank."""
-        return self._begins_early and not self._averaged and self.arrivals.any_complete
+        return self._begins_early and self.to_be_averaged
+
+    @property
+    def to_be_averaged(self) -> bool:
+        """Whether gradients of this step have come, and whoever looks at them is to find their mean."""
+        return self._overlap and self.arrivals.any_complete and not self._averaged
 
     @property
     def _begins_early(self) -> bool:
@@ -69,7 +74,7 @@ class GradientAveraging:
 
     def gradient_came(self, position: int) -> None:
         """Begin the buckets that this gradient completes; called by hooks during backward."""
-        if self._scaled and self._error is not None:  # the scaler has skipped the step, which this is not told
+        if self._scaled:  # the scaler has skipped the step, which this is not told
             self.drop_gradients(set_to_none=True)
         self._replaced.clear()
         sent = self._averaged or self._begins_early

@@ -58,6 +58,9 @@ class LocalUpdates:
         The ranks have compared their models, in a step. Buckets begin during backward only from then on.
     """
 
+    to_be_averaged = False
+    """No gradients are averaged."""
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -97,6 +100,7 @@ class LocalUpdates:
     def gradient_came(self, position: int) -> None:
         """Move the parameters of the buckets that this gradient completes; called by hooks during backward."""
         moves = self._moves_in_backward
+        self._scaled = False  # if the scaler has skipped the step, which this is not told
         if self.arrivals.complete(position, sent=moves) and moves:
             self._in_backward = True
             try:

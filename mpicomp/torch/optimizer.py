@@ -141,7 +141,7 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
             options.check(members, algorithms)
         except (ValueError, TypeError) as error:
             self.comm.reject(type(error)(f"{self.comm.here}: {error}"), "wrapping an optimizer")
-        self._fused = options.moves_in_backward
+        self._fused, self._joining = options.moves_in_backward, False
         self._synchronizer = open_synchronizer(optimizer, members, algorithms, self.comm, options)
         self._saved = RankState(optimizer, self._synchronizer, self.mode, self.comm)
         self._parameters.hold(optimizer)
@@ -170,16 +170,21 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """The wrapped optimizer's parameter groups.
 
-        Who asks for them between backward and step, such as a GradScaler, finds averaged gradients: they are waited for
-        where they are on their way.
+        Who asks for them between backward and step, such as a GradScaler, finds averaged gradients with overlap: they
+        are waited for.
         """
-        if self.mode == "gradients" and self._synchronizer.in_flight:
+        if self._synchronizer.to_be_averaged:
             self.synchronize()
         return self.optimizer.param_groups
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """False. A GradScaler asks for it just before it looks for infinities, which are agreed on here."""
+        if self._joining:
+            raise RuntimeError(
+                f"{self.comm.here}: a GradScaler cannot be combined with join(), where ranks without batches know no "
+                "scale; use bfloat16, which needs none, or as many batches on all ranks"
+            )
         self._check_before_step()
         self._synchronizer.before_scaler()
         return False
@@ -303,7 +308,11 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
         Batch
             This rank's batches.
         """
-        return joined(self, batches, after_step)
+        self._joining = True
+        try:
+            yield from joined(self, batches, after_step)
+        finally:
+            self._joining = False
 
     def synchronize(self) -> None:
         """Do now what the mode averages.

@@ -113,3 +113,29 @@ def test_masters_that_an_earlier_wrapper_left_are_refused(comm: Communicator) ->
     DistributedOptimizer(inner, Marsit(), comm, model.named_parameters())
     with pytest.raises(ValueError, match=r"is a float32 master that an earlier .*; make a new torch optimizer"):
         DistributedOptimizer(inner, Marsit(), comm, model.named_parameters())
+
+
+@pytest.mark.parametrize("bad", [0, 2])
+def test_scales_stay_equal_though_gradients_are_unscaled_before_the_step(bad: int, comm: Communicator) -> None:
+    model, optimizer = wrapped(Dense(), comm)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for step in range(4):
+        optimizer.zero_grad()
+        loss = loss_of(model, comm, step)
+        scaler.scale(loss * float("inf") if step == bad and comm.rank == 0 else loss).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    assert set(comm.mpi_comm.allgather(scaler.get_scale())) == {512.0}
+    assert same_on_all_ranks(model, comm)
+
+
+def test_a_gradscaler_is_refused_in_join(comm: Communicator) -> None:
+    model, optimizer = wrapped(Dense(), comm)
+    scaler = torch.amp.GradScaler("cpu")
+    for step in optimizer.join(range(1)):
+        scaler.scale(loss_of(model, comm, step)).backward()
+        with pytest.raises(RuntimeError, match=r"a GradScaler cannot be combined with join\(\)"):
+            scaler.step(optimizer)
+        optimizer.step()
+    scaler.step(optimizer)
