@@ -143,8 +143,8 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
             self.comm.reject(type(error)(f"{self.comm.here}: {error}"), "wrapping an optimizer")
         self._fused, self._joining = options.moves_in_backward, False
         self._synchronizer = open_synchronizer(optimizer, members, algorithms, self.comm, options)
-        self._saved = RankState(optimizer, self._synchronizer, self.mode, self.comm)
         self._parameters.hold(optimizer)
+        self._saved = RankState(optimizer, self._synchronizer, self.mode, self.comm)
 
     @property
     def aggregators(self) -> tuple[Aggregator, ...]:
@@ -233,12 +233,7 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
         RuntimeError
             Gradients have been sent during backward, and the step has not taken them.
         """
-        if self._synchronizer.in_flight:
-            raise RuntimeError(
-                f"{self.comm.here}: zero_grad() between backward() and step(), when gradients have been sent; call it "
-                "after step() or before backward(), or wrap a backward() that does not count in "
-                "`with optimizer.no_sync():`"
-            )
+        self._require_nothing_sent("zero_grad", "; wrap a backward() that does not count in no_sync()")
         self.optimizer.zero_grad(set_to_none)
         self._synchronizer.drop_gradients(set_to_none)
 
@@ -327,13 +322,21 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
         """
         if self.mode == "gradients":
             self._check_before_step()
+        else:
+            self._require_nothing_sent("synchronize")
         self._synchronizer.synchronize()
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state plus this rank's residuals and counters, under the key "mpicomp".
 
         Every rank has a state of its own, of tensors and numbers. After local steps it holds the common model too.
+
+        Raises
+        ------
+        RuntimeError
+            Gradients have been sent during backward, and the step has not taken them.
         """
+        self._require_nothing_sent("state_dict")
         return self._saved.take()
 
     def check_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -358,8 +361,19 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
             Nothing is changed then, on any rank; the other ranks raise CollectiveMismatch.
         CollectiveMismatch
             Another rank raised ValueError, or the ranks' states are of different synchronizations.
+        RuntimeError
+            Gradients have been sent during backward, and the step has not taken them.
         """
+        self._require_nothing_sent("load_state_dict")
         self._saved.load(state_dict)
+
+    def _require_nothing_sent(self, call: str, more: str = "") -> None:
+        if self._synchronizer.in_flight:
+            after = "step" if self._fused else "synchronize"
+            raise RuntimeError(
+                f"{self.comm.here}: {call}() between backward() and step(), when gradients have been sent; call it "
+                f"after step() or before backward(){more}; after a backward() that was cut off, call {after}() first"
+            )
 
     def _check_before_step(self) -> None:
         self._parameters.require_unchanged(self.optimizer, self.comm)

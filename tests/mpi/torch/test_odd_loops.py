@@ -115,6 +115,47 @@ def test_masters_that_an_earlier_wrapper_left_are_refused(comm: Communicator) ->
         DistributedOptimizer(inner, Marsit(), comm, model.named_parameters())
 
 
+@pytest.mark.parametrize("options", [{}, FUSED], ids=["gradients", "updates"])
+def test_what_is_out_of_place_between_backward_and_step_is_refused(options: dict[str, Any], comm: Communicator) -> None:
+    model, optimizer = wrapped(DoubleSqueeze(), comm, **options)
+    train(model, optimizer, comm, range(2))
+    saved = copy.deepcopy(optimizer.state_dict())
+    optimizer.zero_grad()
+    loss_of(model, comm).backward()
+    calls: list[Callable[[], Any]] = [
+        optimizer.zero_grad,
+        optimizer.state_dict,
+        lambda: optimizer.load_state_dict(saved),
+    ]
+    for call in calls + [optimizer.synchronize] * bool(options):
+        with pytest.raises(RuntimeError, match=r"\(\) between backward\(\) and step\(\), .*; call it after step\(\)"):
+            call()
+    optimizer.step()
+    train(model, optimizer, comm, range(3, 5))
+    assert same_on_all_ranks(model, comm)
+
+
+@pytest.mark.parametrize("options", [{}, FUSED], ids=["gradients", "updates"])
+def test_training_goes_on_after_a_backward_that_was_cut_off(options: dict[str, Any], comm: Communicator) -> None:
+    model, optimizer = wrapped(Dense(), comm, **options)
+    train(model, optimizer, comm, range(2))
+
+    def fail(gradient: Tensor) -> None:
+        raise ArithmeticError
+
+    optimizer.zero_grad()
+    failing = model[0].weight.register_hook(fail)
+    with pytest.raises(ArithmeticError):
+        loss_of(model, comm).backward()
+    failing.remove()
+    cure = "step" if options else "synchronize"
+    with pytest.raises(RuntimeError, match=rf"after a backward\(\) that was cut off, call {cure}\(\) first"):
+        optimizer.zero_grad()
+    getattr(optimizer, cure)()
+    train(model, optimizer, comm, range(2, 5))
+    assert same_on_all_ranks(model, comm)
+
+
 @pytest.mark.parametrize("bad", [0, 2])
 def test_scales_stay_equal_though_gradients_are_unscaled_before_the_step(bad: int, comm: Communicator) -> None:
     model, optimizer = wrapped(Dense(), comm)
