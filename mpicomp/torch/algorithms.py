@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 
 from torch import Tensor
 
+from collectives.json_file import one_line
 from mpicomp.algorithms import Algorithm, Dense
 from mpicomp.torch.buckets import NamedParameter
 
@@ -42,12 +43,18 @@ def _choose(choice: AlgorithmChoice, member: NamedParameter) -> Algorithm:
         return choice
     if isinstance(choice, Mapping):
         for pattern, algorithm in choice.items():
-            if fnmatchcase(member.name, pattern):
+            if fnmatchcase(member.name, str(pattern)):
                 return algorithm
         raise ValueError(
             f"no pattern among {', '.join(map(repr, choice))} fits {member.name!r}; end the choices with '*'"
         )
-    return choice(member.name, member.parameter)
+    try:
+        return choice(member.name, member.parameter)
+    except Exception as error:  # of the user's function
+        raise ValueError(
+            f"no algorithm is chosen for {member.name!r} ({type(error).__name__}: {one_line(error)}); pass a function "
+            "of name and parameter that returns one for each"
+        ) from error
 
 
 def preferred_mode(algorithms: Mapping[str, Algorithm]) -> str:

@@ -36,6 +36,11 @@ def require_optimizer(optimizer: Any, algorithm: Any) -> None:
             f"the optimizer is {given}: pass an instance of a torch optimizer, such as "
             "torch.optim.SGD(model.parameters(), lr=0.1)"
         )
+    require_algorithm(algorithm)
+
+
+def require_algorithm(algorithm: Any) -> None:
+    """Raise TypeError unless this is a method, or what chooses methods by parameter."""
     if isinstance(algorithm, str):
         name = algorithm if algorithm in NAMES else nearest(algorithm, NAMES) or "marsit"
         raise TypeError(f"the algorithm is text, {algorithm!r}: pass an instance, mpicomp.algorithm({name!r})")

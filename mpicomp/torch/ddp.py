@@ -12,7 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 from collectives import Communicator
 from collectives.consistency.call_check import fingerprint
 from collectives.json_file import shown
+from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.algorithms import Algorithm
+from mpicomp.torch import arguments
 from mpicomp.torch.algorithms import AlgorithmChoice, algorithms_by_name
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.ddp_hook_state import FREEZE, DDPHookState
@@ -56,7 +58,7 @@ def ddp_hook(
         The communicator's ranks are not those of the process group, a parameter is no floating-point CPU tensor, the
         model has a hook already, or names are needed and there is no model. The other ranks raise CollectiveMismatch.
     TypeError
-        The model is no DistributedDataParallel.
+        The model is no DistributedDataParallel, or another argument is something else.
     CollectiveMismatch
         Another rank raised one of these, or the ranks' process groups differ.
 
@@ -69,7 +71,9 @@ def ddp_hook(
     that failed are NaN then, on all ranks, and training can go on after ``NonFiniteGradient``. So with a
     ``torch.amp.GradScaler`` catch it around ``backward()``: the scaler then skips the step on all ranks.
     """
+    require_communicator(comm, "ddp_hook", "ddp_hook(algorithm, comm, model)", algorithm, model)
     try:
+        arguments.require_algorithm(algorithm)
         group = _group_of(model, comm)
         members = [] if model is None else _members_of(model)
         if model is None and not isinstance(algorithm, Algorithm):

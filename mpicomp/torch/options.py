@@ -56,17 +56,18 @@ class Options:
         mode, local_steps, passes = self.synchronize, self.local_steps, self.backward_passes_per_step
         if mode not in ("gradients", "updates"):
             raise ValueError(f'synchronize is {mode!r}; choose "gradients", "updates" or None')
-        if local_steps < 1:
-            raise ValueError(f"local_steps is {local_steps}; at least one step lies between two synchronizations")
+        for name, count in (("local_steps", local_steps), ("backward_passes_per_step", passes)):
+            if not isinstance(count, int) or count < 1:
+                raise ValueError(f"{name} is {count!r}; choose a whole number, 1 or more")
         if local_steps > 1 and mode == "gradients":
             raise ValueError(
                 f'local_steps={local_steps} needs synchronize="updates"; under "gradients" accumulate by '
                 f"backward_passes_per_step={local_steps}"
             )
-        if not self.bucket_mb > 0:
-            raise ValueError(f"bucket_mb is {self.bucket_mb}; a bucket needs a positive size")
-        if passes < 1:
-            raise ValueError(f"backward_passes_per_step is {passes}; at least one backward comes before a step")
+        if not isinstance(self.bucket_mb, int | float) or not self.bucket_mb > 0:
+            raise ValueError(f"bucket_mb is {self.bucket_mb!r}; a bucket needs a positive size")
+        if not isinstance(self.overlap, bool):
+            raise ValueError(f"overlap is {self.overlap!r}; choose True, False or None")
         if not self.moves_in_backward:
             return
         cure = 'under "updates"; pass overlap=False'

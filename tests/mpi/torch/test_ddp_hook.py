@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from collectives import Communicator
 from collectives.errors import NonFiniteGradient
-from mpicomp import Dense, DoubleSqueeze, Marsit, ScaleCom
+from mpicomp import Auto, Dense, DoubleSqueeze, Marsit, ScaleCom
 from mpicomp.torch import DistributedOptimizer, ddp_hook, redistribute_states
 from tests.mpi.torch.ddp import SMALL_BUCKETS, VIEWS, hooked, process_group, sgd
 from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, train
@@ -30,6 +30,7 @@ FORMS: dict[str, Any] = {
     "marsit": Marsit(3),
     "scalecom": ScaleCom(rate=8),
     "doublesqueeze": DoubleSqueeze(),
+    "auto": Auto(DoubleSqueeze(), trial_steps=25),  # on trial, so that nothing depends on time
 }
 
 

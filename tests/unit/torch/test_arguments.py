@@ -11,7 +11,7 @@ from mpi4py import MPI
 from torch import nn
 
 from mpicomp import Communicator, Dense
-from mpicomp.torch import DistributedOptimizer, broadcast_parameters
+from mpicomp.torch import DistributedOptimizer, OneBitAdam, broadcast_parameters, ddp_hook
 
 MODEL = nn.Linear(3, 2)
 SGD = torch.optim.SGD(MODEL.parameters(), lr=0.1)
@@ -33,6 +33,11 @@ WRONG: dict[str, tuple[Callable[[Communicator], Any], str]] = {
     "nameless": (lambda c: DistributedOptimizer(SGD, Dense(), c, MODEL.parameters()), "tensors without names: pass"),
     "names": (lambda c: DistributedOptimizer(SGD, Dense(), c, ["weight"]), "no pairs of name and tensor: pass"),
     "first": (lambda c: DistributedOptimizer(c, SGD, Dense()), "in another order: write DistributedOptimizer"),
+    "hook of a name": (lambda c: ddp_hook("dense", c), r"pass an instance, mpicomp.algorithm\('dense'\)"),  # type: ignore[arg-type]
+    "hook of a class": (lambda c: ddp_hook(Dense, c), r"the algorithm is a class: write Dense\(\)"),
+    "hook, swapped": (lambda c: ddp_hook(c, Dense()), r"in another order: write ddp_hook\(algorithm, comm, model\)"),  # type: ignore[arg-type]
+    "no rate": (lambda c: OneBitAdam(MODEL.parameters(), c, comm=c), r"are not all numbers; write OneBitAdam\("),  # type: ignore[arg-type]
+    "one beta": (lambda c: OneBitAdam(MODEL.parameters(), betas=0.9, comm=c), "are not all numbers"),  # type: ignore[arg-type]
     "broadcast": (lambda c: broadcast_parameters(MODEL.parameters(), c), "no tensors by name; pass a module"),
 }
 
