@@ -183,6 +183,11 @@ class Aggregator:
         self.step += 1
         self._can_undo = False
 
+    @property
+    def can_undo(self) -> bool:
+        """Whether there is a step that `undo` would take back."""
+        return self._call is None and self._can_undo and hasattr(self.reducer, "undo")  # it keeps what was before
+
     def undo(self) -> None:
         """Take the last step back: residual and step counter are those of before it. What was sent stays counted.
 
@@ -193,10 +198,9 @@ class Aggregator:
         RuntimeError
             A step is under way, or the last one failed or was taken back, or the method does not keep what was before.
         """
-        undo = getattr(self.reducer, "undo", None)  # of reducers that keep what was before a step
-        if self._call is not None or not self._can_undo or undo is None:
+        if not self.can_undo:
             raise RuntimeError(f"{self.comm.here}, vector {self.vector_id}: there is no step that can be taken back")
-        undo()
+        self.reducer.undo()  # type: ignore[attr-defined]
         self.step -= 1
         self._can_undo = False
 

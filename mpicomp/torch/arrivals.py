@@ -7,19 +7,33 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 
 class Listener(Protocol):
     """Who is told of gradients."""
+
+    arrivals: Arrivals
 
     def gradient_came(self, position: int) -> None:
         """A gradient was added to; the parameter is told by its position."""
         ...
 
 
+_latest = WeakTensorKeyDictionary()  # who listens to a parameter and came last, as a weak reference
+
+
 def listen(listener: Listener, parameters: Sequence[Tensor]) -> None:
-    """Tell `listener` of every gradient from now on, for as long as there is one; it is referred to weakly."""
+    """Tell `listener` of every gradient from now on, for as long as there is one; it is referred to weakly.
+
+    Who listens to one of the parameters already is overtaken.
+    """
     told = weakref.ref(listener)
+    for parameter in parameters:
+        earlier = _latest.get(parameter, told)()  # type: ignore[no-untyped-call]
+        if earlier is not None and earlier is not listener:
+            earlier.arrivals.overtaken = True
+        _latest[parameter] = told
 
     def hook_of(position: int) -> Callable[[Tensor], None]:
         def hook(_: Tensor) -> None:
@@ -57,12 +71,15 @@ class Arrivals:
         Gradients that come do not count: they are added to what comes later.
     any_complete : bool
         A gradient of this step is complete.
+    overtaken : bool
+        Another optimizer over some of the parameters was made since. This one, which may be on its way out on one rank
+        earlier than on another, is not to send anything during backward any more.
     """
 
     def __init__(self, names: Sequence[str], passes: int) -> None:
         self._names, self._passes = names, passes
         self._order: dict[int, None] = {}  # which keeps the order, and is asked at every gradient
-        self.paused = False
+        self.paused = self.overtaken = False
         self.restart()
 
     @property
@@ -91,7 +108,9 @@ class Arrivals:
             raise RuntimeError(
                 f"the gradient of {self._names[position]!r} came once more after it was sent: call backward() "
                 f"{'once' if self._passes == 1 else f'{self._passes} times'} between two steps; to accumulate "
-                "gradients, call the others under `with optimizer.no_sync():`, or pass backward_passes_per_step="
+                "gradients, call the others under `with optimizer.no_sync():`, or pass backward_passes_per_step=; if "
+                "one backward() brings a gradient several times, as with reentrant checkpoints, pass overlap=False; "
+                "drop an optimizer that is not to step any more"
             )
         complete = self._counts[position] == self._passes
         self.any_complete |= complete

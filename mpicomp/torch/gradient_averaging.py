@@ -52,8 +52,8 @@ class GradientAveraging:
         self._comm, self._overlap = comm, overlap
         self._averaged = self._scaled = False
         self._error: NonFiniteGradient | None = None  # of gradients that were averaged ahead of the step
+        self._changed = ""  # the name of a gradient that was changed in vain
         self._queue = InOrder(reducers, comm, self._begin)
-        self._sent: list[tuple[NamedParameter, Tensor, int]] = []  # and the version that was sent
         # Freed together before the next backward: memory freed here would go back to the system, and be cleared anew
         self._replaced: list[Tensor | None] = []
         listen(self, [member.parameter for member in reducers.members])
@@ -70,7 +70,7 @@ class GradientAveraging:
 
     @property
     def _begins_early(self) -> bool:
-        return self._overlap and self.models_compared
+        return self._overlap and self.models_compared and not self.arrivals.overtaken
 
     def gradient_came(self, position: int) -> None:
         """Begin the buckets that this gradient completes; called by hooks during backward."""
@@ -118,7 +118,24 @@ class GradientAveraging:
         return nullcontext()
 
     def end_step(self) -> None:
-        """Nothing: the ranks have made the same step."""
+        """Refuse changes of gradients that had been sent. The ranks have made the same step, without these.
+
+        Raises
+        ------
+        RuntimeError
+            Names the gradient; the other ranks get CollectiveMismatch in their next call.
+        """
+        name, self._changed = self._changed, ""
+        if name:
+            self._comm.reject(
+                RuntimeError(
+                    f"{self._comm.here}: the gradient of {name!r} was changed or dropped between backward() and "
+                    "step(), after it was sent, so that the step was made without the change; call "
+                    "optimizer.synchronize() before clipping, and zero_grad() after step(), or pass overlap=False; a "
+                    "model in DistributedDataParallel, which averages by itself, takes ddp_hook instead"
+                ),
+                "an optimizer step",
+            )
 
     @torch.no_grad()
     def synchronize(self) -> None:
@@ -130,25 +147,32 @@ class GradientAveraging:
             return
         self.reducers.lay_out(self.arrivals.order)
         self._replaced.clear()
+        ended: list[BucketReducer] = []
         try:
             if self._overlap:
+
+                def take(reducer: BucketReducer) -> None:
+                    ended.append(reducer)
+                    self._show_mean(reducer)
+
                 self._queue.complete_all()
-                self._require_unchanged()
-                self._queue.wait(self._show_mean)
+                self._changed = self._queue.find_change()
+                self._queue.wait(take)
             else:
                 for reducer in self.reducers:
                     gradients = self._gradients(reducer)
                     if not reducer.take_alone(gradients):
                         torch._foreach_copy_(reducer.vector_views, gradients)
                         reducer.aggregate()
+                        ended.append(reducer)
                         self._take_mean(reducer)
-        except NonFiniteGradient as error:
+        except BaseException as error:
+            for reducer in ended:
+                reducer.undo()
+            if not isinstance(error, NonFiniteGradient):
+                self.arrivals.restart()
+                raise
             self._error = error
-        except BaseException:
-            self.arrivals.restart()
-            raise
-        finally:
-            self._sent.clear()
         if self._error is not None:
             for member in self.reducers.members:
                 if member.parameter.grad is not None:
@@ -181,7 +205,6 @@ class GradientAveraging:
         if not reducer.take_alone(gradients):
             torch._foreach_copy_(reducer.vector_views, gradients)
             reducer.begin()
-        self._sent += [(m, g, g._version) for m, g in zip(reducer.bucket.members, gradients, strict=True)]
 
     def _gradients(self, reducer: BucketReducer) -> list[Tensor]:
         return [self._gradient(member) for member in reducer.bucket.members]
@@ -199,21 +222,6 @@ class GradientAveraging:
             else:
                 self._replaced.append(parameter.grad)
                 parameter.grad = mean
-
-    def _require_unchanged(self) -> None:
-        """Refuse gradients that were changed after they were sent: the change would be lost."""
-        for member, sent, version in self._sent:
-            if member.parameter.grad is sent and sent._version == version:
-                continue
-            self._queue.wait(lambda reducer: None)
-            self._comm.reject(
-                RuntimeError(
-                    f"{self._comm.here}: the gradient of {member.name!r} was changed or dropped between backward() and "
-                    "step(), after it was sent; call optimizer.synchronize() before clipping, and zero_grad() after "
-                    "step(), or pass overlap=False"
-                ),
-                "averaging gradients",
-            )
 
     def _gradient(self, member: NamedParameter) -> Tensor:
         parameter = member.parameter

@@ -95,12 +95,13 @@ class LocalUpdates:
 
     @property
     def _moves_in_backward(self) -> bool:
-        return self._overlap and self.models_compared and self.steps + 1 >= self._local_steps
+        early = self._overlap and self.models_compared and not self.arrivals.overtaken
+        return early and self.steps + 1 >= self._local_steps
 
     def gradient_came(self, position: int) -> None:
         """Move the parameters of the buckets that this gradient completes; called by hooks during backward."""
-        moves = self._moves_in_backward
         self._scaled = False  # if the scaler has skipped the step, which this is not told
+        moves = self._moves_in_backward
         if self.arrivals.complete(position, sent=moves) and moves:
             self._in_backward = True
             try:
@@ -177,6 +178,7 @@ class LocalUpdates:
         if self.steps == 0:
             return
         moved: set[int] = set()
+        changed = ""
 
         def move(reducer: BucketReducer) -> None:
             self._move_common(reducer)
@@ -185,6 +187,7 @@ class LocalUpdates:
         try:
             if self._overlap:
                 self._queue.complete_all()
+                changed = self._queue.find_change()
                 self._queue.wait(move)
             else:
                 for reducer in self.reducers:
@@ -198,6 +201,15 @@ class LocalUpdates:
                     torch._foreach_copy_(reducer.parameters, common)
             self._masters.publish()
             self.steps = 0
+        if changed:
+            self._comm.reject(
+                RuntimeError(
+                    f"{self._comm.here}: the gradient of {changed!r} was changed or dropped between backward() and "
+                    "step(), after the optimizer had moved the parameter by it; pass overlap=False to clip it, and "
+                    "call zero_grad() after step()"
+                ),
+                "an optimizer step",
+            )
 
     def drop_gradients(self, set_to_none: bool) -> None:
         """Clear the gradients that the optimizer cannot see, because it holds masters in their place."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -12,10 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from collectives import Communicator
+from collectives.errors import CollectiveMismatch, NonFiniteGradient
 from mpicomp import Dense, DoubleSqueeze, Marsit
 from mpicomp.torch import DistributedOptimizer, OneBitAdam
+from mpicomp.torch.bucket_reducers import BucketReducer
 from tests.mpi.lanes import few_ranks
-from tests.mpi.torch.training import batch, make_model, same_on_all_ranks, train, wrapped
+from tests.mpi.torch.training import batch, make_model, same_on_all_ranks, train, wrap, wrapped
 
 pytestmark = few_ranks
 FUSED = {"synchronize": "updates", "overlap": True}
@@ -87,6 +90,24 @@ def test_a_mistake_of_all_ranks_leaves_the_communicator_and_what_is_in_flight(co
     assert same_on_all_ranks(model, comm)
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.communicator(parting=True)
+@pytest.mark.parametrize("options", [{}, FUSED], ids=["gradients", "updates"])
+def test_what_keeps_one_rank_from_beginning_a_bucket_is_told_to_all(
+    options: dict[str, Any], comm: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = wrapped(Dense(), comm, **options)
+    train(model, optimizer, comm, range(2))
+    if comm.rank == 0:
+
+        def begin(reducer: BucketReducer) -> None:
+            raise ValueError("there is no more of it")
+
+        monkeypatch.setattr(BucketReducer, "begin", begin)
+    with pytest.raises((ValueError, CollectiveMismatch), match="there is no more of it"):
+        train(model, optimizer, comm, range(2, 3))
+
+
 @pytest.mark.parametrize("kind", [DistributedOptimizer, OneBitAdam])
 def test_two_parameters_of_one_name_are_refused(kind: type, comm: Communicator) -> None:
     named = [pair for model in (make_model(), make_model(1)) for pair in model.named_parameters()]
@@ -113,6 +134,33 @@ def test_masters_that_an_earlier_wrapper_left_are_refused(comm: Communicator) ->
     DistributedOptimizer(inner, Marsit(), comm, model.named_parameters())
     with pytest.raises(ValueError, match=r"is a float32 master that an earlier .*; make a new torch optimizer"):
         DistributedOptimizer(inner, Marsit(), comm, model.named_parameters())
+
+
+@pytest.mark.parametrize("options", [{}, {"synchronize": "updates"}, FUSED], ids=["gradients", "updates", "fused"])
+def test_a_dropped_optimizer_is_gone_at_once(options: dict[str, Any], comm: Communicator) -> None:
+    model, optimizer = wrapped(DoubleSqueeze(), comm, **options)
+    train(model, optimizer, comm, range(3))
+    gc.disable()
+    try:
+        del optimizer
+        assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+    finally:
+        gc.enable()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("options", [{}, FUSED], ids=["gradients", "updates"])
+def test_an_optimizer_that_lives_on_sends_nothing_once_another_has_its_parameters(
+    options: dict[str, Any], comm: Communicator
+) -> None:
+    model = make_model()
+    earlier = wrap(model, Dense(), comm, **options)
+    train(model, earlier, comm, range(2))
+    if comm.rank == 0:
+        del earlier  # as a garbage collection may do on one rank before it does so on another
+    optimizer = wrap(model, Dense(), comm, **options)
+    train(model, optimizer, comm, range(2, 6))
+    assert same_on_all_ranks(model, comm)
 
 
 @pytest.mark.parametrize("options", [{}, FUSED], ids=["gradients", "updates"])
@@ -156,6 +204,38 @@ def test_training_goes_on_after_a_backward_that_was_cut_off(options: dict[str, A
     assert same_on_all_ranks(model, comm)
 
 
+def test_gradients_changed_after_they_moved_parameters_are_named(comm: Communicator) -> None:
+    model, optimizer = wrapped(Dense(), comm, **FUSED)
+    train(model, optimizer, comm, range(2))
+    optimizer.zero_grad()
+    loss_of(model, comm).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.001)
+    with pytest.raises(RuntimeError, match=r"gradient of '2\.bias' was changed .* after the optimizer had moved"):
+        optimizer.step()
+    train(model, optimizer, comm, range(2, 5))
+    assert same_on_all_ranks(model, comm)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("options", [{}, FUSED], ids=["gradients", "updates"])
+def test_ranks_stay_alike_where_one_alone_changes_a_gradient(options: dict[str, Any], comm: Communicator) -> None:
+    model, optimizer = wrapped(Dense(), comm, **options)
+    train(model, optimizer, comm, range(2))
+    optimizer.zero_grad()
+    loss_of(model, comm).backward()
+    if comm.rank == 0:
+        model.zero_grad()
+        with pytest.raises(RuntimeError, match="was changed or dropped"):
+            optimizer.step()
+    else:
+        optimizer.step()
+        with pytest.raises(CollectiveMismatch, match=r"rank 0 rejects an optimizer step: .*was changed or dropped"):
+            comm.barrier()
+    assert same_on_all_ranks(model, comm)
+    train(model, optimizer, comm, range(3, 6))
+    assert same_on_all_ranks(model, comm)
+
+
 @pytest.mark.parametrize("bad", [0, 2])
 def test_scales_stay_equal_though_gradients_are_unscaled_before_the_step(bad: int, comm: Communicator) -> None:
     model, optimizer = wrapped(Dense(), comm)
@@ -180,3 +260,20 @@ def test_a_gradscaler_is_refused_in_join(comm: Communicator) -> None:
             scaler.step(optimizer)
         optimizer.step()
     scaler.step(optimizer)
+
+
+@pytest.mark.parametrize("layer", [0, 2], ids=["last bucket", "first bucket"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_nan_in_one_bucket_leaves_no_trace_in_the_others(overlap: bool, layer: int, comm: Communicator) -> None:
+    model, optimizer = wrapped(DoubleSqueeze(), comm, overlap=overlap)
+    train(model, optimizer, comm, range(3))
+    before = copy.deepcopy(optimizer.state_dict()["mpicomp"]["aggregators"])
+    assert len(before) == 2
+    optimizer.zero_grad()
+    model[layer].weight.register_hook(lambda gradient: gradient * float("nan"))
+    with pytest.raises(NonFiniteGradient):
+        train(model, optimizer, comm, range(3, 4))
+    for was, now in zip(before, optimizer.state_dict()["mpicomp"]["aggregators"], strict=True):
+        assert was.keys() == now.keys()
+        for key, value in was.items():
+            assert torch.equal(value, now[key]) if torch.is_tensor(value) else value == now[key]
