@@ -9,7 +9,7 @@ With overlap the last local step is made bucket by bucket while backward runs: a
 bucket's gradients, the optimizer moves its parameters, and their move begins to be averaged.
 
 A synchronization that fails leaves the common model on every rank. The common model has then moved by the means of the
-reducers before the one that failed, which all ranks have.
+reducers that did not fail: of those before the one that failed, or with overlap of all others.
 """
 
 from __future__ import annotations

@@ -253,9 +253,11 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
         Raises
         ------
         ValueError
-            A gradient is sparse, or a parameter was frozen or unfrozen since wrapping; names the parameter.
+            A gradient is sparse, or a parameter was frozen, unfrozen or changed in form since wrapping; names it.
         NonFiniteGradient
             A rank has NaN or infinity; names the ranks, and this rank's parameters. The ranks' models are equal.
+        RuntimeError
+            A gradient was changed after it had been sent; names the parameter. The step was made without the change.
         CollectiveMismatch
             The ranks do not make the same call. If this step was to synchronize, the model is now the common one.
         CollectiveError
@@ -296,7 +298,7 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
             This rank's. The body of the loop calls `step` once.
         after_step
             What the loop does after a step that must be the same on all ranks, such as a scheduler's ``step``; called
-            for steps that this rank makes without a batch.
+            for steps that this rank makes without a batch. A GradScaler is refused in the loop.
 
         Yields
         ------
