@@ -134,6 +134,7 @@ class GivingUp:
         """Reject all calls in a process that was forked from this one, and end those in flight there."""
         self._broken = "this process was forked from a rank, and only the rank can communicate"
         self.failure = self._closed()
+        self._driver = None  # it stays with the parent
         keep_alive(self)
         for call in (*self._in_flight, *self._apart):
             call.end_by(self.failure)

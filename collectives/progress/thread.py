@@ -155,6 +155,11 @@ class ProgressThread:
             self._changed.notify()
         self._thread.join(STOPPING_S)
 
+    def forget(self) -> None:
+        """Let go, in a forked process, of what the thread may have held when it stayed behind with the parent."""
+        self._stopping, self._changed = True, threading.Condition()
+        self._tasks.clear()
+
     def _drive(self) -> None:
         calls = polling.calls_of_this_thread()
         idle_turns = 0
@@ -205,4 +210,11 @@ def is_supported(comm: object) -> bool:
     return isinstance(comm, MPI.Comm) and MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
 
-os.register_at_fork(after_in_child=lambda: globals().update(_shared=None))
+def _after_fork() -> None:
+    global _shared, _making
+    if _shared is not None:
+        _shared.forget()
+    _shared, _making = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
