@@ -276,7 +276,8 @@ class Handle:
     def then(self, callback: Callable[[Handle], None]) -> None:
         """Have the progress thread call `callback` with this handle once the call has ended, well or not.
 
-        The callback may begin calls, and must not wait for one. Its handle's `wait` returns or raises at once.
+        The callback may begin calls, and must not wait for one. Its handle's `wait` returns or raises at once. An
+        exception that it raises is one that nobody catches: it is printed, and ends the job (`install_abort_hook`).
 
         Raises
         ------

@@ -76,7 +76,7 @@ class Completion:
             raise
 
     def then(self, callback: Callable[[], None]) -> None:
-        """Have the progress thread call this once the call has ended; an exception of it is printed."""
+        """Have the progress thread call this once the call has ended; an exception of it is like one of a thread."""
         self._callbacks.append(callback)
         if self._ended.is_set():
             self._thread.submit(self._run_callbacks)
@@ -94,7 +94,7 @@ class Completion:
 
     def _run_callbacks(self) -> None:
         while self._callbacks:  # each is popped by one of two calls, if there are two
-            self._callbacks.pop(0)()
+            _report_errors(self._callbacks.pop(0))
 
 
 class ProgressThread:
