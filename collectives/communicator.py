@@ -398,7 +398,13 @@ class Communicator(Closable):
         chosen = self.topology if topology is None else topology
         try:
             made = Communicator(
-                part, chosen, self.timeout, self._verify, self.piece_bytes, arrival_timeout=self.arrival_timeout
+                part,
+                chosen,
+                self.timeout,
+                self._verify,
+                self.piece_bytes,
+                arrival_timeout=self.arrival_timeout,
+                abort_hook=False,  # this one has installed it, or was told not to
             )
         except TopologyError as error:
             part.Free()
