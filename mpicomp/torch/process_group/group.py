@@ -111,7 +111,17 @@ class MPIProcessGroup(Methods, _Base):  # type: ignore[misc]
         -------
         MPIProcessGroup or None
             None: this rank is no member.
+
+        Raises
+        ------
+        ValueError
+            `ranks` are no ranks of this group.
         """
+        if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(self.size())):
+            raise ValueError(
+                f"{self.communicator.here}, split_group: the ranks are {list(ranks)}: pass ranks from 0 to "
+                f"{self.size() - 1}, each once"
+            )
         self._splits += 1
         if self.rank() not in ranks:
             return None
@@ -137,5 +147,5 @@ class MPIProcessGroup(Methods, _Base):  # type: ignore[misc]
             comm.close()
         except RuntimeError as error:  # of a work that nobody waited for: the other groups must end too
             _log.error("%s: the process group %s ends: %s", comm.here, self._name, error)
-        if comm.failure is None:
+        if comm.mpi_comm == MPI.COMM_NULL != self._mpi_comm:  # else messages may be in flight
             self._mpi_comm.Free()

@@ -63,6 +63,18 @@ def test_variables_of_a_launcher_are_taken(mpi_comm: MPI.Intracomm, monkeypatch:
     mpi_comm.Barrier()
 
 
+@two_ranks
+def test_ranks_of_the_environment_that_are_not_each_ones_own_are_refused(
+    mpi_comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_backend()
+    monkeypatch.setattr("mpicomp.torch.process_group.bootstrap._served", None)
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ValueError, match=rf"rank {mpi_comm.rank} of {mpi_comm.size}: RANK is 0, 0.*: leave RANK unset"):
+        dist.init_process_group("mpicomp", timeout=timedelta(seconds=TIMEOUT_S / 4))
+    assert not dist.is_initialized()
+
+
 def test_more_ranks_than_mpi_has_started_are_refused(mpi_comm: MPI.Intracomm) -> None:
     register_backend()
     with pytest.raises(ValueError, match=f"MPI has started {mpi_comm.size} ranks? and not 99: start the program by"):
@@ -135,6 +147,21 @@ def test_a_group_is_split(group: MPIProcessGroup) -> None:
     assert tensor.item() == len(mine)
     part.shutdown()
     assert group.split_group([0]) is None or rank == 0
+
+
+def test_a_group_of_ranks_that_are_none_is_refused_at_once(group: MPIProcessGroup) -> None:
+    size, rank = group.size(), group.rank()
+    told = rf"rank {rank} of {size}, split_group: .*ranks from 0 to {size - 1}, each once"
+    for ranks in ([rank, size], [rank, -1], [rank, rank], []):
+        with pytest.raises(ValueError, match=told):
+            group.split_group(ranks)
+
+
+def test_a_group_may_be_shut_down_twice(group: MPIProcessGroup) -> None:
+    part = group.split_group(range(group.size()))
+    assert part is not None
+    for _ in range(2):
+        part.shutdown()
 
 
 @two_ranks
