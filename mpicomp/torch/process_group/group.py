@@ -147,5 +147,6 @@ class MPIProcessGroup(Methods, _Base):  # type: ignore[misc]
             comm.close()
         except RuntimeError as error:  # of a work that nobody waited for: the other groups must end too
             _log.error("%s: the process group %s ends: %s", comm.here, self._name, error)
+            comm.give_up(error)  # if others go on: this rank comes to nothing more
         if comm.mpi_comm == MPI.COMM_NULL != self._mpi_comm:  # else messages may be in flight
             self._mpi_comm.Free()

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 from torch._C._distributed_c10d import HashStore
 
-from collectives.errors import CollectiveTimeout, CommunicatorClosed
+from collectives.errors import CollectiveMismatch, CollectiveTimeout, CommunicatorClosed
 from mpicomp.torch import register_backend
 from mpicomp.torch.process_group import MPIProcessGroup, registration
 from tests.mpi.lanes import TIMEOUT_S
@@ -228,6 +228,21 @@ def test_destroying_a_group_waits_for_what_was_dropped(group: MPIProcessGroup) -
     dist.all_reduce(tensor, async_op=True)
     dist.destroy_process_group()
     assert tensor.eq(MPI.COMM_WORLD.size).all()
+
+
+@two_ranks
+def test_a_rank_that_ends_a_group_while_others_use_it_is_not_waited_for_when_these_end_it(
+    group: MPIProcessGroup, mpi_comm: MPI.Intracomm
+) -> None:
+    start = time.perf_counter()
+    if group.rank() == 0:
+        group.shutdown()  # which logs the mismatch: other groups are to end too
+    else:
+        with pytest.raises(CollectiveMismatch, match=r"rank 0: close\(\); rank"):
+            dist.barrier()
+        group.shutdown()
+    assert time.perf_counter() - start < TIMEOUT_S / 2
+    mpi_comm.Barrier()
 
 
 def test_no_variable_of_the_environment_is_set(group: MPIProcessGroup) -> None:
