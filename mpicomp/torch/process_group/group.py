@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 from mpi4py import MPI
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import ProcessGroup
@@ -87,6 +88,10 @@ class MPIProcessGroup(Methods, _Base):  # type: ignore[misc]
     def setGroupDesc(self, description: str) -> None:  # noqa: N802
         """Set the description."""
         self._description = description
+
+    @property
+    def _device_types(self) -> list[torch.device]:  # asked by saving in the background, and by states of rank 0
+        return [torch.device("cpu")]
 
     def get_group_store(self) -> Store:
         """The store of this group alone."""
