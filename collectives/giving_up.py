@@ -134,10 +134,12 @@ class GivingUp:
         """Reject all calls in a process that was forked from this one, and end those in flight there."""
         self._broken = "this process was forked from a rank, and only the rank can communicate"
         self.failure = self._closed()
-        self._driver = None  # it stays with the parent
         keep_alive(self)
         for call in (*self._in_flight, *self._apart):
+            if self._driver is not None:  # it may have been at work on the call, and stays with the parent
+                call.busy = False
             call.end_by(self.failure)
+        self._driver = None
 
     def raise_failure(self) -> NoReturn:
         """Raise what the communicator was given up for, in another call than the one that failed."""
