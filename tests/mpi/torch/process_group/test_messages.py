@@ -43,6 +43,16 @@ def test_tags_match_messages_in_any_order() -> None:
 
 
 @two_ranks
+def test_nothing_is_kept_of_a_tag_that_was_used_once(group: MPIProcessGroup) -> None:
+    before, after = neighbours()
+    for tag in range(5):
+        sent = dist.isend(torch.ones(1), after, tag=tag)
+        dist.recv(torch.empty(1), before, tag=tag)
+        sent.wait()
+    assert not group._calls.messages._receives
+
+
+@two_ranks
 def test_messages_of_one_tag_keep_their_order() -> None:
     before, after = neighbours()
     received = [torch.empty(1, dtype=torch.int64) for _ in range(20)]
