@@ -136,10 +136,8 @@ class GivingUp:
         self.failure = self._closed()
         keep_alive(self)
         for call in (*self._in_flight, *self._apart):
-            if self._driver is not None:  # it may have been at work on the call, and stays with the parent
-                call.busy = False
             call.end_by(self.failure)
-        self._driver = None
+        self._driver = None  # it stays with the parent
 
     def raise_failure(self) -> NoReturn:
         """Raise what the communicator was given up for, in another call than the one that failed."""
@@ -155,4 +153,6 @@ class GivingUp:
         return self._closed()
 
     def _closed(self) -> CommunicatorClosed:
-        return CommunicatorClosed(f"{self.here}: this communicator cannot be used, {self._broken}; make a new one")
+        return CommunicatorClosed(
+            f"{self.here}: this communicator cannot be used, {self._broken or 'the program ends'}; make a new one"
+        )

@@ -159,6 +159,8 @@ class Call(Backoff):
         """
         if self.completion is not None:
             self.completion.wait()
+            if self.completion.lost:
+                self.group.raise_failure()
         elif not self.done:
             if self.busy:
                 raise RuntimeError(f"{self.group.here}: a call cannot be waited for from within itself ({self.name()})")
@@ -252,6 +254,8 @@ class Handle:
         call = self._call
         if call.completion is None:
             call.advance_all()
+        elif call.completion.lost:
+            call.group.raise_failure()
         if call.done:
             call.mark_seen()
         if call.error is not None:

@@ -55,25 +55,29 @@ class Completion:
         self._callbacks: list[Callable[[], None]] = []
 
     def wait(self) -> None:
-        """Sleep until the call has ended; an exception in this thread, such as KeyboardInterrupt, ends the call.
+        """Sleep until the call has ended or is lost; an exception in this thread, as KeyboardInterrupt, ends the call.
 
         Raises
         ------
         RuntimeError
-            The progress thread cannot wait for itself, or is gone.
+            The progress thread cannot wait for itself.
         """
         if self._ended.is_set():
             return
         self._thread.reject_waiting(lambda: "a call")
         try:
             with self._thread.hurrying():
-                while not self._ended.wait(LOOK_S):
-                    if not self._thread.is_alive():
-                        raise RuntimeError("the progress thread is gone, and nobody drives this call")
+                while not (self.lost or self._ended.wait(LOOK_S)):
+                    pass
         except BaseException as error:
             self._thread.submit(partial(self._interrupt, error))
             self._ended.wait(STOPPING_S)
             raise
+
+    @property
+    def lost(self) -> bool:
+        """Whether nobody drives the call to its end: in a forked process, or as the program ends."""
+        return not (self._ended.is_set() or self._thread.is_alive())
 
     def then(self, callback: Callable[[], None]) -> None:
         """Have the progress thread call this once the call has ended; an exception of it is like one of a thread."""

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from collectives.errors import CollectiveMismatch
-from mpicomp.torch.process_group import messages
+from mpicomp.torch.process_group import MPIProcessGroup, messages
 
 pytestmark = pytest.mark.usefixtures("group")
 two_ranks = pytest.mark.mpi(min_size=2)
