@@ -58,8 +58,9 @@ def install_abort_hook() -> None:
 
 
 def install_unless_attended() -> None:
-    """Install the hook, unless a person or pytest goes on after an exception that nobody catches."""
-    if not (hasattr(sys, "ps1") or sys.flags.interactive or "pytest" in sys.modules):
+    """Install the hook, unless a person or pytest goes on after an exception that nobody catches, or asks for none."""
+    attended = hasattr(sys, "ps1") or sys.flags.interactive or "pytest" in sys.modules
+    if not attended and os.environ.get("MPICOMP_ABORT_HOOK") != "0":
         install_abort_hook()
 
 

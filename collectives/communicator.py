@@ -12,6 +12,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from collectives import planner
+from collectives.closing import Closable
 from collectives.consistency.call_check import fingerprint
 from collectives.cost.link import LinkModel
 from collectives.dense import variable_size
@@ -19,7 +20,6 @@ from collectives.dense.allreduce import DenseSums
 from collectives.dense.gather import all_gather_rows
 from collectives.execution.handle import Call, Handle, Steps
 from collectives.execution.program import Program, compile_plan
-from collectives.group import Group
 from collectives.making import examined
 from collectives.memory import COMBINE, COPIED, Flat
 from collectives.numbers import NUMBERS, allreduce_number
@@ -43,7 +43,7 @@ Op = Literal["sum", "mean", "min", "max"]
 _Value = TypeVar("_Value")
 
 
-class Communicator(Group):
+class Communicator(Closable):
     """A group of ranks and how they talk.
 
     Parameters
@@ -398,7 +398,13 @@ class Communicator(Group):
         chosen = self.topology if topology is None else topology
         try:
             made = Communicator(
-                part, chosen, self.timeout, self._verify, self.piece_bytes, arrival_timeout=self.arrival_timeout
+                part,
+                chosen,
+                self.timeout,
+                self._verify,
+                self.piece_bytes,
+                arrival_timeout=self.arrival_timeout,
+                abort_hook=False,  # this one has installed it, or was told not to
             )
         except TopologyError as error:
             part.Free()

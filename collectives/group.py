@@ -1,51 +1,35 @@
-"""Ranks that make the same calls: how they agree on a call, carry it out, and give up together."""
+"""Ranks that make the same calls: how they begin a call, agree on it and carry it out."""
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from itertools import takewhile
-from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar
-from weakref import ref
+from typing import Any, NoReturn
 
-import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
 from collectives.consistency.assembly import assemble
 from collectives.consistency.call_check import CallCheck, fingerprint
-from collectives.consistency.missing_ranks import MissingRanks, named
+from collectives.consistency.missing_ranks import MissingRanks
 from collectives.consistency.recursive_doubling import most_bytes
-from collectives.errors import (
-    CollectiveError,
-    CollectiveMismatch,
-    CollectiveTimeout,
-    CommunicatorClosed,
-    NonFiniteGradient,
-    PeerFailure,
-    marked,
-)
+from collectives.errors import CollectiveMismatch, CollectiveTimeout, marked
 from collectives.execution.handle import Call, Handle, Steps
-from collectives.execution.requests import Cache, free_all
+from collectives.giving_up import GivingUp
 from collectives.memory import Combine, add
 from collectives.progress.departure import tell_at_exit
 from collectives.progress.fork import reject_in_children
-from collectives.progress.polling import Testable, keep_alive, until, wait
-from collectives.progress.thread import Completion, ProgressThread, is_supported, shared
+from collectives.progress.polling import Testable, until, wait
+from collectives.progress.thread import Completion, is_supported, shared
 from collectives.trace.recorder import Trace
 from collectives.trace.traffic import Traffic
-
-FIXED_TAGS = 16_000  # tags below are of long-lived users, and as many more from there on of single calls
-GRACE_S = 0.5  # time for all ranks to save traces before one ends the job
-
-_Kind = TypeVar("_Kind")
+from collectives.users import Users
 
 
-class Group:
+class Group(GivingUp, Users):
     """What every call of a communicator goes through.
 
     Parameters
@@ -85,12 +69,8 @@ class Group:
         self.rank, self.size = parent.rank, parent.size
         self.timeout, self.arrival_timeout = timeout, arrival_timeout
         self.here = f"rank {self.rank} of {self.size}"
-        self.failure: BaseException | None = None
-        self._broken = ""
-        self._in_flight: list[Call] = []
-        self._apart: list[Call] = []  # in flight too, and outside the order of calls
-        self._dropped: Call | None = None
-        self._unheard: Call | None = None  # whose mismatch its caller may not have heard of
+        GivingUp.__init__(self)
+        Users.__init__(self)
         assemble(parent, arrival_timeout)
         self.mpi_comm = parent.Dup()
         self.mpi_comm.Set_errhandler(MPI.ERRORS_RETURN)
@@ -104,166 +84,9 @@ class Group:
         self.missing = MissingRanks(self.mpi_comm, timeout)
         self._check = CallCheck(self.mpi_comm, self.missing, self.swapped_bytes)
         self.given_up = self.missing.another_gave_up
-        self._driver: ProgressThread | None = None
-        self._fixed_tag, self._rolling_tag = 0, 0
-        self._common: dict[type[object], object] = {}
         self._thread = 0  # id of the thread that made the calls in flight; 0: no call yet
-        self._held: dict[int, tuple[ref[object], Callable[[], None]]] = {}  # by the reference's identity
-        self._gone: list[ref[object]] = []
         reject_in_children(self)
         tell_at_exit(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            if not self._broken:
-                self._broken = "it was left by an exception"
-                self.missing.leave()
-            keep_alive(self)
-            if self.trace is not None:
-                self.trace.save()
-
-    def __del__(self) -> None:
-        # a call under way that nobody waits for any more: MPI goes on writing to its buffers
-        if getattr(self, "_in_flight", None):
-            keep_alive(self)
-
-    def close(self) -> None:
-        """Free the MPI communicator (collective). After an error it is left to MPI's own clean-up instead.
-
-        Raises
-        ------
-        CollectiveMismatch
-            Other ranks make another call. The communicator stays open.
-        RuntimeError
-            A call was let go without waiting for it.
-        OSError
-            The trace cannot be written.
-        """
-        if self._broken:
-            return
-        if self._driver is not None:
-            self._driver.flush()
-        for call in tuple(self._in_flight):
-            call.wait()
-        if self.size > 1:
-            closing = Call(self, lambda: "close()")
-            closing.wait_name = None  # traces are of what the caller calls
-            self.run(closing, self._closing(closing))
-        if self._apart:
-            self._where_driven(self._leave_apart)
-            return
-        self._before_free()
-        self._broken = "it was closed"
-        self._free()
-        dropped = self._dropped
-        if dropped is not None and not dropped.seen:
-            raise RuntimeError(f"{self.here}: {dropped.name()} was begun and never waited for: keep what begin returns")
-
-    def _closing(self, call: Call) -> Steps:
-        """Agree on closing, and take what the ranks have told each other beside their calls: MPI would keep it."""
-        call.arrival = 0
-        if self._verify:
-            yield from self._check.steps(call, fingerprint("close()"))
-        sent, heard = self.missing.fall_silent()
-        to_hear, ones = np.zeros(self.size, np.int64), np.ones(self.size, np.int32)
-        request = self.mpi_comm.Ialltoallv([sent, ones, MPI.INT64_T], [to_hear, ones, MPI.INT64_T])
-        call.describe, call.owners = lambda: f"{self.here}: not all ranks close the communicator", (request, to_hear)
-        yield from until(request, call)
-        while (heard < to_hear).any():
-            self.missing.hear()
-            yield False
-
-    def leave(self) -> None:
-        """Tell the others that this rank's program ends, with which MPI may not be done."""
-        if self._in_flight or self._apart:
-            keep_alive(self)
-        if self.size > 1 and not self._broken:
-            self.missing.leave()
-
-    def _leave_apart(self) -> None:
-        """Close with calls in flight that other ranks need not know of: their requests stay with MPI."""
-        self._broken = "it was closed"
-        self.failure = self._closed()
-        keep_alive(self)
-        for call in tuple(self._apart):
-            call.end_by(self.failure)
-
-    def _where_driven(self, task: Callable[[], None]) -> None:
-        """Do something in the thread that drives the calls, and wait until it is done."""
-        if self._driver is None:
-            task()
-        else:
-            self._driver.submit(task)
-            self._driver.flush()
-
-    def _before_free(self) -> None:
-        """Do what takes communication, at the end."""
-
-    def _free(self) -> None:
-        for _, free in self._held.values():
-            free()
-        self._held.clear()
-        self._check.free()
-        self.mpi_comm.Free()
-
-    def free_after(self, owner: object, free: Callable[[], None]) -> None:
-        """Have a long-lived user's persistent requests freed when it is gone, at the next call, or when this is closed.
-
-        Not by a finalizer, which may run in any thread, and at a time when MPI is not to be called. Until then the
-        requests' buffers stay, too.
-
-        Parameters
-        ----------
-        owner : object
-            The user; referred to weakly.
-        free : callable
-            Frees its requests, of which none is active when it is called; holds no reference to `owner`.
-        """
-        user = ref(owner, self._gone.append)
-        self._held[id(user)] = user, free
-
-    def _free_unused(self) -> None:
-        while self._gone:
-            _, free = self._held.pop(id(self._gone.pop()))
-            free()
-
-    def persistent(self, owner: object) -> Cache:
-        """Where a long-lived user keeps the persistent requests of one program on the same buffers."""
-        cache: Cache = {}
-        self.free_after(owner, partial(free_all, cache))
-        return cache
-
-    def fixed_tag(self) -> int:
-        """A tag for one long-lived user of this communicator; all ranks ask in the same order."""
-        self._fixed_tag = self._fixed_tag % (FIXED_TAGS - 1) + 1
-        return self._fixed_tag
-
-    def common(self, kind: type[_Kind]) -> _Kind:
-        """The object of this kind that all long-lived users of this communicator share on this rank."""
-        found = self._common.setdefault(kind, kind())
-        assert isinstance(found, kind)
-        return found
-
-    @contextmanager
-    def tags_unused(self) -> Iterator[None]:
-        """Long-lived users made in this block never communicate: their tags are given out again."""
-        before = self._fixed_tag
-        try:
-            yield
-        finally:
-            self._fixed_tag = before
-
-    def next_tag(self) -> int:
-        """A tag for one call; all ranks ask in the same order."""
-        self._rolling_tag = (self._rolling_tag + 1) % FIXED_TAGS
-        return FIXED_TAGS + self._rolling_tag
 
     @property
     def calls_in_flight(self) -> int:
@@ -385,14 +208,6 @@ class Group:
         while self._in_flight[0] is not call:
             yield False
 
-    def tolerates_mismatch(self, call: Call) -> bool:
-        """Whether this rank could go on with the communicator if the ranks differed in a call that it makes.
-
-        A blocking call raises here and now, and a caller of other calls in flight can still wait for these. Where a
-        call in the background raises, nobody knows which ones the ranks have begun since.
-        """
-        return call.apart or not call.background or self._in_flight == [call]
-
     def before(self, call: Call) -> Iterable[Call]:
         """Calls in flight that were begun before this one."""
         return () if call.apart else takewhile(lambda one: one is not call, self._in_flight)
@@ -490,88 +305,3 @@ class Group:
             wait(request, self.timeout, describe, self.given_up)
         except BaseException as error:
             raise self.abort(error, request) from error
-
-    # Giving up -------------------------------------------------------------------------------------------------------
-
-    def fail(self, call: Call, error: BaseException) -> BaseException:
-        """Take note that a call has failed; returns the error to raise."""
-        if self.failure is not None:
-            keep_alive(call)
-            return error  # the communicator was given up before, and the ranks were asked then
-        if isinstance(error, NonFiniteGradient):  # on all ranks
-            call.owners = ()  # nothing of the call is in flight
-            return error
-        if isinstance(error, CollectiveMismatch) and call.apart:
-            return error
-        if isinstance(error, CollectiveMismatch):
-            self._unheard = call if call.background and self._in_flight == [call] else None  # else others tell of it
-            # a call that was begun while the ranks told each other what they called may wait for ranks that do not
-            # make it
-            if not error.closes and self.tolerates_mismatch(call):
-                return error  # raised here and now, with nothing of the call in flight
-        return self.abort(error, call)
-
-    def abort(self, error: BaseException, *alive: object) -> BaseException:
-        """Reject further calls, and end those in flight; keep the owners of all buffers for ever, as MPI may use them.
-
-        Returns
-        -------
-        BaseException
-            The error to raise: MPI's own as PeerFailure, and a timeout with the missing ranks.
-        """
-        first, self._broken = not self._broken, self._broken or f"an earlier call failed: {error!r}"
-        keep_alive(self, *alive)
-        if isinstance(error, CollectiveTimeout) and first:
-            missing = self.missing.find()
-            answers = f"no answer from {named(missing)}" if missing else "all ranks answer"
-            error = CollectiveTimeout(f"{error}; {answers}")
-        elif isinstance(error, MPI.Exception | PeerFailure):
-            dead = self.missing.dead()
-            told = str(error) if isinstance(error, PeerFailure) else f"{self.here}: MPI says {error}"
-            known = f"; MPI knows that {named(dead)} failed" if dead else ""
-            cause = error
-            error = PeerFailure(told + known)
-            error.__cause__ = cause
-        if first:
-            self.missing.announce()
-            self.failure = error
-            for other in (*self._in_flight, *self._apart):
-                other.end_by(self._failure())
-            if self.trace is not None:
-                start = time.perf_counter()
-                self.trace.save()
-                time.sleep(max(GRACE_S, time.perf_counter() - start))
-        return error
-
-    def give_up(self, error: BaseException) -> None:
-        """Reject further calls and end those in flight, here by `error`; the other ranks' waiting calls end too."""
-
-        def abort() -> None:
-            self.abort(error)
-
-        if not self._broken:
-            self._where_driven(abort)
-
-    def forked(self) -> None:
-        """Reject all calls in a process that was forked from this one, and end those in flight there."""
-        self._broken = "this process was forked from a rank, and only the rank can communicate"
-        self.failure = self._closed()
-        keep_alive(self)
-        for call in (*self._in_flight, *self._apart):
-            call.end_by(self.failure)
-
-    def raise_failure(self) -> NoReturn:
-        """Raise what the communicator was given up for, in another call than the one that failed."""
-        raise self._failure()
-
-    def _failure(self) -> BaseException:
-        """What calls end by that did not fail themselves."""
-        failure = self.failure
-        if isinstance(failure, CollectiveError) and type(failure) is not NonFiniteGradient:
-            again = type(failure)(str(failure))
-            again.__cause__ = failure
-            return again
-        return self._closed()
-
-    def _closed(self) -> CommunicatorClosed:
-        return CommunicatorClosed(f"{self.here}: this communicator cannot be used, {self._broken}; make a new one")

@@ -159,6 +159,8 @@ class Call(Backoff):
         """
         if self.completion is not None:
             self.completion.wait()
+            if self.completion.lost:
+                self.group.raise_failure()
         elif not self.done:
             if self.busy:
                 raise RuntimeError(f"{self.group.here}: a call cannot be waited for from within itself ({self.name()})")
@@ -252,6 +254,8 @@ class Handle:
         call = self._call
         if call.completion is None:
             call.advance_all()
+        elif call.completion.lost:
+            call.group.raise_failure()
         if call.done:
             call.mark_seen()
         if call.error is not None:
@@ -276,7 +280,8 @@ class Handle:
     def then(self, callback: Callable[[Handle], None]) -> None:
         """Have the progress thread call `callback` with this handle once the call has ended, well or not.
 
-        The callback may begin calls, and must not wait for one. Its handle's `wait` returns or raises at once.
+        The callback may begin calls, and must not wait for one. Its handle's `wait` returns or raises at once. An
+        exception that it raises is one that nobody catches: it is printed, and ends the job (`install_abort_hook`).
 
         Raises
         ------

@@ -55,28 +55,32 @@ class Completion:
         self._callbacks: list[Callable[[], None]] = []
 
     def wait(self) -> None:
-        """Sleep until the call has ended; an exception in this thread, such as KeyboardInterrupt, ends the call.
+        """Sleep until the call has ended or is lost; an exception in this thread, as KeyboardInterrupt, ends the call.
 
         Raises
         ------
         RuntimeError
-            The progress thread cannot wait for itself, or is gone.
+            The progress thread cannot wait for itself.
         """
         if self._ended.is_set():
             return
         self._thread.reject_waiting(lambda: "a call")
         try:
             with self._thread.hurrying():
-                while not self._ended.wait(LOOK_S):
-                    if not self._thread.is_alive():
-                        raise RuntimeError("the progress thread is gone, and nobody drives this call")
+                while not (self.lost or self._ended.wait(LOOK_S)):
+                    pass
         except BaseException as error:
             self._thread.submit(partial(self._interrupt, error))
             self._ended.wait(STOPPING_S)
             raise
 
+    @property
+    def lost(self) -> bool:
+        """Whether nobody drives the call to its end: in a forked process, or as the program ends."""
+        return not (self._ended.is_set() or self._thread.is_alive())
+
     def then(self, callback: Callable[[], None]) -> None:
-        """Have the progress thread call this once the call has ended; an exception of it is printed."""
+        """Have the progress thread call this once the call has ended; an exception of it is like one of a thread."""
         self._callbacks.append(callback)
         if self._ended.is_set():
             self._thread.submit(self._run_callbacks)
@@ -94,7 +98,7 @@ class Completion:
 
     def _run_callbacks(self) -> None:
         while self._callbacks:  # each is popped by one of two calls, if there are two
-            self._callbacks.pop(0)()
+            _report_errors(self._callbacks.pop(0))
 
 
 class ProgressThread:
@@ -155,6 +159,11 @@ class ProgressThread:
             self._changed.notify()
         self._thread.join(STOPPING_S)
 
+    def forget(self) -> None:
+        """Let go, in a forked process, of what the thread may have held when it stayed behind with the parent."""
+        self._stopping, self._changed = True, threading.Condition()
+        self._tasks.clear()
+
     def _drive(self) -> None:
         calls = polling.calls_of_this_thread()
         idle_turns = 0
@@ -205,4 +214,11 @@ def is_supported(comm: object) -> bool:
     return isinstance(comm, MPI.Comm) and MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
 
-os.register_at_fork(after_in_child=lambda: globals().update(_shared=None))
+def _after_fork() -> None:
+    global _shared, _making
+    if _shared is not None:
+        _shared.forget()
+    _shared, _making = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -44,15 +44,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 
 
 def method(name: str, **options: Any) -> Algorithm:
-    """One of `ALGORITHMS` by its command-line name.
-
-    Raises
-    ------
-    ValueError
-        No such method, or an option out of range.
-    TypeError
-        No such option.
-    """
+    """One of `ALGORITHMS` by its command-line name; raises what `mpicomp.algorithm` does."""
     require_name(name, ALGORITHMS)
     return ALGORITHMS[name](**options)
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from collectives import Communicator
 from mpicomp.aggregator.algorithm import MessageModel, Parts, VectorSpec
-from mpicomp.codecs.options import MOST_ELEMENTS, chunk, flag, require, whole
+from mpicomp.codecs.options import MOST_ELEMENTS, chunk_or_exact, require, whole
 from mpicomp.codecs.top_k import index_bits
 from mpicomp.reducers.choosers import LeaderChoice
 from mpicomp.reducers.shared_indices import SharedIndices, SharedIndicesMean, make_memory, shared_model
@@ -59,7 +59,6 @@ class ScaleCom(SharedIndices):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        flag(self, "exact")
         flat = [self.rate]
         if self.rates is not None:
             if not isinstance(self.rates, list | tuple) or not self.rates:
@@ -75,9 +74,7 @@ class ScaleCom(SharedIndices):
                 rows.append(tuple(int(rate) for rate in row))
             object.__setattr__(self, "rates", tuple(rows) if nested else rows[0])
             flat = [rate for one in rows for rate in one]
-        if self.exact and self.chunk is not None:
-            raise ValueError(f"chunk must be None with exact=True, which knows no chunks, not {self.chunk!r}")
-        chunk(self, flat)
+        chunk_or_exact(self, flat)
 
     @property
     def uses_tensor_lengths(self) -> bool:

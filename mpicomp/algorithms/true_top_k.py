@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from collectives import Communicator
 from mpicomp.aggregator.algorithm import MessageModel, Parts, VectorSpec
 from mpicomp.algorithms.dense import Dense
-from mpicomp.codecs.options import chunk, flag
+from mpicomp.codecs.options import chunk_or_exact
 from mpicomp.reducers.choosers import TrueChoice
 from mpicomp.reducers.shared_indices import SharedIndices, SharedIndicesMean, make_memory
 
@@ -42,10 +42,7 @@ class TrueTopK(SharedIndices):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        flag(self, "exact")
-        if self.exact and self.chunk is not None:
-            raise ValueError(f"chunk must be None with exact=True, which knows no chunks, not {self.chunk!r}")
-        chunk(self, (self.rate,))
+        chunk_or_exact(self, (self.rate,))
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Memory x places of the exact mean x a dense mean of few values."""

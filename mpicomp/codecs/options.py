@@ -85,6 +85,14 @@ def chunk(options: Any, rates: Sequence[int]) -> None:
         _store(options, "chunk", int(value))
 
 
+def chunk_or_exact(options: Any, rates: Sequence[int]) -> None:
+    """`chunk`, which must be None where the option `exact` is True."""
+    flag(options, "exact")
+    if options.exact and options.chunk is not None:
+        raise ValueError(f"chunk must be None with exact=True, which knows no chunks, not {options.chunk!r}")
+    chunk(options, rates)
+
+
 def adopt(options: Any, checked: Any) -> None:
     """Store what a dataclass that was made of options of the same names has checked."""
     for field in fields(checked):

@@ -38,7 +38,7 @@ def over_mpi(url: str, timeout: timedelta = default_pg_timeout, **_: Any) -> Ren
         for name, known in (("RANK", world.rank), ("WORLD_SIZE", world.size))
     )
     require_ranks(rank, size, all_ranks=True)
-    yield _store_of_this_time(timeout), rank, size
+    yield _store_of_this_time(rank, timeout), rank, size
 
 
 def or_from_environment(original: Callable[..., Rendezvous]) -> Callable[..., Rendezvous]:
@@ -66,20 +66,26 @@ _served: Store | None = None
 _times = 0
 
 
-def _store_of_this_time(timeout: timedelta) -> Store:
+def _store_of_this_time(rank: int, timeout: timedelta) -> Store:
     """A part of the store that serves all default process groups of this program, one after the other."""
     global _served, _times
     if _served is None:
-        _served = _store(timeout)
+        _served = _store(rank, timeout)
     _served.set_timeout(timeout)
     _times += 1
     return PrefixStore(f"{_times}", _served)
 
 
-def _store(timeout: timedelta) -> Store:
-    """A store that rank 0 serves."""
+def _store(rank: int, timeout: timedelta) -> Store:
+    """A store that rank 0 serves; ValueError on all ranks unless each has a rank of its own."""
     seconds = timeout.total_seconds()
     with Communicator(timeout=seconds, arrival_timeout=seconds) as comm:
+        ranks = comm.allgather(np.array([rank])).tolist()
+        if sorted(ranks) != list(range(comm.size)):
+            raise ValueError(
+                f"{comm.here}: RANK is {', '.join(map(str, ranks))} on the ranks of MPI, and must be another one from "
+                f"0 to {comm.size - 1} on each: leave RANK unset"
+            )
         server = (
             TCPStore("localhost", 0, is_master=True, timeout=timeout, wait_for_workers=False) if not comm.rank else None
         )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 from mpi4py import MPI
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import ProcessGroup
@@ -88,6 +89,10 @@ class MPIProcessGroup(Methods, _Base):  # type: ignore[misc]
         """Set the description."""
         self._description = description
 
+    @property
+    def _device_types(self) -> list[torch.device]:  # asked by saving in the background, and by states of rank 0
+        return [torch.device("cpu")]
+
     def get_group_store(self) -> Store:
         """The store of this group alone."""
         return self._store
@@ -111,7 +116,17 @@ class MPIProcessGroup(Methods, _Base):  # type: ignore[misc]
         -------
         MPIProcessGroup or None
             None: this rank is no member.
+
+        Raises
+        ------
+        ValueError
+            `ranks` are no ranks of this group.
         """
+        if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(self.size())):
+            raise ValueError(
+                f"{self.communicator.here}, split_group: the ranks are {list(ranks)}: pass ranks from 0 to "
+                f"{self.size() - 1}, each once"
+            )
         self._splits += 1
         if self.rank() not in ranks:
             return None
@@ -137,5 +152,6 @@ class MPIProcessGroup(Methods, _Base):  # type: ignore[misc]
             comm.close()
         except RuntimeError as error:  # of a work that nobody waited for: the other groups must end too
             _log.error("%s: the process group %s ends: %s", comm.here, self._name, error)
-        if comm.failure is None:
+            comm.give_up(error)  # if others go on: this rank comes to nothing more
+        if comm.mpi_comm == MPI.COMM_NULL != self._mpi_comm:  # else messages may be in flight
             self._mpi_comm.Free()

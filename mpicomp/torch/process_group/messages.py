@@ -70,6 +70,8 @@ class Messages:
         finally:
             waiting.remove(call)
             del self._sources[call]
+            if not waiting:  # a program may use each tag once
+                del self._receives[tag]
         call.moved()
         call.result, nbytes = status.source, status.Get_elements(MPI.BYTE)
         fits = nbytes == packed.bytes.size

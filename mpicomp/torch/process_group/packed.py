@@ -107,18 +107,18 @@ def _span(tensors: Sequence[Tensor]) -> Tensor | None:
 
 
 def rows(tensor: Tensor, n: int) -> list[Tensor]:
-    """A tensor in `n` equal parts along its memory, as views where it is contiguous.
+    """A tensor in `n` equal parts, as views: along its memory where it is contiguous, else along its first dimension.
 
     Raises
     ------
     ValueError
         It cannot be cut so.
     """
-    if tensor.numel() % n:
-        raise ValueError(f"a tensor of shape {list(tensor.shape)} cannot be cut in {n} equal parts")
-    if not tensor.is_contiguous():
-        raise ValueError("the tensor of all ranks is not contiguous: pass a contiguous one")
-    return list(torch.split(tensor.detach().view(-1), tensor.numel() // n)) if tensor.numel() else [tensor] * n
+    contiguous = tensor.is_contiguous()
+    if (tensor.numel() if contiguous else tensor.shape[0]) % n:
+        cure = "" if contiguous else " along the first dimension: pass a contiguous one"
+        raise ValueError(f"a tensor of shape {list(tensor.shape)} cannot be cut in {n} equal parts{cure}")
+    return list((tensor.detach().view(-1) if contiguous else tensor.detach()).tensor_split(n))
 
 
 def split_along_first(tensor: Tensor, splits: Sequence[int], n: int) -> list[int]:

@@ -111,6 +111,9 @@ class Work(_Base):  # type: ignore[misc]
 
     def _when_ended(self, callback: Callable[[], None]) -> None:
         """Have the progress thread call this once all handles have ended."""
+        if not self.handles:
+            callback()
+            return
         left = list(self.handles)
 
         def ended(_: Handle) -> None:

@@ -42,6 +42,16 @@ def test_a_group_has_the_options_of_its_parent(mpi_comm: MPI.Intracomm) -> None:
         assert other.topology.name == "tree"  # type: ignore[union-attr]
 
 
+def test_making_a_group_installs_no_abort_hook(mpi_comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed: list[bool] = []
+    monkeypatch.setattr("collectives.making.install_unless_attended", lambda: installed.append(True))
+    with Communicator(mpi_comm, timeout=TIMEOUT_S, abort_hook=False) as comm:
+        group = comm.split(0)
+    assert group is not None
+    group.close()
+    assert not installed
+
+
 def test_a_group_outlives_its_parent(mpi_comm: MPI.Intracomm) -> None:
     comm = Communicator(mpi_comm, timeout=TIMEOUT_S)
     group = comm.split(0)

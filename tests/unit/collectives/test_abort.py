@@ -32,7 +32,7 @@ def test_installing_twice_wraps_once() -> None:
 
 
 @pytest.mark.usefixtures("fresh")
-@pytest.mark.parametrize("attended", ["by pytest", "by a person", "by nobody"])
+@pytest.mark.parametrize("attended", ["by pytest", "by a person", "by who says so", "by nobody"])
 def test_where_somebody_goes_on_after_an_exception_the_hook_is_not_installed_unasked(
     attended: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -40,6 +40,7 @@ def test_where_somebody_goes_on_after_an_exception_the_hook_is_not_installed_una
         monkeypatch.delitem(sys.modules, "pytest")
     if attended == "by a person":
         monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    monkeypatch.setenv("MPICOMP_ABORT_HOOK", "0" if attended == "by who says so" else "1")
     before = sys.excepthook
     abort.install_unless_attended()
     assert (sys.excepthook is before) == (attended != "by nobody")

@@ -30,14 +30,15 @@ handle.wait()
 comm.barrier()
 tell(f"done-{comm.rank}")
 """
+DRIVEN = FORKING.replace("aggregator =", "assert comm.start_progress_thread()\naggregator =", 1)
 LEAVES = {"sys.exit(3)": 3, "sys.exit()": 0, "raise ValueError('of the child')": 1, "sys.exit('why')": 1}
 
 
-@pytest.mark.parametrize("leave", LEAVES)
+@pytest.mark.parametrize(("program", "leave"), [*((FORKING, leave) for leave in LEAVES), (DRIVEN, "sys.exit(3)")])
 def test_a_forked_child_cannot_communicate_and_its_exit_harms_neither_itself_nor_the_job(
-    jobs: Jobs, leave: str
+    jobs: Jobs, program: str, leave: str
 ) -> None:
-    job = jobs.run(2, FORKING.replace("LEAVE", leave))
+    job = jobs.run(2, program.replace("LEAVE", leave))
     status, output = job.finish()
     assert status == 0, output
     assert job.told("status") == str(LEAVES[leave])

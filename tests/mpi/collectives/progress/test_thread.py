@@ -79,6 +79,20 @@ def test_a_callback_runs_once_with_the_handle_and_may_begin_a_call(driven: Commu
     assert late == [first]
 
 
+def test_an_error_of_a_callback_is_reported_and_the_others_are_called(
+    driven: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[str] = []
+    ended = threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda args: reported.append(repr(args.exc_value)))
+    handle = Marsit(None).start(driven, 100_000).begin(gradient(driven.rank, 0, 100_000))
+    handle.then(lambda _: {}["no such key"])
+    handle.then(lambda _: ended.set())
+    assert ended.wait(TIMEOUT_S / 4)
+    assert reported == ["KeyError('no such key')"]
+    assert same_everywhere(driven, handle.wait())
+
+
 def test_waiting_in_a_callback_is_refused(driven: Communicator) -> None:
     problems: list[str] = []
     ended = threading.Event()

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 from torch._C._distributed_c10d import HashStore
 
-from collectives.errors import CollectiveTimeout, CommunicatorClosed
+from collectives.errors import CollectiveMismatch, CollectiveTimeout, CommunicatorClosed
 from mpicomp.torch import register_backend
 from mpicomp.torch.process_group import MPIProcessGroup, registration
 from tests.mpi.lanes import TIMEOUT_S
@@ -61,6 +61,18 @@ def test_variables_of_a_launcher_are_taken(mpi_comm: MPI.Intracomm, monkeypatch:
     assert shared == [size - 1]
     dist.destroy_process_group()
     mpi_comm.Barrier()
+
+
+@two_ranks
+def test_ranks_of_the_environment_that_are_not_each_ones_own_are_refused(
+    mpi_comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_backend()
+    monkeypatch.setattr("mpicomp.torch.process_group.bootstrap._served", None)
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ValueError, match=rf"rank {mpi_comm.rank} of {mpi_comm.size}: RANK is 0, 0.*: leave RANK unset"):
+        dist.init_process_group("mpicomp", timeout=timedelta(seconds=TIMEOUT_S / 4))
+    assert not dist.is_initialized()
 
 
 def test_more_ranks_than_mpi_has_started_are_refused(mpi_comm: MPI.Intracomm) -> None:
@@ -137,6 +149,21 @@ def test_a_group_is_split(group: MPIProcessGroup) -> None:
     assert group.split_group([0]) is None or rank == 0
 
 
+def test_a_group_of_ranks_that_are_none_is_refused_at_once(group: MPIProcessGroup) -> None:
+    size, rank = group.size(), group.rank()
+    told = rf"rank {rank} of {size}, split_group: .*ranks from 0 to {size - 1}, each once"
+    for ranks in ([rank, size], [rank, -1], [rank, rank], []):
+        with pytest.raises(ValueError, match=told):
+            group.split_group(ranks)
+
+
+def test_a_group_may_be_shut_down_twice(group: MPIProcessGroup) -> None:
+    part = group.split_group(range(group.size()))
+    assert part is not None
+    for _ in range(2):
+        part.shutdown()
+
+
 @two_ranks
 @pytest.mark.usefixtures("group")
 def test_a_rank_that_makes_no_group_is_named() -> None:
@@ -201,6 +228,21 @@ def test_destroying_a_group_waits_for_what_was_dropped(group: MPIProcessGroup) -
     dist.all_reduce(tensor, async_op=True)
     dist.destroy_process_group()
     assert tensor.eq(MPI.COMM_WORLD.size).all()
+
+
+@two_ranks
+def test_a_rank_that_ends_a_group_while_others_use_it_is_not_waited_for_when_these_end_it(
+    group: MPIProcessGroup, mpi_comm: MPI.Intracomm
+) -> None:
+    start = time.perf_counter()
+    if group.rank() == 0:
+        group.shutdown()  # which logs the mismatch: other groups are to end too
+    else:
+        with pytest.raises(CollectiveMismatch, match=r"rank 0: close\(\); rank"):
+            dist.barrier()
+        group.shutdown()
+    assert time.perf_counter() - start < TIMEOUT_S / 2
+    mpi_comm.Barrier()
 
 
 def test_no_variable_of_the_environment_is_set(group: MPIProcessGroup) -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from collectives.errors import CollectiveMismatch
-from mpicomp.torch.process_group import messages
+from mpicomp.torch.process_group import MPIProcessGroup, messages
 
 pytestmark = pytest.mark.usefixtures("group")
 two_ranks = pytest.mark.mpi(min_size=2)
@@ -40,6 +40,16 @@ def test_tags_match_messages_in_any_order() -> None:
         assert received.item() == tag
     for send in sends:
         send.wait()
+
+
+@two_ranks
+def test_nothing_is_kept_of_a_tag_that_was_used_once(group: MPIProcessGroup) -> None:
+    before, after = neighbours()
+    for tag in range(5):
+        sent = dist.isend(torch.ones(1), after, tag=tag)
+        dist.recv(torch.empty(1), before, tag=tag)
+        sent.wait()
+    assert not group._calls.messages._receives
 
 
 @two_ranks

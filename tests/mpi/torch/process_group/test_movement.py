@@ -56,6 +56,13 @@ def test_all_gather_in_lists_and_into_a_tensor(dtype: torch.dtype) -> None:
         assert torch.equal(output.view(-1), torch.cat(expected))
 
 
+def test_all_gather_into_a_strided_tensor() -> None:
+    size = dist.get_world_size()
+    output = torch.zeros(3, 2 * size).t()
+    dist.all_gather_into_tensor(output, mine(6).view(2, 3))
+    assert torch.equal(output, torch.cat([values(rank, 6).view(2, 3) for rank in range(size)]))
+
+
 def test_all_gather_of_sizes_that_differ() -> None:
     outputs = [torch.empty(rank, 3) for rank in range(dist.get_world_size())]
     rank = dist.get_rank()

@@ -13,7 +13,12 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -170,3 +175,24 @@ def test_a_sharded_model_is_saved_and_loaded(folder: Path) -> None:
     dcp.load(state, checkpoint_id=folder / "checkpoint")
     set_state_dict(other, other_optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     assert all(map(torch.equal, parameters(other), parameters(model)))
+
+
+def test_a_sharded_model_is_saved_in_the_background(folder: Path) -> None:
+    saved = fully_shard(make_model(), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    dcp.async_save({"model": saved.state_dict()}, checkpoint_id=folder / "checkpoint").result()
+    loaded = fully_shard(make_model(), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    with torch.no_grad():
+        loaded[0].weight.zero_()
+    dcp.load({"model": loaded.state_dict()}, checkpoint_id=folder / "checkpoint")
+    assert all(map(torch.equal, parameters(loaded), parameters(saved)))
+
+
+def test_a_sharded_model_takes_the_whole_state_of_rank_0() -> None:
+    expected = make_model()
+    model = fully_shard(make_model(), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    with torch.no_grad():
+        model[0].weight.zero_()
+    state = expected.state_dict() if dist.get_rank() == 0 else {}
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, state, options=options)
+    assert all(map(torch.equal, parameters(model), parameters(expected)))

@@ -108,6 +108,13 @@ def test_works_begun_together_end_together(group: MPIProcessGroup) -> None:
     assert all(tensor.eq(dist.get_world_size()).all() for tensor in tensors)
 
 
+def test_no_works_begun_together_have_ended(group: MPIProcessGroup) -> None:
+    group._start_coalescing(torch.device("cpu"))
+    work = group._end_coalescing(torch.device("cpu"))
+    assert work.wait(timedelta(seconds=5))
+    assert work.get_future().done()
+
+
 @two_ranks
 def test_an_error_of_a_collective_ends_backward_of_ddp() -> None:
     sub = dist.new_group()

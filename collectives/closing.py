@@ -1,0 +1,102 @@
+"""How a communicator ends where nothing has failed on this rank before: by `close`, or with its block or program."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.consistency.call_check import fingerprint
+from collectives.execution.handle import Call, Steps
+from collectives.group import Group
+from collectives.progress.polling import keep_alive, until
+
+
+class Closable(Group):
+    """A group that ends when it is no longer needed."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            if not self._broken:
+                self._broken = "it was left by an exception"
+                self.missing.leave()
+            keep_alive(self)
+            if self.trace is not None:
+                self.trace.save()
+
+    def __del__(self) -> None:
+        # a call under way that nobody waits for any more: MPI goes on writing to its buffers
+        if getattr(self, "_in_flight", None):
+            keep_alive(self)
+
+    def close(self) -> None:
+        """Free the MPI communicator (collective). After an error it is left to MPI's own clean-up instead.
+
+        Raises
+        ------
+        CollectiveMismatch
+            Other ranks make another call. The communicator stays open.
+        RuntimeError
+            A call was let go without waiting for it.
+        OSError
+            The trace cannot be written.
+        """
+        if self._broken:
+            return
+        if self._driver is not None:
+            self._driver.flush()
+        for call in tuple(self._in_flight):
+            call.wait()
+        if self.size > 1:
+            closing = Call(self, lambda: "close()")
+            closing.wait_name = None  # traces are of what the caller calls
+            self.run(closing, self._closing(closing))
+        if self._apart:
+            self._where_driven(self._leave_apart)
+            return
+        self._before_free()
+        self._broken = "it was closed"
+        self._free()
+        dropped = self._dropped
+        if dropped is not None and not dropped.seen:
+            raise RuntimeError(f"{self.here}: {dropped.name()} was begun and never waited for: keep what begin returns")
+
+    def _closing(self, call: Call) -> Steps:
+        """Agree on closing, and take what the ranks have told each other beside their calls: MPI would keep it."""
+        call.arrival = 0
+        if self._verify:
+            yield from self._check.steps(call, fingerprint("close()"))
+        sent, heard = self.missing.fall_silent()
+        to_hear, ones = np.zeros(self.size, np.int64), np.ones(self.size, np.int32)
+        request = self.mpi_comm.Ialltoallv([sent, ones, MPI.INT64_T], [to_hear, ones, MPI.INT64_T])
+        call.describe, call.owners = lambda: f"{self.here}: not all ranks close the communicator", (request, to_hear)
+        yield from until(request, call)
+        while (heard < to_hear).any():
+            self.missing.hear()
+            yield False
+
+    def _leave_apart(self) -> None:
+        """Close with calls in flight that other ranks need not know of: their requests stay with MPI."""
+        self._broken = "it was closed"
+        self.failure = self._closed()
+        keep_alive(self)
+        for call in tuple(self._apart):
+            call.end_by(self.failure)
+
+    def _before_free(self) -> None:
+        """Do what takes communication, at the end."""
+
+    def _free(self) -> None:
+        """Give back what MPI has lent."""
+        self._free_held()
+        self._check.free()
+        self.mpi_comm.Free()
