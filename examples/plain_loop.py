@@ -1,0 +1,51 @@
+"""A PyTorch loop of your own: the optimizer is wrapped, and ranks exchange one bit per parameter and step.
+
+    source slurm/env.sh
+    mpirun -n 2 python examples/plain_loop.py
+
+Comments mark the lines that a loop for one process does not have.
+"""
+
+from __future__ import annotations
+
+import argparse
+from itertools import islice
+
+import torch
+from fashion_mnist import accuracy, fashion_mnist, small_cnn
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler
+
+import mpicomp
+from mpicomp.torch import DistributedOptimizer, broadcast_parameters
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train a small CNN on Fashion-MNIST.")
+    parser.add_argument("--steps", type=int, default=400, help="optimizer steps")
+    options = parser.parse_args()
+
+    comm = mpicomp.Communicator()  # added: all ranks of the job
+    train, test = fashion_mnist()
+    model = small_cnn()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+    broadcast_parameters(model, comm)  # added: all ranks start from one model
+    optimizer = DistributedOptimizer(  # added: Marsit averages what the ranks' optimizers change, during backward()
+        optimizer, mpicomp.Marsit(full_precision_every=50), comm, model.named_parameters(), overlap=True
+    )
+    sampler = DistributedSampler(train, comm.size, comm.rank)  # added: each rank has its own images
+
+    for images, labels in islice(DataLoader(train, batch_size=32, sampler=sampler), options.steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    if comm.rank == 0:
+        sent = sum(one.traffic.total.bytes_sent for one in optimizer.aggregators)
+        print(f"accuracy {accuracy(model, test):.1%} after {options.steps} steps; rank 0 sent {sent / 1e6:.1f} MB")
+    comm.close()
+
+
+if __name__ == "__main__":
+    main()

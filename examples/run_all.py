@@ -1,0 +1,46 @@
+"""Run the examples one after the other on two ranks, as ``make examples`` does.
+
+``python -m examples.run_all --only ddp`` runs those whose names contain one of the words given. The exit status is 1
+where an example fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from apps.launch import exit_on_signals, mpi_environment, python_command, run
+
+FOLDER = Path(__file__).parent
+EXAMPLES = ("plain_loop", "ddp", "fsdp2", "lightning_fit", "accelerate_loop", "trainer", "pretrained")
+LONGEST_S = 600.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; returns the exit status."""
+    parser = argparse.ArgumentParser(description="Run the examples.")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="WORD", help="words of the names to run")
+    parser.add_argument("--ranks", type=int, default=2)
+    options = parser.parse_args(argv)
+    chosen = [name for name in EXAMPLES if any(word in name for word in options.only)]
+    if not chosen:
+        parser.error(f"no example is called so: there are {', '.join(EXAMPLES)}")
+    exit_on_signals()
+    failed = []
+    for name in chosen:
+        print(f"--- mpirun -n {options.ranks} python examples/{name}.py", flush=True)
+        command = python_command(options.ranks, [str(FOLDER / f"{name}.py")])
+        begun = time.monotonic()
+        status, output = run(command, mpi_environment(), timeout_s=LONGEST_S)
+        print(f"{output.rstrip()}\n    status {status} after {time.monotonic() - begun:.0f} s", flush=True)
+        failed += [name] * bool(status)
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
