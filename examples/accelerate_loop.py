@@ -32,12 +32,12 @@ def main() -> None:
     accelerator = Accelerator(cpu=True)
     train, test = fashion_mnist()
     model = small_cnn()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     loader = DataLoader(train, batch_size=32, shuffle=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
     comm = mpicomp.Communicator()  # added
-    state, hook = ddp_hook(mpicomp.DoubleSqueeze(), comm, model)  # added: one bit per element, with error feedback
+    state, hook = ddp_hook(mpicomp.ScaleCom(rate=8), comm, model)  # added: an eighth of the gradient
     model.register_comm_hook(state, hook)  # added
 
     for images, labels in islice(loader, options.steps):

@@ -32,9 +32,9 @@ def main() -> None:
     train, test = fashion_mnist()
     model = DistributedDataParallel(small_cnn(), gradient_as_bucket_view=True)
     comm = mpicomp.Communicator()  # added
-    state, hook = ddp_hook(mpicomp.DoubleSqueeze(), comm, model)  # added: one bit per element, with error feedback
+    state, hook = ddp_hook(mpicomp.ScaleCom(rate=8), comm, model)  # added: an eighth of the gradient
     model.register_comm_hook(state, hook)  # added
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 
     loader = DataLoader(train, batch_size=32, sampler=DistributedSampler(train))
     for images, labels in islice(loader, options.steps):

