@@ -43,7 +43,8 @@ def main() -> None:
     comm = mpicomp.Communicator()  # added
     train, test = tokenized()
     arguments = TrainingArguments(
-        output_dir=tempfile.gettempdir(), save_strategy="no", report_to="none", disable_tqdm=True, use_cpu=True, ddp_find_unused_parameters=False,
+        output_dir=tempfile.gettempdir(), save_strategy="no", report_to="none", disable_tqdm=True,
+        use_cpu=True, ddp_find_unused_parameters=False,
         max_steps=options.steps, per_device_train_batch_size=8, learning_rate=1e-4,
     )  # fmt: skip
     trainer = Trainer(classifier(), arguments, train_dataset=train)

@@ -61,6 +61,8 @@ PROGRAMS = {
     "python -m apps.performance.run_all": "apps/performance/run_all.py",
     "python -m apps.performance.cluster": "apps/performance/cluster/__main__.py",
     "python tests/run_lanes.py": "tests/run_lanes.py",
+    "python examples/run_all.py": "examples/run_all.py",
+    "python examples/plain_loop.py": "examples/plain_loop.py",
     "slurm/train.sbatch": "apps/train/options.py",
     "slurm/bench.sbatch": "mpicomp/cli/bench/__init__.py",
 }
@@ -153,7 +155,7 @@ def test_targets_of_make_and_files_exist(document: Path) -> None:
     text = document.read_text()
     for target in re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE):
         assert re.search(rf"^{target}:", (PROJECT / "Makefile").read_text(), re.MULTILINE), target
-    for name in re.findall(r"\b(?:slurm|tests|collectives|mpicomp|apps)/[\w/]+\.(?:py|sh|sbatch)\b", text):
+    for name in re.findall(r"\b(?:slurm|tests|collectives|mpicomp|apps|examples)/[\w/]+\.(?:py|sh|sbatch)\b", text):
         assert (PROJECT / name).exists(), name
 
 
