@@ -33,8 +33,8 @@ def main() -> None:
 
     comm = mpicomp.Communicator()  # added: all ranks of the job
     train, test = tokenized()
-    torch.manual_seed(comm.rank)  # each rank drops out other activations
     model = classifier()
+    torch.manual_seed(comm.rank)  # added: each rank drops out other activations
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     broadcast_parameters(model, comm)  # added: all ranks start from one model
