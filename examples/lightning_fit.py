@@ -63,7 +63,8 @@ def main() -> None:
     trainer = Trainer(
         strategy=MPIStrategy(mpicomp.ScaleCom(rate=8), comm),  # changed
         accelerator="cpu", devices=comm.local_size, num_nodes=comm.size // comm.local_size,  # changed
-        max_steps=options.steps, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        max_steps=options.steps,
+        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     model = Classifier()
     trainer.fit(model, DataLoader(train, batch_size=32, shuffle=True))
