@@ -45,10 +45,10 @@ def main() -> None:
     arguments = TrainingArguments(
         output_dir=tempfile.gettempdir(), save_strategy="no", report_to="none", disable_tqdm=True,
         use_cpu=True, ddp_find_unused_parameters=False,
-        max_steps=options.steps, per_device_train_batch_size=8, learning_rate=1e-4,
+        max_steps=options.steps, per_device_train_batch_size=8, learning_rate=3e-4,
     )  # fmt: skip
     trainer = Trainer(classifier(), arguments, train_dataset=train)
-    trainer.add_callback(Compression(trainer, mpicomp.ScaleCom(rate=20), comm))  # added
+    trainer.add_callback(Compression(trainer, mpicomp.ScaleCom(rate=8), comm))  # added
     trainer.train()
 
     if trainer.is_world_process_zero():
