@@ -102,8 +102,10 @@ class Call(Backoff):
         It has ended, well or not.
     seen : bool
         Its caller has heard that it ended.
+    detached : bool
+        Its handle may be let go before.
     dropped : bool
-        Its caller has let its handle go before.
+        Its caller has let its handle go before, though it was not detached.
     apart : bool
         Only two ranks make it, so it takes no part in the order of calls: none waits for it, and it waits for none.
     completion : Completion or None
@@ -117,7 +119,7 @@ class Call(Backoff):
     result: Any = None
     error: BaseException | None = None
     completion: Completion | None = None
-    apart = background = busy = done = seen = dropped = False
+    apart = background = busy = done = seen = detached = dropped = False
 
     def __init__(
         self, group: CallGroup, name: Callable[[], str], clock: Callable[[], float] = time.perf_counter
@@ -293,8 +295,12 @@ class Handle:
             raise RuntimeError(f"{self._call.group.here}: only calls that a progress thread drives take callbacks")
         completion.then(partial(callback, self))
 
+    def detach(self) -> None:
+        """Allow that this handle is let go without `wait`: the call then ends with a later one, or in ``close()``."""
+        self._call.detached = True
+
     def __del__(self) -> None:
         call = self._call
-        if not call.seen:
+        if not (call.seen or call.detached):
             call.dropped = True
             call.group.drop(call)

@@ -56,6 +56,7 @@ class BucketReducer:
         """Begin to average ``vector`` over the ranks. Its padding is zeroed first."""
         self.vector.index_fill_(0, self._padding, 0)
         self._handle = self.aggregator.begin(self._vector_array, out=self._mean_array)
+        self._handle.detach()  # whoever lets the optimizer go behind backward has not begun this
         return self._handle
 
     def wait(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from mpi4py import MPI
 from torch import Tensor, nn
 
 from collectives import Communicator
@@ -17,7 +18,7 @@ from collectives.errors import CollectiveMismatch, NonFiniteGradient
 from mpicomp import Dense, DoubleSqueeze, Marsit
 from mpicomp.torch import DistributedOptimizer, OneBitAdam
 from mpicomp.torch.bucket_reducers import BucketReducer
-from tests.mpi.lanes import few_ranks
+from tests.mpi.lanes import TIMEOUT_S, few_ranks
 from tests.mpi.torch.training import batch, make_model, same_on_all_ranks, train, wrap, wrapped
 
 pytestmark = few_ranks
@@ -88,6 +89,18 @@ def test_a_mistake_of_all_ranks_leaves_the_communicator_and_what_is_in_flight(co
     optimizer.step()
     train(model, optimizer, comm, range(3, 5))
     assert same_on_all_ranks(model, comm)
+
+
+@pytest.mark.parametrize("options", [{}, FUSED], ids=["gradients", "updates"])
+def test_an_optimizer_may_be_let_go_behind_backward(options: dict[str, Any], mpi_comm: MPI.Comm) -> None:
+    comm = Communicator(mpi_comm, timeout=TIMEOUT_S)
+    model, optimizer = wrapped(Dense(), comm, **options)
+    train(model, optimizer, comm, range(2))
+    optimizer.zero_grad()
+    loss_of(model, comm).backward()
+    del model, optimizer
+    gc.collect()
+    comm.close()
 
 
 @pytest.mark.mpi(min_size=2)
