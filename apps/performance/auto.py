@@ -16,7 +16,7 @@ import mpicomp
 from apps.performance.part import US, Column, Part, Row, get, in_unit, made, vectors
 from apps.records import Record
 from collectives import Communicator
-from mpicomp.cli.timing import Calls, Seconds, elapsed, slowest
+from mpicomp.cli.timing import alternate
 from mpicomp.reducers.trials import Side, Stage
 
 COUNTS = (256, 4096, 65_536, 1 << 20, 5 << 20, 25_000_000)
@@ -38,9 +38,8 @@ def measure(counts: Sequence[int], elements: float) -> Record | None:
                 started["auto"].aggregate(x, out)
                 tried += 1
             repeats = int(min(3000, max(15, elements / n)))
-            seconds = in_random_order(
-                {name: partial(one.aggregate, x, out) for name, one in started.items()}, repeats, comm
-            )
+            calls = {name: partial(one.aggregate, x, out) for name, one in started.items()}
+            seconds = alternate(calls, repeats, WARM_UPS, comm)
             best = min(("dense", "marsit"), key=lambda name: np.median(seconds[name]))
             chosen = "marsit" if plan_of(started["auto"]).side is Side.COMPRESSED else "dense"
             ratios = {"of_best": ("auto", best), "of_dense": ("auto", "dense"), "noise": ("again", "dense")}
@@ -50,18 +49,6 @@ def measure(counts: Sequence[int], elements: float) -> Record | None:
                 | {name: _ratio(seconds[one], seconds[other]) for name, (one, other) in ratios.items()}
             )
         return None if comm.rank else made(rows, ranks=comm.size)
-
-
-def in_random_order(calls: Calls, repeats: int, comm: Communicator) -> dict[str, Seconds]:
-    """Time calls, as `alternate` does, but in another order in each round: a call slows down what comes after it."""
-    mine: dict[str, list[float]] = {name: [] for name in calls}
-    names, draw = list(calls), np.random.default_rng(0)
-    for number in range(WARM_UPS + repeats):
-        for place in draw.permutation(len(names)):
-            seconds = elapsed(calls[names[place]], comm)
-            if number >= WARM_UPS:
-                mine[names[place]].append(seconds)
-    return {name: slowest(np.array(found), comm) for name, found in mine.items()}
 
 
 def plan_of(aggregator: Any) -> Any:

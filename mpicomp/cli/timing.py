@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 
@@ -34,14 +35,14 @@ def alternate(
 
 
 def turns(repeats: Mapping[str, int]) -> Iterator[str]:
-    """Whose turn it is, round by round; each round begins with the next name.
+    """Whose turn it is, round by round. Rounds differ in their order, which is the same on all ranks and in all runs.
 
-    Those with the most `repeats` get one in every round, and the others one in rounds that are evenly spread.
+    Those with the most `repeats` get one in every round, and the others one in rounds that are evenly spread. In one
+    order for all rounds a call that follows a heavy one would look slower than the same call elsewhere.
     """
-    names, rounds = list(repeats), max(repeats.values(), default=0)
+    names, rounds, draw = list(repeats), max(repeats.values(), default=0), random.Random(0)
     for number in range(rounds):
-        for place in range(len(names)):
-            name = names[(number + place) % len(names)]
+        for name in draw.sample(names, len(names)):
             if (number + 1) * repeats[name] // rounds > number * repeats[name] // rounds:
                 yield name
 

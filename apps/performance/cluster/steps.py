@@ -7,14 +7,11 @@ take turns, in another order in each round. The slowest rank counts.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 import mpicomp
 from apps.environment import describe, environment
@@ -25,7 +22,7 @@ from apps.performance.part import get, table
 from apps.records import Record
 from collectives import Communicator
 from mpicomp.algorithms import Algorithm
-from mpicomp.cli.timing import gather, spin_barrier, summary
+from mpicomp.cli.timing import alternate, summary
 
 REPEATS = {"1gbit": 9, "10gbit": 15, "none": 15, "100mbit": 3}
 RATES = ("100mbit", "1gbit", "10gbit", "none")
@@ -89,15 +86,8 @@ def measure_here(comm: Communicator, n: str, repeats: int, address: str) -> Reco
     for name, step in steps.items():
         for _ in range(WARM_UPS + AUTO_STEPS * (name == "Auto")):
             step()
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    names, draw = list(steps), np.random.default_rng(0)
-    for _ in range(repeats):
-        for place in draw.permutation(len(names)):
-            spin_barrier(comm)
-            start = time.perf_counter()
-            steps[names[place]]()
-            seconds[names[place]].append(time.perf_counter() - start)
-    rows = [{"name": name, "step": summary(gather(comm, np.array(mine)).max(axis=0))} for name, mine in seconds.items()]
+    seconds = alternate(steps, repeats, 0, comm)
+    rows = [{"name": name, "step": summary(mine)} for name, mine in seconds.items()]
     parameters = sum(one.numel() for one in build(n)[0].parameters())
     distributed.destroy_process_group()
     return {"part": "steps", "model": n, "parameters": parameters, "environment": environment(), "rows": rows}

@@ -8,10 +8,18 @@ from mpicomp.cli import timing
 from mpicomp.cli.timing import alternate, summary, turns
 
 
-def test_every_round_begins_with_another_call() -> None:
+def test_rounds_have_different_orders_and_runs_the_same_ones() -> None:
+    orders = ["".join(turns(dict.fromkeys("abc", 60))) for _ in range(2)]
+    rounds = [orders[0][at : at + 3] for at in range(0, 180, 3)]
+    assert orders[0] == orders[1]
+    assert {"".join(sorted(one)) for one in rounds} == {"abc"}
+    assert len(set(rounds)) == 6
+
+
+def test_calls_are_made_in_turns() -> None:
     calls: list[str] = []
     alternate({name: lambda name=name: calls.append(name) for name in "abc"}, repeats=3, warmup=0)
-    assert "".join(calls) == "abcbcacab"
+    assert "".join(calls) == "".join(turns(dict.fromkeys("abc", 3)))
 
 
 def test_warm_up_calls_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,12 +33,16 @@ def test_warm_up_calls_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert summary(alternate({"only": wait}, repeats=3, warmup=1)["only"]) == {"median_s": 2.0, "min_s": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("repeats", "order"),
-    [({"a": 4, "b": 2}, "abaaba"), ({"a": 0, "b": 2}, "bb"), ({}, ""), ({"a": 5, "b": 5}, "abbaabbaab")],
-)
-def test_who_has_fewer_turns_has_them_evenly_spread(repeats: dict[str, int], order: str) -> None:
-    assert "".join(turns(repeats)) == order
+@pytest.mark.parametrize(("repeats", "runs"), [({"a": 4, "b": 2}, [2, 2]), ({"a": 9, "b": 3}, [3, 3, 3])])
+def test_who_has_fewer_turns_has_them_evenly_spread(repeats: dict[str, int], runs: list[int]) -> None:
+    order = "".join(turns(repeats))
+    size = len(order) // len(runs)
+    assert [order[at : at + size].count("a") for at in range(0, len(order), size)] == runs
+
+
+def test_who_has_no_turns_has_none() -> None:
+    assert "".join(turns({"a": 0, "b": 2})) == "bb"
+    assert [*turns({})] == []
 
 
 @pytest.mark.parametrize("fewer", range(8))
