@@ -12,6 +12,10 @@ unset _project _venv
 # One thread a rank: the ranks share the cores, and thread pools of NumPy or torch would fight over them.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
+# PyTorch takes memory for large tensors in huge pages: each step's gradients are new memory, which the system clears
+# page by page. Where the kernel does not offer huge pages it makes no difference.
+export THP_MEM_ALLOC_ENABLE=${THP_MEM_ALLOC_ENABLE:-1}
+
 # Open MPI refuses to start for root unless told twice; containers and CI know no other user.
 if [[ $(id -u) == 0 ]]; then
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1

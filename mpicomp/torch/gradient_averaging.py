@@ -137,6 +137,9 @@ class GradientAveraging:
                 "an optimizer step",
             )
 
+    def fail_step(self) -> None:
+        """Nothing: the model is the common one."""
+
     @torch.no_grad()
     def synchronize(self) -> None:
         """Average the gradients now, for the step to come; once is enough.

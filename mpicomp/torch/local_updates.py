@@ -1,15 +1,15 @@
 """The "updates" mode: each rank's optimizer moves its own copy of the model, then the ranks average the moves.
 
 From the common model x, H optimizer steps lead to x_local. The synchronization after them makes
-x <- x - aggregate(x - x_local) and x_local <- x. The common model is a copy. It is noted anew at the first step
-after each synchronization, at the price of one pass over memory, so that a model loaded then is not mistaken for an
-update.
+x <- x - aggregate(x - x_local) and x_local <- x. At the first step after a synchronization the parameters are given a
+copy of x in other memory (they step aside), and the optimizer moves that; x stays where it was, and they return to it.
 
 With overlap the last local step is made bucket by bucket while backward runs: as soon as backward has brought a
 bucket's gradients, the optimizer moves its parameters, and their move begins to be averaged.
 
-A synchronization that fails leaves the common model on every rank. The common model has then moved by the means of the
-reducers that did not fail: of those before the one that failed, or with overlap of all others.
+A synchronization that fails leaves the common model on every rank, and so does the first step after one. The common
+model has then moved by the means of the reducers that did not fail: of those before the one that failed, or with
+overlap of all others.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class LocalUpdates:
         self._optimizer, self._comm, self._masters = optimizer, comm, masters
         self._local_steps, self._skip_nonfinite, self._overlap = local_steps, skip_nonfinite, overlap
         self._checked = self._skipping = self._warned = self._scaled = self._in_backward = False
-        self._common: list[list[Tensor]] = []  # of each bucket, like its parameters
+        self._aside: list[list[Tensor]] = []  # memory beside the common model, of each bucket, like its parameters
+        self._common: dict[Tensor, Tensor] = {}  # the common model, by the parameters that are aside
         self._queue = InOrder(reducers, comm, self._begin)
         listen(self, [masters.original(member.parameter) for member in reducers.members])
 
@@ -111,15 +112,14 @@ class LocalUpdates:
 
     @torch.no_grad()
     def begin_step(self) -> None:
-        """Note the common model if this is the first step after a synchronization."""
+        """Let the parameters step aside if this is the first step after a synchronization."""
         self.reducers.lay_out(self.arrivals.order)
-        self._make_common()
         if not self._scaled:
             self._checked = self._skipping = False
         if self.steps == 0:
             self._masters.refresh()
             for reducer in self.reducers[self._queue.begun :]:
-                self._note_common(reducer)
+                self._step_aside(reducer)
 
     def before_evaluation(self) -> None:
         """Show a closure where the optimizer has moved the masters since it was last called."""
@@ -165,6 +165,7 @@ class LocalUpdates:
         self.arrivals.restart()
         self._scaled = False
         if self._skipping:
+            self.fail_step()
             return
         self.steps += 1
         if self.steps >= self._local_steps:  # more, where a state saved with more local steps was loaded
@@ -172,33 +173,30 @@ class LocalUpdates:
         else:
             self._masters.publish()
 
+    def fail_step(self) -> None:
+        """Be where the step began: the first after a synchronization leaves the common model."""
+        if self.steps == 0:
+            self._return(tuple(self._common))
+
     @torch.no_grad()
     def synchronize(self) -> None:
         """Average what the ranks moved since the last synchronization; return at once if they made no step."""
         if self.steps == 0:
             return
-        moved: set[int] = set()
         changed = ""
-
-        def move(reducer: BucketReducer) -> None:
-            self._move_common(reducer)
-            moved.add(reducer.bucket.index)
-
         try:
             if self._overlap:
                 self._queue.complete_all()
                 changed = self._queue.find_change()
-                self._queue.wait(move)
+                self._queue.wait(self._move_common)
             else:
                 for reducer in self.reducers:
                     self._take_update(reducer)
                     reducer.aggregate()
-                    move(reducer)
+                    self._move_common(reducer)
             self.synchronizations += 1
         finally:
-            for reducer, common in zip(self.reducers, self._common, strict=True):
-                if reducer.bucket.index not in moved:
-                    torch._foreach_copy_(reducer.parameters, common)
+            self._return(tuple(self._common))
             self._masters.publish()
             self.steps = 0
         if changed:
@@ -220,31 +218,40 @@ class LocalUpdates:
     @torch.no_grad()
     def _begin(self, reducer: BucketReducer) -> None:
         if self._in_backward:
-            self._make_common()
             if self.steps == 0:
-                self._note_common(reducer)
+                self._step_aside(reducer)
             with _only(self._optimizer, reducer.parameters):
                 self._optimizer.step()
         self._take_update(reducer)
         reducer.begin()
 
-    def _make_common(self) -> None:
-        if not self._common:
-            self._common = [[torch.empty_like(one) for one in reducer.parameters] for reducer in self.reducers]
+    def _step_aside(self, reducer: BucketReducer) -> None:
+        """Give the parameters a copy of themselves in other memory, for the optimizer to move."""
+        if not self._aside:
+            self._aside = [self._memory_aside(one) for one in self.reducers]
+        aside = self._aside[reducer.bucket.index]
+        torch._foreach_copy_(aside, reducer.parameters)
+        for parameter, one in zip(reducer.parameters, aside, strict=True):
+            self._common[parameter], parameter.data = parameter.data, one
 
-    def _note_common(self, reducer: BucketReducer) -> None:
-        torch._foreach_copy_(self._common[reducer.bucket.index], reducer.parameters)
+    def _memory_aside(self, reducer: BucketReducer) -> list[Tensor]:
+        """The reducer's own vector if it shares that with no other, and new memory for other orders of elements."""
+        pairs = zip(reducer.parameters, reducer.vector_views, strict=True)
+        return [view if self._overlap and one.is_contiguous() else torch.empty_like(one) for one, view in pairs]
+
+    def _return(self, parameters: Iterable[Tensor]) -> None:
+        """Let parameters be the common model."""
+        for parameter in parameters:
+            parameter.data = self._common.pop(parameter)
 
     def _take_update(self, reducer: BucketReducer) -> None:
-        commons = self._common[reducer.bucket.index]
-        for common, parameter, move in zip(commons, reducer.parameters, reducer.vector_views, strict=True):
-            torch.sub(common, parameter, out=move)
+        for parameter, move in zip(reducer.parameters, reducer.vector_views, strict=True):
+            torch.sub(self._common[parameter], parameter, out=move)
+        self._return(reducer.parameters)
 
-    def _move_common(self, reducer: BucketReducer) -> None:
-        """Let the parameters be the common model moved by the mean; the next first local step notes them anew."""
-        commons = self._common[reducer.bucket.index]
-        for common, parameter, mean in zip(commons, reducer.parameters, reducer.mean_views, strict=True):
-            torch.sub(common, mean, out=parameter)
+    @staticmethod
+    def _move_common(reducer: BucketReducer) -> None:
+        torch._foreach_sub_(reducer.parameters, reducer.mean_views)
 
     def _gradients(self) -> Iterator[Tensor]:
         parameters = (parameter for reducer in self.reducers for parameter in reducer.parameters)
@@ -271,8 +278,13 @@ class LocalUpdates:
         """Restore what `state_dict` returned; its buckets are there."""
         self.synchronizations = state["rounds"]
         self.steps = state["steps"]
-        self._common.clear()
-        self._make_common()
+        for parameter, common in self._common.items():
+            common.copy_(parameter)  # which has been loaded, or is going to be
+        self._return(tuple(self._common))
+        self._aside.clear()
+        if self.steps:
+            for reducer in self.reducers:
+                self._step_aside(reducer)
         for here, saved in ((self._named_masters(), state["masters"]), (self._named_common(), state["common"])):
             for name, one in saved.items():
                 here[name].copy_(one)
@@ -282,11 +294,8 @@ class LocalUpdates:
         return {one.name: one.parameter for one in self.reducers.members if id(one.parameter) in masters}
 
     def _named_common(self) -> dict[str, Tensor]:
-        return {
-            member.name: common
-            for reducer, commons in zip(self.reducers, self._common, strict=True)
-            for member, common in zip(reducer.bucket.members, commons, strict=True)
-        }
+        members = self.reducers.members
+        return {one.name: self._common[one.parameter] for one in members if one.parameter in self._common}
 
     def _any_nonfinite(self, warn: bool = False) -> bool:
         """Whether a rank's gradients hold NaN or infinity; the same answer on all, and maybe a warning at the first."""

@@ -268,22 +268,29 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
                 f'{self.comm.here}: a closure cannot be combined with overlap under "updates"; pass overlap=False'
             )
         self._check_before_step()
-        self._synchronizer.begin_step()
+        try:
+            self._synchronizer.begin_step()
+            loss = self._step(closure)
+        except BaseException:
+            self._synchronizer.fail_step()
+            raise
+        self._synchronizer.end_step()
+        return loss
+
+    def _step(self, closure: Callable[[], float] | None) -> float | None:
+        """The wrapped optimizer's step."""
         if closure is None:
             self._synchronizer.take_gradients()
             with self._synchronizer.stepping():
-                loss = self.optimizer.step()
-        else:
+                return self.optimizer.step()
 
-            def evaluate() -> float:
-                self._synchronizer.before_evaluation()
-                value = closure()
-                self._synchronizer.take_gradients()
-                return value
+        def evaluate() -> float:
+            self._synchronizer.before_evaluation()
+            value = closure()
+            self._synchronizer.take_gradients()
+            return value
 
-            loss = self.optimizer.step(evaluate)
-        self._synchronizer.end_step()
-        return loss
+        return self.optimizer.step(evaluate)
 
     def join(self, batches: Iterable[Batch], after_step: Callable[[], object] | None = None) -> Iterator[Batch]:
         """Go through batches of which the ranks have different numbers, with one step for each.

@@ -13,6 +13,9 @@ from mpicomp.cli.doctor.finding import Finding, examine
 from mpicomp.cli.doctor.packages import own_packages
 
 
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
 def findings(n_local_ranks: int) -> list[Finding]:
     """Return what is to say of this process's packages and environment, with `n_local_ranks` ranks on this host."""
     return [
@@ -21,6 +24,7 @@ def findings(n_local_ranks: int) -> list[Finding]:
         examine("threads", lambda: threads(n_local_ranks, os.environ)),
         examine("pytest_mpi", lambda: pytest_mpi(packages_distributions())),
         examine("torch", torch),
+        examine("huge pages", lambda: huge_pages(os.environ, _read(HUGE_PAGES))),
     ]
 
 
@@ -79,3 +83,16 @@ def torch() -> Finding:
         return Finding("torch", "ok", version("torch"))
     except PackageNotFoundError:
         return Finding("torch", "ok", "not installed: mpicomp.torch needs it (pip install 'mpicomp[torch]')")
+
+
+def huge_pages(environ: Mapping[str, str], offered: str) -> Finding:
+    """Look whether torch takes huge pages for large tensors; `offered` is what the kernel says of them."""
+    chosen = offered.partition("[")[2].partition("]")[0]
+    if chosen == "madvise" and not environ.get("THP_MEM_ALLOC_ENABLE"):
+        text = "torch does not ask for them, and new gradients are cleared in pages of 4 kB"
+        return Finding("huge pages", "warn", text, "export THP_MEM_ALLOC_ENABLE=1, as slurm/env.sh does")
+    return Finding("huge pages", "ok", f"transparent huge pages: {chosen or 'unknown'}")
+
+
+def _read(path: Path) -> str:
+    return path.read_text() if path.exists() else ""

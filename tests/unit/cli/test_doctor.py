@@ -92,6 +92,21 @@ def test_unlimited_thread_pools_are_a_warning_from_two_ranks_on(
     assert environment.threads(n_ranks, environ).status == status
 
 
+@pytest.mark.parametrize(
+    ("environ", "offered", "status"),
+    [
+        ({}, "always [madvise] never", "warn"),
+        ({"THP_MEM_ALLOC_ENABLE": "1"}, "always [madvise] never", "ok"),
+        ({}, "[always] madvise never", "ok"),
+        ({}, "", "ok"),
+    ],
+)
+def test_huge_pages_are_missed_where_they_have_to_be_asked_for(
+    environ: dict[str, str], offered: str, status: str
+) -> None:
+    assert environment.huge_pages(environ, offered).status == status
+
+
 def install(site: Path, name: str, files: dict[str, str]) -> PathDistribution:
     """Write a package's files as pip does, over those that are there."""
     about = site / f"{name}-1.5.dist-info"
