@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -263,7 +264,7 @@ def test_a_gradscaler_lowers_its_scale_until_gradients_are_in_the_range_of_float
 ) -> None:
     model, optimizer = wrapped(Dense(wire="float16"), comm, overlap=overlap)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24)
-    moved, scales = [], []
+    moved, scales = [], [scaler.get_scale()]
     for step in range(16):
         before = parameters_of(model)
         optimizer.zero_grad()
@@ -274,7 +275,8 @@ def test_a_gradscaler_lowers_its_scale_until_gradients_are_in_the_range_of_float
         scales.append(scaler.get_scale())
         assert same_on_all_ranks(model, comm)
     assert not moved[0]
-    assert moved[-1]
+    assert any(moved)
+    assert moved == [after == scale for scale, after in pairwise(scales)]
     assert set(comm.mpi_comm.allgather(tuple(scales))) == {tuple(scales)}
 
 
