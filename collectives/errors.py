@@ -38,12 +38,12 @@ class CommunicatorClosed(CollectiveError):
 
 
 class NonFiniteGradient(CollectiveError):
-    """Some ranks contributed NaN or infinity; raised on every rank.
+    """Some ranks contributed NaN or infinity, or finite numbers overflowed; raised on every rank.
 
     Attributes
     ----------
     ranks : tuple of int
-        Who contributed them.
+        Who contributed NaN or infinity.
     """
 
     def __init__(self, message: str, ranks: tuple[int, ...]) -> None:

@@ -27,6 +27,8 @@ from mpicomp import (
 
 METHODS: dict[str, Any] = {
     "dense": Dense(),
+    "dense, float16": Dense(wire="float16"),
+    "dense, bfloat16": Dense(wire="bfloat16"),
     "cascading": CascadingSSDM(),
     "cascading, normalised": CascadingSSDM(normalise=True),
     "marsit": Marsit(2),

@@ -46,6 +46,13 @@ def dense(size: int) -> Trials:
     return over([Ring()], *(Trial(Dense(), n, 2) for n in (0, 1, 5003)), *of_types)
 
 
+def dense_in_16_bits(size: int) -> Trials:
+    """Return the trials of `Dense` with either type of 16 bits, also where the vectors have the other one."""
+    made = Dense(wire="float16"), Dense(wire="bfloat16")
+    trials = [Trial(one, 5003, 2, dtype) for one in made for dtype in ("float32", *FLOATS, "bfloat16")]
+    return over([Ring()], *trials, *(Trial(made[0], n, 2) for n in (0, 1))) + over([Star(), None], trials[0], trials[4])
+
+
 def cascading(size: int) -> Trials:
     """Return the trials of cascading SSDM."""
     of_types = (Trial(CascadingSSDM(seed=2), 5003, 2, dtype) for dtype in FLOATS)
@@ -139,6 +146,7 @@ def rates(size: int) -> Trials:
 # By name: called with the number of ranks, each gives trials with their topologies, None for "auto".
 TRIALS: dict[str, Callable[[int], Trials]] = {
     "dense": dense,
+    "dense, 16 bits": dense_in_16_bits,
     "cascading-ssdm": cascading,
     "marsit": marsit,
     "marsit, one winner": winners(1),

@@ -66,3 +66,7 @@ class VectorCall(Call):
     def non_finite(self, ranks: tuple[int, ...], what: str = "") -> NonFiniteGradient:
         """What every rank raises where these ranks contributed NaN or infinity; no rank: a sum has overflowed."""
         return nonfinite.error(self.group, ranks, f"{what} of {self.where}" if what else self.where)
+
+    def out_of_range(self, ranks: tuple[int, ...], what: str) -> NonFiniteGradient:
+        """What every rank raises where finite numbers of these ranks have no code; `what` ends the sentence."""
+        return nonfinite.out_of_range(self.group, ranks, self.where, what)

@@ -33,9 +33,20 @@ def largest(dtype: str) -> float:
 
 def error(comm: Communicator, ranks: tuple[int, ...], where: str) -> NonFiniteGradient:
     """What every rank raises."""
-    who = f"rank{'s'[: len(ranks) > 1]} {', '.join(map(str, ranks))}" if ranks else "no rank (the sum overflowed)"
+    who = _named(ranks) if ranks else "no rank (the sum overflowed)"
     return NonFiniteGradient(
         f"rank {comm.rank} of {comm.size}: NaN or infinity in {where}, from {who}; lower the learning rate, "
         "clip gradients, or pass nonfinite='skip' where the method has it",
         ranks,
     )
+
+
+def out_of_range(comm: Communicator, ranks: tuple[int, ...], where: str, what: str) -> NonFiniteGradient:
+    """What every rank raises of finite numbers, so that it names no rank as an attribute."""
+    return NonFiniteGradient(
+        f"rank {comm.rank} of {comm.size}: numbers in {where}, from {_named(ranks)}, are {what}", ()
+    )
+
+
+def _named(ranks: tuple[int, ...]) -> str:
+    return f"rank{'s'[: len(ranks) > 1]} {', '.join(map(str, ranks))}"

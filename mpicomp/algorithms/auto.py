@@ -57,7 +57,7 @@ class Auto(Algorithm):
         if isinstance(one, str):
             one = method(one)
             object.__setattr__(self, "compressing", one)
-        fits = isinstance(one, Algorithm) and not isinstance(one, Dense | Auto) and one.estimates_mean
+        fits = isinstance(one, Algorithm) and one != Dense() and not isinstance(one, Auto) and one.estimates_mean
         if not fits:
             raise ValueError(
                 f"compressing must be a method, or its name, whose results are estimates of the mean, not {one!r}: "
@@ -93,7 +93,7 @@ class Auto(Algorithm):
         skips = self.nonfinite == "skip"
         dense = SkippingMean(comm, compressing.feedback) if skips else FullPrecisionMean(comm)
         pending, schedule = Pending(compressing.feedback, comm.size), Schedule(self.trial_steps, self.retry_every)
-        name = type(self.method).__name__.lower()
+        name = getattr(self.method, "wire", None) or type(self.method).__name__.lower()
         reducer = Chosen(comm, spec, pending, compressing.reducer, dense, schedule, name)
         return Parts(ChosenFeedback(compressing.feedback, reducer), compressing.codec, reducer)
 

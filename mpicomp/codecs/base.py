@@ -60,7 +60,10 @@ class Codec(Protocol):
         ...
 
     def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
-        """Overwrite `payload`, of exactly `nbytes(n)`. Raises ValueError for NaN or infinity among the values."""
+        """Overwrite `payload`, of exactly `nbytes(n)`.
+
+        Raises ValueError for NaN or infinity among the values, and OverflowError for finite ones that have no code.
+        """
         ...
 
     def decode(self, payload: Bytes, values: NDArray[Any], *, weight: int) -> None:
@@ -83,7 +86,19 @@ class Mergeable(Codec, Protocol):
 
 
 class Extended(Codec, Protocol):
-    """What some codecs have beside; callers look for each method by its name."""
+    """What some codecs have beside; callers look for each by its name.
+
+    Attributes
+    ----------
+    out_of_range : str
+        Of codecs whose `encode` raises OverflowError for finite values: which these are, and what to do about it, as
+        the end of a sentence; empty: there is nothing to say that does not hold of every sum.
+    """
+
+    @property
+    def out_of_range(self) -> str:
+        """For messages."""
+        ...
 
     def encode_keeping(self, values: NDArray[Any], residual: NDArray[Any], payload: Bytes, left: NDArray[Any]) -> None:
         """As `encode` for p = values + residual; `left` is overwritten with p less what `decode` makes of it."""

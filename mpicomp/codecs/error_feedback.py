@@ -160,7 +160,8 @@ class FeedbackEncoder:
             try:
                 cast(Extended, self.codec).encode_keeping(part, residual, payload, following)
             except ValueError:
-                self._send_zeros(following, payload, draw)
+                self._require_strange(following)
+                self._send_zeros(payload, len(cut), draw)
             return
         compensated, sent = self._compensated[: len(cut)], self._sent[: len(cut)]
         self._feedback.compensate(part, residual, compensated)
@@ -180,18 +181,23 @@ class FeedbackEncoder:
                 telling(values, payload, sent, draw=draw)
                 return
             self.codec.encode(values, payload, draw=draw)
+        except OverflowError:
+            self._send_zeros(payload, len(values), draw)
         except ValueError:
-            self._send_zeros(values, payload, draw)
+            self._require_strange(values)
+            self._send_zeros(payload, len(values), draw)
         if sent is not None:
             self.codec.decode(payload, sent, weight=1)
 
-    def _send_zeros(self, values: NDArray[Any], payload: Bytes, draw: Draw) -> None:
-        """Send zeros instead of values that are not finite; raise again what the codec raised of finite ones."""
+    def _require_strange(self, values: NDArray[Any]) -> None:
+        """Raise again what the codec raised of values that are all finite."""
         if kernels.of("cpu").sign.all_finite(values):
             raise
-        # the others wait for a payload that they can decode, and are told at the end
+
+    def _send_zeros(self, payload: Bytes, n: int, draw: Draw) -> None:
+        """Send zeros: the others wait for a payload that they can decode, and are told at the end."""
         self.failed = True
-        self.codec.encode(np.zeros_like(values), payload, draw=draw)
+        self.codec.encode(np.zeros(n, self.residual.dtype), payload, draw=draw)
 
     def commit(self) -> None:
         """The step is good on all ranks: its residual is the next step's."""

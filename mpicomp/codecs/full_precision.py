@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives.memory import narrow, widen
 from mpicomp.codecs.base import Bytes, Draw, check_size
+from mpicomp.kernels.cpu.sixteen_bits import narrow, widen
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class FullPrecision:
         check_size(self, payload, values.size, 1)
         stored = payload.view(self._stored)
         if self._stored.itemsize == 2:
-            narrow(values, self.dtype, stored)
+            narrow(values, self.dtype == "bfloat16", stored.view(np.uint16))
         else:
             stored[:] = values
 
@@ -42,6 +42,6 @@ class FullPrecision:
         check_size(self, payload, values.size, weight)
         stored = payload.view(self._stored)
         if self._stored.itemsize == 2:
-            widen(stored, self.dtype, values)
+            widen(stored.view(np.uint16), self.dtype == "bfloat16", values)
         else:
             values[:] = stored

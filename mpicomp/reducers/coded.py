@@ -185,9 +185,10 @@ class CodedRounds(Reducer):
         channel = self._side_channel
         yield from channel.collect(call, call.traffic)
         said = channel.everyones[:, 0]
-        bad = bad_ranks(said == _BAD)
-        if bad or said.any() or not payload.finite:
-            raise call.non_finite(bad)
+        if said.any() or not payload.finite:
+            bad, overflowed = bad_ranks(said == _BAD), bad_ranks(said == _OVERFLOWED)
+            why = getattr(self._encoders[0].codec, "out_of_range", "")
+            raise call.out_of_range(overflowed, why) if why and overflowed and not bad else call.non_finite(bad)
 
     def _tell(self, values: NDArray[Any]) -> None:
         """Send the others what became of encoding this rank's vector; all of it is done."""

@@ -85,7 +85,7 @@ class BucketReducer:
             raise self._naming_tensors(error) from None
 
     def take_alone(self, values: Sequence[Tensor]) -> bool:
-        """On a single rank, and uncompressed: take the values as their mean, without a copy, and return True.
+        """On a single rank, and where nothing is rounded: take the values as their mean, uncopied, and return True.
 
         Raises
         ------
@@ -93,7 +93,7 @@ class BucketReducer:
             Names the tensors.
         """
         aggregator = self.aggregator
-        if aggregator.comm.size > 1 or not isinstance(aggregator.algorithm, Dense):
+        if aggregator.comm.size > 1 or aggregator.algorithm != Dense():
             return False
         pairs = zip(self.bucket.members, values, strict=True)
         names = [repr(member.name) for member, value in pairs if not _all_finite(value)]

@@ -33,7 +33,7 @@ MEANING = {
     'comm.allreduce(x, op="max")': "torch.equal(it, torch.full_like(x, comm.size))",
     "dist.all_reduce(x, dist.ReduceOp.PRODUCT)": "x[0, 0] == __import__('math').factorial(comm.size)",
     "comm.allreduce(x * a) * b": "torch.equal(it, torch.full_like(x, comm.size * (comm.size + 1)))",
-    'comm.allreduce(x.half(), op="mean").float()': "torch.equal(it, torch.full_like(x, (comm.size + 1) / 2))",
+    "half.aggregate(x)": "torch.equal(it, torch.full_like(x, (comm.size + 1) / 2))",
     'comm.allreduce(accuracy, op="mean")': "it == (comm.size - 1) / 8",
     "handle.wait()": "torch.equal(it, torch.full_like(x, (comm.size + 1) / 2))",
     "[handle.wait() for handle in handles]": "[len(one) for one in it] == [comm.size] * 2",
@@ -106,6 +106,15 @@ def test_every_row_of_the_page_runs_and_does_what_it_says(mpi_comm: MPI.Intracom
     run(PAGE, look)
     assert MEANING.keys() <= set(tried)
     assert len(tried) > 70
+
+
+@pytest.mark.parametrize("wire", ["float16", "bfloat16"])
+def test_16_bits_are_rounded_as_by_a_cast_there_and_back_and_summed_in_float32(comm: Communicator, wire: Any) -> None:
+    dtype = getattr(torch, wire)
+    x = torch.randn(5000, generator=torch.Generator().manual_seed(comm.rank))
+    first, *others = comm.allgather(x.to(dtype).float()[None])
+    expected = (sum(others, first) / comm.size).to(dtype).float()
+    assert torch.equal(mpicomp.Dense(wire=wire).start(comm, 5000).aggregate(x), expected)
 
 
 def test_16_bits_are_those_of_bfloat16_and_what_is_cut_off_comes_later(comm: Communicator) -> None:

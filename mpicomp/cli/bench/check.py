@@ -1,7 +1,7 @@
 """Whether a result is right: not by tolerance of what a method loses, but by what it promises.
 
 - All: the same bits on every rank.
-- Dense sums and means, and full-precision rounds: within rounding of a sum in float64.
+- Dense sums and means, and full-precision rounds: within rounding of a sum in float64; 16 bits round twice more.
 - Marsit's one-bit rounds: one magnitude everywhere, the global step; elements on whose sign all ranks agree keep it;
   over all elements as many are positive as the vote shares k/M say, within six standard deviations.
 """
@@ -24,6 +24,8 @@ from mpicomp.cli.bench.measure import Subject
 
 TILE = 1 << 20  # elements compared at a time: a check needs little memory beyond the vectors
 DEVIATIONS = 6.0
+ROUNDING = {None: (0.0, 0.0), "float16": (2.0**-10, 2.0**-24), "bfloat16": (2.0**-7, 2.0**-133)}
+"""Of what `Dense` may send: what both roundings may change, relative to a number and at least, a little more."""
 
 
 def checked_call(comm: Communicator, subject: Subject, x: NDArray[Any], out: NDArray[Any]) -> str:
@@ -34,7 +36,8 @@ def checked_call(comm: Communicator, subject: Subject, x: NDArray[Any], out: NDA
     else:
         subject.call(x, out)
         if aggregator is None or isinstance(aggregator.algorithm, Dense):
-            problem = _mean(comm, x, out, 1 if subject.sums else comm.size)
+            wire = None if aggregator is None else getattr(aggregator.algorithm, "wire", None)
+            problem = _mean(comm, x, out, 1 if subject.sums else comm.size, wire)
     digest = hashlib.blake2b(out.view(np.uint8).data, digest_size=8).hexdigest()
     digests = gather_texts(comm.mpi_comm, digest, comm.timeout)
     odd = [rank for rank, other in enumerate(digests) if other != digests[0]]
@@ -52,18 +55,18 @@ def _tiles(n: int) -> list[slice]:
     return [slice(start, min(start + TILE, n)) for start in range(0, n, TILE)]
 
 
-def _mean(comm: Communicator, values: NDArray[Any], out: NDArray[Any], divisor: int) -> str:
-    """Compare `out` with the sum of the ranks' values, divided."""
+def _mean(comm: Communicator, values: NDArray[Any], out: NDArray[Any], divisor: int, wire: str | None = None) -> str:
+    """Compare `out` with the sum of the ranks' values, divided; `wire`: the type that they were rounded to."""
     # a result of 16 bits is rounded from a float32 sum; every addition rounds once
     unit, final = (float(np.finfo(dtype).eps) for dtype in (values.dtype, out.dtype))
     unit = min(unit, float(np.finfo(np.float32).eps))
+    relative, least = ROUNDING[wire]
+    relative, least = 1.01 * relative, least + float(np.finfo(out.dtype).smallest_subnormal)
     for tile in _tiles(out.size):
         part = values[tile].astype(np.float64)
         exact, magnitude = _sums(comm, np.stack([part, np.abs(part)])) / divisor
         error = np.abs(out[tile].astype(np.float64) - exact)
-        allowed = (
-            2 * (comm.size + 1) * unit * magnitude + final * np.abs(exact) + np.finfo(out.dtype).smallest_subnormal
-        )
+        allowed = (2 * (comm.size + 1) * unit + relative) * magnitude + final * np.abs(exact) + least
         wrong = np.flatnonzero(~(error <= allowed))
         if wrong.size:
             i = int(wrong[0])

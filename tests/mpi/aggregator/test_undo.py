@@ -15,7 +15,9 @@ N = 3000
 
 
 @pytest.mark.parametrize(
-    "method", [Dense(), DoubleSqueeze(), DoubleSqueeze("quantize:levels=7,bucket=384"), OneBitSGD()], ids=str
+    "method",
+    [Dense(), Dense(wire="float16"), DoubleSqueeze(), DoubleSqueeze("quantize:levels=7,bucket=384"), OneBitSGD()],
+    ids=str,
 )
 def test_a_step_taken_back_leaves_no_trace(comm: Communicator, method: Any) -> None:
     straight, back = method.start(comm, N), method.start(comm, N)

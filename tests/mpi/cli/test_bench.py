@@ -41,6 +41,8 @@ def bench(tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
         (("--algorithm", "marsit", "--option", "full_precision_every=None"), 1.0),
         (("--algorithm", "marsit", "--option", "full_precision_every=1"), 32.0),
         (("--algorithm", "dense"), 32.0),
+        (("--algorithm", "dense", "--option", "wire=float16"), 16.0),
+        (("--algorithm", "dense", "--option", "wire=bfloat16", "--dtype", "float64"), 16.0),
         (("--algorithm", "allreduce"), 32.0),
         (("--algorithm", "cascading-ssdm", "--baseline", "dense"), 1.0),
     ],

@@ -27,6 +27,7 @@ from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_a
 pytestmark = pytest.mark.mpi(max_size=4)
 FORMS: dict[str, Any] = {
     "dense": Dense(),
+    "dense, 16 bits": Dense(wire="float16"),
     "marsit": Marsit(3),
     "scalecom": ScaleCom(rate=8),
     "doublesqueeze": DoubleSqueeze(),

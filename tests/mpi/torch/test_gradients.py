@@ -49,6 +49,17 @@ def test_averages_gradients_of_every_float_type(comm: Communicator, dtype: torch
         torch.testing.assert_close(parameter.grad, torch.full_like(parameter, (comm.size - 1) / 2))
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_gradients_are_rounded_to_16_bits_by_one_rank_as_by_several(overlap: bool, comm: Communicator) -> None:
+    parameter = nn.Parameter(torch.zeros(3))
+    sgd = torch.optim.SGD([parameter], lr=1.0)
+    optimizer = DistributedOptimizer(sgd, Dense(wire="float16"), comm, overlap=overlap)
+    (parameter * torch.tensor([1 + 2.0**-12, 1e-9, 1 / 3])).sum().backward()
+    optimizer.step()
+    assert parameter.grad is not None
+    assert parameter.grad.tolist() == [1, 0, torch.tensor(1 / 3).half().item()]
+
+
 def test_no_padding_between_tensors_enters_scales_that_know_no_tensors(comm: Communicator) -> None:
     parameters = [nn.Parameter(torch.zeros(length)) for length in (5, 70, 1)]
     optimizer = DistributedOptimizer(torch.optim.SGD(parameters, lr=0.0), OneBitSGD(), comm, synchronize="gradients")

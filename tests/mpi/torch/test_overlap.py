@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_a
 pytestmark = few_ranks
 FORMS: dict[str, Any] = {
     "dense": (Dense(), "gradients"),
+    "dense, 16 bits": (Dense(wire="bfloat16"), "gradients"),
     "marsit, gradients": (Marsit(3), "gradients"),
     "scalecom": (ScaleCom(rate=8), "gradients"),
     "doublesqueeze": (DoubleSqueeze(), "gradients"),
@@ -255,6 +257,28 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all_with_a_gradscaler(
         if not bad:
             train(unscaled, plain, comm, range(step, step + 1))
     torch.testing.assert_close(parameters_of(model), parameters_of(unscaled))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_gradscaler_lowers_its_scale_until_gradients_are_in_the_range_of_float16(
+    overlap: bool, comm: Communicator
+) -> None:
+    model, optimizer = wrapped(Dense(wire="float16"), comm, overlap=overlap)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24)
+    moved, scales = [], [scaler.get_scale()]
+    for step in range(16):
+        before = parameters_of(model)
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, comm, step)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        moved.append(not torch.equal(parameters_of(model), before))
+        scales.append(scaler.get_scale())
+        assert same_on_all_ranks(model, comm)
+    assert not moved[0]
+    assert any(moved)
+    assert moved == [after == scale for scale, after in pairwise(scales)]
+    assert set(comm.mpi_comm.allgather(tuple(scales))) == {tuple(scales)}
 
 
 def test_the_model_may_drop_the_gradients_of_a_step_that_a_gradscaler_skipped(comm: Communicator) -> None:

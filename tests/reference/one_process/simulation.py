@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from collectives.schedules.plan import Topology
 from mpicomp import SSDM, CascadingSSDM, Dense, EFSignSGD, MajorityVote, Marsit, RandomK, ScaleCom, TrueTopK
 from tests.reference import vote_counts
 from tests.reference.one_process import cascading, codec_methods, marsit, shared_indices
-from tests.reference.one_process.allreduce import dense
+from tests.reference.one_process.allreduce import dense, rounded
 from tests.reference.one_process.base import Simulation, Vectors
 
 
 class DenseOneProcess(Simulation):
-    """The mean over a topology."""
+    """The mean over a topology; or of rounded vectors in rank order, whatever the topology, rounded once more."""
 
     def compute_step(self, g: Vectors) -> Vectors:
-        return dense(self.topology, g, "mean")
+        if self.options.wire is None:
+            return dense(self.topology, g, "mean")
+        total = self.sent(g[0])
+        for vector in g[1:]:
+            total += self.sent(vector)
+        return self.sent(total / self.compute(self.size))
+
+    def sent(self, vector: Vectors) -> Vectors:
+        return rounded(vector.astype(np.float32), self.options.wire).astype(self.compute)
 
 
 MADE: dict[type, type[Simulation]] = {

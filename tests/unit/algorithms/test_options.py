@@ -83,6 +83,7 @@ INTEGER, SCALE = "an integer of 1 to 2^32", "a finite number above 0"
 CHUNK = "None or a multiple of 50, up to 2^32"
 # Values that are out of range though they are of the right type, and what the options must be.
 RANGES: list[tuple[Any, str, str, tuple[Any, ...]]] = [
+    (Dense, "wire", "None or 'float16' or 'bfloat16'", ("fp16", "float32", 16)),
     (Marsit, "full_precision_every", "an integer of 1 or more, or None", (0, -1, 2.0, "auto")),
     (Marsit, "clip", "", (0,)),
     (Marsit, "winners", "", (0, 3, 1.0)),

@@ -16,6 +16,7 @@ from mpicomp.algorithms import (
     SSDM,
     Algorithm,
     CascadingSSDM,
+    Dense,
     DoubleSqueeze,
     Marsit,
     MemSGD,
@@ -28,6 +29,8 @@ from mpicomp.codecs import Clipping, RandomSparsification, TopK, TwoMeans
 N = 300
 METHODS: list[Algorithm] = [
     *(method() for method in ALGORITHMS.values()),
+    Dense(wire="float16"),
+    Dense(wire="bfloat16"),
     Marsit(None),
     Marsit(3, residual="paper"),
     Marsit(None, clip=np.inf),
