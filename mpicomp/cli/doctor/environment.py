@@ -12,7 +12,6 @@ from pathlib import Path
 from mpicomp.cli.doctor.finding import Finding, examine
 from mpicomp.cli.doctor.packages import own_packages
 
-
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
