@@ -34,6 +34,7 @@ MODELS = ("mlp-4", "mlp", "resnet", "transformer")
 GLOO = ("Gloo DDP", "Gloo DDP, fp16", "Gloo DDP, PowerSGD")
 OURS: Mapping[str, tuple[Algorithm, dict[str, Any]]] = {
     "dense": (mpicomp.Dense(), {}),
+    "dense, float16": (mpicomp.Dense(wire="float16"), {}),
     "Marsit": (mpicomp.Marsit(), {}),
     "Marsit, overlap": (mpicomp.Marsit(), {"overlap": True}),
     "DoubleSqueeze": (mpicomp.DoubleSqueeze(), {}),
