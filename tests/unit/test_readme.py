@@ -57,6 +57,7 @@ PROGRAMS = {
     "python -m apps.train.plot": "apps/train/plot.py",
     "python -m apps.emulator": "apps/emulator/__main__.py",
     "python -m apps.reproduce": "apps/reproduce/__main__.py",
+    "python -m apps.finetune": "apps/finetune/__main__.py",
     "python -m apps.scale": "apps/scale/__main__.py",
     "python -m apps.performance.run_all": "apps/performance/run_all.py",
     "python -m apps.performance.cluster": "apps/performance/cluster/__main__.py",

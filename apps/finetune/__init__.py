@@ -1,0 +1,1 @@
+"""Fine-tune a pretrained transformer through several methods, and compare them."""
