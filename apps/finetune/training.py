@@ -49,8 +49,9 @@ def train(run: Run, model: Callable[[int], nn.Module], examples: Encoded, held_o
         ``loss``: of each evaluation. ``train_loss``: of each step, mean over ranks. ``bits_per_element``: per phase.
         ``seconds``: of the training steps on the slowest rank.
     """
+    models = [model(run.seed) for _ in range(RANKS)]  # here, as what makes them may not bear threads
     try:
-        return run_local(RANKS, lambda comm: _rank(comm, run, model(run.seed), examples, held_out), "ring")[0]
+        return run_local(RANKS, lambda comm: _rank(comm, run, models[comm.rank], examples, held_out), "ring")[0]
     except NonFiniteGradient:
         return {"diverged": True}
 
