@@ -21,7 +21,7 @@ from apps.train.options import positive
 FOLDER = Path("runs") / "finetune"
 DOCUMENT = PROJECT / "docs" / "fine-tuning.md"
 FIGURE = PROJECT / "docs" / "figures" / "fine-tuning.png"
-SEEDS, STEPS = 5, 240
+SEEDS, STEPS = 5, 200
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -46,11 +46,11 @@ SUBJECTS: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 LABELS = tuple(SUBJECTS)
-WORDS = 20
+WORDS = 16
 """Words of an example."""
 DISTINCT_WORDS = 12
 """No two examples begin with the same so many words, which the model sees whole."""
-TEST, VALIDATION, MOST = 170, 50, 600
+TEST, VALIDATION, MOST = 115, 50, 600
 """Examples of each subject: to test, to choose settings by, and altogether at most; the others are to train."""
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _TESTS = {"test", "tests"}  # some distributions leave these folders out

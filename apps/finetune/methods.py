@@ -38,7 +38,7 @@ class Averaged:
 
     def start(self, model: nn.Module, comm: Communicator, lr: float, steps: int) -> DistributedOptimizer:
         """See `Method`."""
-        inner = torch.optim.AdamW(groups(model), lr, weight_decay=WEIGHT_DECAY)
+        inner = torch.optim.AdamW(groups(model), lr, weight_decay=WEIGHT_DECAY, fused=True)
         return DistributedOptimizer(inner, SMALL | {"*": self.algorithm}, comm, model.named_parameters())
 
 
@@ -60,11 +60,11 @@ METHODS: Mapping[str, Method] = {
     DENSE: Averaged(Dense()),
     "Marsit-100": Averaged(Marsit(100)),
     "OneBitAdam": OneBit(0.25),
-    "ScaleCom": Averaged(ScaleCom(rate=100)),
+    "ScaleCom": Averaged(ScaleCom(rate=100, warmup_steps=20)),
     "DoubleSqueeze": Averaged(DoubleSqueeze("one-bit:bucket=32768,scale=l1")),
 }
 RATES: Mapping[str, float] = {
-    DENSE: 1e-4, "Marsit-100": 1e-4, "OneBitAdam": 1e-4, "ScaleCom": 4e-4, "DoubleSqueeze": 1e-4,
+    DENSE: 1e-4, "Marsit-100": 1e-4, "OneBitAdam": 1e-4, "ScaleCom": 3e-4, "DoubleSqueeze": 1e-4,
 }  # fmt: skip
 """Learning rates, as ``--tune`` has found them."""
 

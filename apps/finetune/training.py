@@ -22,9 +22,9 @@ from collectives.threads.run_local import run_local
 from mpicomp.cli.timing import gather
 
 RANKS = 2
-BATCH = 16
+BATCH = 8
 """Examples of a rank and step."""
-EVALUATIONS = 5
+EVALUATIONS = 4
 """Of a run, at equal distances; the last one is at its end."""
 _EVALUATION_BATCH = 64
 
@@ -71,7 +71,7 @@ def _rank(comm: Communicator, run: Run, model: nn.Module, examples: Encoded, hel
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         scheduler.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
         meter.count(optimizer.aggregators)
         meter.seconds_training += time.perf_counter() - started
         if step in evaluated:
