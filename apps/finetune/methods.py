@@ -64,7 +64,7 @@ METHODS: Mapping[str, Method] = {
     "DoubleSqueeze": Averaged(DoubleSqueeze("one-bit:bucket=32768,scale=l1")),
 }
 RATES: Mapping[str, float] = {
-    DENSE: 1e-4, "Marsit-100": 1e-4, "OneBitAdam": 1e-4, "ScaleCom": 3e-4, "DoubleSqueeze": 1e-4,
+    DENSE: 3e-4, "Marsit-100": 3e-4, "OneBitAdam": 3e-4, "ScaleCom": 1e-3, "DoubleSqueeze": 3e-4,
 }  # fmt: skip
 """Learning rates, as ``--tune`` has found them."""
 

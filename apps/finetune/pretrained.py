@@ -61,7 +61,7 @@ def classifier(seed: int) -> Classifier:
 
 def encode(examples: Sequence[Example]) -> Encoded:
     """The tokens of examples, as the pretrained transformer knows them."""
-    tokenizer = _transformers().AutoTokenizer.from_pretrained(_folder(), local_files_only=True)
+    tokenizer = _transformers().AutoTokenizer.from_pretrained(folder(), local_files_only=True)
     found = tokenizer(
         [one.text for one in examples],
         padding="max_length", truncation=True, max_length=TOKENS, return_tensors="pt",
@@ -72,10 +72,10 @@ def encode(examples: Sequence[Example]) -> Encoded:
 @cache
 def _encoder() -> Any:
     quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    return _transformers().BertModel.from_pretrained(_folder(), local_files_only=True, add_pooling_layer=False, **quiet)
+    return _transformers().BertModel.from_pretrained(folder(), local_files_only=True, add_pooling_layer=False, **quiet)
 
 
-def _folder() -> Path:
+def folder() -> Path:
     """The folder of the weights: that of the first of the configurations in the package, of which parts have others."""
     try:
         files = metadata.files(PACKAGE) or []

@@ -45,7 +45,7 @@ def test_another_process_makes_the_same_examples() -> None:
 
 
 def test_a_label_with_too_few_texts_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="has 1 functions about concurrency, and more than 220 are needed: install"):
+    with pytest.raises(ValueError, match="has 1 functions about concurrency, and more than 165 are needed: install"):
         split([Example("one", 0)])
 
 
