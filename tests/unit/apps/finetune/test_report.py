@@ -28,7 +28,7 @@ def test_the_table_has_means_standard_errors_and_paired_differences() -> None:
 def test_the_sentence_says_how_far_apart_the_methods_are() -> None:
     text = distances({"a": [80.0, 82.0], "b": [84.0, 84.0]})
     assert "2 seeds, 1035 test examples. Between the best method, b, and the last, a, lie 3.00 points." in text
-    assert "One standard error of an accuracy is 1.14 to 1.57 points: 1.14 or more by the choice" in text
+    assert "One standard error of an accuracy is 1.14 to 1.58 points: 1.14 or more by the choice" in text
 
 
 def test_a_standard_error_is_that_of_a_mean() -> None:
