@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -54,6 +55,8 @@ def train(run: Run, model: Callable[[int], nn.Module], examples: Encoded, held_o
         return run_local(RANKS, lambda comm: _rank(comm, run, models[comm.rank], examples, held_out), "ring")[0]
     except NonFiniteGradient:
         return {"diverged": True}
+    finally:
+        gc.collect()  # models and optimizers are parts of circles, and few objects: nothing else would free them in time
 
 
 def _rank(comm: Communicator, run: Run, model: nn.Module, examples: Encoded, held_out: Encoded) -> Record:
