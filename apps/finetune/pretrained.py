@@ -92,4 +92,6 @@ def _transformers() -> Any:
         import transformers
     except ImportError as error:
         raise ValueError(f"the package transformers is missing: {CURE}") from error
+    transformers.logging.set_verbosity_error()  # it reports the layer of the file that is not wanted
+    transformers.logging.disable_progress_bar()
     return transformers

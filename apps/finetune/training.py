@@ -56,7 +56,7 @@ def train(run: Run, model: Callable[[int], nn.Module], examples: Encoded, held_o
     except NonFiniteGradient:
         return {"diverged": True}
     finally:
-        gc.collect()  # models and optimizers are parts of circles, and few objects: nothing else would free them in time
+        gc.collect()  # models lie in circles, of so few objects that Python would let them pile up
 
 
 def _rank(comm: Communicator, run: Run, model: nn.Module, examples: Encoded, held_out: Encoded) -> Record:
