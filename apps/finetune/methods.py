@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from collectives import Communicator
 from mpicomp import Dense, DoubleSqueeze, Marsit, ScaleCom
+from mpicomp.aggregator.parts import Synchronize
 from mpicomp.algorithms import Algorithm
 from mpicomp.torch import DistributedOptimizer, OneBitAdam
 
@@ -36,10 +37,37 @@ class Averaged:
 
     algorithm: Algorithm
 
+    synchronize: ClassVar[Synchronize | None] = None
+
+    @property
+    def algorithms(self) -> Mapping[str, Algorithm]:
+        """By the names of parameters."""
+        return SMALL | {"*": self.algorithm}
+
     def start(self, model: nn.Module, comm: Communicator, lr: float, steps: int) -> DistributedOptimizer:
         """See `Method`."""
         inner = torch.optim.AdamW(groups(model), lr, weight_decay=WEIGHT_DECAY, fused=True)
-        return DistributedOptimizer(inner, SMALL | {"*": self.algorithm}, comm, model.named_parameters())
+        named = model.named_parameters()
+        return DistributedOptimizer(inner, self.algorithms, comm, named, synchronize=self.synchronize)
+
+
+@dataclass(frozen=True)
+class MovesAveraged(Averaged):
+    """The same, and it is always the moves of each rank's AdamW that are averaged."""
+
+    synchronize: ClassVar[Synchronize | None] = "updates"
+
+
+@dataclass(frozen=True)
+class EmbeddingsApart(Averaged):
+    """The same with another algorithm for the word embeddings, of whose gradient most rows are zero."""
+
+    embeddings: Algorithm
+
+    @property
+    def algorithms(self) -> Mapping[str, Algorithm]:
+        """By the names of parameters."""
+        return SMALL | {"*word_embeddings*": self.embeddings, "*": self.algorithm}
 
 
 @dataclass(frozen=True)
@@ -60,11 +88,11 @@ METHODS: Mapping[str, Method] = {
     DENSE: Averaged(Dense()),
     "Marsit-100": Averaged(Marsit(100)),
     "OneBitAdam": OneBit(0.25),
-    "ScaleCom": Averaged(ScaleCom(rate=100, warmup_steps=20)),
-    "DoubleSqueeze": Averaged(DoubleSqueeze("one-bit:bucket=32768,scale=l1")),
+    "ScaleCom": EmbeddingsApart(ScaleCom(rate=10, warmup_steps=20), ScaleCom(rate=50, warmup_steps=20)),
+    "DoubleSqueeze": MovesAveraged(DoubleSqueeze("one-bit:bucket=384,scale=l1")),
 }
 RATES: Mapping[str, float] = {
-    DENSE: 3e-4, "Marsit-100": 3e-4, "OneBitAdam": 3e-4, "ScaleCom": 1e-3, "DoubleSqueeze": 3e-4,
+    DENSE: 3e-4, "Marsit-100": 3e-4, "OneBitAdam": 3e-4, "ScaleCom": 0.0003, "DoubleSqueeze": 0.0003,
 }  # fmt: skip
 """Learning rates, as ``--tune`` has found them."""
 
