@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / ".ci" / "run"
-TOOLS = ("bash", "cat", "chmod", "dirname", "env", "mktemp", "rm", "setsid")
+TOOLS = ("bash", "cat", "chmod", "cut", "dirname", "env", "grep", "mktemp", "rm", "setsid", "tail", "tee")
 SLURM = ("munged", "slurmctld", "slurmd", "sbatch")
 PROGRAMS = dict.fromkeys((*SLURM, "ip", "tc", "unshare"), "") | {"make": 'echo "made $1"', "apt-get": "exit 1"}
 PMIX = "usr/lib/x/pmix2/lib/libpmix.so"
 
 
-def check(folder: Path, uid: int = 0, without: tuple[str, ...] = (), **programs: str) -> tuple[str, str]:
+def check(
+    folder: Path, uid: int = 0, without: tuple[str, ...] = (), status: int = 0, **programs: str
+) -> tuple[str, str]:
     """Run the script in a folder where the system's lies too; what it made, and what it warned of."""
     programs = {name: text for name, text in (PROGRAMS | programs).items() if name not in without}
     for path in (".ci", ".venv/bin", "bin", "usr/sbin", str(Path(PMIX).parent)):
@@ -34,7 +36,7 @@ def check(folder: Path, uid: int = 0, without: tuple[str, ...] = (), **programs:
         [folder / "bin" / "bash", ".ci/run"], cwd=folder, env=os.environ | {"PATH": str(folder / "bin")},
         capture_output=True, text=True, timeout=50, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == status, done.stderr
     return done.stdout, done.stderr
 
 
@@ -74,3 +76,10 @@ def test_without_pmix_it_is_said_which_test_is_skipped(tmp_path: Path) -> None:
 def test_without_slurm_its_tests_are_skipped_aloud(tmp_path: Path) -> None:
     _, warned = check(tmp_path, without=("slurmd",))
     assert warned == "!!! tests under Slurm will be SKIPPED: Slurm could not be installed\n"
+
+
+def test_the_end_of_the_log_says_which_tests_failed(tmp_path: Path) -> None:
+    lint, test = "echo E501; exit 1", 'echo "FAILED tests/a.py::test_b - why"; echo much more; exit 2'
+    make = f"case $1 in lint) {lint};; test) {test};; esac"
+    made, _ = check(tmp_path, status=1, make=make)
+    assert made.endswith("--- failed: lint test\nE501\nFAILED tests/a.py::test_b - why\n")
