@@ -229,6 +229,7 @@ class LocalUpdates:
         """Give the parameters a copy of themselves in other memory, for the optimizer to move."""
         if not self._aside:
             self._aside = [self._memory_aside(one) for one in self.reducers]
+        self._return(one for one in reducer.parameters if one in self._common)  # from a step that failed in backward
         aside = self._aside[reducer.bucket.index]
         torch._foreach_copy_(aside, reducer.parameters)
         for parameter, one in zip(reducer.parameters, aside, strict=True):

@@ -103,6 +103,33 @@ def test_an_optimizer_may_be_let_go_behind_backward(options: dict[str, Any], mpi
     comm.close()
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_step_of_the_optimizer_that_fails_leaves_the_common_model_where_it_was(
+    overlap: bool, comm: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = wrapped(Dense(), comm, synchronize="updates", overlap=overlap)
+    train(model, optimizer, comm, range(2))
+    before = [(one.data_ptr(), one.detach().clone()) for one in model.parameters()]
+
+    def fail() -> None:
+        optimizer.param_groups[0]["params"][0].data.zero_()
+        raise ArithmeticError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(optimizer.optimizer, "step", fail)
+        with pytest.raises(ArithmeticError):
+            train(model, optimizer, comm, range(2, 3))
+    if overlap:  # the step ended before it came to what had failed during backward
+        with pytest.raises(ArithmeticError):
+            optimizer.step()
+    for one, (place, values) in zip(model.parameters(), before, strict=True):
+        assert one.data_ptr() == place
+        assert torch.equal(one, values)
+    optimizer.zero_grad()
+    train(model, optimizer, comm, range(3, 5))
+    assert same_on_all_ranks(model, comm)
+
+
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.communicator(parting=True)
 @pytest.mark.parametrize("options", [{}, FUSED], ids=["gradients", "updates"])
