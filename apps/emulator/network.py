@@ -194,9 +194,9 @@ def _undisturbed() -> Iterator[None]:
     try:
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # first: a signal that still waits is one that `came`
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     for number in came[:1]:
         signal.raise_signal(number)
 
