@@ -16,6 +16,7 @@ from collectives.consistency.call_check import fingerprint
 from collectives.memory import empty_like, flat, widen
 from mpicomp.aggregator import state as states
 from mpicomp.aggregator.call import User, VectorCall
+from mpicomp.aggregator.difference import Difference
 from mpicomp.aggregator.parts import Parts, StateKind, VectorSpec
 
 
@@ -91,8 +92,9 @@ class Aggregator:
 
         Parameters
         ----------
-        vector : array[n]
-            NumPy or DLPack, contiguous, of the aggregator's dtype. Left alone.
+        vector : array[n] or Difference
+            NumPy or DLPack, contiguous, of the aggregator's dtype. Left alone. Of a `Difference` the vector may be
+            overwritten; call its ``subtract_result()`` afterwards to learn where the result is.
         out : array[n], optional
             Overwritten with the result; not the vector itself.
 
@@ -138,7 +140,8 @@ class Aggregator:
                 self._reject_second_call(self._call)
             if self.feedback is not None:
                 self.feedback.check_ready()
-            values = self._view(vector)
+            difference = vector if type(vector) is Difference else None
+            values = self._view(vector if difference is None else difference.vector)
             result = empty_like(vector) if out is None else out
             target = self._view(result)
             if not target.flags.writeable:
@@ -153,7 +156,10 @@ class Aggregator:
         text = self._text
         call = VectorCall(comm, lambda: f"{text}, step {step}", traffic.clock)
         call.spec, call.step, call.user = spec, step, self._self
-        call.values, call.out, call.traffic, call.result = values, target, traffic, result
+        call.out, call.traffic, call.result = target, traffic, result
+        if difference is None:
+            call.values = values
+        call.difference = difference
         check = comm.check(call, self._fingerprint + step, traffic, meanwhile=partial(self.reducer.prepare, step))
         return call, self._steps(call, check)
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from collectives import Communicator, NonFiniteGradient, Traffic
 from collectives.execution.handle import Call
 from mpicomp.aggregator import nonfinite
+from mpicomp.aggregator.difference import Difference
 from mpicomp.aggregator.spec import VectorSpec
 
 
@@ -33,6 +34,8 @@ class VectorCall(Call):
     step : int
     values : ndarray[n]
         This rank's vector in the type of computing, float32 or float64; read only.
+    difference : Difference or None
+        What the vector is taken from when somebody asks for `values`.
     wide : float32[n] or None
         Of a 16-bit vector: the same memory as `values`, and may be overwritten.
     out : ndarray[n]
@@ -50,6 +53,18 @@ class VectorCall(Call):
     out: NDArray[Any]
     traffic: Traffic
     wide: NDArray[Any] | None = None
+    difference: Difference | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "values" and self.difference is not None:
+            self.values = self.difference.take()
+            return self.values
+        raise AttributeError(name)
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the vector is there as a whole, and what it was the difference of may not be."""
+        return "values" in self.__dict__
 
     def mark_seen(self) -> None:
         """See `Call`."""

@@ -166,7 +166,8 @@ class MarsitRounds:
                 feedback.skipped += 1
                 call.out[:] = 0
                 return
-        feedback.begin(call.step, call.values, call.out)
+        difference = None if call.is_taken else call.difference
+        feedback.begin(call.step, call, call.out, None if difference is None else difference.flat_tensors())
         if self._full_precision.due(call.step):
             yield from self._in_full_precision(call)
             return
@@ -183,6 +184,8 @@ class MarsitRounds:
             yield from channel.collect(call, call.traffic)
         self._follow(call)
         feedback.adapt()
+        if difference is not None and feedback.packed:
+            difference.keep_packed(feedback.subtract_result)
         if feedback.residual is not None and not self._warned:
             self._warn(call.step)
 

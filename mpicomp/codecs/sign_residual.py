@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,10 +39,24 @@ class SignRule:
     transactional: bool = False
 
 
+Tensors = Sequence[tuple[NDArray[Any], NDArray[Any]]]
+"""Pairs of vectors: what was before, and after."""
+
+
+class Source(Protocol):
+    """Who has a vector, or makes it when it is asked for."""
+
+    @property
+    def values(self) -> NDArray[Any]:
+        """It is looked at, and left alone."""
+        ...
+
+
 class _Part(NamedTuple):
-    """A run of elements that share a scale, and where its bits, sums and residual are."""
+    """A run of elements that share a scale, and where its bits, sums and residual are; `within` its tensor."""
 
     elements: slice
+    within: slice
     tensor: int
     bits: NDArray[np.uint64]
     second: NDArray[np.uint64] | None
@@ -71,6 +85,8 @@ class SignResidual:
         Steps skipped because a rank had NaN or infinity.
     clipped_fraction : float
         Of the residual's elements over all ranks, at the last step.
+    packed : bool
+        The step's result is left in the bits, and `out` is left alone.
     """
 
     state_kinds: ClassVar[dict[str, Any]] = {"gamma": "shared", "magnitudes": "shared", "residual": "mean"}
@@ -115,12 +131,14 @@ class SignResidual:
         self._counts = np.maximum(1.0, lengths * ranks)
         self._clipped = 0
         self._parts: list[list[_Part]] = []
-        self._bits = np.empty(0, np.uint64)
+        self._bits, self._pairs = np.empty(0, np.uint64), False
         self._sums = np.zeros(0)
         self._firsts = np.zeros(0, np.int64)
         self._nothing = np.empty(0, self._compute)
-        self._values: NDArray[Any] = self._nothing
+        self._source: Source | None = None
+        self._tensors: Tensors | None = None
         self._out: NDArray[Any] = self._nothing
+        self.packed = False
         self._odd_positive = self._streaming = self._encoding = False
 
     def lay_out(
@@ -128,13 +146,15 @@ class SignResidual:
     ) -> None:
         """Use a reducer's pieces, its bits, and a second vote on each element where there is one."""
         groups = ScaleGroups.of(self._padded.tolist(), self._n)
-        self._bits, self._firsts = bits, groups.firsts
+        self._bits, self._pairs, self._firsts = bits, second is not None, groups.firsts
         self._sums = np.zeros(groups.blocks)  # of |u|, block by block
 
         def part(run: Run) -> _Part:
             votes = bits[run.words()], None if second is None else second[run.words()]
             residual = None if self.residual is None else self.residual[run.elements]
-            return _Part(run.elements, run.group, *votes, self._sums[run.sums], residual)
+            first, last = int(groups.starts[run.group]), int(self._lengths[run.group])
+            within = slice(run.elements.start - first, min(run.elements.stop - first, last))
+            return _Part(run.elements, within, run.group, *votes, self._sums[run.sums], residual)
 
         self._parts = [[part(run) for run in of_piece] for of_piece in groups.runs(pieces)]
 
@@ -148,9 +168,15 @@ class SignResidual:
                 "load_state_dict, or start() anew"
             )
 
-    def begin(self, step: int, values: NDArray[Any], out: NDArray[Any]) -> None:
-        """Go to another vector and step."""
-        self._values, self._out = values, out.view(self._words)
+    def begin(self, step: int, source: Source, out: NDArray[Any], tensors: Tensors | None = None) -> None:
+        """Go to another vector and step.
+
+        tensors : what the vector is the difference of. Nobody asks for the vector as long as they do, and the result is
+        left `packed` where that is possible.
+        """
+        self._source, self._out = source, out.view(self._words)
+        self._tensors = None if self.residual is None else tensors
+        self.packed = self._tensors is not None and not self._pairs
         self._odd_positive = step % 2 == 0
         self._streaming = self._n >= STREAMING_ELEMENTS and out.ctypes.data % 32 == 0
         self._clipped = 0
@@ -159,8 +185,14 @@ class SignResidual:
 
     def end(self) -> None:
         """Drop the references to the caller's arrays, so that these can be freed."""
-        self._values = self._out = self._nothing
+        self._out, self._source, self._tensors = self._nothing, None, None
         self._before, self._encoding = None, False
+
+    def _vector(self) -> NDArray[Any]:
+        """The vector as a whole."""
+        assert self._source is not None
+        self._tensors = None  # whose memory it may take
+        return self._source.values
 
     def roll_back(self) -> None:
         """The step has failed: go back to what was before it if that was kept; else the residual is spoiled."""
@@ -178,19 +210,26 @@ class SignResidual:
         """Write the signs of this rank's piece."""
         self._encoding = True
         zero, tiny = self._constants
+        tensors, whole = self._tensors, None
+        vector = self._vector() if tensors is None else self._nothing
         for part in self._parts[piece]:
-            u, bits, sums, tensor = self._values[part.elements], part.bits, part.sums, part.tensor
+            u, bits, sums, tensor = vector[part.elements], part.bits, part.sums, part.tensor
+            if tensors is not None:
+                before, after = tensors[tensor]
+                whole, u = before[part.within], after[part.within]
             if self._stateless:
                 sums[:] = 0.0 if self._kernels.pack(u, bits, self._odd_positive, zero, tiny) else np.nan
                 continue
             step, limit = self._steps[tensor], self._limits[tensor]
             previous = self._pending[tensor] if self._lazy else None
             self._clipped += self._kernels.encode(
-                u, part.residual, bits, step, limit, previous, self._odd_positive, zero, tiny, sums
+                u, whole, part.residual, bits, step, limit, previous, self._odd_positive, zero, tiny, sums
             )
 
     def finish(self, piece: int) -> None:
-        """Turn the merged signs of a piece into the result."""
+        """Turn the merged signs of a piece into the result, unless they are to be kept."""
+        if self.packed:
+            return
         for part in self._parts[piece]:
             positive, negative = self._positive[part.tensor], self._negative[part.tensor]
             out = self._out[part.elements]
@@ -203,9 +242,10 @@ class SignResidual:
     def add_and_clear(self, total: NDArray[Any]) -> None:
         """Overwrite `total` with the vector and the residual, and clear the residual: a full-precision round."""
         self._encoding = True
+        vector = self._vector()
         for part in self._every_part():
             previous = self._pending[part.tensor] if self._lazy else None
-            u, sum_ = self._values[part.elements], total[part.elements]
+            u, sum_ = vector[part.elements], total[part.elements]
             self._kernels.add_and_clear(u, part.residual, part.bits, previous, sum_, part.sums)
         self._pending[:] = 0
 
@@ -221,8 +261,9 @@ class SignResidual:
 
     def measure(self) -> None:
         """Sum the magnitudes of this rank's vector."""
+        vector = self._vector()
         for part in self._every_part():
-            self._kernels.add_and_clear(self._values[part.elements], None, part.bits, None, None, part.sums)
+            self._kernels.add_and_clear(vector[part.elements], None, part.bits, None, None, part.sums)
 
     def set_steps(self) -> bool:
         """Fix s of each tensor for this step; False if one is not finite."""
@@ -244,7 +285,7 @@ class SignResidual:
     def report(self, row: NDArray[np.float64]) -> None:
         """Fill in what this rank tells the others: clipped elements, then the sum of |u| of each tensor."""
         if not self._kernels.add_up(self._sums, self._firsts, self._clipped, row):
-            tell_why(row, self._values)
+            tell_why(row, self._vector())
 
     def follow(self, reports: NDArray[np.float64]) -> bool:
         """Take in the ranks' reports, in rank order; False if one is not finite."""
@@ -262,6 +303,11 @@ class SignResidual:
             low, high = GAMMA_RANGE
             change = math.exp(GAMMA_RATE * (self.clipped_fraction - GAMMA_CLIPPED))
             self.gamma = min(high, max(low, self.gamma * change))
+
+    def subtract_result(self, tensors: Sequence[NDArray[Any]]) -> None:
+        """Subtract the last result, which was left packed, from flat tensors."""
+        for part in self._every_part():
+            self._kernels.subtract_result(tensors[part.tensor][part.within], part.bits, self._steps[part.tensor])
 
     def swing(self) -> float:
         """Mean magnitude of a sample of the residual with nothing pending, in global steps; rule "paper"."""

@@ -8,7 +8,10 @@ registration.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ from torch import Tensor
 from collectives import Communicator, Handle
 from collectives.errors import NonFiniteGradient
 from mpicomp.aggregator import nonfinite
+from mpicomp.aggregator.difference import Difference
 from mpicomp.algorithms import Algorithm, Dense
 from mpicomp.torch.buckets import ALIGNMENT, Bucket, NamedParameter, group_parameters, make_bucket, total_mb
 from mpicomp.torch.master_weights import SIXTEEN_BIT
@@ -51,16 +55,37 @@ class BucketReducer:
         lengths = tuple(member.parameter.numel() for member in bucket.members if member.parameter.numel())
         self.aggregator = algorithm.start(comm, bucket.n, dtype=dtype, vector_id=bucket.index, tensor_lengths=lengths)
         self._handle: Handle | None = None
+        self._search: Future[None] | None = None
+        self._moves: Difference | None = None
+
+    def take_moves(self, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
+        """Let what the members were less what they have become be the ``vector`` of the next call.
+
+        `after` may lie in ``vector``. Both must be left alone until the call has ended.
+        """
+        if isinstance(self._vector_array, Tensor):
+            for one, other, move in zip(before, after, self.vector_views, strict=True):
+                torch.sub(one, other, out=move)
+            return
+        filled = [one.numel() > 0 for one in before]
+        were, are, views = ([t.numpy() for t in compress(side, filled)] for side in (before, after, self.vector_views))
+        self._moves = Difference(were, are, views, self._vector_array)
+
+    def subtract_mean(self) -> None:
+        """Subtract the mean of the moves from what the members were before these; the call has ended well."""
+        moves, self._moves = self._moves, None
+        if moves is None or not moves.subtract_result():
+            torch._foreach_sub_(self.parameters, self.mean_views)
 
     def begin(self) -> Handle:
         """Begin to average ``vector`` over the ranks. Its padding is zeroed first."""
         self.vector.index_fill_(0, self._padding, 0)
-        self._handle = self.aggregator.begin(self._vector_array, out=self._mean_array)
+        self._handle = self.aggregator.begin(self._moves or self._vector_array, out=self._mean_array)
         self._handle.detach()  # whoever lets the optimizer go behind backward has not begun this
         return self._handle
 
     def wait(self) -> bool:
-        """Wait until ``mean`` holds the ranks' mean; False if nothing has begun.
+        """Wait until ``mean`` holds the ranks' mean; False if nothing has begun, or the values were taken alone.
 
         Raises
         ------
@@ -68,6 +93,9 @@ class BucketReducer:
             Names the ranks with NaN or infinity, and the tensors of this rank that hold it.
         """
         handle, self._handle = self._handle, None
+        search, self._search = self._search, None
+        if search is not None:
+            search.result()
         if handle is None:
             return False
         try:
@@ -80,12 +108,14 @@ class BucketReducer:
         """Write the ranks' mean of ``vector`` into ``mean``; raises what `wait` raises."""
         self.vector.index_fill_(0, self._padding, 0)
         try:
-            self.aggregator.aggregate(self._vector_array, out=self._mean_array)
+            self.aggregator.aggregate(self._moves or self._vector_array, out=self._mean_array)
         except NonFiniteGradient as error:
             raise self._naming_tensors(error) from None
 
-    def take_alone(self, values: Sequence[Tensor]) -> bool:
+    def take_alone(self, values: Sequence[Tensor], behind: bool = False) -> bool:
         """On a single rank, and where nothing is rounded: take the values as their mean, uncopied, and return True.
+
+        `behind`: another thread searches them for NaN and infinity while the caller computes, and `wait` raises.
 
         Raises
         ------
@@ -95,17 +125,23 @@ class BucketReducer:
         aggregator = self.aggregator
         if aggregator.comm.size > 1 or aggregator.algorithm != Dense():
             return False
-        pairs = zip(self.bucket.members, values, strict=True)
-        names = [repr(member.name) for member, value in pairs if not _all_finite(value)]
-        if names:
-            raise nonfinite.error(aggregator.comm, (0,), ", ".join(names))
-        aggregator.count_step()
+        if behind:
+            self._search = _searcher().submit(self._take_finite, values)
+        else:
+            self._take_finite(values)
         return True
 
     def undo(self) -> None:
         """Take the last step back, where the method can: what it averaged does not count."""
         if self.aggregator.can_undo:
             self.aggregator.undo()
+
+    def _take_finite(self, values: Sequence[Tensor]) -> None:
+        pairs = zip(self.bucket.members, values, strict=True)
+        names = [repr(member.name) for member, value in pairs if not _all_finite(value)]
+        if names:
+            raise nonfinite.error(self.aggregator.comm, (0,), ", ".join(names))
+        self.aggregator.count_step()
 
     def _naming_tensors(self, error: NonFiniteGradient) -> NonFiniteGradient:
         """The error with the names of this rank's tensors that are not finite, if there are some."""
@@ -218,6 +254,12 @@ class BucketReducers(Sequence[BucketReducer]):
             BucketReducer(bucket, pair, algorithm, self.comm)
             for bucket, pair, algorithm in zip(buckets, pairs, algorithms, strict=True)
         )
+
+
+@cache
+def _searcher() -> ThreadPoolExecutor:
+    """One thread for all."""
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="mpicomp-search")
 
 
 def _all_finite(values: Tensor) -> bool:

@@ -205,7 +205,7 @@ class GradientAveraging:
     @torch.no_grad()
     def _begin(self, reducer: BucketReducer) -> None:
         gradients = self._gradients(reducer)
-        if not reducer.take_alone(gradients):
+        if not reducer.take_alone(gradients, behind=True):
             torch._foreach_copy_(reducer.vector_views, gradients)
             reducer.begin()
 

@@ -246,13 +246,13 @@ class LocalUpdates:
             parameter.data = self._common.pop(parameter)
 
     def _take_update(self, reducer: BucketReducer) -> None:
-        for parameter, move in zip(reducer.parameters, reducer.vector_views, strict=True):
-            torch.sub(self._common[parameter], parameter, out=move)
+        local = [parameter.data for parameter in reducer.parameters]
         self._return(reducer.parameters)
+        reducer.take_moves([parameter.data for parameter in reducer.parameters], local)
 
     @staticmethod
     def _move_common(reducer: BucketReducer) -> None:
-        torch._foreach_sub_(reducer.parameters, reducer.mean_views)
+        reducer.subtract_mean()
 
     def _gradients(self) -> Iterator[Tensor]:
         parameters = (parameter for reducer in self.reducers for parameter in reducer.parameters)

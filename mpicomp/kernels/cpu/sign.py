@@ -29,7 +29,7 @@ def _threshold(zero, tiny, odd_positive, residual):  # type: ignore[no-untyped-d
 
 @njit(nogil=True, inline="always")
 def _encode_word(  # type: ignore[no-untyped-def]
-    u, residual, bits, j, threshold, step, limit, previous, magnitude, kept
+    u, whole, residual, bits, j, threshold, step, limit, previous, magnitude, kept
 ):
     """One word: its sign bits stored, residual updated; returns the magnitudes, and lanes not clipped, so far."""
     word, before = uint64(0), uint64(0)
@@ -38,6 +38,8 @@ def _encode_word(  # type: ignore[no-untyped-def]
     for k in range(4):
         i, shift = 64 * j + LANES * k, uint64(LANES * k)
         x = load(u, i)
+        if whole is not None:
+            x = load(whole, i) - x
         size = absolute(x)
         if residual is not None:
             c = load(residual, i)
@@ -65,12 +67,16 @@ def _encode_word(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, inline="always")
-def _encode_tail(u, residual, bits, start, tiny, odd_positive, step, limit, previous):  # type: ignore[no-untyped-def]
+def _encode_tail(  # type: ignore[no-untyped-def]
+    u, whole, residual, bits, start, tiny, odd_positive, step, limit, previous
+):
     """The last, partial word, element by element; bits past the end are 0."""
     word, clipped, magnitude = uint64(0), 0, float64(0)
     j = start // 64
     for i in range(start, u.size):
         x = u[i]
+        if whole is not None:
+            x = whole[i] - x
         magnitude += abs(float64(x))
         if residual is None:
             zero_positive = (i % 2 == 1) == odd_positive
@@ -96,12 +102,17 @@ def _encode_tail(u, residual, bits, start, tiny, odd_positive, step, limit, prev
 
 
 @njit(nogil=True, cache=True)
-def encode(u, residual, bits, step, limit, previous, odd_positive, zero, tiny, sums):  # type: ignore[no-untyped-def]
+def encode(  # type: ignore[no-untyped-def]
+    u, whole, residual, bits, step, limit, previous, odd_positive, zero, tiny, sums
+):
     """Add the residual, take signs, pack them, leave the new residual: one pass.
 
     Parameters
     ----------
     u : float32[n] or float64[n]
+    whole : like u, or None
+        The values are whole - u, and may be fewer than the residual, by less than a word: zeros follow them.
+        None: they are `u`.
     residual : like u, or None
         Overwritten. None: the signs of `u` itself, zeros alternating.
     bits : uint64[ceil(n / 64)]
@@ -127,24 +138,36 @@ def encode(u, residual, bits, step, limit, previous, odd_positive, zero, tiny, s
     words = u.size // 64
     half = words // BLOCK_WORDS // 2
     clips = residual is not None and previous is None
-    clipped = 64 * words if clips else 0
+    padded = False
+    if whole is not None:
+        padded = residual.size > u.size
+    clipped = 64 * (words + padded) if clips else 0
     none = splat(int32(0))
     for b in range(half):
         first, second, kept = nothing, nothing, none
         for j in range(BLOCK_WORDS * b, BLOCK_WORDS * (b + 1)):
             far = j + BLOCK_WORDS * half
-            first, kept = _encode_word(u, residual, bits, j, threshold, step, limit, previous, first, kept)
-            second, kept = _encode_word(u, residual, bits, far, threshold, step, limit, previous, second, kept)
+            first, kept = _encode_word(u, whole, residual, bits, j, threshold, step, limit, previous, first, kept)
+            second, kept = _encode_word(u, whole, residual, bits, far, threshold, step, limit, previous, second, kept)
         sums[b], sums[b + half] = fold(first), fold(second)
         clipped -= fold(kept)
     for b in range(2 * half, sums.size):
         total, kept = nothing, none
         for j in range(BLOCK_WORDS * b, min(BLOCK_WORDS * (b + 1), words)):
-            total, kept = _encode_word(u, residual, bits, j, threshold, step, limit, previous, total, kept)
+            total, kept = _encode_word(u, whole, residual, bits, j, threshold, step, limit, previous, total, kept)
+        if whole is not None:  # noqa: SIM102 - a condition of its own, by which Numba leaves the branch out
+            if padded and b == sums.size - 1:
+                last, start = np.zeros(64, u.dtype), 64 * words
+                for i in range(u.size - start):
+                    last[i] = whole[start + i] - u[start + i]
+                to, word = residual[start:], bits[words:]
+                total, kept = _encode_word(last, None, to, word, 0, threshold, step, limit, previous, total, kept)
         sums[b] = fold(total)
         clipped -= fold(kept)
-    if words < bits.size:
-        magnitude, over_tail = _encode_tail(u, residual, bits, 64 * words, tiny, odd_positive, step, limit, previous)
+    if words < bits.size and not padded:
+        magnitude, over_tail = _encode_tail(
+            u, whole, residual, bits, 64 * words, tiny, odd_positive, step, limit, previous
+        )
         sums[sums.size - 1] = magnitude + (sums[sums.size - 1] if words % BLOCK_WORDS else float64(0))
         clipped += over_tail
     return clipped
@@ -273,11 +296,16 @@ def add_and_clear(u, residual, bits, previous, out, sums):  # type: ignore[no-un
 
 
 @njit(nogil=True, cache=True)
-def subtract_result(residual, bits, previous):  # type: ignore[no-untyped-def]
-    """Settle what rule "paper" left pending: residual -= previous * last result."""
-    for i in range(residual.size):
-        positive = (bits[i // 64] >> uint64(i % 64)) & uint64(1)
-        residual[i] = residual[i] - previous if positive else residual[i] + previous
+def subtract_result(x, bits, step):  # type: ignore[no-untyped-def]
+    """x -= step where bit i is 1, x += step elsewhere. x : float32[n] or float64[n]; bits : uint64[ceil(n / 64)]."""
+    plus, minus = splat(step), splat(-step)
+    words = x.size // 64
+    for j in range(words):
+        for k in range(4):
+            i = 64 * j + LANES * k
+            store(x, i, load(x, i) - select(to_mask(bits[j], LANES * k), plus, minus))
+    for i in range(64 * words, x.size):
+        x[i] = x[i] - step if (bits[words] >> uint64(i - 64 * words)) & uint64(1) else x[i] + step
 
 
 @njit(nogil=True, cache=True)

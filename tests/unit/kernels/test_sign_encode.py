@@ -38,17 +38,17 @@ def inputs(n: int, dtype: Any, offset: int = 0) -> Input:
     return Input(u, residual, rng.integers(0, 2**64, -(-n // 64), np.uint64))
 
 
-def run(mode: str, given: Input, odd_positive: bool = True) -> reference.Encoded:
+def run(mode: str, given: Input, odd_positive: bool = True, whole: NDArray[Any] | None = None) -> reference.Encoded:
     """`encode` on copies that lie as the given arrays do."""
     u, kind = given.u, given.u.dtype.type
     residual = None
     if mode != "plain":
-        residual = np.empty(u.size + 3, u.dtype)[3:]
+        residual = np.empty(given.residual.size + 3, u.dtype)[3:]
         residual[:] = given.residual
     bits, sums = given.bits.copy(), np.full(-(-u.size // 4096), np.nan)
     step, limit, zero, tiny = kind(STEP), kind(LIMIT), kind(0), np.nextafter(kind(0), kind(1))
     previous = kind(PREVIOUS) if mode == "paper" else None
-    clipped = encode(u, residual, bits, step, limit, previous, odd_positive, zero, tiny, sums)
+    clipped = encode(u, whole, residual, bits, step, limit, previous, odd_positive, zero, tiny, sums)
     return reference.Encoded(bits, residual, clipped, sums)
 
 
@@ -80,6 +80,28 @@ def test_encode_equals_the_reference(mode: str, dtype: Any) -> None:
             before = given.u.copy()
             assert_same(run(mode, given, odd_positive), expected(mode, given, odd_positive))
             np.testing.assert_array_equal(given.u, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", ["own", "paper"])
+def test_a_difference_is_encoded_as_the_vector_that_it_is(mode: str, dtype: Any) -> None:
+    for n, padding in product(LENGTHS[1:], (False, True)):
+        padded = -(-n // 64) * 64 if padding else n
+        given = inputs(padded, dtype)
+        whole = np.random.default_rng(n).standard_normal(n).astype(dtype)
+        after = given.u[:n]
+        vector = np.zeros(padded, dtype)
+        np.subtract(whole, after, out=vector[:n])
+        assert_same(run(mode, given._replace(u=after), whole=whole), run(mode, given._replace(u=vector)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_packed_result_is_subtracted_as_an_unpacked_one_is(dtype: Any) -> None:
+    for n in LENGTHS:
+        x, _, bits = inputs(n, dtype)
+        expected = x - np.where(reference.unpack_bits(bits, n), dtype(STEP), dtype(-STEP))
+        subtract_result(x, bits, dtype(STEP))
+        np.testing.assert_array_equal(x, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -118,7 +140,7 @@ def test_rule_paper_taken_lazily_equals_the_eager_rule_over_many_steps(dtype: An
     zero, tiny = kind(0), np.nextafter(kind(0), kind(1))
     for _ in range(30):
         u, step = rng.standard_normal(n).astype(dtype), kind(rng.uniform(0.1, 2))
-        encode(u, lazy, bits, step, kind(0), previous, False, zero, tiny, sums)
+        encode(u, None, lazy, bits, step, kind(0), previous, False, zero, tiny, sums)
         w = u + eager
         np.testing.assert_array_equal(bits, reference.pack_bits(reference.signs(w, None)))
         bits[:] = rng.integers(0, 2**64, bits.size, np.uint64)  # what the ranks came to
