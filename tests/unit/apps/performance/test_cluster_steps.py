@@ -53,3 +53,4 @@ def test_whole_steps_of_all_implementations_are_timed(monkeypatch: pytest.Monkey
     text = steps.render([record])
     assert "**mlp, 18 parameters, 2 nodes**" in text
     assert "(1.00×)" in text
+    assert f"| {steps.COMPARED} | " in text
