@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -12,7 +11,6 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from collectives import planner
-from collectives.closing import Closable
 from collectives.consistency.call_check import fingerprint
 from collectives.cost.link import LinkModel
 from collectives.dense import variable_size
@@ -20,12 +18,14 @@ from collectives.dense.allreduce import DenseSums
 from collectives.dense.gather import all_gather_rows
 from collectives.execution.handle import Call, Handle, Steps
 from collectives.execution.program import Program, compile_plan
+from collectives.grid import Grid, require_shape
 from collectives.making import examined
 from collectives.memory import COMBINE, COPIED, Flat
 from collectives.numbers import NUMBERS, allreduce_number
 from collectives.objects import all_gather_object, broadcast_object
 from collectives.open_trace import open_trace
 from collectives.operands import operands, require_root, rows_operand, writable_operand
+from collectives.point_to_point import PointToPoint
 from collectives.progress import eager_limit
 from collectives.schedules.halving_doubling import HalvingDoubling
 from collectives.schedules.plan import Plan, Topology, TopologyError
@@ -43,7 +43,7 @@ Op = Literal["sum", "mean", "min", "max"]
 _Value = TypeVar("_Value")
 
 
-class Communicator(Closable):
+class Communicator(PointToPoint):
     """A group of ranks and how they talk.
 
     Parameters
@@ -412,9 +412,40 @@ class Communicator(Closable):
         part.Free()
         return made
 
-    def _span(self, name: str, **told: Any) -> AbstractContextManager[None]:
-        """Record a call, where there is a trace."""
-        return nullcontext() if self.trace is None else self.trace.span("call", name, **told)
+    def grid(self, **shape: int) -> Grid:
+        """Arrange the ranks on a Cartesian grid, as in ``comm.grid(replica=2, stage=4)``; collective.
+
+        Parameters
+        ----------
+        **shape : int
+            Ranks along each axis. Ranks that follow each other are neighbours along the last one, so name last the
+            axis along which most is sent: launchers fill one node after the other.
+
+        Returns
+        -------
+        Grid
+            With a communicator along each axis, made by `split`; close it, or use it in a ``with`` block.
+
+        Raises
+        ------
+        ValueError
+            The grid does not have as many ranks as there are; on every rank that passes it.
+        CollectiveMismatch
+            The ranks pass different grids.
+        """
+        text = f"grid({', '.join(f'{axis}={length}' for axis, length in shape.items())})"
+        try:
+            require_shape(shape, self.size)
+        except ValueError as error:
+            self.reject(ValueError(f"{self.here}: {error}"), text)
+        self.agree(fingerprint(text), lambda: text)
+        along: dict[str, Communicator] = {}
+        stride = self.size
+        for axis, length in shape.items():
+            stride //= length
+            place = self.rank // stride % length
+            along[axis] = self.split(self.rank - place * stride, key=place, topology=None)  # type: ignore[assignment]
+        return Grid(shape, self.rank, along)
 
     def _call(self, source: Flat, op: str, name: str = "allreduce") -> tuple[int, Callable[[], str]]:
         key = (name, op, source.dtype, source.shape)

@@ -9,9 +9,8 @@ from mpi4py import MPI
 
 from collectives import CollectiveMismatch, Communicator
 from collectives.execution.handle import Call, Steps
-from mpicomp.torch.process_group.packed import Bytes, Packed
-
-LARGEST = 1 << 30  # MPI counts in an int: longer messages are of blocks
+from collectives.point_to_point import message
+from mpicomp.torch.process_group.packed import Packed
 
 
 class Messages:
@@ -43,7 +42,7 @@ class Messages:
 
     def send(self, comm: Communicator, call: Call, packed: Packed, to: int, tag: int) -> Steps:
         """Send tensors, as a call of `comm`."""
-        request = self._comm.Isend(_message(packed.bytes), to, tag)
+        request = self._comm.Isend(message(packed.bytes), to, tag)
         missing = f"{comm.here}: rank {to} does not receive what {call.name()} sends"
         yield from comm.await_request(call, request, lambda: missing)
 
@@ -61,11 +60,11 @@ class Messages:
         waiting.append(call)
         self._sources[call] = source
         try:
-            message = None
-            while message is None:
+            arrived = None
+            while arrived is None:
                 if self._may_look(call, waiting):
-                    message = self._comm.Improbe(MPI.ANY_SOURCE if source is None else source, tag, status)
-                if message is None:
+                    arrived = self._comm.Improbe(MPI.ANY_SOURCE if source is None else source, tag, status)
+                if arrived is None:
                     yield False
         finally:
             waiting.remove(call)
@@ -76,7 +75,7 @@ class Messages:
         call.result, nbytes = status.source, status.Get_elements(MPI.BYTE)
         fits = nbytes == packed.bytes.size
         landing = packed.bytes if fits else np.empty(nbytes, np.uint8)
-        request = message.Irecv(_message(landing))
+        request = arrived.Irecv(message(landing))
         call.owners = (*call.owners, landing)
         yield from comm.await_request(call, request, lambda: f"{comm.here}: the message for {call.name()} does not end")
         if not fits:
@@ -94,11 +93,3 @@ class Messages:
             if source is None or self._sources[other] in (None, source):
                 return False
         return True
-
-
-def _message(memory: Bytes) -> list[object]:
-    if memory.size <= LARGEST:
-        return [memory, memory.size, MPI.BYTE]
-    starts = range(0, memory.size, LARGEST)
-    kind = MPI.BYTE.Create_hindexed([min(LARGEST, memory.size - start) for start in starts], list(starts)).Commit()
-    return [memory, 1, kind]

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from collectives.errors import CollectiveMismatch
-from mpicomp.torch.process_group import MPIProcessGroup, messages
+from mpicomp.torch.process_group import MPIProcessGroup
 
 pytestmark = pytest.mark.usefixtures("group")
 two_ranks = pytest.mark.mpi(min_size=2)
@@ -20,7 +20,7 @@ def neighbours() -> tuple[int, int]:
 
 @pytest.mark.parametrize("largest", [1 << 30, 64])
 def test_a_batch_around_the_ring(largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "LARGEST", largest)
+    monkeypatch.setattr(point_to_point, "LONGEST_BYTES", largest)
     before, after = neighbours()
     received = torch.empty(10, 8)[:, ::2]
     sent = torch.full((10, 4), float(dist.get_rank())).t().contiguous().t()
