@@ -30,9 +30,8 @@ def test_a_grid_that_does_not_fit_is_refused_on_all_ranks(comm: Communicator, sh
     assert comm.allreduce(1) == comm.size
 
 
+@pytest.mark.mpi(min_size=2)
 def test_ranks_with_different_grids_are_told(comm: Communicator) -> None:
-    if comm.size == 1:
-        pytest.skip("one rank agrees with itself")
     shape = {"stage": comm.size} if comm.rank else {"replica": comm.size}
     with pytest.raises(CollectiveMismatch, match="grid"):
         comm.grid(**shape)
