@@ -17,6 +17,7 @@ import numpy as np
 
 import mpicomp
 from apps.environment import describe, environment
+from apps.performance.auto import plan_of
 from apps.performance.cluster.driver import FAILURES, log, measure_alone
 from apps.performance.cluster.grid import Cluster
 from apps.performance.cluster.tables import NOTHING
@@ -25,11 +26,12 @@ from apps.records import Record
 from collectives import Communicator
 from mpicomp.algorithms import Algorithm
 from mpicomp.cli.timing import alternate, summary
+from mpicomp.reducers.trials import Stage
 
 REPEATS = {"1gbit": 15, "10gbit": 15, "none": 15, "100mbit": 3}
 RATES = ("100mbit", "1gbit", "10gbit", "none")
 CLUSTERS = tuple(Cluster(4, rate) for rate in REPEATS)
-WARM_UPS, TRIAL_STEPS, AUTO_STEPS = 2, 3, 30
+WARM_UPS, TRIAL_STEPS, MOST_TRIED = 2, 3, 200
 GLOO_PORT, GLOO_TIMEOUT_S = 29_512, 600.0
 MODELS = ("mlp-4", "mlp", "resnet", "transformer")
 """`mlp-4` is the MLP with batches of 4 instead of 32, so that computing takes little beside communication."""
@@ -89,16 +91,17 @@ def measure_here(comm: Communicator, n: str, repeats: int, address: str) -> Reco
     steps = {name: _gloo(name, n) for name in GLOO} | {
         name: _ours(comm, algorithm, options, n) for name, (algorithm, options) in OURS.items()
     }
-    for name, step in steps.items():
-        for _ in range(WARM_UPS + AUTO_STEPS * (name == "Auto")):
+    for step in steps.values():
+        for _ in range(WARM_UPS):
             step()
+    tried = _try_out(steps["Auto"])
     seconds = alternate(steps, repeats, 0, comm)
     rows = [{"name": name, "step": summary(mine)} for name, mine in seconds.items()]
     compared = {name: float(np.median(seconds["Auto"] / seconds[name])) for name in CANDIDATES}  # round by round
     parameters = sum(one.numel() for one in build(n)[0].parameters())
     distributed.destroy_process_group()
     told = {"part": "steps", "model": n, "parameters": parameters, "environment": environment()}
-    return told | {"rows": rows, "compared": compared}
+    return told | {"rows": rows, "compared": compared, "tried": tried}
 
 
 def _gloo(name: str, model_name: str) -> Callable[[], None]:
@@ -127,6 +130,16 @@ def _ours(comm: Communicator, algorithm: Algorithm, options: dict[str, Any], mod
     own = Communicator(comm.mpi_comm, timeout=comm.timeout)
     inner = torch.optim.SGD(model.parameters(), lr=1e-6)
     return partial(_step, model, loss, DistributedOptimizer(inner, algorithm, own, model.named_parameters(), **options))
+
+
+def _try_out(step: Callable[[], None]) -> int:
+    """Make steps until Auto has chosen for every bucket; how many."""
+    (*_, optimizer) = step.args  # type: ignore[attr-defined]
+    tried = 0
+    while tried < MOST_TRIED and any(plan_of(one).stage is not Stage.CHOSEN for one in optimizer.aggregators):
+        step()
+        tried += 1
+    return tried
 
 
 def _step(model: Any, loss: Loss, optimizer: Any) -> None:

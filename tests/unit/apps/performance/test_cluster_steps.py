@@ -50,6 +50,7 @@ def test_whole_steps_of_all_implementations_are_timed(monkeypatch: pytest.Monkey
     with Communicator(MPI.COMM_SELF) as comm:
         record: Record = steps.measure_here(comm, "mlp", 2, "127.0.0.1") | LINKS
     assert [row["name"] for row in record["rows"]] == [*steps.GLOO, *steps.OURS]
+    assert record["tried"] == 0  # one rank has nothing to choose
     text = steps.render([record])
     assert "**mlp, 18 parameters, 2 nodes**" in text
     assert "(1.00×)" in text
