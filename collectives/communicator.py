@@ -412,7 +412,7 @@ class Communicator(PointToPoint):
         part.Free()
         return made
 
-    def grid(self, **shape: int) -> Grid:
+    def grid(self, **shape: int) -> Grid[Communicator]:
         """Arrange the ranks on a Cartesian grid, as in ``comm.grid(replica=2, stage=4)``; collective.
 
         Parameters

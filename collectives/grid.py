@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Generic, Self, TypeVar
 
-if TYPE_CHECKING:
-    from collectives.communicator import Communicator
+from collectives.closing import Closable
+
+Line = TypeVar("Line", bound=Closable)
 
 
-class Grid:
+class Grid(Generic[Line]):
     """Where each rank is, as `Communicator.grid` numbers them, and who it shares a line with.
 
     Attributes
@@ -22,11 +23,11 @@ class Grid:
         This rank's place.
     """
 
-    def __init__(self, shape: Mapping[str, int], rank: int, along: Mapping[str, Communicator]) -> None:
+    def __init__(self, shape: Mapping[str, int], rank: int, along: Mapping[str, Line]) -> None:
         self.shape, self.coordinates = dict(shape), coordinates_of(shape, rank)
         self._along = dict(along)
 
-    def along(self, axis: str) -> Communicator:
+    def along(self, axis: str) -> Line:
         """The ranks that differ from this one in their place on this axis alone, in the order of these places."""
         return self._along[axis]
 
@@ -35,7 +36,7 @@ class Grid:
         for comm in self._along.values():
             comm.close()
 
-    def __enter__(self) -> Grid:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
