@@ -1,0 +1,227 @@
+"""A thread that reads rows of a store's file ahead, and writes rows back behind the computation.
+
+Rows that wait to be written are read from memory, so what is read is always what was last written. Reading ahead comes
+first, as somebody may soon wait for it. What waits to be written and what was read ahead take a bounded number of bytes
+each: writers wait for the disk then, and rows read ahead earliest are dropped.
+
+One thread writes, reads and prefetches, and only that one: so a row cannot change while its caller reads it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpicomp.codecs.base import Bytes
+from mpicomp.pipeline.checksum import together
+from mpicomp.pipeline.stamps import Ids, Stamps
+from mpicomp.pipeline.store_file import StoreFile
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Batch:
+    """Rows that wait to be written together."""
+
+    rows: list[int]
+    payload: NDArray[np.uint8]
+    stamps: list[int]
+
+
+class Prefetcher:
+    """Reads and writes of one file.
+
+    Parameters
+    ----------
+    file : StoreFile
+    row_bytes : int
+    most_bytes : int
+        For rows read ahead, and again for rows that wait to be written; at least one batch fits whatever its size.
+    """
+
+    def __init__(self, file: StoreFile, row_bytes: int, most_bytes: int) -> None:
+        self._file, self._row_bytes = file, row_bytes
+        self._most_bytes, self._most_ahead = most_bytes, max(1, most_bytes // row_bytes)
+        self._changed = threading.Condition()
+        self._batches: deque[_Batch] = deque()
+        self._pending: dict[int, tuple[_Batch, int]] = {}  # where the newest bytes of a row wait
+        self._pending_bytes = 0
+        self._wanted: dict[int, None] = {}  # in order
+        self._reading: int | None = None
+        self._ahead: dict[int, Bytes] = {}
+        self._sum = 0
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = self._left = False
+
+    def ahead(self, rows: Ids) -> None:
+        """Read rows that have a message when there is time."""
+        self._start()
+        with self._changed:
+            self._check()
+            for row in rows.tolist()[: self._most_ahead]:
+                if row not in self._ahead and row not in self._pending:
+                    self._wanted[row] = None
+            while len(self._wanted) > self._most_ahead:
+                del self._wanted[next(iter(self._wanted))]
+            self._changed.notify_all()
+
+    def read(self, rows: Ids) -> list[Bytes]:
+        """Bytes of rows that have a message: what was written last. Not to be changed."""
+        found: dict[int, Bytes] = {}
+        numbers = rows.tolist()
+        with self._changed:
+            self._check()
+            while self._reading is not None and self._reading in numbers:
+                self._changed.wait()
+            self._check()
+            for row in numbers:
+                self._wanted.pop(row, None)
+                early = self._ahead.pop(row, None)
+                if row in self._pending:
+                    batch, place = self._pending[row]
+                    found[row] = batch.payload[place]
+                elif early is not None:
+                    found[row] = early
+        for row in numbers:
+            if row not in found:
+                found[row] = np.empty(self._row_bytes, np.uint8)
+                self._file.read(row, found[row])
+        return [found[row] for row in numbers]
+
+    def write(self, rows: Ids, payload: NDArray[np.uint8], stamps: Stamps) -> None:
+        """Have rows written when there is time; waits if too many wait already."""
+        if not rows.size:
+            return
+        self._start()
+        with self._changed:
+            self._check()
+            while self._batches and self._pending_bytes + payload.nbytes > self._most_bytes:
+                self._changed.wait()
+                self._check()
+            batch = _Batch(rows.tolist(), payload, stamps.tolist())
+            self._batches.append(batch)
+            self._pending_bytes += payload.nbytes
+            for place, row in enumerate(batch.rows):
+                self._pending[row] = batch, place
+                self._ahead.pop(row, None)
+                self._wanted.pop(row, None)
+            self._changed.notify_all()
+
+    def checksum(self) -> int:
+        """Sum of `checksum.together` over all writes, once none waits."""
+        self.drain()
+        return self._sum
+
+    def reset_checksum(self) -> None:
+        """Begin a new sum, once no write waits."""
+        self.drain()
+        self._sum = 0
+
+    def drain(self) -> None:
+        """Wait until no write waits."""
+        with self._changed:
+            self._check()
+            while self._batches:
+                self._changed.wait()
+                self._check()
+
+    def stop(self, process: int) -> None:
+        """Write what waits and end the thread and the file; nothing in processes but the one that is named.
+
+        Raises
+        ------
+        OSError
+            Something could not be written.
+        """
+        if os.getpid() != process:
+            return
+        with self._changed:
+            self._stopping = True
+            self._wanted.clear()
+            self._changed.notify_all()
+            if threading.current_thread() is self._thread:  # in which the store was collected as garbage
+                self._left = True
+                return
+        if self._thread is not None:
+            self._thread.join()
+        self._finish()
+
+    def _finish(self) -> None:
+        try:
+            self._check()
+            self._file.sync()
+        finally:
+            self._file.close()
+            self._ahead.clear()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="mpicomp message store", daemon=True)
+            self._thread.start()
+
+    def _check(self) -> None:
+        """Raise what has ended the thread."""
+        if self._error is None:
+            return
+        text = f"{self._file.name}: rows could not be written back, so this store has lost messages"
+        cure = "make room or mend the disk, and resume from the last checkpoint"
+        code = self._error.errno if isinstance(self._error, OSError) else None
+        raise OSError(code, f"{text} ({self._error}): {cure}") from self._error
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    while not (self._wanted or self._batches or self._stopping):
+                        self._changed.wait()
+                    row = next(iter(self._wanted), None)
+                    if row is not None:
+                        del self._wanted[row]
+                        self._reading = row
+                    elif not self._batches:
+                        break
+                if row is not None:
+                    self._read_ahead(row)
+                else:
+                    self._write_back(self._batches[0])
+            if self._left:
+                self._finish()
+        except BaseException as error:  # noqa: BLE001 - the next call raises it
+            with self._changed:
+                self._error = error
+                self._reading = None
+                self._changed.notify_all()
+
+    def _read_ahead(self, row: int) -> None:
+        payload: Any = np.empty(self._row_bytes, np.uint8)
+        try:
+            self._file.read(row, payload)
+        except (OSError, ValueError):
+            payload = None  # who needs the row reads it again, and gets the error
+        with self._changed:
+            self._reading = None
+            if payload is not None and row not in self._pending:
+                self._ahead[row] = payload
+                while len(self._ahead) > self._most_ahead:
+                    del self._ahead[next(iter(self._ahead))]
+            self._changed.notify_all()
+
+    def _write_back(self, batch: _Batch) -> None:
+        codes = [
+            self._file.write(row, payload, stamp)
+            for row, payload, stamp in zip(batch.rows, batch.payload, batch.stamps, strict=True)
+        ]
+        with self._changed:
+            self._sum = (self._sum + together(batch.rows, batch.stamps, codes)) % 2**64
+            self._batches.popleft()
+            self._pending_bytes -= batch.payload.nbytes
+            for row in batch.rows:
+                if self._pending[row][0] is batch:
+                    del self._pending[row]
+            self._changed.notify_all()

@@ -1,0 +1,100 @@
+"""How a store keeps a row: as float32, or in fewer bits by a codec of rows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpicomp.codecs.base import Bytes
+from mpicomp.codecs.options import whole
+
+Rows = NDArray[np.float32]
+
+
+class RowCodec(Protocol):
+    """Matrices to bytes and back, such as `mpicomp.codecs.rows.RowQuantizer`. Without state; its repr names it."""
+
+    def nbytes(self, rows: int, columns: int) -> int:
+        """Exact size of a payload."""
+        ...
+
+    def encode(self, values: Rows, payload: Bytes, draw: Any) -> None:
+        """Overwrite the payload; `values` has shape (rows, columns)."""
+        ...
+
+    def decode(self, payload: Bytes, values: Rows) -> None:
+        """Overwrite the values, of shape (rows, columns)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RowFormat:
+    """The bytes of one example's message.
+
+    Attributes
+    ----------
+    row_shape : tuple of int
+        Of a message, such as (tokens, width); the last is what a codec calls columns.
+    codec : RowCodec, optional
+        None: float32. One that rounds at random is refused: both ends of a cut must keep the same rows.
+    """
+
+    row_shape: tuple[int, ...]
+    codec: RowCodec | None = None
+
+    def __post_init__(self) -> None:
+        given: Any = self.row_shape
+        shape = tuple(given) if isinstance(given, list | tuple) else (given,)
+        if not all(whole(length, 1) for length in shape):
+            raise ValueError(f"row_shape must be integers of 1 or more, such as (tokens, width), not {given!r:.80}")
+        object.__setattr__(self, "row_shape", tuple(map(int, shape)))
+        if getattr(self.codec, "rounding", "nearest") != "nearest":
+            raise ValueError(f"{self.codec!r:.200} rounds at random: a store takes codecs with rounding='nearest'")
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """Rows and columns of a message, as a codec sees it."""
+        return (math.prod(self.row_shape[:-1]), self.row_shape[-1]) if self.row_shape else (1, 1)
+
+    @property
+    def nbytes(self) -> int:
+        """Of a message."""
+        return 4 * math.prod(self.row_shape) if self.codec is None else self.codec.nbytes(*self.matrix)
+
+    @property
+    def name(self) -> str:
+        """What must be equal on both ends of a cut, and in a file and the program that opens it."""
+        return "float32" if self.codec is None else repr(self.codec)
+
+    def encode(self, rows: Any, count: int) -> NDArray[np.uint8]:
+        """Return a copy of `count` messages as bytes, uint8[count, nbytes].
+
+        Raises
+        ------
+        ValueError
+            The messages have another shape or type, or the codec has no code for them.
+        """
+        found = np.asarray(rows)
+        if found.dtype != np.float32 or found.shape != (count, *self.row_shape):
+            raise ValueError(
+                f"rows of shape {found.shape} and type {found.dtype} are no messages of {count} examples: pass "
+                f"float32 of shape {(count, *self.row_shape)}"
+            )
+        payload = np.empty((count, self.nbytes), np.uint8)
+        if self.codec is None:
+            payload.view(np.float32).reshape(found.shape)[...] = found
+            return payload
+        for one, bytes_of_one in zip(np.ascontiguousarray(found), payload, strict=True):
+            self.codec.encode(one.reshape(self.matrix), bytes_of_one, None)
+        return payload
+
+    def decode(self, payload: Bytes, out: Rows) -> None:
+        """Overwrite one message, a contiguous array of the row's shape, with what bytes stand for."""
+        if self.codec is None:
+            out.reshape(-1).view(np.uint8)[:] = payload
+        else:
+            self.codec.decode(payload, out.reshape(self.matrix))

@@ -1,0 +1,162 @@
+"""Pipeline schedules as data: which micro-batch a stage takes next, forward or backward.
+
+A schedule is a pure function of (stage, stages, micro-batches). There is no MPI in it and no tensor. What is received
+before an action and sent after it follows from the action: `source` and `destination` name the neighbour.
+`mpicomp.pipeline.simulate` proves a schedule for all stages together, and gives its time on a model.
+
+GPipe, 4 stages and 4 micro-batches: all of them forward, then all of them backward. Every stage keeps the activations
+of all micro-batches (Huang et al., "GPipe", NeurIPS 2019). F2 is micro-batch 2 forward, B2 is the same backward::
+
+    stage 0  F0 F1 F2 F3 .. .. .. .. .. .. B0 B1 B2 B3
+    stage 1  .. F0 F1 F2 F3 .. .. .. .. B0 B1 B2 B3 ..
+    stage 2  .. .. F0 F1 F2 F3 .. .. B0 B1 B2 B3 .. ..
+    stage 3  .. .. .. F0 F1 F2 F3 B0 B1 B2 B3 .. .. ..
+
+One forward, one backward (1F1B), the same: after a warm-up every forward is followed by a backward, so that a stage
+keeps the activations of at most stages - stage micro-batches (Narayanan et al., "PipeDream", SOSP 2019)::
+
+    stage 0  F0 F1 F2 F3 .. .. .. B0 .. B1 .. B2 .. B3
+    stage 1  .. F0 F1 F2 .. .. B0 F3 B1 .. B2 .. B3 ..
+    stage 2  .. .. F0 F1 .. B0 F2 B1 F3 B2 .. B3 .. ..
+    stage 3  .. .. .. F0 B0 F1 B1 F2 B2 F3 B3 .. .. ..
+
+Both take the same time where messages cost none, and leave (K - 1) / (m + K - 1) of it empty for K stages and m
+micro-batches. In both, micro-batches go backward in ascending order, so that gradients are summed in one order and are
+the same to the bit under either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from numbers import Integral
+from types import MappingProxyType
+
+from collectives.spelling import suggestion
+
+
+class ScheduleError(ValueError):
+    """A schedule cannot be made of these numbers, or stages that follow it do not train what they should."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Run a micro-batch through the stage, and keep what its backward needs.
+
+    Attributes
+    ----------
+    micro_batch : int
+        Its number in the batch, from 0 on.
+    """
+
+    micro_batch: int
+
+    def source(self, stage: int, stages: int) -> int | None:
+        """The stage whose activations are received before; None: the stage is the first, and takes examples."""
+        return stage - 1 if stage > 0 else None
+
+    def destination(self, stage: int, stages: int) -> int | None:
+        """The stage that the activations are sent to after; None: the stage is the last, and computes the loss."""
+        return stage + 1 if stage < stages - 1 else None
+
+    def __str__(self) -> str:
+        return f"F{self.micro_batch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """Run a micro-batch back through the stage, and let go of what its forward kept.
+
+    Attributes
+    ----------
+    micro_batch : int
+        Its number in the batch, from 0 on.
+    """
+
+    micro_batch: int
+
+    def source(self, stage: int, stages: int) -> int | None:
+        """The stage whose activation gradients are received before; None: the stage is the last, and has the loss."""
+        return stage + 1 if stage < stages - 1 else None
+
+    def destination(self, stage: int, stages: int) -> int | None:
+        """The stage that the activation gradients are sent to after; None: the stage is the first."""
+        return stage - 1 if stage > 0 else None
+
+    def __str__(self) -> str:
+        return f"B{self.micro_batch}"
+
+
+Action = Forward | Backward
+Schedule = Callable[[int, int, int], tuple[Action, ...]]
+
+
+def gpipe(stage: int, stages: int, micro_batches: int) -> tuple[Action, ...]:
+    """All micro-batches forward, then all of them backward.
+
+    Parameters
+    ----------
+    stage, stages : int
+        Which of how many, from 0 on.
+    micro_batches : int
+        In a batch.
+
+    Raises
+    ------
+    ScheduleError
+        There is no such stage, or no micro-batch.
+    """
+    _check(stage, stages, micro_batches)
+    return (*map(Forward, range(micro_batches)), *map(Backward, range(micro_batches)))
+
+
+def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> tuple[Action, ...]:
+    """Forward and backward in turn, after as many forwards as there are stages behind this one.
+
+    Parameters and errors are those of `gpipe`.
+    """
+    _check(stage, stages, micro_batches)
+    ahead = min(stages - 1 - stage, micro_batches)
+    actions: list[Action] = [Forward(micro_batch) for micro_batch in range(ahead)]
+    for micro_batch in range(micro_batches - ahead):
+        actions += [Forward(ahead + micro_batch), Backward(micro_batch)]
+    actions += [Backward(micro_batch) for micro_batch in range(micro_batches - ahead, micro_batches)]
+    return tuple(actions)
+
+
+SCHEDULES: Mapping[str, Schedule] = MappingProxyType({"gpipe": gpipe, "1f1b": one_forward_one_backward})
+"""The schedules by name."""
+
+
+def schedule(name_or_function: str | Schedule) -> Schedule:
+    """Return the schedule of that name, or the function itself.
+
+    Raises
+    ------
+    ScheduleError
+        There is no schedule of that name.
+    TypeError
+        It is neither a name nor a function.
+    """
+    if callable(name_or_function):
+        return name_or_function
+    if not isinstance(name_or_function, str):
+        raise TypeError(f"the schedule is {name_or_function!r:.80}: pass a name, such as '1f1b', or a function")
+    if name_or_function not in SCHEDULES:
+        raise ScheduleError(
+            f"there is no schedule {name_or_function!r:.80}{suggestion(name_or_function, SCHEDULES)}: choose one of "
+            f"{', '.join(SCHEDULES)}"
+        )
+    return SCHEDULES[name_or_function]
+
+
+def _check(stage: int, stages: int, micro_batches: int) -> None:
+    for name, value in (("stage", stage), ("stages", stages), ("micro_batches", micro_batches)):
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise ScheduleError(f"{name} is {value!r:.80}: pass an integer")
+    if stages < 1 or micro_batches < 1:
+        raise ScheduleError(
+            f"{stages} stages and {micro_batches} micro-batches make no pipeline: it takes at least one of each"
+        )
+    if not 0 <= stage < stages:
+        raise ScheduleError(f"stage {stage} is not one of {stages} stages: count them from 0 to {stages - 1}")

@@ -1,0 +1,271 @@
+"""The last message of every example: what AQ-SGD sends differences to, kept alike on both ends of a cut.
+
+    first visit:  the message itself is sent; both ends write it
+    later:        both ends read m, the difference d is sent, both write m + d
+
+Both ends call the same methods with the same ids in the same order. `touched_checksum` shows cheaply that they have
+kept the same, and `all_stamps` with `differing` which rows they cannot go on from after a crash.
+
+`MessageStore` is in memory, `FileMessageStore` in a file per rank. Ids outside of the store, and ids that occur twice
+in a micro-batch, are refused, since the ends could not keep alike what they are told in different orders.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from collectives.json_file import listed, shown
+from mpicomp.pipeline.rows import RowCodec, RowFormat, Rows
+from mpicomp.pipeline.stamps import Ids, Ledger, Stamps, seen
+
+State = dict[str, Any]
+
+
+class Store(ABC):
+    """What stores have in common; one thread of one process uses a store.
+
+    Parameters
+    ----------
+    examples : int
+        Ids are 0 to examples - 1.
+    row_shape : int or tuple of int
+        Of an example's message, such as (tokens, width).
+    variants : int
+        Rows per example: one for each way in which augmentation changes it, such as 2 for flips. `row_ids` makes the
+        ids of variants, and all other methods take these.
+    codec : RowCodec, optional
+        Keeps rows in fewer bits, such as ``RowQuantizer(bits=8)``; None: float32. Both ends need the same.
+    """
+
+    kind = ""
+
+    def __init__(self, examples: int, row_shape: Any, *, variants: int = 1, codec: RowCodec | None = None) -> None:
+        self._format = RowFormat(row_shape, codec)
+        self._ledger = Ledger(examples, variants)
+        self._process = os.getpid()
+        self._closed = False
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Of an example's message."""
+        return self._format.row_shape
+
+    @property
+    def row_bytes(self) -> int:
+        """That a row takes."""
+        return self._format.nbytes
+
+    @property
+    def rows(self) -> int:
+        """How many there are: examples times variants."""
+        return self._ledger.marks.size
+
+    def row_ids(self, ids: Any, variants: Any) -> Ids:
+        """Return the ids of examples' variants: id * variants + variant.
+
+        Parameters
+        ----------
+        ids : int[k]
+            Examples.
+        variants : int or int[k]
+            Which of the example's variants.
+
+        Raises
+        ------
+        ValueError
+            There is no such example or variant.
+        """
+        return self._ledger.row_ids(ids, variants)
+
+    def stamps(self, ids: Any) -> Stamps:
+        """How often rows have been visited, uint32[k]; 0: there is no message, the next one is sent in full precision.
+
+        Raises
+        ------
+        ValueError
+            An id is out of range, no integer, or occurs twice.
+        """
+        return self._ledger.stamps(self._rows(ids))
+
+    def all_stamps(self) -> Stamps:
+        """Return a copy of the stamps of all rows, for `differing`, with the highest bit set in forgotten rows."""
+        self._ready()
+        return self._ledger.marks.copy()
+
+    def read(self, ids: Any, out: Rows | None = None) -> Rows:
+        """Copy rows.
+
+        Parameters
+        ----------
+        ids : int[k]
+        out : float32[k, *row_shape], optional
+            Contiguous; overwritten and returned.
+
+        Returns
+        -------
+        float32[k, *row_shape]
+            Zeros where there is no message.
+
+        Raises
+        ------
+        ValueError
+            An id is out of range, no integer, or occurs twice; or `out` does not fit.
+        """
+        rows = self._rows(ids)
+        shape = (rows.size, *self.row_shape)
+        if out is None:
+            out = np.empty(shape, np.float32)
+        elif out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous or not out.flags.writeable:
+            raise ValueError(f"out is {out.dtype} of shape {out.shape}: pass contiguous float32 of shape {shape}")
+        there = seen(self._ledger.marks[rows])
+        out[~there] = 0
+        self._load(rows[there], np.flatnonzero(there), out)
+        return out
+
+    def write(self, ids: Any, rows: Any, stamps: Any = None) -> None:
+        """Keep rows, of which a copy is taken, and count the visit.
+
+        Parameters
+        ----------
+        ids : int[k]
+        rows : float32[k, *row_shape]
+        stamps : int or int[k], optional
+            What the rows' stamps become; None: one more than before.
+
+        Raises
+        ------
+        ValueError
+            An id is out of range, no integer, or occurs twice; or rows or stamps do not fit. Nothing is kept then.
+        """
+        places = self._rows(ids)
+        following = self._ledger.following(places, stamps)
+        payload = self._format.encode(rows, places.size)
+        self._keep(places, payload, following)
+        self._ledger.marks[places] = following
+
+    def forget(self, ids: Any, stamps: Any = None) -> None:
+        """Give up rows' messages, so that the next ones are sent in full precision; their count of visits goes on.
+
+        Parameters
+        ----------
+        ids : int[k]
+        stamps : uint32[k], optional
+            The other end's stamps of these rows: the higher count is kept, so that both ends' are equal afterwards.
+        """
+        rows = self._rows(ids)
+        self._ledger.forget(rows, stamps)
+        self._forgotten(rows)
+
+    def prefetch(self, ids: Any) -> None:
+        """Tell which rows will be read soon; in a file's store a thread reads them meanwhile.
+
+        Raises
+        ------
+        ValueError
+            An id is out of range, no integer, or occurs twice.
+        """
+        self._rows(ids)
+
+    @abstractmethod
+    def touched_checksum(self) -> int:
+        """One number of 64 bits for all writes since the last `reset_checksum`, or since the store was opened.
+
+        It depends on ids, stamps and bytes of the rows, and not on the order of writes: equal on both ends of a cut if
+        they kept the same. Two rows that differ are taken for equal once in 2^32 times.
+        """
+
+    @abstractmethod
+    def reset_checksum(self) -> None:
+        """Begin a new sum of writes."""
+
+    @abstractmethod
+    def state_dict(self) -> State:
+        """What a checkpoint needs, as arrays, numbers and texts."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`. The checksum begins anew.
+
+        Raises
+        ------
+        ValueError
+            The state is of another store, or damaged. Nothing is taken over then.
+        """
+
+    def flush(self) -> None:
+        """Have all that was written on the disk; nothing to do in memory."""
+        self._ready()
+
+    def close(self) -> None:
+        """Flush, and let go of memory, file and thread. The store cannot be used afterwards."""
+        self._closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @abstractmethod
+    def _load(self, rows: Ids, places: Ids, out: Rows) -> None:
+        """Write rows that have a message to these places of `out`."""
+
+    @abstractmethod
+    def _keep(self, rows: Ids, payload: Any, stamps: Stamps) -> None:
+        """Take over the bytes of rows; the array is the store's."""
+
+    @abstractmethod
+    def _forgotten(self, rows: Ids) -> None:
+        """Let it be known after a crash that rows were given up."""
+
+    def _rows(self, ids: Any) -> Ids:
+        self._ready()
+        return self._ledger.check(ids)
+
+    def _ready(self) -> None:
+        if self._closed:
+            raise RuntimeError("the store is closed: open it again")
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"the store belongs to process {self._process}, and this is process {os.getpid()}, which was forked "
+                "from it: make a store of its own here, or use it there"
+            )
+
+    def _description(self) -> State:
+        """What stores must have in common to take over each other's rows."""
+        return {
+            "store": self.kind,
+            "examples": self._ledger.examples,
+            "variants": self._ledger.variants,
+            "row_shape": list(self.row_shape),
+            "format": self._format.name,
+        }
+
+    def _check_state(self, state: Mapping[str, Any], arrays: tuple[str, ...]) -> Stamps:
+        """Return the stamps of a state of a store like this."""
+        mine = self._description()
+        if not isinstance(state, Mapping) or set(state) != {*mine, *arrays}:
+            held = listed(state) if isinstance(state, Mapping) else shown(state)
+            raise ValueError(f"a state with {held} is not one of this store, which has {listed([*mine, *arrays])}")
+        for name, value in mine.items():
+            found = list(state[name]) if isinstance(state[name], tuple) else state[name]
+            if found != value or type(found) is not type(value):
+                raise ValueError(
+                    f"the state is of a store whose {name} is {shown(state[name])}, and this one's is {shown(value)}: "
+                    "load the state that belongs to it, or make the store like that"
+                )
+        marks = np.asarray(state["stamps"])
+        if marks.dtype != np.uint32 or marks.shape != (self.rows,):
+            raise ValueError(
+                f"the state's stamps are {marks.dtype} of shape {marks.shape}, not uint32 of {self.rows} rows: it is "
+                "damaged, load an earlier one"
+            )
+        return marks
