@@ -44,6 +44,7 @@ METHODS: dict[str, Algorithm] = {
 CLUSTERS = {Cluster(2, "1gbit"): tuple(METHODS), Cluster(2, "100mbit"): ("Marsit", "DoubleSqueeze")}
 """With their methods: a dense step at 100 Mbit/s takes ten seconds, and hides as much as at 1 Gbit/s."""
 FIRST_BATCH, SECOND_BATCH, LONGEST_BATCH = 16, 512, 4096
+CALIBRATION_STEPS, CORRECTIONS = 5, 3
 
 
 def measure_here(comm: Communicator, n: Mapping[str, Any], repeats: int) -> Record:
@@ -58,18 +59,28 @@ def measure_here(comm: Communicator, n: Mapping[str, Any], repeats: int) -> Reco
     return {"part": "backward", "n": n["n"], "environment": environment(), "rows": rows}
 
 
+def _backward_and_rest(comm: Communicator, step: Step, batch: int) -> list[float]:
+    """Seconds of backward, and of the communication behind it, with batches of this size; collective."""
+    return _medians(comm, [(one.backward_s, one.rest_s) for one in map(step.run, [batch] * CALIBRATION_STEPS)])
+
+
+def _fitting(comm: Communicator, step: Step, backward_s: float, each_s: float) -> int:
+    """The batch whose backward takes so long, where an example more takes `each_s`; collective."""
+    batch = FIRST_BATCH
+    for _ in range(CORRECTIONS):  # a small batch takes less than a line through two larger ones says
+        short_s = backward_s - _backward_and_rest(comm, step, batch)[0]
+        batch = max(1, min(LONGEST_BATCH, round(batch + short_s / each_s)))
+    return batch
+
+
 def _measure_method(comm: Communicator, name: str, n: int, repeats: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         early, late = (Step(comm, METHODS[name], n, Path(folder) / which) for which in (EARLY, "late"))
         for step in (early, late):
             step.run(FIRST_BATCH)  # lays out the buckets
-        small, large = (
-            _medians(comm, [(one.backward_s, one.rest_s) for one in map(late.run, [batch] * 3)])
-            for batch in (FIRST_BATCH, SECOND_BATCH)
-        )
-        each_s = (large[0] - small[0]) / (SECOND_BATCH - FIRST_BATCH)
-        fixed_s = small[0] - FIRST_BATCH * each_s
-        batches = [max(1, round(min(LONGEST_BATCH, (f * small[1] - fixed_s) / each_s))) for f in FACTORS]
+        small, large = (_backward_and_rest(comm, late, batch) for batch in (FIRST_BATCH, SECOND_BATCH))
+        each_s = max(large[0] - small[0], 1e-6) / (SECOND_BATCH - FIRST_BATCH)
+        batches = [_fitting(comm, late, factor * small[1], each_s) for factor in FACTORS]
         rounds = [[(early.run(batch), late.run(batch)) for _ in range(repeats)] for batch in batches]
         late.close()
         early.close()  # writes the trace
