@@ -1,31 +1,65 @@
 """Pipeline parallelism with compressed activations.
 
 ``schedule.py`` says which micro-batch a stage takes next, as data; ``simulate.py`` proves it. ``store.py`` describes
-what keeps the last message of every example, ``memory_store.py`` and ``file_store.py`` do so.
+what keeps the last message of every example, ``memory_store.py`` and ``file_store.py`` do so. ``stage.py`` has a stage
+and its steps, ``link.py`` its messages, ``activations.py`` how rows are coded in these.
 """
 
-from mpicomp.pipeline.file_store import FileMessageStore
-from mpicomp.pipeline.memory_store import MessageStore
-from mpicomp.pipeline.schedule import (
-    SCHEDULES,
-    Action,
-    Backward,
-    Forward,
-    Schedule,
-    ScheduleError,
-    gpipe,
-    one_forward_one_backward,
-)
-from mpicomp.pipeline.stamps import differing
-from mpicomp.pipeline.store import Store
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpicomp.pipeline.activations import Deltas, Direct
+    from mpicomp.pipeline.errors import PipelineError
+    from mpicomp.pipeline.file_store import FileMessageStore
+    from mpicomp.pipeline.memory_store import MessageStore
+    from mpicomp.pipeline.schedule import (
+        SCHEDULES,
+        Action,
+        Backward,
+        Forward,
+        Schedule,
+        ScheduleError,
+        gpipe,
+        one_forward_one_backward,
+    )
+    from mpicomp.pipeline.stage import PipelineStage
+    from mpicomp.pipeline.stamps import differing
+    from mpicomp.pipeline.store import Store
+
+# Loaded when first asked for: schedules and stores need neither torch nor MPI.
+_HOMES = {
+    "SCHEDULES": "schedule",
+    "Action": "schedule",
+    "Backward": "schedule",
+    "Deltas": "activations",
+    "Direct": "activations",
+    "FileMessageStore": "file_store",
+    "Forward": "schedule",
+    "MessageStore": "memory_store",
+    "PipelineError": "errors",
+    "PipelineStage": "stage",
+    "Schedule": "schedule",
+    "ScheduleError": "schedule",
+    "Store": "store",
+    "differing": "stamps",
+    "gpipe": "schedule",
+    "one_forward_one_backward": "schedule",
+}
 
 __all__ = [
     "SCHEDULES",
     "Action",
     "Backward",
+    "Deltas",
+    "Direct",
     "FileMessageStore",
     "Forward",
     "MessageStore",
+    "PipelineError",
+    "PipelineStage",
     "Schedule",
     "ScheduleError",
     "Store",
@@ -33,3 +67,13 @@ __all__ = [
     "gpipe",
     "one_forward_one_backward",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"mpicomp.pipeline.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -9,6 +9,7 @@ One thread writes, reads and prefetches, and only that one: so a row cannot chan
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections import deque
@@ -171,8 +172,8 @@ class Prefetcher:
             return
         text = f"{self._file.name}: rows could not be written back, so this store has lost messages"
         cure = "make room or mend the disk, and resume from the last checkpoint"
-        code = self._error.errno if isinstance(self._error, OSError) else None
-        raise OSError(code, f"{text} ({self._error}): {cure}") from self._error
+        number = self._error.errno if isinstance(self._error, OSError) else None
+        raise OSError(number or errno.EIO, f"{text} ({self._error}): {cure}") from self._error
 
     def _run(self) -> None:
         try:

@@ -93,8 +93,8 @@ class RowFormat:
         return payload
 
     def decode(self, payload: Bytes, out: Rows) -> None:
-        """Overwrite one message, a contiguous array of the row's shape, with what bytes stand for."""
+        """Overwrite one message, as a contiguous vector, with what bytes stand for."""
         if self.codec is None:
-            out.reshape(-1).view(np.uint8)[:] = payload
+            out.view(np.uint8)[:] = payload
         else:
             self.codec.decode(payload, out.reshape(self.matrix))

@@ -23,7 +23,8 @@ Stamps = NDArray[np.uint32]
 
 def seen(marks: Stamps) -> NDArray[np.bool_]:
     """Whether rows of these marks have a message."""
-    return (marks != 0) & (marks < FORGOTTEN)
+    found: NDArray[np.bool_] = (marks != 0) & (marks < FORGOTTEN)
+    return found
 
 
 def differing(mine: Any, theirs: Any) -> Ids:

@@ -12,6 +12,7 @@ in a micro-batch, are refused, since the ends could not keep alike what they are
 
 from __future__ import annotations
 
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -125,7 +126,7 @@ class Store(ABC):
             raise ValueError(f"out is {out.dtype} of shape {out.shape}: pass contiguous float32 of shape {shape}")
         there = seen(self._ledger.marks[rows])
         out[~there] = 0
-        self._load(rows[there], np.flatnonzero(there), out)
+        self._load(rows[there], np.flatnonzero(there), out.reshape(rows.size, math.prod(self.row_shape)))
         return out
 
     def write(self, ids: Any, rows: Any, stamps: Any = None) -> None:
@@ -216,7 +217,7 @@ class Store(ABC):
 
     @abstractmethod
     def _load(self, rows: Ids, places: Ids, out: Rows) -> None:
-        """Write rows that have a message to these places of `out`."""
+        """Write rows that have a message to these places of `out`, a matrix with a message in each row."""
 
     @abstractmethod
     def _keep(self, rows: Ids, payload: Any, stamps: Stamps) -> None:

@@ -248,7 +248,7 @@ class StoreFile:
         self._clean = clean
 
     def _read(self, out: Bytes, offset: int) -> None:
-        view = memoryview(out)
+        view = out.data
         while view:
             got = os.preadv(self._file, [view], offset)
             if not got:

@@ -48,6 +48,7 @@ LAYERS = {
     "mpicomp.reducers": Layer(("mpicomp.aggregator", *BYTES), ARRAYS),
     "mpicomp.algorithms": Layer(("mpicomp.reducers", "mpicomp.aggregator", *BYTES), ARRAYS),
     "mpicomp.checkpoint": Layer(("mpicomp.aggregator",), ("numpy",)),
+    "mpicomp.pipeline": Layer(BYTES, (*ARRAYS, "torch")),
     "mpicomp.torch": Layer(
         ("mpicomp.algorithms", "mpicomp.aggregator", "mpicomp.checkpoint", "collectives"), (*ARRAYS, "torch")
     ),
