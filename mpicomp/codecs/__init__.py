@@ -6,6 +6,9 @@ from mpicomp.codecs.clipping import Clipping
 from mpicomp.codecs.elias_counts import Elias
 from mpicomp.codecs.quantizer import Quantizer, Ternary
 from mpicomp.codecs.registry import COMPRESSORS, compressor
+from mpicomp.codecs.rows import RowQuantizer
+from mpicomp.codecs.rows_full import FullRows
+from mpicomp.codecs.rows_top import TopRows
 from mpicomp.codecs.scaled_sign import OneBit, TwoMeans
 from mpicomp.codecs.shared_selection import SharedSelection
 from mpicomp.codecs.sign import Sign
@@ -21,15 +24,18 @@ __all__ = [
     "Counts",
     "Draw",
     "Elias",
+    "FullRows",
     "Mergeable",
     "OneBit",
     "Quantizer",
     "RandomSparsification",
+    "RowQuantizer",
     "SharedSelection",
     "Sign",
     "StochasticSign",
     "Ternary",
     "TopK",
+    "TopRows",
     "TwoMeans",
     "compressor",
 ]

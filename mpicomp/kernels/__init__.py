@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 _MODULES = (
     "bucketed", "clipping", "ef_sign", "elias_counts", "error_feedback", "philox", "planes", "quantizer", "rans",
-    "shared_selection", "sign", "sixteen_bits", "sparse", "ssdm", "top_k", "vote_counts",
+    "rows", "shared_selection", "sign", "sixteen_bits", "sparse", "ssdm", "top_k", "vote_counts",
 )  # fmt: skip
 
 

@@ -1,0 +1,379 @@
+"""Rows of few bits an element, one scale a row: the values themselves, or what they differ by from a message.
+
+A payload holds the scales, then the rows' codes, ceil(bits columns / 8) bytes a row. Codes of 8 bits are bytes. Of less
+bits, 64 codes are `bits` words of 64 bits: bit i of word j is bit j of code i; what is left of a row, less than 64
+codes, stands one code behind the other, the lowest bit first. A code c of b bits decodes to (2 c - 2^b + 1) unit scale.
+
+Uniform numbers have 16 bits: element e of a group of 512 takes the 16-bit word e mod 32 of draw e div 32.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import float32, float64, int32, int64, njit, uint8, uint16, uint32, uint64
+
+from mpicomp.kernels.cpu.lanes import (
+    fold,
+    greatest,
+    to_bits,
+    to_byte_mask,
+    to_floats,
+    to_integers,
+    to_uint8,
+    to_uint32,
+    widen,
+)  # fmt: skip
+from mpicomp.kernels.cpu.philox import draw, load_keys
+from mpicomp.kernels.cpu.simd import LANES, absolute, load, load_bytes, select, splat, splat_byte, store
+from mpicomp.kernels.cpu.sixteen_bits import _from_float16, _to_float16
+from mpicomp.kernels.streams import BLOCK
+
+TILE = 2048  # elements whose codes are made, then packed; a multiple of 64
+FIXED = np.float32(65536)  # places of levels are multiples of 1 / FIXED where levels are drawn
+LEAST_16, LEAST_32 = np.float32(2.0**-24), np.float32(2.0**-100)  # the smallest scales
+MAGNITUDE, INFINITY = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
+INFINITY_16 = np.uint32(0x7C00)
+
+
+@njit(nogil=True, inline="always")
+def _lanes(values, message, i):  # type: ignore[no-untyped-def]
+    v = load(values, i)
+    if message is not None:
+        v = v - load(message, i)
+    return v
+
+
+@njit(nogil=True, inline="always")
+def _one(values, message, i):  # type: ignore[no-untyped-def]
+    v = values[i]
+    if message is not None:
+        v = v - message[i]
+    return v
+
+
+@njit(nogil=True, inline="always")
+def _largest(values, message, start, stop):  # type: ignore[no-untyped-def]
+    """Largest magnitude of a row; infinity or NaN where there is one."""
+    mask = splat(MAGNITUDE)
+    top = mask ^ mask
+    whole = start + (stop - start) // LANES * LANES
+    for i in range(start, whole, LANES):
+        bits = to_integers(_lanes(values, message, i)) & mask
+        top = select(bits > top, bits, top)
+    most = uint32(greatest(top))
+    for i in range(whole, stop):
+        one = uint32(to_integers(_one(values, message, i)) & MAGNITUDE)
+        most = one if one > most else most
+    return np.uint32(most).view(np.float32)
+
+
+@njit(nogil=True, inline="always")
+def _mean_magnitude(values, message, start, stop):  # type: ignore[no-untyped-def]
+    """Of a row; summed in float64 over blocks of 4096; not finite where an element is not."""
+    total = float64(0)
+    for begin in range(start, stop, BLOCK):
+        end = min(stop, begin + BLOCK)
+        whole = begin + (end - begin) // LANES * LANES
+        sums = widen(splat(np.float32(0)))
+        for i in range(begin, whole, LANES):
+            sums = sums + widen(absolute(_lanes(values, message, i)))
+        rest = float64(0)
+        for i in range(whole, end):
+            rest += abs(float64(_one(values, message, i)))
+        total += fold(sums) + rest
+    return np.float32(total / float64(stop - start))
+
+
+@njit(nogil=True)
+def _scale_code(size, sixteen, stochastic, up):  # type: ignore[no-untyped-def]
+    """Bits of the scale for a row of this size; those of infinity where float16 has none that is large enough."""
+    least = LEAST_16 if sixteen else LEAST_32
+    scale = np.float32(size)
+    if scale < least:
+        kept = scale > np.float32(0) if stochastic else scale >= least * np.float32(0.5)
+        scale = least if kept else np.float32(0)
+    if not sixteen:
+        return uint32(to_integers(scale))
+    code = uint32(_to_float16(scale))
+    if up and code < INFINITY_16 and _from_float16(uint16(code)) < scale:
+        code = uint32(code + uint32(1))
+    return code
+
+
+@njit(nogil=True, inline="always")
+def _put_scale(code, row, sixteen, payload):  # type: ignore[no-untyped-def]
+    """Byte by byte, as a payload may begin anywhere."""
+    width = 2 if sixteen else 4
+    for k in range(width):
+        payload[width * row + k] = uint8((code >> uint32(8 * k)) & uint32(255))
+
+
+@njit(nogil=True)
+def _get_scale(row, sixteen, payload):  # type: ignore[no-untyped-def]
+    """0 for one that damage made NaN or infinite."""
+    width = 2 if sixteen else 4
+    code = uint32(0)
+    for k in range(width):
+        code = uint32(code | uint32(payload[width * row + k]) << uint32(8 * k))
+    scale = _from_float16(uint16(code)) if sixteen else np.uint32(code).view(np.float32)
+    return scale if np.isfinite(scale) else np.float32(0)
+
+
+@njit(nogil=True, inline="always")
+def _signs(values, message, start, stop, codes):  # type: ignore[no-untyped-def]
+    """Codes of one bit: 1 for 0 or more."""
+    zero, one = splat(np.float32(0)), splat(np.uint8(1))
+    none = one ^ one
+    whole = start + (stop - start) // LANES * LANES
+    for i in range(start, whole, LANES):
+        store(codes, i - start, select(_lanes(values, message, i) >= zero, one, none))
+    for i in range(whole, stop):
+        codes[i - start] = uint8(1) if _one(values, message, i) >= np.float32(0) else uint8(0)
+
+
+@njit(nogil=True, inline="always")
+def _nearest(values, message, start, stop, ratio, shift, most, codes):  # type: ignore[no-untyped-def]
+    """Codes min(floor(v ratio + shift), most)."""
+    ratios, shifts, mosts = splat(ratio), splat(shift), splat(uint32(most))
+    whole = start + (stop - start) // LANES * LANES
+    for i in range(start, whole, LANES):
+        code = to_uint32(_lanes(values, message, i) * ratios + shifts)
+        store(codes, i - start, to_uint8(select(code > mosts, mosts, code)))
+    for i in range(whole, stop):
+        place = int32(np.float32(np.float32(_one(values, message, i) * ratio) + shift))
+        codes[i - start] = uint8(min(place, int32(most)))
+
+
+@njit(nogil=True, inline="always")
+def _drawn(values, message, start, stop, ratio, shift, most, uniform, codes):  # type: ignore[no-untyped-def]
+    """As `_nearest` in units of 1 / FIXED, with uniform numbers added. uniform : uint16."""
+    ratios, shifts, mosts, sixteen = splat(ratio), splat(shift), splat(uint32(most)), splat(uint32(16))
+    whole = start + (stop - start) // LANES * LANES
+    for i in range(start, whole, LANES):
+        place = to_uint32(_lanes(values, message, i) * ratios + shifts)
+        code = (place + to_uint32(load(uniform, i - start))) >> sixteen
+        store(codes, i - start, to_uint8(select(code > mosts, mosts, code)))
+    for i in range(whole, stop):
+        place = int32(np.float32(np.float32(_one(values, message, i) * ratio) + shift))
+        codes[i - start] = uint8(min((place + int32(uniform[i - start])) >> int32(16), int32(most)))
+
+
+@njit(nogil=True, inline="always")
+def _draw_uniforms(keys, group, first, n, step, source, words):  # type: ignore[no-untyped-def]
+    """16 bits for each of n elements from element `first`, a multiple of 32, of a row whose groups begin at `group`."""
+    for turn in range((n + 31) // 32):
+        at = uint64(first + 32 * turn)
+        low, high = draw(keys, group + at // uint64(512), at % uint64(512) // uint64(32), step, source)
+        store(words, 8 * turn, low)
+        store(words, 8 * turn + 4, high)
+
+
+@njit(nogil=True)
+def _pack(codes, n, bits, words, payload, at):  # type: ignore[no-untyped-def]
+    """Put n codes at byte `at` of the payload."""
+    if bits == 8:
+        for i in range(n):
+            payload[at + i] = codes[i]
+        return
+    blocks = n // 64
+    for w in range(blocks):
+        low, high = load_bytes(codes, 64 * w), load_bytes(codes, 64 * w + 32)
+        for j in range(bits):
+            power = splat_byte(uint8(1 << j))
+            word = to_bits((low & power) == power) | to_bits((high & power) == power) << uint64(32)
+            words[bits * w + j] = word
+    packed = words.view(np.uint8)
+    size = 8 * bits * blocks
+    for k in range(size):
+        payload[at + k] = packed[k]
+    at += size
+    held, filled = uint32(0), 0
+    for i in range(64 * blocks, n):
+        held = uint32(held | uint32(codes[i]) << uint32(filled))
+        filled += bits
+        while filled >= 8:
+            payload[at] = uint8(held & uint32(255))
+            held, filled, at = uint32(held >> uint32(8)), filled - 8, at + 1
+    if filled:
+        payload[at] = uint8(held)
+
+
+@njit(nogil=True)
+def _unpack(payload, at, n, bits, words, codes):  # type: ignore[no-untyped-def]
+    """The opposite of `_pack`."""
+    if bits == 8:
+        for i in range(n):
+            codes[i] = payload[at + i]
+        return
+    blocks = n // 64
+    packed = words.view(np.uint8)
+    size = 8 * bits * blocks
+    for k in range(size):
+        packed[k] = payload[at + k]
+    none = splat_byte(uint8(0))
+    for w in range(blocks):
+        low, high = none, none
+        for j in range(bits):
+            power, word = splat_byte(uint8(1 << j)), words[bits * w + j]
+            low = low | select(to_byte_mask(word, 0), power, none)
+            high = high | select(to_byte_mask(word, 32), power, none)
+        store(codes, 64 * w, low)
+        store(codes, 64 * w + 32, high)
+    at += size
+    held, filled, most = uint32(0), 0, uint32((1 << bits) - 1)
+    for i in range(64 * blocks, n):
+        if filled < bits:
+            held = uint32(held | uint32(payload[at]) << uint32(filled))
+            filled, at = filled + 8, at + 1
+        codes[i] = uint8(held & most)
+        held, filled = uint32(held >> uint32(bits)), filled - bits
+
+
+@njit(nogil=True, inline="always")
+def _write(codes, n, most, unit, scale, adding, out, at):  # type: ignore[no-untyped-def]
+    """Values of n codes into `out` from `at` on, or added to it: both ends of a link run these instructions."""
+    mosts, units, scales = splat(uint32(most)), splat(unit), splat(scale)
+    whole = n // LANES * LANES
+    for i in range(0, whole, LANES):
+        code = to_uint32(load(codes, i))
+        value = to_floats(code + code - mosts, unit) * units * scales
+        if adding:
+            value = load(out, at + i) + value
+        store(out, at + i, value)
+    for i in range(whole, n):
+        level = np.float32(2 * int32(codes[i]) - int32(most))
+        value = np.float32(np.float32(level * unit) * scale)
+        out[at + i] = np.float32(out[at + i] + value) if adding else value
+
+
+@njit(nogil=True, cache=True)
+def encode(  # type: ignore[no-untyped-def]
+    values, message, columns, bits, unit, sixteen, stochastic, row_keys, schedule, step, source, codes, words, payload
+):
+    """Pack each row of the values, or of their difference from a message, to which what was packed is then added.
+
+    Parameters
+    ----------
+    values : float32[rows columns]
+    message : float32[rows columns] or None
+        Left as it is where a row cannot be packed.
+    columns : int
+        1 or more.
+    bits : int
+        1 to 8. 1: signs, and the mean magnitude as scale; else the largest magnitude is the scale.
+    unit : float32
+        2^-bits for the centres of 2^bits intervals, 1 / (2^bits - 1) for levels from end to end.
+    sixteen : bool
+        Scales are float16, else float32.
+    stochastic : bool
+        Levels from end to end are drawn; `unit` must fit.
+    row_keys : int64[rows]
+        Where a row draws: its groups of 512 elements begin at row_keys[r] ceil(columns / 512).
+    schedule, step, source
+        As in `mpicomp.kernels.cpu.philox.draw_words`.
+    codes : uint8[TILE]
+        Working memory.
+    words : uint64[TILE / 4]
+        Working memory.
+    payload : uint8
+        Overwritten.
+
+    Returns
+    -------
+    int
+        0; or r + 1 if row r is too large for float16, -(r + 1) if it has NaN or infinity.
+    """
+    most = (1 << bits) - 1
+    row_bytes = (bits * columns + 7) // 8
+    rows = values.size // columns
+    body = (2 if sixteen else 4) * rows
+    groups = uint64((columns + 511) // 512)
+    half = float64(most) * 0.5 * float64(FIXED) if stochastic else float64(1 << (bits - 1))
+    shift = np.float32(half + 0.5 if stochastic else half)
+    keys = load_keys(schedule)
+    uniform = words.view(np.uint16)
+    band = 1 if message is None else max(1, rows)  # a message must not be half changed when a row is refused
+    for first in range(0, rows, band):
+        for r in range(first, first + band if first + band < rows else rows):
+            if bits == 1:
+                size = _mean_magnitude(values, message, r * columns, (r + 1) * columns)
+            else:
+                size = _largest(values, message, r * columns, (r + 1) * columns)
+            if not np.isfinite(size):
+                return -(r + 1)
+            code = _scale_code(size, sixteen, stochastic, bits > 1)
+            if sixteen and code >= INFINITY_16:
+                return r + 1
+            _put_scale(code, r, sixteen, payload)
+        for r in range(first, first + band if first + band < rows else rows):
+            scale = _get_scale(r, sixteen, payload)
+            ratio = np.float32(half / float64(scale)) if scale > np.float32(0) else np.float32(0)
+            at = body + r * row_bytes
+            for begin in range(r * columns, (r + 1) * columns, TILE):
+                end = min((r + 1) * columns, begin + TILE)
+                if stochastic:
+                    group = uint64(row_keys[r]) * groups
+                    _draw_uniforms(keys, group, begin - r * columns, end - begin, step, source, words)
+                    _drawn(values, message, begin, end, ratio, shift, most, uniform, codes)
+                elif bits == 1:
+                    _signs(values, message, begin, end, codes)
+                else:
+                    _nearest(values, message, begin, end, ratio, shift, most, codes)
+                _pack(codes, end - begin, bits, words, payload, at + bits * (begin - r * columns) // 8)
+                if message is not None and scale > np.float32(0):
+                    _write(codes, end - begin, most, unit, scale, True, message, begin)
+    return 0
+
+
+@njit(nogil=True, cache=True)
+def decode(payload, columns, bits, unit, sixteen, adding, codes, words, out):  # type: ignore[no-untyped-def]
+    """Values of a payload, written or added; rows whose scale is 0 are zeros, or stay as they are.
+
+    columns, bits, unit, sixteen, codes, words : as in `encode`. out : float32[rows columns].
+    """
+    most = (1 << bits) - 1
+    row_bytes = (bits * columns + 7) // 8
+    rows = out.size // columns
+    body = (2 if sixteen else 4) * rows
+    for r in range(rows):
+        scale = _get_scale(r, sixteen, payload)
+        for begin in range(r * columns, (r + 1) * columns, TILE):
+            end = min((r + 1) * columns, begin + TILE)
+            if scale == np.float32(0):
+                if not adding:
+                    for i in range(begin, end):
+                        out[i] = np.float32(0)
+                continue
+            at = body + r * row_bytes + bits * (begin - r * columns) // 8
+            _unpack(payload, at, end - begin, bits, words, codes)
+            _write(codes, end - begin, most, unit, scale, adding, out, begin)
+
+
+@njit(nogil=True, cache=True)
+def mark(places, columns, keep, payload):  # type: ignore[no-untyped-def]
+    """Bit i of a row is 1 where column i is among its places. places : uint32[rows keep].
+
+    payload : uint8[rows ceil(columns / 8)], overwritten.
+    """
+    row_bytes = (columns + 7) // 8
+    for k in range(payload.size):
+        payload[k] = uint8(0)
+    for i in range(places.size):
+        place = int64(places[i])
+        payload[i // keep * row_bytes + place // 8] |= uint8(1 << (place % 8))
+
+
+@njit(nogil=True, cache=True)
+def spread(payload, columns, keep, found, out):  # type: ignore[no-untyped-def]
+    """The opposite of `mark`: a row's values where its bits are 1, else 0.
+
+    Of a damaged row the first `keep` bits count. found : float32[rows keep]. out : float32[rows columns], overwritten.
+    """
+    row_bytes = (columns + 7) // 8
+    for r in range(out.size // columns):
+        taken = 0
+        for i in range(columns):
+            marked = (payload[r * row_bytes + i // 8] >> (i % 8)) & 1
+            here = marked == 1 and taken < keep
+            out[r * columns + i] = found[r * keep + min(taken, keep - 1)] if here else float32(0)
+            taken += here
