@@ -188,10 +188,10 @@ def test_a_row_that_the_disk_has_changed_is_an_error_until_it_is_forgotten(path:
 
 
 def test_rows_that_changed_places_on_the_disk_are_seen(path: Path) -> None:
-    with opened(path) as store:
-        store.write([1, 3], rows_of(1, 1))
-        store.write([1], rows_of(2))
-    patch(path, PAGE + 8 * 1, path.read_bytes()[PAGE + 8 * 3 :][:8])
+    filled(path)
+    content = path.read_bytes()
+    patch(path, PAGE + 8 * 1, content[PAGE + 8 * 3 :][:8])
+    patch(path, row_offset(1), content[row_offset(3) :][:24])
     with opened(path) as store, pytest.raises(ValueError, match=r"row 1 of .* is damaged"):
         store.read([1])
 
@@ -201,6 +201,22 @@ def test_a_file_is_open_once(path: Path) -> None:
     with opened(path), pytest.raises(BlockingIOError, match=told):
         opened(path)
     opened(path).close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_that_closes_the_store_neither_unlocks_the_file_nor_calls_it_whole(path: Path) -> None:
+    with opened(path) as store:
+        store.write([2], rows_of(2))
+        store.touched_checksum()
+        child = os.fork()
+        if not child:
+            store.close()
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert path.read_bytes()[PAGE - 8 : PAGE] == b"writing\n"
+        with pytest.raises(BlockingIOError, match="another process has this store open"):
+            opened(path)
+    assert path.read_bytes()[PAGE - 8 : PAGE] == b"whole..\n"
 
 
 def test_a_folder_that_is_missing_is_named(path: Path) -> None:
