@@ -23,7 +23,7 @@ from collectives.memory import Combine, add
 from collectives.progress.departure import tell_at_exit
 from collectives.progress.fork import reject_in_children
 from collectives.progress.polling import Testable, until, wait
-from collectives.progress.thread import Completion, is_supported, shared
+from collectives.progress.thread import AHEAD, Completion, is_supported, shared
 from collectives.trace.recorder import Trace
 from collectives.trace.traffic import Traffic
 from collectives.users import Users
@@ -227,7 +227,7 @@ class Group(GivingUp, Users):
         elif call in calls:
             at = calls.index(call)
             del calls[at]
-            for later in calls[at:]:
+            for later in calls[at:] if self._driver is None else calls[at : at + AHEAD]:  # others have not waited
                 later.excuse()
         if call.background and call in call.thread.in_flight:
             call.thread.in_flight.remove(call)

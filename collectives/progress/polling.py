@@ -43,7 +43,21 @@ def keep_alive(*objects: object) -> None:
 
 
 class Advancing(Protocol):
-    """A call in flight."""
+    """A call in flight.
+
+    Attributes
+    ----------
+    apart : bool
+        It takes no part in the order of calls.
+    """
+
+    done: bool
+    apart: bool
+
+    @property
+    def group(self) -> object:
+        """The communicator."""
+        ...
 
     def advance(self) -> bool:
         """Do one bit of it without waiting; False if there was nothing to do. Does not raise what the call raises."""

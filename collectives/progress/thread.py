@@ -10,8 +10,8 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
@@ -25,6 +25,7 @@ NAP_S = 0.00005
 LONG_NAP_S = 0.0005
 PATIENT = 2000  # turns without progress before its sleep becomes long, though somebody may wait
 STOPPING_S = 2.0  # how long the end of the process waits for the thread
+AHEAD = 32  # calls of a communicator that are driven at once: thousands may be in flight, and most would only wait
 LOOK_S = 1.0  # how often a waiting thread makes sure that this one lives
 
 
@@ -166,6 +167,7 @@ class ProgressThread:
 
     def _drive(self) -> None:
         calls = polling.calls_of_this_thread()
+        driven: list[polling.Advancing] = []
         idle_turns = 0
         while True:
             hurries = self._waiting and idle_turns < PATIENT
@@ -183,9 +185,29 @@ class ProgressThread:
             for task in tasks:
                 _report_errors(task)
             moved = bool(tasks)
-            for call in tuple(calls):
+            driven = [call for call in driven if not call.done]
+            if tasks or len(driven) < min(len(calls), AHEAD // 2):
+                driven = first_of_each(calls)
+            for call in driven:
                 moved |= call.advance()
             idle_turns = 0 if moved else idle_turns + 1
+
+
+def first_of_each(calls: Sequence[polling.Advancing]) -> list[polling.Advancing]:
+    """Messages between two ranks, and the first `AHEAD` calls of each communicator.
+
+    Calls of a communicator begin in one order on all ranks. So every rank has the first that has not ended anywhere
+    among its first ones, or has done its part of it, and some call always goes on.
+    """
+    if len(calls) <= AHEAD:
+        return list(calls)
+    chosen, taken = [], Counter[int]()
+    for call in calls:
+        group = id(call.group)
+        if call.apart or taken[group] < AHEAD:
+            chosen.append(call)
+            taken[group] += not call.apart
+    return chosen
 
 
 def _report_errors(task: Callable[[], None]) -> None:

@@ -33,6 +33,8 @@ class Calls:
     def __init__(self, comm: Communicator, messages: Messages) -> None:
         self._comm, self.messages = comm, messages
         self._coalesced: list[Work] | None = None
+        self.begun = 0
+        """Collectives."""
 
     def collective(self, name: str, operation: Callable[..., Operation], *operands: Any, opts: Any = None) -> Work:
         """Begin a collective; arguments that cannot be used raise here, and CollectiveMismatch on the other ranks."""
@@ -42,6 +44,7 @@ class Calls:
         except (TypeError, ValueError) as error:
             self._reject(f"{name}, rejected: {error}")
             raise type(error)(f"{comm.here}, {name}: {error}") from error
+        self.begun += 1
         text = made.text  # whoever keeps the work keeps this, and none of the memory
         call = Call(comm, lambda: text)
         return self._work(call, self._steps(call, made), made.result, opts)

@@ -93,6 +93,13 @@ class MPIProcessGroup(Methods, _Base):  # type: ignore[misc]
     def _device_types(self) -> list[torch.device]:  # asked by saving in the background, and by states of rank 0
         return [torch.device("cpu")]
 
+    def _get_sequence_number_for_group(self) -> int:  # asked by wrappers that look for ranks out of step
+        """How many collectives have been begun."""
+        return self._calls.begun
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Count from now on: the calls are counted anyway."""
+
     def get_group_store(self) -> Store:
         """The store of this group alone."""
         return self._store

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from collectives import Communicator
 from mpicomp.torch.process_group import moving, reducing, sparse
 from mpicomp.torch.process_group.calls import Calls
+from mpicomp.torch.process_group.operation import Operation, require
 from mpicomp.torch.process_group.work import Work
 
 SHORTEST = timedelta(milliseconds=1)  # c10d means no timeout of its own by none at all
@@ -42,34 +44,37 @@ class Methods:
     # Collectives -----------------------------------------------------------------------------------------------------
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, root: int = 0) -> Work:
-        """Overwrite tensors with the root's."""
+        """Overwrite a tensor with the root's."""
+        operation = _taking(moving.broadcast, _single)
         operands = _list(tensors), _root(opts, root)
-        return self._calls.collective("broadcast", moving.broadcast, *operands, opts=_timed(opts, timeout))
+        return self._calls.collective("broadcast", operation, *operands, opts=_timed(opts, timeout))
 
     def allreduce(
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, op: Any = ReduceOp.SUM
     ) -> Work:
-        """Reduce tensors in place."""
+        """Reduce a tensor in place."""
         operands, options = (_list(tensors), _op(opts, op)), _timed(opts, timeout)
-        is_sparse = any(tensor.layout == torch.sparse_coo for tensor in operands[0])
-        reduce = sparse.all_reduce if is_sparse else reducing.all_reduce
-        return self._calls.collective("all_reduce", reduce, *operands, opts=options)
+        return self._calls.collective("all_reduce", _taking(_all_reduce, _single), *operands, opts=options)
 
-    allreduce_coalesced = allreduce
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
+        """Reduce tensors in place."""
+        operands = _list(tensors), _op(opts, ReduceOp.SUM)
+        return self._calls.collective("all_reduce", _taking(_all_reduce, _some), *operands, opts=opts)
 
     def reduce(self, tensors: Any, opts: Any = None, op: Any = ReduceOp.SUM, root: int = 0) -> Work:
-        """Reduce tensors in place, on the root."""
+        """Reduce a tensor in place, on the root."""
         operands = _list(tensors), _op(opts, op), _root(opts, root)
-        return self._calls.collective("reduce", reducing.reduce_to, *operands, opts=opts)
+        return self._calls.collective("reduce", _taking(reducing.reduce_to, _single), *operands, opts=opts)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         """Every rank's tensor, in a list of tensors."""
-        operands = [[tensor] for tensor in _of_all_ranks(outputs)], _list(inputs)
-        return self._calls.collective("all_gather", moving.all_gather, *operands, opts=opts)
+        operation = _taking(moving.all_gather, _lists_of_all_ranks, _single)
+        return self._calls.collective("all_gather", operation, outputs, _list(inputs), opts=opts)
 
     def allgather_coalesced(self, outputs: Sequence[Sequence[Tensor]], inputs: Any, opts: Any = None) -> Work:
         """Every rank's tensors, in a list of tensors for each rank."""
-        return self._calls.collective("all_gather", moving.all_gather, outputs, _list(inputs), opts=opts)
+        operation = _taking(moving.all_gather, list, _some)
+        return self._calls.collective("all_gather", operation, outputs, _list(inputs), opts=opts)
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         """Every rank's tensor, or tensors, each in one tensor for all ranks."""
@@ -80,8 +85,8 @@ class Methods:
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, op: Any = ReduceOp.SUM) -> Work:
         """Reduce a list of tensors, each rank getting one."""
-        operands = _list(outputs), [[tensor] for tensor in _of_all_ranks(inputs)], _op(opts, op)
-        return self._calls.collective("reduce_scatter", reducing.scatter_reduced, *operands, opts=opts)
+        operation = _taking(reducing.scatter_reduced, _single, _lists_of_all_ranks)
+        return self._calls.collective("reduce_scatter", operation, _list(outputs), inputs, _op(opts, op), opts=opts)
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         """Reduce a tensor, or tensors, each rank getting a part of each."""
@@ -110,13 +115,13 @@ class Methods:
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, root: int = 0) -> Work:
         """Every rank's tensor, on the root."""
-        operands = _of_all_ranks(outputs), _list(inputs)[0], _root(opts, root)
-        return self._calls.collective("gather", moving.gather, *operands, opts=opts)
+        operation = _taking(moving.gather, _of_all_ranks, _only)
+        return self._calls.collective("gather", operation, outputs, _list(inputs), _root(opts, root), opts=opts)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, root: int = 0) -> Work:
         """A tensor for every rank, from the root."""
-        operands = _list(outputs)[0], _of_all_ranks(inputs), _root(opts, root)
-        return self._calls.collective("scatter", moving.scatter, *operands, opts=opts)
+        operation = _taking(moving.scatter, _only, _of_all_ranks)
+        return self._calls.collective("scatter", operation, _list(outputs), inputs, _root(opts, root), opts=opts)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Wait for all ranks."""
@@ -149,9 +154,49 @@ def _op(opts: Any, op: Any) -> Any:
     return opts if isinstance(opts, ReduceOp | ReduceOp.RedOpType) else getattr(opts, "reduceOp", op)
 
 
+def _taking(operation: Callable[..., Operation], *takers: Callable[[Any], Any]) -> Callable[..., Operation]:
+    """The operation of what `takers` make of its first operands; they raise ValueError as it does."""
+
+    def taken(comm: Communicator, *operands: Any) -> Operation:
+        first = [take(one) for take, one in zip(takers, operands, strict=False)]
+        return operation(comm, *first, *operands[len(takers) :])
+
+    return taken
+
+
+def _some(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    require(len(tensors) > 0, "the list of tensors is empty: pass one tensor or more")
+    return tensors
+
+
+def _only(tensors: Sequence[Tensor]) -> Tensor:
+    """The tensor of a list of one: C++ has lists, of the times when a process had several devices."""
+    require(
+        len(_some(tensors)) == 1,
+        f"the list has {len(tensors)} tensors, and the call is of one: begin a call for each, or a coalesced one",
+    )
+    return tensors[0]
+
+
+def _single(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    return [_only(tensors)]
+
+
 def _of_all_ranks(tensors: Any) -> Sequence[Tensor]:
     """A list of tensors, or the only one of a list of lists."""
-    return tensors[0] if tensors and isinstance(tensors[0], Sequence) else tensors
+    if not tensors or not isinstance(tensors[0], Sequence):
+        return tensors  # type: ignore[no-any-return]
+    require(len(tensors) == 1, f"there are {len(tensors)} lists of tensors, and the call is of one")
+    return tensors[0]
+
+
+def _lists_of_all_ranks(tensors: Any) -> list[list[Tensor]]:
+    return [[tensor] for tensor in _of_all_ranks(tensors)]
+
+
+def _all_reduce(comm: Communicator, tensors: Sequence[Tensor], op: Any) -> Operation:
+    is_sparse = any(isinstance(one, Tensor) and one.layout == torch.sparse_coo for one in tensors)
+    return (sparse.all_reduce if is_sparse else reducing.all_reduce)(comm, tensors, op)
 
 
 def _root(opts: Any, root: int) -> int:

@@ -1,7 +1,8 @@
 """One rank of the tests: runs one after the other in place, where PyTorch's harness would start processes.
 
 ``... ranks BACKEND PART FIRST RESULTS`` begins with test number FIRST of those whose name contains PART. A test that
-fails ends the job, as it leaves process groups behind.
+fails ends the job, as it leaves process groups behind. With TORCH_SOURCE, a folder of PyTorch's sources, the tests are
+those of ``source_tree.py``, and else those of the wheel.
 
 The tests decide by the name of the backend what they try, and know Gloo's; so "mpicomp" runs under Gloo's name.
 """
@@ -27,7 +28,9 @@ from torch.testing._internal.distributed import distributed_test
 from torch.testing._internal.distributed.distributed_test import Barrier, DistributedTest, TestDistBackend
 
 from mpicomp.torch.process_group import MPIProcessGroup
+from tests.system.torch_suite import source_tree
 
+SOURCE = os.environ.get("TORCH_SOURCE", "")
 COMM = MPI.COMM_WORLD
 CODES = {skip.exit_code: skip.message for skip in common_distributed.TEST_SKIPS.values()}
 FOLDER = Path(os.environ["TEMP_DIR"])
@@ -39,9 +42,6 @@ class GlooStandIn(MPIProcessGroup):
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(store, rank, size, timeout, "stand-in")
         self.options = SimpleNamespace()
-
-    def _set_sequence_number_for_group(self) -> None:
-        """Gloo's groups count their calls; ours do so from the beginning."""
 
 
 class Suite(DistributedTest._DistTestBase, TestDistBackend):
@@ -62,6 +62,9 @@ def prepare() -> None:
 def run(name: str) -> tuple[str, str]:
     """Run one test on this rank: the verdict, and why."""
     try:
+        if SOURCE:
+            source_tree.run(name, FOLDER)
+            return "passed", ""
         case = Suite(name)
         case.rank, case.file_name = COMM.rank, str(FOLDER / "init_dir" / name)
         seconds = distributed_test.CUSTOM_PG_TIMEOUT.get(name, distributed_test.default_pg_timeout)
@@ -96,7 +99,10 @@ def main() -> None:
         # profilers see calls of the backends named here, and no other backend's
         distributed_test.PROFILING_SUPPORTED_BACKENDS.remove("gloo")
         distributed_test.SEND_RECV_PROFILING_SUPPORTED_BACKENDS.remove("gloo")
-    names = [name for name in unittest.TestLoader().getTestCaseNames(Suite) if part in name]
+        if SOURCE:
+            source_tree.stand_in()
+    tests = source_tree.names(Path(SOURCE)) if SOURCE else unittest.TestLoader().getTestCaseNames(Suite)
+    names = [name for name in tests if part in name]
     for number, name in enumerate(names):
         if number < int(first):
             continue

@@ -247,3 +247,13 @@ def test_a_rank_that_ends_a_group_while_others_use_it_is_not_waited_for_when_the
 
 def test_no_variable_of_the_environment_is_set(group: MPIProcessGroup) -> None:
     assert "MASTER_ADDR" not in os.environ
+
+
+@pytest.mark.usefixtures("group")
+def test_a_group_counts_the_collectives_that_were_begun() -> None:
+    group = dist.group.WORLD
+    assert group is not None
+    before = group._get_sequence_number_for_group()
+    dist.all_reduce(torch.ones(1))
+    dist.barrier()
+    assert group._get_sequence_number_for_group() == before + 2

@@ -24,6 +24,11 @@ REJECTED: dict[str, tuple[Callable[[], object], str]] = {
         lambda: all_gather(torch.ones(3), torch.ones(2)),
         "the input has 8 bytes, and the output of this rank",
     ),
+    "no tensor": (lambda: dist.group.WORLD.allreduce([]), "the list of tensors is empty"),
+    "two to reduce": (lambda: dist.group.WORLD.allreduce([HALF, HALF]), "the list has 2 tensors, and the call is of"),
+    "two to send": (lambda: dist.group.WORLD.broadcast([HALF, HALF], root=0), "the list has 2 tensors"),
+    "two to gather": (lambda: dist.group.WORLD.gather([], [HALF, HALF], root=0), "the list has 2 tensors"),
+    "two lists": (lambda: dist.group.WORLD.allgather([[HALF], [HALF]], [HALF]), "there are 2 lists of tensors"),
     "splits": (lambda: splits(), r"split sizes \[.*\] do not cut a first dimension of 2"),
 }
 

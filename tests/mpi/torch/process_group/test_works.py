@@ -125,3 +125,25 @@ def test_an_error_of_a_collective_ends_backward_of_ddp() -> None:
         with pytest.raises(RuntimeError, match="not all ranks have come to call"):
             loss.backward()
     dist.barrier()
+
+
+def test_thousands_of_works_in_flight_end_in_order_with_their_own_results() -> None:
+    tensors = [torch.full((3,), float(number)) for number in range(2000)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for work in reversed(works):
+        work.wait()
+    assert [tensor[0].item() for tensor in tensors] == [number * dist.get_world_size() for number in range(2000)]
+
+
+@pytest.mark.mpi(min_size=2)
+def test_many_works_of_two_groups_begun_in_another_order_on_each_rank_all_end() -> None:
+    groups = [dist.new_group(), dist.new_group()]
+    tensors = [[torch.ones(3) for _ in range(100)] for _ in groups]
+    works = []
+    for which in (0, 1) if dist.get_rank() else (1, 0):
+        works += [dist.all_reduce(one, group=groups[which], async_op=True) for one in tensors[which]]
+    for work in works:
+        work.wait()
+    assert all(one.tolist() == [dist.get_world_size()] * 3 for several in tensors for one in several)
+    for group in groups:
+        dist.destroy_process_group(group)
