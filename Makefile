@@ -10,6 +10,7 @@
 # make test-system  tests on emulated hosts and under Slurm (test-cluster, test-slurm); as root, with the Debian packages
 #              that .ci/run names
 # make torch-suite   PyTorch's own tests of process groups on 3 ranks; TORCH_SUITE="--ranks 4 --only gather" for others
+#              With TORCH_SOURCE=FOLDER those of a tree of sources of PyTorch, on 4 ranks
 # make clean   forgets the environments and all caches
 #
 # Works as root and as any user, and from any directory with -C. PYTHON names the interpreter to build on.

@@ -100,6 +100,14 @@ class MPIProcessGroup(Methods, _Base):  # type: ignore[misc]
     def _set_sequence_number_for_group(self) -> None:
         """Count from now on: the calls are counted anyway."""
 
+    def _get_backend(self, device: torch.device) -> MPIProcessGroup:
+        """What carries out calls of tensors on this device: the group itself."""
+        if torch.device(device).type != "cpu":
+            raise RuntimeError(
+                f"{self.communicator.here}: no backend for {device}: the backend mpicomp takes CPU tensors"
+            )
+        return self
+
     def get_group_store(self) -> Store:
         """The store of this group alone."""
         return self._store

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.run_lanes import PROJECT, _end, environment
+from tests.system.torch_suite.known import KNOWN_OF_SOURCES
 
 SILENT_S = 150.0  # after which a job hangs
 # Tests that fail as they must, and why. With Gloo those of the first kinds fail too.
@@ -40,13 +42,13 @@ KNOWN = {
     ),
     "awaits the name of Gloo": ("test_ddp_logging_data_cpu",),
 }
-REASONS = {name: reason for reason, names in KNOWN.items() for name in names}
+REASONS = {name: reason for reason, names in (*KNOWN.items(), *KNOWN_OF_SOURCES.items()) for name in names}
 
 
 def main() -> int:
     """Run the tests, print a line for each that does not pass, and count."""
     parser = argparse.ArgumentParser(prog="python -m tests.system.torch_suite", description=__doc__)
-    parser.add_argument("--ranks", type=int, default=3)
+    parser.add_argument("--ranks", type=int, default=4 if os.environ.get("TORCH_SOURCE") else 3)
     parser.add_argument("--backend", choices=("mpicomp", "gloo"), default="mpicomp", help="gloo: to compare")
     parser.add_argument("--only", default="", help="tests whose name contains this")
     parser.add_argument("--output", type=Path, help="file for a line of JSON for each test")
