@@ -23,8 +23,8 @@ from apps.records import read_record
 DOCUMENT = PROJECT / "docs" / "performance-tables.md"
 LONGEST_S = 3600.0
 PARTS = (
-    "kernels", "codecs", "entropy", "allreduce", "dense-sizes", "small-calls", "startup", "memory",
-    "auto", "wrapper", "soak", "idle-memory",
+    "kernels", "codecs", "rows", "entropy", "allreduce", "dense-sizes", "small-calls", "startup", "memory",
+    "auto", "wrapper", "torch-backend", "soak", "idle-memory",
 )  # fmt: skip
 
 

@@ -40,7 +40,6 @@ from mpicomp.codecs.base import Bytes, Draw
 
 Rows = NDArray[np.float32]
 _NO_KEYS, _NO_SCHEDULE = np.zeros(0, np.int64), np.zeros(56, np.uint64)
-_TILE = 2048  # of the kernels
 _MOST_GROUPS = 1 << 54  # that a stream numbers
 
 
@@ -204,7 +203,8 @@ class RowQuantizer:
 
 def _work() -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
     """Working memory of the kernels."""
-    return np.empty(_TILE, np.uint8), np.empty(_TILE // 4, np.uint64)
+    tile = kernels.of("cpu").rows.TILE
+    return np.empty(tile, np.uint8), np.empty(tile // 4, np.uint64)
 
 
 def _checked_keys(row_keys: NDArray[np.int64] | None, rows: int, columns: int) -> NDArray[np.int64]:

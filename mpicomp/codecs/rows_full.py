@@ -49,16 +49,18 @@ class FullRows:
         """
         check_rows("the values", values)
         check_payload(self, payload, values.shape)
+        flat = values.reshape(-1)
         cpu = kernels.of("cpu")
-        if not cpu.sign.all_finite(values.reshape(-1)):
-            raise ValueError("the values contain NaN or infinity: the activations diverged")
         if self.dtype == "float32":
-            payload[:] = values.reshape(-1).view(np.uint8)
-            return
-        stored = np.empty(values.size, np.uint16)
-        if not cpu.sixteen_bits.narrow(values.reshape(-1), self.dtype == "bfloat16", stored):
+            payload[:] = flat.view(np.uint8)
+            finite = fits = cpu.sign.all_finite(flat)
+        else:
+            fits = cpu.sixteen_bits.narrow(flat, self.dtype == "bfloat16", payload.view(np.uint16))
+            finite = fits or cpu.sign.all_finite(flat)
+        if not finite:
+            raise ValueError("the values contain NaN or infinity: the activations diverged")
+        if not fits:
             raise OverflowError(f"a value is too large for {self.dtype}: use dtype='float32'")
-        payload[:] = stored.view(np.uint8)
 
     def decode(self, payload: Bytes, values: Rows) -> None:
         """Overwrite the values; what damage made NaN or infinite counts as 0. Raises ValueError for a wrong size."""
@@ -89,7 +91,6 @@ class FullRows:
         if self.dtype == "float32":
             flat.view(np.uint8)[:] = payload
         else:
-            stored = np.frombuffer(payload.tobytes(), np.uint16)  # a payload may begin anywhere
-            kernels.of("cpu").sixteen_bits.widen(stored, self.dtype == "bfloat16", flat)
+            kernels.of("cpu").sixteen_bits.widen(payload.view(np.uint16), self.dtype == "bfloat16", flat)
         if not kernels.of("cpu").sign.all_finite(flat):
             np.nan_to_num(flat, copy=False, nan=0, posinf=0, neginf=0)

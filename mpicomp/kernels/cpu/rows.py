@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 from numba import float32, float64, int32, int64, njit, uint8, uint16, uint32, uint64
+from numba.cpython.unsafe.numbers import trailing_zeros
 
 from mpicomp.kernels.cpu.lanes import (
     fold,
@@ -370,10 +371,15 @@ def spread(payload, columns, keep, found, out):  # type: ignore[no-untyped-def]
     Of a damaged row the first `keep` bits count. found : float32[rows keep]. out : float32[rows columns], overwritten.
     """
     row_bytes = (columns + 7) // 8
+    for i in range(out.size):
+        out[i] = float32(0)
     for r in range(out.size // columns):
         taken = 0
-        for i in range(columns):
-            marked = (payload[r * row_bytes + i // 8] >> (i % 8)) & 1
-            here = marked == 1 and taken < keep
-            out[r * columns + i] = found[r * keep + min(taken, keep - 1)] if here else float32(0)
-            taken += here
+        for k in range(row_bytes):
+            marks = uint64(payload[r * row_bytes + k])
+            while marks:
+                column = 8 * k + int64(trailing_zeros(marks))
+                marks &= marks - uint64(1)
+                if taken < keep and column < columns:
+                    out[r * columns + column] = found[r * keep + taken]
+                    taken += 1

@@ -77,7 +77,7 @@ def test_sizes_are_the_formulas() -> None:
             assert codec.nbytes(3, columns) == 3 * (int(codec.scale[-2:]) // 8 + -(-codec.bits * columns // 8))
     assert FullRows().nbytes(3, 7) == 84
     assert FullRows("bfloat16").nbytes(3, 7) == 42
-    assert TopRows(0.2).nbytes(3, 1000) == 3 * (2 + 200 + 125)
+    assert TopRows(0.2).nbytes(3, 1001) == 3 * (2 + 201 + 126)
     assert [TopRows(0.1).kept(columns) for columns in (1, 10, 11, 1000)] == [1, 1, 2, 100]
 
 
@@ -242,6 +242,17 @@ def test_baselines_round_and_do_nothing_else(codec: FullRows) -> None:
     found = round_trip(codec, values)
     rounding = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}[codec.dtype]
     assert (np.abs(found - values) <= rounding * np.abs(values) + 1e-7 * (rounding > 0)).all()
+
+
+@pytest.mark.parametrize("codec", EVERY, ids=str)
+def test_a_payload_may_begin_at_any_byte(codec: Any) -> None:
+    values = gaussian(210).reshape(3, 70)
+    want, found = payload_of(codec, values), np.empty_like(values)
+    payload = np.empty(want.size + 1, np.uint8)[1:]
+    codec.encode(values, payload, draw_at())
+    np.testing.assert_array_equal(payload, want)
+    codec.decode(payload, found)
+    np.testing.assert_array_equal(found, round_trip(codec, values))
 
 
 def test_no_rows_take_no_bytes() -> None:
