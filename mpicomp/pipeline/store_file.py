@@ -1,6 +1,6 @@
 """The file of a store: a page that says whose it is, a mark of 8 bytes per row, and the rows.
 
-    0      magic, version, length and CRC-32 of a JSON text, the text; at 4088 whether all that was written is whole
+    0      whose it is (`store_header`)
     4096   per row: its stamp and the code of its message (`checksum.code`), uint32 each
     ...    the rows, from a multiple of 4096 bytes on
 
@@ -13,11 +13,8 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import struct
-import sys
-import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from os import PathLike
@@ -27,17 +24,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives.json_file import one_line, parse_json, shown
+from collectives.json_file import one_line
 from mpicomp.codecs.base import Bytes
 from mpicomp.pipeline.checksum import code
 from mpicomp.pipeline.stamps import FORGOTTEN, Ids, seen
+from mpicomp.pipeline.store_header import CLEAN, CLEAN_AT, MAKING, PAGE, UNCLEAN, is_clean, packed
 
-PAGE = 4096
-_VERSION = 1
-_MAGIC, _MAKING = b"mpicMSG\n", b"mpicNEW\n"  # the second until the file is complete for the first time
-_HEAD = struct.Struct("<8sIII")
 _MARK = struct.Struct("<II")
-_CLEAN_AT, _CLEAN, _UNCLEAN = PAGE - 8, b"whole..\n", b"writing\n"
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -79,10 +72,11 @@ class StoreFile:
         try:
             self._lock()
             head = os.pread(self._file, PAGE, 0)
-            if not head or head.startswith(_MAKING):
+            if not head or head.startswith(MAKING):
                 self._make(description)
             else:
-                self._check(head, description)
+                size = os.fstat(self._file).st_size
+                self._clean = is_clean(head, size, self._size, description, self.name)
             self.marks: NDArray[np.uint32] = np.empty((rows, 2), np.uint32)
             self._read(self.marks.reshape(-1).view(np.uint8), PAGE)
             if not self._clean:
@@ -149,28 +143,31 @@ class StoreFile:
             return
 
     def _make(self, description: Mapping[str, Any]) -> None:
-        text = json.dumps({**description, "byteorder": sys.byteorder}).encode()
-        if _HEAD.size + len(text) > _CLEAN_AT:
-            self._path.unlink()
-            raise ValueError(f"{self.name}: a store's description has {len(text)} characters: shorten its fingerprint")
-        self._write(_MAKING, 0)
-        os.ftruncate(self._file, len(_MAKING))  # of a file that a killed process began
+        try:
+            self._fill(packed(description, self.name))
+        except BaseException:
+            with suppress(OSError):
+                self._path.unlink()
+            raise
+
+    def _fill(self, head: bytes) -> None:
+        """Take the file's room on the disk, and write its first page; the very beginning last."""
+        self._write(MAKING, 0)
+        os.ftruncate(self._file, len(MAKING))  # of a file that a killed process began
         free = self._free()
         try:
             self._allocate()
         except OSError as error:
-            with suppress(OSError):
-                self._path.unlink()
             raise OSError(
                 error.errno,
                 f"the store takes {self._size} bytes, and the disk has {free} free ({error.strerror}): make room, name "
                 "a folder on another disk, or keep rows in fewer bits (codec=)",
                 self.name,
             ) from error
-        self._write(_CLEAN, _CLEAN_AT)
-        self._write(text, _HEAD.size)
+        self._write(CLEAN, CLEAN_AT)
+        self._write(head[len(MAKING) :], len(MAKING))
         os.fdatasync(self._file)
-        self._write(_HEAD.pack(_MAGIC, _VERSION, len(text), zlib.crc32(text)), 0)
+        self._write(head[: len(MAKING)], 0)
         os.fdatasync(self._file)
 
     def _allocate(self) -> None:
@@ -186,46 +183,6 @@ class StoreFile:
     def _free(self) -> int:
         disk = os.fstatvfs(self._file)
         return disk.f_bavail * disk.f_frsize
-
-    def _check(self, head: bytes, description: Mapping[str, Any]) -> None:
-        """Compare the first page and the length with what they should be."""
-        damaged = f"{self.name} is damaged (%s): remove it, and messages are sent in full precision again"
-        if not head.startswith(_MAGIC):
-            raise ValueError(f"{self.name} is no store of messages: name another file")
-        if len(head) < PAGE:
-            raise ValueError(damaged % f"it ends after {len(head)} bytes")
-        _, version, length, check = _HEAD.unpack_from(head)
-        if version != _VERSION:
-            raise ValueError(f"{self.name} is a store of version {version}, and this is {_VERSION}: remove it")
-        text = head[_HEAD.size : _HEAD.size + length]
-        if zlib.crc32(text) != check or length > _CLEAN_AT - _HEAD.size:
-            raise ValueError(damaged % "its first page has another checksum than it names")
-        try:
-            found = parse_json(text.decode())
-        except ValueError as error:
-            raise ValueError(damaged % one_line(error)) from error
-        self._compare(found, {**description, "byteorder": sys.byteorder})
-        size = os.fstat(self._file).st_size
-        if size != self._size:
-            raise ValueError(damaged % f"it has {size} of {self._size} bytes")
-        if head[_CLEAN_AT:] not in (_CLEAN, _UNCLEAN):
-            raise ValueError(damaged % "the end of its first page has been overwritten")
-        self._clean = head[_CLEAN_AT:] == _CLEAN
-
-    def _compare(self, found: Any, wanted: Mapping[str, Any]) -> None:
-        held = found if isinstance(found, dict) else {}
-        if held.get("fingerprint") != wanted["fingerprint"]:
-            raise ValueError(
-                f"{self.name} is the store of another run or model (its fingerprint is "
-                f"{shown(held.get('fingerprint'))}, this one's {shown(wanted['fingerprint'])}): name another file, or "
-                "remove this one"
-            )
-        for name, value in wanted.items():
-            if held.get(name) != value:
-                raise ValueError(
-                    f"{self.name} is a store whose {name} is {shown(held.get(name))}, and {shown(value)} is asked for: "
-                    "name another file, or remove this one"
-                )
 
     def _forget_torn(self) -> None:
         """Read all rows that have a message, after a process was killed or the machine stopped."""
@@ -243,7 +200,7 @@ class StoreFile:
         self.marks[row] = stamp, check
 
     def _set_clean(self, clean: bool) -> None:
-        self._write(_CLEAN if clean else _UNCLEAN, _CLEAN_AT)
+        self._write(CLEAN if clean else UNCLEAN, CLEAN_AT)
         os.fdatasync(self._file)
         self._clean = clean
 

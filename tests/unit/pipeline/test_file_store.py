@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 
 from mpicomp.pipeline import FileMessageStore, differing
-from mpicomp.pipeline.store_file import PAGE, StoreFile
+from mpicomp.pipeline.store_file import StoreFile
+from mpicomp.pipeline.store_header import PAGE
 
 PROJECT = Path(__file__).resolve().parents[3]
 WRITER = """
@@ -41,8 +42,8 @@ while True:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where the test's store is."""
-    return tmp_path / "store"
+    """Where the test's store is; messages must survive the name."""
+    return tmp_path / "store 100%d"
 
 
 def opened(path: Path, fingerprint: str = "run", examples: int = 5, **options: Any) -> FileMessageStore:
@@ -220,7 +221,7 @@ def test_a_forked_process_that_closes_the_store_neither_unlocks_the_file_nor_cal
 
 
 def test_a_folder_that_is_missing_is_named(path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="missing/store"):
+    with pytest.raises(FileNotFoundError, match="missing"):
         opened(path.parent / "missing" / "store")
 
 
