@@ -112,7 +112,7 @@ COLUMNS: Sequence[Column] = (
     ("over Gloo", lambda row: f"{row['mpicomp']['median_s'] / row['gloo']['median_s']:.2f}"),
 )
 PART = Part(
-    "torch-backend",
+    "torch_backend",
     'Calls of torch.distributed over "mpicomp" and over Gloo.',
     measure,
     COLUMNS,
