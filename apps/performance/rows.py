@@ -85,7 +85,7 @@ PART = Part(
     measure,
     COLUMNS,
     quick={"rows": 256, "columns": 1024, "repeats": 3},
-    full={"rows": 16384, "columns": 1024, "repeats": 15},
+    full={"rows": 16384, "columns": 1024, "repeats": 60},
 )
 
 if __name__ == "__main__":

@@ -171,11 +171,7 @@ def _draw_uniforms(keys, group, first, n, step, source, words):  # type: ignore[
 
 @njit(nogil=True)
 def _pack(codes, n, bits, words, payload, at):  # type: ignore[no-untyped-def]
-    """Put n codes at byte `at` of the payload."""
-    if bits == 8:
-        for i in range(n):
-            payload[at + i] = codes[i]
-        return
+    """Put n codes of less than 8 bits at byte `at` of the payload."""
     blocks = n // 64
     for w in range(blocks):
         low, high = load_bytes(codes, 64 * w), load_bytes(codes, 64 * w + 32)
@@ -201,7 +197,7 @@ def _pack(codes, n, bits, words, payload, at):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True)
 def _unpack(payload, at, n, bits, words, codes):  # type: ignore[no-untyped-def]
-    """The opposite of `_pack`."""
+    """The opposite of `_pack`; also of 8 bits."""
     if bits == 8:
         for i in range(n):
             codes[i] = payload[at + i]
@@ -312,17 +308,20 @@ def encode(  # type: ignore[no-untyped-def]
             at = body + r * row_bytes
             for begin in range(r * columns, (r + 1) * columns, TILE):
                 end = min((r + 1) * columns, begin + TILE)
+                place = at + bits * (begin - r * columns) // 8
+                target = payload[place : place + end - begin] if bits == 8 else codes  # bytes need no packing
                 if stochastic:
                     group = uint64(row_keys[r]) * groups
                     _draw_uniforms(keys, group, begin - r * columns, end - begin, step, source, words)
-                    _drawn(values, message, begin, end, ratio, shift, most, uniform, codes)
+                    _drawn(values, message, begin, end, ratio, shift, most, uniform, target)
                 elif bits == 1:
-                    _signs(values, message, begin, end, codes)
+                    _signs(values, message, begin, end, target)
                 else:
-                    _nearest(values, message, begin, end, ratio, shift, most, codes)
-                _pack(codes, end - begin, bits, words, payload, at + bits * (begin - r * columns) // 8)
+                    _nearest(values, message, begin, end, ratio, shift, most, target)
+                if bits < 8:
+                    _pack(codes, end - begin, bits, words, payload, place)
                 if message is not None and scale > np.float32(0):
-                    _write(codes, end - begin, most, unit, scale, True, message, begin)
+                    _write(target, end - begin, most, unit, scale, True, message, begin)
     return 0
 
 
