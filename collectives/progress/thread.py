@@ -168,7 +168,7 @@ class ProgressThread:
     def _drive(self) -> None:
         calls = polling.calls_of_this_thread()
         driven: list[polling.Advancing] = []
-        idle_turns = 0
+        chosen = idle_turns = 0
         while True:
             hurries = self._waiting and idle_turns < PATIENT
             if hurries and idle_turns > SPINS:
@@ -186,8 +186,9 @@ class ProgressThread:
                 _report_errors(task)
             moved = bool(tasks)
             driven = [call for call in driven if not call.done]
-            if tasks or len(driven) < min(len(calls), AHEAD // 2):
+            if tasks or chosen - len(driven) >= AHEAD // 2:  # ended, of whichever communicator: none may run dry
                 driven = first_of_each(calls)
+                chosen = len(driven)
             for call in driven:
                 moved |= call.advance()
             idle_turns = 0 if moved else idle_turns + 1
