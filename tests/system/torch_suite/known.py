@@ -21,12 +21,20 @@ KNOWN_OF_SOURCES = {
         f"{_COMPILER}.test_consecutive_comm_work_wait_cpu",
         f"{_COMPILER}.test_nested_comm_tensor_wrapping",
         f"{_COMPILER}.test_scatter_work_wait_cpu",
+        f"{_GLOO}.test_round_robin",
+        f"{_GLOO}.test_round_robin_create_destroy",
     ),
+    "needs GPUs, and does not look for them": (
+        "test_c10d_spawn_gloo.DistributedDataParallelSingleProcessTest.test_cuda",
+        "test_c10d_spawn_gloo.DistributedDataParallelSingleProcessTest.test_rnn",
+    ),
+    "fails with Gloo on the same ranks": ("test_c10d_gloo.TimeoutTest.test_default_store_timeout_gloo",),
     "passes several tensors in a list, which is refused": (
         f"{_GLOO}.test_allgather_basics",
         f"{_GLOO}.test_allgather_noncontiguous_input",
         f"{_GLOO}.test_allreduce_basics",
         f"{_GLOO}.test_broadcast_basics",
+        f"{_GLOO}.test_sparse_allreduce_basics",
     ),
     "awaits the words of Gloo's errors": (
         f"{_GLOO}.test_allgather_checks",
