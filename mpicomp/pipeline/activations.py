@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpicomp.codecs.base import Draw
-from mpicomp.codecs.rows_full import FullRows
 from mpicomp.codecs.rows import RowQuantizer
+from mpicomp.codecs.rows_full import FullRows
 from mpicomp.kernels.streams import Stream
 from mpicomp.pipeline.file_store import FileMessageStore
 from mpicomp.pipeline.memory_store import MessageStore
