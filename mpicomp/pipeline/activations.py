@@ -43,6 +43,10 @@ class Coding(Protocol):
         """Raise TypeError or ValueError unless a step of these examples, in so many parts, can be coded."""
         ...
 
+    def prepare(self, row_shape: tuple[int, ...]) -> None:
+        """Make room for what is kept of rows of this shape; raises ValueError, OSError or MemoryError."""
+        ...
+
     def nbytes(self, ids: Ids, row_shape: tuple[int, ...]) -> int:
         """Of a payload: equal on both ends."""
         ...
@@ -60,7 +64,7 @@ class Coding(Protocol):
         ...
 
     def commit(self) -> None:
-        """The step has ended well."""
+        """The step has ended well; raises OSError where what is to be kept cannot be written."""
         ...
 
     def roll_back(self) -> None:
@@ -161,6 +165,9 @@ class DirectCoding:
     def check(self, ids: Ids | None, parts: int) -> None:
         """See `Coding`."""
 
+    def prepare(self, row_shape: tuple[int, ...]) -> None:
+        """See `Coding`."""
+
     def nbytes(self, ids: Ids, row_shape: tuple[int, ...]) -> int:
         """See `Coding`."""
         rows, columns = matrix(row_shape)
@@ -231,6 +238,10 @@ class DeltaCoding:
                 f"id {once[counts.argmax()]} occurs {counts.max()} times in a batch: leave repeated examples out, or "
                 "give each augmented variant an id of its own"
             )
+
+    def prepare(self, row_shape: tuple[int, ...]) -> None:
+        """See `Coding`."""
+        self._opened(row_shape)
 
     def nbytes(self, ids: Ids, row_shape: tuple[int, ...]) -> int:
         """See `Coding`."""

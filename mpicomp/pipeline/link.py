@@ -3,8 +3,9 @@
 A stage that has failed goes on through its schedule without computing, and refuses what its neighbours wait for. So
 no receive waits for ever, every buffer is free when the step ends, and the communicator can be used further.
 
-The first message says what shape the rows have. All that follow must have the same; gradients have that of the
-activations that they belong to, so nothing need be said of theirs.
+The first message says what shape the rows have, and is answered when both ends have made room for what they keep. All
+that follow must have the same shape; gradients have that of the activations that they belong to, so nothing need be
+said of theirs.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from mpicomp.pipeline.errors import PipelineError
 HEADER_BYTES = 64  # so that what follows is aligned; one byte is used
 MOST_DIMS = 8
 _SHAPE = 2 + MOST_DIMS  # sent or refused, dimensions, and their lengths
+REFUSABLE = (ValueError, OverflowError, OSError, MemoryError)
+"""What coding may raise on one end: the other one hears of it."""
 
 Bytes = NDArray[np.uint8]
 Rows = NDArray[np.float32]
@@ -65,7 +68,7 @@ class Outgoing:
         error: Exception | None = None
         if self.row_shape is None:
             if self._tells and not self._silent:
-                self._tell_shape(rows)
+                error = self._tell_shape(rows)
         elif rows is not None and rows.shape[1:] != self.row_shape:
             error = PipelineError(
                 f"the stage's output has shape {[*rows.shape]}, and before an example's was {[*self.row_shape]}: a "
@@ -78,7 +81,7 @@ class Outgoing:
         if rows is not None:
             try:
                 self._coding.encode(rows, ids, payload[HEADER_BYTES:])
-            except (ValueError, OverflowError) as caught:
+            except REFUSABLE as caught:
                 error, rows = caught, None
         payload[0] = rows is not None
         self._in_flight.append((self._comm.isend(payload, self._to, self._tag), payload))
@@ -96,15 +99,18 @@ class Outgoing:
         """Tell the shape anew with the next message."""
         self.row_shape = None
 
-    def _tell_shape(self, rows: Rows | None) -> None:
-        told = np.zeros(_SHAPE, np.int64)
-        if rows is None:
-            self._silent = True
-        else:
-            self.row_shape = rows.shape[1:]
-            told[:2] = 1, len(self.row_shape)
-            told[2 : 2 + len(self.row_shape)] = self.row_shape
+    def _tell_shape(self, rows: Rows | None) -> Exception | None:
+        """Agree with the neighbour on a shape, if there are rows and both have room for what they keep."""
+        told, answer = np.zeros(_SHAPE, np.int64), np.zeros(1, np.int64)
+        error = None if rows is None else _refusal(self._coding, rows.shape[1:])
+        if rows is not None and error is None:
+            told[:2] = 1, rows.ndim - 1
+            told[2 : 1 + rows.ndim] = rows.shape[1:]
         self._comm.send(told, self._to, self._tag + 1)
+        self._comm.recv(answer, self._to, self._tag + 1)
+        self._silent = not answer[0]
+        self.row_shape = rows.shape[1:] if rows is not None and answer[0] else None
+        return error
 
     def _payload(self, nbytes: int) -> Bytes:
         """Memory of a message that has gone, or new one."""
@@ -144,6 +150,8 @@ class Incoming:
         ------
         ValueError
             What came cannot be decoded.
+        MemoryError, OSError
+            There is no room for what is kept of the rows, or it cannot be read.
         """
         if self.row_shape is None and self._tells and not self._silent:
             self._hear_shape()
@@ -167,6 +175,19 @@ class Incoming:
     def _hear_shape(self) -> None:
         told = np.zeros(_SHAPE, np.int64)
         self._comm.recv(told, self._source, self._tag + 1)
-        self._silent = not told[0]
-        if told[0]:
-            self.row_shape = tuple(int(length) for length in told[2 : 2 + told[1]])
+        row_shape = tuple(int(length) for length in told[2 : 2 + told[1]])
+        error = _refusal(self._coding, row_shape) if told[0] else None
+        agreed = bool(told[0]) and error is None
+        self._comm.send(np.array([agreed], np.int64), self._source, self._tag + 1)
+        self._silent, self.row_shape = not agreed, row_shape if agreed else None
+        if error is not None:
+            raise error
+
+
+def _refusal(coding: Coding, row_shape: tuple[int, ...]) -> Exception | None:
+    """Why there is no room for what is kept of rows of this shape."""
+    try:
+        coding.prepare(row_shape)
+    except REFUSABLE as error:
+        return error
+    return None

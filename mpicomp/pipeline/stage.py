@@ -18,7 +18,7 @@ from collectives import Communicator
 from collectives.errors import CollectiveError
 from mpicomp.pipeline.activations import Coding, Compression, Direct
 from mpicomp.pipeline.errors import PipelineError
-from mpicomp.pipeline.link import Incoming, Outgoing
+from mpicomp.pipeline.link import REFUSABLE, Incoming, Outgoing
 from mpicomp.pipeline.schedule import Action, Forward, Schedule
 from mpicomp.pipeline.schedule import schedule as schedule_of
 from mpicomp.pipeline.stamps import differing
@@ -79,6 +79,7 @@ class PipelineStage:
         self.module, self.comm, self._loss = module, comm, loss
         self.stage, self.stages, self.micro_batches = comm.rank, comm.size, micro_batches
         self.most_alive = self.steps = 0
+        self._lost = ""  # what this stage could not keep
         self._compression = forward or Direct(), backward or Direct()
         self._before: Incoming | None = None
         self._gradients_before: Outgoing | None = None
@@ -174,11 +175,16 @@ class PipelineStage:
             run.finish()
             self.most_alive = max(self.most_alive, run.most_alive)
             loss = self._end_together(run)
-        except BaseException:
+        except BaseException as error:
             self._roll_back(had)
+            if not isinstance(error, PipelineError | CollectiveError):  # such as KeyboardInterrupt: on this stage alone
+                self.comm.give_up(error)
             raise
-        for coding in self._codings.values():
-            coding.commit()
+        try:
+            for coding in self._codings.values():
+                coding.commit()
+        except OSError as error:  # too late to take the step back on the other stages
+            self._lost = f"messages of step {self.steps} could not be kept ({error}): load the last checkpoint"
         self.steps += 1
         return loss
 
@@ -220,6 +226,8 @@ class PipelineStage:
         """Return the ids of the examples of all stages; PipelineError on every stage if these differ."""
         wrong, mine, listed = None, -1, np.zeros(0, np.int64)
         try:
+            if self._lost:
+                raise ValueError(self._lost)
             mine, listed = self._examined(inputs, targets, ids, parts or self.micro_batches)
         except (TypeError, ValueError) as error:
             wrong = str(error)
@@ -315,7 +323,8 @@ class PipelineStage:
         Raises
         ------
         PipelineError
-            A state is that of another stage or pipeline; on every stage, and nothing has changed.
+            A state is that of another stage or pipeline, or damaged, or there is no room for it; on every stage. Unless
+            the states are of other stages, what was kept before may be gone.
         """
         wrong = None
         place = f"stage {state.get('stage')} of {state.get('stages')}"
@@ -328,10 +337,10 @@ class PipelineStage:
         try:
             for name, coding in self._codings.items():
                 coding.load_state_dict(state["codings"][name])
-        except (TypeError, ValueError, KeyError) as error:
+        except (TypeError, KeyError, *REFUSABLE) as error:
             failure = str(error)
-        _raise_first(self.comm.allgather_object((failure, "")), "the state was not loaded")
-        self.steps = int(state["steps"])
+        _raise_first(self.comm.allgather_object((failure, "")), "the state was not loaded on all stages: load another")
+        self.steps, self._lost = int(state["steps"]), ""
         self.compare_stores()
 
     def forget_messages(self) -> None:
@@ -446,7 +455,7 @@ class _Step:
             rows = link.take(self._ids[k])
         except CollectiveError:
             raise
-        except (ValueError, OverflowError) as error:  # what came cannot be decoded
+        except REFUSABLE as error:  # what came cannot be decoded
             self._fail(error)
             return None
         self._refused |= rows is None

@@ -239,3 +239,38 @@ def test_not_a_number_is_refused_on_all_ranks(comm: Communicator) -> None:
         batch["inputs"] = batch["inputs"] * float("nan")
     with pytest.raises(PipelineError, match="stage 0: ValueError: the values contain NaN or infinity"):
         stage.step(**batch)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_a_store_without_room_is_told_on_all_ranks_and_the_step_can_be_repeated(
+    comm: Communicator, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise MemoryError("the rows take too many bytes")
+
+    stage = staged(comm, forward=Deltas(RowQuantizer(2), EXAMPLES))
+    full = int(where == "before")
+    with monkeypatch.context() as patch:
+        if comm.rank == full:
+            patch.setattr("mpicomp.pipeline.activations.MessageStore", refuse)
+        with pytest.raises(PipelineError, match=f"stage {full}: MemoryError: the rows take too many bytes"):
+            stage.step(**given(comm))
+    stage.step(**given(comm))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_messages_that_cannot_be_written_are_told_on_all_ranks_at_the_next_step(
+    comm: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError("the disk is full")
+
+    stage = staged(comm, forward=Deltas(RowQuantizer(2), EXAMPLES))
+    stage.step(**given(comm))
+    with monkeypatch.context() as patch:
+        if comm.rank == 1:
+            patch.setattr("mpicomp.pipeline.memory_store.MessageStore.write", refuse)
+        stage.step(**given(comm))
+    with pytest.raises(PipelineError, match=r"stage 1: messages of step 1 could not be kept \(the disk is full\)"):
+        stage.step(**given(comm))
