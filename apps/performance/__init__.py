@@ -4,11 +4,14 @@ Each part is a module that can be run alone. ``--quick`` runs it in a small form
 
 - ``python -m apps.performance.kernels``: kernels against NumPy, one core
 - ``python -m apps.performance.codecs``: codecs against NumPy, one core
+- ``python -m apps.performance.rows``: codecs of activations against a copy, one core
 - ``python -m apps.performance.entropy``: entropy coding of quantizer codes, one core
 - ``mpirun -n 2 python -m apps.performance.allreduce``: one-bit and dense all-reduces against MPI_Allreduce, 100 MB
 - ``mpirun -n 2 python -m apps.performance.dense_sizes``: the dense all-reduce against MPI_Allreduce, 4 KiB to 400 MB
 - ``mpirun -n 2 python -m apps.performance.small_calls``: what a small call costs beyond MPI and beyond its kernels
 - ``mpirun -n 2 python -m apps.performance.auto``: what a call of Auto costs once it has chosen; not in ``run_all``
+- ``mpirun -n 1 python -m apps.performance.wrapper``: the optimizer's wrapper on one rank
+- ``mpirun -n 2 python -m apps.performance.torch_backend``: calls of torch.distributed, over "mpicomp" and over Gloo
 - ``python -m apps.performance.startup``: time to the first result of a fresh process
 - ``mpirun -n 2 python -m apps.performance.memory``: peak memory of an aggregate
 - ``python -m apps.performance.idle_memory``: speed of memory that was idle, and of memory that processors share
