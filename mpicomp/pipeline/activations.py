@@ -341,6 +341,11 @@ class DeltaCoding:
         return payload[:split].view(np.float32).reshape(count, *row_shape), payload[split:]
 
     def _opened(self, row_shape: tuple[int, ...]) -> Store:
+        if self._store is not None and self._store.row_shape != row_shape:
+            raise ValueError(
+                f"the messages kept have shape {[*self._store.row_shape]}, and an example's is now {[*row_shape]}: "
+                "load the state of this model, or make a new stage"
+            )
         if self._store is None:
             options = self._options
             if options.folder is None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from collectives import Communicator
 from collectives.errors import CollectiveError
-from mpicomp.pipeline.activations import Coding, Compression, Direct
+from mpicomp.pipeline.activations import Coding, Compression, Deltas, Direct
 from mpicomp.pipeline.errors import PipelineError
 from mpicomp.pipeline.link import REFUSABLE, Incoming, Outgoing
 from mpicomp.pipeline.schedule import Action, Forward, Schedule
@@ -104,6 +104,10 @@ class PipelineStage:
                 raise TypeError(f"the module is a {type(self.module).__name__}: pass the stage's nn.Module")
             if self.is_last and not callable(self._loss):
                 raise TypeError("the last stage has no loss: pass loss=, which is called with outputs and targets")
+            if isinstance(self._compression[1], Deltas):
+                raise TypeError(
+                    "gradients are no messages of examples that settle: pass Direct as backward=, not Deltas"
+                )
             self._actions = schedule_of(chosen)(self.stage, self.stages, self.micro_batches)
             into, out = self._codings_of(self.stage - 1, "after", seed), self._codings_of(self.stage, "before", seed)
         except (TypeError, ValueError) as error:
@@ -174,7 +178,7 @@ class PipelineStage:
                 run.take(action, self._actions[number + 1 : number + 2])
             run.finish()
             self.most_alive = max(self.most_alive, run.most_alive)
-            loss = self._end_together(run)
+            loss = self._end(run.loss, run.failure)
         except BaseException as error:
             self._roll_back(had)
             if not isinstance(error, PipelineError | CollectiveError):  # such as KeyboardInterrupt: on this stage alone
@@ -290,9 +294,6 @@ class PipelineStage:
         if 0 in sizes.values():
             raise ValueError("the batch is empty: leave it out on every stage")
         return next(iter(sizes.values()), -1), listed
-
-    def _end_together(self, run: _Step) -> float:
-        return self._end(run.loss, run.failure)
 
     def _end(self, loss: float, failure: Exception | None) -> float:
         """The loss, if no stage has failed; else PipelineError on every stage."""

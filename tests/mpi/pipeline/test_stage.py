@@ -274,3 +274,24 @@ def test_messages_that_cannot_be_written_are_told_on_all_ranks_at_the_next_step(
         stage.step(**given(comm))
     with pytest.raises(PipelineError, match=r"stage 1: messages of step 1 could not be kept \(the disk is full\)"):
         stage.step(**given(comm))
+
+
+def test_differences_of_gradients_are_refused(comm: Communicator) -> None:
+    with pytest.raises(PipelineError, match="pass Direct as backward=, not Deltas"):
+        staged(comm, backward=Deltas(RowQuantizer(2), EXAMPLES))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_messages_of_another_model_are_refused_on_all_ranks(comm: Communicator) -> None:
+    class Narrow(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[:, :3]
+
+    options = {"forward": Deltas(RowQuantizer(2), EXAMPLES)}
+    stage, other = staged(comm, **options), staged(comm, Narrow() if comm.rank == 0 else None, **options)
+    stage.step(**given(comm))
+    other.load_state_dict(stage.state_dict())
+    with pytest.raises(
+        PipelineError, match=r"stage 0: .*messages kept have shape \[6\], and an example's is now \[3\]"
+    ):
+        other.step(**given(comm))
