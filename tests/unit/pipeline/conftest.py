@@ -63,3 +63,9 @@ class Halves:
 def halves() -> Halves:
     """Give a codec of rows."""
     return Halves()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the test's store is; messages must survive the name."""
+    return tmp_path / "store 100%d"
