@@ -1,0 +1,191 @@
+"""What goes wrong on one stage is told on all, and what can be repeated is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from collectives import Communicator
+from mpicomp.codecs.rows import RowQuantizer
+from mpicomp.codecs.rows_full import FullRows
+from mpicomp.pipeline import Deltas, Direct, MessageStore, PipelineError
+from tests.mpi.lanes import few_ranks
+from tests.mpi.pipeline.stages import EXAMPLES, WIDTH, given, layer, staged
+
+several = pytest.mark.mpi(min_size=2, max_size=3)
+
+
+class Fails(nn.Module):
+    """A layer that fails when it is told to."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.left = inner, -1
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.left -= 1
+        if self.left == 0:
+            raise ValueError("no layer today")
+        return self.inner(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.mpi(max_size=4)  # the first of four hears of it through the second
+@pytest.mark.parametrize("micro_batch", [1, 3])
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_stage_that_fails_is_named_on_all_and_the_step_can_be_repeated(
+    comm: Communicator, micro_batch: int, trained: bool
+) -> None:
+    middle, module = comm.size // 2, Fails(layer(comm.rank))
+    options = {"forward": Deltas(FullRows("float16"), EXAMPLES)}
+    stage, other = staged(comm, module, **options), staged(comm, **options)
+    for one in (stage, other) if trained else ():
+        one.step(**given(comm))
+    module.left = micro_batch if comm.rank == middle else -1
+    for one in (stage, other):
+        one.module.zero_grad()
+    with pytest.raises(PipelineError, match=f"stage {middle}: ValueError: no layer today"):
+        stage.step(**given(comm))
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert stage.step(**given(comm)) == other.step(**given(comm))
+    for mine, theirs in zip(module.parameters(), other.module.parameters(), strict=True):
+        assert mine.grad is not None
+        assert torch.equal(mine.grad, theirs.grad)
+
+
+@several
+def test_an_output_of_another_shape_is_refused_on_all_ranks(comm: Communicator) -> None:
+    class Grows(nn.Module):
+        wide = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([x, x], 1) if self.wide else x * 1
+
+    module = Grows()
+    stage = staged(comm, module if comm.rank == 0 else None)
+    stage.step(**given(comm))
+    module.wide = True
+    with pytest.raises(PipelineError, match=r"stage 0: .*has shape \[3, 12\], and before an example's was \[6\]"):
+        stage.step(**given(comm))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"ids": np.arange(EXAMPLES)[::-1]}, "given different batches"),
+        ({"ids": np.zeros(EXAMPLES, np.int64)}, "id 0 occurs 12 times in a batch"),
+        ({"ids": np.arange(EXAMPLES) + 1}, "id 12 is not one of 12 examples"),
+        ({"ids": None}, "keeps a message for each example: pass ids="),
+        ({"inputs": None}, "stage 0: the first stage has no inputs"),
+        ({"targets": torch.zeros(8, WIDTH)}, "there are 8 targets, 12 ids"),
+    ],
+)
+@several
+def test_a_batch_that_one_stage_gets_wrong_is_refused_on_all(
+    comm: Communicator, wrong: dict[str, Any], told: str
+) -> None:
+    stage = staged(comm, forward=Deltas(FullRows("float16"), EXAMPLES))
+    where = comm.size - 1 if "targets" in wrong else 0
+    batch = given(comm) | (wrong if comm.rank == where else {})
+    with pytest.raises(PipelineError, match=told):
+        stage.step(**batch)
+    stage.step(**given(comm))
+
+
+@few_ranks
+def test_micro_batches_that_do_not_divide_are_refused(comm: Communicator) -> None:
+    batch = {name: value if value is None else value[:10] for name, value in given(comm).items()}
+    with pytest.raises(PipelineError, match="10 examples do not divide into 4 micro-batches"):
+        staged(comm).step(**batch)
+
+
+@several
+def test_stages_with_different_options_refuse_each_other(comm: Communicator) -> None:
+    with pytest.raises(PipelineError, match="the stages are given different options"):
+        staged(comm, backward=Direct(FullRows("float16")) if comm.rank == 0 else None)
+
+
+@several
+def test_messages_that_differ_between_the_two_ends_are_noticed(comm: Communicator) -> None:
+    stage = staged(comm, forward=Deltas(RowQuantizer(8), EXAMPLES, check_every=1))
+    stage.step(**given(comm))
+    state = stage.state_dict()
+    if comm.rank == 1:
+        state["codings"]["activations before"]["store"]["rows"][3] = 0
+    stage.load_state_dict(state)
+    stage.step(**given(comm))
+    with pytest.raises(PipelineError, match="stages 0 and 1 have kept different messages"):
+        stage.step(**given(comm))
+    stage.forget_messages()
+    stage.step(**given(comm))
+    stage.step(**given(comm))
+
+
+@several
+def test_not_a_number_is_refused_on_all_ranks(comm: Communicator) -> None:
+    stage = staged(comm, forward=Direct(FullRows("float16")))
+    batch = given(comm)
+    if comm.rank == 0:
+        batch["inputs"] = batch["inputs"] * float("nan")
+    with pytest.raises(PipelineError, match="stage 0: ValueError: the values contain NaN or infinity"):
+        stage.step(**batch)
+
+
+@several
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_a_store_without_room_is_told_on_all_ranks_and_the_step_can_be_repeated(
+    comm: Communicator, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise MemoryError("the rows take too many bytes")
+
+    stage = staged(comm, forward=Deltas(RowQuantizer(2), EXAMPLES))
+    full = int(where == "before")
+    with monkeypatch.context() as patch:
+        if comm.rank == full:
+            patch.setattr(MessageStore, "__init__", refuse)
+        with pytest.raises(PipelineError, match=f"stage {full}: MemoryError: the rows take too many bytes"):
+            stage.step(**given(comm))
+    stage.step(**given(comm))
+
+
+@several
+def test_messages_that_cannot_be_written_are_told_on_all_ranks_at_the_next_step(
+    comm: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError("the disk is full")
+
+    stage = staged(comm, forward=Deltas(RowQuantizer(2), EXAMPLES))
+    stage.step(**given(comm))
+    with monkeypatch.context() as patch:
+        if comm.rank == 1:
+            patch.setattr(MessageStore, "write", refuse)
+        stage.step(**given(comm))
+    with pytest.raises(PipelineError, match=r"stage 1: messages of step 1 could not be kept \(the disk is full\)"):
+        stage.step(**given(comm))
+
+
+@few_ranks
+def test_differences_of_gradients_are_refused(comm: Communicator) -> None:
+    with pytest.raises(PipelineError, match="pass Direct as backward=, not Deltas"):
+        staged(comm, backward=Deltas(RowQuantizer(2), EXAMPLES))
+
+
+@several
+def test_messages_of_another_model_are_refused_on_all_ranks(comm: Communicator) -> None:
+    class Narrow(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[:, :3]
+
+    options = {"forward": Deltas(RowQuantizer(2), EXAMPLES)}
+    stage, other = staged(comm, **options), staged(comm, Narrow() if comm.rank == 0 else None, **options)
+    stage.step(**given(comm))
+    other.load_state_dict(stage.state_dict())
+    with pytest.raises(
+        PipelineError, match=r"stage 0: .*messages kept have shape \[6\], and an example's is now \[3\]"
+    ):
+        other.step(**given(comm))
