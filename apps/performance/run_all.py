@@ -24,7 +24,7 @@ DOCUMENT = PROJECT / "docs" / "performance-tables.md"
 LONGEST_S = 3600.0
 PARTS = (
     "kernels", "codecs", "rows", "entropy", "allreduce", "dense-sizes", "small-calls", "startup", "memory",
-    "auto", "wrapper", "torch-backend", "soak", "idle-memory",
+    "auto", "wrapper", "torch-backend", "pipeline-store", "soak", "idle-memory",
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ Started by ``sudo python -m apps.performance.cluster``.
 - `driver`: starts jobs on a standing cluster; `records`: what they leave
 - `job`, on every rank: `prepared` makes implementations callable, `tuned` chooses MPI's algorithm, `rounds` times all
 - `methods`: all methods, beside what a training step computes; `training`: whole trainings
+- `pipeline`: stages of one model that send activations in few bits; `pipeline_tables`: its tables
 - `overlap`: how much of computing is hidden behind the wire
 - `ratios`, `predicted`, `targets`, `tables`, `plots`: what is made of the records
 """

@@ -10,7 +10,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from apps.launch import PROJECT, exit_on_signals
-from apps.performance.cluster import backward, methods, overlap, predicted, steps, targets, training
+from apps.performance.cluster import (
+    backward,
+    methods,
+    overlap,
+    pipeline,
+    pipeline_tables,
+    predicted,
+    steps,
+    targets,
+    training,
+)
 from apps.performance.cluster.driver import FAILURES, Limits, has_mpich, log, measure_cells
 from apps.performance.cluster.grid import (
     BUDGET_S,
@@ -39,7 +49,7 @@ CAPTIONS = {
     "cluster-methods": "Time of an iteration by method",
     "cluster-backward": "Communication beside backward, and what of it is exposed",
 }
-PARTS = ("grid", "overlap", "methods", "backward", "steps", "training", "tables")
+PARTS = ("grid", "overlap", "methods", "backward", "steps", "pipeline", "training", "tables")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "methods": methods.run,
         "backward": backward.run,
         "steps": steps.run,
+        "pipeline": pipeline.run,
         "training": training.run,
     }
     for name, run in runs.items():
@@ -106,6 +117,7 @@ def write(folder: Path, options: argparse.Namespace) -> None:
     records, overlaps = read(folder, "cluster"), read(folder / "overlap", "overlap")
     timed, trained = read(folder / "methods", "methods"), training.records(folder / "training")
     hidden, stepped = read(folder / "backward", "backward"), read(folder / "steps", "steps")
+    piped = read(folder / "pipeline", "pipeline")
     document = options.docs or (None if options.json_dir else DOCUMENT)
     folder_of_figures = options.figures or (folder if options.json_dir else FIGURES)
     drawn = draw(records, overlaps, folder_of_figures)
@@ -120,6 +132,7 @@ def write(folder: Path, options: argparse.Namespace) -> None:
     bodies["cluster-methods"] = methods.render(timed)
     bodies["cluster-backward"] = backward.render(hidden)
     bodies["cluster-steps"] = steps.render(stepped)
+    bodies["cluster-pipeline"] = pipeline_tables.render(piped)
     bodies["cluster-targets"] = targets.render(records)
     bodies["cluster-overlap"] += "\n\n" + targets.render_overlaps(overlaps)
     if document is None:
@@ -138,6 +151,7 @@ def write(folder: Path, options: argparse.Namespace) -> None:
         "cluster-methods": [timed],
         "cluster-backward": [hidden],
         "cluster-steps": [stepped],
+        "cluster-pipeline": [piped],
     }
     for name, body in bodies.items():
         if body != NOTHING and all(made_of.get(name, [records])):

@@ -1,0 +1,140 @@
+"""Tables of `pipeline`: throughput, what a micro-batch takes, targets, and micro-batches alive."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from apps.environment import describe
+from apps.performance.cluster.pipeline import (
+    ALIVE_MICRO_BATCHES,
+    DELTAS,
+    DIRECT,
+    FP32,
+    METHODS,
+    RATIO,
+    SCHEDULES,
+    STAGES,
+    computing_s,
+    message_bytes,
+)
+from apps.performance.cluster.ratios import payload_rate
+from apps.performance.cluster.tables import NOTHING
+from apps.performance.cluster.targets import COLUMNS, Row
+from apps.performance.part import MS, Column, get, scaled, table
+from apps.records import Record
+
+EPOCHS = 10
+"""Of a whole training, of which AQ-SGD sends the first in float32."""
+LEAST_OVER_FP32, MOST_BEHIND_DIRECT = 3.0, 0.15
+SHOWN = (FP32, DELTAS[-1])
+"""Methods whose messages are shown; the second is the one of the paper's Table 3."""
+
+
+def render(records: Sequence[Record]) -> str:
+    """All tables."""
+    if not records:
+        return NOTHING
+    ordered = sorted(records, key=payload_rate, reverse=True)
+    parts = [f"**Sequences a second, {schedule}**\n\n{_throughput(ordered, schedule)}" for schedule in SCHEDULES]
+    parts.append(f"**A micro-batch, ms**\n\n{_micro_batches(ordered)}")
+    near = min(ordered, key=lambda record: abs(math.log(ratio(record) / RATIO)))
+    where = f"at {near['settings']['rate']}, where messages take {ratio(near):.2f} times as long as computing"
+    parts.append(f"**Targets {where}**\n\n{table(COLUMNS, [*judge(near)])}")
+    parts.append(f"**Micro-batches alive, of {ALIVE_MICRO_BATCHES}**\n\n{_alive(ordered)}")
+    first = ordered[0]
+    load = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in first["load"].items())
+    note = f"{first['parameters']:,} parameters on {STAGES} stages; {load}. {describe(first['environment'])}."
+    return "\n\n".join(parts) + f"\n\n<sub>{note}</sub>"
+
+
+def ratio(record: Record) -> float:
+    """How many times as long as computing a micro-batch the messages of float32 take."""
+    return _wire_s(record, message_bytes(record, FP32)) / computing_s(record)
+
+
+def judge(record: Record) -> Iterator[Row]:
+    """AQ-SGD against float32 and DirectQ, as medians of rounds."""
+    for schedule in SCHEDULES:
+        times = _times(record, schedule)
+        for deltas, direct in zip(DELTAS, DIRECT, strict=True):
+            over = float(np.median(times[FP32] / times[deltas]))
+            yield Row(
+                f"{deltas} over {FP32}, {schedule}", f"{over:.2f}", f"≥ {LEAST_OVER_FP32:g}", over >= LEAST_OVER_FP32
+            )
+            behind = 1 - float(np.median(times[direct] / times[deltas]))
+            yield Row(
+                f"{deltas} slower than {direct}, {schedule}", f"{behind:.1%}", f"≤ {MOST_BEHIND_DIRECT:.0%}",
+                behind <= MOST_BEHIND_DIRECT,
+            )  # fmt: skip
+
+
+def whole_training(first_s: float, later_s: float) -> float:
+    """Seconds a step, mean over `EPOCHS` of which the first takes another time a step than the others."""
+    return (first_s + (EPOCHS - 1) * later_s) / EPOCHS
+
+
+def _throughput(records: Sequence[Record], schedule: str) -> str:
+    names = [*METHODS, *(f"{name}, {EPOCHS} epochs" for name in DELTAS)]
+    cells = [_rates(record, schedule) for record in records]
+    last = {"name": f"messages over computing, {FP32}"}
+    columns: list[Column] = [("method", get("name"))]
+    for record, mine in zip(records, cells, strict=True):
+        mine |= {last["name"]: f"{ratio(record):.2f}"}
+        columns.append((record["settings"]["rate"], lambda row, mine=mine: mine[row["name"]]))  # type: ignore[misc]
+    return table(columns, [*({"name": name} for name in names), last])
+
+
+def _rates(record: Record, schedule: str) -> dict[str, str]:
+    """Sequences a second by method, and how many times those of float32."""
+    seconds = {name: float(np.median(times)) for name, times in _times(record, schedule).items()}
+    seconds |= {f"{name}, {EPOCHS} epochs": whole_training(seconds[FP32], seconds[name]) for name in DELTAS}
+    return {name: f"{record['batch'] / one:.3g} ({seconds[FP32] / one:.2f}×)" for name, one in seconds.items()}
+
+
+def _micro_batches(records: Sequence[Record]) -> str:
+    rows = []
+    for record in records:
+        for name in SHOWN:
+            coded = record["codecs"][name]
+            rows.append(
+                record["computing"]
+                | {"rate": record["settings"]["rate"], "method": name, "codec": scaled(coded["seconds"], MS)}
+                | {way: scaled(_wire_s(record, coded[f"{way}_bytes"]), MS) for way in ("forward", "backward")}
+            )
+    return table(MICRO_BATCH, rows)
+
+
+def _alive(records: Sequence[Record]) -> str:
+    """The most of all records."""
+    rows = [
+        {"schedule": schedule, "alive": np.max([record["alive"][schedule] for record in records], axis=0).tolist()}
+        for schedule in SCHEDULES
+    ]
+    stages = range(len(rows[0]["alive"]))
+    columns: list[Column] = [("schedule", get("schedule"))]
+    columns += [(f"stage {stage}", lambda row, stage=stage: str(row["alive"][stage])) for stage in stages]  # type: ignore[misc]
+    return table(columns, rows)
+
+
+def _times(record: Record, schedule: str) -> Mapping[str, Any]:
+    return {row["method"]: np.array(row["times_s"]) for row in record["rows"] if row["schedule"] == schedule}
+
+
+def _wire_s(record: Record, nbytes: float) -> float:
+    """What the slowest link takes for so many bytes, by the rate that it was measured to carry."""
+    return 8 * nbytes / payload_rate(record)
+
+
+MICRO_BATCH: Sequence[Column] = (
+    ("links", get("rate")),
+    ("method", get("method")),
+    ("computing forward", lambda row: scaled(row["forward_s"], MS)),
+    ("message forward", get("forward")),
+    ("computing backward", lambda row: scaled(row["backward_s"], MS)),
+    ("message backward", get("backward")),
+    ("codec of a stage", get("codec")),
+)

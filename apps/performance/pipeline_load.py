@@ -1,0 +1,115 @@
+"""A small language model over characters, cut into the stages of a pipeline: a load for benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from mpicomp.pipeline import PipelineStage
+
+CHARACTERS, HEAD_WIDTH, RATE = 96, 32, 1e-3
+
+
+@dataclass(frozen=True)
+class Load:
+    """How large the model and its batches are.
+
+    An example is `context` characters. The last dimension of activations is `width`. Each stage has so many `blocks`. A
+    micro-batch has `examples`, a batch `micro_batches`, and an epoch `batches`.
+    """
+
+    context: int = 128
+    width: int = 128
+    blocks: int = 2
+    examples: int = 8
+    micro_batches: int = 8
+    batches: int = 2
+
+    @property
+    def batch(self) -> int:
+        """Examples of a batch."""
+        return self.examples * self.micro_batches
+
+    @property
+    def epoch(self) -> int:
+        """Examples of an epoch."""
+        return self.batch * self.batches
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Shape of the activations of a micro-batch, one row for each character."""
+        return self.examples * self.context, self.width
+
+    def texts(self) -> tuple[Tensor, Tensor]:
+        """Characters of all examples of an epoch, drawn, and those that follow them."""
+        drawn = torch.randint(CHARACTERS, (self.epoch, self.context + 1), generator=torch.Generator().manual_seed(0))
+        return drawn[:, :-1], drawn[:, 1:]
+
+
+class Slice(nn.Module):
+    """A stage's blocks; the first stage has the embedding too, and the last one the head."""
+
+    def __init__(self, load: Load, stage: int, stages: int) -> None:
+        super().__init__()
+        torch.manual_seed(stage)
+        self._first, self._last = stage == 0, stage == stages - 1
+        if self._first:
+            self.embed = nn.Embedding(CHARACTERS, load.width)
+            self.places = nn.Parameter(0.02 * torch.randn(load.context, load.width))
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                load.width, max(1, load.width // HEAD_WIDTH), 4 * load.width, 0.0, "gelu", batch_first=True,
+                norm_first=True,
+            )
+            for _ in range(load.blocks)
+        )  # fmt: skip
+        if self._last:
+            self.head = nn.Sequential(nn.LayerNorm(load.width), nn.Linear(load.width, CHARACTERS))
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(load.context))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Characters or activations to activations, or to logits of the next character."""
+        if self._first:
+            x = self.embed(x) + self.places
+        for block in self.blocks:
+            x = block(x, self.mask, is_causal=True)
+        return self.head(x) if self._last else x
+
+
+def loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean over all characters."""
+    return cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def trainer(stage: PipelineStage, load: Load, shuffled: bool = False) -> Callable[[], None]:
+    """Return what trains a stage on the next batch of the epoch; call it on all stages.
+
+    `shuffled`: the examples come in another order in each epoch. Otherwise a batch always has the same ones.
+    """
+    inputs, targets = load.texts()
+    optimizer = torch.optim.SGD(stage.module.parameters(), RATE)
+    draw, numbers = np.random.default_rng(0), cycle(range(load.batches))
+    order = np.arange(load.epoch)
+
+    def step() -> None:
+        number = next(numbers)
+        if shuffled and number == 0:
+            draw.shuffle(order)
+        ids = order[number * load.batch : (number + 1) * load.batch].copy()
+        optimizer.zero_grad()
+        stage.step(inputs[ids] if stage.is_first else None, targets[ids] if stage.is_last else None, ids)
+        optimizer.step()
+
+    return step
+
+
+def module_and_loss(load: Load, stage: int, stages: int) -> tuple[Slice, Any]:
+    """A stage's slice, and the loss where the stage is the last one."""
+    return Slice(load, stage, stages), loss if stage == stages - 1 else None
