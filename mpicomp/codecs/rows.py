@@ -29,7 +29,7 @@ Reference: AQ-SGD (Wang et al., NeurIPS 2022).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,40 +37,10 @@ from numpy.typing import NDArray
 from mpicomp import kernels
 from mpicomp.codecs import options
 from mpicomp.codecs.base import Bytes, Draw
+from mpicomp.codecs.rows_base import Keys, Rows, check_pair, check_payload, check_rows
 
-Rows = NDArray[np.float32]
 _NO_KEYS, _NO_SCHEDULE = np.zeros(0, np.int64), np.zeros(56, np.uint64)
 _MOST_GROUPS = 1 << 54  # that a stream numbers
-
-
-def check_rows(what: str, rows: NDArray[Any]) -> None:
-    """Raise ValueError unless these are float32 rows in one piece."""
-    if rows.dtype != np.float32 or not rows.flags.c_contiguous or rows.ndim < 1 or rows.shape[-1] < 1:
-        raise ValueError(
-            f"{what} must be C-contiguous float32 rows of one column or more, not {rows.dtype} of shape {rows.shape}: "
-            f"pass np.ascontiguousarray(x, np.float32)"
-        )
-
-
-def check_pair(values: NDArray[Any], message: NDArray[Any]) -> None:
-    """Raise ValueError unless the values and their message are rows of one shape."""
-    check_rows("the values", values)
-    check_rows("the message", message)
-    if values.shape != message.shape:
-        raise ValueError(
-            f"the values have shape {values.shape}, their message {message.shape}: pass that example's own"
-        )
-
-
-def check_payload(codec: Any, payload: Bytes, shape: tuple[int, ...]) -> None:
-    """Raise ValueError unless the payload has the size that rows of this shape need."""
-    rows, columns = int(np.prod(shape[:-1])), shape[-1]
-    expected = codec.nbytes(rows, columns)
-    if payload.dtype != np.uint8 or payload.ndim != 1 or not payload.flags.c_contiguous or payload.size != expected:
-        raise ValueError(
-            f"{codec}: a payload of {rows} rows of {columns} has {expected} bytes of uint8, "
-            f"this one {payload.size} of {payload.dtype}: it is damaged, or of rows of another shape"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +86,7 @@ class RowQuantizer:
         """Exact size: the scales, and ceil(bits columns / 8) bytes for each row."""
         return rows * ((2 if self.scale == "float16" else 4) + -(-self.bits * columns // 8))
 
-    def encode(
-        self, values: Rows, payload: Bytes, draw: Draw | None = None, row_keys: NDArray[np.int64] | None = None
-    ) -> None:
+    def encode(self, values: Rows, payload: Bytes, draw: Draw | None = None, row_keys: Keys | None = None) -> None:
         """Overwrite the payload.
 
         Parameters
@@ -150,7 +118,7 @@ class RowQuantizer:
         message: Rows,
         payload: Bytes,
         draw: Draw | None = None,
-        row_keys: NDArray[np.int64] | None = None,
+        row_keys: Keys | None = None,
     ) -> None:
         """Overwrite the payload with Q(values - message), and add what it decodes to to the message.
 
@@ -171,7 +139,7 @@ class RowQuantizer:
         message: Rows | None,
         payload: Bytes,
         draw: Draw | None,
-        row_keys: NDArray[np.int64] | None,
+        row_keys: Keys | None,
     ) -> None:
         check_payload(self, payload, values.shape)
         columns, random = values.shape[-1], self.rounding == "stochastic"
@@ -207,7 +175,7 @@ def _work() -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
     return np.empty(tile, np.uint8), np.empty(tile // 4, np.uint64)
 
 
-def _checked_keys(row_keys: NDArray[np.int64] | None, rows: int, columns: int) -> NDArray[np.int64]:
+def _checked_keys(row_keys: Keys | None, rows: int, columns: int) -> Keys:
     if row_keys is None:
         return np.arange(rows, dtype=np.int64)
     most = _MOST_GROUPS // -(-columns // 512)

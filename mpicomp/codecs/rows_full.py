@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mpicomp import kernels
 from mpicomp.codecs import options
 from mpicomp.codecs.base import Bytes, Draw
-from mpicomp.codecs.rows import Rows, check_pair, check_payload, check_rows
+from mpicomp.codecs.rows_base import Keys, Rows, check_pair, check_payload, check_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,7 @@ class FullRows:
         """4 or 2 bytes for each element."""
         return (4 if self.dtype == "float32" else 2) * rows * columns
 
-    def encode(
-        self, values: Rows, payload: Bytes, draw: Draw | None = None, row_keys: NDArray[np.int64] | None = None
-    ) -> None:
+    def encode(self, values: Rows, payload: Bytes, draw: Draw | None = None, row_keys: Keys | None = None) -> None:
         """Overwrite the payload; nothing is drawn.
 
         Raises ValueError for NaN or infinity, and OverflowError for values that 16 bits cannot hold.
@@ -73,7 +71,7 @@ class FullRows:
         message: Rows,
         payload: Bytes,
         draw: Draw | None = None,
-        row_keys: NDArray[np.int64] | None = None,
+        row_keys: Keys | None = None,
     ) -> None:
         """Send the values themselves, as on a first visit: the message becomes what they decode to."""
         check_pair(values, message)

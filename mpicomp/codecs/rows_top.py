@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mpicomp import kernels
 from mpicomp.codecs import options
 from mpicomp.codecs.base import Bytes, Draw
-from mpicomp.codecs.rows import RowQuantizer, Rows, check_payload, check_rows
+from mpicomp.codecs.rows import RowQuantizer
+from mpicomp.codecs.rows_base import Keys, Rows, check_payload, check_rows
 from mpicomp.codecs.top_k import Selector
 
 
@@ -58,9 +58,7 @@ class TopRows:
         """Exact size: the payload of what is kept, and a bit for each element, rounded up to bytes in each row."""
         return self.quantizer.nbytes(rows, self.kept(columns)) + rows * -(-columns // 8)
 
-    def encode(
-        self, values: Rows, payload: Bytes, draw: Draw | None = None, row_keys: NDArray[np.int64] | None = None
-    ) -> None:
+    def encode(self, values: Rows, payload: Bytes, draw: Draw | None = None, row_keys: Keys | None = None) -> None:
         """Overwrite the payload; otherwise as `RowQuantizer.encode`."""
         check_rows("the values", values)
         check_payload(self, payload, values.shape)

@@ -1,8 +1,9 @@
 """Pipeline parallelism with compressed activations.
 
 ``schedule.py`` says which micro-batch a stage takes next, as data; ``simulate.py`` proves it. ``store.py`` describes
-what keeps the last message of every example, ``memory_store.py`` and ``file_store.py`` do so. ``stage.py`` has a stage
-and its steps, ``link.py`` its messages, ``activations.py`` how rows are coded in these.
+what keeps the last message of every example, ``memory_store.py`` and ``file_store.py`` do so. ``stage.py`` has a stage,
+``step.py`` a batch on its way through it, ``agreement.py`` what stages agree on before and after. ``cut.py`` is one end
+of a cut between stages, ``link.py`` its messages, ``activations.py`` how rows are coded in these.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from os import PathLike
 from typing import Any
 
 from mpicomp.codecs.options import whole
+from mpicomp.codecs.rows_base import RowCodec, Rows
 from mpicomp.pipeline.prefetch import Prefetcher
-from mpicomp.pipeline.rows import RowCodec, Rows
 from mpicomp.pipeline.stamps import Ids, Stamps, seen
 from mpicomp.pipeline.store import State, Store
 from mpicomp.pipeline.store_file import StoreFile

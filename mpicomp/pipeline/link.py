@@ -48,11 +48,14 @@ class Outgoing:
     Attributes
     ----------
     row_shape : tuple of int or None
+    bytes_sent : int
+        All messages, but not what tells shapes.
     """
 
     def __init__(self, comm: Communicator, to: int, tag: int, coding: Coding, tells: bool = True) -> None:
         self._comm, self._to, self._tag, self._coding, self._tells = comm, to, tag, coding, tells
         self.row_shape: tuple[int, ...] | None = None
+        self.bytes_sent = 0
         self._in_flight: deque[tuple[Handle, Bytes]] = deque()
         self._silent = False  # in this step: the neighbour knows no shape, and waits for nothing
 
@@ -85,6 +88,7 @@ class Outgoing:
                 error, rows = caught, None
         payload[0] = rows is not None
         self._in_flight.append((self._comm.isend(payload, self._to, self._tag), payload))
+        self.bytes_sent += payload.size
         return error
 
     def finish(self) -> None:

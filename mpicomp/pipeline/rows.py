@@ -1,34 +1,19 @@
-"""How a store keeps a row: as float32, or in fewer bits by a codec of rows."""
+"""Examples as rows, which is what codecs take, and how a store keeps an example's: as float32, or in fewer bits."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpicomp.codecs.base import Bytes
 from mpicomp.codecs.options import whole
+from mpicomp.codecs.rows_base import RowCodec, Rows
 
-Rows = NDArray[np.float32]
-
-
-class RowCodec(Protocol):
-    """Matrices to bytes and back, such as `mpicomp.codecs.rows.RowQuantizer`. Without state; its repr names it."""
-
-    def nbytes(self, rows: int, columns: int) -> int:
-        """Exact size of a payload."""
-        ...
-
-    def encode(self, values: Rows, payload: Bytes, draw: Any) -> None:
-        """Overwrite the payload; `values` has shape (rows, columns)."""
-        ...
-
-    def decode(self, payload: Bytes, values: Rows) -> None:
-        """Overwrite the values, of shape (rows, columns)."""
-        ...
+Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +43,7 @@ class RowFormat:
     @property
     def matrix(self) -> tuple[int, int]:
         """Rows and columns of a message, as a codec sees it."""
-        return (math.prod(self.row_shape[:-1]), self.row_shape[-1]) if self.row_shape else (1, 1)
+        return matrix(self.row_shape)
 
     @property
     def nbytes(self) -> int:
@@ -98,3 +83,20 @@ class RowFormat:
             out.view(np.uint8)[:] = payload
         else:
             self.codec.decode(payload, out.reshape(self.matrix))
+
+
+def matrix(row_shape: tuple[int, ...]) -> tuple[int, int]:
+    """How many rows with a scale of their own an example has, and their length: the last dimension."""
+    return (math.prod(row_shape[:-1]), row_shape[-1]) if row_shape else (1, 1)
+
+
+def as_matrix(rows: Rows) -> Rows:
+    """Examples as rows with a scale of their own; a view."""
+    count, columns = matrix(rows.shape[1:])
+    return rows.reshape(len(rows) * count, columns)
+
+
+def row_keys(ids: Ids, row_shape: tuple[int, ...]) -> Ids:
+    """A number for each row of these examples, whatever batch they are in."""
+    rows, _ = matrix(row_shape)
+    return (ids[:, None] * rows + np.arange(rows)).reshape(-1)

@@ -31,6 +31,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Integral
 from types import MappingProxyType
+from typing import ClassVar
 
 from collectives.spelling import suggestion
 
@@ -40,32 +41,30 @@ class ScheduleError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
-    """Run a micro-batch through the stage, and keep what its backward needs.
-
-    Attributes
-    ----------
-    micro_batch : int
-        Its number in the batch, from 0 on.
-    """
+class _OfMicroBatch:
+    """An action: what a stage does with one micro-batch."""
 
     micro_batch: int
+    _letter: ClassVar[str]
+    _way: ClassVar[int]  # to the next stage that takes the micro-batch
 
     def source(self, stage: int, stages: int) -> int | None:
-        """The stage whose activations are received before; None: the stage is the first, and takes examples."""
-        return stage - 1 if stage > 0 else None
+        """The stage that is received from before; None: there is none, the action begins with this stage."""
+        neighbour = stage - self._way
+        return neighbour if 0 <= neighbour < stages else None
 
     def destination(self, stage: int, stages: int) -> int | None:
-        """The stage that the activations are sent to after; None: the stage is the last, and computes the loss."""
-        return stage + 1 if stage < stages - 1 else None
+        """The stage that the result is sent to after; None: there is none, the action ends with this stage."""
+        neighbour = stage + self._way
+        return neighbour if 0 <= neighbour < stages else None
 
     def __str__(self) -> str:
-        return f"F{self.micro_batch}"
+        return f"{self._letter}{self.micro_batch}"
 
 
 @dataclass(frozen=True, slots=True)
-class Backward:
-    """Run a micro-batch back through the stage, and let go of what its forward kept.
+class Forward(_OfMicroBatch):
+    """Run a micro-batch through the stage, and keep what its backward needs; activations travel.
 
     Attributes
     ----------
@@ -73,18 +72,22 @@ class Backward:
         Its number in the batch, from 0 on.
     """
 
-    micro_batch: int
+    _letter: ClassVar[str] = "F"
+    _way: ClassVar[int] = 1
 
-    def source(self, stage: int, stages: int) -> int | None:
-        """The stage whose activation gradients are received before; None: the stage is the last, and has the loss."""
-        return stage + 1 if stage < stages - 1 else None
 
-    def destination(self, stage: int, stages: int) -> int | None:
-        """The stage that the activation gradients are sent to after; None: the stage is the first."""
-        return stage - 1 if stage > 0 else None
+@dataclass(frozen=True, slots=True)
+class Backward(_OfMicroBatch):
+    """Run a micro-batch back through the stage, and let go of what its forward kept; activation gradients travel.
 
-    def __str__(self) -> str:
-        return f"B{self.micro_batch}"
+    Attributes
+    ----------
+    micro_batch : int
+        Its number in the batch, from 0 on.
+    """
+
+    _letter: ClassVar[str] = "B"
+    _way: ClassVar[int] = -1
 
 
 Action = Forward | Backward

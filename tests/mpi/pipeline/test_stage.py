@@ -13,7 +13,9 @@ from torch import nn
 from collectives import Communicator
 from mpicomp.codecs.rows import RowQuantizer
 from mpicomp.codecs.rows_full import FullRows
+from mpicomp.codecs.rows_top import TopRows
 from mpicomp.pipeline import Deltas, Direct, PipelineStage
+from mpicomp.pipeline.link import HEADER_BYTES
 from tests.mpi.lanes import every_size, few_ranks
 from tests.mpi.pipeline.stages import EXAMPLES, MICRO_BATCHES, data, given, layer, staged
 
@@ -106,3 +108,48 @@ def test_evaluation_is_that_of_one_process_and_keeps_nothing(comm: Communicator)
     assert loss == nn.functional.mse_loss(whole(inputs), targets).item()
     assert stage.state_dict() == before
     stage.step(**batch)
+
+
+@few_ranks
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_evaluation_needs_no_ids_whatever_the_number_of_micro_batches(comm: Communicator, micro_batches: int) -> None:
+    loss = nn.functional.mse_loss if comm.rank == comm.size - 1 else None
+    forward = Deltas(FullRows("float16"), EXAMPLES)
+    stage = PipelineStage(layer(comm.rank), comm, micro_batches, loss=loss, forward=forward)
+    batch = given(comm)
+    assert stage.evaluate(batch["inputs"], batch["targets"]) > 0
+
+
+@few_ranks
+@pytest.mark.mpi(min_size=2)
+def test_the_largest_gradients_alone_go_back_and_bytes_are_counted(comm: Communicator) -> None:
+    stage = staged(comm, forward=Direct(RowQuantizer(2)), backward=Direct(TopRows(0.2, RowQuantizer(8))))
+    stage.step(**given(comm))
+    first, last = comm.rank == 0, comm.rank == comm.size - 1
+    rows, header = EXAMPLES, MICRO_BATCHES * HEADER_BYTES
+    forward = 0 if last else rows * (2 + 2) + header  # a scale, and 6 codes of 2 bits
+    backward = 0 if first else rows * (2 + 2 + 1) + header  # a scale, 2 codes of 8 bits, and which 2 of 6 these are
+    assert stage.bytes_sent == (forward, backward)
+    stage.evaluate(given(comm)["inputs"], given(comm)["targets"])
+    assert stage.bytes_sent == (forward, backward)
+
+
+@few_ranks
+@pytest.mark.mpi(min_size=2)
+def test_stores_are_alike_until_one_end_keeps_something_else(comm: Communicator) -> None:
+    stage = staged(comm, forward=Deltas(RowQuantizer(2), EXAMPLES))
+    assert stage.stores_alike()
+    for _ in range(2):
+        stage.step(**given(comm))
+        assert stage.stores_alike()
+    state = stage.state_dict()
+    if comm.rank == 1:
+        state["codings"]["activations before"]["store"]["rows"][3] += 1
+    stage.load_state_dict(state)
+    assert not stage.stores_alike()
+    stage.close()
+
+
+def test_codecs_without_differences_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"TopRows\(.* sends no differences"):
+        Deltas(TopRows(), EXAMPLES)  # type: ignore[arg-type]

@@ -1,0 +1,133 @@
+"""What the ranks of a pipeline agree on: that all can begin a step, that they mean the same batch, and how it ended."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from collectives import Communicator
+from mpicomp.pipeline.errors import PipelineError
+from mpicomp.pipeline.rows import Ids
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a rank was given of a batch.
+
+    Attributes
+    ----------
+    examples : int
+        -1: the rank was given none of it.
+    ids : int64[examples] or None
+    """
+
+    examples: int = -1
+    ids: Ids | None = None
+
+    @classmethod
+    def of(cls, inputs: Any, targets: Any, ids: Any, *, first: bool, last: bool) -> Batch:
+        """Examine what a rank was given that has the first layers, or the last ones.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Something is missing, or of the wrong kind or length.
+        """
+        sizes = {}
+        if first:
+            if not isinstance(inputs, Tensor) or not inputs.ndim:
+                raise TypeError("the first stage has no inputs: pass a tensor with an example in each row")
+            sizes["inputs"] = len(inputs)
+        if last:
+            if targets is None:
+                raise TypeError("the last stage has no targets: pass a tensor with an example in each row")
+            sizes["targets"] = len(targets)
+        listed = None
+        if ids is not None:
+            given = np.asarray(ids)
+            if given.ndim != 1 or given.dtype.kind not in "iu":
+                raise TypeError(f"ids are {given.dtype}{list(given.shape)}: pass an integer for each example")
+            listed = given.astype(np.int64)
+            sizes["ids"] = listed.size
+        if len(set(sizes.values())) > 1:
+            raise ValueError(f"there are {', '.join(f'{size} {name}' for name, size in sizes.items())}")
+        if 0 in sizes.values():
+            raise ValueError("the batch is empty: leave it out on every stage")
+        return cls(next(iter(sizes.values()), -1), listed)
+
+    def mark(self) -> int:
+        """Stands for the ids; 0: there are none."""
+        if self.ids is None:
+            return 0
+        return int.from_bytes(hashlib.blake2b(self.ids.tobytes(), digest_size=8).digest(), "little", signed=True)
+
+
+def agree_on_batch(comm: Communicator, batch: Batch, wrong: str | None, kept: tuple[int, int], parts: int) -> Ids:
+    """Return the ids of all stages' examples, or numbers in place of them; collective.
+
+    Parameters
+    ----------
+    comm : Communicator
+    batch : Batch
+    wrong : str or None
+        Why this stage cannot begin.
+    kept : (int, int)
+        Checksums of what was kept for the cuts before and behind this stage.
+    parts : int
+        Into which the batch is cut.
+
+    Raises
+    ------
+    PipelineError
+        A stage cannot begin, or the stages differ; on all of them.
+    """
+    everyones = comm.allgather(np.array([[wrong is not None, batch.examples, batch.mark(), *kept]], np.int64))
+    if everyones[:, 0].any():
+        raise_first(comm.allgather_object(wrong), "the step was not begun")
+    for cut in np.flatnonzero(everyones[:-1, 4] != everyones[1:, 3]).tolist():
+        raise PipelineError(
+            f"{comm.here}: stages {cut} and {cut + 1} have kept different messages of the same examples: "
+            "load the last checkpoint, or call forget_messages() on all stages, and all are sent in full again"
+        )
+    sizes = {int(size) for size in everyones[:, 1] if size >= 0}
+    if len(sizes) != 1 or len(set(everyones[:, 2].tolist())) != 1:
+        told = ", ".join(
+            f"stage {stage}: {'any number' if size < 0 else size} of examples, ids {one & 0xFFFFFFFF:08x}"
+            for stage, (_, size, one, *_) in enumerate(everyones.tolist())
+        )
+        raise PipelineError(
+            f"{comm.here}: the stages are given different batches: {told}; give all of them the same examples "
+            "in the same order"
+        )
+    (examples,) = sizes
+    if examples % parts:
+        raise PipelineError(
+            f"{comm.here}: {examples} examples do not divide into {parts} micro-batches: leave "
+            "some out, as drop_last of a DataLoader does"
+        )
+    return np.arange(examples) if batch.ids is None else batch.ids
+
+
+def agree_on_end(comm: Communicator, loss: float, failure: Exception | None) -> float:
+    """Return the last stage's loss; PipelineError on every stage if one has failed; collective."""
+    everyones = comm.allgather(np.array([[loss, failure is not None]], np.float64))
+    if everyones[:, 1].any():
+        raise_first(comm.allgather_object(in_words(failure)), "the step failed", failure)
+    return float(everyones[-1, 0])
+
+
+def in_words(failure: BaseException | None) -> str | None:
+    """What other ranks are told."""
+    return None if failure is None else f"{type(failure).__name__}: {failure}"
+
+
+def raise_first(answers: Iterable[str | None], what: str, cause: BaseException | None = None) -> None:
+    """Raise PipelineError with what is wrong on the stages, if anything is."""
+    told = [f"stage {stage}: {wrong}" for stage, wrong in enumerate(answers) if wrong is not None]
+    if told:
+        raise PipelineError(f"{what}: {'; '.join(told)}") from cause

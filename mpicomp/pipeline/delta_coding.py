@@ -1,0 +1,193 @@
+"""Messages that are differences to the last one of the same example; see `mpicomp.pipeline.activations`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpicomp.codecs.base import Bytes, Draw
+from mpicomp.codecs.rows_base import DeltaCodec, Rows
+from mpicomp.kernels.streams import Stream
+from mpicomp.pipeline.rows import Ids, as_matrix, matrix, row_keys
+from mpicomp.pipeline.stamps import Stamps, seen
+from mpicomp.pipeline.store import Store
+
+_READ_TOGETHER = 64
+
+
+class DeltaCoding:
+    """One end of a cut that keeps the last message of every example.
+
+    Parameters
+    ----------
+    codec : DeltaCodec
+        Of the differences.
+    stream : Stream
+        Of stochastic rounding.
+    examples : int
+        Ids are 0 to examples - 1.
+    check_every : int
+        Steps between two checksums.
+    make_store : callable
+        A store of messages of the shape that it is given, which is known when the first one passes.
+    """
+
+    def __init__(
+        self,
+        codec: DeltaCodec,
+        stream: Stream,
+        examples: int,
+        check_every: int,
+        make_store: Callable[[tuple[int, ...]], Store],
+    ) -> None:
+        self._codec, self._stream, self._examples, self._check_every = codec, stream, examples, check_every
+        self._make_store = make_store
+        self._store: Store | None = None
+        self._pending: list[tuple[Ids, Rows]] = []
+        self._steps = 0
+
+    def check(self, ids: Ids | None) -> None:
+        """See `Coding`."""
+        if ids is None:
+            raise TypeError("Deltas keeps a message for each example: pass ids= to step on every stage")
+        outside = ids[(ids < 0) | (ids >= self._examples)]
+        if outside.size:
+            raise ValueError(f"id {outside[0]} is not one of {self._examples} examples: see Deltas(examples=)")
+        once, counts = np.unique(ids, return_counts=True)
+        if once.size < ids.size:
+            raise ValueError(
+                f"id {once[counts.argmax()]} occurs {counts.max()} times in a batch: leave repeated examples out, or "
+                "give each augmented variant an id of its own"
+            )
+
+    def prepare(self, row_shape: tuple[int, ...]) -> None:
+        """See `Coding`."""
+        self._opened(row_shape)
+
+    def nbytes(self, ids: Ids, row_shape: tuple[int, ...]) -> int:
+        """See `Coding`."""
+        full = self._full(ids, row_shape)
+        rows, columns = matrix(row_shape)
+        new = int(full.sum())
+        return 4 * new * rows * columns + self._codec.nbytes((ids.size - new) * rows, columns)
+
+    def prefetch(self, ids: Ids) -> None:
+        """See `Coding`."""
+        if self._store is not None:
+            self._store.prefetch(ids)
+
+    def encode(self, rows: Rows, ids: Ids, payload: Bytes) -> None:
+        """See `Coding`."""
+        row_shape = rows.shape[1:]
+        full = self._full(ids, row_shape)
+        first, rest = self._parts(payload, full, row_shape)
+        new = rows[full]  # a copy, which is kept
+        if not np.isfinite(new).all():
+            raise ValueError("activations contain NaN or infinity")
+        first[:] = new
+        if not full.all():
+            later, messages = ids[~full], self._opened(row_shape).read(ids[~full])
+            draw, numbers = Draw(self._stream, self._steps, 0), row_keys(later, row_shape)
+            self._codec.encode_delta(as_matrix(rows[~full]), as_matrix(messages), rest, draw, numbers)
+            self._pending.append((later, messages))
+        self._pending.append((ids[full], new))
+
+    def decode(self, payload: Bytes, ids: Ids, row_shape: tuple[int, ...]) -> Rows:
+        """See `Coding`."""
+        full = self._full(ids, row_shape)
+        first, rest = self._parts(payload, full, row_shape)
+        rows = np.empty((ids.size, *row_shape), np.float32)
+        rows[full] = first
+        if not full.all():
+            messages = self._opened(row_shape).read(ids[~full])
+            self._codec.decode_delta(rest, as_matrix(messages))
+            rows[~full] = messages
+            self._pending.append((ids[~full], messages))
+        self._pending.append((ids[full], first.copy()))
+        return rows
+
+    def commit(self) -> None:
+        """See `Coding`."""
+        pending, self._pending = self._pending, []
+        for ids, rows in pending:
+            if ids.size:
+                self._opened(rows.shape[1:]).write(ids, rows)
+        self._steps += 1
+
+    def roll_back(self) -> None:
+        """See `Coding`."""
+        self._pending.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Coding`."""
+        if self._store is None:
+            return {"steps": self._steps, "row_shape": None, "store": None}
+        return {"steps": self._steps, "row_shape": list(self._store.row_shape), "store": self._store.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Coding`."""
+        if set(state) != {"steps", "row_shape", "store"}:
+            raise ValueError(f"a state with {', '.join(state)} is not one of Deltas: load that of the same compression")
+        if state["store"] is not None:
+            self._opened(tuple(state["row_shape"])).load_state_dict(state["store"])
+        elif self._store is not None:
+            stamps = self._store.all_stamps()
+            self._store.forget(np.flatnonzero(stamps), None)
+        self._steps = int(state["steps"])
+
+    def stamps(self) -> Stamps | None:
+        """See `Coding`."""
+        return np.zeros(self._examples, np.uint32) if self._store is None else self._store.all_stamps()
+
+    def forget(self, ids: Ids, theirs: Stamps) -> None:
+        """See `Coding`."""
+        if self._store is not None:
+            self._store.forget(ids, theirs)
+
+    def checksum(self) -> int | None:
+        """See `Coding`."""
+        if self._store is None or self._steps % self._check_every:
+            return None
+        found = self._store.touched_checksum()
+        self._store.reset_checksum()
+        return found
+
+    def digest(self) -> int:
+        """See `Coding`."""
+        if self._store is None:
+            return 0
+        stamps = self._store.all_stamps()
+        found = hashlib.blake2b(stamps.tobytes(), digest_size=8)
+        for ids in np.array_split(np.flatnonzero(seen(stamps)), -(-stamps.size // _READ_TOGETHER)):
+            found.update(self._store.read(ids).tobytes())
+        return int.from_bytes(found.digest(), "little") >> 1
+
+    def close(self) -> None:
+        """See `Coding`."""
+        if self._store is not None:
+            self._store.close()
+
+    def _full(self, ids: Ids, row_shape: tuple[int, ...]) -> NDArray[np.bool_]:
+        """Which of the examples travel in full precision."""
+        full: NDArray[np.bool_] = self._opened(row_shape).stamps(ids) == 0
+        return full
+
+    def _parts(self, payload: Bytes, full: NDArray[np.bool_], row_shape: tuple[int, ...]) -> tuple[Rows, Bytes]:
+        count = int(full.sum())
+        split = 4 * count * prod(row_shape)
+        return payload[:split].view(np.float32).reshape(count, *row_shape), payload[split:]
+
+    def _opened(self, row_shape: tuple[int, ...]) -> Store:
+        if self._store is not None and self._store.row_shape != row_shape:
+            raise ValueError(
+                f"the messages kept have shape {[*self._store.row_shape]}, and an example's is now {[*row_shape]}: "
+                "load the state of this model, or make a new stage"
+            )
+        if self._store is None:
+            self._store = self._make_store(row_shape)
+        return self._store
