@@ -173,7 +173,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m apps.performance.cluster",
         description="All-reduces compared on an emulated cluster: ours, MPI's, its tuned algorithms', Gloo's. "
-        "Needs root. Without --nodes, --rates and --sizes a plan of two and a half hours.",
+        "Needs root. Without options it takes about three hours.",
     )
     parser.add_argument("--nodes", metavar="N,N", help="numbers of hosts")
     parser.add_argument("--rates", metavar="RATE,RATE", help=f"of links; {TWO_LEVEL}: two groups, rate between them")
