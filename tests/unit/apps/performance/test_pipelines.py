@@ -12,8 +12,8 @@ from mpi4py import MPI
 from apps.environment import environment
 from apps.performance.cluster import pipeline, pipeline_tables
 from apps.performance.cluster.__main__ import DOCUMENT
-from apps.performance.cluster.pipeline import BITS, DELTAS, DIRECT, FP32, METHODS, SCHEDULES, slow_mbit
-from apps.performance.cluster.pipeline_tables import ratio, whole_training
+from apps.performance.cluster.pipeline import BITS, DELTAS, DIRECT, FP32, METHODS, SCHEDULES, STAGES, slow_mbit
+from apps.performance.cluster.pipeline_tables import ratio, simulated_s, whole_training
 from apps.performance.cluster.tables import NOTHING
 from apps.performance.part import replace_block
 from apps.performance.pipeline_store import COLUMNS, FILE, MEMORY, most
@@ -99,10 +99,17 @@ def test_targets_are_judged_where_messages_take_about_five_times_as_long_as_comp
     text = pipeline_tables.render([made("none", 1e10, {}), made("20mbit", 18e6, seconds)])
     assert "**Targets at 20mbit, where messages take 4.44 times as long as computing**" in text
     for schedule in SCHEDULES:
-        assert f"| AQ-SGD fw2 bw4 over fp32, {schedule} | 4.00 | ≥ 3 | reached |" in text
+        assert f"| AQ-SGD fw2 bw4 over fp32, {schedule} | 4.00 (1.00 simulated) | ≥ 3 | reached |" in text
         assert f"| AQ-SGD fw2 bw4 slower than DirectQ fw2 bw4, {schedule} | 10.0% | ≤ 15% | reached |" in text
-        assert f"| AQ-SGD fw3 bw6 over fp32, {schedule} | 2.00 | ≥ 3 | **missed** |" in text
+        assert f"| AQ-SGD fw3 bw6 over fp32, {schedule} | 2.00 (1.00 simulated) | ≥ 3 | **missed** |" in text
         assert f"| AQ-SGD fw3 bw6 slower than DirectQ fw3 bw6, {schedule} | 20.0% | ≤ 15% | **missed** |" in text
+
+
+def test_the_simulator_is_told_what_a_micro_batch_takes() -> None:
+    alone = made("20mbit", 16e6, {}) | {"load": SMALL | {"micro_batches": 1}}
+    computing_and_codec, message = 0.2 + 0.001, 0.5
+    expected = STAGES * computing_and_codec + 2 * (STAGES - 1) * message
+    assert simulated_s(alone, "gpipe", FP32) == pytest.approx(expected)
 
 
 def test_the_bound_of_a_median_is_an_order_statistic() -> None:
