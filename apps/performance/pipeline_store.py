@@ -54,6 +54,8 @@ def measure(repeats: int, **load: int) -> Record | None:
         timed = {name: slowest(np.array(seconds), comm) for name, seconds in mine.items()}
         steps = repeats * ways[FILE].timed
         megabytes = {name: float(gather(comm, np.array([nbytes / steps / 1e6])).max()) for name, nbytes in read.items()}
+        for way in ways.values():
+            way.stage.close()
         rows = [_row(name, timed, megabytes[name]) for name in ways]
         return None if comm.rank else made(rows, ranks=comm.size, bits=BITS, repeats=repeats, **load)
 
@@ -61,13 +63,16 @@ def measure(repeats: int, **load: int) -> Record | None:
 class Way:
     """Epochs of one stage, whose first step is not timed; `settle` makes the same state of the disk before each."""
 
-    def __init__(self, comm: Communicator, step: Callable[[], None], batches: int, settle: Callable[[], None]) -> None:
-        self._comm, self._step, self._settle, self.timed = comm, step, settle, batches - 1
+    def __init__(self, stage: Any, load: Any, settle: Callable[[], None]) -> None:
+        from apps.performance.pipeline_load import trainer
+
+        self.stage, self.timed = stage, load.batches - 1
+        self._step, self._settle = trainer(stage, load, shuffled=True), settle
 
     def prepare(self) -> None:
         """Make the first step; collective."""
         self._settle()
-        spin_barrier(self._comm)
+        spin_barrier(self.stage.comm)
         self._step()
 
     def rest(self) -> None:
@@ -77,7 +82,7 @@ class Way:
 
 
 def _ways(comm: Communicator, load: Any, folder: Path) -> dict[str, Way]:
-    from apps.performance.pipeline_load import module_and_loss, trainer
+    from apps.performance.pipeline_load import module_and_loss
     from mpicomp.codecs import RowQuantizer
     from mpicomp.pipeline import Deltas, Direct, PipelineStage
 
@@ -98,9 +103,7 @@ def _ways(comm: Communicator, load: Any, folder: Path) -> dict[str, Way]:
         for path in folder.iterdir():
             drop_cache(path)
 
-    return {
-        name: Way(comm, trainer(stage, load, shuffled=True), load.batches, settle) for name, stage in stages.items()
-    }
+    return {name: Way(stage, load, settle) for name, stage in stages.items()}
 
 
 @contextmanager
