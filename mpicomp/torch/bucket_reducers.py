@@ -8,9 +8,7 @@ registration.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
 from itertools import compress
 from typing import Any
 
@@ -55,7 +53,7 @@ class BucketReducer:
         lengths = tuple(member.parameter.numel() for member in bucket.members if member.parameter.numel())
         self.aggregator = algorithm.start(comm, bucket.n, dtype=dtype, vector_id=bucket.index, tensor_lengths=lengths)
         self._handle: Handle | None = None
-        self._search: Future[None] | None = None
+        self._alone: NonFiniteGradient | None = None  # what was found in values taken alone, for `wait`
         self._moves: Difference | None = None
 
     def take_moves(self, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
@@ -93,9 +91,9 @@ class BucketReducer:
             Names the ranks with NaN or infinity, and the tensors of this rank that hold it.
         """
         handle, self._handle = self._handle, None
-        search, self._search = self._search, None
-        if search is not None:
-            search.result()
+        alone, self._alone = self._alone, None
+        if alone is not None:
+            raise alone
         if handle is None:
             return False
         try:
@@ -115,7 +113,8 @@ class BucketReducer:
     def take_alone(self, values: Sequence[Tensor], behind: bool = False) -> bool:
         """On a single rank, and where nothing is rounded: take the values as their mean, uncopied, and return True.
 
-        `behind`: another thread searches them for NaN and infinity while the caller computes, and `wait` raises.
+        NaN and infinity are searched for at once, while the processor's caches have the values: with `behind` the error
+        is kept for `wait`.
 
         Raises
         ------
@@ -125,10 +124,12 @@ class BucketReducer:
         aggregator = self.aggregator
         if aggregator.comm.size > 1 or aggregator.algorithm != Dense():
             return False
-        if behind:
-            self._search = _searcher().submit(self._take_finite, values)
-        else:
+        try:
             self._take_finite(values)
+        except NonFiniteGradient as error:
+            if not behind:
+                raise
+            self._alone = error
         return True
 
     def undo(self) -> None:
@@ -254,12 +255,6 @@ class BucketReducers(Sequence[BucketReducer]):
             BucketReducer(bucket, pair, algorithm, self.comm)
             for bucket, pair, algorithm in zip(buckets, pairs, algorithms, strict=True)
         )
-
-
-@cache
-def _searcher() -> ThreadPoolExecutor:
-    """One thread for all."""
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="mpicomp-search")
 
 
 def _all_finite(values: Tensor) -> bool:
