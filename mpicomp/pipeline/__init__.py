@@ -4,6 +4,7 @@
 what keeps the last message of every example, ``memory_store.py`` and ``file_store.py`` do so. ``stage.py`` has a stage,
 ``step.py`` a batch on its way through it, ``agreement.py`` what stages agree on before and after. ``cut.py`` is one end
 of a cut between stages, ``link.py`` its messages, ``activations.py`` how rows are coded in these.
+``split.py`` has server and clients of split learning, ``turns.py`` how clients take turns.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         gpipe,
         one_forward_one_backward,
     )
+    from mpicomp.pipeline.split import SplitClient, SplitServer
     from mpicomp.pipeline.stage import PipelineStage
     from mpicomp.pipeline.stamps import differing
     from mpicomp.pipeline.store import Store
@@ -44,6 +46,8 @@ _HOMES = {
     "PipelineStage": "stage",
     "Schedule": "schedule",
     "ScheduleError": "schedule",
+    "SplitClient": "split",
+    "SplitServer": "split",
     "Store": "store",
     "differing": "stamps",
     "gpipe": "schedule",
@@ -63,6 +67,8 @@ __all__ = [
     "PipelineStage",
     "Schedule",
     "ScheduleError",
+    "SplitClient",
+    "SplitServer",
     "Store",
     "differing",
     "gpipe",

@@ -126,8 +126,10 @@ def in_words(failure: BaseException | None) -> str | None:
     return None if failure is None else f"{type(failure).__name__}: {failure}"
 
 
-def raise_first(answers: Iterable[str | None], what: str, cause: BaseException | None = None) -> None:
-    """Raise PipelineError with what is wrong on the stages, if anything is."""
-    told = [f"stage {stage}: {wrong}" for stage, wrong in enumerate(answers) if wrong is not None]
+def raise_first(
+    answers: Iterable[str | None], what: str, cause: BaseException | None = None, name: str = "stage"
+) -> None:
+    """Raise PipelineError with what is wrong on the stages, or ranks, if anything is."""
+    told = [f"{name} {rank}: {wrong}" for rank, wrong in enumerate(answers) if wrong is not None]
     if told:
         raise PipelineError(f"{what}: {'; '.join(told)}") from cause

@@ -22,7 +22,7 @@ from mpicomp.pipeline.link import REFUSABLE
 from mpicomp.pipeline.rows import Ids
 from mpicomp.pipeline.schedule import Schedule
 from mpicomp.pipeline.schedule import schedule as schedule_of
-from mpicomp.pipeline.step import Loss, Step, loss_of, pass_forward
+from mpicomp.pipeline.step import Loss, NewGradients, Step, loss_of, pass_forward
 
 
 class PipelineStage:
@@ -154,7 +154,7 @@ class PipelineStage:
         run = Step(
             self.module, self._before, self._after, self._loss, inputs, targets, np.split(listed, self.micro_batches)
         )
-        had = [parameter.grad is not None for parameter in self.module.parameters()]
+        gradients = NewGradients(self.module)
         try:
             for number, action in enumerate(self._actions):
                 run.take(action, self._actions[number + 1 : number + 2])
@@ -162,7 +162,9 @@ class PipelineStage:
             self.most_alive = max(self.most_alive, run.most_alive)
             loss = agree_on_end(self.comm, run.loss, run.failure)
         except BaseException as error:
-            self._roll_back(had)
+            gradients.drop()
+            for cut in self._cuts.values():
+                cut.roll_back()
             if not isinstance(error, PipelineError | CollectiveError):  # such as KeyboardInterrupt: on this stage alone
                 self.comm.give_up(error)
             raise
@@ -202,13 +204,6 @@ class PipelineStage:
             wrong = str(error)
         before, after = (0 if cut is None else cut.checksum() for cut in (self._before, self._after))
         return agree_on_batch(self.comm, batch, wrong, (before, after), micro_batches or 1)
-
-    def _roll_back(self, had: list[bool]) -> None:
-        for parameter, kept in zip(self.module.parameters(), had, strict=True):
-            if not kept:
-                parameter.grad = None
-        for cut in self._cuts.values():
-            cut.roll_back()
 
     # States ----------------------------------------------------------------------------------------------------------
 

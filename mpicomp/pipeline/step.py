@@ -164,6 +164,23 @@ class Step:
             self._alive.clear()
 
 
+class NewGradients:
+    """Those that a step adds to parameters that have none before.
+
+    Parameters
+    ----------
+    *modules : nn.Module
+    """
+
+    def __init__(self, *modules: nn.Module) -> None:
+        self._parameters = [one for module in modules for one in module.parameters() if one.grad is None]
+
+    def drop(self) -> None:
+        """The step has failed."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
 @torch.no_grad()
 def pass_forward(
     module: nn.Module, before: Downstream | None, after: Upstream | None, inputs: Any, ids: Ids

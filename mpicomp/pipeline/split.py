@@ -1,0 +1,292 @@
+"""Split learning: clients keep the first layers and the last ones, and with them inputs and targets; a server the rest.
+
+A step of a client passes two cuts forward, and the same two back::
+
+    client    first -> a             b -> last -> loss -> db               da -> first
+    server             a -> middle -> b                   db -> middle -> da
+
+Clients take turns, and each goes on from the weights of the one before. Activations can travel as differences to the
+last message of the same example (AQ-SGD), gradients in few bits of their largest elements alone.
+
+Reference: AQ-SGD (Wang et al., NeurIPS 2022), appendix H.6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from collectives import Communicator
+from mpicomp.pipeline.activations import Compression, Direct
+from mpicomp.pipeline.agreement import Batch, in_words
+from mpicomp.pipeline.cut import Downstream, Upstream
+from mpicomp.pipeline.errors import PipelineError
+from mpicomp.pipeline.pair import Pair
+from mpicomp.pipeline.rows import Ids
+from mpicomp.pipeline.schedule import Backward, Forward
+from mpicomp.pipeline.step import Loss, Step, pass_forward
+from mpicomp.pipeline.turns import END, PREDICT, SERVER, STEP, Party
+
+_FORWARD, _BACKWARD = Forward(0), Backward(0)
+
+
+class SplitClient(Party[tuple[Upstream, Downstream]]):
+    """The clients of a rank other than 0, which share the first layers and the last ones.
+
+    Parameters
+    ----------
+    first : nn.Module
+        Takes inputs and returns one tensor, as a `PipelineStage`'s module does.
+    last : nn.Module
+        Takes what the server's layers return.
+    comm : Communicator
+        Of the server, on rank 0, and the clients.
+    clients : int
+        Of all ranks together; at least one for each rank but the server's. The same on all ranks.
+    loss : callable
+        ``loss(output, targets)`` of a batch.
+    forward, backward : Direct or Deltas
+        How activations and their gradients travel, in both cuts; the same on all ranks. `Deltas` only forward. Each
+        client's ids begin at 0, and `Deltas` is told of the largest client's number of examples.
+    seed : int
+        Of stochastic rounding; the same on all ranks.
+
+    Attributes
+    ----------
+    client : int or None
+        Whose turn it is.
+    steps : int
+        Made on this rank so far.
+
+    Raises
+    ------
+    PipelineError
+        An argument is wrong on some rank, or differs from that of another; on every rank.
+    """
+
+    def __init__(
+        self,
+        first: nn.Module,
+        last: nn.Module,
+        comm: Communicator,
+        clients: int,
+        *,
+        loss: Loss,
+        forward: Compression | None = None,
+        backward: Compression | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.first, self.last, self._loss = first, last, loss
+        wrong = None if callable(loss) else "clients have no loss: pass loss=, which is called with outputs and targets"
+        if comm.rank == SERVER:
+            wrong = "rank 0 is the server's: make a SplitServer there"
+        compressions = forward or Direct(), backward or Direct()
+        super().__init__(comm, clients, (first, last), compressions, seed, wrong)
+
+    def step(self, inputs: Tensor, targets: Any, ids: Any = None) -> float:
+        """Add the gradients of a batch's loss to ``.grad`` of all layers, while the server is in `SplitServer.serve`.
+
+        Parameters
+        ----------
+        inputs : tensor[examples, ...]
+        targets : tensor[examples, ...]
+        ids : integers[examples]
+            Which of the client's examples these are. `Deltas` needs them. An example that augmentation changes needs
+            an id for each variant, such as ``2 * id + flipped``.
+
+        Returns
+        -------
+        float
+            The loss, which the server does not learn.
+
+        Raises
+        ------
+        PipelineError
+            Something failed on the client or on the server, which the error names; on both. Gradients that the step
+            has added are gone, messages that are kept for examples are as before, and the step can be repeated.
+        RuntimeError
+            It is the turn of no client on this rank.
+        CollectiveTimeout, PeerFailure
+            The server does not answer. The communicator can be used no longer.
+        """
+        pair, (up, down) = self._at_work()
+        batch, wrong = Batch(), None
+        try:
+            batch = Batch.of(inputs, targets, ids, first=True, last=True)
+            for cut in (up, down):
+                cut.check(batch.ids)
+        except (TypeError, ValueError) as error:
+            batch, wrong = Batch(), str(error)
+        listed = _ask(pair, STEP, batch)
+        self._open(pair, (up, down), wrong)
+        head = Step(self.first, None, up, None, inputs, None, [listed])
+        tail = Step(self.last, down, None, self._loss, None, targets, [listed])
+        self._take(pair, (up, down), [(head, _FORWARD), (tail, _FORWARD), (tail, _BACKWARD), (head, _BACKWARD)])
+        return tail.loss
+
+    def predict(self, inputs: Tensor) -> Tensor:
+        """What the whole model returns, while the server is in `SplitServer.serve`.
+
+        All layers are in evaluation mode meanwhile, activations travel in full precision and are not kept. Errors are
+        those of `step`.
+        """
+        pair, (up, down) = self._at_work()
+        batch, wrong = Batch(), None
+        try:
+            batch = Batch.of(inputs, None, None, first=True, last=False)
+        except (TypeError, ValueError) as error:
+            wrong = str(error)
+        listed = _ask(pair, PREDICT, batch)
+        pair.agree("the batch was not evaluated", wrong)
+        with _evaluating(self.first, self.last):
+            _, failure = pass_forward(self.first, None, up, inputs, listed)
+            output, late = pass_forward(self.last, down, None, None, listed)
+        failure = failure or late
+        pair.agree("the evaluation failed", in_words(failure), cause=failure)
+        found: Tensor = output
+        return found
+
+    def _at_work(self) -> tuple[Pair, tuple[Upstream, Downstream]]:
+        if self.client is None or not self.has(self.client):
+            whose = "no client's turn" if self.client is None else f"the turn of client {self.client}, on another rank"
+            raise RuntimeError(f"{self.comm.here}: it is {whose}: call this in `with turn(client)` of a client here")
+        return self._pair(self.client), self._cuts[self.client]
+
+    def _leave(self, failure: Exception | None) -> None:
+        pair, _ = self._at_work()
+        _ask(pair, END, Batch())
+
+    def _ends(self, client: int) -> tuple[Upstream, Downstream]:
+        return (
+            Upstream(self.comm, SERVER, 2 * client, self._compressions, self._seed),
+            Downstream(self.comm, SERVER, 2 * client + 1, self._compressions, self._seed),
+        )
+
+
+class SplitServer(Party[tuple[Downstream, Upstream]]):
+    """The layers between those of the clients, on rank 0.
+
+    Parameters
+    ----------
+    middle : nn.Module
+        Takes what the clients' first layers return, and returns one tensor for their last ones.
+    comm, clients, forward, backward, seed
+        As of `SplitClient`; the same on all ranks.
+
+    Attributes and errors are those of `SplitClient`, too.
+    """
+
+    def __init__(
+        self,
+        middle: nn.Module,
+        comm: Communicator,
+        clients: int,
+        *,
+        forward: Compression | None = None,
+        backward: Compression | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.middle = middle
+        self._ended = True  # the client has ended its turn
+        wrong = None if comm.rank == SERVER else "the server is on rank 0: make a SplitClient here"
+        super().__init__(comm, clients, (middle,), (forward or Direct(), backward or Direct()), seed, wrong)
+
+    def serve(self) -> bool:
+        """Take part in the client's next step; returns False when its turn has ended instead.
+
+        Batches that the client evaluates are served in between.
+
+        Raises
+        ------
+        PipelineError, CollectiveTimeout, PeerFailure
+            As `SplitClient.step`.
+        RuntimeError
+            It is no client's turn.
+        """
+        if self.client is None:
+            raise RuntimeError(f"{self.comm.here}: it is no client's turn: call this in `with turn(client)`")
+        pair, cuts = self._pair(self.client), self._cuts[self.client]
+        while not self._ended:
+            kind, ids, listed = _hear(pair)
+            if kind == STEP:
+                self._step(pair, cuts, ids, listed)
+                return True
+            if kind == PREDICT:
+                self._evaluate(pair, cuts, listed)
+            else:
+                self._ended = True
+        return False
+
+    def _step(self, pair: Pair, cuts: tuple[Downstream, Upstream], ids: Ids | None, listed: Ids) -> None:
+        wrong = None
+        try:
+            for cut in cuts if listed.size else ():
+                cut.check(ids)
+        except (TypeError, ValueError) as error:
+            wrong = str(error)
+        self._open(pair, cuts, wrong)
+        run = Step(self.middle, *cuts, None, None, None, [listed])
+        self._take(pair, cuts, [(run, _FORWARD), (run, _BACKWARD)])
+
+    def _evaluate(self, pair: Pair, cuts: tuple[Downstream, Upstream], listed: Ids) -> None:
+        pair.agree("the batch was not evaluated", None)
+        with _evaluating(self.middle):
+            _, failure = pass_forward(self.middle, *cuts, None, listed)
+        pair.agree("the evaluation failed", in_words(failure), cause=failure)
+
+    def _begin(self, client: int) -> None:
+        super()._begin(client)
+        self._ended = False
+
+    def _leave(self, failure: Exception | None) -> None:
+        """Refuse what the client still asks for, until its turn ends."""
+        assert self.client is not None
+        pair = self._pair(self.client)
+        wrong = f"it has left the turn, after {in_words(failure)}" if failure else "it has left the turn"
+        while not self._ended:
+            kind, *_ = _hear(pair)
+            self._ended = kind == END
+            if kind != END:
+                kept = [cut.checksum() for cut in self._cuts[self.client]] if kind == STEP else []
+                with suppress(PipelineError):  # which the client raises
+                    pair.agree("the client's request was refused", wrong, kept)
+
+    def _ends(self, client: int) -> tuple[Downstream, Upstream]:
+        rank = self.rank_of(client)
+        return (
+            Downstream(self.comm, rank, 2 * client, self._compressions, self._seed),
+            Upstream(self.comm, rank, 2 * client + 1, self._compressions, self._seed),
+        )
+
+
+def _ask(pair: Pair, kind: int, batch: Batch) -> Ids:
+    """Tell the server what a client wants; returns the ids of the batch, or numbers in place of them."""
+    listed = np.arange(max(batch.examples, 0)) if batch.ids is None else batch.ids
+    pair.send([kind, listed.size, batch.ids is not None])
+    if batch.ids is not None:
+        pair.send(batch.ids)
+    return listed
+
+
+def _hear(pair: Pair) -> tuple[int, Ids | None, Ids]:
+    """What the client wants, the ids of its batch, and these or numbers in place of them."""
+    kind, examples, has_ids = pair.receive(3).tolist()
+    ids = pair.receive(examples) if has_ids else None
+    return kind, ids, np.arange(examples) if ids is None else ids
+
+
+@contextmanager
+def _evaluating(*modules: nn.Module) -> Iterator[None]:
+    """Layers that were in training mode are in evaluation mode meanwhile."""
+    training = [one for module in modules for one in module.modules() if one.training]
+    for one in training:
+        one.training = False
+    try:
+        yield
+    finally:
+        for one in training:
+            one.training = True
