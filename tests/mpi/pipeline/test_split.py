@@ -113,6 +113,13 @@ def prediction(party: Party, client: int, inputs: Tensor) -> Tensor | None:
     return None
 
 
+def visits(party: Party) -> dict[tuple[int, int], list[int]]:
+    """How often the examples of each client's cuts have passed."""
+    cuts = party.state_dict()["cuts"]
+    stores = {(client, cut): both[cut]["activations"]["store"] for client, both in cuts.items() for cut in range(2)}
+    return {place: [] if store is None else store["stamps"].tolist() for place, store in stores.items()}
+
+
 def in_turn(party: Party) -> bool:
     """Whether this rank takes part in the turns of client 0."""
     return isinstance(party, SplitServer) or party.has(0)
@@ -198,6 +205,7 @@ def test_layers_that_fail_are_told_on_both_ends_and_the_step_can_be_repeated(
         for weights, same in zip(mine.parameters(), theirs.parameters(), strict=True):
             assert (weights.grad is None) == (same.grad is None) == (not in_turn(party))
             assert weights.grad is None or same.grad is None or torch.equal(weights.grad, same.grad)
+    assert visits(party) == visits(other)
 
 
 def _not_a_number(x: Tensor) -> Tensor:
