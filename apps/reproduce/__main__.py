@@ -12,7 +12,7 @@ from apps.launch import JobFailed
 from apps.reproduce.claims import Claim, Part, table
 from apps.reproduce.results import Results
 
-PAPERS = ("doublesqueeze", "ecq-sgd", "marsit", "scalecom")
+PAPERS = ("aq-sgd", "doublesqueeze", "ecq-sgd", "marsit", "scalecom")
 FOLDER = Path("runs") / "reproduce"
 SEEDS = 10
 

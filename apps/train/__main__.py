@@ -13,15 +13,14 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, redirect_stderr, redirect_stdout
-from io import StringIO
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from mpi4py import MPI
 
 import mpicomp
-from apps.train.agreement import JobError, raise_on_all_ranks
+from apps.train.agreement import LAST_RANK_S, JobError, fail, on_rank_0, raise_on_all_ranks
 from apps.train.checkpoint import require_writable
 from apps.train.data import load
 from apps.train.options import ONE_BIT_ADAM, parse
@@ -33,8 +32,6 @@ from collectives import Communicator
 from collectives.errors import CollectiveError, CollectiveMismatch, NonFiniteGradient
 from mpicomp.algorithms import Algorithm
 
-_LAST_RANK_S = 10.0
-"""Seconds that a failing job waits for its last rank."""
 _STAGGER_S = 0.2
 """Seconds between two ranks that print errors of their own."""
 
@@ -43,9 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; collective over all ranks of the job. Returns the exit status."""
     mpicomp.install_abort_hook()
     try:
-        options = _parse(argv)
+        options = on_rank_0(lambda: parse(argv))
     except SystemExit as stop:
-        return _fail(MPI.COMM_WORLD, None, status=int(stop.code or 0))
+        return fail(MPI.COMM_WORLD, None, status=int(stop.code or 0))
     # More threads than one per rank would fight over the cores, and change the order of sums.
     torch.set_num_threads(1)
     try:
@@ -58,19 +55,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     except ValueError as error:
         network = "" if options.network is None else f" --network {options.network}"
-        return _fail(MPI.COMM_WORLD, f"--topology {options.topology}{network}: {error}")
+        return fail(MPI.COMM_WORLD, f"--topology {options.topology}{network}: {error}")
     except OSError as error:
-        return _fail(MPI.COMM_WORLD, f"--trace {options.trace}: {error}")
+        return fail(MPI.COMM_WORLD, f"--trace {options.trace}: {error}")
     with comm:
         try:
             train(options, comm)
         except NonFiniteGradient as error:
-            return _fail(comm.mpi_comm, f"training diverged: {error}", status=STATUS_DIVERGED)
+            return fail(comm.mpi_comm, f"training diverged: {error}", status=STATUS_DIVERGED)
         except (JobError, CollectiveMismatch) as error:
-            return _fail(comm.mpi_comm, str(error))
+            return fail(comm.mpi_comm, str(error))
         except CollectiveError as error:
             # Ranks that wait for another one give up at about the same time: the first that prints ends the others.
-            time.sleep(min(_STAGGER_S * comm.rank, _LAST_RANK_S))
+            time.sleep(min(_STAGGER_S * comm.rank, LAST_RANK_S))
             print(f"error: {error}", file=sys.stderr, flush=True)
             comm.mpi_comm.Abort(1)
     return 0
@@ -140,15 +137,6 @@ def _header(options: argparse.Namespace, comm: Communicator, training: Training)
     }
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The options. Rank 0 alone prints the messages of argparse, which are the same on all ranks."""
-    with ExitStack() as stack:
-        if MPI.COMM_WORLD.rank != 0:
-            for redirect in (redirect_stdout, redirect_stderr):
-                stack.enter_context(redirect(StringIO()))
-        return parse(argv)
-
-
 def _algorithm(options: argparse.Namespace) -> Algorithm | None:
     """The method; None stands for the optimizer that is a method of its own."""
     if options.algorithm == ONE_BIT_ADAM:
@@ -157,17 +145,6 @@ def _algorithm(options: argparse.Namespace) -> Algorithm | None:
         return mpicomp.algorithm(options.algorithm, **options.algorithm_options)
     except TypeError as error:
         raise ValueError(f"--algorithm {options.algorithm} takes no such option: {error}") from error
-
-
-def _fail(mpi_comm: MPI.Comm, message: str | None, status: int = 1) -> int:
-    """Print an error that every rank has, on rank 0; no rank returns, and so ends the job, before that."""
-    if mpi_comm.rank == 0 and message is not None:
-        print(f"error: {message}", file=sys.stderr, flush=True)
-    arrived = mpi_comm.Ibarrier()
-    deadline = time.monotonic() + _LAST_RANK_S
-    while not arrived.Test() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return status
 
 
 if __name__ == "__main__":

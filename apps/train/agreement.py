@@ -6,15 +6,24 @@ collective, so every phase that can fail on one rank ends with all ranks raising
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
+from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.consistency.call_check import gather_texts
 from collectives.json_file import one_line
+
+LAST_RANK_S = 10.0
+"""Seconds that a failing job waits for its last rank."""
+Result = TypeVar("Result")
 
 
 class JobError(Exception):
@@ -53,3 +62,23 @@ def naming_cure(path: Path, other: str) -> Iterator[None]:
 def any_rank(comm: Communicator, flag: bool) -> bool:
     """Whether `flag` is true on at least one rank; the same answer on all."""
     return float(np.asarray(comm.allreduce(np.array([float(flag)]), op="sum"))[0]) > 0
+
+
+def on_rank_0(parse: Callable[[], Result]) -> Result:
+    """Call a function that all ranks call alike, such as argparse's; what it prints is printed by rank 0 alone."""
+    with ExitStack() as stack:
+        if MPI.COMM_WORLD.rank != 0:
+            for redirect in (redirect_stdout, redirect_stderr):
+                stack.enter_context(redirect(StringIO()))
+        return parse()
+
+
+def fail(mpi_comm: MPI.Comm, message: str | None, status: int = 1) -> int:
+    """Print an error that every rank has, on rank 0; no rank returns, and so ends the job, before that."""
+    if mpi_comm.rank == 0 and message is not None:
+        print(f"error: {message}", file=sys.stderr, flush=True)
+    arrived = mpi_comm.Ibarrier()
+    deadline = time.monotonic() + LAST_RANK_S
+    while not arrived.Test() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return status

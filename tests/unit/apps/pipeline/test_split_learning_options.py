@@ -59,7 +59,7 @@ def test_shares_depend_on_the_seed_alone() -> None:
 
 
 def test_every_client_has_the_least_number_of_examples_or_there_are_too_few() -> None:
-    assert min(examples.size for examples in shares(0.5, least=20)) >= 20
+    assert min(examples.size for examples in shares(0.5, least=40)) >= 40
     with pytest.raises(ValueError, match="1000 examples are not shared out so that each of 16 clients has 63"):
         shares(0.5, least=63)
 

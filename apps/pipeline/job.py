@@ -1,0 +1,70 @@
+"""Runs as functions that an MPI job calls on each rank, with options and records that can be written as JSON."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from apps.pipeline.options import Options
+from apps.pipeline.text import Corpus, load
+from apps.pipeline.training import Training
+from apps.records import Record
+from collectives import Communicator
+
+
+def run(runs: Sequence[dict[str, Any]], save: str | None = None) -> Record:
+    """Train with each of these options, one after the other; returns the record of each under ``runs``.
+
+    `save` is a file for the weights that the last run ends with.
+    """
+    torch.set_num_threads(1)
+    with Communicator() as comm:
+        return {"runs": [_trained(Options(**each), comm, save) for each in runs]}
+
+
+def _trained(options: Options, comm: Communicator, save: str | None) -> Record:
+    start = time.perf_counter()
+    corpus = corpus_of(options)
+    training = Training(options, comm, corpus)
+    try:
+        epochs = [training.train_epoch() for _ in range(options.epochs)]
+        if save is not None:
+            save_weights(training, Path(save), comm.rank == 0)
+        return record(training, epochs, corpus.digest) | {"seconds": time.perf_counter() - start}
+    finally:
+        training.close()
+
+
+def corpus_of(options: Options) -> Corpus:
+    """The text of a run."""
+    return load(Path(options.text) if options.text else None, options.characters, options.context, options.skip)
+
+
+def save_weights(training: Training, path: Path, writes: bool) -> None:
+    """Write the whole model's weights, on the rank that `writes`; collective."""
+    weights = training.weights()
+    if writes:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(weights, path)
+
+
+def record(training: Training, epochs: Sequence[Record], digest: str) -> Record:
+    """What is written of a run; collective."""
+    found = training.magnitudes
+    sizes = {} if found is None else {"activations": found.activations, "changes": found.changes}
+    return {
+        "name": training.options.name,
+        "options": asdict(training.options),
+        "text": digest,
+        "epochs": list(epochs),
+        "losses": training.losses,
+        "most_alive": training.stage.most_alive,
+        "cuts_alike": training.stage.stores_alike(),
+        **sizes,
+    }
