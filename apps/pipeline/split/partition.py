@@ -36,7 +36,7 @@ def dirichlet(
             shares = generator.dirichlet(np.full(clients, concentration))
             ends = np.round(np.cumsum(shares) * of_class.size).astype(np.int64)
             owners[of_class] = np.searchsorted(ends[:-1], np.arange(of_class.size), side="right")
-        if np.bincount(owners, minlength=clients).min() >= 0:
+        if np.bincount(owners, minlength=clients).min() >= least:
             return [np.flatnonzero(owners == client) for client in range(clients)]
     raise ValueError(
         f"{len(labels)} examples are not shared out so that each of {clients} clients has {least}: take more examples, "
