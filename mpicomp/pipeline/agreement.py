@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,6 +120,26 @@ def agree_on_end(comm: Communicator, loss: float, failure: Exception | None) -> 
     if everyones[:, 1].any():
         raise_first(comm.allgather_object(in_words(failure)), "the step failed", failure)
     return float(everyones[-1, 0])
+
+
+@contextmanager
+def shared_with_replicas(everyone: Communicator | None) -> Iterator[None]:
+    """Raise a PipelineError of the block in all pipelines of `everyone`; collective over all their ranks.
+
+    A block raises it on all stages of a pipeline or on none.
+    """
+    error: PipelineError | None = None
+    try:
+        yield
+    except PipelineError as caught:
+        error = caught
+    if everyone is not None and everyone.allgather(np.array([[error is not None]], np.int64)).any():
+        told = everyone.allgather_object(None if error is None else str(error))
+        if error is None:
+            rank, first = next((rank, text) for rank, text in enumerate(told) if text is not None)
+            raise PipelineError(f"{everyone.here}: the pipeline of rank {rank} failed, and so this one does: {first}")
+    if error is not None:
+        raise error
 
 
 def in_words(failure: BaseException | None) -> str | None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from collectives import Communicator
 from collectives.errors import CollectiveError
 from mpicomp.pipeline.activations import Compression, Direct
-from mpicomp.pipeline.agreement import Batch, agree_on_batch, agree_on_end, raise_first
+from mpicomp.pipeline.agreement import Batch, agree_on_batch, agree_on_end, raise_first, shared_with_replicas
 from mpicomp.pipeline.cut import CutEnd, Downstream, Upstream, check_compressions
 from mpicomp.pipeline.errors import PipelineError
 from mpicomp.pipeline.link import REFUSABLE
@@ -45,6 +45,9 @@ class PipelineStage:
         How activations and their gradients travel; the same on all stages. `Deltas` only forward.
     seed : int
         Of stochastic rounding; the same on all stages.
+    everyone : Communicator, optional
+        Of the stages of all pipelines whose gradients are averaged: a step that fails in one of them then fails in all,
+        with a PipelineError. Nobody may use it during a step.
 
     Attributes
     ----------
@@ -70,8 +73,9 @@ class PipelineStage:
         forward: Compression | None = None,
         backward: Compression | None = None,
         seed: int = 0,
+        everyone: Communicator | None = None,
     ) -> None:
-        self.module, self.comm, self._loss = module, comm, loss
+        self.module, self.comm, self._loss, self._everyone = module, comm, loss, everyone
         self.stage, self.stages, self.micro_batches = comm.rank, comm.size, micro_batches
         self.most_alive = self.steps = 0
         self._lost = ""  # what this stage could not keep
@@ -90,6 +94,7 @@ class PipelineStage:
         except (TypeError, ValueError) as error:
             wrong = str(error)
         said = f"{micro_batches} micro-batches, {schedule}, forward {forward}, backward {backward}, seed {seed}"
+        said += "" if everyone is None else f", one of {everyone.size} stages of all replicas"
         answers = comm.allgather_object((wrong, said))
         raise_first((text for text, _ in answers), "the pipeline cannot be made")
         if len({text for _, text in answers}) > 1:
@@ -150,7 +155,8 @@ class PipelineStage:
         CollectiveTimeout, PeerFailure
             A stage does not answer. The communicator can be used no longer.
         """
-        listed = self._agreed(inputs, targets, ids, self.micro_batches)
+        with shared_with_replicas(self._everyone):
+            listed = self._agreed(inputs, targets, ids, self.micro_batches)
         run = Step(
             self.module, self._before, self._after, self._loss, inputs, targets, np.split(listed, self.micro_batches)
         )
@@ -160,7 +166,8 @@ class PipelineStage:
                 run.take(action, self._actions[number + 1 : number + 2])
             run.finish()
             self.most_alive = max(self.most_alive, run.most_alive)
-            loss = agree_on_end(self.comm, run.loss, run.failure)
+            with shared_with_replicas(self._everyone):
+                loss = agree_on_end(self.comm, run.loss, run.failure)
         except BaseException as error:
             gradients.drop()
             for cut in self._cuts.values():
@@ -181,7 +188,8 @@ class PipelineStage:
 
         Put the module into evaluation mode before. Arguments and errors are those of `step`.
         """
-        listed = self._agreed(inputs, targets, None, None)
+        with shared_with_replicas(self._everyone):
+            listed = self._agreed(inputs, targets, None, None)
         output, failure = pass_forward(self.module, self._before, self._after, inputs, listed)
         loss = 0.0
         if self.is_last and output is not None:
@@ -189,7 +197,8 @@ class PipelineStage:
                 loss = loss_of(self._loss, output, targets).item()
             except Exception as error:  # noqa: BLE001 - told to all stages
                 failure = error
-        return agree_on_end(self.comm, loss, failure)
+        with shared_with_replicas(self._everyone):
+            return agree_on_end(self.comm, loss, failure)
 
     def _agreed(self, inputs: Any, targets: Any, ids: Any, micro_batches: int | None) -> Ids:
         """Return the examples' ids, if all stages can begin; without micro-batches nothing is kept of examples."""

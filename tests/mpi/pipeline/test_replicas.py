@@ -1,0 +1,153 @@
+"""Pipelines side by side whose gradients are averaged: what they learn, and what a failure in one of them does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from collectives import Communicator
+from collectives.grid import Grid
+from mpicomp import Dense, Marsit
+from mpicomp.codecs import RowQuantizer
+from mpicomp.pipeline import Deltas, Direct, PipelineError, PipelineStage
+from mpicomp.torch import DistributedOptimizer, OneBitAdam
+from tests.mpi.pipeline.stages import EXAMPLES, MICRO_BATCHES, WIDTH, layer
+
+REPLICAS, STEPS, LR = 2, 4, 0.1
+
+four_ranks = pytest.mark.mpi(min_size=4, max_size=4)
+
+
+def batch(replica: int, step: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(100 * replica + step % 2)
+    return torch.randn(EXAMPLES, WIDTH, generator=generator), torch.randn(EXAMPLES, WIDTH, generator=generator)
+
+
+class Replica:
+    """A stage of a pipeline, and the optimizer that averages with the same stage of others."""
+
+    def __init__(self, comm: Communicator, grid: Grid[Communicator], compressed: bool = False, **options: Any) -> None:
+        stages, self.replicas = grid.along("stage"), grid.along("replica")
+        self.first, self.last = stages.rank == 0, stages.rank == stages.size - 1
+        self.module = layer(stages.rank)
+        self.fails = False
+        self.stage = PipelineStage(
+            self.module,
+            stages,
+            MICRO_BATCHES,
+            loss=self._loss if self.last else None,
+            forward=Deltas(RowQuantizer(4), 2 * EXAMPLES) if compressed else None,
+            backward=Direct(RowQuantizer(8)) if compressed else None,
+            everyone=comm,
+        )
+        self.optimizer = self._optimizer(**options)
+
+    def _loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        if self.fails:
+            raise RuntimeError("out of luck")
+        return nn.functional.mse_loss(output, targets)
+
+    def _optimizer(self, **options: Any) -> torch.optim.Optimizer:
+        named = list(self.module.named_parameters())
+        if options.get("bits"):
+            return OneBitAdam(self.module.parameters(), 0.01, warmup_steps=2, comm=self.replicas, **options)
+        inner = torch.optim.SGD(self.module.parameters(), lr=LR)
+        algorithm = options.get("algorithm", Dense())
+        return DistributedOptimizer(inner, algorithm, self.replicas, named, backward_passes_per_step=MICRO_BATCHES)
+
+    def step(self, step: int, ids: Any = None) -> float:
+        inputs, targets = batch(self.replicas.rank, step)
+        self.optimizer.zero_grad()
+        loss = self.stage.step(
+            inputs if self.first else None,
+            targets if self.last else None,
+            np.arange(EXAMPLES) + EXAMPLES * (step % 2) if ids is None else ids,
+        )
+        self.optimizer.step()
+        return loss
+
+    def weights(self) -> Tensor:
+        return torch.cat([parameter.detach().flatten() for parameter in self.module.parameters()])
+
+
+@contextmanager
+def replica(comm: Communicator, **options: Any) -> Iterator[Replica]:
+    with comm.grid(replica=REPLICAS, stage=comm.size // REPLICAS) as grid:
+        yield Replica(comm, grid, **options)
+
+
+def expected_weights(stages: int, stage: int) -> Tensor:
+    """Of a stage, after the steps of one process that has all stages and both batches."""
+    model = nn.Sequential(*(layer(number) for number in range(stages)))
+    for step in range(STEPS):
+        sums = []
+        for number in range(REPLICAS):
+            model.zero_grad()
+            for inputs, targets in zip(*(part.chunk(MICRO_BATCHES) for part in batch(number, step)), strict=True):
+                torch.autograd.backward(nn.functional.mse_loss(model(inputs), targets) / MICRO_BATCHES)
+            sums.append([parameter.grad for parameter in model.parameters()])
+        with torch.no_grad():
+            for parameter, first, second in zip(model.parameters(), *sums, strict=True):
+                assert first is not None
+                assert second is not None
+                parameter -= LR * ((first + second) / 2)
+    return torch.cat([parameter.detach().flatten() for parameter in model[stage].parameters()])
+
+
+@pytest.mark.mpi(min_size=4)
+def test_replicas_train_as_one_process_with_all_their_batches_does(comm: Communicator) -> None:
+    if comm.size % REPLICAS:
+        pytest.skip("a grid of two replicas")
+    with replica(comm) as own:
+        for step in range(STEPS):
+            own.step(step)
+        torch.testing.assert_close(
+            own.weights(), expected_weights(comm.size // REPLICAS, own.stage.stage), rtol=0, atol=1e-6
+        )
+
+
+@four_ranks
+@pytest.mark.parametrize("options", [{"bits": 4}, {"algorithm": Marsit(2)}])
+def test_all_that_travels_may_be_compressed_and_replicas_stay_equal(comm: Communicator, options: Any) -> None:
+    with replica(comm, compressed=True, **options) as own:
+        losses = [own.step(step) for step in range(12)]
+        both = own.replicas.allgather_object(own.weights().numpy().tobytes())
+        assert len(set(both)) == 1
+        assert np.mean(losses[-2:]) < np.mean(losses[:2])
+        assert own.stage.stores_alike()
+
+
+@four_ranks
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_failure_in_one_pipeline_is_an_error_in_all_and_the_step_can_be_repeated(
+    comm: Communicator, failing: int
+) -> None:
+    with replica(comm) as own:
+        for step in range(STEPS):
+            if step == failing:
+                own.fails = own.replicas.rank == 1
+                with pytest.raises(PipelineError, match="RuntimeError: out of luck"):
+                    own.step(step)
+                own.fails = False
+                own.optimizer.synchronize()  # type: ignore[attr-defined] # ends what backward has begun
+            own.step(step)
+        torch.testing.assert_close(own.weights(), expected_weights(2, own.stage.stage), rtol=0, atol=1e-6)
+
+
+@four_ranks
+def test_a_pipeline_that_cannot_begin_keeps_the_others_from_it(comm: Communicator) -> None:
+    with replica(comm, compressed=True) as own:
+        wrong = np.full(EXAMPLES, 3) if own.replicas.rank == 0 else None
+        told = (
+            "id 3 occurs" if own.replicas.rank == 0 else "the pipeline of rank 0 failed, and so this one does: .*id 3"
+        )
+        with pytest.raises(PipelineError, match=told):
+            own.step(0, wrong)
+        own.optimizer.synchronize()  # type: ignore[attr-defined]
+        assert own.step(0) > 0
