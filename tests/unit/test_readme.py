@@ -58,6 +58,7 @@ PROGRAMS = {
     "python -m apps.emulator": "apps/emulator/__main__.py",
     "python -m apps.reproduce": "apps/reproduce/__main__.py",
     "python -m apps.finetune": "apps/finetune/__main__.py",
+    "python -m apps.pipeline.split": "apps/pipeline/split/options.py",
     "python -m apps.scale": "apps/scale/__main__.py",
     "python -m apps.performance.run_all": "apps/performance/run_all.py",
     "python -m apps.performance.cluster": "apps/performance/cluster/__main__.py",
@@ -178,6 +179,7 @@ def test_options_in_the_text_exist(document: Path) -> None:
         ("python -m apps.train.plot", TRAINING),
         ("python -m apps.emulator", DOCS / "cluster.md"),
         ("python -m apps.performance.cluster", DOCS / "performance-tables.md"),
+        ("python -m apps.pipeline.split", DOCS / "split-learning.md"),
     ],
 )
 def test_every_option_is_described(program: str, document: Path) -> None:

@@ -106,16 +106,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--backward-bits", type=int, choices=range(1, 9), default=default.backward_bits, help="bits of gradients")
     add("--kept", type=float, default=default.kept, help="part of the gradients that is sent: the largest")
     add = parser.add_argument_group("clients and training").add_argument
-    for name, told in (
-        ("clients", "which take turns"),
-        ("rounds", "in each of which every client has a turn"),
-        ("local-epochs", "of a client in its turn"),
-        ("batch", "examples of a step"),
-        ("decay-every", "rounds until the learning rate falls to a tenth"),
-        ("examples", "of the training images that are used"),
-        ("test-examples", "of the test images that are used"),
+    for option, told in (
+        ("--clients", "which take turns"),
+        ("--rounds", "in each of which every client has a turn"),
+        ("--local-epochs", "of a client in its turn"),
+        ("--batch", "examples of a step"),
+        ("--decay-every", "rounds until the learning rate falls to a tenth"),
+        ("--examples", "of the training images that are used"),
+        ("--test-examples", "of the test images that are used"),
     ):
-        add(f"--{name}", type=positive, default=getattr(default, name.replace("-", "_")), metavar="N", help=told)
+        add(option, type=positive, default=getattr(default, option[2:].replace("-", "_")), metavar="N", help=told)
     told = "of the Dirichlet distribution of labels over clients: the less, the more they are skewed"
     add("--concentration", type=float, default=default.concentration, help=told)
     add("--lr", type=float, default=default.lr, help="learning rate of SGD")
