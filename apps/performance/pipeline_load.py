@@ -25,12 +25,12 @@ class Load:
     micro-batch has `examples`, a batch `micro_batches`, and an epoch `batches`.
     """
 
-    context: int = 128
+    context: int = 64
     width: int = 128
     blocks: int = 2
     examples: int = 8
     micro_batches: int = 8
-    batches: int = 2
+    batches: int = 1
 
     @property
     def batch(self) -> int:

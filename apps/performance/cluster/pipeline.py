@@ -1,9 +1,9 @@
 """Pipelines of four stages on slow links: activations in full, in few bits, and as differences to the last message.
 
 Every stage trains its slice of one model, with one method and schedule after the other. All take turns. AQ-SGD is timed
-once every example has been visited. *Computing* is what a micro-batch takes on a stage while all stages compute and
-nothing is sent. From it and the size of messages follows the rate at which float32 needs `RATIO` times as long for its
-messages as for computing.
+once every example has been visited. *Computing* is what a micro-batch takes on a stage while all stages compute: the
+processor's time, times as many as share one. From it and the size of messages follows the rate at which float32 needs
+`RATIO` times as long for its messages as for computing.
 """
 
 from __future__ import annotations
@@ -134,9 +134,9 @@ def _alive(comm: Communicator, module: Any, loss: Any, load: Any, schedule: str)
 
 
 def _computing(comm: Communicator, module: Any, loss: Any, load: Any) -> dict[str, float]:
-    """Seconds of a micro-batch on a stage, on the wall and of its processor, while all compute; collective.
+    """Processor seconds of a micro-batch on a stage, while all compute: medians, and the mean over stages; collective.
 
-    Medians, and of these the mean over stages.
+    Unlike the time on the wall they do not depend on what else the machine does.
     """
     import torch
 
@@ -146,16 +146,14 @@ def _computing(comm: Communicator, module: Any, loss: Any, load: Any) -> dict[st
     for _ in range(COMPUTED):
         into = characters if comm.rank == 0 else activations.clone().requires_grad_()
         spin_barrier(comm)
-        start = time.perf_counter(), time.thread_time()
+        start = time.thread_time()
         output = module(into)
         output = output if loss is None else loss(output, following)
-        between = time.perf_counter(), time.thread_time()
+        between = time.thread_time()
         torch.autograd.backward(output, None if loss else torch.ones_like(output))
-        end = time.perf_counter(), time.thread_time()
-        samples.append([between[0] - start[0], end[0] - between[0], between[1] - start[1], end[1] - between[1]])
-    names = ("forward_s", "backward_s", "forward_processor_s", "backward_processor_s")
+        samples.append([between - start, time.thread_time() - between])
     medians = np.median(gather(comm, np.array(samples))[:, 1:], axis=1).mean(axis=0)
-    return dict(zip(names, medians.tolist(), strict=True))
+    return dict(zip(("forward_processor_s", "backward_processor_s"), medians.tolist(), strict=True))
 
 
 def _coding(comm: Communicator, load: Any, name: str) -> dict[str, float]:
@@ -211,8 +209,14 @@ def slow_mbit(record: Record) -> float:
 
 
 def computing_s(record: Record) -> float:
-    """Of a micro-batch on a stage, forward and backward."""
-    return float(record["computing"]["forward_s"] + record["computing"]["backward_s"])
+    """Of a micro-batch on a stage, forward and backward, while all stages compute."""
+    return way_s(record, "forward") + way_s(record, "backward")
+
+
+def way_s(record: Record, way: str) -> float:
+    """The part that is "forward" or "backward"."""
+    sharing = max(1.0, record["settings"]["nodes"] / record["environment"]["cores"])
+    return float(sharing * record["computing"][f"{way}_processor_s"])
 
 
 def message_bytes(record: Record, name: str) -> float:

@@ -20,6 +20,7 @@ from apps.performance.cluster.pipeline import (
     STAGES,
     computing_s,
     message_bytes,
+    way_s,
 )
 from apps.performance.cluster.ratios import payload_rate
 from apps.performance.cluster.tables import NOTHING
@@ -78,10 +79,10 @@ def judge(record: Record) -> Iterator[Row]:
 
 def simulated_s(record: Record, schedule: str, name: str) -> float:
     """What the simulator says of a step, from what a micro-batch takes; half of the codec belongs to each way."""
-    computing, coded = record["computing"], record["codecs"][name]
+    coded = record["codecs"][name]
     times = Times(
-        forward=computing["forward_s"] + coded["seconds"] / 2,
-        backward=computing["backward_s"] + coded["seconds"] / 2,
+        forward=way_s(record, "forward") + coded["seconds"] / 2,
+        backward=way_s(record, "backward") + coded["seconds"] / 2,
         forward_wire=_wire_s(record, coded["forward_bytes"]),
         backward_wire=_wire_s(record, coded["backward_bytes"]),
     )
@@ -117,11 +118,10 @@ def _micro_batches(records: Sequence[Record]) -> str:
     for record in records:
         for name in SHOWN:
             coded = record["codecs"][name]
-            rows.append(
-                record["computing"]
-                | {"rate": record["settings"]["rate"], "method": name, "codec": scaled(coded["seconds"], MS)}
-                | {way: scaled(_wire_s(record, coded[f"{way}_bytes"]), MS) for way in ("forward", "backward")}
-            )
+            rows.append({"rate": record["settings"]["rate"], "method": name, "codec": scaled(coded["seconds"], MS)})
+            for way in ("forward", "backward"):
+                rows[-1] |= {f"{way} computing": scaled(way_s(record, way), MS)}
+                rows[-1] |= {f"{way} message": scaled(_wire_s(record, coded[f"{way}_bytes"]), MS)}
     return table(MICRO_BATCH, rows)
 
 
@@ -149,9 +149,6 @@ def _wire_s(record: Record, nbytes: float) -> float:
 MICRO_BATCH: Sequence[Column] = (
     ("links", get("rate")),
     ("method", get("method")),
-    ("computing forward", lambda row: scaled(row["forward_s"], MS)),
-    ("message forward", get("forward")),
-    ("computing backward", lambda row: scaled(row["backward_s"], MS)),
-    ("message backward", get("backward")),
+    *((name, get(name)) for name in ("forward computing", "forward message", "backward computing", "backward message")),
     ("codec of a stage", get("codec")),
 )

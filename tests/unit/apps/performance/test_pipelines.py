@@ -38,12 +38,11 @@ def made(rate: str, bits_per_s: float, seconds: dict[str, float]) -> Record:
         for schedule in SCHEDULES
         for name in METHODS
     ]
-    computing = dict.fromkeys(("forward_s", "forward_processor_s"), 0.05)
-    computing |= dict.fromkeys(("backward_s", "backward_processor_s"), 0.15)
+    computing = {"forward_processor_s": 0.025, "backward_processor_s": 0.075}  # and two stages share a processor
     coded = {"forward_bytes": BYTES, "backward_bytes": BYTES, "seconds": 0.001}
     alive = {schedule: [4, 3, 2, 1] for schedule in SCHEDULES}
     return links(rate, bits_per_s) | {
-        "part": "pipeline", "load": SMALL, "batch": 64, "parameters": 1000, "environment": environment(),
+        "part": "pipeline", "load": SMALL, "batch": 64, "parameters": 1000, "environment": environment() | {"cores": 2},
         "computing": computing, "codecs": dict.fromkeys(METHODS, coded), "rows": rows, "alive": alive,
     }  # fmt: skip
 
