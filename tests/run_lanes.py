@@ -72,6 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tests", default=str(PROJECT / "tests" / "mpi"), help="file, folder or test (%(default)s)")
     parser.add_argument("--lane-timeout", type=float, default=1200.0, help="seconds a lane may take")
     options, arguments = parser.parse_known_args(argv)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the lane ends as well
     env = environment()
     failed: list[str] = []
     for n_ranks in map(int, options.ranks.split(",")):
