@@ -120,10 +120,12 @@ class Party(Generic[Ends]):
             self._bring_weights(self.rank_of(before), self.rank_of(client))
 
     def _bring_weights(self, source: int, to: int) -> None:
+        tensors = list(self._tensors())
+        if not tensors:
+            return
         if self.comm.rank == source:
-            self.comm.send(torch.cat([_as_bytes(tensor) for tensor in self._tensors()]).numpy(), to, _WEIGHTS)
+            self.comm.send(torch.cat([_as_bytes(tensor) for tensor in tensors]).numpy(), to, _WEIGHTS)
         elif self.comm.rank == to:
-            tensors = list(self._tensors())
             arrived = torch.empty(sum(tensor.nbytes for tensor in tensors), dtype=torch.uint8)
             self.comm.recv(arrived.numpy(), source, _WEIGHTS)
             for tensor, part in zip(tensors, torch.split(arrived, [tensor.nbytes for tensor in tensors]), strict=True):

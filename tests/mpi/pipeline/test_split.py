@@ -145,6 +145,20 @@ def test_weights_are_those_of_one_process_after_all_clients_turns(comm: Communic
             assert mine.seen == 8
 
 
+def test_clients_may_have_layers_without_weights(comm: Communicator) -> None:
+    party: Party
+    if comm.rank == 0:
+        party = SplitServer(Layer(MIDDLE), comm, CLIENTS)
+    else:
+        party = SplitClient(nn.Identity(), nn.Identity(), comm, CLIENTS, loss=nn.functional.mse_loss)
+    middle = Layer(MIDDLE)
+    for client in range(CLIENTS):
+        loss = one_step(party, client)
+        inputs, targets = data(client)
+        expected = nn.functional.mse_loss(middle(inputs), targets).item()
+        assert loss == (expected if isinstance(party, SplitClient) and party.has(client) else None)
+
+
 @pytest.mark.parametrize("codec", [RowQuantizer(2), RowQuantizer(4, "stochastic"), FullRows("float16")], ids=str)
 def test_both_ends_of_all_cuts_keep_the_same_messages(comm: Communicator, codec: Any) -> None:
     party = made(comm, forward=Deltas(codec, EXAMPLES, check_every=2), backward=Direct(TopRows(0.2, RowQuantizer(8))))
@@ -236,6 +250,29 @@ def test_activations_that_cannot_be_sent_are_told_on_both_ends(
         one_step(party)
     layers(party)[0].ruin = None
     one_step(party)
+
+
+@pytest.mark.parametrize("number", [FIRST, MIDDLE])
+def test_a_step_can_be_repeated_in_its_turn_where_both_ends_catch_the_error(comm: Communicator, number: int) -> None:
+    options: dict[str, Any] = {"forward": Deltas(RowQuantizer(4, "stochastic"), EXAMPLES)}
+    party, other = made(comm, **options), made(comm, **options)
+    layer = layers(party)[0]
+    if (number == MIDDLE) == (comm.rank == 0):
+        layer.ruin = _fail
+    inputs, targets = data(0)
+    begin = party.serve if isinstance(party, SplitServer) else partial(party.step, inputs, targets, np.arange(EXAMPLES))
+    found: float | None = None
+    with party.turn(0) as takes_part:
+        if takes_part:
+            with pytest.raises(PipelineError, match="no layer today"):
+                begin()
+            layer.ruin = None
+            found = begin()
+        if isinstance(party, SplitServer):
+            assert not party.serve()
+    loss = one_step(other)
+    assert loss is None or loss == found
+    assert visits(party) == visits(other)
 
 
 @pytest.mark.parametrize(
