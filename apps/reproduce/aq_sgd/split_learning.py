@@ -35,7 +35,7 @@ def figure_10(results: Results, seeds: int, full: bool) -> tuple[list[Claim], li
     behind = paired([run[-1] for run in ours], [run[-1] for run in full_precision])
     ahead = paired([run[-1] for run in ours], [run[-1] for run in direct])
     told = ", ".join(f"{np.mean(values):.3f} with {name}" for name, values in last.items())
-    differs = f"small CNN, 2048 images of Fashion-MNIST on 16 clients, {rounds} rounds, {many} seeds; there ResNet-34 on CIFAR"
+    differs = f"small CNN, 2048 images of Fashion-MNIST, 16 clients, {rounds} rounds, {many} seeds; there ResNet-34"
     lines = [Curve(name, range(1, rounds + 1), runs) for name, runs in found.items()]
     return [
         Claim(
