@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from apps.launch import JobFailed
+from apps.launch import JobFailed, exit_on_signals
 from apps.reproduce.claims import Claim, Part, table
 from apps.reproduce.results import Results
 
@@ -21,6 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns the exit status: 1 if a claim was not found again, 2 after an error."""
     parser = _parser()
     options = parser.parse_args(argv)
+    exit_on_signals()
     if options.seeds < 2:
         parser.error(f"--seeds {options.seeds}: a difference needs 2 or more")
     try:

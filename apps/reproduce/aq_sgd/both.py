@@ -26,7 +26,7 @@ def figure_5(results: Results, seeds: int, full: bool) -> tuple[list[Claim], lis
         "DirectQ fw3 bw6 and 4-bit Adam": replace(few, direct=True),
         "fp32 and 4-bit Adam": replace(GRID, gradient_bits=4),
     }
-    found = trained(results, "both", runs, many)
+    found = trained(results, runs, many)
     full_precision, ours, direct, adam = found.values()
     differs = f"{SAME}, {many} seeds, 2 stages x 2 replicas, OneBitAdam with 4 bits after one epoch"
     lines = [Curve(name, range(1, FP32.epochs + 1), by_epoch(records)) for name, records in found.items()]

@@ -27,7 +27,7 @@ def methods(results: Results, seeds: int) -> dict[str, list[Record]]:
         for forward, backward in BITS:
             options = replace(FP32, forward_bits=forward, backward_bits=backward, direct=direct)
             runs[f"{name} fw{forward} bw{backward}"] = options
-    return trained(results, "methods", runs, seeds)
+    return trained(results, runs, seeds)
 
 
 def figure_3(results: Results, seeds: int, full: bool) -> tuple[list[Claim], list[Path]]:

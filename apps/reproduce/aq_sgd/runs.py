@@ -13,7 +13,7 @@ from apps.pipeline.job import run
 from apps.pipeline.options import FULL, Options
 from apps.records import Record
 from apps.reproduce.claims import Difference, paired
-from apps.reproduce.results import Results
+from apps.reproduce.results import Results, slug
 
 SEEDS, SEEDS_FULL = 3, 5
 PRETRAINED = Options(stages=1, forward_bits=FULL, backward_bits=FULL, epochs=6, characters=200_000)
@@ -33,18 +33,15 @@ def how_many(seeds: int, full: bool) -> int:
     return min(seeds, SEEDS_FULL if full else SEEDS)
 
 
-def trained(results: Results, name: str, runs: Mapping[str, Options], seeds: int) -> dict[str, list[Record]]:
-    """The records of each run, by seed. The runs of a seed on as many ranks share a job: starting one takes long."""
-    found: dict[str, list[Record]] = {key: [] for key in runs}
+def trained(results: Results, runs: Mapping[str, Options], seeds: int) -> dict[str, list[Record]]:
+    """The records of each run, by seed."""
+    found: dict[str, list[Record]] = {name: [] for name in runs}
     for seed in range(seeds):
         weights = _pretrained(results, seed)
-        for ranks in {options.stages * options.replicas for options in runs.values()}:
-            own = {key: each for key, each in runs.items() if each.stages * each.replicas == ranks}
-            options = [asdict(replace(each, seed=seed, weights=weights)) for each in own.values()]
-            make = partial(call_on_ranks, run, {"runs": options}, ranks)
-            records = results.get(f"{name}-{ranks}-ranks-{seed}", {"runs": options}, make)["runs"]
-            for key, record in zip(own, records, strict=True):
-                found[key].append(record)
+        for name, options in runs.items():
+            own = asdict(replace(options, seed=seed, weights=weights))
+            make = partial(call_on_ranks, run, {"runs": [own]}, options.stages * options.replicas)
+            found[name] += results.get(f"{slug(name)}-{seed}", own, make)["runs"]
     return found
 
 

@@ -26,7 +26,7 @@ def figure_9(results: Results, seeds: int, full: bool) -> tuple[list[Claim], lis
     ours = replace(FP32, forward_bits=3, backward_bits=6)
     runs = {f"{stages} stages": replace(ours, stages=stages) for stages in STAGES if stages != FP32.stages}
     runs |= {f"messages kept in {bits} bits": replace(ours, stored_bits=bits) for bits in STORED}
-    found = methods(results, many) | trained(results, "variations", runs, many)
+    found = methods(results, many) | trained(results, runs, many)
     found[f"{FP32.stages} stages"] = found[OURS]
     differs = f"{SAME}, {many} seeds, fw3 bw6"
     gaps = {name: mean_gap(records, found["fp32"]) for name, records in found.items()}
