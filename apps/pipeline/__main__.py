@@ -54,11 +54,11 @@ def train(options: Options, comm: Communicator, paths: object) -> None:
     """Train as the options say; collective. Unusable options, texts or checkpoints raise JobError on every rank."""
     folder: Path | None = getattr(paths, "checkpoint", None)
     with raise_on_all_ranks(comm):
-        corpus = job.corpus_of(options)
+        corpus, weights = job.corpus_of(options), job.weights_of(options)
     if folder is not None:
         checkpoint.require_writable(folder, comm)
     try:
-        training = Training(options, comm, corpus, None if folder is None else folder / "stores")
+        training = Training(options, comm, corpus, None if folder is None else folder / "stores", weights)
     except ValueError as error:  # all ranks have the same options and text, and so the same error
         raise JobError(str(error)) from error
     try:

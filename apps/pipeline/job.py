@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
+from apps.pipeline.model import read_weights
 from apps.pipeline.options import Options
 from apps.pipeline.text import Corpus, load
 from apps.pipeline.training import Training
@@ -31,7 +33,7 @@ def run(runs: Sequence[dict[str, Any]], save: str | None = None) -> Record:
 def _trained(options: Options, comm: Communicator, save: str | None) -> Record:
     start = time.perf_counter()
     corpus = corpus_of(options)
-    training = Training(options, comm, corpus)
+    training = Training(options, comm, corpus, weights=weights_of(options))
     try:
         epochs = [training.train_epoch() for _ in range(options.epochs)]
         if save is not None:
@@ -44,6 +46,11 @@ def _trained(options: Options, comm: Communicator, save: str | None) -> Record:
 def corpus_of(options: Options) -> Corpus:
     """The text of a run."""
     return load(Path(options.text) if options.text else None, options.characters, options.context, options.skip)
+
+
+def weights_of(options: Options) -> dict[str, Tensor] | None:
+    """What a run begins with; None: random weights."""
+    return None if options.weights is None else read_weights(options.weights, options.shape)
 
 
 def save_weights(training: Training, path: Path, writes: bool) -> None:

@@ -9,6 +9,8 @@ from threading import Lock
 from zlib import crc32
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from apps.pipeline.text import SYMBOLS
@@ -95,13 +97,22 @@ def slice_of(shape: Shape, stage: int, stages: int, seed: int) -> nn.Sequential:
     return nn.Sequential(OrderedDict((name, _seeded(name, kind, shape, seed)) for name, kind in parts))
 
 
-def load_weights(part: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
-    """Give a slice its part of the weights of a whole model. ValueError, which names `source`, if they do not fit."""
-    own = part.state_dict()
-    wrong = [name for name, value in own.items() if name not in weights or weights[name].shape != value.shape]
+def read_weights(path: str, shape: Shape) -> dict[str, Tensor]:
+    """The weights of a whole model, from a file. OSError if it cannot be read, ValueError if it is another model's."""
+    try:
+        weights = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no file of weights ({error}): write one with --save") from error
+    expected = slice_of(shape, 0, 1, 0).state_dict()
+    wrong = [name for name, one in expected.items() if name not in weights or weights[name].shape != one.shape]
     if wrong:
-        raise ValueError(f"{source} holds no weights of this model ({wrong[0]}): save them with the same --layers etc.")
-    part.load_state_dict({name: weights[name] for name in own})
+        raise ValueError(f"{path} holds no weights of this model ({wrong[0]}): give the options of the run with --save")
+    return weights
+
+
+def load_weights(part: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Give a slice its part of the weights of a whole model."""
+    part.load_state_dict({name: weights[name] for name in part.state_dict()})
 
 
 def loss(scores: Tensor, targets: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -41,6 +40,8 @@ class Training:
         The same on all ranks.
     folder : Path, optional
         Of the stores' files, for ``store="disk"``.
+    weights : dict of tensor, optional
+        Of the whole model, to begin with.
 
     Attributes
     ----------
@@ -50,7 +51,14 @@ class Training:
         Mean over replicas of each step.
     """
 
-    def __init__(self, options: Options, comm: Communicator, corpus: Corpus, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        options: Options,
+        comm: Communicator,
+        corpus: Corpus,
+        folder: Path | None = None,
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self.options, self._corpus = options, corpus
         self.grid = comm.grid(replica=options.replicas, stage=options.stages)
         self._stages, self._replicas = self.grid.along("stage"), self.grid.along("replica")
@@ -64,8 +72,8 @@ class Training:
                 "raise --characters or lower --batch"
             )
         self.model = slice_of(options.shape, self._stage, options.stages, options.seed)
-        if options.weights is not None:
-            load_weights(self.model, load_file(options.weights), options.weights)
+        if weights is not None:
+            load_weights(self.model, weights)
         stores = None if folder is None else folder / f"replica-{self.replica}"
         if stores is not None and options.store == "disk":
             stores.mkdir(parents=True, exist_ok=True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from apps.pipeline.magnitudes import Magnitudes
-from apps.pipeline.model import Shape, load_weights, slice_of
+from apps.pipeline.model import Shape, load_weights, read_weights, slice_of
 from apps.pipeline.text import SYMBOLS
 
 SHAPE = Shape(layers=3, width=8, heads=2, context=6)
@@ -40,23 +43,23 @@ def test_more_stages_than_blocks_are_refused() -> None:
         slice_of(SHAPE, 0, 4, 0)
 
 
-def test_weights_of_a_model_fit_into_whatever_slices_and_into_no_other_model() -> None:
-    weights = slice_of(SHAPE, 0, 1, 1).state_dict()
+def test_weights_of_a_model_fit_into_whatever_slices(tmp_path: Path) -> None:
+    path = str(tmp_path / "weights.safetensors")
+    save_file(slice_of(SHAPE, 0, 1, 1).state_dict(), path)
+    weights = read_weights(path, SHAPE)
     for stage in range(2):
         part = slice_of(SHAPE, stage, 2, 5)
-        load_weights(part, weights, "weights")
+        load_weights(part, weights)
         assert all(torch.equal(value, weights[name]) for name, value in part.state_dict().items())
-    with pytest.raises(
-        ValueError, match=r"no weights of this model \(embedding"
-    ):
-        load_weights(slice_of(Shape(layers=3, width=16, heads=2), 0, 2, 0), weights, "file.safetensors")
+    with pytest.raises(ValueError, match=r"weights.safetensors holds no weights of this model \(embedding"):
+        read_weights(path, Shape(layers=3, width=16, heads=2))
 
 
 def test_another_seed_gives_other_weights_and_leaves_the_callers_random_numbers_alone() -> None:
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
-    first, second = (slice_of(SHAPE, 0, 1, seed).embedding.places for seed in (0, 1))
+    first, second = (slice_of(SHAPE, 0, 1, seed).get_parameter("embedding.places") for seed in (0, 1))
     assert not torch.equal(first, second)
     assert torch.equal(torch.rand(3), expected)
 
