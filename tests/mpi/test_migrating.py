@@ -96,6 +96,7 @@ def try_out(code: str, value: Any, names: Names) -> None:
         assert right, f"{code} gives {value}, and this does not hold: {MEANING[code]}"
 
 
+@pytest.mark.mpi(max_size=4)
 def test_every_row_of_the_page_runs_and_does_what_it_says(mpi_comm: MPI.Intracomm) -> None:
     tried = []
 

@@ -10,6 +10,7 @@ from mpicomp import Marsit
 from mpicomp.aggregator.algorithm import Algorithm
 from mpicomp.aggregator.difference import Difference
 from tests.methods import METHODS
+from tests.mpi.lanes import few_ranks
 
 SHAPES = ((5000,), (3, 7), (), (4096 + 40, 3))  # in vectors: 5056, 64, 64, 12416
 LENGTHS = tuple(int(np.prod(shape)) for shape in SHAPES)
@@ -40,7 +41,10 @@ class Model:
         return Difference(self.before, self.after, self.views, self.vector)
 
 
-@pytest.mark.parametrize(("in_place", "turned"), [(True, False), (False, False), (False, True)])
+@pytest.mark.parametrize(
+    ("in_place", "turned"),
+    [(True, False), pytest.param(False, False, marks=few_ranks), pytest.param(False, True, marks=few_ranks)],
+)
 @pytest.mark.parametrize("algorithm", METHODS.values(), ids=METHODS)
 def test_a_difference_gives_what_its_vector_gives(
     comm: Communicator, algorithm: Algorithm, in_place: bool, turned: bool

@@ -12,7 +12,7 @@ from collectives import Communicator, NonFiniteGradient
 from mpicomp import Marsit
 from tests.exact import ONE_BLOCK, gradient
 from tests.methods import METHODS, must_be_restored
-from tests.mpi.lanes import TIMEOUT_S, same_everywhere
+from tests.mpi.lanes import TIMEOUT_S, few_ranks, same_everywhere
 
 N = 5003
 
@@ -26,7 +26,13 @@ def spoiled(vector: Any, bad: float, position: int) -> Any:
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize(
-    ("topology", "way"), [("auto", "at once"), ("ring", "in parts"), ("star", "at once")], indirect=["way"]
+    ("topology", "way"),
+    [
+        ("auto", "at once"),
+        pytest.param("ring", "in parts", marks=few_ranks),
+        pytest.param("star", "at once", marks=few_ranks),
+    ],
+    indirect=["way"],
 )
 def test_every_rank_is_told_whose_numbers_are_bad_and_goes_on_as_if_they_had_not_been(
     mpi_comm: MPI.Intracomm, topology: str, name: str, way: str
@@ -54,6 +60,7 @@ def test_every_rank_is_told_whose_numbers_are_bad_and_goes_on_as_if_they_had_not
             np.testing.assert_array_equal(result, untried.aggregate(g))
 
 
+@few_ranks
 @pytest.mark.parametrize("residual", ["own", "paper"])
 @pytest.mark.parametrize("every", [None, 2])
 @pytest.mark.parametrize("comm", ["auto", "ring"], indirect=True)

@@ -14,7 +14,7 @@ from mpicomp import ECQSGD, QSGD, DoubleSqueeze, LocalTopK, MemSGD, OneBitSGD, T
 from mpicomp.codecs import Draw, OneBit, Quantizer, TwoMeans
 from mpicomp.kernels.streams import Stream
 from tests.exact import gradient
-from tests.mpi.lanes import TIMEOUT_S, mean_of_ranks
+from tests.mpi.lanes import TIMEOUT_S, few_ranks, mean_of_ranks
 from tests.reference.compressors import decoded
 from tests.reference.one_process.codec_methods import codec_of
 
@@ -29,6 +29,7 @@ METHODS: tuple[Any, ...] = (
 )
 
 
+@few_ranks
 @pytest.mark.parametrize(
     "method",
     [OneBitSGD(), DoubleSqueeze(OneBit(512)), DoubleSqueeze(TwoMeans(512)), MemSGD(OneBit(512, "l1"))],

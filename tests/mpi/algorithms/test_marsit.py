@@ -11,7 +11,7 @@ from mpi4py import MPI
 from collectives import Communicator
 from mpicomp import Marsit
 from tests.exact import gradient
-from tests.mpi.lanes import mean_of_ranks, same_everywhere
+from tests.mpi.lanes import few_ranks, mean_of_ranks, same_everywhere
 from tests.reference.statistics import ERROR
 
 N = 5003
@@ -82,7 +82,7 @@ def test_bits_per_element_are_what_the_method_promises(comm: Communicator, every
     assert aggregator.traffic.total.calls == steps
 
 
-@pytest.mark.parametrize("comm", ["auto", "ring"], indirect=True)
+@pytest.mark.parametrize("comm", ["auto", pytest.param("ring", marks=few_ranks)], indirect=True)
 def test_replicas_are_the_same_to_the_bit_after_200_steps(comm: Communicator) -> None:
     n = 9000
     aggregator = Marsit(full_precision_every=50).start(comm, n)

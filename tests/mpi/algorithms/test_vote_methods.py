@@ -16,7 +16,7 @@ from mpicomp.algorithms.ef_signsgd import EFSignSGD
 from mpicomp.algorithms.majority_vote import MajorityVote
 from mpicomp.algorithms.ssdm import SSDM
 from tests.exact import gradient
-from tests.mpi.lanes import TIMEOUT_S, topologies
+from tests.mpi.lanes import TIMEOUT_S, few_ranks, topologies
 from tests.reference.statistics import assert_binomial
 
 N = 5 * 4096 + 75
@@ -54,6 +54,7 @@ def test_results_and_residuals_of_ef_signsgd_keep_the_gradients_mean(mpi_comm: M
     np.testing.assert_allclose(taken + pending, given, atol=1e-4)
 
 
+@few_ranks
 @pytest.mark.parametrize("bucket", [None, 1000])
 def test_with_ef_signsgd_a_coordinate_that_is_always_zero_swings_by_one_scale_at_most(
     mpi_comm: MPI.Intracomm, bucket: int | None

@@ -34,6 +34,7 @@ def bench(tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     return status, json.loads(WORLD.bcast(text).splitlines()[-1])
 
 
+@few_ranks
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize(
     ("arguments", "bits"),

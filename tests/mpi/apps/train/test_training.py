@@ -64,6 +64,7 @@ def test_lines_carry_what_a_comparison_needs(folder: Path, comm: Communicator) -
     assert {"messages_per_rank", "bits_per_element", "baseline", "baseline_seconds", "speedup"} <= result.keys()
 
 
+@few_ranks
 @pytest.mark.mpi(min_size=2)
 def test_bits_per_element_are_those_of_the_wire(folder: Path, comm: Communicator) -> None:
     wide = ("--batch", "64", "--hidden", "2048", "--epochs", "1")
