@@ -21,7 +21,7 @@ from collectives.execution.handle import Call
 from mpicomp import ALGORITHMS, SSDM, DoubleSqueeze, Marsit, algorithm
 from mpicomp.algorithms import Aggregator
 from tests.exact import gradient
-from tests.mpi.lanes import TIMEOUT_S, every_size, few_ranks, same_everywhere, same_text_on
+from tests.mpi.lanes import PARTS, TIMEOUT_S, few_ranks, same_everywhere, same_text_on
 
 pytestmark = pytest.mark.communicator(topology="auto")
 LENGTHS = (6001, 0, 65, 20_000)
@@ -45,13 +45,33 @@ def states(aggregators: list[Aggregator]) -> list[dict[str, Any]]:
     ]
 
 
-@every_size
 @pytest.mark.parametrize(
     ("name", "topology"), [*((name, "ring") for name in FORMS), *((name, "auto") for name in GATHERED)]
 )
 def test_calls_in_flight_give_the_bits_of_calls_one_after_the_other(
     name: str, topology: str, mpi_comm: MPI.Comm
 ) -> None:
+    require_bits_of_calls_one_after_the_other(name, topology, mpi_comm)
+
+
+@pytest.mark.parametrize("mpi_comm", PARTS, indirect=True)
+@pytest.mark.parametrize(
+    ("name", "topology"),
+    [
+        ("dense", "ring"),
+        ("marsit", "ring"),
+        ("marsit", "auto"),
+        ("ssdm", "ring"),
+        ("qsgd", "ring"),
+        ("scalecom", "auto"),
+    ],
+)
+def test_calls_in_flight_on_part_of_the_ranks_give_these_bits_too(name: str, topology: str, mpi_comm: MPI.Comm) -> None:
+    """One form of each kind of traffic: sums, signs, counts and codes along a plan, and what is gathered."""
+    require_bits_of_calls_one_after_the_other(name, topology, mpi_comm)
+
+
+def require_bits_of_calls_one_after_the_other(name: str, topology: str, mpi_comm: MPI.Comm) -> None:
     method, rng = FORMS[name], np.random.default_rng(mpi_comm.rank)
     with Communicator(mpi_comm, topology=topology, timeout=TIMEOUT_S) as comm:
         one_by_one, at_once = ([method.start(comm, n, vector_id=n) for n in LENGTHS] for _ in range(2))
