@@ -178,7 +178,7 @@ PART = Part(
     COLUMNS,
     quick={"repeats": 2, "context": 8, "width": 16, "blocks": 1, "examples": 2, "micro_batches": 2, "batches": 2},
     full={
-        "repeats": 40, "context": 128, "width": 128, "blocks": 2, "examples": 4, "micro_batches": 4, "batches": 5,
+        "repeats": 40, "context": 64, "width": 128, "blocks": 2, "examples": 4, "micro_batches": 4, "batches": 3,
     },
     ranks=(2,),
 )  # fmt: skip
