@@ -112,7 +112,8 @@ def panels(path: Path, grid: Sequence[Sequence[tuple[str, Sequence[Curve]]]], x_
             draw_curves(part, lines)
             part.set_title(title, fontsize="medium")
             part.set_xlim(left=0)
-    figure.supxlabel(x_label)
+    for part in axes[-1]:
+        part.set_xlabel(x_label)
     figure.supylabel(y_label)
     legend(figure, axes[0][0].get_lines())
     return save(figure, path)

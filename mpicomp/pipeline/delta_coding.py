@@ -86,30 +86,42 @@ class DeltaCoding:
         row_shape = rows.shape[1:]
         full = self._full(ids, row_shape)
         first, rest = self._parts(payload, full, row_shape)
-        new = rows[full]  # a copy, which is kept
-        if not np.isfinite(new).all():
-            raise ValueError("activations contain NaN or infinity")
-        first[:] = new
-        if not full.all():
-            later, messages = ids[~full], self._opened(row_shape).read(ids[~full])
-            draw, numbers = Draw(self._stream, self._steps, 0), row_keys(later, row_shape)
-            self._codec.encode_delta(as_matrix(rows[~full]), as_matrix(messages), rest, draw, numbers)
-            self._pending.append((later, messages))
-        self._pending.append((ids[full], new))
+        if full.any():
+            new = rows[full]  # a copy, which is kept
+            if not np.isfinite(new).all():
+                raise ValueError("activations contain NaN or infinity")
+            first[:] = new
+            self._encode_differences(rows[~full], ids[~full], rest)
+            self._pending.append((ids[full], new))
+        else:
+            self._encode_differences(rows, ids, rest)
+
+    def _encode_differences(self, rows: Rows, ids: Ids, payload: Bytes) -> None:
+        if not ids.size:
+            return
+        messages = self._opened(rows.shape[1:]).read(ids)
+        draw, numbers = Draw(self._stream, self._steps, 0), row_keys(ids, rows.shape[1:])
+        self._codec.encode_delta(as_matrix(rows), as_matrix(messages), payload, draw, numbers)
+        self._pending.append((ids, messages))
 
     def decode(self, payload: Bytes, ids: Ids, row_shape: tuple[int, ...]) -> Rows:
         """See `Coding`."""
         full = self._full(ids, row_shape)
         first, rest = self._parts(payload, full, row_shape)
+        if not full.any():
+            return self._decode_differences(rest, ids, row_shape).copy()  # what is kept is not the caller's
         rows = np.empty((ids.size, *row_shape), np.float32)
         rows[full] = first
         if not full.all():
-            messages = self._opened(row_shape).read(ids[~full])
-            self._codec.decode_delta(rest, as_matrix(messages))
-            rows[~full] = messages
-            self._pending.append((ids[~full], messages))
+            rows[~full] = self._decode_differences(rest, ids[~full], row_shape)
         self._pending.append((ids[full], first.copy()))
         return rows
+
+    def _decode_differences(self, payload: Bytes, ids: Ids, row_shape: tuple[int, ...]) -> Rows:
+        messages = self._opened(row_shape).read(ids)
+        self._codec.decode_delta(payload, as_matrix(messages))
+        self._pending.append((ids, messages))
+        return messages
 
     def commit(self) -> None:
         """See `Coding`."""
