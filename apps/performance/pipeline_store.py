@@ -57,7 +57,7 @@ def measure(repeats: int, **load: int) -> Record | None:
         for way in ways.values():
             way.stage.close()
         rows = [_row(name, timed, megabytes[name]) for name in ways]
-        return None if comm.rank else made(rows, ranks=comm.size, bits=BITS, repeats=repeats, **load)
+        return None if comm.rank else made(rows, ranks=comm.size, bits=list(BITS), repeats=repeats, **load)
 
 
 class Way:

@@ -146,16 +146,17 @@ def _parser() -> argparse.ArgumentParser:
     add("--schedule", choices=tuple(SCHEDULES), default=default.schedule, help="order of micro-batches")
     add = parser.add_argument_group("model and training").add_argument
     for name, told in (
-        ("layers", "transformer blocks"),
-        ("width", "of a block"),
-        ("heads", "of attention"),
-        ("context", "characters that are read at once"),
-        ("epochs", "passes over the text"),
-        ("batch", "sequences of a replica and step"),
-        ("micro-batches", "that a batch is cut into"),
-        ("characters", "of the text that are used"),
+        ("--layers", "transformer blocks"),
+        ("--width", "of a block"),
+        ("--heads", "of attention"),
+        ("--context", "characters that are read at once"),
+        ("--epochs", "passes over the text"),
+        ("--batch", "sequences of a replica and step"),
+        ("--micro-batches", "that a batch is cut into"),
+        ("--characters", "of the text that are used"),
     ):
-        add(f"--{name}", type=positive, default=getattr(default, name.replace("-", "_")), metavar="N", help=told)
+        field = name.removeprefix("--").replace("-", "_")
+        add(name, type=positive, default=getattr(default, field), metavar="N", help=told)
     add("--skip", type=int, default=default.skip, metavar="N", help="characters at the text's beginning to leave out")
     add("--text", metavar="FILE", help="a text to learn; without it, the source of Python's standard library")
     add("--weights", metavar="FILE", help="weights to begin with, that a run with --save has written")

@@ -58,6 +58,7 @@ PROGRAMS = {
     "python -m apps.emulator": "apps/emulator/__main__.py",
     "python -m apps.reproduce": "apps/reproduce/__main__.py",
     "python -m apps.finetune": "apps/finetune/__main__.py",
+    "python -m apps.pipeline": "apps/pipeline/options.py",
     "python -m apps.pipeline.split": "apps/pipeline/split/options.py",
     "python -m apps.scale": "apps/scale/__main__.py",
     "python -m apps.performance.run_all": "apps/performance/run_all.py",
