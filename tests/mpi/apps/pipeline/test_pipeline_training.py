@@ -103,9 +103,8 @@ def test_what_the_ends_count_differently_is_sent_in_full(comm: Communicator) -> 
         assert run.stage.stores_alike()
 
 
+@pytest.mark.mpi(max_size=4)
 def test_a_run_learns_and_keeps_few_micro_batches(comm: Communicator) -> None:
-    if comm.size > SMALL.layers:
-        pytest.skip("as many stages as blocks, at most")
     epochs, run = trained(replace(SMALL, lr=0.01), comm)
     assert epochs[-1]["validation_loss"] < epochs[0]["validation_loss"] < 1.2 * np.log(len(SYMBOLS))
     assert run.stage.most_alive == min(comm.size - comm.rank, SMALL.micro_batches)
