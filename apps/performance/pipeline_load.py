@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
+from apps.pipeline.model import Shape, loss, slice_of
+from apps.pipeline.text import SYMBOLS
 from mpicomp.pipeline import PipelineStage
 
-CHARACTERS, HEAD_WIDTH, RATE = 96, 32, 1e-3
+HEAD_WIDTH, RATE = 32, 1e-3
 
 
 @dataclass(frozen=True)
@@ -49,43 +50,8 @@ class Load:
 
     def texts(self) -> tuple[Tensor, Tensor]:
         """Characters of all examples of an epoch, drawn, and those that follow them."""
-        drawn = torch.randint(CHARACTERS, (self.epoch, self.context + 1), generator=torch.Generator().manual_seed(0))
+        drawn = torch.randint(len(SYMBOLS), (self.epoch, self.context + 1), generator=torch.Generator().manual_seed(0))
         return drawn[:, :-1], drawn[:, 1:]
-
-
-class Slice(nn.Module):
-    """A stage's blocks; the first stage has the embedding too, and the last one the head."""
-
-    def __init__(self, load: Load, stage: int, stages: int) -> None:
-        super().__init__()
-        torch.manual_seed(stage)
-        self._first, self._last = stage == 0, stage == stages - 1
-        if self._first:
-            self.embed = nn.Embedding(CHARACTERS, load.width)
-            self.places = nn.Parameter(0.02 * torch.randn(load.context, load.width))
-        self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(
-                load.width, max(1, load.width // HEAD_WIDTH), 4 * load.width, 0.0, "gelu", batch_first=True,
-                norm_first=True,
-            )
-            for _ in range(load.blocks)
-        )  # fmt: skip
-        if self._last:
-            self.head = nn.Sequential(nn.LayerNorm(load.width), nn.Linear(load.width, CHARACTERS))
-        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(load.context))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Characters or activations to activations, or to logits of the next character."""
-        if self._first:
-            x = self.embed(x) + self.places
-        for block in self.blocks:
-            x = block(x, self.mask, is_causal=True)
-        return self.head(x) if self._last else x
-
-
-def loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean over all characters."""
-    return cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def trainer(stage: PipelineStage, load: Load, shuffled: bool = False) -> Callable[[], None]:
@@ -110,6 +76,7 @@ def trainer(stage: PipelineStage, load: Load, shuffled: bool = False) -> Callabl
     return step
 
 
-def module_and_loss(load: Load, stage: int, stages: int) -> tuple[Slice, Any]:
+def module_and_loss(load: Load, stage: int, stages: int) -> tuple[nn.Module, Any]:
     """A stage's slice, and the loss where the stage is the last one."""
-    return Slice(load, stage, stages), loss if stage == stages - 1 else None
+    shape = Shape(stages * load.blocks, load.width, max(1, load.width // HEAD_WIDTH), load.context)
+    return slice_of(shape, stage, stages, seed=0), loss if stage == stages - 1 else None

@@ -38,7 +38,7 @@ def _trained(options: Options, comm: Communicator, save: str | None) -> Record:
         epochs = [training.train_epoch() for _ in range(options.epochs)]
         if save is not None:
             save_weights(training, Path(save), comm.rank == 0)
-        return record(training, epochs, corpus.digest) | {"seconds": time.perf_counter() - start}
+        return record(training, epochs) | {"text": corpus.digest, "seconds": time.perf_counter() - start}
     finally:
         training.close()
 
@@ -61,14 +61,13 @@ def save_weights(training: Training, path: Path, writes: bool) -> None:
         save_file(weights, path)
 
 
-def record(training: Training, epochs: Sequence[Record], digest: str) -> Record:
+def record(training: Training, epochs: Sequence[Record]) -> Record:
     """What is written of a run; collective."""
     found = training.magnitudes
     sizes = {} if found is None else {"activations": found.activations, "changes": found.changes}
     return {
         "name": training.options.name,
         "options": asdict(training.options),
-        "text": digest,
         "epochs": list(epochs),
         "losses": training.losses,
         "most_alive": training.stage.most_alive,

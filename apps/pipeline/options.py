@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from apps.pipeline.model import Shape
+from apps.pipeline.program import add_counts, fields_of
 from apps.train.options import positive
 from mpicomp.codecs.rows import RowQuantizer
 from mpicomp.codecs.rows_full import FullRows
@@ -99,8 +100,6 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The options of the command line; `options` of the result are those of the run."""
     parser = _parser()
     found = parser.parse_args(argv)
-    names = {field.name for field in fields(Options)}
-    given = {name: value for name, value in vars(found).items() if name in names}
     if found.batch % found.micro_batches:
         parser.error(f"--batch {found.batch} does not divide into --micro-batches {found.micro_batches}")
     if found.skip < 0:
@@ -113,7 +112,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--resume needs --checkpoint DIR")
     if found.store == "disk" and found.checkpoint is None:
         parser.error("--store disk needs --checkpoint DIR: its files belong to the checkpoint")
-    found.options = Options(**given)
+    found.options = Options(**fields_of(Options, found))
     return found
 
 
@@ -145,18 +144,20 @@ def _parser() -> argparse.ArgumentParser:
     add("--stored-bits", type=int, choices=BITS, default=default.stored_bits, help=told.format("messages kept"))
     add("--schedule", choices=tuple(SCHEDULES), default=default.schedule, help="order of micro-batches")
     add = parser.add_argument_group("model and training").add_argument
-    for name, told in (
-        ("--layers", "transformer blocks"),
-        ("--width", "of a block"),
-        ("--heads", "of attention"),
-        ("--context", "characters that are read at once"),
-        ("--epochs", "passes over the text"),
-        ("--batch", "sequences of a replica and step"),
-        ("--micro-batches", "that a batch is cut into"),
-        ("--characters", "of the text that are used"),
-    ):
-        field = name.removeprefix("--").replace("-", "_")
-        add(name, type=positive, default=getattr(default, field), metavar="N", help=told)
+    add_counts(
+        add,
+        default,
+        (
+            ("--layers", "transformer blocks"),
+            ("--width", "of a block"),
+            ("--heads", "of attention"),
+            ("--context", "characters that are read at once"),
+            ("--epochs", "passes over the text"),
+            ("--batch", "sequences of a replica and step"),
+            ("--micro-batches", "that a batch is cut into"),
+            ("--characters", "of the text that are used"),
+        ),
+    )
     add("--skip", type=int, default=default.skip, metavar="N", help="characters at the text's beginning to leave out")
     add("--text", metavar="FILE", help="a text to learn; without it, the source of Python's standard library")
     add("--weights", metavar="FILE", help="weights to begin with, that a run with --save has written")

@@ -59,7 +59,7 @@ class Training:
         folder: Path | None = None,
         weights: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self.options, self._corpus = options, corpus
+        self.options, self._comm, self._corpus = options, comm, corpus
         self.grid = comm.grid(replica=options.replicas, stage=options.stages)
         self._stages, self._replicas = self.grid.along("stage"), self.grid.along("replica")
         self.replica, self._stage = self._replicas.rank, self._stages.rank
@@ -86,6 +86,7 @@ class Training:
             forward=options.forward(self._own.size, stores),
             backward=options.backward(),
             seed=options.seed + 1000 * self.replica,
+            everyone=comm if options.replicas > 1 else None,
         )
         self.optimizer = self._optimizer()
         steps = options.epochs * self.steps_per_epoch
@@ -118,7 +119,7 @@ class Training:
         order = np.random.default_rng([self.options.seed, self.epoch]).permutation(self._own.size)
         found = [self._step(ids, after_step) for ids in self._batches(order)]
         training_s = time.perf_counter() - start
-        sent = np.subtract(self.stage.bytes_sent, before)
+        sent = self._comm.allreduce(np.subtract(self.stage.bytes_sent, before).astype(np.float64))
         self.epoch += 1
         validation = self.evaluate()
         return {
@@ -127,8 +128,8 @@ class Training:
             "validation_loss": validation,
             "perplexity": float(np.exp(validation)),
             "seconds": training_s,
-            "bytes_forward": int(self._summed(sent[0])),
-            "bytes_backward": int(self._summed(sent[1])),
+            "bytes_forward": int(sent[0]),
+            "bytes_backward": int(sent[1]),
         }
 
     def _step(self, ids: NDArray[np.int64], after_step: Callable[[], None]) -> float:
@@ -154,13 +155,6 @@ class Training:
             len(part) * self.stage.evaluate(part[:, :-1], part[:, 1:]) for part in torch.split(held_out, EVALUATED)
         )
         return total / len(held_out)
-
-    def _summed(self, number: float) -> float:
-        """Over all ranks."""
-        found = np.array([float(number)])
-        for comm in (self._stages, self._replicas):
-            found = np.asarray(comm.allreduce(found))
-        return float(found[0])
 
     def close(self) -> None:
         """End what the grid and the stores began."""

@@ -7,6 +7,7 @@ client goes on from the weights of the one before: these travel from client to c
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
@@ -33,7 +34,7 @@ END, STEP, PREDICT = range(3)
 """What a client asks the server for."""
 
 
-class Party(Generic[Ends]):
+class Party(ABC, Generic[Ends]):
     """The server, or the clients of a rank; see `mpicomp.pipeline.split`."""
 
     def __init__(
@@ -140,13 +141,13 @@ class Party(Generic[Ends]):
         names, other = ("server", f"client {client}"), self.rank_of(client)
         return Pair(self.comm, other, names) if self.comm.rank == SERVER else Pair(self.comm, SERVER, names[::-1])
 
+    @abstractmethod
     def _leave(self, failure: Exception | None) -> None:
         """End a turn in which this rank takes part."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _ends(self, client: int) -> Ends:
         """Make the ends of a client's two cuts that are on this rank."""
-        raise NotImplementedError
 
     # Steps -----------------------------------------------------------------------------------------------------------
 

@@ -96,14 +96,13 @@ def whole_training(first_s: float, later_s: float) -> float:
 
 
 def _throughput(records: Sequence[Record], schedule: str) -> str:
-    names = [*METHODS, *(f"{name}, {EPOCHS} epochs" for name in DELTAS)]
-    cells = [_rates(record, schedule) for record in records]
-    last = {"name": f"messages over computing, {FP32}"}
-    columns: list[Column] = [("method", get("name"))]
-    for record, mine in zip(records, cells, strict=True):
-        mine |= {last["name"]: f"{ratio(record):.2f}"}
-        columns.append((record["settings"]["rate"], lambda row, mine=mine: mine[row["name"]]))  # type: ignore[misc]
-    return table(columns, [*({"name": name} for name in names), last])
+    last = f"messages over computing, {FP32}"
+    cells = {
+        record["settings"]["rate"]: _rates(record, schedule) | {last: f"{ratio(record):.2f}"} for record in records
+    }
+    names = [*METHODS, *(f"{name}, {EPOCHS} epochs" for name in DELTAS), last]
+    rows = [{"method": name, **{rate: mine[name] for rate, mine in cells.items()}} for name in names]
+    return table([(column, get(column)) for column in rows[0]], rows)
 
 
 def _rates(record: Record, schedule: str) -> dict[str, str]:
@@ -127,14 +126,11 @@ def _micro_batches(records: Sequence[Record]) -> str:
 
 def _alive(records: Sequence[Record]) -> str:
     """The most of all records."""
-    rows = [
-        {"schedule": schedule, "alive": np.max([record["alive"][schedule] for record in records], axis=0).tolist()}
-        for schedule in SCHEDULES
-    ]
-    stages = range(len(rows[0]["alive"]))
-    columns: list[Column] = [("schedule", get("schedule"))]
-    columns += [(f"stage {stage}", lambda row, stage=stage: str(row["alive"][stage])) for stage in stages]  # type: ignore[misc]
-    return table(columns, rows)
+    rows = []
+    for schedule in SCHEDULES:
+        most = np.max([record["alive"][schedule] for record in records], axis=0).tolist()
+        rows.append({"schedule": schedule, **{f"stage {stage}": str(alive) for stage, alive in enumerate(most)}})
+    return table([(column, get(column)) for column in rows[0]], rows)
 
 
 def _times(record: Record, schedule: str) -> Mapping[str, Any]:

@@ -12,39 +12,20 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-import torch
-from mpi4py import MPI
-
-import mpicomp
+from apps.pipeline.program import run_program
 from apps.pipeline.split.options import Options, parse
 from apps.pipeline.split.plot import draw
 from apps.pipeline.split.training import images_of, train
 from apps.records import Record, write_record
-from apps.train.agreement import JobError, fail, naming_cure, on_rank_0, raise_on_all_ranks
+from apps.train.agreement import JobError, naming_cure, raise_on_all_ranks
 from collectives import Communicator
-from collectives.errors import CollectiveError, CollectiveMismatch
-from mpicomp.pipeline import PipelineError
 
 MB = 1e6
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; collective over all ranks of the job. Returns the exit status."""
-    mpicomp.install_abort_hook()
-    try:
-        found = on_rank_0(lambda: parse(argv))
-    except SystemExit as stop:
-        return fail(MPI.COMM_WORLD, None, status=int(stop.code or 0))
-    torch.set_num_threads(1)  # more of them would fight over the cores, and change the order of sums
-    with Communicator() as comm:
-        try:
-            _run(found, comm)
-        except (JobError, PipelineError, CollectiveMismatch) as error:
-            return fail(comm.mpi_comm, str(error))
-        except CollectiveError as error:
-            print(f"error: {error}", file=sys.stderr, flush=True)
-            comm.mpi_comm.Abort(1)
-    return 0
+    return run_program(lambda: parse(argv), _run)
 
 
 def _run(found: argparse.Namespace, comm: Communicator) -> None:

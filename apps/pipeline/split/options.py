@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from apps.pipeline.program import add_counts, fields_of
 from apps.train.data import DATASETS
-from apps.train.options import positive
 from mpicomp.codecs.rows import RowQuantizer
 from mpicomp.codecs.rows_top import TopRows
 from mpicomp.pipeline import Deltas, Direct
@@ -79,8 +79,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The options of the command line; `runs` of the result has those of a run for each method."""
     parser = _parser()
     found = parser.parse_args(argv)
-    names = {field.name for field in fields(Options)}
-    given = {name: value for name, value in vars(found).items() if name in names}
+    given = fields_of(Options, found)
     if not 0 < found.kept <= 1:
         parser.error(f"--kept {found.kept} is no part: give a number above 0 and at most 1")
     for name in ("concentration", "lr"):
@@ -106,16 +105,19 @@ def _parser() -> argparse.ArgumentParser:
     add("--backward-bits", type=int, choices=range(1, 9), default=default.backward_bits, help="bits of gradients")
     add("--kept", type=float, default=default.kept, help="part of the gradients that is sent: the largest")
     add = parser.add_argument_group("clients and training").add_argument
-    for option, told in (
-        ("--clients", "which take turns"),
-        ("--rounds", "in each of which every client has a turn"),
-        ("--local-epochs", "of a client in its turn"),
-        ("--batch", "examples of a step"),
-        ("--decay-every", "rounds until the learning rate falls to a tenth"),
-        ("--examples", "of the training images that are used"),
-        ("--test-examples", "of the test images that are used"),
-    ):
-        add(option, type=positive, default=getattr(default, option[2:].replace("-", "_")), metavar="N", help=told)
+    add_counts(
+        add,
+        default,
+        (
+            ("--clients", "which take turns"),
+            ("--rounds", "in each of which every client has a turn"),
+            ("--local-epochs", "of a client in its turn"),
+            ("--batch", "examples of a step"),
+            ("--decay-every", "rounds until the learning rate falls to a tenth"),
+            ("--examples", "of the training images that are used"),
+            ("--test-examples", "of the test images that are used"),
+        ),
+    )
     told = "of the Dirichlet distribution of labels over clients: the less, the more they are skewed"
     add("--concentration", type=float, default=default.concentration, help=told)
     add("--lr", type=float, default=default.lr, help="learning rate of SGD")

@@ -16,6 +16,7 @@ from apps.pipeline.options import FULL, Options
 from apps.pipeline.text import SYMBOLS, Corpus
 from apps.pipeline.training import Record, Training
 from collectives import Communicator
+from mpicomp.pipeline import PipelineError
 
 EPOCHS = 3
 SMALL = Options(
@@ -119,10 +120,22 @@ def test_replicas_stay_equal(comm: Communicator, bits: int) -> None:
         same = run.grid.along("replica").allgather_object(weights(run).numpy().tobytes())
         assert len(set(same)) == 1
         assert losses[-1] < losses[0]
-        found = record(run, [], "")
+        found = record(run, [])
     assert found["cuts_alike"]
 
 
 def test_a_grid_that_does_not_fit_the_ranks_is_refused(comm: Communicator) -> None:
     with pytest.raises(ValueError, match=rf"replica=3 x stage=2 has 6 ranks, and there (is|are) {comm.size}"):
         Training(replace(SMALL, stages=2, replicas=3), comm, corpus())
+
+
+@pytest.mark.mpi(min_size=4, max_size=4)
+def test_a_replica_that_fails_ends_the_step_of_all(comm: Communicator) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of luck")
+
+    with training(replace(SMALL, replicas=2, gradient_bits=4, batch=4, micro_batches=2), comm) as run:
+        if run.replica == 1:
+            run.model.register_forward_pre_hook(fail)
+        with pytest.raises(PipelineError, match="RuntimeError: out of luck"):
+            run.train_epoch()
