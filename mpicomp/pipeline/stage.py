@@ -1,7 +1,7 @@
 """One stage of a pipeline: a slice of a model on one rank, which trades activations and gradients with its neighbours.
 
 A step cuts the batch into micro-batches and follows a schedule. Messages are in flight while others compute: each
-receive is begun one action ahead, and no send is waited for before the step ends.
+receive is begun up to two actions ahead, and no send is waited for before the step ends.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class PipelineStage:
         gradients = NewGradients(self.module)
         try:
             for number, action in enumerate(self._actions):
-                run.take(action, self._actions[number + 1 : number + 2])
+                run.take(action, self._actions[number + 1 : number + 3])
             run.finish()
             self.most_alive = max(self.most_alive, run.most_alive)
             with shared_with_replicas(self._everyone):
