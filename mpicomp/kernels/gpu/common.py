@@ -1,0 +1,67 @@
+"""What the kernels share: scalars as bit patterns, masks as words, sums of lanes in the CPU's order."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from mpicomp.kernels import streams
+
+LANES = tl.constexpr(16)  # sums that the CPU keeps side by side: element i goes to lane i mod 16
+BLOCK = tl.constexpr(streams.BLOCK)
+_FLOATS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
+
+
+def signed(value: np.generic) -> int:
+    """The bits of a NumPy scalar as a signed integer, which Triton takes without changing them."""
+    return int.from_bytes(value.tobytes(), sys.byteorder, signed=True)
+
+
+def bits_of(value: Any, dtype: torch.dtype) -> int:
+    """The bits of a number of type float32 or float64; `number` makes it a number again.
+
+    Triton takes Python's floats for float32.
+    """
+    return signed(_FLOATS[dtype](value))
+
+
+@triton.jit
+def number(bits, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The float32 or float64 with these bits."""
+    if dtype == tl.float64:
+        return tl.cast(bits, tl.int64).to(tl.float64, bitcast=True)
+    else:  # noqa: RET505 - Triton compiles what is behind an `if` whatever its condition
+        return tl.cast(bits, tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def smallest(dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The smallest positive float32 or float64."""
+    return number(1, dtype)
+
+
+@triton.jit
+def to_words(mask):  # type: ignore[no-untyped-def]
+    """bool[words, 64] to int64[words]: element i of a row is bit i."""
+    return tl.sum(mask.to(tl.int64) << tl.arange(0, 64)[None, :].to(tl.int64), axis=1)
+
+
+@triton.jit
+def bit_at(words, at, inside):  # type: ignore[no-untyped-def]
+    """Bit `at`, an int64 tensor, of packed words, as bool; false where not `inside`."""
+    return ((tl.load(words + (at >> 6), mask=inside, other=0) >> (at & 63)) & 1) != 0
+
+
+@triton.jit
+def fold(lanes):  # type: ignore[no-untyped-def]
+    """Sum of 16 lanes, [blocks, 16] to [blocks], halves first: l0 + l8, ..., then l0 + l4, ... as on the CPU."""
+    blocks: tl.constexpr = lanes.shape[0]
+    eight = tl.sum(tl.reshape(lanes, [blocks, 2, 8]), axis=1)
+    four = tl.sum(tl.reshape(eight, [blocks, 2, 4]), axis=1)
+    two = tl.sum(tl.reshape(four, [blocks, 2, 2]), axis=1)
+    return tl.sum(two, axis=1)
