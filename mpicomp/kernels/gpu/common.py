@@ -40,12 +40,6 @@ def number(bits, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def smallest(dtype: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The smallest positive float32 or float64."""
-    return number(1, dtype)
-
-
-@triton.jit
 def to_words(mask):  # type: ignore[no-untyped-def]
     """bool[words, 64] to int64[words]: element i of a row is bit i."""
     return tl.sum(mask.to(tl.int64) << tl.arange(0, 64)[None, :].to(tl.int64), axis=1)
@@ -55,6 +49,21 @@ def to_words(mask):  # type: ignore[no-untyped-def]
 def bit_at(words, at, inside):  # type: ignore[no-untyped-def]
     """Bit `at`, an int64 tensor, of packed words, as bool; false where not `inside`."""
     return ((tl.load(words + (at >> 6), mask=inside, other=0) >> (at & 63)) & 1) != 0
+
+
+@triton.jit
+def add_rows(totals, word):  # type: ignore[no-untyped-def]
+    """What lanes come to, float64[blocks, 16], when a word's elements, [blocks, 64], are added one row after the other.
+
+    Elements 16 k to 16 k + 15 of a word are row k.
+    """
+    blocks: tl.constexpr = word.shape[0]
+    rows = tl.permute(tl.reshape(word, [blocks, 2, 2, 16]), (0, 3, 1, 2))  # [block, lane, row div 2, row mod 2]
+    even, odd = tl.split(rows)
+    row_0, row_2 = tl.split(even)
+    row_1, row_3 = tl.split(odd)
+    totals = totals + row_0.to(tl.float64) + row_1.to(tl.float64)
+    return totals + row_2.to(tl.float64) + row_3.to(tl.float64)
 
 
 @triton.jit

@@ -1,0 +1,292 @@
+"""Signs to bits and back: one bit per element, element i is bit i mod 64 of word i div 64.
+
+Sums have the order that `mpicomp.kernels.cpu.sign` gives them: a program adds the words of a few blocks one after the
+other, 16 lanes a block; the elements behind the last whole word are added one by one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mpicomp.kernels import streams
+from mpicomp.kernels.cpu.sign import add_up, follow, set_steps
+from mpicomp.kernels.gpu.common import BLOCK, LANES, add_rows, bit_at, bits_of, fold, number, signed, to_words
+
+__all__ = [
+    "add_and_clear", "add_up", "all_finite", "all_finite_16", "encode", "follow", "pack", "set_steps",
+    "subtract_result", "unpack",
+]  # fmt: skip
+
+BLOCKS = 4  # blocks of a program that sums: one warp, whose threads each hold 8 elements
+WORDS = 16  # words of a program that packs
+WIDTH = 1024  # elements of any other program
+
+
+@triton.jit
+def _values(u, whole, at, n):  # type: ignore[no-untyped-def]
+    """Elements of u, or of whole - u; 0 behind the end."""
+    x = tl.load(u + at, mask=at < n, other=0)
+    if whole is not None:
+        x = tl.load(whole + at, mask=at < n, other=0) - x
+    return x
+
+
+@triton.jit
+def _sum_one_by_one(u, whole, start, stop):  # type: ignore[no-untyped-def]
+    """Sum of the magnitudes of some elements, float64."""
+    total = tl.full((), 0, tl.float64)
+    for i in range(start, stop):
+        total += tl.abs(_values(u, whole, i, stop)).to(tl.float64)
+    return total
+
+
+@triton.jit
+def _store_sums(totals, rest, first, n, sums, BLOCKS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Sums of the blocks from element `first` on; `rest` belongs to the block of element n - 1."""
+    block = first // BLOCK + tl.arange(0, BLOCKS)
+    tl.store(sums + block, fold(totals) + tl.where(block == (n - 1) // BLOCK, rest, 0), mask=block * BLOCK < n)
+
+
+@triton.jit
+def _positive(x, at, ODD_POSITIVE: tl.constexpr):  # type: ignore[no-untyped-def]
+    return (x > 0) | ((x == 0) & ((at & 1) == ODD_POSITIVE))
+
+
+@triton.jit(do_not_specialize=["step", "limit", "least", "previous"])
+def _encode_kernel(  # type: ignore[no-untyped-def]
+    u, whole, residual, bits, n, size, full, step, limit, least, previous, sums, clipped,
+    ODD_POSITIVE: tl.constexpr, LAZY: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """`size` : elements with a bit. `full` : elements whose magnitudes are added in lanes."""
+    first = tl.program_id(0).to(tl.int64) * (BLOCKS * BLOCK)
+    rest = _sum_one_by_one(u, whole, full, tl.where(first + BLOCKS * BLOCK >= n, n, full))
+    start = first + tl.arange(0, BLOCKS)[:, None] * BLOCK
+    totals = tl.zeros([BLOCKS, LANES], tl.float64)
+    strange = tl.zeros([BLOCKS, 64], u.dtype.element_ty)  # 0, or NaN
+    lost = tl.zeros([BLOCKS, 64], tl.int32)
+    for word in range(tl.minimum(BLOCK // 64, tl.cdiv(size - first, 64))):
+        at = start + (64 * word + tl.arange(0, 64)[None, :])
+        inside = at < size
+        x = _values(u, whole, at, n)
+        totals = add_rows(totals, tl.where(at < full, tl.abs(x), 0))
+        if residual is None:
+            positive = _positive(x, at, ODD_POSITIVE)
+        else:
+            c = tl.load(residual + at, mask=inside, other=0)
+            own = number(step, x.dtype)
+            if LAZY:
+                last = number(previous, x.dtype)
+                x = x + tl.where(bit_at(bits, at, inside), c - last, c + last)
+                positive = x >= 0
+                # nothing bounds x, nor x less the coming result: NaN where one of them may overflow
+                most = tl.abs(x) + own
+                strange += tl.where(inside, most - most, 0)
+            else:
+                x = x + c
+                positive = x >= 0
+                x = tl.where(positive, x - own, x + own)
+                most, least_kept = number(limit, x.dtype), number(least, x.dtype)
+                bounded = tl.where(x > most, most, x)
+                bounded = tl.where(bounded < least_kept, least_kept, bounded)
+                beyond = (x > most) | (x < least_kept) | ((at < full) & (x != x))
+                lost += (beyond & inside).to(tl.int32)
+                x = bounded
+            tl.store(residual + at, x, mask=inside)
+        to = start // 64 + word
+        tl.store(bits + to, to_words(positive & inside)[:, None], mask=to * 64 < size)
+    if LAZY:
+        totals = totals + tl.sum(strange, axis=1)[:, None].to(tl.float64)
+    _store_sums(totals, rest, first, n, sums, BLOCKS)
+    if clipped is not None:
+        count = tl.sum(tl.sum(lost, axis=1)).to(tl.int64)
+        tl.atomic_add(clipped, count, mask=count > 0, sem="relaxed")
+
+
+def encode(
+    u: Tensor,
+    whole: Tensor | None,
+    residual: Tensor | None,
+    bits: Tensor,
+    step: Any,
+    limit: Any,
+    previous: Any,
+    odd_positive: bool,
+    zero: Any,
+    tiny: Any,
+    sums: Tensor,
+) -> Tensor:
+    """Add the residual, take signs, pack them, leave the new residual: one pass.
+
+    Parameters
+    ----------
+    u : float32[n] or float64[n]
+    whole : like u, or None
+        The values are whole - u, and may be fewer than the residual, by less than a word: zeros follow them.
+        None: they are `u`.
+    residual : like u, or None
+        Overwritten. None: the signs of `u` itself, zeros alternating.
+    bits : int64[ceil(n / 64)]
+        Overwritten. With `previous`, holds the last result's bits on entry.
+    step, limit : scalars like u
+        Rule "own": residual <- clip(w - step sgn(w), -limit, limit), w = u + residual.
+    previous : scalar like u, or None
+        Rule "paper", lazily: w = u + (residual - previous * last result), residual <- w.
+    odd_positive : bool
+        Without a residual: whether zeros at odd indices (else at even ones) count as positive.
+    zero, tiny : scalars like u
+        Not used.
+    sums : float64[ceil(n / 4096)]
+        Overwritten: sum of |u| per block; not finite where `u` is not, or with `previous` where |w| + step is not.
+
+    Returns
+    -------
+    int64[]
+        How many elements were clipped.
+    """
+    clipped = torch.zeros((), dtype=torch.int64, device=u.device)
+    if not (n := u.numel()):
+        return clipped
+    lazy = residual is not None and previous is not None
+    clips = residual is not None and previous is None
+    size, full = n, n // 64 * 64
+    if whole is not None and residual is not None and residual.numel() > n:
+        size = full = residual.numel()
+    dtype = u.dtype
+    scalars = (0, 0, 0) if residual is None else (bits_of(step, dtype), bits_of(limit, dtype), bits_of(-limit, dtype))
+    last = bits_of(previous, dtype) if lazy else 0
+    _encode_kernel[(triton.cdiv(n, BLOCKS * streams.BLOCK),)](
+        u, whole, residual, bits, n, size, full, *scalars, last, sums, clipped if clips else None,
+        int(odd_positive), lazy, BLOCKS, num_warps=1,
+    )  # fmt: skip
+    return clipped
+
+
+@triton.jit
+def _pack_kernel(x, n, bits, finite, ODD_POSITIVE: tl.constexpr, WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
+    word = tl.program_id(0).to(tl.int64) * WORDS + tl.arange(0, WORDS)
+    at = word[:, None] * 64 + tl.arange(0, 64)[None, :]
+    v = tl.load(x + at, mask=at < n, other=0)
+    tl.store(bits + word, to_words(_positive(v, at, ODD_POSITIVE) & (at < n)), mask=word * 64 < n)
+    tl.store(finite, 0, mask=tl.max((v - v != 0).to(tl.int32)) > 0)
+
+
+def pack(x: Tensor, bits: Tensor, odd_positive: bool, zero: Any, tiny: Any) -> Tensor:
+    """Signs of x as bits, zeros alternating as in `encode`; returns whether all of x is finite, bool[].
+
+    x : float32[n] or float64[n]; bits : int64[ceil(n / 64)], overwritten. zero, tiny : not used.
+    """
+    finite = torch.ones((), dtype=torch.uint8, device=x.device)
+    if n := x.numel():
+        _pack_kernel[(triton.cdiv(n, 64 * WORDS),)](x, n, bits, finite, int(odd_positive), WORDS)
+    return finite.view(torch.bool)
+
+
+@triton.jit(do_not_specialize=["positive", "negative"])
+def _unpack_kernel(bits, positive, negative, n, out, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+    value = tl.where(bit_at(bits, at, at < n), tl.cast(positive, tl.int64), tl.cast(negative, tl.int64))
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=at < n)
+
+
+def unpack(bits: Tensor, positive: np.generic, negative: np.generic, streaming: bool, out: Tensor) -> None:
+    """out[i] = positive where bit i is 1, else negative.
+
+    bits : int64[ceil(n / 64)]. positive, negative : the two values as unsigned integers of out's width, so that one
+    kernel writes every float type. streaming : not used. out : signed integers [n] of 16, 32 or 64 bits, overwritten.
+    """
+    if n := out.numel():
+        _unpack_kernel[(triton.cdiv(n, WIDTH),)](bits, signed(positive), signed(negative), n, out, WIDTH)
+
+
+@triton.jit
+def _all_finite_kernel(x, n, finite, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+    v = tl.load(x + at, mask=at < n, other=0)
+    tl.store(finite, 0, mask=tl.max((v - v != 0).to(tl.int32)) > 0)
+
+
+def all_finite(x: Tensor) -> Tensor:
+    """Whether x, float32[n] or float64[n], has neither NaN nor infinity; bool[]."""
+    finite = torch.ones((), dtype=torch.uint8, device=x.device)
+    if n := x.numel():
+        _all_finite_kernel[(triton.cdiv(n, WIDTH),)](x, n, finite, WIDTH)
+    return finite.view(torch.bool)
+
+
+@triton.jit
+def _all_finite_16_kernel(  # type: ignore[no-untyped-def]
+    bits, n, finite, EXPONENT: tl.constexpr, WIDTH: tl.constexpr
+):
+    at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+    code = tl.load(bits + at, mask=at < n, other=0).to(tl.int32)
+    tl.store(finite, 0, mask=tl.max(((code & EXPONENT) == EXPONENT).to(tl.int32)) > 0)
+
+
+def all_finite_16(bits: Tensor, exponent: np.uint16) -> Tensor:
+    """Whether 16-bit floats, int16[n], have neither NaN nor infinity; bool[]. exponent : the bits that it takes."""
+    finite = torch.ones((), dtype=torch.uint8, device=bits.device)
+    if n := bits.numel():
+        _all_finite_16_kernel[(triton.cdiv(n, WIDTH),)](bits, n, finite, int(exponent), WIDTH)
+    return finite.view(torch.bool)
+
+
+@triton.jit(do_not_specialize=["previous"])
+def _add_and_clear_kernel(  # type: ignore[no-untyped-def]
+    u, residual, bits, previous, n, full, out, sums, LAZY: tl.constexpr, BLOCKS: tl.constexpr
+):
+    first = tl.program_id(0).to(tl.int64) * (BLOCKS * BLOCK)
+    # before the loop, which may write to u
+    rest = _sum_one_by_one(u, None, full, tl.where(first + BLOCKS * BLOCK >= n, n, full))
+    start = first + tl.arange(0, BLOCKS)[:, None] * BLOCK
+    totals = tl.zeros([BLOCKS, LANES], tl.float64)
+    for word in range(tl.minimum(BLOCK // 64, tl.cdiv(n - first, 64))):
+        at = start + (64 * word + tl.arange(0, 64)[None, :])
+        inside = at < n
+        x = _values(u, None, at, n)
+        totals = add_rows(totals, tl.where(at < full, tl.abs(x), 0))
+        if residual is not None:
+            c = tl.load(residual + at, mask=inside, other=0)
+            if LAZY:
+                last = number(previous, x.dtype)
+                c = tl.where(bit_at(bits, at, inside), c - last, c + last)
+            x = x + c
+            tl.store(residual + at, tl.zeros_like(x), mask=inside)
+        if out is not None:
+            tl.store(out + at, x, mask=inside)
+    _store_sums(totals, rest, first, n, sums, BLOCKS)
+
+
+def add_and_clear(
+    u: Tensor, residual: Tensor | None, bits: Tensor, previous: Any, out: Tensor | None, sums: Tensor
+) -> None:
+    """A full-precision round's input: out = u + residual, residual = 0, and sums of |u| per block of 4096.
+
+    residual : like u, or None. bits, previous : as in `encode`; `previous` None: nothing is pending. out : like u,
+    overwritten, and may be u; None without a residual: the sums alone. sums : float64[ceil(n / 4096)], overwritten.
+    """
+    if n := u.numel():
+        lazy = residual is not None and previous is not None
+        last = bits_of(previous, u.dtype) if lazy else 0
+        _add_and_clear_kernel[(triton.cdiv(n, BLOCKS * streams.BLOCK),)](
+            u, residual, bits, last, n, n // 64 * 64, out, sums, lazy, BLOCKS, num_warps=1
+        )
+
+
+@triton.jit(do_not_specialize=["step"])
+def _subtract_result_kernel(x, bits, step, n, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+    v = tl.load(x + at, mask=at < n, other=0)
+    own = number(step, v.dtype)
+    tl.store(x + at, tl.where(bit_at(bits, at, at < n), v - own, v + own), mask=at < n)
+
+
+def subtract_result(x: Tensor, bits: Tensor, step: Any) -> None:
+    """x -= step where bit i is 1, x += step elsewhere. x : float32[n] or float64[n]; bits : int64[ceil(n / 64)]."""
+    if n := x.numel():
+        _subtract_result_kernel[(triton.cdiv(n, WIDTH),)](x, bits, bits_of(step, x.dtype), n, WIDTH)
