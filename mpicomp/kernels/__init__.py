@@ -7,23 +7,44 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
-_MODULES = (
-    "bucketed", "clipping", "ef_sign", "elias_counts", "error_feedback", "philox", "planes", "quantizer", "rans",
-    "rows", "shared_selection", "sign", "sixteen_bits", "sparse", "ssdm", "top_k", "vote_counts",
+_ON_EVERY_DEVICE = (
+    "bucketed", "clipping", "ef_sign", "error_feedback", "philox", "planes", "quantizer", "shared_selection", "sign",
+    "sixteen_bits", "sparse", "ssdm", "top_k", "vote_counts",
 )  # fmt: skip
+_ON_CPUS = ("elias_counts", "rans", "rows")
+# kind of device, as PyTorch calls it, to the folder of its kernels and the families that are there
+_FOLDERS = {"cpu": ("cpu", _ON_EVERY_DEVICE + _ON_CPUS), "cuda": ("gpu", _ON_EVERY_DEVICE)}
+
+
+class Kernels(SimpleNamespace):
+    """The kernels of a kind of device: an attribute for each family."""
+
+    def __getattr__(self, family: str) -> ModuleType:
+        raise AttributeError(f"there are no kernels {family!r} for this kind of device")
 
 
 @cache
-def of(device: str) -> SimpleNamespace:
-    """The kernels of a device, a module for each family: ``of("cpu").sign.pack``.
+def of(device: str) -> Kernels:
+    """The kernels of a kind of device, a module for each family: ``of("cpu").sign.pack``.
+
+    Those of GPUs, "cuda" (NVIDIA's and AMD's), are loaded here and need Triton and PyTorch; `elias_counts`, `rans` and
+    `rows` have none.
 
     Raises
     ------
     ValueError
         There are no kernels for such a device.
+    ImportError
+        Triton or PyTorch is missing.
     """
-    if device != "cpu":
-        raise ValueError(f"there are no kernels for device {device!r}: pass a tensor in CPU memory")
-    return SimpleNamespace(**{name: import_module(f"mpicomp.kernels.{device}.{name}") for name in _MODULES})
+    if device not in _FOLDERS:
+        raise ValueError(f"there are no kernels for device {device!r}, only for {', '.join(map(repr, _FOLDERS))}")
+    folder, families = _FOLDERS[device]
+    try:
+        return Kernels(**{name: import_module(f"mpicomp.kernels.{folder}.{name}") for name in families})
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "triton"):
+            raise
+        raise ImportError(f"kernels for device {device!r} need Triton and PyTorch; no module {error.name!r}") from error
