@@ -1,0 +1,69 @@
+"""What feedback adds before a codec, and keeps of what the codec left out: one pass over memory each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mpicomp.kernels.gpu.common import bits_of, number
+
+WIDTH = 1024  # elements of a program
+
+
+@triton.jit(do_not_specialize=["alpha"])
+def _compensate_kernel(  # type: ignore[no-untyped-def]
+    values, residual, n, alpha, out, SCALED: tl.constexpr, WIDTH: tl.constexpr
+):
+    at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+    kept = tl.load(residual + at, mask=at < n)
+    if SCALED:
+        kept = kept * number(alpha, kept.dtype)
+    tl.store(out + at, kept + tl.load(values + at, mask=at < n), mask=at < n)
+
+
+def compensate(values: Tensor, residual: Tensor, alpha: Any, out: Tensor) -> None:
+    """out = values + alpha residual.
+
+    values, residual : float32[n] or float64[n]. alpha : scalar like them, or None for 1. out : like them, overwritten.
+    """
+    if n := out.numel():
+        scale = 0 if alpha is None else bits_of(alpha, out.dtype)
+        _compensate_kernel[(triton.cdiv(n, WIDTH),)](
+            values, residual, n, scale, out, alpha is not None, WIDTH, enable_fp_fusion=False
+        )
+
+
+@triton.jit(do_not_specialize=["beta"])
+def _keep_kernel(  # type: ignore[no-untyped-def]
+    values, sent, residual, n, beta, out, strange, SCALED: tl.constexpr, WIDTH: tl.constexpr
+):
+    """`strange` becomes 1 where something is not finite."""
+    at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+    left = tl.load(values + at, mask=at < n, other=0) - tl.load(sent + at, mask=at < n, other=0)
+    if SCALED:
+        left = tl.load(residual + at, mask=at < n, other=0) * number(beta, left.dtype) + left
+    tl.store(out + at, left, mask=at < n)
+    tl.store(strange, 1, mask=tl.max(((left - left != 0) & (at < n)).to(tl.int32)) > 0)
+
+
+def keep(values: Tensor, sent: Tensor, residual: Tensor, beta: Any, out: Tensor) -> Tensor:
+    """out = values - sent, and with `beta` that added to beta residual.
+
+    values, sent, residual : float32[n] or float64[n]. beta : scalar like them, or None. out : like them, overwritten.
+
+    Returns
+    -------
+    bool[]
+        Whether all of `out` is finite.
+    """
+    strange = torch.zeros((), dtype=torch.int32, device=out.device)
+    if n := out.numel():
+        scale = 0 if beta is None else bits_of(beta, out.dtype)
+        _keep_kernel[(triton.cdiv(n, WIDTH),)](
+            values, sent, residual, n, scale, out, strange, beta is not None, WIDTH, enable_fp_fusion=False
+        )
+    return strange == 0

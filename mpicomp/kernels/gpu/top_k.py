@@ -1,0 +1,195 @@
+"""The largest magnitudes of each chunk of a vector, or of a vector and a residual that is added on the fly.
+
+Magnitudes are compared as integers, a float's bits without its sign. NaN and infinity are then above all numbers, so
+the largest magnitude tells whether there are any. Sums that are NaN may have other bits than on the CPU, where the
+processor makes NaN of another kind: that changes which of several NaN is the largest, and nothing else.
+
+Short chunks are held in registers, several by one program, and read once: the threshold is found bit by bit there.
+What is done with long ones is in `mpicomp.kernels.gpu.radix_select`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mpicomp.kernels.gpu.magnitudes import load, sizes
+from mpicomp.kernels.gpu.radix_select import largest_of_long
+
+LONGEST = 8192  # elements of a chunk that one program holds
+TILE = 4096  # elements of short chunks that one program holds
+
+
+@triton.jit
+def _largest_kernel(  # type: ignore[no-untyped-def]
+    x, residual, n, chunk, length, pieces, mask, indices, values, tops, most, ROWS: tl.constexpr, WIDTH: tl.constexpr
+):
+    """The first of the largest magnitudes of each piece: `pieces` of a chunk, `length` elements each.
+
+    tops : magnitudes of the pieces; `indices` are then places within them. None: a piece is a chunk.
+    """
+    piece = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    before = piece % pieces * length
+    start = piece // pieces * chunk + before
+    stop = tl.minimum(tl.minimum(start + length, start - before + chunk), n)
+    column = tl.arange(0, WIDTH)[None, :]
+    inside = column < (stop - start)[:, None]
+    size = sizes(load(x, residual, start[:, None] + column, inside), inside, mask)
+    top = tl.max(size, axis=1)
+    at = tl.min(tl.where(size == top[:, None], column, WIDTH), axis=1)
+    some = start < stop
+    tl.store(indices + piece, at, mask=some)
+    if tops is None:
+        tl.store(values + piece, load(x, residual, start + at, some), mask=some)
+    else:
+        tl.store(tops + piece, top, mask=some)
+    tl.atomic_max(most, tl.max(top).to(tl.int64))
+
+
+@triton.jit
+def _largest_piece_kernel(  # type: ignore[no-untyped-def]
+    x, residual, n, chunk, length, pieces, tops, places, indices, values, WIDTH: tl.constexpr
+):
+    """The first of the largest magnitudes of each chunk, from those of its pieces and their places within them."""
+    chunk_number = tl.program_id(0).to(tl.int64)
+    start = chunk_number * chunk
+    filled = tl.cdiv(tl.minimum(chunk, n - start), length)
+    best = tl.full((), -1, tops.dtype.element_ty)
+    number = tl.full((), 0, tl.int64)
+    for first in range(0, pieces, WIDTH):
+        piece = first + tl.arange(0, WIDTH).to(tl.int64)
+        top = tl.load(tops + chunk_number * pieces + piece, mask=piece < filled, other=-1)
+        here = tl.max(top)
+        number = tl.where(here > best, tl.min(tl.where(top == here, piece, pieces)), number)
+        best = tl.maximum(best, here)
+    at = number * length + tl.load(places + chunk_number * pieces + number)
+    tl.store(indices + chunk_number, at)
+    tl.store(values + chunk_number, load(x, residual, start + at, at >= 0))
+
+
+def largest(x: Tensor, residual: Tensor | None, chunk: int, mask: int, indices: Tensor, values: Tensor) -> Tensor:
+    """The largest magnitude of each chunk; of equal ones the first.
+
+    Parameters
+    ----------
+    x : float32[n] or float64[n]
+    residual : like x, or None
+        Added to x.
+    chunk : int
+        Elements; the last one may be short.
+    mask : int
+        All bits of an element but the sign.
+    indices : int32[ceil(n / chunk)]
+        Overwritten with places within the chunks, the bits of uint32.
+    values : float array, as long
+        Overwritten with the elements there.
+
+    Returns
+    -------
+    int64[]
+        The largest of all magnitudes.
+    """
+    n, most = x.numel(), torch.zeros((), dtype=torch.int64, device=x.device)
+    if n == 0:
+        return most
+    chunk, chunks = min(chunk, n), -(-n // chunk)
+    if chunk <= LONGEST:
+        width = triton.next_power_of_2(chunk)
+        rows = max(1, TILE // width)
+        _largest_kernel[(triton.cdiv(chunks, rows),)](
+            x, residual, n, chunk, chunk, 1, int(mask), indices, values, None, most, rows, width, num_warps=8
+        )
+        return most
+    pieces = -(-chunk // LONGEST)
+    integers = torch.int32 if x.element_size() == 4 else torch.int64
+    tops = torch.empty(chunks * pieces, dtype=integers, device=x.device)
+    places = torch.empty(chunks * pieces, dtype=torch.int32, device=x.device)
+    _largest_kernel[(chunks * pieces,)](
+        x, residual, n, chunk, LONGEST, pieces, int(mask), places, None, tops, most, 1, LONGEST, num_warps=8
+    )
+    _largest_piece_kernel[(chunks,)](
+        x, residual, n, chunk, LONGEST, pieces, tops, places, indices, values, min(1024, triton.next_power_of_2(pieces))
+    )
+    return most
+
+
+@triton.jit
+def _threshold(size, k, high):  # type: ignore[no-untyped-def]
+    """Of each row a number that exactly k of its sizes reach, or if ties leave none the k-th largest size.
+
+    It is built bit by bit from `high` on, until no row needs more.
+    """
+    found = k.to(size.dtype) * 0
+    exact = k < 0
+    bit = high
+    while bit > 0:
+        trial = found | bit
+        reached = tl.sum((size >= trial[:, None]).to(tl.int32), axis=1)
+        found = tl.where(reached >= k, trial, found)
+        exact = exact | (reached == k)
+        bit = tl.where(tl.min(exact.to(tl.int32)) > 0, 0, bit >> 1)
+    return found
+
+
+@triton.jit
+def _several_kernel(  # type: ignore[no-untyped-def]
+    x, residual, n, chunk, keep, mask, high, indices, values, most, ROWS: tl.constexpr, WIDTH: tl.constexpr
+):
+    """The largest of short chunks, ROWS of them."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    start = row * chunk
+    length = tl.maximum(tl.minimum(chunk, n - start), 0)
+    k = (keep * length + (chunk - 1)) // chunk
+    column = tl.arange(0, WIDTH)[None, :]
+    inside = column < length[:, None]
+    v = load(x, residual, start[:, None] + column, inside)
+    size = sizes(v, inside, mask)
+    tl.atomic_max(most, tl.max(tl.max(size, axis=1)).to(tl.int64))
+    threshold = _threshold(size, k, high)[:, None]
+    above = size > threshold
+    equal = size == threshold
+    ties = k - tl.sum(above.to(tl.int32), axis=1)
+    chosen = above | (equal & (tl.cumsum(equal.to(tl.int32), axis=1) <= ties[:, None]))
+    to = (row * keep)[:, None] + tl.cumsum(chosen.to(tl.int32), axis=1) - 1
+    tl.store(indices + to, tl.broadcast_to(column, (ROWS, WIDTH)), mask=chosen)
+    tl.store(values + to, v, mask=chosen)
+
+
+def several(
+    x: Tensor, residual: Tensor | None, chunk: int, keep: int, depth: int, mask: int, high: int,
+    maxima: Tensor | None, places: Tensor | None, sizes: Tensor | None, indices: Tensor, values: Tensor,
+) -> Tensor:  # fmt: skip
+    """The `keep` largest magnitudes of each chunk, in ascending order of place; of equal ones the first.
+
+    Parameters
+    ----------
+    x, residual, chunk, mask, values
+        As in `largest`.
+    keep : int
+        Of a whole chunk; of a short one of m elements, ceil(keep m / chunk).
+    depth, maxima, places, sizes
+        Not used: they are working memory of the CPU's kernel, and how it divides that.
+    high : int
+        The highest bit of a magnitude.
+    indices : int32[all that are kept]
+        Overwritten with places within the chunks, the bits of uint32.
+
+    Returns
+    -------
+    int64[]
+        The largest of all magnitudes.
+    """
+    n, most = x.numel(), torch.zeros((), dtype=torch.int64, device=x.device)
+    if n == 0:
+        return most
+    if min(chunk, n) > LONGEST:
+        largest_of_long(x, residual, chunk, keep, int(mask), indices, values, most)
+        return most
+    width = triton.next_power_of_2(min(chunk, n))
+    rows = max(1, TILE // width)
+    _several_kernel[(triton.cdiv(-(-n // chunk), rows),)](
+        x, residual, n, chunk, keep, int(mask), int(high), indices, values, most, rows, width, num_warps=8
+    )
+    return most
