@@ -6,6 +6,8 @@
 # make fixtures   results, states and traffic of every method against what is recorded, bit by bit; 5 minutes
 # make lint    ruff and mypy
 # make bench   the all-reduce against MPI's own on 2 ranks; BENCH="--count 1e6 ..." for others
+# make test-gpu   the tests of GPU kernels and of arrays on devices, with PyTorch for your GPU installed; without a GPU
+#              by Triton's interpreter
 # make test-mpich   the multi-rank tests once more, on the other MPI library
 # make test-system  tests on emulated hosts and under Slurm (test-cluster, test-slurm); as root, with the Debian packages
 #              that .ci/run names
@@ -34,7 +36,7 @@ READY := .venv/.ready
 READY_MPICH := .venv-mpich/.ready
 READY_EXAMPLES := .venv/.ready-examples
 
-.PHONY: help setup train examples test test-unit test-mpi test-mpich test-system test-cluster test-slurm torch-suite fixtures \
+.PHONY: help setup train examples test test-unit test-mpi test-gpu test-mpich test-system test-cluster test-slurm torch-suite fixtures \
     lint bench clean
 MAKEFLAGS += --no-print-directory
 
@@ -78,6 +80,9 @@ test-unit: $(READY)
 
 test-mpi: $(READY)
 	.venv/bin/python tests/run_lanes.py --ranks $(RANKS)
+
+test-gpu: $(READY)
+	source slurm/env.sh && python -m pytest tests/unit/kernels/gpu tests/unit/collectives/test_devices.py
 
 test-mpich: $(READY_MPICH)
 	.venv-mpich/bin/python tests/run_lanes.py --ranks 2,4

@@ -96,7 +96,9 @@ class Closable(Group):
         """Do what takes communication, at the end."""
 
     def _free(self) -> None:
-        """Give back what MPI has lent."""
+        """Give back what MPI has lent, and end the workers."""
+        if self.workers is not None:
+            self.workers.close()
         self._free_held()
         self._check.free()
         self.mpi_comm.Free()

@@ -18,6 +18,7 @@ from collectives.dense.allreduce import DenseSums
 from collectives.dense.gather import all_gather_rows
 from collectives.execution.handle import Call, Handle, Steps
 from collectives.execution.program import Program, compile_plan
+from collectives.execution.staged import staged
 from collectives.grid import Grid, require_shape
 from collectives.making import examined
 from collectives.memory import COMBINE, COPIED, Flat
@@ -71,6 +72,10 @@ class Communicator(PointToPoint):
         Seconds that a rank may come later to a call than the others, which warn of it from 15 s on. None: the
         environment's ``MPICOMP_ARRIVAL_TIMEOUT``, else 1800, or `timeout` if that is longer. It holds for making the
         communicator too, and without `verify` for a whole call.
+    threads : int
+        So many threads encode, merge and decode pieces while the calling one polls; 1: that one does it all. Results
+        are the same with any number, and ranks may have different ones. Worth it for methods that compute long
+        (quantizers, entropy coding, top-k) on a rank that has several cores to itself; dense sums go on without.
     alone : bool
         Let COMM_WORLD be all there is, even where a launcher started more processes than MPI has joined; so does
         ``MPICOMP_ALONE=1``.
@@ -111,12 +116,14 @@ class Communicator(PointToPoint):
         trace: str | Path | None = None,
         *,
         arrival_timeout: float | None = None,
+        threads: int = 1,
         alone: bool = False,
         abort_hook: bool = True,
     ) -> None:
-        made = examined(mpi_comm, topology, timeout, arrival_timeout, piece_bytes, alone, abort_hook)
+        made = examined(mpi_comm, topology, timeout, arrival_timeout, piece_bytes, threads, alone, abort_hook)
         timeout, self.topology = made.timeout, made.topology
         super().__init__(made.parent, timeout, made.arrival_timeout, verify)
+        self.workers = made.workers
         self._eager_bytes = SHARED_PIECE_BYTES if self.one_node else eager_limit.piece_bytes(self.mpi_comm, timeout)
         self.piece_bytes = piece_bytes
         self._sums = DenseSums()
@@ -136,6 +143,11 @@ class Communicator(PointToPoint):
         self._calls: dict[tuple[str, str, str, tuple[int, ...]], tuple[int, Callable[[], str]]] = {}
         if trace is not None:
             self.trace = open_trace(self.mpi_comm, trace, timeout, self.close)
+
+    @property
+    def threads(self) -> int:
+        """How many threads work on pieces."""
+        return 1 if self.workers is None else self.workers.threads
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size}, {self.topology}>"
@@ -194,7 +206,7 @@ class Communicator(PointToPoint):
 
         Parameters
         ----------
-        x : ndarray, CPU tensor, anything with DLPack, or a number
+        x : ndarray, tensor, anything with DLPack, or a number
             float16, bfloat16, float32, float64; but for means int32 and int64 too. Contiguous. Left alone unless it is
             `out`. Of numbers bool, int and float, also NumPy's; of one type on all ranks.
         op : "sum", "mean", "min" or "max"
@@ -222,6 +234,7 @@ class Communicator(PointToPoint):
         steps = self._sums.steps(
             self, call, source.values, source.dtype, op == "mean", target.values, self.traffic, (), mark, COMBINE[op]
         )
+        steps = staged(call, steps, source.staging, target.staging)
         if self.trace is None:
             self.run(call, steps)
         else:
@@ -237,8 +250,9 @@ class Communicator(PointToPoint):
         call = Call(self, describe)
         call.result = result
         vectors = source.values, source.dtype, op == "mean", target.values
+        steps = self._sums.along_the_plan(self, call, *vectors, Traffic(), mark, COMBINE[op])
         with self._span("iallreduce", op=op, bytes=source.values.nbytes):
-            return self.begin(call, self._sums.along_the_plan(self, call, *vectors, Traffic(), mark, COMBINE[op]))
+            return self.begin(call, staged(call, steps, source.staging, target.staging))
 
     def dense(self, values: NDArray[Any], dtype: str, mean: bool, out: NDArray[Any], traffic: Traffic) -> None:
         """Make `dense_steps` a call of its own, on which the ranks do not agree before."""
@@ -289,8 +303,9 @@ class Communicator(PointToPoint):
         require_root(self, root, text)
         call = Call(self, lambda: text)
         with self._span("broadcast", root=root, bytes=vector.values.nbytes):
-            check = self.check(call, fingerprint(text))
-            self.run(call, self._broadcast(call, check, vector.values.view(np.uint8), root))
+            steps = self._broadcast(call, self.check(call, fingerprint(text)), vector.values.view(np.uint8), root)
+            there = vector.staging
+            self.run(call, staged(call, steps, *((there, None) if self.rank == root else (None, there))))
         return x
 
     @staticmethod
@@ -323,7 +338,8 @@ class Communicator(PointToPoint):
         text = f"allgather of rows of {rows.dtype}{list(rows.shape[1:])}"
         call = Call(self, lambda: text)
         with self._span("allgather", bytes=rows.values.nbytes):
-            return self.run(call, all_gather_rows(call, self.check(call, fingerprint(text)), x, rows))
+            steps = all_gather_rows(call, self.check(call, fingerprint(text)), x, rows)
+            return self.run(call, staged(call, steps, rows.staging, None))
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
@@ -367,8 +383,8 @@ class Communicator(PointToPoint):
     def split(self, color: int | None, key: int = 0, topology: str | Topology | None = None) -> Communicator | None:
         """A communicator of the ranks that give the same colour; collective.
 
-        It has this one's timeouts, `verify` and `piece_bytes`, but neither its network, which other groups may load
-        at the same time, nor its trace. Close it yourself: closing this one does not.
+        It has this one's timeouts, `verify`, `piece_bytes` and `threads`, but neither its network, which other groups
+        may load at the same time, nor its trace. Close it yourself: closing this one does not.
 
         Parameters
         ----------
@@ -404,6 +420,7 @@ class Communicator(PointToPoint):
                 self._verify,
                 self.piece_bytes,
                 arrival_timeout=self.arrival_timeout,
+                threads=self.threads,
                 abort_hook=False,  # this one has installed it, or was told not to
             )
         except TopologyError as error:

@@ -18,6 +18,7 @@ from collectives.consistency.missing_ranks import MissingRanks
 from collectives.consistency.recursive_doubling import most_bytes
 from collectives.errors import CollectiveMismatch, CollectiveTimeout, marked
 from collectives.execution.handle import Call, Handle, Steps
+from collectives.execution.workers import Workers
 from collectives.giving_up import GivingUp
 from collectives.memory import Combine, add
 from collectives.progress.departure import tell_at_exit
@@ -56,6 +57,8 @@ class Group(GivingUp, Users):
         Longest vector that can be summed together with the check of a call.
     missing : MissingRanks
     trace : Trace or None
+    workers : Workers or None
+        Threads that share the work on pieces.
     failure : BaseException or None
         What the communicator was given up for.
 
@@ -80,6 +83,7 @@ class Group(GivingUp, Users):
         node.Free()
         self.swapped_bytes = most_bytes(self.size, self.one_node)
         self.trace: Trace | None = None
+        self.workers: Workers | None = None
         self._verify = verify
         self.missing = MissingRanks(self.mpi_comm, timeout)
         self._check = CallCheck(self.mpi_comm, self.missing, self.swapped_bytes)
@@ -234,6 +238,11 @@ class Group(GivingUp, Users):
 
     # Agreeing --------------------------------------------------------------------------------------------------------
 
+    def enter(self, call: Call) -> None:
+        """See `CallGroup`."""
+        if self._verify and not call.apart:
+            self._check.enter(call)
+
     def check(
         self,
         call: Call,
@@ -246,7 +255,8 @@ class Group(GivingUp, Users):
     ) -> Steps:
         """Raise on every rank unless all make this call; a small vector may be summed on the way.
 
-        See `CallCheck.steps`. It must be the first step of a call, since checks are numbered in that order.
+        See `CallCheck.steps`. It must be the first step of a call, since checks are numbered in that order, or follow
+        upon `enter`.
         """
         if not self._verify and values is None:
             call.arrival = 0  # until it ends, as nothing tells a rank that is late from one that is silent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from numbers import Integral
 from typing import Any, NamedTuple
 
 from mpi4py import MPI
@@ -11,6 +12,7 @@ from collectives import launcher
 from collectives.abort import install_unless_attended
 from collectives.consistency.assembly import refuse
 from collectives.errors import LauncherMismatch, marked
+from collectives.execution.workers import MOST_THREADS, Workers
 from collectives.progress.timeouts import timeouts
 from collectives.schedules.plan import Topology
 from collectives.schedules.registry import topology as topology_of
@@ -26,6 +28,7 @@ class Made(NamedTuple):
     topology: str | Topology
     timeout: float
     arrival_timeout: float
+    workers: Workers | None
 
 
 def examined(
@@ -34,6 +37,7 @@ def examined(
     timeout: float | None,
     arrival_timeout: float | None,
     piece_bytes: int | None,
+    threads: int,
     alone: bool,
     abort_hook: bool,
 ) -> Made:
@@ -57,7 +61,12 @@ def examined(
                 raise LauncherMismatch(problem)
         if piece_bytes is not None and not 1 <= piece_bytes <= LONGEST_PIECE_BYTES:
             raise ValueError(f"piece_bytes must lie in 1 .. {LONGEST_PIECE_BYTES}, not {piece_bytes}")
-        return Made(parent, _topology(topology, parent), *timeouts(timeout, arrival_timeout))
+        if isinstance(threads, bool) or not isinstance(threads, Integral):
+            raise TypeError(f"threads must be a whole number, not {threads!r}")
+        if not 1 <= threads <= MOST_THREADS:
+            raise ValueError(f"threads must lie in 1 .. {MOST_THREADS}, not {threads}")
+        workers = Workers(int(threads)) if threads > 1 else None
+        return Made(parent, _topology(topology, parent), *timeouts(timeout, arrival_timeout), workers)
     except (TypeError, ValueError, LauncherMismatch) as error:
         refuse(parent)
         raise marked(type(error)(f"rank {parent.rank} of {parent.size}: {error}")) from None

@@ -1,5 +1,7 @@
 """Arrays of any library as flat NumPy vectors on the same memory, through DLPack.
 
+Of an array on a device the vector is memory of the host, which `collectives.devices` copies it to and back.
+
 NumPy has no bfloat16, so vectors of it are uint16 with the element type named beside.
 """
 
@@ -14,12 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from collectives import devices
+
 SIXTEEN_BIT = ("float16", "bfloat16")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int32", "int64")
 COPIED = (*FLOATS, *INTEGERS, "uint8", "bool", "int8", "int16", "uint16")  # what is only moved, not computed with
 PAGE = 4096
-_CPU, _PINNED = 1, 3
 _CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
 
@@ -34,11 +37,14 @@ class Flat(NamedTuple):
         Element type.
     shape : tuple of int
         Of the array it came from.
+    staging : Staging or None
+        Copies between `values` and the array, if that is on a device.
     """
 
     values: NDArray[Any]
     dtype: str
     shape: tuple[int, ...]
+    staging: devices.Staging | None = None
 
 
 class _Tensor(ctypes.Structure):
@@ -75,7 +81,7 @@ def flat(array: Any, allowed: tuple[str, ...] = FLOATS) -> Flat:
     Parameters
     ----------
     array : ndarray, or anything with ``__dlpack__``
-        In CPU memory, contiguous in C order.
+        Contiguous in C order.
     allowed : tuple of str
         Element types to accept.
 
@@ -84,7 +90,7 @@ def flat(array: Any, allowed: tuple[str, ...] = FLOATS) -> Flat:
     TypeError
         Not an array, or of another element type, or it requires grad.
     ValueError
-        Not contiguous, or not in CPU memory.
+        Not contiguous, or on a device that cannot be reached.
     """
     if isinstance(array, np.ndarray):
         name = dtype_name(array.dtype)
@@ -96,9 +102,9 @@ def flat(array: Any, allowed: tuple[str, ...] = FLOATS) -> Flat:
         raise TypeError(f"cannot reduce {type(array).__name__}: pass a NumPy array or a tensor that supports DLPack")
     if getattr(array, "requires_grad", False):
         raise TypeError("the tensor requires grad, so reducing it would cut the graph: pass tensor.detach()")
-    device = array.__dlpack_device__()
-    if int(device[0]) not in (_CPU, _PINNED):
-        raise ValueError(f"the tensor is on device {tuple(map(int, device))}, not in CPU memory: pass tensor.cpu()")
+    kind, number = map(int, array.__dlpack_device__())
+    if kind not in devices.HOST:
+        return _on_device(devices.of(kind, number), array, allowed)
     try:
         capsule = array.__dlpack__()
     except (BufferError, RuntimeError) as error:  # sparse, conjugated, ...
@@ -117,6 +123,26 @@ def flat(array: Any, allowed: tuple[str, ...] = FLOATS) -> Flat:
     memory = (ctypes.c_uint8 * (n * storage.itemsize)).from_address(tensor.data + tensor.byte_offset)
     memory.owner = array, capsule  # whoever keeps the vector keeps its memory
     return Flat(np.frombuffer(memory, storage), name, shape)
+
+
+def _on_device(device: devices.Device, array: Any, allowed: tuple[str, ...]) -> Flat:
+    """The vector of an array on a device, in memory of the host that has yet to be filled."""
+    try:
+        taken = device.take(array)
+    except (BufferError, RuntimeError) as error:
+        raise ValueError(
+            f"the array on {device.name} cannot be taken ({error}): pass a dense contiguous copy"
+        ) from error
+    _check(taken.dtype, allowed, taken.contiguous, f"on {device.name}")
+    storage = np.dtype(np.uint16 if taken.dtype == "bfloat16" else taken.dtype)
+    n = math.prod(taken.shape)
+    if not n:
+        return Flat(np.empty(0, storage), taken.dtype, taken.shape)
+    try:
+        staging = devices.Staging(device, taken, n * storage.itemsize)
+    except RuntimeError as error:
+        raise MemoryError(f"there is no pinned memory to take {n} elements from {device.name} to ({error})") from error
+    return Flat(staging.host.view(storage), taken.dtype, taken.shape, staging)
 
 
 def _check(name: str, allowed: tuple[str, ...], contiguous: bool, layout: str) -> None:

@@ -18,12 +18,12 @@ def operand(group: Group, x: Any, call: str, allowed: tuple[str, ...]) -> Flat:
     ------
     CollectiveMismatch
         Only another rank's array cannot be used.
-    TypeError, ValueError
+    TypeError, ValueError, MemoryError
         This rank's cannot; names rank and call.
     """
     try:
         return flat(x, allowed)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, MemoryError) as error:
         group.reject(type(error)(f"{group.here}, {call}: {error}"), call)
 
 
@@ -44,10 +44,23 @@ def operands(group: Group, x: Any, op: str, out: Any) -> tuple[Flat, Flat, Any]:
     target = operand(group, result, f"{call}, out", (source.dtype,))
     if target.shape != source.shape or not target.values.flags.writeable:
         _refuse(group, call, f"out has shape {target.shape}, the array {source.shape}, and out must be writeable")
-    apart = not np.may_share_memory(source.values, target.values)
-    if not apart and source.values.ctypes.data != target.values.ctypes.data:
+    if overlap(source, target) and not in_place(source, target):
         _refuse(group, call, "out overlaps the array; pass the array itself or one that shares no memory with it")
     return source, target, result
+
+
+def overlap(one: Flat, other: Flat) -> bool:
+    """Whether two arrays share memory, wherever they are."""
+    if one.staging is None or other.staging is None:
+        return bool(np.may_share_memory(one.values, other.values))
+    return one.staging.overlaps(other.staging)
+
+
+def in_place(source: Flat, target: Flat) -> bool:
+    """Whether two arrays of one length begin in the same place."""
+    if source.staging is None or target.staging is None:
+        return source.values.ctypes.data == target.values.ctypes.data
+    return source.staging.is_same(target.staging)
 
 
 def like_operand(group: Group, x: Any, call: str, shape: tuple[int, ...] | None = None) -> Any:

@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from collectives.closing import Closable
 from collectives.errors import CollectiveMismatch
 from collectives.execution.handle import Call, Handle, Steps
+from collectives.execution.staged import staged
 from collectives.memory import COPIED, Flat, flat
+from collectives.progress.polling import wait
 from collectives.users import FIXED_TAGS
 
 LARGEST_TAG = 300
@@ -116,12 +118,14 @@ class PointToPoint(Closable):
                 raise ValueError(f"the tag must lie in 0 .. {LARGEST_TAG}, not {tag}")
             if preposition == "from" and not vector.values.flags.writeable:
                 raise ValueError("the array is read-only: pass one that can be written")
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, MemoryError) as error:
             raise type(error)(f"{self.here}, {call}: {error}") from None
         return vector, f"{call} of {said(vector)} {preposition} rank {peer} with tag {tag}"
 
     def _sending(self, name: str, vector: Flat, to: int, tag: int) -> tuple[Call, Steps]:
         call = self._apart_call(name, lambda: f"{self.here}: rank {to} does not receive; {name}")
+        if vector.staging is not None:  # before the next message of this tag can begin
+            wait(vector.staging.fetch(), self.timeout, lambda: f"{self.here}: the device does not end a copy; {name}")
         return call, self._send(call, vector, to, _FIRST_TAG + 2 * tag)
 
     def _send(self, call: Call, vector: Flat, to: int, tag: int) -> Steps:
@@ -136,7 +140,8 @@ class PointToPoint(Closable):
     def _receiving(self, name: str, vector: Flat, out: Any, source: int, tag: int) -> tuple[Call, Steps]:
         call = self._apart_call(name, lambda: f"{self.here}: nothing from rank {source}; {name}")
         call.result = out
-        return call, self._receive(call, vector, source, _FIRST_TAG + 2 * tag)
+        steps = self._receive(call, vector, source, _FIRST_TAG + 2 * tag)
+        return call, staged(call, steps, None, vector.staging)
 
     def _receive(self, call: Call, vector: Flat, source: int, tag: int) -> Steps:
         header = np.zeros(_SAID_BYTES, np.uint8)

@@ -129,11 +129,14 @@ def simulated(
     return results, [of.state(rank) for rank in range(size)], of.shares()
 
 
-def check_over_mpi(mpi_comm: MPI.Intracomm, trials: Trials, piece_bytes: int | None = ONE_BLOCK) -> None:
+def check_over_mpi(
+    mpi_comm: MPI.Intracomm, trials: Trials, piece_bytes: int | None = ONE_BLOCK, threads: int = 1
+) -> None:
     """Take every trial's steps over its topology; None is "auto". Each rank compares some of the runs."""
     numbers, mine = count(), []
     for topology, cases in groupby(trials, lambda case: case[1]):
-        with Communicator(mpi_comm, topology or "auto", TIMEOUT_S, piece_bytes=piece_bytes) as comm:
+        options: dict[str, Any] = {"piece_bytes": piece_bytes, "threads": threads}
+        with Communicator(mpi_comm, topology or "auto", TIMEOUT_S, **options) as comm:
             for trial, _ in cases:
                 results, state = trial.take(comm)
                 digest = hashlib.sha256(results).digest()

@@ -48,19 +48,28 @@ class Load:
         """Shape of the activations of a micro-batch, one row for each character."""
         return self.examples * self.context, self.width
 
-    def texts(self) -> tuple[Tensor, Tensor]:
+    def texts(self, seed: int = 0) -> tuple[Tensor, Tensor]:
         """Characters of all examples of an epoch, drawn, and those that follow them."""
-        drawn = torch.randint(len(SYMBOLS), (self.epoch, self.context + 1), generator=torch.Generator().manual_seed(0))
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.randint(len(SYMBOLS), (self.epoch, self.context + 1), generator=generator)
         return drawn[:, :-1], drawn[:, 1:]
 
 
-def trainer(stage: PipelineStage, load: Load, shuffled: bool = False) -> Callable[[], None]:
+def trainer(
+    stage: PipelineStage,
+    load: Load,
+    shuffled: bool = False,
+    optimizer: torch.optim.Optimizer | None = None,
+    replica: int = 0,
+) -> Callable[[], None]:
     """Return what trains a stage on the next batch of the epoch; call it on all stages.
 
-    `shuffled`: the examples come in another order in each epoch. Otherwise a batch always has the same ones.
+    `shuffled`: the examples come in another order in each epoch. Otherwise a batch always has the same ones. Without an
+    `optimizer` it is SGD's step. Each `replica` has other examples.
     """
-    inputs, targets = load.texts()
-    optimizer = torch.optim.SGD(stage.module.parameters(), RATE)
+    inputs, targets = load.texts(seed=replica)
+    if optimizer is None:
+        optimizer = torch.optim.SGD(stage.module.parameters(), RATE)
     draw, numbers = np.random.default_rng(0), cycle(range(load.batches))
     order = np.arange(load.epoch)
 

@@ -52,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             trace=options.trace,
             network=options.network,
             arrival_timeout=options.arrival_timeout,
+            threads=options.threads,
         )
     except ValueError as error:
         network = "" if options.network is None else f" --network {options.network}"

@@ -19,7 +19,8 @@ DEFAULT_LR = {"sgd": 0.1, "momentum": 0.03, "adam": 0.001}
 
 _LARGEST_SEED = 10**12  # the generators take 64 bits, of which each rank uses a part for its number
 _FREE = frozenset(
-    {"epochs", "checkpoint", "checkpoint_every", "resume", "json", "timeout", "arrival_timeout", "data", "trace"}
+    {"epochs", "checkpoint", "checkpoint_every", "resume", "json", "timeout", "arrival_timeout", "data"}
+    | {"threads", "trace"}
 )
 """Options that a resumed run may change, as they do not enter the arithmetic."""
 _PER_RANKS = frozenset({"batch", "lr", "topology", "network"})
@@ -115,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--network", metavar="FILE", help="measured network for --topology auto, from mpicomp advise --save")
     add("--timeout", type=_positive_float, default=60.0, help="seconds to wait for a silent rank")
     add("--arrival-timeout", type=_positive_float, default=300.0, help="seconds that a rank may come late to a call")
+    add("--threads", type=positive, default=1, help="threads of each rank that encode and decode pieces")
     add = parser.add_argument_group("output").add_argument
     add("--json", type=Path, metavar="FILE", help="file for a JSON line per epoch and one at the end")
     add("--trace", type=Path, metavar="DIR", help="folder for a trace of the calls of each rank")

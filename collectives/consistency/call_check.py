@@ -55,6 +55,12 @@ class CallCheck:
         self._exchanges: list[RecursiveDoubling] = []
         self._idle: list[RecursiveDoubling] = []  # the one used last is at the end: its memory is in the cache
 
+    def enter(self, call: Call) -> None:
+        """Give a call its number, if it has none."""
+        if not call.number:
+            self._missing.calls += 1
+            call.number = self._missing.calls
+
     def steps(
         self,
         call: Call,
@@ -67,7 +73,8 @@ class CallCheck:
     ) -> Steps:
         """Compare a call with what the other ranks call.
 
-        The call gets its number at the first step. The first steps must be taken in the order in which the calls begin.
+        The call gets its number at the first step, if `enter` has not given it one before. Numbers must be given in the
+        order in which the calls begin.
 
         Parameters
         ----------
@@ -89,8 +96,8 @@ class CallCheck:
         CollectiveMismatch
             The same text on every rank, with what each group of ranks called.
         """
-        self._missing.calls += 1
-        number = self._missing.calls
+        self.enter(call)
+        number = call.number
         if self._comm.size > 1:
             if not number % HEAR_EACH:
                 self._missing.hear()

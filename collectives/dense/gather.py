@@ -9,6 +9,7 @@ import numpy as np
 
 from collectives.dense import variable_size
 from collectives.execution.handle import Call, Steps
+from collectives.execution.staged import deliver
 from collectives.memory import Flat, empty_like, flat
 
 
@@ -29,7 +30,9 @@ def all_gather_rows(call: Call, check: Steps, x: Any, rows: Flat) -> Steps:
     count, *row_shape = rows.shape
     counts = yield from variable_size.all_gather_size(call, count)
     result = empty_like(x, (int(counts.sum()), *row_shape))
-    landing = flat(result, (rows.dtype,)).values
+    landing, _, _, staging = flat(result, (rows.dtype,))
     sizes = counts * (math.prod(row_shape) * landing.itemsize)
     yield from variable_size.all_gather(call, rows.values.view(np.uint8), sizes, landing.view(np.uint8))
+    if staging is not None:
+        yield from deliver(call, staging)
     call.result = result

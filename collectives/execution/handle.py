@@ -11,6 +11,7 @@ from typing import Any, NoReturn, Protocol
 
 from mpi4py import MPI
 
+from collectives.execution.workers import Workers
 from collectives.progress.polling import POLLS, Backoff, Testable
 from collectives.progress.thread import Completion
 from collectives.trace.recorder import Trace
@@ -27,11 +28,16 @@ class CallGroup(Protocol):
     timeout: float
     arrival_timeout: float
     trace: Trace | None
+    workers: Workers | None
     failure: BaseException | None
     given_up: Callable[[], bool]
 
     def tolerates_mismatch(self, call: Call) -> bool:
         """Whether this rank could go on with the communicator if the ranks differed in a call that it makes."""
+        ...
+
+    def enter(self, call: Call) -> None:
+        """Give a call that ranks agree on its number now, and not only when they begin to compare it."""
         ...
 
     def before(self, call: Call) -> Iterable[Call]:
@@ -88,6 +94,10 @@ class Call(Backoff):
         Of buffers and requests, which must live on if the call fails.
     tag : int
         Of messages of this call alone; set when the communicator takes the call in.
+    number : int
+        Among the calls that ranks compare, from 1 on; 0: it has none yet.
+    number : int
+        Among the calls that ranks compare, from 1 on; 0: it has none yet.
     steps : iterator of bool
         Must be set before the call is driven; see `Steps`.
     result : object
@@ -113,7 +123,7 @@ class Call(Backoff):
     """
 
     group: CallGroup
-    tag = 0
+    tag = number = 0
     steps = _ENDED
     owners: tuple[object, ...] = ()
     result: Any = None

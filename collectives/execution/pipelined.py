@@ -3,13 +3,15 @@
 A piece is merged when its message and its local encoding are there, and forwarded at once. MPI makes no progress while
 Python computes, so the loop alternates: test the oldest receive of each peer; if nothing has landed, do one piece of
 work that is due anyway, most urgent first (encode, prepare a merge, decode), and test again. Receives are posted ahead,
-in plan order, as far as there are buffers for them.
+in plan order, as far as there are buffers for them. Where the communicator has workers they do the work, and the loop
+tests meanwhile.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 from mpi4py import MPI
@@ -21,6 +23,7 @@ from collectives.execution.program import Message, Program
 from collectives.execution.requests import Cache, Requests
 from collectives.execution.stepwise import StepwiseExecution, runs_stepwise
 from collectives.execution.tracing import followed
+from collectives.execution.workers import Jobs
 from collectives.trace.traffic import Traffic
 
 
@@ -75,8 +78,11 @@ class PipelinedExecution:
         self._to_encode = deque(program.encode_order)
         self._to_finish: deque[int] = deque()
         self._to_prepare: deque[tuple[Message, int]] = deque()
-        self._unmerged: set[int] = set()  # receives posted and not merged yet
-        self._unfinished = count
+        self._unmerged: set[int] = set()  # receives posted whose merge has not begun
+        self._unencoded, self._unfinished = len(program.encode_order), count
+        self._jobs = Jobs(None, traffic)
+        self._preparing: set[int] = set()  # receives whose merges workers prepare
+        self._merged_by_workers: set[int] = set()  # receives whose pieces have not gone on since
         self._next_recv = 0
         self._free_buffers = [*range(payload.receive_buffers)]
         self._posted: dict[int, deque[tuple[MPI.Request, Message, int]]] = {p: deque() for p in program.peers_in}
@@ -96,11 +102,18 @@ class PipelinedExecution:
         self._call, call.describe = call, self._describe
         clock, turn = self._traffic.clock, self._turn
         start, waited_s = clock(), call.waited_s
-        while self._unfinished or self._sending:
-            yield turn()
+        jobs = self._jobs = Jobs(None if self._payload.brief else call.group.workers, self._traffic)
+        if not jobs.at_once:
+            call.rest_meanwhile = self._rest
+        try:
+            while self._unfinished or self._sending:
+                yield turn()
+        finally:
+            call.rest_meanwhile = None
+            jobs.end()
         call.moved()
         self._traffic.seconds_total += clock() - start
-        self._traffic.seconds_waiting += call.waited_s - waited_s
+        self._traffic.seconds_waiting += max(0.0, call.waited_s - waited_s - jobs.rested_s)
         self._call = None
 
     def _turn(self) -> bool:
@@ -111,38 +124,55 @@ class PipelinedExecution:
             raise PeerFailure(f"{self._describe()}: MPI says {error}") from error
 
     def _work(self) -> bool:
-        """Do the most urgent piece of work; False if there is none."""
-        clock = self._traffic.clock
+        """Do the most urgent piece of work, or have a worker do it; False if there is none, or no worker is free."""
+        payload, jobs = self._payload, self._jobs
+        if jobs.all_busy:
+            return False
         if self._to_encode:
             piece = self._to_encode.popleft()
-            start = clock()
-            self._payload.encode(piece)
-            self._traffic.seconds_encoding += clock() - start
-            self._at[piece] = 0
-            if self._program.last_recv[piece] < 0:
-                self._to_finish.append(piece)
-            self._advance(piece)
-            if not self._to_encode and self._encoded is not None:
-                self._encoded()
+            jobs.do("seconds_encoding", partial(self._after_encoding, piece), payload.encode, piece)
         elif self._to_prepare:
             message, buffer = self._to_prepare.popleft()
-            if message.index in self._unmerged:
-                start = clock()
-                self._merged.prepare(message, buffer)
-                self._traffic.seconds_merging += clock() - start
+            if message.index in self._unmerged and message.index not in self._preparing:
+                self._preparing.add(message.index)
+                after = partial(self._after_preparing, message)
+                jobs.do("seconds_merging", after, self._merged.prepare, message, buffer)
         elif self._to_finish:
-            piece = self._to_finish.popleft()
-            start = clock()
-            self._payload.finish(piece)
-            self._traffic.seconds_decoding += clock() - start
-            self._unfinished -= 1
+            jobs.do("seconds_decoding", self._after_finishing, payload.finish, self._to_finish.popleft())
         else:
             return False
         return True
 
+    def _after_encoding(self, piece: int) -> None:
+        self._at[piece] = 0
+        if self._program.last_recv[piece] < 0:
+            self._to_finish.append(piece)
+        self._advance(piece)
+        self._unencoded -= 1
+        if not self._unencoded and self._encoded is not None:
+            self._encoded()
+
+    def _after_preparing(self, message: Message) -> None:
+        self._preparing.discard(message.index)
+        if message.index in self._arrived:
+            self._advance(message.piece)
+
+    def _after_finishing(self) -> None:
+        self._unfinished -= 1
+
+    def _go_on_after_merging(self, message: Message, buffer: int) -> None:
+        """A worker has merged a message."""
+        self._free_buffers.append(buffer)
+        self._merged_by_workers.add(message.index)
+        self._advance(message.piece)
+
+    def _rest(self) -> bool:
+        """Sleep while workers do the work, up to when it is time to look for messages; False: they have none."""
+        return self._jobs.rest(messages=bool(self._sending or any(self._posted.values())))
+
     def _poll(self) -> bool:
         """Take what has arrived and been sent, and post receives; False if nothing has."""
-        moved = False
+        moved = self._jobs.collect()
         for queue in self._posted.values():
             if queue and queue[0][0].Test():
                 assert self._call is not None
@@ -219,20 +249,29 @@ class PipelinedExecution:
                     self._send(message)
                     if queue:
                         work.append(queue[0].piece)
-                else:
-                    buffer = self._arrived.pop(message.index, None)
-                    if buffer is None:
-                        break
-                    if message.held_weight:
-                        start = self._traffic.clock()
-                        self._merged.merge(message, buffer)
-                        self._traffic.seconds_merging += self._traffic.clock() - start
-                        self._free_buffers.append(buffer)
-                        self._unmerged.discard(message.index)
+                elif not self._take(message):
+                    break
                 at += 1
             self._at[piece] = at
             if before <= last < at:
                 self._to_finish.append(piece)
+
+    def _take(self, message: Message) -> bool:
+        """Take a message into its piece; False if it has yet to arrive, or to be merged by a worker."""
+        index = message.index
+        if index in self._merged_by_workers:
+            self._merged_by_workers.discard(index)
+            return True
+        if index in self._preparing:
+            return False
+        buffer = self._arrived.pop(index, None)
+        if buffer is None or not message.held_weight:
+            return buffer is not None
+        self._unmerged.discard(index)
+        here, free = self._jobs.at_once, self._free_buffers.append
+        after = partial(free, buffer) if here else partial(self._go_on_after_merging, message, buffer)
+        self._jobs.do("seconds_merging", after, self._merged.merge, message, buffer)
+        return here
 
     def _describe(self) -> str:
         plan = self._program.plan

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 from collectives.execution.payload import MergedPayload, Payload
 from collectives.execution.program import Message, Program
 from collectives.execution.requests import Requests
+from collectives.execution.workers import worker_number
 from collectives.progress.polling import Testable
 from collectives.trace.recorder import END, Event, Trace
 
@@ -71,7 +72,8 @@ def _recorded(
     def recorded(of: Any, *buffer: int) -> None:
         start = clock()
         work(of, *buffer)
-        add((kind, "", start, clock(), labels[number(of)], call, 0))
+        end, label, worker = clock(), labels[number(of)], worker_number()
+        add((kind, "", start, end, {**label, "worker": worker} if worker else label, call, 0))
 
     return recorded
 

@@ -158,12 +158,15 @@ class Backoff:
         Seconds in which nothing moved, so far.
     timeout : float or None
         Seconds after which `idle` raises; None: the group's.
+    rest_meanwhile : callable or None
+        Sleeps while other threads of this process work for this, and returns whether they do.
     """
 
     # in the class, so that a call that never waits does not pay for them
     wait_name: str | None = ""
     arrival: int | None = None
     timeout: float | None = None
+    rest_meanwhile: Callable[[], bool] | None = None
     polls = 1
     since = waited_s = 0.0
     idle_turns, _asked = 0, False
@@ -228,7 +231,9 @@ class Backoff:
         sleepy = False
         thread = self.thread
         if rest and not (thread.in_flight and self.advance_all()):
-            if thread.rest is not None:
+            if self.rest_meanwhile is not None and self.rest_meanwhile():
+                pass
+            elif thread.rest is not None:
                 thread.rest()
             elif self.idle_turns < SPINS:
                 return

@@ -47,7 +47,8 @@ class Trace:
     Every event is one of a kind: "call", "check", "wait", "encode", "prepare", "merge" and "decode" are spans of the
     rank's own time, which lie within each other or apart; "send" and "receive" are messages and "flight" are calls in
     the background, which overlap. Where a progress thread makes the calls, these spans are of its time, but "call" and
-    "exposed" are of the caller's, who waits in the latter.
+    "exposed" are of the caller's, who waits in the latter. Spans whose arguments name a worker are of that thread's
+    time.
 
     The file is begun at once.
 
@@ -180,6 +181,8 @@ class Trace:
         names = [("process_name", 0, f"rank {self.rank} on {platform.node()}"), ("thread_name", 0, "calls")]
         if self.driven_since < math.inf:
             names.append(("thread_name", 1, "progress thread"))
+        workers = max((event[ARGS].get("worker", 0) for event in self._events), default=0)
+        names += [("thread_name", 1 + worker, f"worker {worker}") for worker in range(1, workers + 1)]
         for key, thread, name in names:
             yield {"ph": "M", "name": key, "pid": self.rank, "tid": thread, "args": {"name": name}}
         yield {"ph": "M", "name": "process_sort_index", "pid": self.rank, "tid": 0, "args": {"sort_index": self.rank}}
@@ -193,7 +196,8 @@ class Trace:
         if end is None:
             more = {**more, "finished": False}
         driven = start >= self.driven_since and kind not in ("call", "exposed")
-        where = {"cat": kind, "pid": self.rank, "tid": int(driven)}
+        worker = args.get("worker", 0)
+        where = {"cat": kind, "pid": self.rank, "tid": 1 + worker if worker else int(driven)}
         if kind == "flight":  # calls in flight overlap too, and each has a track of its own
             where |= {"name": name, "id": hex((self.rank << 32) + number)}
             yield {"ph": "b", **where, "ts": begun / 1e3, "args": more}

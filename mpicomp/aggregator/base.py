@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 from collectives import Communicator, Handle, TrafficLog
 from collectives.communicator import VERSION
 from collectives.consistency.call_check import fingerprint
-from collectives.memory import empty_like, flat, widen
+from collectives.devices import Staging
+from collectives.execution.staged import deliver, fetch
+from collectives.memory import Flat, empty_like, flat, widen
+from collectives.operands import overlap
 from mpicomp.aggregator import state as states
 from mpicomp.aggregator.call import User, VectorCall
 from mpicomp.aggregator.difference import Difference
@@ -93,8 +96,9 @@ class Aggregator:
         Parameters
         ----------
         vector : array[n] or Difference
-            NumPy or DLPack, contiguous, of the aggregator's dtype. Left alone. Of a `Difference` the vector may be
-            overwritten; call its ``subtract_result()`` afterwards to learn where the result is.
+            NumPy or DLPack, contiguous, of the aggregator's dtype. Left alone. One on a GPU travels through pinned
+            memory of the host. Of a `Difference` the vector may be overwritten; call its ``subtract_result()``
+            afterwards to learn where the result is.
         out : array[n], optional
             Overwritten with the result; not the vector itself.
 
@@ -141,14 +145,14 @@ class Aggregator:
             if self.feedback is not None:
                 self.feedback.check_ready()
             difference = vector if type(vector) is Difference else None
-            values = self._view(vector if difference is None else difference.vector)
+            source = self._view(vector if difference is None else difference.vector)
             result = empty_like(vector) if out is None else out
             target = self._view(result)
-            if not target.flags.writeable:
+            if not target.values.flags.writeable:
                 raise ValueError("out is read-only: pass an array that can be written")
-            if np.may_share_memory(values, target):
+            if overlap(source, target):
                 raise ValueError("out shares memory with the vector: pass another array")
-        except (TypeError, ValueError, RuntimeError) as error:
+        except (TypeError, ValueError, RuntimeError, MemoryError) as error:
             here = f"{comm.here}, vector {self.vector_id}: {error}"
             comm.reject(type(error)(here), "aggregate")
         traffic = self.traffic.begin()
@@ -156,22 +160,28 @@ class Aggregator:
         text = self._text
         call = VectorCall(comm, lambda: f"{text}, step {step}", traffic.clock)
         call.spec, call.step, call.user = spec, step, self._self
-        call.out, call.traffic, call.result = target, traffic, result
+        call.out, call.traffic, call.result = target.values, traffic, result
         if difference is None:
-            call.values = values
+            call.values = source.values
         call.difference = difference
         check = comm.check(call, self._fingerprint + step, traffic, meanwhile=partial(self.reducer.prepare, step))
-        return call, self._steps(call, check)
+        return call, self._steps(call, check, source.staging, target.staging)
 
-    def _steps(self, call: VectorCall, check: Iterator[bool]) -> Iterator[bool]:
+    def _steps(
+        self, call: VectorCall, check: Iterator[bool], source: Staging | None, target: Staging | None
+    ) -> Iterator[bool]:
         self._call, self._can_undo = call, False
         try:
+            if source is not None:
+                yield from fetch(call, source)
             yield from check
             if self._wide is not None:
                 widen(call.values, self.dtype, self._wide)
                 call.values = call.wide = self._wide
             try:
                 yield from self.reducer.steps(call)
+                if target is not None:
+                    yield from deliver(call, target)
             except BaseException:
                 self.reducer.roll_back()
                 raise
@@ -228,20 +238,20 @@ class Aggregator:
         dropped = f"the call of step {call.step} was dropped without wait()"
         raise RuntimeError(f"{dropped}: keep what begin() returns{ended}") from failure
 
-    def _view(self, array: Any) -> NDArray[Any]:
+    def _view(self, array: Any) -> Flat:
         if (
             type(array) is np.ndarray
             and array.dtype == self._plain
             and array.shape == (self.spec.n,)
             and array.flags.c_contiguous
         ):
-            return array  # the common case, at a tenth of the time
+            return Flat(array, self.dtype, array.shape)  # the common case, at a tenth of the time
         vector = flat(array)
         if vector.dtype != self.dtype:
             raise TypeError(f"the vector has type {vector.dtype}, the aggregator was started for {self.dtype}")
         if vector.values.size != self.n:
             raise ValueError(f"the vector has {vector.values.size} elements, the aggregator was started for {self.n}")
-        return vector.values
+        return vector
 
     # State -----------------------------------------------------------------------------------------------------------
 

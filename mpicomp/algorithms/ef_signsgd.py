@@ -84,7 +84,6 @@ class EFSignRounds:
         self._feedback, self._reducer = feedback, reducer
         self.commit, self.roll_back = feedback.commit, feedback.end  # see `Reducer`
         self._side_channel = SideChannel(comm, feedback.groups.starts.size)
-        self._call: VectorCall | None = None
 
     def prepare(self, step: int) -> None:
         """See `Reducer`."""
@@ -98,14 +97,16 @@ class EFSignRounds:
         self._problem: NonFiniteGradient | None = None
         self._scaled = False
         self._counted: list[int] = []  # pieces whose counts were there before the scales
-        self._call = call
-        try:
-            yield from self._reducer.steps(call, self)
-            if not self._scaled:
-                yield from channel.collect(call, traffic)
+        for moved in self._reducer.steps(call, self):
+            if not self._scaled and channel.started and channel.arrived():
+                describe = call.describe
+                yield from channel.collect(call, traffic)  # all of it has arrived
+                call.describe = describe
                 self._take_scales(call)
-        finally:
-            self._call = None
+            yield moved
+        if not self._scaled:
+            yield from channel.collect(call, traffic)
+            self._take_scales(call)
         if self._problem is not None:
             try:
                 raise self._problem
@@ -129,11 +130,6 @@ class EFSignRounds:
 
     def finish(self, piece: int) -> None:
         """See `SignFeedback`: at once, if the scales are there."""
-        channel, call = self._side_channel, self._call
-        if not self._scaled and call is not None and channel.arrived():
-            for _ in channel.collect(call, call.traffic):
-                pass  # all of it has arrived
-            self._take_scales(call)
         if not self._scaled or self._problem is not None:
             self._counted.append(piece)
         else:
@@ -146,10 +142,10 @@ class EFSignRounds:
     def _take_scales(self, call: VectorCall) -> None:
         """Make scales of the ranks' norms, added up in rank order; messages may still be in flight, so do not raise."""
         norms = self._side_channel.everyones
-        self._scaled = True
         representable = self._feedback.take_scales(norms)
         bad = bad_ranks(np.isnan(norms).any(axis=1))
         if bad:
             self._problem = call.non_finite(bad)
         elif not representable:
             self._problem = call.non_finite((), "the scale")
+        self._scaled = True  # last: from now on other threads use them

@@ -19,14 +19,15 @@ def choice(option: str, text: str, choices: Collection[str]) -> str:
     return text
 
 
-def integer(option: str, text: str, least: int) -> int:
-    """A whole number of at least `least`."""
+def integer(option: str, text: str, least: int, most: int | None = None) -> int:
+    """A whole number of at least `least`, and of `most` at most."""
     try:
         value = int(text)
     except ValueError:
         value = least - 1
-    if value < least:
-        raise ValueError(f"{option} {text}: give a whole number of at least {least}")
+    if value < least or (most is not None and value > most):
+        limits = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{option} {text}: give a whole number {limits}")
     return value
 
 

@@ -8,6 +8,7 @@ memory once.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, cast
@@ -95,8 +96,17 @@ class KeptArrays:
         return ""
 
 
+class _Scratch(threading.local):
+    """A thread's memory for what of a piece is encoded, what others will decode, and that rounded to 16 bits."""
+
+    def __init__(self, longest: int, dtype: np.dtype[Any], applied: str | None) -> None:
+        self.compensated, self.sent = np.empty(longest, dtype), np.empty(longest, dtype)
+        kind = np.uint16 if applied == "bfloat16" else applied
+        self.rounded = np.empty(0 if applied is None else longest, kind)
+
+
 class FeedbackEncoder:
-    """Encodes a rank's pieces, and keeps the residual.
+    """Encodes a rank's pieces, and keeps the residual. Several threads may encode at once, each another piece.
 
     Attributes
     ----------
@@ -139,10 +149,7 @@ class FeedbackEncoder:
         # some codecs do error feedback themselves, in fewer passes and to the same bits
         itself = isinstance(feedback, ErrorFeedback) and applied is None
         self._keeps = itself and hasattr(codec, "encode_keeping")
-        self._compensated = np.empty(longest if feedback is not None and not self._keeps else 0, dtype)
-        self._sent = np.empty_like(self._compensated)
-        kind = np.uint16 if applied == "bfloat16" else applied
-        self._rounded = np.empty(0 if applied is None else self._sent.size, kind)
+        self._scratch = _Scratch(longest if feedback is not None and not self._keeps else 0, dtype, applied)
 
     def begin(self, step: int) -> None:
         """Go to another step."""
@@ -163,11 +170,12 @@ class FeedbackEncoder:
                 self._require_strange(following)
                 self._send_zeros(payload, len(cut), draw)
             return
-        compensated, sent = self._compensated[: len(cut)], self._sent[: len(cut)]
+        scratch = self._scratch
+        compensated, sent = scratch.compensated[: len(cut)], scratch.sent[: len(cut)]
         self._feedback.compensate(part, residual, compensated)
         self._write(compensated, payload, draw, sent)
         if self._applied is not None:
-            rounded = self._rounded[: len(cut)]
+            rounded = scratch.rounded[: len(cut)]
             narrow(sent, self._applied, rounded)
             widen(rounded, self._applied, sent)
         if not self._feedback.keep(part, compensated, sent, residual, following):
@@ -219,4 +227,5 @@ def take_mean(codec: Codec, payloads: Sequence[Bytes], mean: NDArray[Any], decod
         else:
             codec.decode(payload, decoded, weight=1)
             np.add(mean, decoded, out=mean)
-    np.divide(mean, mean.dtype.type(len(payloads)), out=mean)
+    if len(payloads) > 1:
+        np.divide(mean, mean.dtype.type(len(payloads)), out=mean)

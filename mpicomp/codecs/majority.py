@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,13 @@ from mpicomp.codecs.vote_counts import planes_of
 from mpicomp.kernels.streams import GROUP, Stream, source
 
 COMMON = source(0)  # where coins come from that all ranks draw alike
+
+
+class _Coins(threading.local):
+    """A thread's memory for the coins of a piece."""
+
+    def __init__(self, longest: int) -> None:
+        self.words = np.empty(8 * -(-longest // GROUP), np.uint64)
 
 
 class MajorityCodec:
@@ -58,7 +66,7 @@ class MajorityCodec:
         kind = np.dtype(np.float64 if dtype == "float64" else np.float32).type
         self._constants = kind(0), np.nextafter(kind(0), kind(1))
         longest = max(map(len, pieces), default=0)
-        self._coins = np.empty(8 * -(-longest // GROUP), np.uint64) if ranks % 2 == 0 else None
+        self._coins = _Coins(longest) if ranks % 2 == 0 else None
         stored = np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
         self._result_words = UNSIGNED[stored.itemsize]
         ones = np.zeros(2, stored)
@@ -82,13 +90,14 @@ class MajorityCodec:
         cut = self._pieces[piece]
         signs = self._counts[piece][: self._words[piece]]
         values = self._values[cut.start : cut.stop]
-        self.finite &= bool(self._pack(values, signs, self._step % 2 == 0, *self._constants))
+        if not self._pack(values, signs, self._step % 2 == 0, *self._constants):
+            self.finite = False
 
     def decide(self, first: int, counts: NDArray[np.uint64], words: int) -> None:
         """Make complete counts into the majority's signs; the coins know of no rank, so any rank may decide."""
-        coins = self._coins
-        if coins is not None:
-            coins = coins[: 8 * -(-64 * words // GROUP)]
+        coins = None
+        if self._coins is not None:
+            coins = self._coins.words[: 8 * -(-64 * words // GROUP)]
             self._random.draw(first, self._step, COMMON, (1, 1), coins)
         self._majority(counts, planes_of(self._ranks), words, self._ranks // 2, coins, counts)
 

@@ -10,6 +10,7 @@ merged: those of all ranks make the result.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -94,6 +95,13 @@ class Winners(NamedTuple):
     distances: NDArray[np.int64] | None
 
 
+class _Scratch(threading.local):
+    """A thread's working memory for drawing winners, and for taking signs to their places."""
+
+    def __init__(self, ranks: int) -> None:
+        self.drawing, self.moving = np.empty(40 * TILE, np.uint64), np.empty(24 * ranks, np.uint64)
+
+
 class Selection:
     """`SharedSelection`, bound to kernels and a stream: what reducers call.
 
@@ -110,7 +118,7 @@ class Selection:
     """
 
     __slots__ = (
-        "_kernels", "_last", "_planes", "_rests", "_schedule", "_scratch", "_sources", "_tables", "_work", "codec",
+        "_kernels", "_last", "_planes", "_rests", "_schedule", "_scratch", "_sources", "_tables", "codec",
     )  # fmt: skip
 
     def __init__(self, codec: SharedSelection, device_kernels: SimpleNamespace, stream: Stream) -> None:
@@ -123,8 +131,7 @@ class Selection:
         self._tables = np.array([table for table, _ in tables], np.uint8).reshape(-1, 64)
         self._rests = np.array([rest for _, rest in tables], np.uint64).reshape(-1, 16)
         self._schedule = stream.schedule()
-        self._work = np.empty(40 * TILE, np.uint64)
-        self._scratch = np.empty(24 * ranks, np.uint64)
+        self._scratch = _Scratch(ranks)
 
     def reserve(self, n: int) -> Winners:
         """Memory for the winners of `n` elements: log2(M) / M bits an element, rounded up, 0.71 bits at most."""
@@ -136,7 +143,7 @@ class Selection:
         """Draw the winners of the run that begins at element `first`; what `winners` held is overwritten."""
         if not self._planes:
             return
-        schedule, ranks, work = self._schedule, self.codec.ranks, self._work
+        schedule, ranks, work = self._schedule, self.codec.ranks, self._scratch.drawing
         group, at = np.uint64(first // (GROUP * ranks)), np.uint64(step & 0xFFFFFFFF)
         self._kernels.draw_labels(
             schedule, group, at, self._sources, self._tables, self._rests, ranks, work, winners.labels
@@ -157,7 +164,8 @@ class Selection:
         if payload.size != winners.words:
             raise self._damaged(winners, payload.size)
         ranks, planes = self.codec.ranks, self._planes
-        self._kernels.select_rows(bits, winners.labels, planes, winners.distances, rank, ranks, self._scratch, payload)
+        work = self._scratch.moving
+        self._kernels.select_rows(bits, winners.labels, planes, winners.distances, rank, ranks, work, payload)
 
     def decode(self, payloads: Words, stride: int, winners: Winners, bits: Sequence[Words]) -> None:
         """Put all ranks' payloads where their elements are.
@@ -174,7 +182,7 @@ class Selection:
         last = payloads.size - stride * (ranks - 1)
         if min(last, stride) < winners.words:
             raise self._damaged(winners, min(last, stride))
-        work, distances = self._scratch, winners.distances
+        work, distances = self._scratch.moving, winners.distances
         self._kernels.scatter_rows(payloads, stride, winners.labels, planes, distances, ranks, work, bits[0], second)
 
     def _damaged(self, winners: Winners, words: int) -> ValueError:

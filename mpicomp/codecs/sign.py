@@ -9,6 +9,7 @@ Reference: Marsit (arXiv 2204.06787), section 3.2.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -28,8 +29,15 @@ def scratch() -> NDArray[np.uint64]:
     return np.empty(24 * TILE, np.uint64)
 
 
+class _Scratch(threading.local):
+    """A thread's working memory of random words."""
+
+    def __init__(self) -> None:
+        self.words = scratch()
+
+
 class SignMerger:
-    """`Sign`, bound to kernels and a stream of random words: what reducers call.
+    """`Sign`, bound to kernels and a stream of random words: what reducers call, by several threads at once too.
 
     Parameters
     ----------
@@ -42,7 +50,7 @@ class SignMerger:
 
     def __init__(self, device_kernels: SimpleNamespace, stream: Stream) -> None:
         self._draw = device_kernels.philox.draw_words
-        self._schedule, self._scratch = stream.schedule(), scratch()
+        self._schedule, self._scratch = stream.schedule(), _Scratch()
         self.merge = device_kernels.philox.merge_words
         """``merge(words, incoming, held)`` replaces the bits of `held` by those of `incoming` where `words` has a 1."""
 
@@ -54,7 +62,7 @@ class SignMerger:
         """
         table, rest = bernoulli_table(*weights)
         group, step_word = np.uint64(first // GROUP), np.uint64(step & 0xFFFFFFFF)
-        self._draw(self._schedule, group, step_word, source, table, rest, self._scratch, out)
+        self._draw(self._schedule, group, step_word, source, table, rest, self._scratch.words, out)
 
 
 @dataclass(frozen=True, slots=True)

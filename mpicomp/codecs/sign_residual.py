@@ -129,7 +129,7 @@ class SignResidual:
             self._positive, self._negative = self._steps.view(self._words), self._minus_steps.view(self._words)
         self._elements = max(1, int(lengths.sum()) * ranks)
         self._counts = np.maximum(1.0, lengths * ranks)
-        self._clipped = 0
+        self._clipped = [0]  # of each piece
         self._parts: list[list[_Part]] = []
         self._bits, self._pairs = np.empty(0, np.uint64), False
         self._sums = np.zeros(0)
@@ -179,7 +179,9 @@ class SignResidual:
         self.packed = self._tensors is not None and not self._pairs
         self._odd_positive = step % 2 == 0
         self._streaming = self._n >= STREAMING_ELEMENTS and out.ctypes.data % 32 == 0
-        self._clipped = 0
+        self._clipped = [0] * len(self._parts)
+        if self._tensors is None:
+            self._vector()  # before several threads ask for it
         if self.rule.transactional:
             self._before = self.settled_residual(), self._magnitudes.copy(), self.gamma
 
@@ -222,7 +224,7 @@ class SignResidual:
                 continue
             step, limit = self._steps[tensor], self._limits[tensor]
             previous = self._pending[tensor] if self._lazy else None
-            self._clipped += self._kernels.encode(
+            self._clipped[piece] += self._kernels.encode(
                 u, whole, part.residual, bits, step, limit, previous, self._odd_positive, zero, tiny, sums
             )
 
@@ -284,7 +286,7 @@ class SignResidual:
 
     def report(self, row: NDArray[np.float64]) -> None:
         """Fill in what this rank tells the others: clipped elements, then the sum of |u| of each tensor."""
-        if not self._kernels.add_up(self._sums, self._firsts, self._clipped, row):
+        if not self._kernels.add_up(self._sums, self._firsts, sum(self._clipped), row):
             tell_why(row, self._vector())
 
     def follow(self, reports: NDArray[np.float64]) -> bool:

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from collectives.memory import add
 from mpicomp.codecs import options
 from mpicomp.codecs.base import Bytes, Draw, check_size
 from mpicomp.codecs.bucketed import FLOAT32_MAX
@@ -26,7 +27,7 @@ from mpicomp.codecs.sign import scratch
 from mpicomp.kernels.cpu.philox import draw_words
 from mpicomp.kernels.cpu.planes import pack_planes, powers_of_two, unpack_planes
 from mpicomp.kernels.cpu.sign import all_finite
-from mpicomp.kernels.cpu.sparse import compress_masked, spread_chunks, spread_masked
+from mpicomp.kernels.cpu.sparse import compress_masked, expand, spread_chunks, spread_masked
 from mpicomp.kernels.cpu.top_k import largest, several
 from mpicomp.kernels.streams import GROUP, bernoulli_table, key_schedule
 
@@ -158,15 +159,28 @@ class TopK:
 
     def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
         """Nothing is drawn. Raises ValueError if a value is not finite."""
+        self._encode(values, None, payload)
+
+    def encode_keeping(self, values: NDArray[Any], residual: NDArray[Any], payload: Bytes, left: NDArray[Any]) -> None:
+        """See `Extended`. Raises ValueError if a value + residual is not finite."""
+        add(values, residual, left)
+        indices = self._encode(values, residual, payload)
+        places = np.empty(indices.size, np.int64)
+        expand(indices, self.elements, self.keep, 0, values.size, places)
+        left[places] -= self._parts(payload, values.size, 1)[0]
+
+    def _encode(self, values: NDArray[Any], residual: NDArray[Any] | None, payload: Bytes) -> NDArray[np.uint32]:
+        """Write the largest of values + residual; returns their places within chunks."""
         chosen, planes = self._parts(payload, values.size, 1)
         indices, found = np.empty(chosen.size, np.uint32), np.empty(chosen.size, values.dtype)
-        if not Selector(self.elements, self.keep, values.dtype)(values, None, indices, found):
+        if not Selector(self.elements, self.keep, values.dtype)(values, residual, indices, found):
             raise ValueError("the values contain NaN or infinity")
         if values.itemsize > chosen.itemsize:
             np.clip(found, -FLOAT32_MAX, FLOAT32_MAX, out=found)
         payload[: self._planes_start(chosen.size)] = 0
         chosen[:] = found
         pack_indices(indices, planes)
+        return indices
 
     def decode(self, payload: Bytes, values: NDArray[Any], *, weight: int) -> None:
         """Write what was kept, and 0 elsewhere; what damage made NaN or infinite counts as 0."""

@@ -83,8 +83,8 @@ class AllGatherPayload(CodedPayload):
         """See `Payload`: once the last rank's is there, decode all in rank order."""
         count = len(self._cuts)
         k = piece % count
-        self._arrived[k] += 1
-        if self._arrived[k] < self._size:
+        if not self._complete_by(k, self._size):
             return
-        codec, payloads, decoded = self._encoder.codec, self._payloads[k::count], self._decoded[: len(self._cuts[k])]
-        self._write(self._cuts[k], lambda out: take_mean(codec, payloads, out, decoded), self._mean)
+        codec, payloads, scratch = self._encoder.codec, self._payloads[k::count], self._scratch
+        decoded = scratch.decoded[: len(self._cuts[k])]
+        self._write(self._cuts[k], lambda out: take_mean(codec, payloads, out, decoded), scratch.mean)

@@ -88,7 +88,7 @@ class CascadePayload:
         self._bytes = [np.zeros(self._codec.nbytes(len(cut)), np.uint8) for cut in self._pieces]
         self._messages = [[payload, payload.nbytes, MPI.BYTE] for payload in self._bytes]
         self._incoming = np.empty(self._codec.nbytes(longest), np.uint8)
-        self._decoded = np.empty(longest, np.float32)
+        self._decoded = np.empty(longest, np.float32)  # one message is merged at a time
         self.nothing = self.values = np.empty(0, np.float32)
         self.step = 0
 

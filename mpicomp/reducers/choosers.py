@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from mpi4py import MPI
+from numpy.typing import NDArray
 
 from collectives import Communicator
 from collectives.communicator import LATENCY_BYTES
@@ -15,7 +17,7 @@ from collectives.memory import add
 from collectives.schedules.broadcast import Broadcast
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.nonfinite import all_finite
-from mpicomp.codecs.memory import Memory
+from mpicomp.codecs.memory import Memory, Part
 from mpicomp.codecs.top_k import Selector, pack_indices, unpack_indices
 from mpicomp.kernels.streams import Stream, source
 
@@ -59,15 +61,30 @@ class DrawnPlaces(Chooser):
         yield from ()
 
 
+class _Search(threading.local):
+    """What a thread needs to look for the largest elements of a part."""
+
+    def __init__(self, parts: Sequence[Part], dtype: np.dtype[Any]) -> None:
+        self._selectors = {(part.chunk, part.keep): Selector(part.chunk, part.keep, dtype) for part in parts}
+        most = max((part.last - part.first for part in parts), default=0)
+        self._indices, self._found = np.empty(most, np.uint32), np.empty(most, dtype)
+
+    def indices(self, part: Part) -> NDArray[np.uint32]:
+        """Memory for the places of a part within its chunks."""
+        return self._indices[: part.last - part.first]
+
+    def look(self, part: Part, values: NDArray[Any], residual: NDArray[Any] | None) -> bool:
+        """Overwrite the indices of a part with those of the largest of values + residual; whether all are finite."""
+        indices = self.indices(part)
+        return self._selectors[part.chunk, part.keep](values, residual, indices, self._found[: indices.size])
+
+
 class _Largest(Chooser):
     """What it takes to look for the largest elements of a memory's parts."""
 
     def __init__(self, memory: Memory) -> None:
-        parts, dtype = memory.parts, memory.residual.dtype
-        self._memory, self._parts = memory, parts
-        self._selectors = {(part.chunk, part.keep): Selector(part.chunk, part.keep, dtype) for part in parts}
-        most = max((part.last - part.first for part in parts), default=0)
-        self._indices, self._found = np.empty(most, np.uint32), np.empty(most, dtype)
+        self._memory, self._parts = memory, memory.parts
+        self._search = _Search(memory.parts, memory.residual.dtype)
         self.finite = True
 
 
@@ -89,7 +106,7 @@ class LeaderChoice(_Largest):
         self._planes = [np.zeros(shape, np.uint64) for shape in shapes]
         self._messages = [[planes, planes.nbytes, MPI.BYTE] for planes in self._planes]
         self._bytes = sum(planes.nbytes for planes in self._planes)
-        self._values = self._nothing = self._found[:0]
+        self._values = self._nothing = memory.residual[:0]
         self._leads = False
 
     def choose(self, call: VectorCall) -> Iterator[bool]:
@@ -113,13 +130,13 @@ class LeaderChoice(_Largest):
         """See `Payload`: the leader looks for places, the others whether their own numbers are finite."""
         part = self._parts[piece]
         if not self._leads:
-            self.finite &= self._memory.is_finite(part, self._values)
+            if not self._memory.is_finite(part, self._values):
+                self.finite = False
             return
-        count = part.last - part.first
-        indices = self._indices[:count]
-        select = self._selectors[part.chunk, part.keep]
-        values, residual = self._values[part.elements], self._memory.residual[part.elements]
-        self.finite &= select(values, residual, indices, self._found[:count])
+        search = self._search
+        if not search.look(part, self._values[part.elements], self._memory.residual[part.elements]):
+            self.finite = False
+        indices = search.indices(part)
         pack_indices(indices, self._planes[piece])
         self._memory.place(part, indices)
 
@@ -127,7 +144,7 @@ class LeaderChoice(_Largest):
         """See `Payload`."""
         if not self._leads:
             part = self._parts[piece]
-            indices = self._indices[: part.last - part.first]
+            indices = self._search.indices(part)
             unpack_indices(self._planes[piece], indices)
             self._memory.place(part, indices)
 
@@ -156,11 +173,8 @@ class TrueChoice(_Largest):
         yield from call.group.dense_steps(call, self._mean, self._mean.dtype.name, True, self._mean, traffic)
         summed = clock()
         for part in self._parts:
-            count = part.last - part.first
-            indices = self._indices[:count]
-            select = self._selectors[part.chunk, part.keep]
-            select(self._mean[part.elements], None, indices, self._found[:count])
-            self._memory.place(part, indices)
+            self._search.look(part, self._mean[part.elements], None)
+            self._memory.place(part, self._search.indices(part))
         spent = clock() - summed + added - start
         traffic.seconds_encoding += spent
         traffic.seconds_total += spent

@@ -5,6 +5,7 @@ A step that meets NaN, infinity or an overflow, on whichever rank, gives all ran
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -49,8 +50,17 @@ def buffers(sizes: Sequence[int], alignment: int = 64) -> list[Bytes]:
     return [whole[start : start + size] for start, size in zip(starts, sizes, strict=False)]
 
 
+class Scratch(threading.local):
+    """A thread's memory for the mean of a piece, and for what it is a mean of."""
+
+    def __init__(self, longest: int, dtype: np.dtype[Any]) -> None:
+        self.mean, self.decoded = np.empty(longest, dtype), np.empty(longest, dtype)
+
+
 class CodedPayload:
     """What payloads of codes have in common: the pieces of a vector, and where the results of pieces go.
+
+    Pieces may be encoded, merged and finished by several threads at once.
 
     Attributes
     ----------
@@ -62,7 +72,7 @@ class CodedPayload:
         self.brief = spec.n <= BRIEF_ELEMENTS
         self._cuts, self._arrived = cuts, [0] * len(cuts)
         self._dtype, self._narrow = spec.dtype, spec.sixteen_bit
-        self._mean, self._decoded = np.empty(longest, spec.compute), np.empty(longest, spec.compute)
+        self._scratch, self._counting = Scratch(longest, spec.compute), threading.Lock()
         self._nothing = self._values = self._out = np.empty(0, spec.compute)
         self.finite = True
 
@@ -74,6 +84,12 @@ class CodedPayload:
     def end(self) -> None:
         """Drop the references to the caller's arrays, so that these can be freed."""
         self._values = self._out = self._nothing
+
+    def _complete_by(self, piece: int, awaited: int) -> bool:
+        """Take note that one more rank's code of a piece is there; whether so many are."""
+        with self._counting:
+            self._arrived[piece] += 1
+            return self._arrived[piece] == awaited
 
     @QUIET
     def _write(self, cut: range, decode: Callable[[NDArray[Any]], object], spare: NDArray[Any]) -> None:

@@ -6,6 +6,7 @@ a small vector travel with the ranks' reports.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -131,7 +132,7 @@ class SelectionPayload:
         votes = [bits] if second is None else [bits, second]
         self._votes = [[vote[cut.start // 64 : -(-cut.stop // 64)] for vote in votes] for cut in cuts]
         self._drawn = [-1] * len(cuts)  # the step whose winners a piece has
-        self._missing = [self._size] * len(cuts)
+        self._missing, self._counting = [self._size] * len(cuts), threading.Lock()
         self._step = 0
         self._feedback: SignFeedback | None = None
 
@@ -178,8 +179,10 @@ class SelectionPayload:
         """See `Payload`: once the last rank's is there, put all signs in their places."""
         assert self._feedback is not None
         k = piece % len(self._cuts)
-        self._missing[k] -= 1
-        if not self._missing[k]:
+        with self._counting:
+            self._missing[k] -= 1
+            complete = not self._missing[k]
+        if complete:
             winners, words = self._winners[k], self.words[k]
             self._selection.decode(words.reshape(-1), words.shape[1], winners, self._votes[k])
             self._feedback.finish(k)

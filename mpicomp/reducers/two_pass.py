@@ -153,18 +153,17 @@ class TwoPassPayload(CodedPayload):
         piece = message.piece
         incoming = self._sent[piece][message.peer]
         incoming[:] = self._buffers[buffer][: incoming.size]
-        self._arrived[piece] += 1
-        if self._arrived[piece] == self._size - 1:
+        if self._complete_by(piece, self._size - 1):
             self._complete(piece)
 
     def _complete(self, piece: int) -> None:
         """The owner's half: the mean in rank order, its code, and what that leaves out."""
         cut = self._cuts[piece]
-        mean, decoded = self._mean[: len(cut)], self._decoded[: len(cut)]
+        mean, decoded = self._scratch.mean[: len(cut)], self._scratch.decoded[: len(cut)]
         take_mean(self._worker.codec, self._sent[piece], mean, decoded)
         self._owner.encode(mean, cut, self._results[piece])
 
     def finish(self, piece: int) -> None:
         """See `Payload`."""
         decode, payload = self._owner.codec.decode, self._results[piece]
-        self._write(self._cuts[piece], lambda out: decode(payload, out, weight=self._size), self._decoded)
+        self._write(self._cuts[piece], lambda out: decode(payload, out, weight=self._size), self._scratch.decoded)

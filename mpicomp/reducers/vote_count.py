@@ -7,6 +7,7 @@ over every topology, and whoever adds what to what.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -145,6 +146,13 @@ class VoteCountPayload:
             self._decide(self._pieces[piece].start, held, words)
 
 
+class _Scratch(threading.local):
+    """A thread's memory for the counts of a message, and for decoding them."""
+
+    def __init__(self, longest: int, longest_message: int) -> None:
+        self.decoded, self.work = np.empty(longest_message // 8, np.uint64), scratch(longest)
+
+
 class EliasPayload(VoteCountPayload):
     """Counts in messages of their own length, in Elias' codes where these are shorter than the fixed width.
 
@@ -160,8 +168,7 @@ class EliasPayload(VoteCountPayload):
         self._messages = [aligned_empty(_ELIAS.nbytes(n, self._size), np.uint8) for n in lengths]
         longest = _ELIAS.nbytes(program.longest_piece, self._size)
         self._incoming = [aligned_empty(longest, np.uint8) for _ in range(self.receive_buffers)]
-        self._decoded = np.empty(longest // 8, np.uint64)
-        self._work = scratch(program.longest_piece)
+        self._scratch = _Scratch(program.longest_piece, longest)
         self._coded = [(0, 0)] * len(lengths)  # of each message: weight, and bytes; 0 bytes: it arrives, or has arrived
 
     def begin(self, traffic: Traffic, feedback: SignFeedback, decide: Decide | None) -> None:
@@ -180,7 +187,8 @@ class EliasPayload(VoteCountPayload):
         message, (coded, nbytes) = self._messages[piece], self._coded[piece]
         if coded != weight:
             start = self._traffic.clock()
-            nbytes = _ELIAS.write(self.counts[piece], len(self._pieces[piece]), weight, message, self._work)
+            work = self._scratch.work
+            nbytes = _ELIAS.write(self.counts[piece], len(self._pieces[piece]), weight, message, work)
             self._coded[piece] = weight, nbytes
             self._traffic.seconds_encoding += self._traffic.clock() - start
         nbytes = nbytes or message_bytes(message)
@@ -199,14 +207,15 @@ class EliasPayload(VoteCountPayload):
 
     def merge(self, message: Message, buffer: int) -> None:
         """Decode and add the counts of a message."""
-        n = len(self._pieces[message.piece])
-        _ELIAS.read(self._incoming[buffer], n, message.weight, self._decoded, self._work)
-        self._add(message, self._decoded)
+        n, own = len(self._pieces[message.piece]), self._scratch
+        _ELIAS.read(self._incoming[buffer], n, message.weight, own.decoded, own.work)
+        self._add(message, own.decoded)
 
     def _decode_and_finish(self, piece: int) -> None:
         weight, nbytes = self._coded[piece]
         if weight == self._size and not nbytes:
-            _ELIAS.read(self._messages[piece], len(self._pieces[piece]), weight, self.counts[piece], self._work)
+            n, work = len(self._pieces[piece]), self._scratch.work
+            _ELIAS.read(self._messages[piece], n, weight, self.counts[piece], work)
         self._finish_counts(piece)
 
 

@@ -15,6 +15,8 @@ from apps.performance.cluster import (
     methods,
     overlap,
     pipeline,
+    pipeline_grid,
+    pipeline_grid_tables,
     pipeline_tables,
     predicted,
     steps,
@@ -49,7 +51,7 @@ CAPTIONS = {
     "cluster-methods": "Time of an iteration by method",
     "cluster-backward": "Communication beside backward, and what of it is exposed",
 }
-PARTS = ("grid", "overlap", "methods", "backward", "steps", "pipeline", "training", "tables")
+PARTS = ("grid", "overlap", "methods", "backward", "steps", "pipeline", "pipeline-grid", "training", "tables")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "backward": backward.run,
         "steps": steps.run,
         "pipeline": pipeline.run,
+        "pipeline-grid": pipeline_grid.run,
         "training": training.run,
     }
     for name, run in runs.items():
@@ -117,7 +120,7 @@ def write(folder: Path, options: argparse.Namespace) -> None:
     records, overlaps = read(folder, "cluster"), read(folder / "overlap", "overlap")
     timed, trained = read(folder / "methods", "methods"), training.records(folder / "training")
     hidden, stepped = read(folder / "backward", "backward"), read(folder / "steps", "steps")
-    piped = read(folder / "pipeline", "pipeline")
+    piped, gridded = read(folder / "pipeline", "pipeline"), read(folder / "pipeline-grid", "pipeline-grid")
     document = options.docs or (None if options.json_dir else DOCUMENT)
     folder_of_figures = options.figures or (folder if options.json_dir else FIGURES)
     drawn = draw(records, overlaps, folder_of_figures)
@@ -133,6 +136,7 @@ def write(folder: Path, options: argparse.Namespace) -> None:
     bodies["cluster-backward"] = backward.render(hidden)
     bodies["cluster-steps"] = steps.render(stepped)
     bodies["cluster-pipeline"] = pipeline_tables.render(piped)
+    bodies["cluster-pipeline-grid"] = pipeline_grid_tables.render(gridded)
     bodies["cluster-targets"] = targets.render(records)
     bodies["cluster-overlap"] += "\n\n" + targets.render_overlaps(overlaps)
     if document is None:
@@ -152,6 +156,7 @@ def write(folder: Path, options: argparse.Namespace) -> None:
         "cluster-backward": [hidden],
         "cluster-steps": [stepped],
         "cluster-pipeline": [piped],
+        "cluster-pipeline-grid": [gridded],
     }
     for name, body in bodies.items():
         if body != NOTHING and all(made_of.get(name, [records])):

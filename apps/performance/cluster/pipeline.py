@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from collectives import Communicator
 from mpicomp.cli.timing import alternate, gather, spin_barrier
 from mpicomp.codecs import Draw, FullRows, RowQuantizer
 from mpicomp.kernels.streams import Stream
+
+if TYPE_CHECKING:
+    from mpicomp.pipeline import PipelineStage
 
 STAGES, REPEATS = 4, 5
 RATES = ("none", "10gbit", "1gbit", "500mbit", "300mbit", "100mbit")
@@ -111,24 +114,32 @@ def measure_here(comm: Communicator, n: Mapping[str, Any], repeats: int) -> Reco
     }
 
 
-def _step(comm: Communicator, module: Any, loss: Any, load: Any, schedule: str, name: str) -> Callable[[], None]:
-    from apps.performance.pipeline_load import trainer
+def staged(
+    comm: Communicator, module: Any, loss: Any, load: Any, schedule: str, name: str, **options: Any
+) -> PipelineStage:
+    """Make the stage of this rank, which sends by the method of this name; collective. `options` are `PipelineStage`'s.
+    """
     from mpicomp.pipeline import PipelineStage
 
     forward, backward = METHODS[name].compressions(load.epoch)
-    stage = PipelineStage(
-        module, comm, load.micro_batches, loss=loss, schedule=schedule, forward=forward, backward=backward
-    )
-    return trainer(stage, load)
+    return PipelineStage(
+        module, comm, load.micro_batches, loss=loss, schedule=schedule, forward=forward, backward=backward,
+        **options,
+    )  # fmt: skip
+
+
+def _step(comm: Communicator, module: Any, loss: Any, load: Any, schedule: str, name: str) -> Callable[[], None]:
+    from apps.performance.pipeline_load import trainer
+
+    return trainer(staged(comm, module, loss, load, schedule, name), load)
 
 
 def _alive(comm: Communicator, module: Any, loss: Any, load: Any, schedule: str) -> list[int]:
     """Of how many micro-batches each stage keeps activations at one time, of `ALIVE_MICRO_BATCHES`; collective."""
     from apps.performance.pipeline_load import Load, trainer
-    from mpicomp.pipeline import PipelineStage
 
     many = Load(**asdict(load) | {"micro_batches": ALIVE_MICRO_BATCHES, "batches": 1})
-    stage = PipelineStage(module, comm, many.micro_batches, loss=loss, schedule=schedule)
+    stage = staged(comm, module, loss, many, schedule, FP32)
     trainer(stage, many)()
     return [int(one) for one in gather(comm, np.array([float(stage.most_alive)]))[:, 0]]
 
@@ -183,22 +194,26 @@ def run(folder: Path, fresh: bool, n: Mapping[str, Any] | None = None) -> list[s
     """Measure what is missing; returns what failed."""
     failed = []
     for rate in RATES:
-        failed += _measure(Cluster(STAGES, rate), folder / f"pipeline-{Cluster(STAGES, rate).name}.json", fresh, n)
+        cluster = Cluster(STAGES, rate)
+        failed += measure_missing("pipeline", cluster, folder / f"pipeline-{cluster.name}.json", fresh, REPEATS, n)
     unlimited = folder / f"pipeline-{Cluster(STAGES, 'none').name}.json"
     if not unlimited.exists():
         return [*failed, "pipeline: computing was not measured, so the slow rate is not known"]
     slow = Cluster(STAGES, f"{slow_mbit(read_record(unlimited)):g}mbit")
-    return failed + _measure(slow, folder / f"{SLOW}.json", fresh, n)
+    return failed + measure_missing("pipeline", slow, folder / f"{SLOW}.json", fresh, REPEATS, n)
 
 
-def _measure(cluster: Cluster, path: Path, fresh: bool, n: Mapping[str, Any] | None) -> list[str]:
+def measure_missing(
+    kind: str, cluster: Cluster, path: Path, fresh: bool, repeats: int, n: Mapping[str, Any] | None
+) -> list[str]:
+    """Run a job of this kind on a cluster unless its record is there, or anyway if `fresh`; returns what failed."""
     if path.exists() and not fresh:
         return []
-    log(f"pipeline: {cluster.nodes} nodes, {cluster.links}")
+    log(f"{kind}: {cluster.nodes} nodes, {cluster.links}")
     try:
-        measure_alone("pipeline", cluster, path, n=n or {}, repeats=REPEATS)
+        measure_alone(kind, cluster, path, n=n or {}, repeats=repeats)
     except FAILURES as error:
-        return [f"pipeline, {cluster.name}: {error}"]
+        return [f"{kind}, {cluster.name}: {error}"]
     return []
 
 

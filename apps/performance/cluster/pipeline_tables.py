@@ -109,7 +109,12 @@ def _rates(record: Record, schedule: str) -> dict[str, str]:
     """Sequences a second by method, and how many times those of float32."""
     seconds = {name: float(np.median(times)) for name, times in _times(record, schedule).items()}
     seconds |= {f"{name}, {EPOCHS} epochs": whole_training(seconds[FP32], seconds[name]) for name in DELTAS}
-    return {name: f"{record['batch'] / one:.3g} ({seconds[FP32] / one:.2f}×)" for name, one in seconds.items()}
+    return {name: throughput(record["batch"], one, seconds[FP32]) for name, one in seconds.items()}
+
+
+def throughput(batch: int, seconds: float, reference_s: float) -> str:
+    """Sequences a second of a step that takes so long, and how many times those of another."""
+    return f"{batch / seconds:.3g} ({reference_s / seconds:.2f}×)"
 
 
 def _micro_batches(records: Sequence[Record]) -> str:

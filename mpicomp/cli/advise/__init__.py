@@ -54,6 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--network", metavar="FILE", help="take the network from here, and measure kernels alone")
     parser.add_argument("--save", metavar="FILE", help="write the network, for Communicator(network=FILE)")
     parser.add_argument("--ranks", help="predict for as many ranks on such a network, not for this job's")
+    parser.add_argument(
+        "--threads", default="1", help="of each rank, for Communicator(threads=...) (default %(default)s)"
+    )
     parser.add_argument("--timeout", default="60", help="seconds a silent rank is awaited (default %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write network, speeds and predictions")
 
@@ -74,7 +77,10 @@ def _start(args: argparse.Namespace) -> tuple[Request, Communicator]:
     assert request is not None
     try:
         return request, Communicator(
-            timeout=request.timeout_s, network=request.network, arrival_timeout=request.timeout_s
+            timeout=request.timeout_s,
+            network=request.network,
+            arrival_timeout=request.timeout_s,
+            threads=request.threads,
         )
     except ValueError as error:
         raise UsageError(f"--network {args.network}: {error}") from error
@@ -131,6 +137,7 @@ def predictions(request: Request, job: Job, speeds: Mapping[str, Speed], mpi_s: 
     methods = {name: (METHODS[name], speed) for name, speed in speeds.items()}
     return {
         "ranks": job.size,
+        "threads": request.threads,
         "count": job.n,
         "dtype": job.dtype,
         "compute_s": request.compute_s,

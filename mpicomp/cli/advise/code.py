@@ -19,10 +19,12 @@ def lines_to_copy(record: dict[str, Any], choice: Choice) -> list[str]:
     named = topology.partition(":")[0] in (*TOPOLOGIES, "mpi")  # a method's own route has no name to choose it by
     kind = record["dtype"]
     dtype = "" if kind == "float32" else f', dtype="{kind}"'
-    where = f'topology="{topology}"' if named else ""
+    where = [f'topology="{topology}"'] if named else []
+    if record["threads"] > 1:
+        where.append(f"threads={record['threads']}")
     return [
         "import mpicomp.torch",
-        f"comm, method = mpicomp.Communicator({where}), {expression(method)}",
+        f"comm, method = mpicomp.Communicator({', '.join(where)}), {expression(method)}",
         "optimizer = mpicomp.torch.DistributedOptimizer(optimizer, method, comm, model.named_parameters())",
         f"# or, without PyTorch: aggregator = method.start(comm, {record['count']}{dtype})",
     ]

@@ -32,9 +32,10 @@ def _heading(record: dict[str, Any]) -> list[str]:
             f"; groups of {network['group_size']} ranks share {rate(network['uplink_bytes_s'])} to the others, "
             f"{duration(network['between_latency_s'] or network['latency_s'])} away"
         )
+    threads = f" of {record['threads']} threads" if record["threads"] > 1 else ""
     mb = count * np.dtype(record["dtype"]).itemsize / 1e6
     lines = [
-        f"# {record['ranks']} ranks; measured on {record['hosts']} host{'s'[: record['hosts'] > 1]}; "
+        f"# {record['ranks']} ranks{threads}; measured on {record['hosts']} host{'s'[: record['hosts'] > 1]}; "
         f"{count} elements of {record['dtype']} ({mb:.4g} MB), {duration(record['compute_s'])} of computing a step",
         f"# network: {link}",
     ]

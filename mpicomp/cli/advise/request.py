@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from collectives.cost.link import LinkModel
+from collectives.execution.workers import MOST_THREADS
 from mpicomp.algorithms import ALGORITHMS, Algorithm, Marsit, algorithm
 from mpicomp.cli.advise.learning import LEARNING, Grade
 from mpicomp.cli.arguments import DTYPES, choice, count, integer, number, seconds
@@ -36,6 +37,7 @@ class Request:
     methods: tuple[str, ...]  # of METHODS, dense among them
     network: LinkModel | None  # None: to be measured
     ranks: int | None  # None: this job's
+    threads: int  # of each rank
     timeout_s: float
 
     @classmethod
@@ -49,6 +51,7 @@ class Request:
             methods=tuple(METHODS) if args.methods is None else _chosen(args.methods),
             network=_network(args.network),
             ranks=None if args.ranks is None else integer("--ranks", args.ranks, 2),
+            threads=integer("--threads", args.threads, 1, MOST_THREADS),
             timeout_s=seconds("--timeout", args.timeout),
             count=_parameters(args.model) if args.count is None else count(args.count),  # may take long
         )

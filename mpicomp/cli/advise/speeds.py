@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from collectives.memory import aligned_empty
 from collectives.probe import measure_latency
 from collectives.progress.polling import rest_by
 from collectives.schedules.all_gather import AllGather
-from mpicomp.algorithms import Algorithm
+from mpicomp.algorithms import Algorithm, Dense
 from mpicomp.cli.timing import gather, spin_barrier
 
 SAMPLE_S = 0.25  # about as long as a sample may travel
@@ -51,7 +52,8 @@ def without_dense_rounds(algorithm: Algorithm) -> Algorithm:
 def measure_speed(comm: Communicator, algorithm: Algorithm, n: int, dtype: str, network: LinkModel) -> Speed:
     """Run samples around a ring of all ranks, or by the method's own route, at most `n` elements long; collective.
 
-    The same on every rank, of which there are two at least.
+    The same on every rank, of which there are two at least. The threads of a rank share what it computes, but for dense
+    sums: one thread is measured, and how much of a core each has where all ranks' threads compute.
     """
     algorithm = without_dense_rounds(algorithm)
     size = comm.size
@@ -76,26 +78,38 @@ def measure_speed(comm: Communicator, algorithm: Algorithm, n: int, dtype: str, 
     # what travelling takes here, whatever network is predicted for
     here = LinkModel(measure_latency(comm), network.bandwidth_bytes_s)
     travelling_s = simulate_time(route, size, TINY, wire.nbytes, here, alignment=wire.alignment)
-    sharing, left_s = measure_sharing(comm), max(0.0, tiny_s - travelling_s)
+    sharing, left_s = measure_sharing(comm, comm.threads), max(0.0, tiny_s - travelling_s)
     # what a call takes longer if a message does by one: they wait for each other, and are handled at both ends
     of_messages = 2 * (1 if gathers else 2) * (size - 1) * sharing
     message_s, byte_s = _solve(
         (more[0], 2 * sent, other_s), (fewer[0], 2 * float(less[4]), float(less[3])), left_s / of_messages
     )
     merged, decoded = sample * (size - 1) / size, sample * (size if gathers and not wire.decoded_once else 1)
-    work = Work(encoding_s / sample, merging_s / merged, decoding_s / decoded, message_s, byte_s, sharing)
+    threads = 1 if isinstance(algorithm, Dense) else comm.threads
+    encode_s, merge_s, decode_s = encoding_s / sample, merging_s / merged, decoding_s / decoded
+    work = Work(encode_s / threads, merge_s / threads, decode_s / threads, message_s, byte_s, sharing)
     return Speed(work, max(0.0, left_s - of_messages * message_s), volume)
 
 
-def measure_sharing(comm: Communicator) -> float:
-    """How many times as long as its processor is busy with it a rank computes where all compute at once."""
+def measure_sharing(comm: Communicator, threads: int = 1) -> float:
+    """How many times as long as its processor is busy with it a thread computes where all threads compute at once."""
     x = np.ones(SHARING_ELEMENTS, np.float32)
+    parts: list[float] = []
+
+    def compute() -> None:
+        start, used = time.perf_counter(), -time.thread_time()
+        while (spent := time.perf_counter() - start) < SHARING_S:
+            x.sum()
+        parts.append((used + time.thread_time()) / spent)
+
+    others = [threading.Thread(target=compute) for _ in range(threads - 1)]
     spin_barrier(comm)
-    start, used = time.perf_counter(), -time.thread_time()
-    while (spent := time.perf_counter() - start) < SHARING_S:
-        x.sum()
-    used += time.thread_time()
-    return max(1.0, 1 / float(gather(comm, np.array([used / spent])).mean()))
+    for thread in others:
+        thread.start()
+    compute()
+    for thread in others:
+        thread.join()
+    return max(1.0, 1 / float(gather(comm, np.array([np.mean(parts)])).mean()))
 
 
 def _traffic(algorithm: Algorithm, n: int, dtype: str, size: int, piece_bytes: int) -> tuple[int, int]:

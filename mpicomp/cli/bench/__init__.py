@@ -55,6 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--check", action=argparse.BooleanOptionalAction, default=True, help="check results before and after timing"
     )
     parser.add_argument("--seed", default="0", help="of the vectors (default %(default)s)")
+    parser.add_argument(
+        "--threads", default="1", help="of each rank, which encode and decode pieces (default %(default)s)"
+    )
     parser.add_argument("--timeout", default="60", help="seconds a silent rank is awaited (default %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write one JSON line per vector length")
     parser.add_argument("--trace", metavar="DIR", help="write a trace of each rank's calls, for mpicomp trace")
@@ -78,6 +81,7 @@ def _start(args: argparse.Namespace) -> tuple[Request, Communicator]:
             trace=args.trace,
             network=args.network,
             arrival_timeout=request.timeout_s,
+            threads=request.threads,
         )
     except ValueError as error:
         network = "" if args.network is None else f" --network {args.network}"
@@ -171,6 +175,7 @@ def _common(request: Request, comm: Communicator) -> dict[str, Any]:
         "options": request.options,
         "topology": getattr(comm.topology, "name", comm.topology),
         "ranks": comm.size,
+        "threads": comm.threads,
         "dtype": request.dtype,
         "baseline": request.baseline,
         "repeats": request.repeats,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import mpicomp
+from collectives.execution.workers import MOST_THREADS
 from mpicomp.algorithms import NAMES, Algorithm
 from mpicomp.cli.arguments import DTYPES, choice, counts, integer, seconds
 from mpicomp.cli.main import assignment
@@ -29,6 +30,7 @@ class Request:
     warmup: int
     check: bool
     seed: int
+    threads: int
     timeout_s: float
 
     @classmethod
@@ -46,6 +48,7 @@ class Request:
             integer("--warmup", args.warmup, 0),
             args.check,
             integer("--seed", args.seed, 0),
+            integer("--threads", args.threads, 1, MOST_THREADS),
             seconds("--timeout", args.timeout),
         )
 

@@ -36,13 +36,17 @@ class RankTrace:
         begun: dict[str, tuple[Message, float]] = {}
         flying: dict[str, float] = {}
         spans: dict[str, list[tuple[int, int, str]]] = {}  # by thread
+        workers: set[str] = set()
         for event in events:
             if event["ph"] != "e" and not since <= event.get("ts", -math.inf) < until:
                 continue
             if event["ph"] == "X":
                 start = _nanoseconds(event["ts"])
                 end = _nanoseconds(event["ts"] + event["dur"])
-                spans.setdefault(str(event.get("tid")), []).append((start, start - end, event["cat"]))
+                thread = str(event.get("tid"))
+                spans.setdefault(thread, []).append((start, start - end, event["cat"]))
+                if "worker" in event.get("args", ()):
+                    workers.add(thread)
             elif event["ph"] == "b" and event["cat"] == "flight":
                 flying[event["id"]] = event["ts"]
             elif event["ph"] == "b":
@@ -54,11 +58,12 @@ class RankTrace:
             elif event["ph"] == "e" and event["id"] in begun:
                 message, began = begun.pop(event["id"])
                 (made.sent if event["cat"] == "send" else made.received)[message] = began, event["ts"]
-        for mine in spans.values():
-            made._add_up(sorted(mine))
+        for thread, mine in spans.items():
+            made._add_up(sorted(mine), thread in workers)
         return made
 
-    def _add_up(self, spans: list[tuple[int, int, str]]) -> None:
+    def _add_up(self, spans: list[tuple[int, int, str]], beside: bool) -> None:
+        """Take in the spans of one thread; `beside`: another thread makes the calls."""
         outer: list[tuple[int, str]] = []  # ends and kinds of the spans that a span lies in
         for start, minus, kind in spans:
             while outer and outer[-1][0] <= start:
@@ -66,7 +71,7 @@ class RankTrace:
             self.seconds[kind] -= minus * 1e-9
             if outer:
                 self.seconds[outer[-1][1]] += minus * 1e-9
-            elif kind != "exposed":
+            elif kind != "exposed" and not beside:
                 self.seconds["in calls" if kind == "call" else "outside"] -= minus * 1e-9
             outer.append((start - minus, kind))
             if kind in COMPUTING:

@@ -28,6 +28,8 @@ def test_results_and_states_are_those_of_one_process(
 ) -> None:
     """Whole chunks, and short vectors at once; then the shortest pieces and buffers, and messages in any order.
 
+    On some ranks these pieces are worked on by one thread and by several.
+
     What numbers of ranks change is the plans: but on few ranks, one trial of each topology is enough for the first, and
     on parts of a lane for the second too.
     """
@@ -38,4 +40,6 @@ def test_results_and_states_are_those_of_one_process(
         check_over_mpi(mpi_comm, trials if size in FEW else of_each_topology, None)
     go_in_parts(monkeypatch)
     jitter(mpi_comm.rank)
-    check_over_mpi(mpi_comm, of_each_topology if size in PARTS else trials, ONE_BLOCK)
+    if size in FEW:
+        check_over_mpi(mpi_comm, of_each_topology, ONE_BLOCK, threads=3)
+    check_over_mpi(mpi_comm, of_each_topology if size in PARTS else trials, ONE_BLOCK, threads=1 if size in FEW else 2)

@@ -9,7 +9,15 @@ import pytest
 
 from mpicomp.codecs.base import sent_bytes
 from mpicomp.codecs.top_k import RandomSparsification, TopK, kept
-from tests.contracts import CompressorContract, draw_at, encoded, gaussian, guarded
+from tests.contracts import (
+    LENGTHS,
+    CompressorContract,
+    check_several_at_once,
+    draw_at,
+    encoded,
+    gaussian,
+    guarded,
+)
 from tests.reference import compressors
 from tests.reference.sparse import top, within_chunks
 from tests.reference.statistics import assert_binomial
@@ -32,6 +40,11 @@ class TopKContract(CompressorContract):
         assert not payload[chosen.nbytes : header].any()
         expected = planes(within_chunks(places, 1000, chunk, keep), bits)
         np.testing.assert_array_equal(payload[header:].view(np.uint64), expected)
+
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+    def test_feedback_in_fewer_passes_has_the_bits_of_the_single_steps(self, dtype: type) -> None:
+        for n in LENGTHS:
+            check_several_at_once(self.codec, n, dtype)
 
     def test_chunks_encode_as_their_part_of_the_whole(self) -> None:
         start = self.codec.alignment

@@ -27,6 +27,9 @@ from collectives import Communicator, Ring
         ({"timeout": 0}, ValueError, "timeout is 0: it must be a positive number of seconds"),
         ({"arrival_timeout": -1}, ValueError, "arrival_timeout is -1: it must be"),
         ({"piece_bytes": 0}, ValueError, "piece_bytes must lie in"),
+        ({"threads": 0}, ValueError, r"threads must lie in 1 \.\. 1024, not 0"),
+        ({"threads": 1.5}, TypeError, "threads must be a whole number, not 1.5"),
+        ({"threads": True}, TypeError, "threads must be a whole number, not True"),
     ],
 )
 def test_an_argument_that_cannot_be_used_is_told_with_rank_and_cure(

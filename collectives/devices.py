@@ -1,0 +1,198 @@
+"""Arrays in the memory of a device: they travel through pinned memory of the host.
+
+An array is copied there on a stream of its own, which waits for whoever makes the array, and copied back when its call
+has the result. The thread that drives the call polls events in the meantime and waits for no device, so that other
+calls go on. The call ends when the copy back has ended, and so every stream sees the result.
+
+Arrays of torch, CuPy and JAX are taken by DLPack. The copies are made with PyTorch, which is imported with the first
+such array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectives.progress.polling import Testable
+
+CPU, CUDA, PINNED, ROCM, ROCM_PINNED = 1, 2, 3, 10, 11  # kinds of devices, by their numbers in DLPack
+HOST = (CPU, PINNED, ROCM_PINNED)
+Bytes = NDArray[np.uint8]
+
+
+class Taken(NamedTuple):
+    """An array on a device, as its library describes it.
+
+    Attributes
+    ----------
+    dtype : str
+        Element type.
+    shape : tuple of int
+    contiguous : bool
+        In C order.
+    address : int
+        Of its first byte on the device.
+    memory : object
+        Its bytes, as the device copies them; keeps the array alive. None where it is not contiguous.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    contiguous: bool
+    address: int
+    memory: Any
+
+
+class Device(Protocol):
+    """One device, as far as copying takes it.
+
+    Attributes
+    ----------
+    name : str
+        As in ``"cuda:0"``, for messages.
+    """
+
+    name: str
+
+    def pinned(self, nbytes: int) -> Bytes:
+        """Memory of the host that the device can copy from and to while the host goes on."""
+        ...
+
+    def take(self, array: Any) -> Taken:
+        """An array of any library, without a copy; copies that begin from now on wait for whoever makes it."""
+        ...
+
+    def copy(self, source: Any, target: Any) -> Testable:
+        """Begin to copy bytes, of which either the source or the target is the host's; tells when that is done."""
+        ...
+
+
+class Staging:
+    """An array on a device, and the memory of the host that it travels through.
+
+    Parameters
+    ----------
+    device : Device
+    taken : Taken
+        Contiguous.
+    nbytes : int
+
+    Attributes
+    ----------
+    host : uint8[nbytes]
+    """
+
+    def __init__(self, device: Device, taken: Taken, nbytes: int) -> None:
+        self.device, self._memory = device, taken.memory
+        self._span = range(taken.address, taken.address + nbytes)
+        self.host = device.pinned(nbytes)
+
+    def fetch(self) -> Testable:
+        """Begin to overwrite the host's memory with the array."""
+        return self.device.copy(self._memory, self.host)
+
+    def deliver(self) -> Testable:
+        """Begin to overwrite the array with the host's memory."""
+        return self.device.copy(self.host, self._memory)
+
+    def is_same(self, other: Staging) -> bool:
+        """Whether two arrays are in the same place."""
+        return (self.device.name, self._span) == (other.device.name, other._span)
+
+    def overlaps(self, other: Staging) -> bool:
+        """Whether two arrays share memory."""
+        first, second = self._span, other._span
+        same = self.device.name == other.device.name
+        return same and first.start < second.stop and second.start < first.stop
+
+
+def of(kind: int, index: int) -> Device:
+    """The device that DLPack gives these numbers.
+
+    Raises
+    ------
+    ValueError
+        There is no way to reach it.
+    """
+    make = MAKERS.get(kind)
+    if make is None:
+        raise ValueError(f"the array is on device {(kind, index)}, which cannot be reached: pass a copy in CPU memory")
+    return make(index)
+
+
+class TorchDevice:
+    """A GPU of NVIDIA or AMD, by PyTorch; see `Device`."""
+
+    def __init__(self, torch: Any, index: int) -> None:
+        self.name, self._torch = f"cuda:{index}", torch
+        self._index = index
+        self._stream = torch.cuda.Stream(index)
+
+    def _on_stream(self) -> AbstractContextManager[None]:
+        return self._torch.cuda.stream(self._stream)  # type: ignore[no-any-return]
+
+    def pinned(self, nbytes: int) -> Bytes:
+        """See `Device`; PyTorch keeps memory that is freed, and hands it out again."""
+        memory: Bytes = self._torch.empty(nbytes, dtype=self._torch.uint8, pin_memory=True).numpy()
+        return memory
+
+    def take(self, array: Any) -> Taken:
+        """See `Device`: who makes the array lets this device's stream, which is the current one here, wait for it."""
+        with self._on_stream():
+            tensor = self._torch.from_dlpack(array)
+        contiguous = tensor.is_contiguous()
+        memory = tensor.reshape(-1).view(self._torch.uint8) if contiguous else None
+        name = str(tensor.dtype).removeprefix("torch.")
+        return Taken(name, tuple(tensor.shape), contiguous, tensor.data_ptr(), memory)
+
+    def copy(self, source: Any, target: Any) -> Testable:
+        """See `Device`."""
+        from_, to = (self._torch.from_numpy(one) if isinstance(one, np.ndarray) else one for one in (source, target))
+        with self._on_stream():
+            to.copy_(from_, non_blocking=True)
+            event = self._torch.cuda.Event()
+            event.record(self._stream)
+        return Copy(event.query, (from_, to))
+
+
+class Copy:
+    """A copy under way; see `Testable`. Keeps both ends alive until it is done.
+
+    Parameters
+    ----------
+    done : callable
+        Whether it is.
+    ends : object
+    """
+
+    __slots__ = ("_done", "_ends")
+
+    def __init__(self, done: Callable[[], bool], ends: object) -> None:
+        self._done, self._ends = done, ends
+
+    def Test(self) -> bool:  # noqa: N802 - MPI's name
+        """See `Testable`."""
+        if not self._done():
+            return False
+        self._ends = None
+        return True
+
+
+@cache
+def _torch_device(index: int) -> TorchDevice:
+    try:
+        import torch
+    except ImportError as error:
+        raise ValueError(f"the array is on GPU {index}, which takes PyTorch: install it, or pass CPU memory") from error
+    if not torch.cuda.is_available():
+        raise ValueError(f"the array is on GPU {index}, but PyTorch finds none: install its build for the GPU")
+    return TorchDevice(torch, index)
+
+
+MAKERS: dict[int, Callable[[int], Device]] = {CUDA: _torch_device, ROCM: _torch_device}
+"""What makes a device of each kind that can be reached."""

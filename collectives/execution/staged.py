@@ -1,0 +1,40 @@
+"""Calls of arrays on devices: what they read is copied to the host before, and what they write is copied back after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from collectives.devices import Staging
+from collectives.execution.handle import Call, Steps
+from collectives.progress.polling import Testable, until
+
+
+def staged(call: Call, steps: Steps, source: Staging | None, target: Staging | None) -> Steps:
+    """Steps of a call between copying what it reads from a device and copying what it has written to one."""
+    return steps if source is target is None else _staged(call, steps, source, target)
+
+
+def _staged(call: Call, steps: Steps, source: Staging | None, target: Staging | None) -> Steps:
+    if source is not None:
+        yield from fetch(call, source)
+    yield from steps
+    if target is not None:
+        yield from deliver(call, target)
+
+
+def fetch(call: Call, source: Staging) -> Steps:
+    """Copy an array to the host, at the beginning of a call."""
+    call.group.enter(call)  # in the order of calls, however long the device takes
+    return _copied(call, source.fetch, f"from {source.device.name}")
+
+
+def deliver(call: Call, target: Staging) -> Steps:
+    """Copy what a call has made of an array back to its device."""
+    return _copied(call, target.deliver, f"to {target.device.name}")
+
+
+def _copied(call: Call, begin: Callable[[], Testable], way: str) -> Steps:
+    describe, here = call.describe, call.group.here
+    call.describe = lambda: f"{here}: the copy {way} does not end, or the device does not come to it; {call.name()}"
+    yield from until(begin(), call)
+    call.describe = describe

@@ -1,0 +1,172 @@
+"""Workers: pieces are worked on at the same time, the calling thread moves messages meanwhile, errors come through."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import Communicator, Ring
+from collectives.execution.handle import Call
+from collectives.execution.pipelined import execute
+from collectives.execution.program import gather_program
+from collectives.execution.workers import worker_number
+from collectives.threads.run_local import run_local
+from collectives.trace.traffic import Traffic
+from mpicomp import QSGD, Marsit, NonFiniteGradient
+
+PATIENCE_S = 5.0
+
+
+class Pieces:
+    """A payload of one byte a piece, gathered; what encodes and finishes a piece is given. See `Payload`."""
+
+    receive_buffers, brief = 0, False
+
+    def __init__(self, count: int, encode: Any = None, finish: Any = None) -> None:
+        self.bytes = np.zeros(count, np.uint8)
+        self._encode, self._finish = encode, finish
+        self.running = self.most_running = 0
+        self._lock = threading.Lock()
+
+    def _work(self, work: Any, piece: int) -> None:
+        with self._lock:
+            self.running += 1
+            self.most_running = max(self.most_running, self.running)
+        try:
+            if work is not None:
+                work(piece)
+        finally:
+            with self._lock:
+                self.running -= 1
+
+    def encode(self, piece: int) -> None:
+        self._work(self._encode, piece)
+        self.bytes[piece] = 1
+
+    def finish(self, piece: int) -> None:
+        self._work(self._finish, piece)
+        self.bytes[piece] += 1
+
+    def outgoing(self, piece: int, weight: int) -> Any:
+        return [self.bytes[piece : piece + 1], 1, MPI.BYTE]
+
+    replacing = outgoing
+
+
+def gather(comm: Communicator, payload: Pieces, traffic: Traffic | None = None) -> None:
+    """Run the payload's pieces, of which every rank has as many."""
+    count = payload.bytes.size // comm.size
+    program = gather_program(comm.rank, comm.size, [range(k, k + 1) for k in range(count)])
+    call = Call(comm, lambda: "a gather")
+    comm.run(call, execute(call, program, payload, comm.fixed_tag(), traffic or Traffic()))
+
+
+def test_as_many_pieces_as_workers_are_encoded_and_finished_at_the_same_time() -> None:
+    meeting = threading.Barrier(3)
+    payload = Pieces(6, lambda piece: meeting.wait(PATIENCE_S), lambda piece: meeting.wait(PATIENCE_S))
+    with Communicator(threads=3) as comm:
+        gather(comm, payload)
+    assert payload.most_running == 3
+    assert (payload.bytes == 2).all()
+
+
+def test_with_one_thread_the_calling_one_does_it_all() -> None:
+    found = []
+    payload = Pieces(3, lambda piece: found.append((threading.get_ident(), worker_number())))
+    with Communicator() as comm:
+        gather(comm, payload)
+    assert found == [(threading.get_ident(), 0)] * 3
+
+
+def test_workers_are_numbered_and_none_is_the_calling_thread() -> None:
+    meeting, found = threading.Barrier(2), []
+
+    def encode(piece: int) -> None:
+        meeting.wait(PATIENCE_S)
+        found.append((worker_number(), threading.current_thread() is threading.main_thread()))
+
+    with Communicator(threads=2) as comm:
+        gather(comm, Pieces(2, encode))
+    assert sorted(found) == [(1, False), (2, False)]
+
+
+def test_messages_go_out_while_all_workers_are_busy() -> None:
+    """The second piece is not encoded before the other rank has the first one."""
+    arrived = [threading.Event(), threading.Event()]
+
+    def take(comm: Communicator) -> int:
+        own, other = comm.rank, 1 - comm.rank
+
+        def encode(piece: int) -> None:
+            if piece % 2:
+                assert arrived[own].wait(PATIENCE_S), "the other rank has not got the first piece"
+
+        def finish(piece: int) -> None:
+            if piece == 2 * other:
+                arrived[other].set()
+
+        payload = Pieces(4, encode, finish)
+        gather(comm, payload)
+        return int(payload.bytes.sum())
+
+    assert run_local(2, take, Ring(), threads=2, timeout=PATIENCE_S) == [8, 8]
+
+
+def test_an_error_of_a_worker_is_raised_by_the_call_once_the_other_workers_are_done() -> None:
+    def encode(piece: int) -> None:
+        if piece == 0:
+            raise MemoryError("no room for a piece")
+        time.sleep(0.05)
+
+    payload = Pieces(4, encode)
+    with pytest.raises(MemoryError, match="no room for a piece"), Communicator(threads=2) as comm:
+        gather(comm, payload)
+    assert payload.running == 0
+
+
+def test_seconds_of_workers_are_counted_by_phase_and_are_no_waiting() -> None:
+    traffic = Traffic()
+    with Communicator(threads=2) as comm:
+        gather(comm, Pieces(4, lambda piece: time.sleep(0.05), lambda piece: time.sleep(0.02)), traffic)
+    assert traffic.seconds_encoding >= 0.2
+    assert traffic.seconds_decoding >= 0.08
+    assert traffic.seconds_total < traffic.seconds_encoding + traffic.seconds_decoding
+    assert traffic.seconds_waiting < 0.05
+
+
+@pytest.mark.parametrize("method", [Marsit(full_precision_every=None), QSGD()])
+def test_a_step_with_nan_is_refused_on_all_ranks_and_can_be_repeated(method: Any) -> None:
+    n = 300_000
+
+    def take(comm: Communicator) -> bool:
+        aggregator = type(method)(**{"transactional": True} if type(method) is Marsit else {}).start(comm, n)
+        x = np.random.default_rng(comm.rank).standard_normal(n).astype(np.float32)
+        aggregator.aggregate(x)
+        before = aggregator.state_dict()
+        bad = x.copy()
+        bad[n // 2 * comm.rank] = np.nan
+        with pytest.raises(NonFiniteGradient):
+            aggregator.aggregate(bad)
+        after = aggregator.state_dict()
+        assert before.keys() == after.keys()
+        aggregator.aggregate(x)
+        return all(np.array_equal(before[key], after[key]) for key in before)
+
+    assert run_local(2, take, Ring(), threads=2, piece_bytes=4096) == [True, True]
+
+
+def test_a_trace_shows_each_worker_on_a_track_of_its_own(tmp_path: Any) -> None:
+    n = 300_000
+    with Communicator(threads=2, trace=tmp_path) as comm:
+        QSGD().start(comm, n).aggregate(np.ones(n, np.float32))
+    events = json.loads((tmp_path / "rank-0.json").read_text())["traceEvents"]
+    names = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert names == {"calls", "worker 1", "worker 2"}
+    tracks = {event["tid"] for event in events if event.get("cat") == "encode"}
+    assert tracks == {2, 3}
