@@ -117,7 +117,7 @@ def measure_here(comm: Communicator, n: Mapping[str, Any], repeats: int) -> Reco
 def staged(
     comm: Communicator, module: Any, loss: Any, load: Any, schedule: str, name: str, **options: Any
 ) -> PipelineStage:
-    """Make the stage of this rank, which sends by the method of this name; `options` are `PipelineStage`'s; collective."""
+    """Make this rank's stage, which sends by the method of this name; collective. `options` are `PipelineStage`'s."""
     from mpicomp.pipeline import PipelineStage
 
     forward, backward = METHODS[name].compressions(load.epoch)
