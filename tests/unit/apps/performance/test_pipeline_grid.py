@@ -65,7 +65,7 @@ def test_timed_steps_send_few_bits_of_what_is_compressed_and_float32_of_all_else
     assert sent[FP32, DENSE][2] / sent[FP32, ADAM][2] == pytest.approx(8, rel=0.1)
 
 
-def test_replicas_train_on_examples_of_their_own() -> None:
+def test_a_load_draws_examples_of_its_own_for_each_replica() -> None:
     from apps.performance.pipeline_load import Load
 
     (inputs, _), (others, _) = (Load(**SMALL).texts(seed) for seed in (0, 1))
