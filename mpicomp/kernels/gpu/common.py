@@ -14,6 +14,8 @@ from mpicomp.kernels import streams
 
 LANES = tl.constexpr(16)  # sums that the CPU keeps side by side: element i goes to lane i mod 16
 BLOCK = tl.constexpr(streams.BLOCK)
+# of a launch: products are rounded before something is added to them, as on the CPU; Triton warns where that is open
+APART: dict[str, Any] = {"enable_fp_fusion": False}
 _FLOATS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpicomp.kernels import streams
-from mpicomp.kernels.gpu.common import signed
+from mpicomp.kernels.gpu.common import APART, signed
 
 ROUNDS = tl.constexpr(streams.ROUNDS)
 BLOCKS = 256  # Philox blocks of a program, two words each
@@ -73,13 +73,13 @@ def _choose(  # type: ignore[no-untyped-def]
         ties |= (drawn == threshold).to(tl.int32) << nibble
     while tl.max(ties) > 0:  # of each word the first, by 32 more bits
         tie = ties & -ties
-        nibble = ((tie & 0xAAAA) != 0).to(tl.int64) + ((tie & 0xCCCC) != 0).to(tl.int64) * 2
-        nibble += ((tie & 0xF0F0) != 0).to(tl.int64) * 4 + ((tie & 0xFF00) != 0).to(tl.int64) * 8
-        place = (nibble * 4).to(tl.uint64)
-        cell = (cells >> place) & 15
-        x0, _, _, _ = draw(key, word * 16 + nibble, 3, step, source)
-        above = (tie != 0) & (x0.to(tl.int64) >= tl.load(rest + cell.to(tl.int64)))
-        outcomes ^= tl.where(above, cell ^ ((aliases >> (cell * 4)) & 15), 0) << place
+        half_byte = ((tie & 0xAAAA) != 0).to(tl.int64) + ((tie & 0xCCCC) != 0).to(tl.int64) * 2
+        half_byte += ((tie & 0xF0F0) != 0).to(tl.int64) * 4 + ((tie & 0xFF00) != 0).to(tl.int64) * 8
+        place = (half_byte * 4).to(tl.uint64)
+        tied = (cells >> place) & 15
+        x0, _, _, _ = draw(key, word * 16 + half_byte, 3, step, source)
+        beyond = (tie != 0) & (x0.to(tl.int64) >= tl.load(rest + tied.to(tl.int64)))
+        outcomes ^= tl.where(beyond, tied ^ ((aliases >> (tied * 4)) & 15), 0) << place
         ties ^= tie
     return outcomes
 
@@ -157,7 +157,7 @@ def draw_words(
     if n := out.numel():
         arguments = table_arguments(table, rest, out.device)
         _draw_words_kernel[(triton.cdiv(n, 2 * BLOCKS),)](
-            key_of(schedule), 4 * int(first_group), int(step), int(source), *arguments, n, out, BLOCKS
+            key_of(schedule), 4 * int(first_group), int(step), int(source), *arguments, n, out, BLOCKS, **APART
         )
 
 
@@ -172,4 +172,4 @@ def _merge_words_kernel(words, incoming, held, n, WIDTH: tl.constexpr):  # type:
 def merge_words(words: Tensor, incoming: Tensor, held: Tensor) -> None:
     """held = (incoming AND words) OR (held AND NOT words); all int64[k], held is overwritten."""
     if n := held.numel():
-        _merge_words_kernel[(triton.cdiv(n, WIDTH),)](words, incoming, held, n, WIDTH)
+        _merge_words_kernel[(triton.cdiv(n, WIDTH),)](words, incoming, held, n, WIDTH, **APART)

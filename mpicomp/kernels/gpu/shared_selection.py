@@ -15,7 +15,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpicomp.kernels.gpu.common import bit_at, signed
+from mpicomp.kernels.gpu.common import APART, bit_at, signed
 from mpicomp.kernels.gpu.philox import bernoulli_pair, draw, key_of, table_arguments
 
 ROW = 8  # words
@@ -94,7 +94,7 @@ def draw_labels(
         arguments = table_arguments(table, rest, labels.device)
         _draw_labels_kernel[(triton.cdiv(pitch, 2 * BLOCKS),)](
             key, first, int(step), int(source), *arguments, m, k, planes, pitch, undecided, labels,
-            odd, decided == 0, BLOCKS,
+            odd, decided == 0, BLOCKS, **APART
         )  # fmt: skip
         if odd:
             decided += 1
@@ -117,7 +117,7 @@ def draw_distances(
     """Distances of the groups from `first_group` on; distances : int64[groups], overwritten."""
     if n := distances.numel():
         _draw_distances_kernel[(triton.cdiv(n, WIDTH),)](
-            key_of(schedule), int(first_group), int(step), int(source), ranks, n, distances, WIDTH
+            key_of(schedule), int(first_group), int(step), int(source), ranks, n, distances, WIDTH, **APART
         )
 
 
@@ -176,7 +176,7 @@ def select_rows(
     for vote in range(1 if distances is None else 2) if n else ():
         _select_rows_kernel[(triton.cdiv(size, WIDTH),)](
             words, n, labels, pitch, distances if vote else None, rank, ranks, row_words, size,
-            payload[size * vote :], ROW, planes, WIDTH,
+            payload[size * vote :], ROW, planes, WIDTH, **APART
         )  # fmt: skip
 
 
@@ -225,7 +225,7 @@ def scatter_rows(
     for vote, bits in enumerate((first,) if second is None else (first, second)) if n else ():
         _scatter_rows_kernel[(triton.cdiv(n, WIDTH),)](
             payloads[size * vote :], stride, labels, pitch, distances if vote else None, ranks, row_words, n, bits,
-            ROW, planes, WIDTH,
+            ROW, planes, WIDTH, **APART
         )  # fmt: skip
 
 
@@ -255,5 +255,5 @@ def unpack_pair(
     """
     if n := out.numel():
         _unpack_pair_kernel[(triton.cdiv(n, WIDTH),)](
-            first, second, signed(positive), signed(zero), signed(negative), n, out, WIDTH
+            first, second, signed(positive), signed(zero), signed(negative), n, out, WIDTH, **APART
         )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mpicomp.kernels import streams
 from mpicomp.kernels.cpu.sign import add_up, follow, set_steps
-from mpicomp.kernels.gpu.common import BLOCK, LANES, add_rows, bit_at, bits_of, fold, number, signed, to_words
+from mpicomp.kernels.gpu.common import APART, BLOCK, LANES, add_rows, bit_at, bits_of, fold, number, signed, to_words
 
 __all__ = [
     "add_and_clear", "add_up", "all_finite", "all_finite_16", "encode", "follow", "pack", "set_steps",
@@ -162,7 +162,7 @@ def encode(
     last = bits_of(previous, dtype) if lazy else 0
     _encode_kernel[(triton.cdiv(n, BLOCKS * streams.BLOCK),)](
         u, whole, residual, bits, n, size, full, *scalars, last, sums, clipped if clips else None,
-        int(odd_positive), lazy, BLOCKS, num_warps=1,
+        int(odd_positive), lazy, BLOCKS, num_warps=1, **APART
     )  # fmt: skip
     return clipped
 
@@ -183,7 +183,7 @@ def pack(x: Tensor, bits: Tensor, odd_positive: bool, zero: Any, tiny: Any) -> T
     """
     finite = torch.ones((), dtype=torch.uint8, device=x.device)
     if n := x.numel():
-        _pack_kernel[(triton.cdiv(n, 64 * WORDS),)](x, n, bits, finite, int(odd_positive), WORDS)
+        _pack_kernel[(triton.cdiv(n, 64 * WORDS),)](x, n, bits, finite, int(odd_positive), WORDS, **APART)
     return finite.view(torch.bool)
 
 
@@ -201,7 +201,7 @@ def unpack(bits: Tensor, positive: np.generic, negative: np.generic, streaming: 
     kernel writes every float type. streaming : not used. out : signed integers [n] of 16, 32 or 64 bits, overwritten.
     """
     if n := out.numel():
-        _unpack_kernel[(triton.cdiv(n, WIDTH),)](bits, signed(positive), signed(negative), n, out, WIDTH)
+        _unpack_kernel[(triton.cdiv(n, WIDTH),)](bits, signed(positive), signed(negative), n, out, WIDTH, **APART)
 
 
 @triton.jit
@@ -215,7 +215,7 @@ def all_finite(x: Tensor) -> Tensor:
     """Whether x, float32[n] or float64[n], has neither NaN nor infinity; bool[]."""
     finite = torch.ones((), dtype=torch.uint8, device=x.device)
     if n := x.numel():
-        _all_finite_kernel[(triton.cdiv(n, WIDTH),)](x, n, finite, WIDTH)
+        _all_finite_kernel[(triton.cdiv(n, WIDTH),)](x, n, finite, WIDTH, **APART)
     return finite.view(torch.bool)
 
 
@@ -232,7 +232,7 @@ def all_finite_16(bits: Tensor, exponent: np.uint16) -> Tensor:
     """Whether 16-bit floats, int16[n], have neither NaN nor infinity; bool[]. exponent : the bits that it takes."""
     finite = torch.ones((), dtype=torch.uint8, device=bits.device)
     if n := bits.numel():
-        _all_finite_16_kernel[(triton.cdiv(n, WIDTH),)](bits, n, finite, int(exponent), WIDTH)
+        _all_finite_16_kernel[(triton.cdiv(n, WIDTH),)](bits, n, finite, int(exponent), WIDTH, **APART)
     return finite.view(torch.bool)
 
 
@@ -274,7 +274,7 @@ def add_and_clear(
         lazy = residual is not None and previous is not None
         last = bits_of(previous, u.dtype) if lazy else 0
         _add_and_clear_kernel[(triton.cdiv(n, BLOCKS * streams.BLOCK),)](
-            u, residual, bits, last, n, n // 64 * 64, out, sums, lazy, BLOCKS, num_warps=1
+            u, residual, bits, last, n, n // 64 * 64, out, sums, lazy, BLOCKS, num_warps=1, **APART
         )
 
 
@@ -289,4 +289,4 @@ def _subtract_result_kernel(x, bits, step, n, WIDTH: tl.constexpr):  # type: ign
 def subtract_result(x: Tensor, bits: Tensor, step: Any) -> None:
     """x -= step where bit i is 1, x += step elsewhere. x : float32[n] or float64[n]; bits : int64[ceil(n / 64)]."""
     if n := x.numel():
-        _subtract_result_kernel[(triton.cdiv(n, WIDTH),)](x, bits, bits_of(step, x.dtype), n, WIDTH)
+        _subtract_result_kernel[(triton.cdiv(n, WIDTH),)](x, bits, bits_of(step, x.dtype), n, WIDTH, **APART)

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mpicomp.kernels.gpu.common import APART
+
 REBIAS = tl.constexpr(127 - 15 << 23)  # what the exponents of the same float32 and float16 differ by
 INFINITY = tl.constexpr(0x7F800000)  # of float32
 INFINITY_16 = tl.constexpr(0x7C00)
@@ -87,7 +89,7 @@ def narrow(values: Tensor, bfloat16: bool, out: Tensor) -> Tensor:
     """
     finite = torch.ones((), dtype=torch.uint8, device=out.device)
     if n := out.numel():
-        _narrow_kernel[(triton.cdiv(n, WIDTH),)](values, n, out, finite, bool(bfloat16), WIDTH, enable_fp_fusion=False)
+        _narrow_kernel[(triton.cdiv(n, WIDTH),)](values, n, out, finite, bool(bfloat16), WIDTH, **APART)
     return finite.view(torch.bool)
 
 
@@ -105,10 +107,10 @@ def _widen_kernel(  # type: ignore[no-untyped-def]
 def widen(codes: Tensor, bfloat16: bool, out: Tensor) -> None:
     """The opposite, which is exact. codes : int16[n]. out : float32[n] or float64[n], overwritten."""
     if n := out.numel():
-        _widen_kernel[(triton.cdiv(n, WIDTH),)](codes, n, out, bool(bfloat16), False, WIDTH)
+        _widen_kernel[(triton.cdiv(n, WIDTH),)](codes, n, out, bool(bfloat16), False, WIDTH, **APART)
 
 
 def add(codes: Tensor, bfloat16: bool, sums: Tensor) -> None:
     """Add what `widen` would write to `sums`."""
     if n := sums.numel():
-        _widen_kernel[(triton.cdiv(n, WIDTH),)](codes, n, sums, bool(bfloat16), True, WIDTH, enable_fp_fusion=False)
+        _widen_kernel[(triton.cdiv(n, WIDTH),)](codes, n, sums, bool(bfloat16), True, WIDTH, **APART)

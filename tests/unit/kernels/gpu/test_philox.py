@@ -11,18 +11,16 @@ from mpicomp.kernels.cpu import philox as on_cpu
 from mpicomp.kernels.streams import Stream, bernoulli_table, source
 
 SCHEDULE = Stream(3, 1, "merge").schedule()
-WEIGHTS = ((1, 1), (1, 2), (3, 2), (1, 6), (31, 2))
+WEIGHTS = ((1, 1), (1, 2), (3, 2), (1, 6))
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("first_group", [0, 1, 2**25 - 30, 2**30 - 30, 2**40 + 7])
+@pytest.mark.parametrize("first_group", [0, 2**25 - 30, 2**30 - 30, 2**40 + 7])
 def test_words_are_the_cpus(to_device: Any, to_host: Any, weights: tuple[int, int], first_group: int) -> None:
     from mpicomp.kernels.gpu import philox
 
     table, rest = bernoulli_table(*weights)
-    for groups, step, ordinal in ((0, 0, 0), (1, 1, 0), (65, 2**32 - 1, 2**12 - 1), (200, 5, 9)):
-        if groups == 200 and first_group:
-            continue
+    for groups, step, ordinal in ((0, 0, 0), (1, 1, 0), (70, 2**32 - 1, 2**12 - 1)):
         numbers = np.uint64(first_group), np.uint64(step), source(2**20 - 1, ordinal)
         expected = np.empty(8 * groups, np.uint64)
         on_cpu.draw_words(SCHEDULE, *numbers, table, rest, np.empty(24 * 64, np.uint64), expected)
