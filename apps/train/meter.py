@@ -11,6 +11,7 @@ import numpy as np
 from collectives import Communicator
 from mpicomp.algorithms import Aggregator
 from mpicomp.cli.timing import gather
+from mpicomp.cli.trace.times import length, union
 
 
 @dataclass
@@ -21,14 +22,14 @@ class Meter:
     vectors_moved: float = 0.0  # that an all-reduce of as many numbers would have sent, on the mean rank
     bytes_sent: int = 0
     messages: int = 0
-    seconds_communicating: float = 0.0  # encoding, waiting, merging and decoding
+    seconds_communicating: float = 0.0  # in which calls were under way, once backward had ended
     seconds_training: float = 0.0  # of the steps alone, without loading, evaluation and checkpoints
     round_seconds: list[float] = field(default_factory=list)  # of every synchronization since this process started
 
-    def count(self, aggregators: Sequence[Aggregator]) -> None:
-        """Add the last synchronization of all buckets."""
+    def count(self, aggregators: Sequence[Aggregator], since: float = 0.0) -> None:
+        """Add the last synchronization of all buckets; calls may overlap, and have been begun before `since`."""
         calls = [aggregator.traffic.last for aggregator in aggregators]
-        seconds = sum(call.seconds for call in calls)
+        seconds = length(union([(max(call.started, since), call.ended) for call in calls]))
         ranks = aggregators[0].comm.size
         self.rounds += 1
         self.vectors_moved += 2 * (ranks - 1) / ranks

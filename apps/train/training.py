@@ -99,12 +99,13 @@ class Training:
             optimizer.zero_grad()
             loss = F.cross_entropy(model(images[indices]), labels[indices])
             loss.backward()  # type: ignore[no-untyped-call]
+            computed = time.perf_counter()
             optimizer.step()
             self._loss_sum += loss.detach()
             self.step += 1
             self.epoch_step += 1
             if optimizer.synchronizations > before:
-                self._after_synchronization()
+                self._after_synchronization(computed)
             self.meter.seconds_training += time.perf_counter() - started
             if not optimizer.models_differ and after_step():
                 return False
@@ -234,8 +235,8 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate(self.position)
 
-    def _after_synchronization(self) -> None:
-        self.meter.count(self.optimizer.aggregators)
+    def _after_synchronization(self, computed: float = 0.0) -> None:
+        self.meter.count(self.optimizer.aggregators, computed)
         every = self._full_precision_every
         if every is not None and (self.optimizer.synchronizations - 1) % every == 0:
             average_buffers(self.model, self._comm)

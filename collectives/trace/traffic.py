@@ -27,6 +27,9 @@ class Traffic:
         What all these seconds are measured by; no field of the dataclass. By `time.thread_time` they are the
         processor's that this rank has used itself, whoever else used it in between. Traces need `time.perf_counter`,
         the default.
+    started, ended : float
+        Of a call, by the clock; no fields either. Calls in flight overlap, and so their seconds do not add up to those
+        in which a rank communicates. 0: there was no call, or it has not ended.
     """
 
     calls: int = 0
@@ -40,6 +43,7 @@ class Traffic:
 
     def __post_init__(self) -> None:
         self.clock: Callable[[], float] = time.perf_counter
+        self.started = self.ended = 0.0
 
     def add(self, other: Traffic) -> None:
         """Count another call in."""
@@ -76,4 +80,5 @@ class TrafficLog:
         """Start a call; its cost is counted into `last`."""
         self.last = Traffic(calls=1)
         self.last.clock = self.clock
+        self.last.started = self.clock()
         return self.last

@@ -188,6 +188,7 @@ class Aggregator:
             self.reducer.commit()
             self.step += 1
             self._can_undo = True
+            call.traffic.ended = call.traffic.clock()
             self.traffic.total.add(call.traffic)
         finally:
             if not call.background:

@@ -45,7 +45,8 @@ class RankTrace:
                 end = _nanoseconds(event["ts"] + event["dur"])
                 thread = str(event.get("tid"))
                 spans.setdefault(thread, []).append((start, start - end, event["cat"]))
-                if "worker" in event.get("args", ()):
+                args = event.get("args")
+                if isinstance(args, dict) and "worker" in args:
                     workers.add(thread)
             elif event["ph"] == "b" and event["cat"] == "flight":
                 flying[event["id"]] = event["ts"]

@@ -27,7 +27,7 @@ from mpicomp.cli.advise.request import COMPARED, METHODS, Request
 from mpicomp.cli.advise.speeds import Speed, _solve
 from tests.documents import PROJECT, inline_code, tables
 
-HEAD = {"ranks": 4, "hosts": 1, "not_predicted": [], "network": asdict(LinkModel(1e-5, 1e6))}
+HEAD = {"ranks": 4, "threads": 1, "hosts": 1, "not_predicted": [], "network": asdict(LinkModel(1e-5, 1e6))}
 SPEED = Speed(Work(4e-10, 1e-10, 3e-10, 5e-6), 1e-4)
 DENSE_SPEED = Speed(Work(0.0, 5e-10, 0.0, 5e-6), 5e-5)
 N = 1_000_000
@@ -97,7 +97,7 @@ def told(*rows: tuple[str, str, float], mpi_s: float | None = None, compute_s: f
         for method, topology, seconds in (("dense", "ring", 1.0), *rows)
     ]  # fmt: skip
     of_job = {"count": N, "dtype": "float32", "network": {"bandwidth_bytes_s": 1e6}, "mpi_s": mpi_s}
-    return of_job | {"dense_s": 1.0, "compute_s": compute_s, "rows": found}
+    return of_job | {"threads": 1, "dense_s": 1.0, "compute_s": compute_s, "rows": found}
 
 
 @pytest.mark.parametrize(
@@ -155,6 +155,12 @@ def test_the_lines_to_copy_make_what_is_advised() -> None:
 
 
 @pytest.mark.timeout(240)  # a first optimizer loads torch's compiler
+def test_threads_that_were_asked_for_are_in_the_report_and_in_the_lines_to_copy() -> None:
+    record = advised(1e6, "--threads", "2")
+    assert report.text(record | {"hosts": 1, "mpi_s": None}).startswith("# 4 ranks of 2 threads; measured")
+    assert ", threads=2)" in lines_to_copy(record, choose(record))[1]
+
+
 def test_the_lines_to_copy_run() -> None:
     import torch
 
