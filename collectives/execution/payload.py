@@ -5,17 +5,21 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from collectives.execution.program import Message
+from collectives.progress.polling import Testable
 
 
 class Payload(Protocol):
-    """What travels, by a program that merges nothing. Pieces are numbered as in the program."""
+    """What travels, by a program that merges nothing. Pieces are numbered as in the program.
+
+    `encode` and `finish` return None, or what tells when a device has done its part.
+    """
 
     # How many messages to be merged may be under way to this rank at once: 0 unless it is a `MergedPayload`.
     receive_buffers: int
     # There is so little to compute that nothing is gained by doing it while messages travel.
     brief: bool
 
-    def encode(self, piece: int) -> None:
+    def encode(self, piece: int) -> Testable | None:
         """Make this rank's own contribution to a piece."""
 
     def outgoing(self, piece: int, weight: int) -> Any:
@@ -24,7 +28,7 @@ class Payload(Protocol):
     def replacing(self, piece: int, weight: int) -> Any:
         """The memory for a message that replaces the piece."""
 
-    def finish(self, piece: int) -> None:
+    def finish(self, piece: int) -> Testable | None:
         """Turn a piece's final state into the result."""
 
 

@@ -53,7 +53,8 @@ class StepwiseExecution:
         clock, payload, traffic = self._traffic.clock, self._payload, self._traffic
         start = clock()
         for piece in self._program.encode_order:
-            payload.encode(piece)
+            if (on_device := payload.encode(piece)) is not None:
+                yield from until(on_device, call)
         if self._encoded is not None and self._program.encode_order:
             self._encoded()
         encoded = clock()
@@ -62,7 +63,8 @@ class StepwiseExecution:
             yield from self._round(call, sends, recvs)
         merged = clock()
         for piece in range(len(self._program.pieces)):
-            payload.finish(piece)
+            if (on_device := payload.finish(piece)) is not None:
+                yield from until(on_device, call)
         end = clock()
         traffic.seconds_decoding += end - merged
         traffic.seconds_total += end - start

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 from collectives.execution.payload import MergedPayload, Payload
 from collectives.execution.program import Message, Program
 from collectives.execution.requests import Requests
-from collectives.execution.workers import worker_number
+from collectives.execution.workers import Work, worker_number
 from collectives.progress.polling import Testable
 from collectives.trace.recorder import END, Event, Trace
 
@@ -64,16 +64,17 @@ class TracedPayload:
 
 
 def _recorded(
-    trace: Trace, kind: str, work: Callable[..., None], labels: list[dict[str, int]], number: Callable[[Any], int] = int
-) -> Callable[..., None]:
+    trace: Trace, kind: str, work: Work, labels: list[dict[str, int]], number: Callable[[Any], int] = int
+) -> Work:
     """What does this work, and records it by the label that has the number of what it is done on."""
     clock, add, call = trace.clock, trace.add, trace.program
 
-    def recorded(of: Any, *buffer: int) -> None:
+    def recorded(of: Any, *buffer: int) -> Testable | None:
         start = clock()
-        work(of, *buffer)
+        on_device = work(of, *buffer)
         end, label, worker = clock(), labels[number(of)], worker_number()
         add((kind, "", start, end, {**label, "worker": worker} if worker else label, call, 0))
+        return on_device
 
     return recorded
 

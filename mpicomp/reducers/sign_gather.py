@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives import Communicator
+from collectives.progress.polling import until
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.codecs.sign import Sign, SignMerger
 from mpicomp.kernels.streams import GROUP, source
@@ -52,7 +53,8 @@ class SignGather:
         clock = traffic.clock
         start = clock()
         for piece in range(len(self.pieces)):
-            feedback.encode(piece)
+            if (on_device := feedback.encode(piece)) is not None:
+                yield from until(on_device, call)
         feedback.encoded()
         sent = clock()
         if self._drawn != call.step:
@@ -66,7 +68,8 @@ class SignGather:
                 self._sign.merge(words, incoming, self.bits)
         merged = clock()
         for piece in range(len(self.pieces)):
-            feedback.finish(piece)
+            if (on_device := feedback.finish(piece)) is not None:
+                yield from until(on_device, call)
         end = clock()
         traffic.seconds_encoding += sent - start
         traffic.seconds_waiting += arrived - drawn

@@ -16,6 +16,7 @@ from collectives import Communicator
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Message, Program
 from collectives.memory import PAGE, aligned_empty
+from collectives.progress.polling import Testable
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import MessageModel
 from mpicomp.codecs.sign import Sign, SignMerger
@@ -28,16 +29,19 @@ MEMORY_MATTERS = 1 << 20
 WORDS_A_PAGE = PAGE // 8
 BRIEF_ELEMENTS = 1 << 18  # up to here encoding takes less than keeping account of pieces
 
-Encode = Callable[[int], None]
+Encode = Callable[[int], Testable | None]
 
 
 class SignFeedback(Protocol):
-    """What turns a rank's vector into signs, and merged signs into the result, piece by piece."""
+    """What turns a rank's vector into signs, and merged signs into the result, piece by piece.
 
-    def encode(self, piece: int) -> None:
+    `encode` and `finish` return None, or what tells when a device has done it.
+    """
+
+    def encode(self, piece: int) -> Testable | None:
         """Write the signs of this rank's piece."""
 
-    def finish(self, piece: int) -> None:
+    def finish(self, piece: int) -> Testable | None:
         """Turn the merged signs of a piece into the result."""
 
     def encoded(self) -> None:

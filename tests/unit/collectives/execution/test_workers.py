@@ -130,6 +130,34 @@ def test_an_error_of_a_worker_is_raised_by_the_call_once_the_other_workers_are_d
     assert payload.running == 0
 
 
+def test_a_piece_that_a_device_works_on_goes_on_when_the_device_is_done() -> None:
+    """Also where a worker has handed it to the device."""
+
+    class OnDevice:
+        asked = 0
+
+        def Test(self) -> bool:  # noqa: N802 - MPI's name
+            self.asked += 1
+            return self.asked > 5
+
+    class There(Pieces):
+        def encode(self, piece: int) -> Any:
+            super().encode(piece)
+            self.pending = OnDevice()
+            return self.pending
+
+        def finish(self, piece: int) -> Any:
+            assert self.pending.asked > 5
+            super().finish(piece)
+            return OnDevice()
+
+    for threads in (1, 2):
+        payload = There(1)
+        with Communicator(threads=threads) as comm:
+            gather(comm, payload)
+        assert payload.bytes == 2
+
+
 def test_seconds_of_workers_are_counted_by_phase_and_are_no_waiting() -> None:
     traffic = Traffic()
     with Communicator(threads=2) as comm:
@@ -166,7 +194,8 @@ def test_a_trace_shows_each_worker_on_a_track_of_its_own(tmp_path: Any) -> None:
     with Communicator(threads=2, trace=tmp_path) as comm:
         QSGD().start(comm, n).aggregate(np.ones(n, np.float32))
     events = json.loads((tmp_path / "rank-0.json").read_text())["traceEvents"]
-    names = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert names == {"calls", "worker 1", "worker 2"}
-    tracks = {event["tid"] for event in events if event.get("cat") == "encode"}
-    assert tracks == {2, 3}
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    encoding = {names[event["tid"]] for event in events if event.get("cat") == "encode"}
+    assert names[0] == "calls"
+    assert encoding
+    assert encoding <= {"worker 1", "worker 2"}  # one alone may have done it all
