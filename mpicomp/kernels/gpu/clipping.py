@@ -1,0 +1,45 @@
+"""The leading bits of float32 numbers: whole bytes as columns, the rest as bit planes."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+WIDTH = 1024  # numbers of a program
+
+
+@triton.jit
+def _split_bytes_kernel(words, n, count, columns, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+    word = tl.load(words + at, mask=at < n, other=0)
+    to = columns + at
+    for j in range(count):
+        tl.store(to, ((word >> (24 - 8 * j)) & 255).to(tl.uint8), mask=at < n)
+        to += n
+
+
+def split_bytes(words: Tensor, columns: Tensor) -> None:
+    """Column j has byte j, the highest first, of each word.
+
+    words : int32[n], the bits of float32. columns : uint8[k, n], overwritten.
+    """
+    if n := words.numel():
+        _split_bytes_kernel[(triton.cdiv(n, WIDTH),)](words, n, columns.shape[0], columns, WIDTH)
+
+
+@triton.jit
+def _join_bytes_kernel(columns, n, count, words, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+    word = tl.zeros([WIDTH], tl.int32)
+    source = columns + at
+    for j in range(count):
+        word |= tl.load(source, mask=at < n, other=0).to(tl.int32) << (24 - 8 * j)
+        source += n
+    tl.store(words + at, word, mask=at < n)
+
+
+def join_bytes(columns: Tensor, words: Tensor) -> None:
+    """The opposite of `split_bytes`; bytes that are not there are 0. words : int32[n], overwritten."""
+    if n := words.numel():
+        _join_bytes_kernel[(triton.cdiv(n, WIDTH),)](columns, n, columns.shape[0], words, WIDTH)

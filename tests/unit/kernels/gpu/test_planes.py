@@ -1,0 +1,39 @@
+"""Bit planes on the GPU: the CPU's words and codes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpicomp.kernels.cpu.planes import powers_of_two
+from tests.unit.kernels.gpu.side_by_side import LENGTHS, SideBySide, words
+
+
+@pytest.fixture
+def both(to_device: Any, to_host: Any) -> SideBySide:
+    """Give what calls the kernels of bit planes on both devices."""
+    return SideBySide("planes", to_device, to_host)
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [(np.uint8, 1), (np.uint8, 8), (np.uint16, 11), (np.uint16, 16)])
+def test_planes_and_codes_are_the_cpus(both: SideBySide, dtype: Any, bits: int) -> None:
+    powers = powers_of_two(bits, dtype)
+    for n in LENGTHS:
+        codes = np.random.default_rng(n).integers(0, np.iinfo(dtype).max, n, dtype, endpoint=True)
+        planes = np.stack([words(n, j) for j in range(bits)])
+        both("pack_planes", codes, powers, planes, host=(1,), offset=n % 4)
+        both("unpack_planes", planes, powers, codes, host=(1,), offset=n % 4)
+
+
+def test_codes_of_32_bits_keep_their_highest_bit(both: SideBySide) -> None:
+    powers = powers_of_two(32, np.uint32)
+    codes = np.random.default_rng(0).integers(0, 2**32, 1100, np.uint32)
+    planes = both("pack_planes", codes, powers, np.zeros((32, 18), np.uint64), host=(1,))[2]
+    assert planes[31].any()
+    both("unpack_planes", planes, powers, np.zeros_like(codes), host=(1,))
+
+
+def test_powers_are_the_cpus(both: SideBySide) -> None:
+    np.testing.assert_array_equal(both.gpu.powers_of_two(8, np.uint8), [1, 2, 4, 8, 16, 32, 64, 128])
