@@ -10,6 +10,8 @@ What is done with long ones is in `mpicomp.kernels.gpu.radix_select`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -18,8 +20,8 @@ from torch import Tensor
 from mpicomp.kernels.gpu.magnitudes import load, sizes
 from mpicomp.kernels.gpu.radix_select import largest_of_long
 
-LONGEST = 8192  # elements of a chunk that one program holds
-TILE = 4096  # elements of short chunks that one program holds
+LONGEST = 32768  # bytes of a chunk that one program holds
+TILE = 16384  # bytes of several chunks that one program holds
 
 
 @triton.jit
@@ -69,7 +71,13 @@ def _largest_piece_kernel(  # type: ignore[no-untyped-def]
     tl.store(values + chunk_number, load(x, residual, start + at, at >= 0))
 
 
-def largest(x: Tensor, residual: Tensor | None, chunk: int, mask: int, indices: Tensor, values: Tensor) -> Tensor:
+def _tile(x: Tensor, chunk: int) -> tuple[int, int]:
+    """Chunks of a program, and the power of two that a chunk is padded to."""
+    width = triton.next_power_of_2(chunk)
+    return max(1, TILE // (width * x.element_size())), width
+
+
+def largest(x: Tensor, residual: Tensor | None, chunk: int, mask: Any, indices: Tensor, values: Tensor) -> Tensor:
     """The largest magnitude of each chunk; of equal ones the first.
 
     Parameters
@@ -95,22 +103,22 @@ def largest(x: Tensor, residual: Tensor | None, chunk: int, mask: int, indices: 
     if n == 0:
         return most
     chunk, chunks = min(chunk, n), -(-n // chunk)
-    if chunk <= LONGEST:
-        width = triton.next_power_of_2(chunk)
-        rows = max(1, TILE // width)
+    longest = LONGEST // x.element_size()
+    if chunk <= longest:
+        rows, width = _tile(x, chunk)
         _largest_kernel[(triton.cdiv(chunks, rows),)](
             x, residual, n, chunk, chunk, 1, int(mask), indices, values, None, most, rows, width, num_warps=8
         )
         return most
-    pieces = -(-chunk // LONGEST)
+    pieces = -(-chunk // longest)
     integers = torch.int32 if x.element_size() == 4 else torch.int64
     tops = torch.empty(chunks * pieces, dtype=integers, device=x.device)
     places = torch.empty(chunks * pieces, dtype=torch.int32, device=x.device)
     _largest_kernel[(chunks * pieces,)](
-        x, residual, n, chunk, LONGEST, pieces, int(mask), places, None, tops, most, 1, LONGEST, num_warps=8
+        x, residual, n, chunk, longest, pieces, int(mask), places, None, tops, most, 1, longest, num_warps=8
     )
     _largest_piece_kernel[(chunks,)](
-        x, residual, n, chunk, LONGEST, pieces, tops, places, indices, values, min(1024, triton.next_power_of_2(pieces))
+        x, residual, n, chunk, longest, pieces, tops, places, indices, values, min(1024, triton.next_power_of_2(pieces))
     )
     return most
 
@@ -144,8 +152,8 @@ def _several_kernel(  # type: ignore[no-untyped-def]
     k = (keep * length + (chunk - 1)) // chunk
     column = tl.arange(0, WIDTH)[None, :]
     inside = column < length[:, None]
-    v = load(x, residual, start[:, None] + column, inside)
-    size = sizes(v, inside, mask)
+    at = start[:, None] + column
+    size = sizes(load(x, residual, at, inside), inside, mask)
     tl.atomic_max(most, tl.max(tl.max(size, axis=1)).to(tl.int64))
     threshold = _threshold(size, k, high)[:, None]
     above = size > threshold
@@ -154,11 +162,11 @@ def _several_kernel(  # type: ignore[no-untyped-def]
     chosen = above | (equal & (tl.cumsum(equal.to(tl.int32), axis=1) <= ties[:, None]))
     to = (row * keep)[:, None] + tl.cumsum(chosen.to(tl.int32), axis=1) - 1
     tl.store(indices + to, tl.broadcast_to(column, (ROWS, WIDTH)), mask=chosen)
-    tl.store(values + to, v, mask=chosen)
+    tl.store(values + to, load(x, residual, at, chosen), mask=chosen)
 
 
 def several(
-    x: Tensor, residual: Tensor | None, chunk: int, keep: int, depth: int, mask: int, high: int,
+    x: Tensor, residual: Tensor | None, chunk: int, keep: int, depth: int, mask: Any, high: Any,
     maxima: Tensor | None, places: Tensor | None, sizes: Tensor | None, indices: Tensor, values: Tensor,
 ) -> Tensor:  # fmt: skip
     """The `keep` largest magnitudes of each chunk, in ascending order of place; of equal ones the first.
@@ -184,11 +192,10 @@ def several(
     n, most = x.numel(), torch.zeros((), dtype=torch.int64, device=x.device)
     if n == 0:
         return most
-    if min(chunk, n) > LONGEST:
+    if min(chunk, n) > LONGEST // x.element_size():
         largest_of_long(x, residual, chunk, keep, int(mask), indices, values, most)
         return most
-    width = triton.next_power_of_2(min(chunk, n))
-    rows = max(1, TILE // width)
+    rows, width = _tile(x, min(chunk, n))
     _several_kernel[(triton.cdiv(-(-n // chunk), rows),)](
         x, residual, n, chunk, keep, int(mask), int(high), indices, values, most, rows, width, num_warps=8
     )

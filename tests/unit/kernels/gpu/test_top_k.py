@@ -1,0 +1,116 @@
+"""The largest of each chunk on the GPU: the CPU's places and bits, whatever the values, lengths and ties."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mpicomp.codecs.top_k import kept
+
+FLOATS = (np.float32, np.float64)
+LENGTHS = (0, 1, 63, 1000, 9000)
+BITS = {np.float32: (np.uint32(0x7FFFFFFF), np.uint64(1 << 30)), np.float64: (np.uint64(2**63 - 1), np.uint64(1 << 62))}
+
+
+def kinds(n: int, dtype: Any) -> dict[str, NDArray[Any]]:
+    """Vectors for which selecting differs; the last one has a part of each."""
+    rng = np.random.default_rng(n)
+    normal = rng.standard_normal(n)
+    tiny = float(np.finfo(dtype).smallest_subnormal)
+    made = {
+        "all magnitudes": normal * 10.0 ** rng.integers(-30, 31, n),
+        "ties": rng.integers(-3, 4, n) * 0.5,
+        "zeros of both signs": np.where(rng.random(n) < 0.5, 0.0, -0.0),
+        "few": np.where(rng.random(n) < 0.01, normal, 0.0),
+        "subnormal": rng.integers(-5, 6, n) * tiny,
+        "infinity and NaN": np.where(rng.random(n) < 0.02, rng.choice([np.inf, -np.inf, np.nan], n), normal),
+    }
+    made["one after the other"] = np.concatenate([part[: -(-n // 6)] for part in made.values()])[:n]
+    return {name: values.astype(dtype) for name, values in made.items()}
+
+
+def cpu(x: NDArray[Any], residual: NDArray[Any] | None, chunk: int, keep: int) -> tuple[Any, Any, int]:
+    """Indices, values and the largest magnitude."""
+    from mpicomp.kernels.cpu.top_k import largest, several
+
+    indices, values = np.empty(kept(x.size, chunk, keep), np.uint32), np.empty(kept(x.size, chunk, keep), x.dtype)
+    mask, high = BITS[x.dtype.type]
+    if keep == 1:
+        return indices, values, int(largest(x, residual, chunk, mask, indices, values))
+    room = max(chunk, x.size) + 64
+    work = np.empty(room, mask.dtype), np.empty(room, np.uint32), np.empty(room, mask.dtype)
+    return indices, values, int(several(x, residual, chunk, keep, 1, mask, high, *work, indices, values))
+
+
+def gpu(
+    to_device: Any, to_host: Any, x: NDArray[Any], residual: NDArray[Any] | None, chunk: int, keep: int
+) -> tuple[Any, Any, int]:
+    """The same by the kernel for GPUs."""
+    from mpicomp.kernels.gpu.top_k import largest, several
+
+    count = kept(x.size, chunk, keep)
+    indices, values = to_device(np.full(count, 77, np.int32)), to_device(np.full(count, np.nan, x.dtype))
+    given = to_device(x), None if residual is None else to_device(residual), chunk
+    mask, high = BITS[x.dtype.type]
+    if keep == 1:
+        most = largest(*given, mask, indices, values)
+    else:
+        most = several(*given, keep, 1, mask, high, None, None, None, indices, values)
+    assert most.shape == ()
+    return to_host(indices).view(np.uint32), to_host(values), int(most.item())
+
+
+def assert_equal(found: tuple[Any, Any, int], expected: tuple[Any, Any, int], what: str) -> None:
+    np.testing.assert_array_equal(found[0], expected[0], what)
+    assert found[1].tobytes() == expected[1].tobytes(), what
+    assert found[2] == expected[2], what
+
+
+# chunk and how many are kept
+SHAPES = ((1, 1), (7, 1), (100, 1), (5003, 1), (2, 2), (10, 9), (100, 10), (1000, 333), (1024, 2), (6000, 60))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_short_chunks_have_the_places_and_values_of_the_cpus(
+    to_device: Any, to_host: Any, shape: tuple[int, int], dtype: Any
+) -> None:
+    for n in LENGTHS:
+        x = kinds(n, dtype)["one after the other"]
+        assert_equal(gpu(to_device, to_host, x, None, *shape), cpu(x, None, *shape), str(n))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shape", [(9000, 1), (20_000, 1), (9000, 90), (20_000, 15_000)], ids=str)
+def test_long_chunks_have_the_places_and_values_of_the_cpus(
+    to_device: Any, to_host: Any, shape: tuple[int, int], dtype: Any
+) -> None:
+    n = shape[0] + 5000  # two chunks, the last one short
+    for name in ("ties", "one after the other"):
+        x = kinds(n, dtype)[name]
+        assert_equal(gpu(to_device, to_host, x, None, *shape), cpu(x, None, *shape), name)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shape", [(100, 1), (9000, 1), (100, 3), (9000, 90)], ids=str)
+def test_a_residual_is_added_on_the_fly(to_device: Any, to_host: Any, shape: tuple[int, int], dtype: Any) -> None:
+    for n in (1000, 9500):
+        x, residual = kinds(n, dtype)["ties"], kinds(n + 1, dtype)["all magnitudes"][:n]
+        assert_equal(gpu(to_device, to_host, x, residual, *shape), cpu(x, residual, *shape), str(n))
+
+
+@pytest.mark.parametrize("shape", [(100, 1), (9000, 1), (100, 3), (9000, 90)], ids=str)
+def test_sums_that_are_not_finite_are_told_by_the_largest_magnitude(
+    to_device: Any, to_host: Any, shape: tuple[int, int]
+) -> None:
+    x = np.full(9500, 3e38, np.float32)
+    assert gpu(to_device, to_host, x, None, *shape)[2] < 0x7F800000
+    assert gpu(to_device, to_host, x, x, *shape)[2] == 0x7F800000
+    x = np.ones(9500, np.float32)
+    x[9400] = np.nan
+    indices, _, most = gpu(to_device, to_host, x, np.ones_like(x), *shape)
+    assert most > 0x7F800000
+    assert (indices < shape[0]).all()
