@@ -74,7 +74,7 @@ def _encode_kernel(  # type: ignore[no-untyped-def]
         at = start + (64 * word + tl.arange(0, 64)[None, :])
         inside = at < size
         x = _values(u, whole, at, n)
-        totals = add_rows(totals, tl.where(at < full, tl.abs(x), 0))
+        magnitude = tl.where(at < full, tl.abs(x), 0)
         if residual is None:
             positive = _positive(x, at, ODD_POSITIVE)
         else:
@@ -98,6 +98,7 @@ def _encode_kernel(  # type: ignore[no-untyped-def]
                 lost += (beyond & inside).to(tl.int32)
                 x = bounded
             tl.store(residual + at, x, mask=inside)
+        totals = add_rows(totals, magnitude)  # behind all loads, which wait for one another otherwise
         to = start // 64 + word
         tl.store(bits + to, to_words(positive & inside)[:, None], mask=to * 64 < size)
     if LAZY:
@@ -249,7 +250,7 @@ def _add_and_clear_kernel(  # type: ignore[no-untyped-def]
         at = start + (64 * word + tl.arange(0, 64)[None, :])
         inside = at < n
         x = _values(u, None, at, n)
-        totals = add_rows(totals, tl.where(at < full, tl.abs(x), 0))
+        magnitude = tl.where(at < full, tl.abs(x), 0)
         if residual is not None:
             c = tl.load(residual + at, mask=inside, other=0)
             if LAZY:
@@ -259,6 +260,7 @@ def _add_and_clear_kernel(  # type: ignore[no-untyped-def]
             tl.store(residual + at, tl.zeros_like(x), mask=inside)
         if out is not None:
             tl.store(out + at, x, mask=inside)
+        totals = add_rows(totals, magnitude)
     _store_sums(totals, rest, first, n, sums, BLOCKS)
 
 

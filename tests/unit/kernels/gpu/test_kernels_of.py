@@ -1,0 +1,58 @@
+"""`kernels.of`: which kernels it gives, and what it says where there are none."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpicomp import kernels
+
+FAMILIES = (
+    "bucketed", "clipping", "ef_sign", "error_feedback", "philox", "planes", "quantizer", "shared_selection", "sign",
+    "sixteen_bits", "sparse", "ssdm", "top_k", "vote_counts",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gpus_have_every_kernel_of_cpus_with_its_parameters(family: str) -> None:
+    on_cpu, on_gpu = (getattr(kernels.of(device), family) for device in ("cpu", "cuda"))
+    assert on_gpu.__name__ == f"mpicomp.kernels.gpu.{family}"
+    names = re.findall(r"@njit\(nogil=True, cache=True\)\ndef (\w+)", Path(on_cpu.__file__).read_text())
+    assert names
+    for name in names:
+        on_host, on_device = getattr(on_cpu, name).py_func, getattr(on_gpu, name)
+        on_device = getattr(on_device, "py_func", on_device)
+        assert [*inspect.signature(on_device).parameters] == [*inspect.signature(on_host).parameters], name
+
+
+def test_what_gpus_have_no_kernels_for_is_named() -> None:
+    with pytest.raises(AttributeError, match="no kernels 'rans' for this kind of device"):
+        _ = kernels.of("cuda").rans
+
+
+def test_an_unknown_device_is_refused() -> None:
+    with pytest.raises(ValueError, match="no kernels for device 'mps', only for 'cpu', 'cuda'"):
+        kernels.of("mps")
+
+
+@pytest.mark.parametrize("missing", ["torch", "triton"])
+def test_kernels_of_gpus_say_what_is_not_installed(missing: str) -> None:
+    """And those of CPUs load neither."""
+    script = (
+        "import sys\n"
+        "from mpicomp import kernels\n"
+        "kernels.of('cpu')\n"
+        "assert not {'torch', 'triton'} & set(sys.modules)\n"
+        f"sys.modules[{missing!r}] = None\n"
+        "try:\n"
+        "    kernels.of('cuda')\n"
+        "except ImportError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"kernels for device 'cuda' need Triton and PyTorch; no module {missing!r}"
