@@ -37,19 +37,19 @@ class Taken(NamedTuple):
         In C order.
     address : int
         Of its first byte on the device.
-    memory : object
-        Its bytes, as the device copies them; keeps the array alive. None where it is not contiguous.
+    vector : tensor, 1-D
+        Its elements, as PyTorch has them; keeps the array alive. None where it is not contiguous.
     """
 
     dtype: str
     shape: tuple[int, ...]
     contiguous: bool
     address: int
-    memory: Any
+    vector: Any
 
 
 class Device(Protocol):
-    """One device, as far as copying takes it.
+    """One device, as far as calls need it. What it is given to do, it does in that order and later.
 
     Attributes
     ----------
@@ -63,16 +63,53 @@ class Device(Protocol):
         """Memory of the host that the device can copy from and to while the host goes on."""
         ...
 
+    def zeros(self, n: int, dtype: str) -> Any:
+        """A vector on the device, as PyTorch has it."""
+        ...
+
     def take(self, array: Any) -> Taken:
-        """An array of any library, without a copy; copies that begin from now on wait for whoever makes it."""
+        """An array of any library, without a copy; what begins from now on waits for whoever makes it."""
+        ...
+
+    def run(self, work: Callable[[], object]) -> None:
+        """Have kernels launched."""
         ...
 
     def copy(self, source: Any, target: Any) -> Testable:
-        """Begin to copy bytes, of which either the source or the target is the host's; tells when that is done."""
+        """Copy a vector, of which either end is the host's; tells when that, and all before, is done."""
+        ...
+
+    def done(self) -> Testable:
+        """Tells when all that was begun before is done."""
         ...
 
 
-class Staging:
+class Place:
+    """Where an array is.
+
+    Parameters
+    ----------
+    device : Device
+    taken : Taken
+    nbytes : int
+    """
+
+    def __init__(self, device: Device, taken: Taken, nbytes: int) -> None:
+        self.device = device
+        self._span = range(taken.address, taken.address + nbytes)
+
+    def is_same(self, other: Place) -> bool:
+        """Whether two arrays are in the same place."""
+        return (self.device.name, self._span) == (other.device.name, other._span)
+
+    def overlaps(self, other: Place) -> bool:
+        """Whether two arrays share memory."""
+        first, second = self._span, other._span
+        same = self.device.name == other.device.name
+        return same and first.start < second.stop and second.start < first.stop
+
+
+class Staging(Place):
     """An array on a device, and the memory of the host that it travels through.
 
     Parameters
@@ -88,27 +125,16 @@ class Staging:
     """
 
     def __init__(self, device: Device, taken: Taken, nbytes: int) -> None:
-        self.device, self._memory = device, taken.memory
-        self._span = range(taken.address, taken.address + nbytes)
-        self.host = device.pinned(nbytes)
+        super().__init__(device, taken, nbytes)
+        self._vector, self.host = taken.vector, device.pinned(nbytes)
 
     def fetch(self) -> Testable:
         """Begin to overwrite the host's memory with the array."""
-        return self.device.copy(self._memory, self.host)
+        return self.device.copy(self._vector, self.host)
 
     def deliver(self) -> Testable:
         """Begin to overwrite the array with the host's memory."""
-        return self.device.copy(self.host, self._memory)
-
-    def is_same(self, other: Staging) -> bool:
-        """Whether two arrays are in the same place."""
-        return (self.device.name, self._span) == (other.device.name, other._span)
-
-    def overlaps(self, other: Staging) -> bool:
-        """Whether two arrays share memory."""
-        first, second = self._span, other._span
-        same = self.device.name == other.device.name
-        return same and first.start < second.stop and second.start < first.stop
+        return self.device.copy(self.host, self._vector)
 
 
 def of(kind: int, index: int) -> Device:
@@ -123,6 +149,20 @@ def of(kind: int, index: int) -> Device:
     if make is None:
         raise ValueError(f"the array is on device {(kind, index)}, which cannot be reached: pass a copy in CPU memory")
     return make(index)
+
+
+def named(name: str) -> Device:
+    """The device of a name such as ``"cuda"`` or ``"cuda:1"``, as PyTorch names NVIDIA's and AMD's.
+
+    Raises
+    ------
+    ValueError
+        There is none of this name.
+    """
+    kind, _, index = name.partition(":")
+    if kind != "cuda" or not (index or "0").isdecimal():
+        raise ValueError(f"there is no device {name!r}: write 'cpu', 'cuda' or 'cuda:1'")
+    return of(CUDA, int(index or 0))
 
 
 class TorchDevice:
@@ -146,28 +186,49 @@ class TorchDevice:
         with self._on_stream():
             tensor = self._torch.from_dlpack(array)
         contiguous = tensor.is_contiguous()
-        memory = tensor.reshape(-1).view(self._torch.uint8) if contiguous else None
         name = str(tensor.dtype).removeprefix("torch.")
-        return Taken(name, tuple(tensor.shape), contiguous, tensor.data_ptr(), memory)
+        return Taken(
+            name, tuple(tensor.shape), contiguous, tensor.data_ptr(), tensor.reshape(-1) if contiguous else None
+        )
+
+    def zeros(self, n: int, dtype: str) -> Any:
+        """See `Device`."""
+        with self._on_stream():
+            return self._torch.zeros(n, dtype=getattr(self._torch, dtype), device=self.name)
+
+    def run(self, work: Callable[[], object]) -> None:
+        """See `Device`."""
+        with self._on_stream():
+            work()
 
     def copy(self, source: Any, target: Any) -> Testable:
         """See `Device`."""
-        from_, to = (self._torch.from_numpy(one) if isinstance(one, np.ndarray) else one for one in (source, target))
+        from_, to = self._bytes(source), self._bytes(target)
         with self._on_stream():
             to.copy_(from_, non_blocking=True)
-            event = self._torch.cuda.Event()
-            event.record(self._stream)
-        return Copy(event.query, (from_, to))
+        return self.done((from_, to))
+
+    def done(self, ends: object = None) -> Testable:
+        """See `Device`; keeps `ends` alive until then."""
+        event = self._torch.cuda.Event()
+        event.record(self._stream)
+        return Event(event.query, ends)
+
+    def _bytes(self, vector: Any) -> Any:
+        if isinstance(vector, np.ndarray):
+            return self._torch.from_numpy(vector.view(np.uint8))
+        return vector.view(self._torch.uint8)
 
 
-class Copy:
-    """A copy under way; see `Testable`. Keeps both ends alive until it is done.
+class Event:
+    """What a device has yet to do; see `Testable`.
 
     Parameters
     ----------
     done : callable
-        Whether it is.
+        Whether it is done.
     ends : object
+        Kept alive until then.
     """
 
     __slots__ = ("_done", "_ends")

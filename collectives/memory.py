@@ -37,14 +37,19 @@ class Flat(NamedTuple):
         Element type.
     shape : tuple of int
         Of the array it came from.
-    staging : Staging or None
-        Copies between `values` and the array, if that is on a device.
+    place : Place or None
+        Where the array is, if it is on a device: a `Staging` copies between `values` and the array.
     """
 
     values: NDArray[Any]
     dtype: str
     shape: tuple[int, ...]
-    staging: devices.Staging | None = None
+    place: devices.Place | None = None
+
+    @property
+    def staging(self) -> devices.Staging | None:
+        """What copies between `values` and an array on a device."""
+        return self.place if isinstance(self.place, devices.Staging) else None
 
 
 class _Tensor(ctypes.Structure):
@@ -104,7 +109,7 @@ def flat(array: Any, allowed: tuple[str, ...] = FLOATS) -> Flat:
         raise TypeError("the tensor requires grad, so reducing it would cut the graph: pass tensor.detach()")
     kind, number = map(int, array.__dlpack_device__())
     if kind not in devices.HOST:
-        return _on_device(devices.of(kind, number), array, allowed)
+        return _staged(devices.of(kind, number), array, allowed)
     try:
         capsule = array.__dlpack__()
     except (BufferError, RuntimeError) as error:  # sparse, conjugated, ...
@@ -116,7 +121,7 @@ def flat(array: Any, allowed: tuple[str, ...] = FLOATS) -> Flat:
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else None
     _check(name, allowed, strides is None or _contiguous(shape, strides), f"strides {strides}")
-    storage = np.dtype(np.uint16 if name == "bfloat16" else name)
+    storage = _storage(name)
     n = math.prod(shape)
     if not n:
         return Flat(np.empty(0, storage), name, shape)
@@ -125,17 +130,24 @@ def flat(array: Any, allowed: tuple[str, ...] = FLOATS) -> Flat:
     return Flat(np.frombuffer(memory, storage), name, shape)
 
 
-def _on_device(device: devices.Device, array: Any, allowed: tuple[str, ...]) -> Flat:
+def on_device(device: devices.Device, array: Any) -> Flat:
+    """View an array on this device as a vector there, of PyTorch's kind; raises what `flat` does, and for others."""
+    if not hasattr(array, "__dlpack__"):
+        raise TypeError(f"{type(array).__name__} is no array on {device.name}: pass a tensor there")
+    if getattr(array, "requires_grad", False):
+        raise TypeError("the tensor requires grad, so reducing it would cut the graph: pass tensor.detach()")
+    kind, number = map(int, array.__dlpack_device__())
+    if kind in devices.HOST or devices.of(kind, number) is not device:
+        raise ValueError(f"the array is on device {(kind, number)}, not on {device.name}: pass a copy there")
+    taken = _taken(device, array, FLOATS)
+    nbytes = math.prod(taken.shape) * np.dtype(_storage(taken.dtype)).itemsize
+    return Flat(taken.vector, taken.dtype, taken.shape, devices.Place(device, taken, nbytes))
+
+
+def _staged(device: devices.Device, array: Any, allowed: tuple[str, ...]) -> Flat:
     """The vector of an array on a device, in memory of the host that has yet to be filled."""
-    try:
-        taken = device.take(array)
-    except (BufferError, RuntimeError) as error:
-        raise ValueError(
-            f"the array on {device.name} cannot be taken ({error}): pass a dense contiguous copy"
-        ) from error
-    _check(taken.dtype, allowed, taken.contiguous, f"on {device.name}")
-    storage = np.dtype(np.uint16 if taken.dtype == "bfloat16" else taken.dtype)
-    n = math.prod(taken.shape)
+    taken = _taken(device, array, allowed)
+    storage, n = _storage(taken.dtype), math.prod(taken.shape)
     if not n:
         return Flat(np.empty(0, storage), taken.dtype, taken.shape)
     try:
@@ -143,6 +155,20 @@ def _on_device(device: devices.Device, array: Any, allowed: tuple[str, ...]) -> 
     except RuntimeError as error:
         raise MemoryError(f"there is no pinned memory to take {n} elements from {device.name} to ({error})") from error
     return Flat(staging.host.view(storage), taken.dtype, taken.shape, staging)
+
+
+def _taken(device: devices.Device, array: Any, allowed: tuple[str, ...]) -> devices.Taken:
+    try:
+        taken = device.take(array)
+    except (BufferError, RuntimeError) as error:
+        raise ValueError(f"the array on {device.name} cannot be used ({error}): pass a contiguous copy") from error
+    _check(taken.dtype, allowed, taken.contiguous, f"on {device.name}")
+    return taken
+
+
+def _storage(dtype: str) -> np.dtype[Any]:
+    """NumPy's type of elements."""
+    return np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
 
 
 def _check(name: str, allowed: tuple[str, ...], contiguous: bool, layout: str) -> None:

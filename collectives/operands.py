@@ -51,16 +51,16 @@ def operands(group: Group, x: Any, op: str, out: Any) -> tuple[Flat, Flat, Any]:
 
 def overlap(one: Flat, other: Flat) -> bool:
     """Whether two arrays share memory, wherever they are."""
-    if one.staging is None or other.staging is None:
+    if one.place is None and other.place is None:
         return bool(np.may_share_memory(one.values, other.values))
-    return one.staging.overlaps(other.staging)
+    return one.place is not None and other.place is not None and one.place.overlaps(other.place)
 
 
 def in_place(source: Flat, target: Flat) -> bool:
     """Whether two arrays of one length begin in the same place."""
-    if source.staging is None or target.staging is None:
+    if source.place is None or target.place is None:
         return source.values.ctypes.data == target.values.ctypes.data
-    return source.staging.is_same(target.staging)
+    return source.place.is_same(target.place)
 
 
 def like_operand(group: Group, x: Any, call: str, shape: tuple[int, ...] | None = None) -> Any:

@@ -1,22 +1,25 @@
-"""A device that is none: its memory is NumPy's, and a copy happens only when its end has been asked for some times."""
+"""A device that is none: its memory is the host's, and all it does happens only when its end has been asked for."""
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from collectives.devices import CUDA, Taken
 
+_interpreter = threading.Lock()  # Triton's, which runs one kernel at a time
 POLLS = 3
 GARBAGE = 0xA5
 
 
 class FakeDevice:
-    """See `collectives.devices.Device`. Copies of one device happen in order.
+    """See `collectives.devices.Device`. What one device does happens in order.
 
     Attributes
     ----------
@@ -39,41 +42,60 @@ class FakeDevice:
             raise RuntimeError("out of memory")
         return np.full(nbytes, GARBAGE, np.uint8)
 
+    def zeros(self, n: int, dtype: str) -> Any:
+        return torch.zeros(n, dtype=getattr(torch, dtype))
+
     def take(self, array: FakeArray) -> Taken:
         there = array.there
         contiguous = there.flags.c_contiguous
-        memory = there.reshape(-1).view(np.uint8) if contiguous else None
-        return Taken(array.dtype, there.shape, contiguous, there.ctypes.data, memory)
+        vector = torch.from_numpy(there.reshape(-1)) if contiguous else None
+        return Taken(array.dtype, there.shape, contiguous, there.ctypes.data, vector)
 
-    def copy(self, source: NDArray[np.uint8], target: NDArray[np.uint8]) -> Copy:
+    def run(self, work: Callable[[], object]) -> None:
+        self._queue.append(work)
+
+    def copy(self, source: Any, target: Any) -> Event:
         if self.broken is not None:
             raise self.broken
-        copy = Copy(self)
-        self._queue.append(lambda: self._copy(copy, source, target))
-        return copy
+        self._queue.append(lambda: self._copy(as_bytes(source), as_bytes(target)))
+        return self.done()
 
-    def _copy(self, copy: Copy, source: NDArray[np.uint8], target: NDArray[np.uint8]) -> None:
+    def done(self) -> Event:
+        event = Event(self)
+        self._queue.append(event.come)
+        return event
+
+    def _copy(self, source: NDArray[np.uint8], target: NDArray[np.uint8]) -> None:
         target[:] = source
         self.copied.append(source.size)
-        copy.done = True
 
-    def go_on(self, copy: Copy) -> None:
-        """Do what is queued up to a copy."""
-        while not copy.done:
-            self._queue.popleft()()
+    def go_on(self, event: Event) -> None:
+        """Do what is queued up to an event."""
+        with _interpreter:
+            while not event.has_come:
+                self._queue.popleft()()
 
 
-class Copy:
+def as_bytes(vector: Any) -> NDArray[np.uint8]:
+    """View a vector of NumPy or PyTorch."""
+    array: NDArray[Any] = vector if isinstance(vector, np.ndarray) else vector.numpy()
+    return array.view(np.uint8)
+
+
+class Event:
     """See `collectives.progress.polling.Testable`."""
 
     def __init__(self, device: FakeDevice) -> None:
-        self._device, self._asked, self.done = device, 0, False
+        self._device, self._asked, self.has_come = device, 0, False
+
+    def come(self) -> None:
+        self.has_come = True
 
     def Test(self) -> bool:  # noqa: N802 - MPI's name
         self._asked += 1
         if self._asked > POLLS:
             self._device.go_on(self)
-        return self.done
+        return self.has_come
 
 
 class FakeArray:

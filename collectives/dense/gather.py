@@ -30,9 +30,10 @@ def all_gather_rows(call: Call, check: Steps, x: Any, rows: Flat) -> Steps:
     count, *row_shape = rows.shape
     counts = yield from variable_size.all_gather_size(call, count)
     result = empty_like(x, (int(counts.sum()), *row_shape))
-    landing, _, _, staging = flat(result, (rows.dtype,))
+    target = flat(result, (rows.dtype,))
+    landing = target.values
     sizes = counts * (math.prod(row_shape) * landing.itemsize)
     yield from variable_size.all_gather(call, rows.values.view(np.uint8), sizes, landing.view(np.uint8))
-    if staging is not None:
-        yield from deliver(call, staging)
+    if target.staging is not None:
+        yield from deliver(call, target.staging)
     call.result = result

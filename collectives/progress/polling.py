@@ -307,6 +307,11 @@ def until(request: Testable, backoff: Backoff) -> Iterator[bool]:
         yield False
 
 
+def done(backoff: Backoff, request: Testable | None) -> Iterator[bool]:
+    """Steps of a call that end when a request is over; there are none where there is no request."""
+    return iter(()) if request is None else until(request, backoff)
+
+
 def wait(
     request: Testable, timeout_s: float, describe: Callable[[], str], given_up: Callable[[], bool] | None = None
 ) -> None:

@@ -37,6 +37,11 @@ class Algorithm(ABC):
         """Whether results are estimates of the ranks' mean; where not, the caller scales them, or they have a past."""
         return True
 
+    @property
+    def encodes_on_devices(self) -> bool:
+        """Whether vectors of GPUs can be encoded where they lie."""
+        return False
+
     @abstractmethod
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """What an aggregator for such vectors is composed of."""
@@ -53,6 +58,7 @@ class Algorithm(ABC):
         dtype: Any = np.float32,
         vector_id: int = 0,
         tensor_lengths: Sequence[int] | None = None,
+        device: Any = "cpu",
     ) -> Aggregator:
         """State for vectors of one length.
 
@@ -68,6 +74,9 @@ class Algorithm(ABC):
         tensor_lengths : sequence of int, optional
             Lengths of parts, such as tensors, that get scales of their own. Each begins at a multiple of 64 elements:
             behind the one before, padded with zeros, which do not count.
+        device : str or torch.device
+            Where vectors are encoded: "cpu", whatever device they are on, or "cuda" or "cuda:1", where they must be. Of
+            Marsit without `winners`, for float32 and float64. Ranks may have different devices.
 
         Raises
         ------
@@ -75,4 +84,4 @@ class Algorithm(ABC):
             An argument cannot be used; the other ranks raise CollectiveMismatch in their next call.
         """
         lengths = tensor_lengths if self.uses_tensor_lengths else None
-        return Aggregator(self, comm, vector_spec(comm, n, dtype, vector_id, lengths))
+        return Aggregator(self, comm, vector_spec(comm, n, dtype, vector_id, lengths, str(device), self))

@@ -4,19 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import index
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
+from collectives.devices import named
 from collectives.errors import marked
 from collectives.memory import FLOATS
+from mpicomp import kernels
 from mpicomp.aggregator.spec import VectorSpec
 
 
+class Encoding(Protocol):
+    """A method, as far as it says where it can encode."""
+
+    @property
+    def encodes_on_devices(self) -> bool:
+        """See `Algorithm`."""
+        ...
+
+
 def vector_spec(
-    comm: Communicator, n: Any, dtype: Any, vector_id: int, tensor_lengths: Sequence[int] | None
+    comm: Communicator,
+    n: Any,
+    dtype: Any,
+    vector_id: int,
+    tensor_lengths: Sequence[int] | None,
+    device: str,
+    method: Encoding,
 ) -> VectorSpec:
     """The vectors that `Algorithm.start` is to make an aggregator for; parameters as there.
 
@@ -28,8 +45,11 @@ def vector_spec(
     require_communicator(comm, "start", "start(comm, n)", n)
     try:
         lengths = None if tensor_lengths is None else tuple(map(_whole, tensor_lengths))
-        return VectorSpec(_whole(n), _name(dtype), vector_id, lengths)
-    except (TypeError, ValueError) as error:
+        spec = VectorSpec(_whole(n), _name(dtype), vector_id, lengths, device)
+        if device != "cpu":
+            _check_device(spec, method)
+        return spec
+    except (TypeError, ValueError, ImportError) as error:
         comm.reject(type(error)(f"{comm.here}, start: {error}"), "start")
 
 
@@ -48,6 +68,17 @@ def require_communicator(comm: Any, call: str, usage: str, *others: Any) -> None
     if swapped is not None:
         swapped.reject(TypeError(f"{swapped.here}, {error}"), call)
     raise marked(TypeError(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}, {error}"))
+
+
+def _check_device(spec: VectorSpec, method: Encoding) -> None:
+    """Raise unless the method can encode such vectors on the device."""
+    cure = "leave out device: vectors on GPUs are then encoded on the CPU"
+    if not method.encodes_on_devices:
+        raise ValueError(f"{method} encodes on the CPU alone, not on {spec.device}; {cure}")
+    if spec.sixteen_bit:
+        raise TypeError(f"vectors of {spec.dtype} are not encoded on {spec.device}; {cure}")
+    named(spec.device)
+    kernels.of("cuda")
 
 
 def _whole(n: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NoReturn, Protocol
@@ -13,9 +14,9 @@ from numpy.typing import NDArray
 from collectives import Communicator, Handle, TrafficLog
 from collectives.communicator import VERSION
 from collectives.consistency.call_check import fingerprint
-from collectives.devices import Staging
+from collectives.devices import Staging, named
 from collectives.execution.staged import deliver, fetch
-from collectives.memory import Flat, empty_like, flat, widen
+from collectives.memory import Flat, empty_like, flat, on_device, widen
 from collectives.operands import overlap
 from mpicomp.aggregator import state as states
 from mpicomp.aggregator.call import User, VectorCall
@@ -57,6 +58,7 @@ class Aggregator:
         self.step = 0
         self._tag = comm.fixed_tag()
         self.feedback, self.codec, self.reducer = algorithm.parts(comm, spec)
+        self._device = None if spec.device == "cpu" else named(spec.device)
         self._wide = np.empty(spec.n, np.float32) if spec.sixteen_bit else None
         self._plain = None if spec.sixteen_bit else spec.compute
         self._call: VectorCall | None = None  # it has not ended, or its caller has not heard of its end
@@ -148,7 +150,7 @@ class Aggregator:
             source = self._view(vector if difference is None else difference.vector)
             result = empty_like(vector) if out is None else out
             target = self._view(result)
-            if not target.values.flags.writeable:
+            if target.place is None and not target.values.flags.writeable:
                 raise ValueError("out is read-only: pass an array that can be written")
             if overlap(source, target):
                 raise ValueError("out shares memory with the vector: pass another array")
@@ -242,16 +244,17 @@ class Aggregator:
     def _view(self, array: Any) -> Flat:
         if (
             type(array) is np.ndarray
+            and self._device is None
             and array.dtype == self._plain
             and array.shape == (self.spec.n,)
             and array.flags.c_contiguous
         ):
             return Flat(array, self.dtype, array.shape)  # the common case, at a tenth of the time
-        vector = flat(array)
+        vector = flat(array) if self._device is None else on_device(self._device, array)
         if vector.dtype != self.dtype:
             raise TypeError(f"the vector has type {vector.dtype}, the aggregator was started for {self.dtype}")
-        if vector.values.size != self.n:
-            raise ValueError(f"the vector has {vector.values.size} elements, the aggregator was started for {self.n}")
+        if (n := math.prod(vector.shape)) != self.n:
+            raise ValueError(f"the vector has {n} elements, the aggregator was started for {self.n}")
         return vector
 
     # State -----------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ class VectorSpec:
     tensor_lengths : tuple of int, optional
         Lengths of the tensors in the vector.
     device : str
-        Where the vectors are.
+        Where the vectors are encoded: "cpu", or "cuda" or "cuda:1", where they then are.
 
     Raises
     ------

@@ -27,6 +27,8 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from collectives import Communicator
+from collectives.devices import named
+from collectives.progress.polling import done
 from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, Synchronize, VectorSpec
 from mpicomp.aggregator.call import VectorCall
@@ -36,6 +38,7 @@ from mpicomp.codecs.scale_groups import padded_lengths
 from mpicomp.codecs.shared_selection import SharedSelection
 from mpicomp.codecs.sign import Sign
 from mpicomp.codecs.sign_residual import GAMMA, SignResidual, SignRule
+from mpicomp.codecs.sign_residual_device import DeviceSignResidual
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.shared_selection import SelectionGather, selection_model
 from mpicomp.reducers.side_channel import SideChannel, bad_ranks
@@ -113,21 +116,27 @@ class Marsit(Algorithm):
         """Each tensor has a global step of its own."""
         return True
 
+    @property
+    def encodes_on_devices(self) -> bool:
+        """See `Algorithm`."""
+        return self.winners is None
+
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Sign votes of a residual, merged on every hop; every K steps the exact mean."""
         lengths, padded = padded_lengths(spec.tensor_lengths, spec.n)
         rule = SignRule(
             self.global_step, self.residual if self.compensation else None, self.clip, self.gamma, self.transactional
         )
-        feedback = SignResidual(rule, spec.n, spec.dtype, comm.size, lengths, padded, spec.device)
+        about = rule, spec.n, spec.dtype, comm.size, lengths, padded
+        feedback = SignResidual(*about) if spec.device == "cpu" else DeviceSignResidual(*about, named(spec.device))
         reports = 1 + lengths.size
         if self.winners is None:
-            sign = Sign().bind(spec.device, Stream(self.seed, spec.vector_id, "merge"))
+            sign = Sign().bind("cpu", Stream(self.seed, spec.vector_id, "merge"))
             reducer = sign_reducer(comm, spec.n, sign, reports)
             feedback.lay_out(reducer.pieces, reducer.bits)
         else:
             stream = Stream(self.seed, spec.vector_id, "selection")
-            selection = SharedSelection(comm.size, self.winners).bind(spec.device, stream)
+            selection = SharedSelection(comm.size, self.winners).bind("cpu", stream)
             reducer = SelectionGather(comm, spec.n, selection, reports)
             feedback.lay_out(reducer.pieces, reducer.bits, reducer.second)
         return Parts(feedback, Sign(), MarsitRounds(self, comm, feedback, reducer))
@@ -160,11 +169,11 @@ class MarsitRounds:
         """See `Reducer`."""
         feedback = self.feedback
         if self._flag is not None:
-            self._flag.tail[0] = not nonfinite.all_finite(call.values)
+            self._flag.tail[0] = not feedback.all_finite(call.values)
             yield from self._flag.swap(call, call.traffic)
             if any(tail[0] for tail in self._flag.tails):
                 feedback.skipped += 1
-                call.out[:] = 0
+                yield from done(call, feedback.clear(call.out))
                 return
         difference = None if call.is_taken else call.difference
         feedback.begin(call.step, call, call.out, None if difference is None else difference.flat_tensors())
@@ -173,7 +182,7 @@ class MarsitRounds:
             return
         channel = self.reducer.side_channel
         if feedback.asks_magnitudes:
-            feedback.measure()
+            yield from done(call, feedback.measure())
             self.encoded()
             yield from channel.collect(call, call.traffic)
             self._follow(call)
@@ -191,14 +200,20 @@ class MarsitRounds:
 
     def _in_full_precision(self, call: VectorCall) -> Iterator[bool]:
         feedback = self.feedback
+        result = call.out
+        if feedback.host_total is not None:
+            call.out = feedback.host_total
         total = call.out if call.wide is None else call.wide
-        feedback.add_and_clear(total)
+        yield from done(call, feedback.add_and_clear(total))
         self.encoded()
         yield from self.reducer.side_channel.collect(call, call.traffic)
         self._follow(call)
         yield from self._full_precision.mean(call, total, self.reducer.scratch)
         if not nonfinite.all_finite_result(call.out, call.spec.dtype):
             raise call.non_finite(())
+        if feedback.host_total is not None:
+            yield from done(call, feedback.deliver(call.out))
+            call.out = result
 
     # What the ranks tell each other beside the bits ------------------------------------------------------------------
 

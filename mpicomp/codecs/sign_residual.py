@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives.memory import narrow, widen
+from collectives.progress.polling import Testable
 from mpicomp import kernels
 from mpicomp.codecs.scale_groups import Run, ScaleGroups, tell_why
 from mpicomp.codecs.sign import UNSIGNED
@@ -110,8 +111,8 @@ class SignResidual:
         self._narrow = self._stored.itemsize == 2
         kind, count = self._compute.type, lengths.size
         self._constants = kind(0), np.nextafter(kind(0), kind(1))
-        self.residual = None if rule.residual is None else np.zeros(n, self._compute)
-        self._before: tuple[NDArray[Any] | None, NDArray[np.float64], float] | None = None
+        self.residual = None if rule.residual is None else self._zeros(n, self._compute)
+        self._before: tuple[Any, NDArray[np.float64], float] | None = None
         self._lazy, self._clips = rule.residual == "paper", rule.residual == "own"
         self._stateless = rule.residual is None and rule.global_step != "auto"
         self.gamma = GAMMA if rule.gamma == "auto" else rule.gamma
@@ -129,10 +130,10 @@ class SignResidual:
             self._positive, self._negative = self._steps.view(self._words), self._minus_steps.view(self._words)
         self._elements = max(1, int(lengths.sum()) * ranks)
         self._counts = np.maximum(1.0, lengths * ranks)
-        self._clipped = [0]  # of each piece
+        self._clipped: Any = [0]  # of each piece
         self._parts: list[list[_Part]] = []
         self._bits, self._pairs = np.empty(0, np.uint64), False
-        self._sums = np.zeros(0)
+        self._sums: Any = np.zeros(0)
         self._firsts = np.zeros(0, np.int64)
         self._nothing = np.empty(0, self._compute)
         self._source: Source | None = None
@@ -141,13 +142,18 @@ class SignResidual:
         self.packed = False
         self._odd_positive = self._streaming = self._encoding = False
 
+    @staticmethod
+    def _zeros(n: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Memory for what kernels work on."""
+        return np.zeros(n, dtype)
+
     def lay_out(
         self, pieces: Sequence[range], bits: NDArray[np.uint64], second: NDArray[np.uint64] | None = None
     ) -> None:
         """Use a reducer's pieces, its bits, and a second vote on each element where there is one."""
         groups = ScaleGroups.of(self._padded.tolist(), self._n)
         self._bits, self._pairs, self._firsts = bits, second is not None, groups.firsts
-        self._sums = np.zeros(groups.blocks)  # of |u|, block by block
+        self._sums = self._zeros(groups.blocks, np.dtype(np.float64))  # of |u|, block by block
 
         def part(run: Run) -> _Part:
             votes = bits[run.words()], None if second is None else second[run.words()]
@@ -159,6 +165,25 @@ class SignResidual:
         self._parts = [[part(run) for run in of_piece] for of_piece in groups.runs(pieces)]
 
     # One step --------------------------------------------------------------------------------------------------------
+
+    @property
+    def host_total(self) -> NDArray[Any] | None:
+        """Where full-precision rounds are made, if not in the result."""
+        return None
+
+    def deliver(self, total: NDArray[Any]) -> Testable | None:
+        """Copy a full-precision round to the result, if it was made elsewhere."""
+        return None
+
+    @staticmethod
+    def clear(out: NDArray[Any]) -> Testable | None:
+        """Overwrite a result with zeros."""
+        out[:] = 0
+        return None
+
+    def all_finite(self, values: NDArray[Any]) -> bool:
+        """Whether a vector in the type of computing has neither NaN nor infinity."""
+        return bool(self._kernels.all_finite(values))
 
     def check_ready(self) -> None:
         """See `Feedback`."""
@@ -174,16 +199,23 @@ class SignResidual:
         tensors : what the vector is the difference of. Nobody asks for the vector as long as they do, and the result is
         left `packed` where that is possible.
         """
-        self._source, self._out = source, out.view(self._words)
+        self._source = source
+        self._take_out(out)
         self._tensors = None if self.residual is None else tensors
         self.packed = self._tensors is not None and not self._pairs
         self._odd_positive = step % 2 == 0
-        self._streaming = self._n >= STREAMING_ELEMENTS and out.ctypes.data % 32 == 0
-        self._clipped = [0] * len(self._parts)
+        self._forget_clipped()
         if self._tensors is None:
             self._vector()  # before several threads ask for it
         if self.rule.transactional:
-            self._before = self.settled_residual(), self._magnitudes.copy(), self.gamma
+            self._before = self._settled(), self._magnitudes.copy(), self.gamma
+
+    def _take_out(self, out: NDArray[Any]) -> None:
+        self._out = out.view(self._words)
+        self._streaming = self._n >= STREAMING_ELEMENTS and out.ctypes.data % 32 == 0
+
+    def _forget_clipped(self) -> None:
+        self._clipped = [0] * len(self._parts)
 
     def end(self) -> None:
         """Drop the references to the caller's arrays, so that these can be freed."""
@@ -200,16 +232,20 @@ class SignResidual:
         """The step has failed: go back to what was before it if that was kept; else the residual is spoiled."""
         if self._before is not None:
             before, self._magnitudes, self.gamma = self._before
-            if self.residual is not None and before is not None:
-                self.residual[:] = before
+            if before is not None:
+                self._overwrite_residual(before)
             self._pending[:] = 0
             self.spoiled = False
         elif self._encoding:
             self.spoiled = self.residual is not None
         self.end()
 
-    def encode(self, piece: int) -> None:
-        """Write the signs of this rank's piece."""
+    def encode(self, piece: int) -> Testable | None:
+        """Write the signs of this rank's piece; see `SignFeedback`."""
+        self._encode(piece)
+        return None
+
+    def _encode(self, piece: int) -> None:
         self._encoding = True
         zero, tiny = self._constants
         tensors, whole = self._tensors, None
@@ -228,10 +264,13 @@ class SignResidual:
                 u, whole, part.residual, bits, step, limit, previous, self._odd_positive, zero, tiny, sums
             )
 
-    def finish(self, piece: int) -> None:
-        """Turn the merged signs of a piece into the result, unless they are to be kept."""
-        if self.packed:
-            return
+    def finish(self, piece: int) -> Testable | None:
+        """Turn the merged signs of a piece into the result, unless they are to be kept; see `SignFeedback`."""
+        if not self.packed:
+            self._finish(piece)
+        return None
+
+    def _finish(self, piece: int) -> None:
         for part in self._parts[piece]:
             positive, negative = self._positive[part.tensor], self._negative[part.tensor]
             out = self._out[part.elements]
@@ -241,7 +280,7 @@ class SignResidual:
                 nothing = out.dtype.type(0)
                 self._unpack_pair(part.bits, part.second, positive, nothing, negative, self._streaming, out)
 
-    def add_and_clear(self, total: NDArray[Any]) -> None:
+    def add_and_clear(self, total: NDArray[Any]) -> Testable | None:
         """Overwrite `total` with the vector and the residual, and clear the residual: a full-precision round."""
         self._encoding = True
         vector = self._vector()
@@ -250,6 +289,7 @@ class SignResidual:
             u, sum_ = vector[part.elements], total[part.elements]
             self._kernels.add_and_clear(u, part.residual, part.bits, previous, sum_, part.sums)
         self._pending[:] = 0
+        return None
 
     def _every_part(self) -> Iterator[_Part]:
         return chain.from_iterable(self._parts)
@@ -261,11 +301,12 @@ class SignResidual:
         """Whether the very first step must know the ranks' magnitudes beforehand."""
         return self.rule.global_step == "auto" and math.isnan(self._magnitudes[0])
 
-    def measure(self) -> None:
+    def measure(self) -> Testable | None:
         """Sum the magnitudes of this rank's vector."""
         vector = self._vector()
         for part in self._every_part():
             self._kernels.add_and_clear(vector[part.elements], None, part.bits, None, None, part.sums)
+        return None
 
     def set_steps(self) -> bool:
         """Fix s of each tensor for this step; False if one is not finite."""
@@ -329,10 +370,22 @@ class SignResidual:
         if self.residual is None:
             return None
         settled: NDArray[Any] = self.residual.copy()
+        self._settle(settled)
+        return settled
+
+    def _settle(self, residual: NDArray[Any]) -> None:
+        """Subtract the last result from a copy of the residual, if that is still to be done."""
         if self._lazy:
             for part in self._every_part():
-                self._kernels.subtract_result(settled[part.elements], part.bits, self._pending[part.tensor])
-        return settled
+                self._kernels.subtract_result(residual[part.elements], part.bits, self._pending[part.tensor])
+
+    def _settled(self) -> Any:
+        """What a step that fails goes back to."""
+        return self.settled_residual()
+
+    def _overwrite_residual(self, values: Any) -> None:
+        assert self.residual is not None
+        self.residual[:] = values
 
     def state(self) -> dict[str, Any]:
         """Settled residual, running magnitudes and gamma; copies."""
@@ -348,7 +401,7 @@ class SignResidual:
     def load(self, state: dict[str, NDArray[Any]]) -> str:
         """See `Feedback`."""
         if self.residual is not None:
-            self.residual[:] = state["residual"]
+            self._overwrite_residual(state["residual"])
         self._magnitudes = state["magnitudes"].copy()
         if self.rule.gamma == "auto":
             self.gamma = float(state["gamma"])
