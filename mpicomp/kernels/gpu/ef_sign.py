@@ -1,0 +1,144 @@
+"""EF-signSGD's encoding pass: what the last step's scales left over is worked out on the way.
+
+Sums have the order that `mpicomp.kernels.cpu.ef_sign` gives them: a program has a block, and adds up the part of each
+stretch in it by 16 lanes, what is in front of its first whole word and behind its last one by one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import triton
+import triton.language as tl
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mpicomp.kernels import streams
+from mpicomp.kernels.gpu.common import BLOCK, LANES, fold, to_words
+from mpicomp.kernels.gpu.stretches import numbers_at, numbers_on, places_on, reaching
+from mpicomp.kernels.gpu.sums import add_columns
+
+TURN = tl.constexpr(256)  # elements at a time
+WIDTH = 1024  # elements of a program that settles
+
+
+@triton.jit
+def _without(p, scale):  # type: ignore[no-untyped-def]
+    """P less the scale where it is 0 or more, plus it elsewhere."""
+    return tl.where(p >= 0, p - scale, p + scale)
+
+
+@triton.jit
+def _compensated(g, before, scale, at, inside):  # type: ignore[no-untyped-def]
+    p = tl.load(before + at, mask=inside, other=0)
+    return tl.load(g + at, mask=inside, other=0) + _without(p, scale)
+
+
+@triton.jit
+def _add_one_by_one(rest, g, before, scale, start, stop):  # type: ignore[no-untyped-def]
+    """Rest, float64[1], plus the magnitudes of some elements, the first one first."""
+    for turn in range(start, stop, LANES):
+        at = turn + tl.arange(0, LANES)[None, :]
+        inside = at < stop
+        x = _compensated(g, before, scale, at, inside)
+        rest = add_columns(rest, tl.where(inside, tl.abs(x).to(tl.float64), 0))
+    return rest
+
+
+@triton.jit(do_not_specialize=["cut_start", "cut_stop", "low", "high"])
+def _compensate_and_pack_kernel(  # type: ignore[no-untyped-def]
+    g, before, last_scales, starts, stops, firsts, cut_start, cut_stop, low, high, after, bits, sums
+):
+    block = tl.cast(cut_start, tl.int64) // BLOCK + tl.program_id(0)
+    begin = block * BLOCK
+    end = tl.minimum(begin + BLOCK, cut_stop)
+    carry, carried = tl.full((), 0, tl.int64), tl.full((), -1, tl.int64)  # a word that is not full, and its number
+    stretch = reaching(stops, low, high, begin)
+    first = tl.load(starts + stretch, mask=stretch < high, other=0)
+    while (stretch < high) & (first < end):
+        start, stop = tl.maximum(first, begin), tl.minimum(tl.load(stops + stretch), end)
+        scale = tl.load(last_scales + stretch)
+        head = tl.minimum(stop, (start + 63) // 64 * 64)
+        tail = tl.maximum(head, stop // 64 * 64)
+        # before anything is written, for `after` may be g
+        rest = _add_one_by_one(tl.zeros([1], tl.float64), g, before, scale, start, head)
+        rest = _add_one_by_one(rest, g, before, scale, tail, stop)
+        tl.debug_barrier()
+        lanes = tl.zeros([LANES], tl.float64)
+        carry = tl.where(carried == start // 64, carry, 0)
+        last = tl.full((), 0, tl.int64)
+        for turn in range(start // 64 * 64, stop, TURN):
+            at = turn + tl.arange(0, TURN)
+            inside = (at >= start) & (at < stop)
+            x = _compensated(g, before, scale, at, inside)
+            rows = tl.reshape(tl.where((at >= head) & (at < tail), tl.abs(x).to(tl.float64), 0), [16, LANES])
+            lanes = add_columns(lanes, tl.permute(rows, (1, 0)))
+            tl.store(after + at, x, mask=inside)
+            number = turn // 64 + tl.arange(0, TURN // 64)
+            word = to_words(tl.reshape((x >= 0) & inside, [TURN // 64, 64]))
+            word |= tl.where(number == start // 64, carry, 0)
+            tl.store(bits + (number - cut_start // 64), word, mask=number * 64 < stop)
+            last = tl.sum(tl.where(number == stop // 64, word, 0))
+        carry, carried = last, tl.where(stop % 64 == 0, -1, stop // 64)
+        one = tl.arange(0, 1)
+        place = tl.load(firsts + stretch) + (block - first // BLOCK)
+        tl.store(sums + place + one, fold(tl.reshape(lanes, [1, LANES])) + rest, mask=one + start < stop)
+        stretch += 1
+        first = tl.load(starts + stretch, mask=stretch < high, other=0)
+
+
+def compensate_and_pack(
+    g: Tensor, before: Tensor, last_scales: NDArray[Any] | Tensor, starts: NDArray[np.int64] | Tensor,
+    stops: NDArray[np.int64] | Tensor, firsts: NDArray[np.int64] | Tensor, cut: tuple[int, int], low: int, high: int,
+    streaming: bool, after: Tensor, bits: Tensor, sums: Tensor,
+) -> None:  # fmt: skip
+    """after = g + e, with e = before - s sgn(before), and the signs of `after`: one pass over a piece.
+
+    Parameters
+    ----------
+    g, before : float32[n] or float64[n]
+        sgn(0) = +1 here, -0 included.
+    last_scales : like g [stretches]
+        s of each stretch. 0: `before` is e itself.
+    starts, stops, firsts : int64[stretches]
+        See `mpicomp.codecs.scale_groups.ScaleGroups`; what lies between stretches is left alone.
+    cut : tuple of two integers
+        The piece's elements; it begins and ends where blocks do, or with the vector.
+    low, high : int
+        The first stretch that reaches into the piece, and the one behind the last.
+    streaming : bool
+        Not used.
+    after : like g
+        Overwritten; not `before`.
+    bits : int64[ceil(len(cut) / 64)]
+        Of the piece; overwritten, but for words of padding alone.
+    sums : float64[blocks]
+        The piece's are overwritten: sum of |after| per block; not finite where `after` is not.
+    """
+    cut_start, cut_stop = int(cut[0]), int(cut[1])
+    if cut_start < cut_stop and low < high:
+        tables = (places_on(g.device, table) for table in (starts, stops, firsts))
+        _compensate_and_pack_kernel[(triton.cdiv(cut_stop - cut_start, streams.BLOCK),)](
+            g, before, numbers_on(g.device, last_scales), *tables, cut_start, cut_stop, int(low), int(high), after,
+            bits, sums, num_warps=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def _settle_kernel(p, n, scales, starts, stops, stretches, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+    scale, found = numbers_at(scales, starts, stops, 0, stretches, at, 0)
+    inside = found & (at < n)
+    tl.store(p + at, _without(tl.load(p + at, mask=inside, other=0), scale), mask=inside)
+
+
+def settle(
+    p: Tensor, scales: NDArray[Any] | Tensor, starts: NDArray[np.int64] | Tensor, stops: NDArray[np.int64] | Tensor
+) -> None:
+    """p -= s sgn(p), s of each stretch. p : float32[n] or float64[n], overwritten. scales : like p [stretches]."""
+    tables = places_on(p.device, starts), places_on(p.device, stops)
+    stretches = tables[0].numel()
+    if (n := p.numel()) and stretches:
+        numbers = numbers_on(p.device, scales)
+        _settle_kernel[(triton.cdiv(n, WIDTH),)](p, n, numbers, *tables, stretches, WIDTH)

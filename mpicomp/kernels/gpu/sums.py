@@ -1,0 +1,130 @@
+"""Sums of blocks of 4096 elements, and of their sums, in the CPU's order.
+
+A block is added up in 16 lanes, element i in lane i mod 16, and what lies behind its last whole 16 elements one by one;
+sums of blocks are added one by one.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mpicomp.kernels.cpu.bucketed import L2
+from mpicomp.kernels.gpu.common import APART, BLOCK, LANES, add_rows, fold, number
+
+SQUARES = tl.constexpr(L2)
+ROWS = 4  # blocks of a program, which is one warp
+TOTALS = 32  # stretches of a program that adds up sums of blocks
+
+
+@triton.jit
+def _add_two(total, columns):  # type: ignore[no-untyped-def]
+    low, high = tl.split(columns)
+    return total + low + high
+
+
+@triton.jit
+def _add_four(total, columns):  # type: ignore[no-untyped-def]
+    low, high = tl.split(columns)
+    return _add_two(_add_two(total, low), high)
+
+
+@triton.jit
+def _add_eight(total, columns):  # type: ignore[no-untyped-def]
+    low, high = tl.split(columns)
+    return _add_four(_add_four(total, low), high)
+
+
+@triton.jit
+def add_columns(total, columns):  # type: ignore[no-untyped-def]
+    """Total, [rows], plus 16 columns, [rows, 16], the first one first; both float64."""
+    rows: tl.constexpr = columns.shape[0]
+    halves = tl.permute(tl.reshape(columns, [rows, 2, 2, 2, 2]), (0, 4, 3, 2, 1))
+    low, high = tl.split(halves)
+    return _add_eight(_add_eight(total, low), high)
+
+
+@triton.jit
+def total_of(sums, first, stop):  # type: ignore[no-untyped-def]
+    """sums[first] + sums[first + 1] + ... of each row. first, stop : int64[rows]; sums, result : float64."""
+    total = (first * 0).to(tl.float64)
+    for column in range(0, tl.max(stop - first), LANES):
+        at = first[:, None] + (column + tl.arange(0, LANES)[None, :])
+        total = add_columns(total, tl.load(sums + at, mask=at < stop[:, None], other=0))
+    return total
+
+
+@triton.jit
+def combined(x, other, beta, gain, at, inside):  # type: ignore[no-untyped-def]
+    """Elements of x; of x + other; with beta and gain, as bits, of beta other + gain x. 0 outside."""
+    v = tl.load(x + at, mask=inside, other=0)
+    if other is not None:
+        w = tl.load(other + at, mask=inside, other=0)
+        v = v + w if beta is None else number(beta, v.dtype) * w + number(gain, v.dtype) * v
+    return v
+
+
+@triton.jit
+def _measured(v, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+    wide = v.to(tl.float64)
+    return wide * wide if KIND == SQUARES else tl.abs(wide)
+
+
+@triton.jit
+def block_at(task, blocks, bucket, n):  # type: ignore[no-untyped-def]
+    """Start, end of the whole 16 elements, and stop of block `task`, int64, of buckets that have `blocks` each."""
+    before = task % blocks * BLOCK
+    start = tl.minimum(task // blocks * bucket + before, n)
+    stop = tl.minimum(start + tl.minimum(bucket - before, BLOCK), n)
+    return start, start + (stop - start) // LANES * LANES, stop
+
+
+@triton.jit(do_not_specialize=["beta", "gain"])
+def _block_sums_kernel(  # type: ignore[no-untyped-def]
+    x, other, beta, gain, n, bucket, blocks, tasks, sums, KIND: tl.constexpr, ROWS: tl.constexpr
+):
+    task = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    start, whole, stop = block_at(task, blocks, bucket, n)
+    totals = tl.zeros([ROWS, LANES], tl.float64)
+    for word in range(0, tl.max(whole - start), 64):
+        at = start[:, None] + (word + tl.arange(0, 64)[None, :])
+        totals = add_rows(totals, _measured(combined(x, other, beta, gain, at, at < whole[:, None]), KIND))
+    at = whole[:, None] + tl.arange(0, LANES)[None, :]
+    columns = _measured(combined(x, other, beta, gain, at, at < stop[:, None]), KIND)
+    tl.store(sums + task, fold(totals) + add_columns(tl.zeros([ROWS], tl.float64), columns), mask=task < tasks)
+
+
+def block_sums(
+    x: Tensor,
+    other: Tensor | None,
+    beta: int | None,
+    gain: int | None,
+    bucket: int,
+    blocks: int,
+    kind: int,
+    sums: Tensor,
+) -> None:
+    """Sums of squares (L2) or magnitudes (L1) of each block of each bucket of `combined`; 0 of blocks that are empty.
+
+    x : float32[n] or float64[n]. other : like x, or None. beta, gain : bits of numbers like x, or None. bucket :
+    elements. blocks : of a bucket, ceil(bucket / 4096). sums : float64[buckets * blocks], overwritten.
+    """
+    tasks = sums.numel()
+    _block_sums_kernel[(triton.cdiv(tasks, ROWS),)](
+        x, other, beta, gain, x.numel(), bucket, blocks, tasks, sums, kind, ROWS, num_warps=1, **APART
+    )
+
+
+@triton.jit
+def _totals_kernel(sums, blocks, buckets, totals, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+    bucket = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    first = tl.minimum(bucket, buckets) * blocks
+    stop = tl.minimum(bucket + 1, buckets) * blocks
+    tl.store(totals + bucket, total_of(sums, first, stop), mask=bucket < buckets)
+
+
+def add_blocks(sums: Tensor, blocks: int, totals: Tensor) -> None:
+    """Add up the sums of each bucket's blocks. sums : float64[buckets * blocks]; totals : float64, overwritten."""
+    buckets = totals.numel()
+    _totals_kernel[(triton.cdiv(buckets, TOTALS),)](sums, blocks, buckets, totals, TOTALS, num_warps=1)

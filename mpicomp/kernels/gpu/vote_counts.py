@@ -1,0 +1,158 @@
+"""Counts as bit planes: added word by word, compared with half of all, and turned into values.
+
+The layout is that of `mpicomp.kernels.cpu.vote_counts`, in int64 tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mpicomp.kernels.gpu.common import bit_at, bits_of, number
+from mpicomp.kernels.gpu.stretches import numbers_at, numbers_on, places_on
+from mpicomp.kernels.gpu.sums import TOTALS, total_of
+
+FEW_PLANES = 6  # as on the CPU; here `few_values` and `many_values` are the same
+WIDTH = 1024  # words or elements of a program
+
+
+@triton.jit(do_not_specialize=["both", "most", "planes"])
+def _add_counts_kernel(  # type: ignore[no-untyped-def]
+    incoming, held, both, most, planes, words, LONGER: tl.constexpr, WIDTH: tl.constexpr
+):
+    """Ripple-carry addition of 64 counts a word. LONGER : whether what comes in has more planes than what is held."""
+    at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+    inside = at < words
+    source, to = incoming + at, held + at
+    carry = tl.zeros([WIDTH], tl.int64)
+    for _ in range(both):
+        a, b = tl.load(source, mask=inside, other=0), tl.load(to, mask=inside, other=0)
+        half = a ^ b
+        tl.store(to, half ^ carry, mask=inside)
+        carry = (a & b) | (half & carry)
+        source += words
+        to += words
+    for _ in range(both, most):
+        a = tl.load(source if LONGER else to, mask=inside, other=0)
+        tl.store(to, a ^ carry, mask=inside)
+        carry = a & carry
+        source += words
+        to += words
+    tl.store(to, carry, mask=at < tl.where(planes > most, words, 0))
+
+
+def add_counts(incoming: Tensor, incoming_planes: int, held: Tensor, held_planes: int, planes: int, words: int) -> None:
+    """held += incoming.
+
+    incoming : int64[incoming_planes * words]. held : int64[planes * words], of which the first `held_planes` planes
+    count; overwritten. planes : of the sum, one more than the larger of both at most; what goes beyond is lost.
+    """
+    if words:
+        both, most = min(incoming_planes, held_planes), max(incoming_planes, held_planes)
+        longer = bool(incoming_planes > held_planes)
+        _add_counts_kernel[(triton.cdiv(words, WIDTH),)](
+            incoming, held, int(both), int(most), int(planes), int(words), longer, WIDTH
+        )
+
+
+@triton.jit(do_not_specialize=["half"])
+def _majority_kernel(counts, planes, words, last, half, coins, bits, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """`last` : where the highest plane begins. From there down: what is above half of all, and what still equals it."""
+    at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+    inside = at < words
+    source = counts + last + at
+    equal, above = tl.full([WIDTH], -1, tl.int64), tl.zeros([WIDTH], tl.int64)
+    for step in range(planes):
+        plane = equal & tl.load(source, mask=inside, other=0)
+        one = ((tl.cast(half, tl.int64) >> (planes - 1 - step)) & 1) != 0
+        above = tl.where(one, above, above | plane)
+        equal = tl.where(one, plane, equal ^ plane)
+        source -= words
+    if coins is not None:
+        above |= equal & tl.load(coins + at, mask=inside, other=0)
+    tl.store(bits + at, above, mask=inside)
+
+
+def majority(counts: Tensor, planes: int, words: int, half: int, coins: Tensor | None, bits: Tensor) -> None:
+    """Bit i = 1 where count i is above `half`; where it equals it, the coin.
+
+    counts : int64[planes * words]. half : weight // 2. coins : int64[words], or None, where a tie is impossible (odd
+    weights): equality then gives 0. bits : int64[words], overwritten; may be the first plane.
+    """
+    if words:
+        planes, words = int(planes), int(words)
+        _majority_kernel[(triton.cdiv(words, WIDTH),)](
+            counts, planes, words, (planes - 1) * words, int(half), coins, bits, WIDTH
+        )
+
+
+@triton.jit(do_not_specialize=["lowest", "first", "low", "high"])
+def _values_kernel(  # type: ignore[no-untyped-def]
+    counts, planes, words, lowest, factors, starts, stops, first, low, high, n, out, WIDTH: tl.constexpr
+):
+    at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+    inside = at < n
+    kind = out.dtype.element_ty
+    total = tl.zeros([WIDTH], kind) + number(lowest, kind)
+    power = tl.full((), 2, kind)
+    plane = counts
+    for _ in range(planes):
+        total += tl.where(bit_at(plane, at, inside), power, 0)
+        power += power
+        plane += words
+    factor, found = numbers_at(factors, starts, stops, low, high, first + at, 0)
+    tl.store(out + at, tl.where(found, total * factor, 0), mask=inside)
+
+
+def few_values(
+    counts: Tensor, planes: int, words: int, powers: NDArray[Any] | None, lowest: Any, factors: NDArray[Any] | Tensor,
+    starts: NDArray[np.int64] | Tensor, stops: NDArray[np.int64] | Tensor, first: int, low: int, high: int,
+    streaming: bool, out: Tensor,
+) -> None:  # fmt: skip
+    """out[i] = (2 count - weight) * the factor of its stretch, and 0 between stretches.
+
+    counts : int64[planes * words]. lowest : -weight. factors : like out [stretches]. starts, stops : int64[stretches],
+    of elements of the vector, in order; those from `low` on and before `high` reach into `out`, whose own first element
+    is `first`. powers, streaming : not used. out : float32[n] or float64[n], overwritten.
+    """
+    if n := out.numel():
+        numbers = numbers_on(out.device, factors)
+        places = places_on(out.device, starts), places_on(out.device, stops)
+        _values_kernel[(triton.cdiv(n, WIDTH),)](
+            counts, int(planes), int(words), bits_of(lowest, out.dtype), numbers, *places, int(first), int(low),
+            int(high), n, out, WIDTH,
+        )  # fmt: skip
+
+
+many_values = few_values
+
+
+@triton.jit
+def _segment_totals_kernel(sums, blocks, firsts, stretches, totals, finite, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+    stretch = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside = stretch < stretches
+    first = tl.load(firsts + stretch, mask=inside, other=0)
+    stop = tl.load(firsts + stretch + 1, mask=stretch + 1 < stretches, other=blocks)
+    total = total_of(sums, first, tl.where(inside, stop, first))
+    tl.store(totals + stretch, total, mask=inside)
+    tl.store(finite, 0, mask=tl.max((total - total != 0).to(tl.int32)) > 0)
+
+
+def segment_totals(sums: Tensor, firsts: NDArray[np.int64] | Tensor, totals: Tensor) -> Tensor:
+    """Add up blocks' sums, in index order; returns whether all totals are finite, bool[].
+
+    sums : float64[blocks]. firsts : int64[stretches], each one's first block. totals : float64[stretches],
+    overwritten.
+    """
+    finite = torch.ones((), dtype=torch.uint8, device=totals.device)
+    if stretches := totals.numel():
+        _segment_totals_kernel[(triton.cdiv(stretches, TOTALS),)](
+            sums, sums.numel(), places_on(sums.device, firsts), stretches, totals, finite, TOTALS, num_warps=1
+        )
+    return finite.view(torch.bool)

@@ -1,0 +1,62 @@
+"""SSDM's passes on the GPU: the CPU's sums, momentum and signs, from the same random words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpicomp.kernels.streams import Stream, source
+from tests.unit.kernels.gpu.side_by_side import FLOATS, LENGTHS, SideBySide, numbers
+
+MOMENTUM = pytest.mark.parametrize("momentum", [False, True], ids=["plain", "momentum"])
+
+
+@pytest.fixture
+def both(to_device: Any, to_host: Any) -> SideBySide:
+    """Give what calls SSDM's kernels on both devices."""
+    return SideBySide("ssdm", to_device, to_host)
+
+
+@FLOATS
+@MOMENTUM
+def test_sums_of_squares_are_the_cpus(both: SideBySide, dtype: Any, momentum: bool) -> None:
+    for n in (*LENGTHS, 5 * 4096 + 77):
+        given = (numbers(n, dtype, 1), dtype(0.9), dtype(0.1)) if momentum else (None, None, None)
+        both("squares", numbers(n, dtype), *given, np.full(-(-n // 4096), 7.0), offset=n % 4)
+
+
+@FLOATS
+@MOMENTUM
+@pytest.mark.parametrize("first", [0, 2**41 + 64])
+def test_momentum_and_signs_are_the_cpus(both: SideBySide, dtype: Any, momentum: bool, first: int) -> None:
+    begin = Stream(3, 1, "signs").schedule(), np.uint64(first), np.uint64(17), source(5, 2)
+    for n in LENGTHS:
+        g, held = numbers(n, dtype), numbers(n, dtype, 1)
+        norm = np.float64(5 * n**0.5) if n != 65 else np.float64(0)
+        given = (held, np.full(n, 7, dtype), dtype(0.9), dtype(0.1)) if momentum else (None, g[:0], dtype(0), dtype(0))
+        both("stochastic_signs", *begin, g, *given, norm, np.zeros(-(-n // 64), np.uint64), host=(0,), offset=n % 4)
+
+
+def test_momentum_is_kept_in_its_place(both: SideBySide, to_device: Any, to_host: Any) -> None:
+    begin = Stream(3, 1, "signs").schedule(), np.uint64(0), np.uint64(17), source(0)
+    g, held, end = (
+        numbers(1100, np.float32),
+        numbers(1100, np.float32, 1),
+        (np.float32(0.9), np.float32(0.1), np.float64(9)),
+    )
+    bits = np.zeros(18, np.uint64)
+    moved = both("stochastic_signs", *begin, g, held, np.zeros_like(g), *end, bits, host=(0,))[6]
+    there = to_device(held)
+    both.gpu.stochastic_signs(*begin, to_device(g), there, there, *end, to_device(bits))
+    np.testing.assert_array_equal(to_host(there), moved)
+
+
+def test_signs_of_what_is_not_finite_are_the_cpus(both: SideBySide) -> None:
+    g = np.tile(np.array([np.nan, np.inf, -np.inf, 1, -1, 0, -0.0], np.float32), 11)
+    begin = Stream(3, 1, "signs").schedule(), np.uint64(0), np.uint64(17), source(0)
+    for norm in (0.0, 1.0, 5e-324, np.inf, np.nan):
+        both(
+            "stochastic_signs", *begin, g, None, g[:0], g[0], g[0], np.float64(norm), np.zeros(2, np.uint64), host=(0,)
+        )
