@@ -23,8 +23,9 @@ from collectives.giving_up import GivingUp
 from collectives.memory import Combine, add
 from collectives.progress.departure import tell_at_exit
 from collectives.progress.fork import reject_in_children
-from collectives.progress.polling import Testable, until, wait
+from collectives.progress.polling import until, wait
 from collectives.progress.thread import AHEAD, Completion, is_supported, shared
+from collectives.testable import Testable
 from collectives.trace.recorder import Trace
 from collectives.trace.traffic import Traffic
 from collectives.users import Users

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from collectives.execution.program import Message
-from collectives.progress.polling import Testable
+from collectives.testable import Testable
 
 
 class Payload(Protocol):

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from collectives.devices import Staging
 from collectives.execution.handle import Call, Steps
-from collectives.progress.polling import Testable, until
+from collectives.progress.polling import until
+from collectives.testable import Testable
 
 
 def staged(call: Call, steps: Steps, source: Staging | None, target: Staging | None) -> Steps:

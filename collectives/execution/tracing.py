@@ -11,7 +11,7 @@ from collectives.execution.payload import MergedPayload, Payload
 from collectives.execution.program import Message, Program
 from collectives.execution.requests import Requests
 from collectives.execution.workers import Work, worker_number
-from collectives.progress.polling import Testable
+from collectives.testable import Testable
 from collectives.trace.recorder import END, Event, Trace
 
 

@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, NamedTuple
 
-from collectives.progress.polling import Testable
+from collectives.testable import Testable
 from collectives.trace.traffic import Traffic
 
 MOST_THREADS = 1024

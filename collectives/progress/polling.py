@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from mpi4py import MPI
 
 from collectives.errors import CollectiveTimeout, PeerFailure
+from collectives.testable import Testable
 
 POLLS = 16  # of a request in a row, where no other call is to be advanced
 SPINS = 16  # turns without progress before the core is offered to others
@@ -285,14 +286,6 @@ class Backoff:
 
 def _rounded(seconds: float) -> str:
     return f"{seconds:.3g}" if seconds < 999.5 else f"{seconds:.0f}"
-
-
-class Testable(Protocol):
-    """Something that can be polled: MPI's requests, and exchanges of our own."""
-
-    def Test(self) -> bool:  # noqa: N802 - MPI's name
-        """Make progress without waiting; True once it is over."""
-        ...
 
 
 def until(request: Testable, backoff: Backoff) -> Iterator[bool]:

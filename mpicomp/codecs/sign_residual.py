@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives.memory import narrow, widen
-from collectives.progress.polling import Testable
+from collectives.testable import Testable
 from mpicomp import kernels
 from mpicomp.codecs.scale_groups import Run, ScaleGroups, tell_why
 from mpicomp.codecs.sign import UNSIGNED

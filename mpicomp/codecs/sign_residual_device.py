@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives.devices import Device
-from collectives.progress.polling import Testable
+from collectives.testable import Testable
 from mpicomp import kernels
 from mpicomp.codecs.sign_residual import SAMPLE, SignResidual, SignRule, Source, Tensors
 
@@ -70,6 +70,7 @@ class DeviceSignResidual(SignResidual):
     ) -> None:
         """See `SignResidual`; the bits are the host's."""
         self._device_bits = self._device.zeros(bits.size, "int64")
+        self._integers = self._device.zeros(0, f"int{8 * self._compute.itemsize}").dtype
         super().lay_out(pieces, self._device_bits, second)
         self._host_bits = bits
         self._words_of = [slice(cut.start // 64, -(-cut.stop // 64)) for cut in pieces]
@@ -87,9 +88,7 @@ class DeviceSignResidual(SignResidual):
         super().begin(step, source, out, None)
 
     def _take_out(self, out: Any) -> None:
-        import torch
-
-        self._out = out.view(torch.int32 if self._compute.itemsize == 4 else torch.int64)
+        self._out = out.view(self._integers)
 
     def _forget_clipped(self) -> None:
         self._device.run(self._clipped.zero_)

@@ -16,7 +16,7 @@ from collectives import Communicator
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Message, Program
 from collectives.memory import PAGE, aligned_empty
-from collectives.progress.polling import Testable
+from collectives.testable import Testable
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import MessageModel
 from mpicomp.codecs.sign import Sign, SignMerger
