@@ -28,8 +28,8 @@ def squares(g: Tensor, momentum: Tensor | None, beta: Any, gain: Any, sums: Tens
     sums : float64[ceil(n / 4096)], overwritten.
     """
     if g.numel():
-        factors = (None, None) if momentum is None else (bits_of(beta, g.dtype), bits_of(gain, g.dtype))
-        block_sums(g, momentum, *factors, streams.BLOCK, 1, L2, sums)
+        own, new = (None, None) if momentum is None else (bits_of(beta, g.dtype), bits_of(gain, g.dtype))
+        block_sums(g, momentum, own, new, streams.BLOCK, 1, L2, sums)
 
 
 @triton.jit(do_not_specialize=["key", "first", "step", "source", "beta", "gain", "scale"])

@@ -1,0 +1,297 @@
+"""Numbers of each bucket: norms and means, summed in float64 over blocks of 4096 elements from the bucket's start."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mpicomp.kernels.cpu.bucketed import L1, L2
+from mpicomp.kernels.gpu.common import LANES, add_rows, bit_at, fold, to_words
+from mpicomp.kernels.gpu.sums import (
+    ROWS,
+    SQUARES,
+    TOTALS,
+    add_blocks,
+    add_columns,
+    block_at,
+    block_sums,
+    combined,
+    total_of,
+)
+
+__all__ = ["L1", "L2", "keep_sides", "keep_signs", "largest", "norms", "side_sums", "spread"]
+
+WIDTH = 1024  # elements of a program
+TILE = 4096  # elements of a program that compares
+FLOAT32_MAX = tl.constexpr((2 - 2.0**-23) * 2.0**127)
+
+
+def _blocks(bucket: int) -> int:
+    """How many blocks a bucket has."""
+    return -(-bucket // 4096)
+
+
+@triton.jit
+def bucket_of(start, place, bucket, LONG: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Numbers of the buckets that elements start + place are in.
+
+    start : int64. place : less than the elements of a program. LONG : whether a bucket has as many or more.
+    """
+    first = start // bucket
+    within = start - first * bucket + place
+    if LONG:
+        return first + (within >= bucket).to(tl.int64)
+    else:  # noqa: RET505 - Triton compiles what is behind an `if` whatever its condition
+        return first + within.to(tl.int32) // bucket
+
+
+def norms(x: Tensor, bucket: int, kind: int, sums: Tensor) -> None:
+    """Sum of squares (L2) or of magnitudes (L1) of each bucket.
+
+    x : float32[n] or float64[n]. bucket : elements of each, counted from x[0]; the last may be short.
+    sums : float64[ceil(n / bucket)], overwritten.
+    """
+    if n := x.numel():
+        bucket = min(int(bucket), n)
+        blocks = _blocks(bucket)
+        if blocks == 1:
+            block_sums(x, None, None, None, bucket, blocks, kind, sums)
+            return
+        of_blocks = torch.empty(sums.numel() * blocks, dtype=torch.float64, device=x.device)
+        block_sums(x, None, None, None, bucket, blocks, kind, of_blocks)
+        add_blocks(of_blocks, blocks, sums)
+
+
+@triton.jit
+def _largest_kernel(  # type: ignore[no-untyped-def]
+    bits, mask, n, bucket, pieces, out, buckets, ROWS: tl.constexpr, WIDTH: tl.constexpr
+):
+    """`pieces` of a bucket, WIDTH elements each; ROWS of them."""
+    piece = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    number = piece // pieces
+    stop = tl.minimum((number + 1) * bucket, n)
+    at = (number * bucket + piece % pieces * WIDTH)[:, None] + tl.arange(0, WIDTH)[None, :]
+    size = tl.load(bits + at, mask=at < stop[:, None], other=0) & mask
+    tl.atomic_max(out + number, tl.max(size, axis=1), mask=number < buckets, sem="relaxed")
+
+
+def largest(bits: Tensor, mask: int, bucket: int, out: Tensor) -> None:
+    """Largest magnitude of each bucket, by the order of floats' bits: NaN and infinity are above all numbers.
+
+    bits : the values' bits, int32[n] or int64[n]. mask : all but the sign. out : like bits [ceil(n / bucket)],
+    overwritten.
+    """
+    if n := bits.numel():
+        out.zero_()
+        bucket, buckets = min(int(bucket), n), out.numel()
+        width = min(TILE, triton.next_power_of_2(bucket))
+        rows, pieces = TILE // width, -(-bucket // width)
+        grid = (triton.cdiv(buckets * pieces, rows),)
+        _largest_kernel[grid](bits, int(mask), n, bucket, pieces, out, buckets, rows, width)
+
+
+@triton.jit
+def _add_sides(above, below, count, v, inside):  # type: ignore[no-untyped-def]
+    """Lanes plus the elements that are 0 or more, the others, and how many the former are."""
+    wide = v.to(tl.float64)
+    positive = v >= 0
+    above = add_rows(above, tl.where(positive, wide, 0))
+    below = add_rows(below, tl.where(positive, 0, wide))
+    return above, below, count + tl.sum((positive & inside).to(tl.int32), axis=1)
+
+
+@triton.jit
+def _sides_kernel(x, residual, n, bucket, blocks, tasks, sides, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+    task = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    start, whole, stop = block_at(task, blocks, bucket, n)
+    above, below = tl.zeros([ROWS, LANES], tl.float64), tl.zeros([ROWS, LANES], tl.float64)
+    count = tl.zeros([ROWS], tl.int32)
+    for word in range(0, tl.max(whole - start), 64):
+        at = start[:, None] + (word + tl.arange(0, 64)[None, :])
+        inside = at < whole[:, None]
+        above, below, count = _add_sides(above, below, count, combined(x, residual, None, None, at, inside), inside)
+    at = whole[:, None] + tl.arange(0, LANES)[None, :]
+    inside = at < stop[:, None]
+    v = combined(x, residual, None, None, at, inside)
+    positive, wide, nothing = v >= 0, v.to(tl.float64), tl.zeros([ROWS], tl.float64)
+    up = fold(above) + add_columns(nothing, tl.where(positive, wide, 0))
+    down = fold(below) + add_columns(nothing, tl.where(positive, 0, wide))
+    count += tl.sum((positive & inside).to(tl.int32), axis=1)
+    tl.store(sides + task, up, mask=task < tasks)
+    tl.store(sides + tasks + task, down, mask=task < tasks)
+    tl.store(sides + 2 * tasks + task, count.to(tl.float64), mask=task < tasks)
+
+
+def _sides(x: Tensor, residual: Tensor | None, bucket: int, buckets: int) -> Tensor:
+    """float64[3, blocks]: sums of the elements that are 0 or more, of the others, and how many the former are."""
+    blocks = _blocks(bucket)
+    tasks = buckets * blocks
+    sides = torch.empty((3, tasks), dtype=torch.float64, device=x.device)
+    _sides_kernel[(triton.cdiv(tasks, ROWS),)](x, residual, x.numel(), bucket, blocks, tasks, sides, ROWS, num_warps=1)
+    return sides
+
+
+@triton.jit
+def _side_totals(sides, blocks, bucket, buckets):  # type: ignore[no-untyped-def]
+    """Both totals and how many elements are 0 or more, float64, of each bucket."""
+    first, stop = tl.minimum(bucket, buckets) * blocks, tl.minimum(bucket + 1, buckets) * blocks
+    up, down = total_of(sides, first, stop), total_of(sides + buckets * blocks, first, stop)
+    return up, down, total_of(sides + 2 * buckets * blocks, first, stop)
+
+
+@triton.jit
+def _side_totals_kernel(sides, blocks, buckets, above, below, n_above, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+    bucket = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    up, down, count = _side_totals(sides, blocks, bucket, buckets)
+    tl.store(above + bucket, up, mask=bucket < buckets)
+    tl.store(below + bucket, down, mask=bucket < buckets)
+    tl.store(n_above + bucket, count.to(tl.int64), mask=bucket < buckets)
+
+
+def side_sums(x: Tensor, bucket: int, above: Tensor, below: Tensor, n_above: Tensor) -> None:
+    """Sums of the elements that are 0 or more and of the others, and how many the former are, of each bucket.
+
+    x : float32[n] or float64[n]. above, below : float64[ceil(n / bucket)]; n_above : int64 likewise; overwritten.
+    """
+    if n := x.numel():
+        bucket, buckets = min(int(bucket), n), above.numel()
+        sides = _sides(x, None, bucket, buckets)
+        _side_totals_kernel[(triton.cdiv(buckets, TOTALS),)](
+            sides, _blocks(bucket), buckets, above, below, n_above, TOTALS, num_warps=1
+        )
+
+
+@triton.jit
+def _spread_kernel(  # type: ignore[no-untyped-def]
+    bits, above, below, bucket, n, out, ADDING: tl.constexpr, LONG: tl.constexpr, WIDTH: tl.constexpr
+):
+    start = tl.program_id(0).to(tl.int64) * WIDTH
+    place = tl.arange(0, WIDTH)
+    at = start + place
+    inside = at < n
+    number = bucket_of(start, place, bucket, LONG)
+    high, low = tl.load(above + number, mask=inside, other=0), tl.load(below + number, mask=inside, other=0)
+    value = tl.where(bit_at(bits, at, inside), high, low)
+    if ADDING:
+        value = tl.load(out + at, mask=inside, other=0) + value
+    tl.store(out + at, value, mask=inside)
+
+
+def spread(bits: Tensor, above: Tensor, below: Tensor, bucket: int, out: Tensor, adding: bool) -> None:
+    """out[i] = its bucket's `above` where bit i is 1, else its `below`; `adding`: added to what is there.
+
+    bits : int64[ceil(n / 64)]. above, below : like out [ceil(n / bucket)]. out : float32[n] or float64[n],
+    overwritten. adding : bool.
+    """
+    if n := out.numel():
+        bucket = min(int(bucket), n)
+        _spread_kernel[(triton.cdiv(n, WIDTH),)](
+            bits, above, below, bucket, n, out, bool(adding), bucket >= WIDTH, WIDTH
+        )
+
+
+@triton.jit
+def _number(found):  # type: ignore[no-untyped-def]
+    """As float32, rounded once; the largest where it is beyond, 0 for NaN."""
+    known = tl.where(found == found, found, 0)
+    return tl.where(known > FLOAT32_MAX, FLOAT32_MAX, tl.where(known < -FLOAT32_MAX, -FLOAT32_MAX, known)).to(
+        tl.float32
+    )
+
+
+@triton.jit
+def _scales_kernel(  # type: ignore[no-untyped-def]
+    sums, blocks, bucket, buckets, n, scales, KIND: tl.constexpr, ROWS: tl.constexpr
+):
+    number = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    first, stop = tl.minimum(number, buckets) * blocks, tl.minimum(number + 1, buckets) * blocks
+    total = total_of(sums, first, stop)
+    length = tl.maximum(tl.minimum(n - number * bucket, bucket), 1).to(tl.float64)
+    scale = tl.sqrt(total) / tl.sqrt(length) if KIND == SQUARES else total / length
+    tl.store(scales + number, _number(scale), mask=number < buckets)
+
+
+@triton.jit
+def _means_kernel(sides, blocks, bucket, buckets, n, means, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+    number = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    up, down, count = _side_totals(sides, blocks, number, buckets)
+    length = tl.minimum(n - number * bucket, bucket).to(tl.float64)
+    inside = number < buckets
+    tl.store(means + number, _number(up / tl.maximum(count, 1.0)), mask=inside)
+    tl.store(means + buckets + number, _number(down / tl.maximum(length - count, 1.0)), mask=inside)
+
+
+@triton.jit
+def _pack_and_subtract_kernel(  # type: ignore[no-untyped-def]
+    values, residual, n, upper, lower, bucket, left, bits, finite, LONG: tl.constexpr, WIDTH: tl.constexpr
+):
+    """Bit i = (x >= 0), x = values + residual; left = x less its bucket's `upper` there, else less its `lower`.
+
+    lower : None where it is the other sign of `upper`. finite : 0 is written where not all of x is.
+    """
+    start = tl.program_id(0).to(tl.int64) * WIDTH
+    place = tl.arange(0, WIDTH)
+    at = start + place
+    inside = at < n
+    number = bucket_of(start, place, bucket, LONG)
+    v = combined(values, residual, None, None, at, inside)
+    high = tl.load(upper + number, mask=inside, other=0).to(v.dtype)
+    low = (
+        tl.where(high == 0, high, -high) if lower is None else tl.load(lower + number, mask=inside, other=0).to(v.dtype)
+    )
+    positive = v >= 0
+    tl.store(left + at, v - tl.where(positive, high, low), mask=inside)
+    word = start // 64 + tl.arange(0, WIDTH // 64)
+    tl.store(bits + word, to_words(tl.reshape(positive & inside, [WIDTH // 64, 64])), mask=word * 64 < n)
+    tl.store(finite, 0, mask=tl.max((v - v != 0).to(tl.int32)) > 0)
+
+
+def _pack_and_subtract(
+    values: Tensor, residual: Tensor, upper: Tensor, lower: Tensor | None, bucket: int, left: Tensor, bits: Tensor
+) -> Tensor:
+    finite = torch.ones((), dtype=torch.uint8, device=left.device)
+    if n := left.numel():
+        _pack_and_subtract_kernel[(triton.cdiv(n, WIDTH),)](
+            values, residual, n, upper, lower, bucket, left, bits, finite, bucket >= WIDTH, WIDTH
+        )
+    return finite.view(torch.bool)
+
+
+def keep_signs(
+    values: Tensor, residual: Tensor, left: Tensor, bits: Tensor, scales: Tensor, bucket: int, kind: int
+) -> Tensor:
+    """Signs of p = values + residual, a scale for each bucket, and left = p - scale sgn(p).
+
+    values, residual, left : float32[n] or float64[n]. bits : int64[ceil(n / 64)].
+    scales : float32[1, ceil(n / bucket)]. kind : L2 or L1, the norm that the scale is made of.
+    Left, bits and scales are overwritten.
+
+    Returns
+    -------
+    bool[]
+        Whether all of p is finite.
+    """
+    n, buckets = left.numel(), scales.shape[1]
+    if n:
+        bucket = min(int(bucket), n)
+        blocks = _blocks(bucket)
+        sums = torch.empty(buckets * blocks, dtype=torch.float64, device=left.device)
+        block_sums(values, residual, None, None, bucket, blocks, kind, sums)
+        _scales_kernel[(triton.cdiv(buckets, TOTALS),)](
+            sums, blocks, bucket, buckets, n, scales, kind, TOTALS, num_warps=1
+        )
+    return _pack_and_subtract(values, residual, scales, None, bucket, left, bits)
+
+
+def keep_sides(values: Tensor, residual: Tensor, left: Tensor, bits: Tensor, means: Tensor, bucket: int) -> Tensor:
+    """As `keep_signs`, with the mean of each side. means : float32[2, ceil(n / bucket)], the upper sides' first."""
+    n, buckets = left.numel(), means.shape[1]
+    if n:
+        bucket = min(int(bucket), n)
+        sides = _sides(values, residual, bucket, buckets)
+        _means_kernel[(triton.cdiv(buckets, TOTALS),)](
+            sides, _blocks(bucket), bucket, buckets, n, means, TOTALS, num_warps=1
+        )
+    return _pack_and_subtract(values, residual, means[0], means[1], bucket, left, bits)
