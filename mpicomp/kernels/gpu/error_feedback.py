@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mpicomp.kernels.gpu.common import bits_of, number
+from mpicomp.kernels.gpu.common import APART, bits_of, number
 
 WIDTH = 1024  # elements of a program
 
@@ -32,9 +32,7 @@ def compensate(values: Tensor, residual: Tensor, alpha: Any, out: Tensor) -> Non
     """
     if n := out.numel():
         scale = 0 if alpha is None else bits_of(alpha, out.dtype)
-        _compensate_kernel[(triton.cdiv(n, WIDTH),)](
-            values, residual, n, scale, out, alpha is not None, WIDTH, enable_fp_fusion=False
-        )
+        _compensate_kernel[(triton.cdiv(n, WIDTH),)](values, residual, n, scale, out, alpha is not None, WIDTH, **APART)
 
 
 @triton.jit(do_not_specialize=["beta"])
@@ -64,6 +62,6 @@ def keep(values: Tensor, sent: Tensor, residual: Tensor, beta: Any, out: Tensor)
     if n := out.numel():
         scale = 0 if beta is None else bits_of(beta, out.dtype)
         _keep_kernel[(triton.cdiv(n, WIDTH),)](
-            values, sent, residual, n, scale, out, strange, beta is not None, WIDTH, enable_fp_fusion=False
+            values, sent, residual, n, scale, out, strange, beta is not None, WIDTH, **APART
         )
     return strange == 0

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mpicomp.kernels.gpu.common import APART
 from mpicomp.kernels.gpu.magnitudes import load, sizes
 
 SEGMENT = 16384  # elements of a chunk that one program goes through
@@ -137,30 +138,14 @@ def largest_of_long(
     prefixes = torch.zeros(chunks, dtype=torch.int64, device=device)
     stride = 1 << MOST_BITS
     counts = torch.zeros(chunks * stride, dtype=torch.int32 if n < 2**31 else torch.int64, device=device)
-    shift, programs = sum(widths), (chunks * segments,)
+    shift, programs, given = sum(widths), (chunks * segments,), (x, residual, n, chunk)
     for place, bits in enumerate(widths):
         shift -= bits
-        _histogram_kernel[programs](
-            x,
-            residual,
-            n,
-            chunk,
-            segments,
-            mask,
-            prefixes,
-            shift,
-            counts,
-            most,
-            place == 0,
-            bits,
-            stride,
-            SEGMENT,
-            STEP,
-        )
-        _digit_kernel[(chunks,)](counts, prefixes, wanted, bits, stride)
+        digit = place == 0, bits, stride, SEGMENT, STEP
+        _histogram_kernel[programs](*given, segments, mask, prefixes, shift, counts, most, *digit, **APART)
+        _digit_kernel[(chunks,)](counts, prefixes, wanted, bits, stride, **APART)
     above, equal = torch.empty((2, chunks, segments), dtype=torch.int32, device=device)
-    _tally_kernel[programs](x, residual, n, chunk, segments, mask, prefixes, above, equal, SEGMENT, STEP)
+    _tally_kernel[programs](*given, segments, mask, prefixes, above, equal, SEGMENT, STEP, **APART)
     above, equal = torch.cumsum(above, 1), torch.cumsum(equal, 1)
-    _collect_kernel[programs](
-        x, residual, n, chunk, keep, segments, mask, prefixes, wanted, above, equal, indices, values, SEGMENT, STEP
-    )
+    found = prefixes, wanted, above, equal
+    _collect_kernel[programs](*given, keep, segments, mask, *found, indices, values, SEGMENT, STEP, **APART)

@@ -15,7 +15,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpicomp.kernels.gpu.common import bit_at, bits_of, number
+from mpicomp.kernels.gpu.common import APART, bit_at, bits_of, number
 from mpicomp.kernels.gpu.philox import key_of, uniforms
 
 WIDTH = 1024  # elements of a program
@@ -41,7 +41,7 @@ def expand(indices: Tensor, chunk: int, keep: int, start: int, stop: int, places
     """
     if k := indices.numel():
         grid = (triton.cdiv(k, WIDTH),)
-        _expand_kernel[grid](indices, k, int(chunk), int(keep), int(start), int(stop), places, WIDTH)
+        _expand_kernel[grid](indices, k, int(chunk), int(keep), int(start), int(stop), places, WIDTH, **APART)
 
 
 @triton.jit(do_not_specialize=["key", "first", "step", "source"])
@@ -70,7 +70,7 @@ def draw_strata(
     if k := places.numel():
         counters = key_of(schedule), int(first), int(step), int(source)
         grid = (triton.cdiv(int(first) % 16 + k, WIDTH),)
-        _draw_strata_kernel[grid](*counters, int(chunk), int(start), int(stop), places, k, WIDTH)
+        _draw_strata_kernel[grid](*counters, int(chunk), int(start), int(stop), places, k, WIDTH, **APART)
 
 
 # A vector and its residual ------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def finite_sum(x: Tensor, residual: Tensor) -> Tensor:
     """Whether x + residual, float32[n] or float64[n], has neither NaN nor infinity; bool[]."""
     strange = torch.zeros((), dtype=torch.int32, device=x.device)
     if n := x.numel():
-        _finite_sum_kernel[(triton.cdiv(n, WIDTH),)](x, residual, n, strange, WIDTH)
+        _finite_sum_kernel[(triton.cdiv(n, WIDTH),)](x, residual, n, strange, WIDTH, **APART)
     return strange == 0
 
 
@@ -119,7 +119,7 @@ def pick(
     if k := places.numel():
         scales = bits_of(limit, x.dtype), bits_of(0 if past is None else past, x.dtype)
         kept = None if past is None else kept
-        _pick_kernel[(triton.cdiv(k, WIDTH),)](x, residual, places, k, *scales, values, kept, beyond, WIDTH)
+        _pick_kernel[(triton.cdiv(k, WIDTH),)](x, residual, places, k, *scales, values, kept, beyond, WIDTH, **APART)
     return beyond == 0
 
 
@@ -158,11 +158,9 @@ def remember(
     """
     if n := x.numel():
         scales = (0, 0) if past is None else (bits_of(past, x.dtype), bits_of(part, x.dtype))
-        _remember_kernel[(triton.cdiv(n, WIDTH),)](
-            x, residual, n, *scales, out, past is not None, WIDTH, enable_fp_fusion=False
-        )
+        _remember_kernel[(triton.cdiv(n, WIDTH),)](x, residual, n, *scales, out, past is not None, WIDTH, **APART)
     if k := places.numel():
-        _replace_kernel[(triton.cdiv(k, WIDTH),)](places, k, int(start), kept, out, WIDTH)
+        _replace_kernel[(triton.cdiv(k, WIDTH),)](places, k, int(start), kept, out, WIDTH, **APART)
 
 
 @triton.jit
@@ -198,8 +196,8 @@ def put(values: Tensor, places: Tensor, out: Tensor) -> None:
     if k := places.numel():
         disorder = torch.zeros((), dtype=torch.int32, device=out.device)
         grid = (triton.cdiv(k, WIDTH),)
-        _disorder_kernel[grid](places, k, disorder, WIDTH)
-        _put_kernel[grid](values, places, k, disorder, out, WIDTH, IN_ORDER)
+        _disorder_kernel[grid](places, k, disorder, WIDTH, **APART)
+        _put_kernel[grid](values, places, k, disorder, out, WIDTH, IN_ORDER, **APART)
 
 
 # Payloads -----------------------------------------------------------------------------------------------------------
@@ -273,13 +271,13 @@ def spread_chunks(values: Tensor, indices: Tensor, chunk: int, keep: int, out: T
         return
     given, grid = (values, indices, k, int(chunk), int(keep), n), (triton.cdiv(k, WIDTH),)
     if keep == 1:
-        _spread_kernel[grid](*given, None, out, bool(adding), WIDTH)
+        _spread_kernel[grid](*given, None, out, bool(adding), WIDTH, **APART)
         return
     chunks = -(-n // chunk)
     disorder = torch.zeros(chunks, dtype=torch.int32, device=out.device)
-    _chunk_disorder_kernel[grid](*given[1:], disorder, WIDTH)
-    _spread_kernel[grid](*given, disorder, out, bool(adding), WIDTH)
-    _spread_in_order_kernel[(triton.cdiv(chunks, 128),)](*given, chunks, disorder, out, bool(adding), 128)
+    _chunk_disorder_kernel[grid](*given[1:], disorder, WIDTH, **APART)
+    _spread_kernel[grid](*given, disorder, out, bool(adding), WIDTH, **APART)
+    _spread_in_order_kernel[(triton.cdiv(chunks, 128),)](*given, chunks, disorder, out, bool(adding), 128, **APART)
 
 
 @triton.jit
@@ -306,7 +304,7 @@ def _ranks(words, n, counts, TILE: tl.constexpr):  # type: ignore[no-untyped-def
 def _running_counts(words: Tensor, n: int) -> Tensor:
     """How many of the first bits are 1, up to the end of each TILE elements; int64."""
     counts = torch.empty(triton.cdiv(n, TILE), dtype=torch.int32, device=words.device)
-    _count_kernel[(counts.numel(),)](words, n, counts, TILE)
+    _count_kernel[(counts.numel(),)](words, n, counts, TILE, **APART)
     return torch.cumsum(counts, 0)
 
 
@@ -333,7 +331,7 @@ def compress_masked(x: Tensor, words: Tensor, divisor: float, most: float, kept:
         return torch.zeros((), dtype=torch.int64, device=x.device)
     counts = _running_counts(words, n)
     scales = bits_of(divisor, torch.float64), bits_of(most, torch.float64)
-    _compress_masked_kernel[(counts.numel(),)](x, words, n, counts, *scales, kept, room, TILE)
+    _compress_masked_kernel[(counts.numel(),)](x, words, n, counts, *scales, kept, room, TILE, **APART)
     return counts[-1].clamp(max=room)
 
 
@@ -352,4 +350,4 @@ def spread_masked(words: Tensor, kept: Tensor, out: Tensor) -> None:
     """
     if n := out.numel():
         counts = _running_counts(words, n)
-        _spread_masked_kernel[(counts.numel(),)](words, n, counts, kept, kept.numel(), out, TILE)
+        _spread_masked_kernel[(counts.numel(),)](words, n, counts, kept, kept.numel(), out, TILE, **APART)

@@ -17,11 +17,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mpicomp.kernels.gpu.common import APART
 from mpicomp.kernels.gpu.magnitudes import load, sizes
 from mpicomp.kernels.gpu.radix_select import largest_of_long
 
 LONGEST = 32768  # bytes of a chunk that one program holds
 TILE = 16384  # bytes of several chunks that one program holds
+PIECES = 1024  # of a long chunk that one program compares at a time
 
 
 @triton.jit
@@ -107,7 +109,7 @@ def largest(x: Tensor, residual: Tensor | None, chunk: int, mask: Any, indices: 
     if chunk <= longest:
         rows, width = _tile(x, chunk)
         _largest_kernel[(triton.cdiv(chunks, rows),)](
-            x, residual, n, chunk, chunk, 1, int(mask), indices, values, None, most, rows, width, num_warps=8
+            x, residual, n, chunk, chunk, 1, int(mask), indices, values, None, most, rows, width, num_warps=8, **APART
         )
         return most
     pieces = -(-chunk // longest)
@@ -115,10 +117,11 @@ def largest(x: Tensor, residual: Tensor | None, chunk: int, mask: Any, indices: 
     tops = torch.empty(chunks * pieces, dtype=integers, device=x.device)
     places = torch.empty(chunks * pieces, dtype=torch.int32, device=x.device)
     _largest_kernel[(chunks * pieces,)](
-        x, residual, n, chunk, longest, pieces, int(mask), places, None, tops, most, 1, longest, num_warps=8
+        x, residual, n, chunk, longest, pieces, int(mask), places, None, tops, most, 1, longest, num_warps=8, **APART
     )
+    width = min(PIECES, triton.next_power_of_2(pieces))
     _largest_piece_kernel[(chunks,)](
-        x, residual, n, chunk, longest, pieces, tops, places, indices, values, min(1024, triton.next_power_of_2(pieces))
+        x, residual, n, chunk, longest, pieces, tops, places, indices, values, width, **APART
     )
     return most
 
@@ -197,6 +200,6 @@ def several(
         return most
     rows, width = _tile(x, min(chunk, n))
     _several_kernel[(triton.cdiv(-(-n // chunk), rows),)](
-        x, residual, n, chunk, keep, int(mask), int(high), indices, values, most, rows, width, num_warps=8
+        x, residual, n, chunk, keep, int(mask), int(high), indices, values, most, rows, width, num_warps=8, **APART
     )
     return most

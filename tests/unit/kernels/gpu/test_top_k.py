@@ -114,3 +114,14 @@ def test_sums_that_are_not_finite_are_told_by_the_largest_magnitude(
     indices, _, most = gpu(to_device, to_host, x, np.ones_like(x), *shape)
     assert most > 0x7F800000
     assert (indices < shape[0]).all()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_of_equal_magnitudes_in_many_pieces_of_a_chunk_the_first_counts(
+    to_device: Any, to_host: Any, monkeypatch: pytest.MonkeyPatch, dtype: Any
+) -> None:
+    monkeypatch.setattr("mpicomp.kernels.gpu.top_k.PIECES", 2)
+    x = np.ones(40_000, dtype)
+    x[[10_000, 20_000, 39_999]] = -3, 3, 3
+    for shape in ((40_000, 1), (50_000, 1)):
+        assert_equal(gpu(to_device, to_host, x, None, *shape), cpu(x, None, *shape), str(shape))
