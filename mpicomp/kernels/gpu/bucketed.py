@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mpicomp.kernels import streams
 from mpicomp.kernels.cpu.bucketed import L1, L2
-from mpicomp.kernels.gpu.common import LANES, add_rows, bit_at, fold, to_words
+from mpicomp.kernels.gpu.common import APART, LANES, add_rows, bit_at, fold, to_words
 from mpicomp.kernels.gpu.sums import (
     ROWS,
     SQUARES,
@@ -30,7 +31,7 @@ FLOAT32_MAX = tl.constexpr((2 - 2.0**-23) * 2.0**127)
 
 def _blocks(bucket: int) -> int:
     """How many blocks a bucket has."""
-    return -(-bucket // 4096)
+    return -(-bucket // streams.BLOCK)
 
 
 @triton.jit
@@ -89,7 +90,7 @@ def largest(bits: Tensor, mask: int, bucket: int, out: Tensor) -> None:
         width = min(TILE, triton.next_power_of_2(bucket))
         rows, pieces = TILE // width, -(-bucket // width)
         grid = (triton.cdiv(buckets * pieces, rows),)
-        _largest_kernel[grid](bits, int(mask), n, bucket, pieces, out, buckets, rows, width)
+        _largest_kernel[grid](bits, int(mask), n, bucket, pieces, out, buckets, rows, width, **APART)
 
 
 @triton.jit
@@ -129,7 +130,9 @@ def _sides(x: Tensor, residual: Tensor | None, bucket: int, buckets: int) -> Ten
     blocks = _blocks(bucket)
     tasks = buckets * blocks
     sides = torch.empty((3, tasks), dtype=torch.float64, device=x.device)
-    _sides_kernel[(triton.cdiv(tasks, ROWS),)](x, residual, x.numel(), bucket, blocks, tasks, sides, ROWS, num_warps=1)
+    _sides_kernel[(triton.cdiv(tasks, ROWS),)](
+        x, residual, x.numel(), bucket, blocks, tasks, sides, ROWS, num_warps=1, **APART
+    )
     return sides
 
 
@@ -159,7 +162,7 @@ def side_sums(x: Tensor, bucket: int, above: Tensor, below: Tensor, n_above: Ten
         bucket, buckets = min(int(bucket), n), above.numel()
         sides = _sides(x, None, bucket, buckets)
         _side_totals_kernel[(triton.cdiv(buckets, TOTALS),)](
-            sides, _blocks(bucket), buckets, above, below, n_above, TOTALS, num_warps=1
+            sides, _blocks(bucket), buckets, above, below, n_above, TOTALS, num_warps=1, **APART
         )
 
 
@@ -188,7 +191,7 @@ def spread(bits: Tensor, above: Tensor, below: Tensor, bucket: int, out: Tensor,
     if n := out.numel():
         bucket = min(int(bucket), n)
         _spread_kernel[(triton.cdiv(n, WIDTH),)](
-            bits, above, below, bucket, n, out, bool(adding), bucket >= WIDTH, WIDTH
+            bits, above, below, bucket, n, out, bool(adding), bucket >= WIDTH, WIDTH, **APART
         )
 
 
@@ -254,7 +257,7 @@ def _pack_and_subtract(
     finite = torch.ones((), dtype=torch.uint8, device=left.device)
     if n := left.numel():
         _pack_and_subtract_kernel[(triton.cdiv(n, WIDTH),)](
-            values, residual, n, upper, lower, bucket, left, bits, finite, bucket >= WIDTH, WIDTH
+            values, residual, n, upper, lower, bucket, left, bits, finite, bucket >= WIDTH, WIDTH, **APART
         )
     return finite.view(torch.bool)
 
@@ -280,7 +283,7 @@ def keep_signs(
         sums = torch.empty(buckets * blocks, dtype=torch.float64, device=left.device)
         block_sums(values, residual, None, None, bucket, blocks, kind, sums)
         _scales_kernel[(triton.cdiv(buckets, TOTALS),)](
-            sums, blocks, bucket, buckets, n, scales, kind, TOTALS, num_warps=1
+            sums, blocks, bucket, buckets, n, scales, kind, TOTALS, num_warps=1, **APART
         )
     return _pack_and_subtract(values, residual, scales, None, bucket, left, bits)
 
@@ -292,6 +295,6 @@ def keep_sides(values: Tensor, residual: Tensor, left: Tensor, bits: Tensor, mea
         bucket = min(int(bucket), n)
         sides = _sides(values, residual, bucket, buckets)
         _means_kernel[(triton.cdiv(buckets, TOTALS),)](
-            sides, _blocks(bucket), bucket, buckets, n, means, TOTALS, num_warps=1
+            sides, _blocks(bucket), bucket, buckets, n, means, TOTALS, num_warps=1, **APART
         )
     return _pack_and_subtract(values, residual, means[0], means[1], bucket, left, bits)

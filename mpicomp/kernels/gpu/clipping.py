@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mpicomp.kernels.gpu.common import APART
+
 WIDTH = 1024  # numbers of a program
 
 
@@ -25,7 +27,7 @@ def split_bytes(words: Tensor, columns: Tensor) -> None:
     words : int32[n], the bits of float32. columns : uint8[k, n], overwritten.
     """
     if n := words.numel():
-        _split_bytes_kernel[(triton.cdiv(n, WIDTH),)](words, n, columns.shape[0], columns, WIDTH)
+        _split_bytes_kernel[(triton.cdiv(n, WIDTH),)](words, n, columns.shape[0], columns, WIDTH, **APART)
 
 
 @triton.jit
@@ -42,4 +44,4 @@ def _join_bytes_kernel(columns, n, count, words, WIDTH: tl.constexpr):  # type: 
 def join_bytes(columns: Tensor, words: Tensor) -> None:
     """The opposite of `split_bytes`; bytes that are not there are 0. words : int32[n], overwritten."""
     if n := words.numel():
-        _join_bytes_kernel[(triton.cdiv(n, WIDTH),)](columns, n, columns.shape[0], words, WIDTH)
+        _join_bytes_kernel[(triton.cdiv(n, WIDTH),)](columns, n, columns.shape[0], words, WIDTH, **APART)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpicomp.kernels import streams
-from mpicomp.kernels.gpu.common import BLOCK, LANES, fold, to_words
+from mpicomp.kernels.gpu.common import APART, BLOCK, LANES, fold, to_words
 from mpicomp.kernels.gpu.stretches import numbers_at, numbers_on, places_on, reaching
 from mpicomp.kernels.gpu.sums import add_columns
 
@@ -121,7 +121,7 @@ def compensate_and_pack(
         tables = (places_on(g.device, table) for table in (starts, stops, firsts))
         _compensate_and_pack_kernel[(triton.cdiv(cut_stop - cut_start, streams.BLOCK),)](
             g, before, numbers_on(g.device, last_scales), *tables, cut_start, cut_stop, int(low), int(high), after,
-            bits, sums, num_warps=1,
+            bits, sums, num_warps=1, **APART,
         )  # fmt: skip
 
 
@@ -141,4 +141,4 @@ def settle(
     stretches = tables[0].numel()
     if (n := p.numel()) and stretches:
         numbers = numbers_on(p.device, scales)
-        _settle_kernel[(triton.cdiv(n, WIDTH),)](p, n, numbers, *tables, stretches, WIDTH)
+        _settle_kernel[(triton.cdiv(n, WIDTH),)](p, n, numbers, *tables, stretches, WIDTH, **APART)

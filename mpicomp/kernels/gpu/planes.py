@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpicomp.kernels.cpu.planes import powers_of_two
-from mpicomp.kernels.gpu.common import bit_at, to_words
+from mpicomp.kernels.gpu.common import APART, bit_at, to_words
 
 __all__ = ["pack_planes", "powers_of_two", "unpack_planes"]
 
@@ -39,7 +39,7 @@ def pack_planes(codes: Tensor, powers: NDArray[Any] | None, planes: Tensor) -> N
     """
     if n := codes.numel():
         bits, words = planes.shape
-        _pack_planes_kernel[(triton.cdiv(words, WORDS),)](codes, n, bits, words, planes, WORDS)
+        _pack_planes_kernel[(triton.cdiv(words, WORDS),)](codes, n, bits, words, planes, WORDS, **APART)
 
 
 @triton.jit
@@ -57,4 +57,4 @@ def unpack_planes(planes: Tensor, powers: NDArray[Any] | None, codes: Tensor) ->
     """The opposite of `pack_planes`; codes : overwritten. powers : not used. Bits past the end are not looked at."""
     if n := codes.numel():
         bits, words = planes.shape
-        _unpack_planes_kernel[(triton.cdiv(n, WIDTH),)](planes, bits, words, n, codes, WIDTH)
+        _unpack_planes_kernel[(triton.cdiv(n, WIDTH),)](planes, bits, words, n, codes, WIDTH, **APART)

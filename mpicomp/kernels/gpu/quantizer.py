@@ -66,7 +66,7 @@ def quantize(
     if n := x.numel():
         bucket, buckets = min(int(bucket), n), scales.numel()
         ratios = torch.empty(buckets, dtype=torch.float64, device=x.device)
-        _ratios_kernel[(triton.cdiv(buckets, WIDTH),)](scales, int(levels), buckets, ratios, WIDTH)
+        _ratios_kernel[(triton.cdiv(buckets, WIDTH),)](scales, int(levels), buckets, ratios, WIDTH, **APART)
         _quantize_kernel[(triton.cdiv(n, WIDTH),)](
             key_of(schedule), int(first), int(step), int(source), x, n, bucket, ratios, int(levels), int(negative),
             codes, bucket >= WIDTH, WIDTH, **APART,
@@ -103,7 +103,7 @@ def dequantize(codes: Tensor, bucket: int, scales: Tensor, levels: int, negative
     if n := out.numel():
         bucket, buckets = min(int(bucket), n), scales.numel()
         units = torch.empty(buckets, dtype=torch.float64, device=out.device)
-        _units_kernel[(triton.cdiv(buckets, WIDTH),)](scales, int(levels), buckets, units, WIDTH)
+        _units_kernel[(triton.cdiv(buckets, WIDTH),)](scales, int(levels), buckets, units, WIDTH, **APART)
         _dequantize_kernel[(triton.cdiv(n, WIDTH),)](
-            codes, n, bucket, units, int(levels), int(negative), out, bucket >= WIDTH, WIDTH
+            codes, n, bucket, units, int(levels), int(negative), out, bucket >= WIDTH, WIDTH, **APART
         )

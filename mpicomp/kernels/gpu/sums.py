@@ -127,4 +127,4 @@ def _totals_kernel(sums, blocks, buckets, totals, ROWS: tl.constexpr):  # type: 
 def add_blocks(sums: Tensor, blocks: int, totals: Tensor) -> None:
     """Add up the sums of each bucket's blocks. sums : float64[buckets * blocks]; totals : float64, overwritten."""
     buckets = totals.numel()
-    _totals_kernel[(triton.cdiv(buckets, TOTALS),)](sums, blocks, buckets, totals, TOTALS, num_warps=1)
+    _totals_kernel[(triton.cdiv(buckets, TOTALS),)](sums, blocks, buckets, totals, TOTALS, num_warps=1, **APART)

@@ -14,7 +14,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpicomp.kernels.gpu.common import bit_at, bits_of, number
+from mpicomp.kernels.gpu.common import APART, bit_at, bits_of, number
 from mpicomp.kernels.gpu.stretches import numbers_at, numbers_on, places_on
 from mpicomp.kernels.gpu.sums import TOTALS, total_of
 
@@ -57,7 +57,7 @@ def add_counts(incoming: Tensor, incoming_planes: int, held: Tensor, held_planes
         both, most = min(incoming_planes, held_planes), max(incoming_planes, held_planes)
         longer = bool(incoming_planes > held_planes)
         _add_counts_kernel[(triton.cdiv(words, WIDTH),)](
-            incoming, held, int(both), int(most), int(planes), int(words), longer, WIDTH
+            incoming, held, int(both), int(most), int(planes), int(words), longer, WIDTH, **APART
         )
 
 
@@ -88,7 +88,7 @@ def majority(counts: Tensor, planes: int, words: int, half: int, coins: Tensor |
     if words:
         planes, words = int(planes), int(words)
         _majority_kernel[(triton.cdiv(words, WIDTH),)](
-            counts, planes, words, (planes - 1) * words, int(half), coins, bits, WIDTH
+            counts, planes, words, (planes - 1) * words, int(half), coins, bits, WIDTH, **APART
         )
 
 
@@ -126,7 +126,7 @@ def few_values(
         places = places_on(out.device, starts), places_on(out.device, stops)
         _values_kernel[(triton.cdiv(n, WIDTH),)](
             counts, int(planes), int(words), bits_of(lowest, out.dtype), numbers, *places, int(first), int(low),
-            int(high), n, out, WIDTH,
+            int(high), n, out, WIDTH, **APART,
         )  # fmt: skip
 
 
@@ -153,6 +153,6 @@ def segment_totals(sums: Tensor, firsts: NDArray[np.int64] | Tensor, totals: Ten
     finite = torch.ones((), dtype=torch.uint8, device=totals.device)
     if stretches := totals.numel():
         _segment_totals_kernel[(triton.cdiv(stretches, TOTALS),)](
-            sums, sums.numel(), places_on(sums.device, firsts), stretches, totals, finite, TOTALS, num_warps=1
+            sums, sums.numel(), places_on(sums.device, firsts), stretches, totals, finite, TOTALS, num_warps=1, **APART
         )
     return finite.view(torch.bool)

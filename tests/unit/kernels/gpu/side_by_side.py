@@ -11,7 +11,6 @@ import pytest
 from numpy.typing import NDArray
 
 FLOATS = pytest.mark.parametrize("dtype", [np.float32, np.float64])
-LENGTHS = (0, 1, 9, 63, 64, 65, 1000, 4096, 4097, 9000)
 
 
 def numbers(n: int, dtype: Any, seed: int = 0) -> NDArray[Any]:

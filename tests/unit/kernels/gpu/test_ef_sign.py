@@ -10,7 +10,7 @@ import pytest
 from mpicomp.codecs.scale_groups import ScaleGroups
 from tests.unit.kernels.gpu.side_by_side import FLOATS, SideBySide, assert_same, numbers, words
 
-TENSORS = [5, 1000, 64, 70, 5000, 1, 2048, 999]
+TENSORS = [5, 1000, 64, 70, 4000, 1, 999]
 N = sum(-(-m // 64) * 64 for m in TENSORS)
 
 
@@ -31,7 +31,7 @@ def encode(both: SideBySide, dtype: Any, groups: ScaleGroups, n: int, cut: range
 
 @FLOATS
 def test_one_stretch_is_the_cpus(both: SideBySide, dtype: Any) -> None:
-    for n in (0, 1, 9, 63, 64, 65, 1000, 4097):
+    for n in (0, 1, 64, 65, 1000, 4097):
         encode(both, dtype, ScaleGroups.of(None, n), n, range(n), host=n % 2 == 0)
 
 
@@ -40,7 +40,7 @@ def test_one_stretch_is_the_cpus(both: SideBySide, dtype: Any) -> None:
 def test_stretches_and_pieces_are_the_cpus(both: SideBySide, dtype: Any, bucket: int | None) -> None:
     """Words that two stretches share, stretches that begin within blocks, and padding."""
     groups = ScaleGroups.of(TENSORS, N, bucket)
-    for cut in (range(N), range(4096), range(4096, N)):
+    for cut in (range(N), range(4096, N)):
         encode(both, dtype, groups, N, cut, host=bucket is None)
 
 
