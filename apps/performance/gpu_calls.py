@@ -1,0 +1,135 @@
+"""The calls of the GPU's kernels that `apps.performance.gpu_kernels` times, and the bytes that each must move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from mpicomp.kernels.streams import BLOCK, GROUP, Stream, bernoulli_table, source
+
+COPY = "copy"
+BUCKET, LEVELS = 512, 7  # of the quantizer
+CHUNK, LONG_CHUNK, RATE = 100, 1_000_000, 100  # of top-k
+Calls = dict[str, tuple[Callable[[], object], int]]
+
+
+def calls(n: int, device: str) -> Calls:
+    """All kernels that are timed, on vectors of `n` elements."""
+    import torch
+
+    random = torch.Generator(device).manual_seed(1)
+    x = torch.randn(n, generator=random, device=device)
+    residual, out = torch.zeros_like(x), torch.empty_like(x)
+    return {
+        COPY: (lambda: out.copy_(x), 8 * n),
+        **sign_calls(x, residual, out),
+        **merge_calls(n, random),
+        **quantizer_calls(x),
+        **top_k_calls(x, residual),
+    }
+
+
+def sign_calls(x: Any, residual: Any, out: Any) -> Calls:
+    """Signs to bits and back, without and with a residual."""
+    import torch
+
+    from mpicomp.kernels.gpu import sign
+
+    n, device = x.numel(), x.device
+    bits = torch.zeros(-(-n // 64), dtype=torch.int64, device=device)
+    sums = torch.empty(-(-n // BLOCK), dtype=torch.float64, device=device)
+    zero, one = np.float32(0), np.float32(1)
+    tiny = np.nextafter(zero, one)
+    values, positions = np.array([1.5, -1.5], np.float32).view(np.uint32), out.view(torch.int32)
+    return {
+        "pack": (lambda: sign.pack(x, bits, True, zero, tiny), 4 * n + n // 8),
+        "unpack": (lambda: sign.unpack(bits, values[0], values[1], False, positions), 4 * n + n // 8),
+        'residual "own" + pack': (
+            lambda: sign.encode(x, None, residual, bits, one, one, None, True, zero, tiny, sums), 12 * n + n // 8,
+        ),
+        'residual "paper" + pack': (
+            lambda: sign.encode(x, None, residual, bits, one, one, one, True, zero, tiny, sums), 12 * n + n // 4,
+        ),
+    }  # fmt: skip
+
+
+def words(n: int, random: Any) -> Any:
+    """Random words of `n` bits."""
+    import torch
+
+    return torch.randint(-(2**63), 2**63 - 1, (8 * -(-n // GROUP),), generator=random, device=random.device)
+
+
+def merge_calls(n: int, random: Any) -> Calls:
+    """Bits of two ranks merged at random: with the drawing of the words that choose, and without."""
+    from mpicomp.kernels.gpu import philox
+
+    drawn, incoming, held = words(n, random), words(n, random), words(n, random)
+    schedule, step, rank = Stream(0, 0, "merge").schedule(), np.uint64(1), source(0)
+    nbytes = incoming.numel() * 8
+
+    def merge(incoming_weight: int, held_weight: int) -> None:
+        table, rest = bernoulli_table(incoming_weight, held_weight)
+        philox.draw_words(schedule, np.uint64(0), step, rank, table, rest, None, drawn)
+        philox.merge_words(drawn, incoming, held)
+
+    return {
+        "draw + merge, p = 1/2": (lambda: merge(1, 1), 3 * nbytes),
+        "draw + merge, p = 2/3": (lambda: merge(2, 1), 3 * nbytes),
+        "merge alone": (lambda: philox.merge_words(drawn, incoming, held), 4 * nbytes),
+    }
+
+
+def quantizer_calls(x: Any) -> Calls:
+    """Stochastic quantization, and back."""
+    import torch
+
+    from mpicomp.kernels.gpu import quantizer
+
+    n = x.numel()
+    scales = torch.full((-(-n // BUCKET),), 4.0, device=x.device)
+    codes, out = torch.empty(n, dtype=torch.uint8, device=x.device), torch.empty_like(x)
+    schedule, step, rank = Stream(0, 0, "quantize").schedule(), np.uint64(1), source(0)
+    drawn = schedule, np.uint64(0), step, rank
+    nbytes = 5 * n + 4 * scales.numel()
+    return {
+        "quantize": (
+            lambda: quantizer.quantize(*drawn, x, BUCKET, scales, LEVELS, LEVELS + 1, None, codes), nbytes,
+        ),
+        "dequantize": (lambda: quantizer.dequantize(codes, BUCKET, scales, LEVELS, LEVELS + 1, out), nbytes),
+    }  # fmt: skip
+
+
+def top_k_calls(x: Any, residual: Any) -> Calls:
+    """The largest hundredth of x + residual, in chunks of different lengths."""
+    import torch
+
+    from mpicomp.kernels.gpu import top_k
+
+    n, mask, high = x.numel(), np.uint32(0x7FFFFFFF), np.uint64(1 << 30)
+    room = n // RATE + -(-n // CHUNK) + -(-n // LONG_CHUNK)
+    indices, values = torch.empty(room, dtype=torch.int32, device=x.device), torch.empty(room, device=x.device)
+
+    def several(chunk: int) -> object:
+        work = None, None, None
+        return top_k.several(x, residual, chunk, chunk // RATE, 16, mask, high, *work, indices, values)
+
+    nbytes = 8 * n + 8 * (n // RATE)
+    return {
+        f"top 1 of {CHUNK}": (lambda: top_k.largest(x, residual, CHUNK, mask, indices, values), nbytes),
+        f"top 10 of {10 * CHUNK}": (lambda: several(10 * CHUNK), nbytes),
+        f"top {LONG_CHUNK // RATE} of {LONG_CHUNK}": (lambda: several(LONG_CHUNK), nbytes),
+    }
+
+
+def calls_by_numba(n: int, nbytes: Mapping[str, int]) -> Calls:
+    """The same work as of the calls whose names these begin with."""
+    import torch
+
+    from apps.performance.gpu_numba import numba_calls
+
+    random = torch.Generator("cuda").manual_seed(1)
+    x, bits = torch.randn(n, generator=random, device="cuda"), [words(n, random) for _ in range(3)]
+    return {name: (call, nbytes[name.partition(", numba")[0]]) for name, call in numba_calls(x, *bits).items()}
