@@ -241,9 +241,7 @@ def _pack_and_subtract_kernel(  # type: ignore[no-untyped-def]
     number = bucket_of(start, place, bucket, LONG)
     v = combined(values, residual, None, None, at, inside)
     high = tl.load(upper + number, mask=inside, other=0).to(v.dtype)
-    low = (
-        tl.where(high == 0, high, -high) if lower is None else tl.load(lower + number, mask=inside, other=0).to(v.dtype)
-    )
+    low = -high if lower is None else tl.load(lower + number, mask=inside, other=0).to(v.dtype)
     positive = v >= 0
     tl.store(left + at, v - tl.where(positive, high, low), mask=inside)
     word = start // 64 + tl.arange(0, WIDTH // 64)

@@ -28,8 +28,10 @@ def places_on(device: torch.device, places: NDArray[np.int64] | Tensor) -> Tenso
 
 
 def numbers_on(device: torch.device, numbers: NDArray[Any] | Tensor) -> Tensor:
-    """Numbers, one of each stretch, on the device. An array is copied there by each call."""
-    return numbers if isinstance(numbers, Tensor) else torch.from_numpy(numbers.copy()).to(device)
+    """Numbers, one of each stretch, on the device. An array is copied there by each call, which waits for nothing."""
+    if isinstance(numbers, Tensor):
+        return numbers
+    return torch.tensor(numbers, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 @triton.jit
