@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from mpi4py import MPI
 
 from tests.documents import DOCUMENTS, PROJECT, blocks
@@ -17,7 +18,8 @@ from tests.mpi.examples import run
 pytestmark = pytest.mark.timeout(240)
 
 README = PROJECT / "README.md"
-APART = (README, PROJECT / "docs" / "migrating.md")  # which have tests of their own
+GPU = PROJECT / "docs" / "gpu.md"
+APART = (README, GPU, PROJECT / "docs" / "migrating.md")  # which have tests of their own
 OTHERS = [document for document in DOCUMENTS if document not in APART and blocks(document, "python")]
 
 
@@ -38,3 +40,12 @@ def test_the_example_of_the_readme_learns_one_model_on_all_ranks(mpi_comm: MPI.I
     model, truth = learned["model"], learned["truth"]
     assert len(set(mpi_comm.allgather(model.tobytes()))) == 1
     assert np.linalg.norm(model - truth) < 0.2 * np.linalg.norm(truth)
+
+
+def test_the_example_with_a_gpu_runs_without_one_too(mpi_comm: MPI.Intracomm) -> None:
+    (example,) = blocks(GPU, "python")
+    assert example.count('"cuda"') == 2
+    names: dict[str, object] = {}
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    exec(example.replace('"cuda"', f'"{device}"'), names)
+    assert {names[name].device.type for name in ("total", "mean")} == {device}  # type: ignore[attr-defined]
