@@ -23,7 +23,7 @@ from apps.records import read_record
 DOCUMENT = PROJECT / "docs" / "performance-tables.md"
 LONGEST_S = 3600.0
 PARTS = (
-    "kernels", "codecs", "rows", "entropy", "allreduce", "dense-sizes", "small-calls", "startup", "memory",
+    "kernels", "codecs", "rows", "entropy", "threads", "allreduce", "dense-sizes", "small-calls", "startup", "memory",
     "auto", "wrapper", "torch-backend", "pipeline-store", "soak", "idle-memory",
 )  # fmt: skip
 
