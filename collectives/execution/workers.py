@@ -2,23 +2,33 @@
 
 Kernels hold no interpreter lock, so pieces are worked on at the same time. What a piece becomes does not depend on the
 thread, so results have the same bits with any number of threads.
+
+A piece takes some hundred microseconds. A pool of `concurrent.futures` holds the interpreter's lock for nearly as long
+to hand one over and to wait for one of several; the queues here take a few.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from queue import Empty, SimpleQueue
+from typing import Any
 
 from collectives.testable import Testable
 from collectives.trace.traffic import Traffic
 
 MOST_THREADS = 1024
 LOOK_S = 1e-4  # how long to sleep at most between two looks at messages, while all workers are busy
+LONG_LOOK_S = 0.1  # the same where no message is awaited
 DEPTH = 2  # jobs a worker: the next one is there when one is done
 ON_DEVICES = 4  # pieces that devices work on at once: what is copied hides behind what is computed
+
+Work = Callable[..., Testable | None]
+"""Done when it returns, or once a device is found to have done what it returns."""
+Task = Callable[[], None]
 
 
 class _Number(threading.local):
@@ -33,17 +43,6 @@ def worker_number() -> int:
     return _number.value
 
 
-Work = Callable[..., Testable | None]
-"""Done when it returns, or once a device is found to have done what it returns."""
-
-
-class Done(NamedTuple):
-    """What became of work: the seconds that it took here, and what a device has yet to do."""
-
-    seconds: float
-    on_device: Testable | None
-
-
 class Workers:
     """The workers of one communicator; they start with the first piece.
 
@@ -54,33 +53,51 @@ class Workers:
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self._numbers = iter(range(1, threads + 1))
-        self._pool = ThreadPoolExecutor(threads, "mpicomp worker", self._begin)
+        self._tasks: SimpleQueue[Task | None] = SimpleQueue()
+        self._started: list[threading.Thread] = []
 
-    def _begin(self) -> None:
-        _number.value = next(self._numbers)
-
-    def start(self, clock: Callable[[], float], work: Work, *operands: Any) -> Future[Done]:
-        """Have a worker call `work` with these operands."""
-        return self._pool.submit(_timed, clock, work, operands)
+    def start(self, task: Task) -> None:
+        """Have a worker do something that raises nothing."""
+        if not self._started:
+            for number in range(1, self.threads + 1):
+                name = f"mpicomp worker {number}"
+                self._started.append(
+                    threading.Thread(target=_serve, args=(self._tasks, number), name=name, daemon=True)
+                )
+                self._started[-1].start()
+            weakref.finalize(self, _dismiss, self._tasks, self.threads).atexit = False
+        self._tasks.put(task)
 
     def close(self) -> None:
         """End the threads once they have done what they were given."""
-        self._pool.shutdown()
+        _dismiss(self._tasks, len(self._started))
+        for thread in self._started:
+            thread.join()
+        self._started.clear()
 
 
-def _timed(clock: Callable[[], float], work: Work, operands: tuple[Any, ...]) -> Done:
-    start = clock()
-    on_device = work(*operands)
-    return Done(clock() - start, on_device)
+def _serve(tasks: SimpleQueue[Task | None], number: int) -> None:
+    _number.value = number
+    while (task := tasks.get()) is not None:
+        task()
+        del task  # it has the buffers of a call
 
 
-class _Job(NamedTuple):
-    """Work under way: whether it is done, what is to be called then, and the future of a worker, if one does it."""
+def _dismiss(tasks: SimpleQueue[Task | None], threads: int) -> None:
+    for _ in range(threads):
+        tasks.put(None)
 
-    is_done: Callable[[], bool]
-    complete: Callable[[], None]
-    future: Future[Done] | None
+
+class _Job:
+    """Work under way; `then` is called once it is done. `on_device` tells when a device has done its part."""
+
+    __slots__ = ("error", "on_device", "phase", "seconds", "then")
+
+    def __init__(self, phase: str, then: Task) -> None:
+        self.phase, self.then = phase, then
+        self.seconds = 0.0
+        self.on_device: Testable | None = None
+        self.error: BaseException | None = None
 
 
 class Jobs:
@@ -103,68 +120,90 @@ class Jobs:
         self.at_once = workers is None
         self._workers, self._traffic = workers, traffic
         self._most = ON_DEVICES if workers is None else DEPTH * workers.threads
-        self._running: list[_Job] = []
+        self._given = 0  # jobs that workers have, or have done, and that are not collected
+        self._ready: list[_Job] = []  # collected, and not gone on from
+        self._finished: SimpleQueue[_Job] = SimpleQueue()
+        self._devices: list[_Job] = []
         self.rested_s = 0.0
 
     @property
     def all_busy(self) -> bool:
         """Whether every worker has a job, and another one to go on with, or devices have enough to do."""
-        return len(self._running) >= self._most
+        return self._given + len(self._devices) >= self._most
 
-    def do(self, phase: str, then: Callable[[], None], work: Work, *operands: Any) -> None:
+    def do(self, phase: str, then: Task, work: Work, *operands: Any) -> None:
         """Have work done whose seconds count as those of a phase, and `then` what depends on it.
 
         `then` is called by the thread that asks for the work: here, or in `collect`.
         """
-        clock = self._traffic.clock
+        job = _Job(phase, then)
         if self._workers is not None:
-            future = self._workers.start(clock, work, *operands)
-            self._running.append(_Job(future.done, partial(self._take, future, phase, then), future))
+            self._given += 1
+            self._workers.start(partial(_do, job, self._traffic.clock, work, operands, self._finished))
             return
-        start = clock()
-        on_device = work(*operands)
-        self._count(phase, clock() - start)
-        self._go_on(on_device, then)
+        start = self._traffic.clock()
+        job.on_device = work(*operands)
+        job.seconds = self._traffic.clock() - start
+        self._go_on(job)
 
     def collect(self) -> bool:
         """Take note of the jobs that are done, and raise what they raised; False if none is."""
-        if not self._running:
+        if not (self._given or self._devices):
             return False
-        done = [job for job in self._running if job.is_done()]
+        done = [job for job in self._devices if job.on_device is None or job.on_device.Test()]
         for job in done:
-            self._running.remove(job)
-            job.complete()
-        return bool(done)
+            self._devices.remove(job)
+            job.then()
+        moved = bool(done)
+        while self._given:
+            try:
+                job = self._ready.pop() if self._ready else self._finished.get_nowait()
+            except Empty:
+                break
+            self._given -= 1
+            moved = True
+            self._go_on(job)
+        return moved
 
     def rest(self, messages: bool) -> bool:
         """Sleep until a worker is done, but not for long where messages are awaited; False: no worker has anything."""
-        futures = self._futures()
-        if not futures:
+        if not self._given:
             return False
         start = self._traffic.clock()
-        wait(futures, LOOK_S if messages else None, FIRST_COMPLETED)
+        if not self._ready:
+            with suppress(Empty):
+                self._ready.append(self._finished.get(timeout=LOOK_S if messages else LONG_LOOK_S))
         self.rested_s += self._traffic.clock() - start
         return True
 
     def end(self) -> None:
         """Wait for all workers, whatever becomes of their work: its buffers are to be used otherwise."""
-        if self._running:
-            wait(self._futures())
-            self._running.clear()
+        for _ in range(self._given - len(self._ready)):
+            self._finished.get()
+        self._given = 0
+        self._ready.clear()
+        self._devices.clear()
 
-    def _futures(self) -> list[Future[Done]]:
-        return [job.future for job in self._running if job.future is not None]
-
-    def _take(self, future: Future[Done], phase: str, then: Callable[[], None]) -> None:
-        seconds, on_device = future.result()
-        self._count(phase, seconds)
-        self._go_on(on_device, then)
-
-    def _go_on(self, on_device: Testable | None, then: Callable[[], None]) -> None:
-        if on_device is None:
-            then()
+    def _go_on(self, job: _Job) -> None:
+        if job.error is not None:
+            try:
+                raise job.error
+            finally:
+                job.error = None  # its traceback has this frame, and they would keep each other
+        setattr(self._traffic, job.phase, getattr(self._traffic, job.phase) + job.seconds)
+        if job.on_device is None:
+            job.then()
         else:
-            self._running.append(_Job(on_device.Test, then, None))
+            self._devices.append(job)
 
-    def _count(self, phase: str, seconds: float) -> None:
-        setattr(self._traffic, phase, getattr(self._traffic, phase) + seconds)
+
+def _do(
+    job: _Job, clock: Callable[[], float], work: Work, operands: tuple[Any, ...], finished: SimpleQueue[_Job]
+) -> None:
+    start = clock()
+    try:
+        job.on_device = work(*operands)
+    except BaseException as error:  # noqa: BLE001 - raised by the thread that asked
+        job.error = error
+    job.seconds = clock() - start
+    finished.put(job)
