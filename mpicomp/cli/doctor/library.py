@@ -98,7 +98,7 @@ def _cuda(mpi: ModuleType) -> Finding:
     kinds = mpi.COMM_WORLD.Get_info().Get("mpi_memory_alloc_kinds") or ""
     queries = [query for file in _libraries() if (query := getattr(ctypes.CDLL(file), "MPIX_Query_cuda_support", None))]
     if "cuda" in kinds or any(query() == 1 for query in queries):
-        return Finding("CUDA-aware", "ok", "yes")
+        return Finding("CUDA-aware", "ok", "yes; GPU tensors travel through host memory all the same")
     if kinds or queries:
         return Finding("CUDA-aware", "ok", "no: GPU tensors travel through host memory")
     return Finding("CUDA-aware", "ok", "the library does not say")
