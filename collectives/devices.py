@@ -1,7 +1,7 @@
 """Arrays in the memory of a device: they travel through pinned memory of the host.
 
-An array is copied there on a stream of its own, which waits for whoever makes the array, and copied back when its call
-has the result. The thread that drives the call polls events in the meantime and waits for no device, so that other
+An array is copied there on a stream of its own, behind whoever makes the array, and copied back when its call has the
+result. The thread that drives the call polls events in the meantime and waits for no device, so that other
 calls go on. The call ends when the copy back has ended, and so every stream sees the result.
 
 Arrays of torch, CuPy and JAX are taken by DLPack. The copies are made with PyTorch, which is imported with the first
@@ -49,7 +49,10 @@ class Taken(NamedTuple):
 
 
 class Device(Protocol):
-    """One device, as far as calls need it. What it is given to do, it does in that order and later.
+    """One device, as far as calls need it. It does later what it is given to do.
+
+    Kernels follow upon kernels and upon copies to the device. Copies follow upon copies, and upon the kernels before.
+    Kernels do not wait for copies to the host, which are made while others compute.
 
     Attributes
     ----------
@@ -76,11 +79,11 @@ class Device(Protocol):
         ...
 
     def copy(self, source: Any, target: Any) -> Testable:
-        """Copy a vector, of which either end is the host's; tells when that, and all before, is done."""
+        """Copy a vector, of which either end is the host's; tells when that, and every copy before, is done."""
         ...
 
     def done(self) -> Testable:
-        """Tells when all that was begun before is done."""
+        """Tells when all kernels that were launched before are done."""
         ...
 
 
@@ -170,8 +173,7 @@ class TorchDevice:
 
     def __init__(self, torch: Any, index: int) -> None:
         self.name, self._torch = f"cuda:{index}", torch
-        self._index = index
-        self._stream = torch.cuda.Stream(index)
+        self._stream, self._copies = torch.cuda.Stream(index), torch.cuda.Stream(index)
 
     def _on_stream(self) -> AbstractContextManager[None]:
         return self._torch.cuda.stream(self._stream)  # type: ignore[no-any-return]
@@ -204,15 +206,17 @@ class TorchDevice:
     def copy(self, source: Any, target: Any) -> Testable:
         """See `Device`."""
         from_, to = self._bytes(source), self._bytes(target)
-        with self._on_stream():
+        self._copies.wait_stream(self._stream)
+        with self._torch.cuda.stream(self._copies):
             to.copy_(from_, non_blocking=True)
-        return self.done((from_, to))
+        event = self._copies.record_event()
+        if not isinstance(target, np.ndarray):
+            self._stream.wait_event(event)
+        return Event(event.query, (from_, to))
 
-    def done(self, ends: object = None) -> Testable:
-        """See `Device`; keeps `ends` alive until then."""
-        event = self._torch.cuda.Event()
-        event.record(self._stream)
-        return Event(event.query, ends)
+    def done(self) -> Testable:
+        """See `Device`."""
+        return Event(self._stream.record_event().query)
 
     def _bytes(self, vector: Any) -> Any:
         if isinstance(vector, np.ndarray):
@@ -233,7 +237,7 @@ class Event:
 
     __slots__ = ("_done", "_ends")
 
-    def __init__(self, done: Callable[[], bool], ends: object) -> None:
+    def __init__(self, done: Callable[[], bool], ends: object = None) -> None:
         self._done, self._ends = done, ends
 
     def Test(self) -> bool:  # noqa: N802 - MPI's name

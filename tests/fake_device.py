@@ -19,7 +19,7 @@ GARBAGE = 0xA5
 
 
 class FakeDevice:
-    """See `collectives.devices.Device`. What one device does happens in order.
+    """See `collectives.devices.Device`. Copies to the host happen as late as they may: behind kernels that came later.
 
     Attributes
     ----------
@@ -35,7 +35,9 @@ class FakeDevice:
         self.name, self.copied = f"fake:{index}", list[int]()
         self.broken: Exception | None = None
         self.has_memory = True
-        self._queue: deque[Callable[[], None]] = deque()
+        self._kernels: deque[Callable[[], object]] = deque()  # copies to the device among them
+        self._to_host: deque[tuple[int, Callable[[], None]]] = deque()  # each behind so many kernels
+        self._launched = self._run = self._begun = self._copied = 0
 
     def pinned(self, nbytes: int) -> NDArray[np.uint8]:
         if not self.has_memory:
@@ -52,28 +54,44 @@ class FakeDevice:
         return Taken(array.dtype, there.shape, contiguous, there.ctypes.data, vector)
 
     def run(self, work: Callable[[], object]) -> None:
-        self._queue.append(work)
+        self._kernels.append(work)
+        self._launched += 1
 
     def copy(self, source: Any, target: Any) -> Event:
         if self.broken is not None:
             raise self.broken
-        self._queue.append(lambda: self._copy(as_bytes(source), as_bytes(target)))
-        return self.done()
+
+        def copy() -> None:
+            self._copy(as_bytes(source), as_bytes(target))
+
+        if isinstance(target, np.ndarray):
+            self._to_host.append((self._launched, copy))
+            self._begun += 1
+        else:
+            self.run(copy)
+        return Event(self, self._launched, self._begun)
 
     def done(self) -> Event:
-        event = Event(self)
-        self._queue.append(event.come)
-        return event
+        return Event(self, self._launched, 0)
 
     def _copy(self, source: NDArray[np.uint8], target: NDArray[np.uint8]) -> None:
         target[:] = source
         self.copied.append(source.size)
 
-    def go_on(self, event: Event) -> None:
-        """Do what is queued up to an event."""
+    def go_on(self, kernels: int, copies: int) -> None:
+        """Run so many kernels, of all, and make so many copies to the host; nothing else, though it was begun."""
         with _interpreter:
-            while not event.has_come:
-                self._queue.popleft()()
+            while self._copied < copies:
+                behind, copy = self._to_host.popleft()
+                self._run_kernels(behind)
+                copy()
+                self._copied += 1
+            self._run_kernels(kernels)
+
+    def _run_kernels(self, count: int) -> None:
+        while self._run < count:
+            self._kernels.popleft()()
+            self._run += 1
 
 
 def as_bytes(vector: Any) -> NDArray[np.uint8]:
@@ -85,17 +103,15 @@ def as_bytes(vector: Any) -> NDArray[np.uint8]:
 class Event:
     """See `collectives.progress.polling.Testable`."""
 
-    def __init__(self, device: FakeDevice) -> None:
-        self._device, self._asked, self.has_come = device, 0, False
-
-    def come(self) -> None:
-        self.has_come = True
+    def __init__(self, device: FakeDevice, kernels: int, copies: int) -> None:
+        self._device, self._awaited, self._asked = device, (kernels, copies), 0
 
     def Test(self) -> bool:  # noqa: N802 - MPI's name
         self._asked += 1
-        if self._asked > POLLS:
-            self._device.go_on(self)
-        return self.has_come
+        if self._asked <= POLLS:
+            return False
+        self._device.go_on(*self._awaited)
+        return True
 
 
 class FakeArray:
