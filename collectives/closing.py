@@ -30,6 +30,8 @@ class Closable(Group):
                 self._broken = "it was left by an exception"
                 self.missing.leave()
             keep_alive(self)
+            if self.workers is not None:
+                self.workers.dismiss()
             if self.trace is not None:
                 self.trace.save()
 
@@ -89,6 +91,8 @@ class Closable(Group):
         self._broken = "it was closed"
         self.failure = self._closed()
         keep_alive(self)
+        if self.workers is not None:
+            self.workers.dismiss()
         for call in tuple(self._apart):
             call.end_by(self.failure)
 

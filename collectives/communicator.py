@@ -14,7 +14,7 @@ from collectives import planner
 from collectives.consistency.call_check import fingerprint
 from collectives.cost.link import LinkModel
 from collectives.dense import variable_size
-from collectives.dense.allreduce import DenseSums
+from collectives.dense.allreduce import DenseSums, is_small
 from collectives.dense.gather import all_gather_rows
 from collectives.execution.handle import Call, Handle, Steps
 from collectives.execution.program import Program, compile_plan
@@ -231,6 +231,7 @@ class Communicator(PointToPoint):
         source, target, result = operands(self, x, op, out)
         mark, describe = self._call(source, op, "allreduce")
         call = Call(self, describe, self.traffic.clock)
+        call.is_compared = is_small(self, source.values, source.dtype)
         steps = self._sums.steps(
             self, call, source.values, source.dtype, op == "mean", target.values, self.traffic, (), mark, COMBINE[op]
         )

@@ -155,7 +155,7 @@ def of(kind: int, index: int) -> Device:
 
 
 def named(name: str) -> Device:
-    """The device of a name such as ``"cuda"`` or ``"cuda:1"``, as PyTorch names NVIDIA's and AMD's.
+    """The device of a name such as ``"cuda"``, the current one, or ``"cuda:1"``, as PyTorch names NVIDIA's and AMD's.
 
     Raises
     ------
@@ -165,7 +165,7 @@ def named(name: str) -> Device:
     kind, _, index = name.partition(":")
     if kind != "cuda" or not (index or "0").isdecimal():
         raise ValueError(f"there is no device {name!r}: write 'cpu', 'cuda' or 'cuda:1'")
-    return of(CUDA, int(index or 0))
+    return of(CUDA, int(index) if index else _current_index())
 
 
 class TorchDevice:
@@ -173,6 +173,7 @@ class TorchDevice:
 
     def __init__(self, torch: Any, index: int) -> None:
         self.name, self._torch = f"cuda:{index}", torch
+        self._index = index
         self._stream, self._copies = torch.cuda.Stream(index), torch.cuda.Stream(index)
 
     def _on_stream(self) -> AbstractContextManager[None]:
@@ -184,7 +185,12 @@ class TorchDevice:
         return memory
 
     def take(self, array: Any) -> Taken:
-        """See `Device`: who makes the array lets this device's stream, which is the current one here, wait for it."""
+        """See `Device`.
+
+        CuPy and JAX let the current stream, here the device's own, wait for theirs. PyTorch lets it wait for the
+        current one, which would be itself.
+        """
+        self._stream.wait_stream(self._torch.cuda.current_stream(self._index))
         with self._on_stream():
             tensor = self._torch.from_dlpack(array)
         contiguous = tensor.is_contiguous()
@@ -256,7 +262,18 @@ def _torch_device(index: int) -> TorchDevice:
         raise ValueError(f"the array is on GPU {index}, which takes PyTorch: install it, or pass CPU memory") from error
     if not torch.cuda.is_available():
         raise ValueError(f"the array is on GPU {index}, but PyTorch finds none: install its build for the GPU")
+    if index >= torch.cuda.device_count():
+        raise ValueError(f"there is no GPU {index}: PyTorch finds {torch.cuda.device_count()}")
     return TorchDevice(torch, index)
+
+
+def _current_index() -> int:
+    """Of the GPU that PyTorch means by "cuda"; 0 where it finds none."""
+    try:
+        import torch
+    except ImportError:
+        return 0
+    return torch.cuda.current_device() if torch.cuda.is_available() else 0
 
 
 MAKERS: dict[int, Callable[[int], Device]] = {CUDA: _torch_device, ROCM: _torch_device}

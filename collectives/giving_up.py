@@ -18,6 +18,7 @@ from collectives.errors import (
     PeerFailure,
 )
 from collectives.execution.handle import Call
+from collectives.execution.workers import Workers
 from collectives.progress.polling import keep_alive
 from collectives.progress.thread import ProgressThread
 from collectives.trace.recorder import Trace
@@ -38,6 +39,7 @@ class GivingUp:
     here: str
     missing: MissingRanks
     trace: Trace | None
+    workers: Workers | None
 
     def __init__(self) -> None:
         self.failure: BaseException | None = None
@@ -104,6 +106,8 @@ class GivingUp:
                 start = time.perf_counter()
                 self.trace.save()
                 time.sleep(max(GRACE_S, time.perf_counter() - start))
+            if self.workers is not None:
+                self.workers.dismiss()
         return error
 
     def give_up(self, error: BaseException) -> None:

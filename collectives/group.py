@@ -241,7 +241,7 @@ class Group(GivingUp, Users):
 
     def enter(self, call: Call) -> None:
         """See `CallGroup`."""
-        if self._verify and not call.apart:
+        if (self._verify or call.is_compared) and not call.apart:
             self._check.enter(call)
 
     def check(

@@ -68,7 +68,7 @@ class DenseSums:
         `add`.
         """
         nbytes = values.size * itemsize_in_messages(values, dtype)
-        if comm.size > 1 and comm.topology == "auto" and nbytes <= comm.swapped_bytes:
+        if is_small(comm, values, dtype):
             start = traffic.clock()
             source, sums = _operands(values, dtype, out)
             if mark is None:
@@ -126,6 +126,12 @@ class DenseSums:
         while len(self.kept) < missing:
             self.kept.append(aligned_empty(nbytes, np.uint8))
         return lent + self.kept[:missing]
+
+
+def is_small(comm: Communicator, values: NDArray[Any], dtype: str) -> bool:
+    """Whether a vector is summed together with the check of the call."""
+    nbytes = values.size * itemsize_in_messages(values, dtype)
+    return comm.size > 1 and comm.topology == "auto" and nbytes <= comm.swapped_bytes
 
 
 def fresh_buffers(nbytes: int) -> list[Bytes]:

@@ -97,8 +97,6 @@ class Call(Backoff):
         Of messages of this call alone; set when the communicator takes the call in.
     number : int
         Among the calls that ranks compare, from 1 on; 0: it has none yet.
-    number : int
-        Among the calls that ranks compare, from 1 on; 0: it has none yet.
     steps : iterator of bool
         Must be set before the call is driven; see `Steps`.
     result : object
@@ -109,6 +107,8 @@ class Call(Backoff):
         It was begun by a call that returned at once.
     busy : bool
         It is just being driven.
+    is_compared : bool
+        Its ranks compare it also where the communicator does not verify calls, since they sum in the same messages.
     done : bool
         It has ended, well or not.
     seen : bool
@@ -130,7 +130,7 @@ class Call(Backoff):
     result: Any = None
     error: BaseException | None = None
     completion: Completion | None = None
-    apart = background = busy = done = seen = detached = dropped = False
+    apart = background = is_compared = busy = done = seen = detached = dropped = False
 
     def __init__(
         self, group: CallGroup, name: Callable[[], str], clock: Callable[[], float] = time.perf_counter

@@ -9,7 +9,9 @@ to hand one over and to wait for one of several; the queues here take a few.
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,6 +26,7 @@ MOST_THREADS = 1024
 LOOK_S = 1e-4  # how long to sleep at most between two looks at messages, while all workers are busy
 LONG_LOOK_S = 0.1  # the same where no message is awaited
 DEPTH = 2  # jobs a worker: the next one is there when one is done
+DEVICE_S = 1.0  # for how long a device is waited for whose work nobody wants
 ON_DEVICES = 4  # pieces that devices work on at once: what is copied hides behind what is computed
 
 Work = Callable[..., Testable | None]
@@ -55,25 +58,46 @@ class Workers:
         self.threads = threads
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._started: list[threading.Thread] = []
+        self._dismissed = False
+        self._process = os.getpid()
+
+    @property
+    def are_here(self) -> bool:
+        """Whether this is the process that they work in: a forked one has no threads."""
+        return os.getpid() == self._process
 
     def start(self, task: Task) -> None:
-        """Have a worker do something that raises nothing."""
-        if not self._started:
-            for number in range(1, self.threads + 1):
-                name = f"mpicomp worker {number}"
-                self._started.append(
-                    threading.Thread(target=_serve, args=(self._tasks, number), name=name, daemon=True)
-                )
-                self._started[-1].start()
-            weakref.finalize(self, _dismiss, self._tasks, self.threads).atexit = False
+        """Have a worker do something that raises nothing; if they were dismissed, it is done here.
+
+        Raises
+        ------
+        RuntimeError
+            The system starts no more threads.
+        """
+        if self._dismissed:
+            task()
+            return
+        while len(self._started) < self.threads:
+            number = len(self._started) + 1
+            about = self._tasks, number
+            thread = threading.Thread(target=_serve, args=about, name=f"mpicomp worker {number}", daemon=True)
+            thread.start()
+            self._started.append(thread)
+            if number == 1:
+                weakref.finalize(self, _dismiss, self._tasks, self.threads).atexit = False
         self._tasks.put(task)
 
+    def dismiss(self) -> None:
+        """Let the threads end once they have done what they were given."""
+        if not self._dismissed:
+            self._dismissed = True
+            _dismiss(self._tasks, len(self._started))
+
     def close(self) -> None:
-        """End the threads once they have done what they were given."""
-        _dismiss(self._tasks, len(self._started))
+        """Dismiss the threads, and wait for their end."""
+        self.dismiss()
         for thread in self._started:
             thread.join()
-        self._started.clear()
 
 
 def _serve(tasks: SimpleQueue[Task | None], number: int) -> None:
@@ -89,13 +113,17 @@ def _dismiss(tasks: SimpleQueue[Task | None], threads: int) -> None:
 
 
 class _Job:
-    """Work under way; `then` is called once it is done. `on_device` tells when a device has done its part."""
+    """Work under way; `then` is called once it is done.
 
-    __slots__ = ("error", "on_device", "phase", "seconds", "then")
+    A worker that comes to it when it is no longer wanted leaves it undone. `on_device` tells when a device has done its
+    part.
+    """
+
+    __slots__ = ("error", "is_over", "is_wanted", "on_device", "phase", "seconds", "then")
 
     def __init__(self, phase: str, then: Task) -> None:
         self.phase, self.then = phase, then
-        self.seconds = 0.0
+        self.is_wanted, self.is_over, self.seconds = True, False, 0.0
         self.on_device: Testable | None = None
         self.error: BaseException | None = None
 
@@ -120,7 +148,7 @@ class Jobs:
         self.at_once = workers is None
         self._workers, self._traffic = workers, traffic
         self._most = ON_DEVICES if workers is None else DEPTH * workers.threads
-        self._given = 0  # jobs that workers have, or have done, and that are not collected
+        self._given: list[_Job] = []  # that workers have, or have done, and that are not collected
         self._ready: list[_Job] = []  # collected, and not gone on from
         self._finished: SimpleQueue[_Job] = SimpleQueue()
         self._devices: list[_Job] = []
@@ -129,7 +157,7 @@ class Jobs:
     @property
     def all_busy(self) -> bool:
         """Whether every worker has a job, and another one to go on with, or devices have enough to do."""
-        return self._given + len(self._devices) >= self._most
+        return len(self._given) + len(self._devices) >= self._most
 
     def do(self, phase: str, then: Task, work: Work, *operands: Any) -> None:
         """Have work done whose seconds count as those of a phase, and `then` what depends on it.
@@ -138,8 +166,8 @@ class Jobs:
         """
         job = _Job(phase, then)
         if self._workers is not None:
-            self._given += 1
             self._workers.start(partial(_do, job, self._traffic.clock, work, operands, self._finished))
+            self._given.append(job)
             return
         start = self._traffic.clock()
         job.on_device = work(*operands)
@@ -160,7 +188,7 @@ class Jobs:
                 job = self._ready.pop() if self._ready else self._finished.get_nowait()
             except Empty:
                 break
-            self._given -= 1
+            self._given.remove(job)
             moved = True
             self._go_on(job)
         return moved
@@ -177,12 +205,34 @@ class Jobs:
         return True
 
     def end(self) -> None:
-        """Wait for all workers, whatever becomes of their work: its buffers are to be used otherwise."""
-        for _ in range(self._given - len(self._ready)):
-            self._finished.get()
-        self._given = 0
+        """Wait for workers and devices, whatever becomes of their work: its buffers are to be used otherwise.
+
+        What no worker has begun is left undone. A device is not waited for longer than `DEVICE_S`. Ctrl-C is raised
+        when the wait is over.
+        """
+        if not (self._given or self._devices) or not (self._workers is None or self._workers.are_here):
+            return
+        interrupted: KeyboardInterrupt | None = None
+        for job in self._given:
+            job.is_wanted = False
+        give_up = time.monotonic() + DEVICE_S
+        while not self._is_over(time.monotonic() < give_up):
+            try:
+                with suppress(Empty):
+                    self._finished.get(timeout=LOOK_S)
+            except KeyboardInterrupt as error:
+                interrupted = error
+        self._given.clear()
         self._ready.clear()
         self._devices.clear()
+        if interrupted is not None:
+            raise interrupted
+
+    def _is_over(self, on_devices: bool) -> bool:
+        """Whether no worker has a job, and no device either if that is to count."""
+        if not all(job.is_over for job in self._given):
+            return False
+        return not on_devices or all(job.on_device is None or job.on_device.Test() for job in self._devices)
 
     def _go_on(self, job: _Job) -> None:
         if job.error is not None:
@@ -202,8 +252,9 @@ def _do(
 ) -> None:
     start = clock()
     try:
-        job.on_device = work(*operands)
+        if job.is_wanted:
+            job.on_device = work(*operands)
     except BaseException as error:  # noqa: BLE001 - raised by the thread that asked
         job.error = error
-    job.seconds = clock() - start
+    job.seconds, job.is_over = clock() - start, True
     finished.put(job)

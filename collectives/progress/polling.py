@@ -233,8 +233,9 @@ class Backoff:
         thread = self.thread
         if rest and not (thread.in_flight and self.advance_all()):
             if self.rest_meanwhile is not None and self.rest_meanwhile():
-                pass
-            elif thread.rest is not None:
+                self._looked = time.perf_counter()  # it was this process that computed
+                return
+            if thread.rest is not None:
                 thread.rest()
             elif self.idle_turns < SPINS:
                 return

@@ -170,18 +170,18 @@ class Trace:
             "clock": [reading._asdict() for reading in self.readings],
         }
         file.write(f'{{"displayTimeUnit": "ns", "otherData": {_json(about)},\n"traceEvents": [\n')
-        file.write(",\n".join(map(_json, self._names())))
+        file.write(",\n".join(map(_json, self._names(events))))
         now = self.clock()
         for number, event in enumerate(events):
             for line in self._lines(event, number, now):
                 file.write(",\n" + _json(line))
         file.write("\n]}\n")
 
-    def _names(self) -> Iterator[dict[str, Any]]:
+    def _names(self, events: list[Event]) -> Iterator[dict[str, Any]]:
         names = [("process_name", 0, f"rank {self.rank} on {platform.node()}"), ("thread_name", 0, "calls")]
         if self.driven_since < math.inf:
             names.append(("thread_name", 1, "progress thread"))
-        workers = max((event[ARGS].get("worker", 0) for event in self._events), default=0)
+        workers = max((event[ARGS].get("worker", 0) for event in events), default=0)
         names += [("thread_name", 1 + worker, f"worker {worker}") for worker in range(1, workers + 1)]
         for key, thread, name in names:
             yield {"ph": "M", "name": key, "pid": self.rank, "tid": thread, "args": {"name": name}}

@@ -147,6 +147,8 @@ class Aggregator:
             if self.feedback is not None:
                 self.feedback.check_ready()
             difference = vector if type(vector) is Difference else None
+            if difference is not None and self._device is not None:
+                raise TypeError(f"a Difference is not encoded on {self._device.name}: pass a tensor there")
             source = self._view(vector if difference is None else difference.vector)
             result = empty_like(vector) if out is None else out
             target = self._view(result)

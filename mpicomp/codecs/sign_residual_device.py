@@ -92,6 +92,7 @@ class DeviceSignResidual(SignResidual):
 
     def _forget_clipped(self) -> None:
         self._device.run(self._clipped.zero_)
+        self._host_clipped[:] = 0
 
     def encode(self, piece: int) -> Testable | None:
         """See `SignResidual`: tells when the signs are on the host."""

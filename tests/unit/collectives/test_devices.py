@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 
 from collectives import CollectiveMismatch, CollectiveTimeout, Communicator, Ring, devices
+from collectives.execution.handle import Call
 from collectives.threads.run_local import run_local
 from mpicomp import Dense, Marsit
 from mpicomp.algorithms import ALGORITHMS
@@ -106,6 +108,58 @@ def test_calls_in_flight_keep_their_order_however_long_a_device_takes() -> None:
     for later, earlier in run_local(2, take):
         np.testing.assert_array_equal(later, vector(0, np.float64) + vector(1, np.float64))
         np.testing.assert_array_equal(earlier, vector(0) + vector(1))
+
+
+def test_a_call_is_numbered_before_the_copy_where_its_sum_is_compared(comm: Communicator) -> None:
+    """Also without `verify`: small vectors are summed in the messages of the check."""
+    numbers = []
+    for call in (Call(comm, lambda: "compared"), Call(comm, lambda: "not compared")):
+        call.is_compared = "not" not in call.name()
+        comm._verify = False
+        comm.enter(call)
+        numbers.append(call.number)
+    assert numbers[0] > 0
+    assert numbers[1] == 0
+
+
+def test_a_device_that_computes_longer_than_the_timeout_comes_late_and_is_not_silent() -> None:
+    class Busy:
+        def __init__(self, copy: Any) -> None:
+            self.copy, self.until = copy, time.monotonic() + 0.5
+
+        def Test(self) -> bool:  # noqa: N802 - MPI's name
+            return time.monotonic() > self.until and self.copy.Test()
+
+    with Communicator(timeout=0.1, arrival_timeout=60, abort_hook=False) as comm:
+        device = devices.of(devices.CUDA, 0)
+        copy = device.copy
+
+        def late(source: Any, target: Any) -> Any:
+            return Busy(copy(source, target)) if isinstance(target, np.ndarray) else copy(source, target)
+
+        device.copy = late  # type: ignore[method-assign]
+        comm.allreduce(FakeArray(vector(0)))
+
+
+def test_a_tensor_of_torch_waits_for_the_stream_that_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch itself lets the current stream wait for the current stream."""
+    torch = pytest.importorskip("torch")
+
+    class Stream:
+        def __init__(self, index: int) -> None:
+            self.waited_for: list[Any] = []
+
+        def wait_stream(self, other: Any) -> None:
+            self.waited_for.append(other)
+
+    theirs = Stream(0)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: theirs)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    device = devices.TorchDevice(torch, 0)
+    taken = device.take(torch.ones(2, 3))
+    assert device._stream.waited_for == [theirs]
+    assert (taken.dtype, taken.shape, taken.vector.tolist()) == ("float32", (2, 3), [1.0] * 6)
 
 
 def test_bfloat16_is_moved_as_it_is() -> None:

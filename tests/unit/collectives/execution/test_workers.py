@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 import time
 from typing import Any
@@ -156,6 +158,72 @@ def test_a_piece_that_a_device_works_on_goes_on_when_the_device_is_done() -> Non
         with Communicator(threads=threads) as comm:
             gather(comm, payload)
         assert payload.bytes == 2
+
+
+def test_pieces_that_no_worker_has_begun_are_left_undone_after_an_error() -> None:
+    begun = []
+
+    def encode(piece: int) -> None:
+        begun.append(piece)
+        time.sleep(0.05)
+        if piece == 0:
+            raise MemoryError("no room for a piece")
+
+    with pytest.raises(MemoryError), Communicator(threads=1 + 1) as comm:
+        gather(comm, Pieces(20, encode))
+    assert len(begun) <= 6  # of two workers, each with one piece to go on with
+
+
+def test_where_no_thread_can_be_started_the_call_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with Communicator(threads=2) as comm, monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            gather(comm, Pieces(2))
+
+
+def test_a_piece_that_takes_longer_than_the_timeout_is_no_stall() -> None:
+    with Communicator(threads=2, timeout=0.2, arrival_timeout=0.2) as comm:
+        gather(comm, Pieces(2, lambda piece: time.sleep(0.6)))
+
+
+def test_a_forked_process_does_not_wait_for_the_workers_of_its_parent() -> None:
+    """A process is forked while a call is in flight: in the child the call ends."""
+    going_on = threading.Event()
+    with Communicator(threads=2) as comm:
+        call = Call(comm, lambda: "a gather")
+        program = gather_program(0, 1, [range(1), range(1, 2)])
+        payload = Pieces(2, lambda piece: going_on.wait(PATIENCE_S))
+        handle = comm.begin(call, execute(call, program, payload, comm.fixed_tag(), Traffic()))
+        while not payload.running:
+            handle.poll()
+        child = os.fork()
+        if not child:
+            os._exit(0)  # had the call waited for workers, the child would not have come here
+        deadline = time.monotonic() + PATIENCE_S
+        ended = (0, 0)
+        while not ended[0] and time.monotonic() < deadline:
+            ended = os.waitpid(child, os.WNOHANG)
+            time.sleep(0.01)
+        if not ended[0]:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        going_on.set()
+        handle.wait()
+    assert ended == (child, 0)
+
+
+def test_threads_end_with_a_communicator_that_fails() -> None:
+    before = threading.active_count()
+    with Communicator(threads=3) as comm:
+        gather(comm, Pieces(3))
+        comm.give_up(ValueError("of the caller"))
+    deadline = time.monotonic() + PATIENCE_S
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
 
 
 def test_seconds_of_workers_are_counted_by_phase_and_are_no_waiting() -> None:

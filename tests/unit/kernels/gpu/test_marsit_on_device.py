@@ -47,6 +47,7 @@ def train(
         result = aggregator.aggregate(FakeArray(x, index=comm.rank) if there else x)
         results.append((result.there if there else result).copy())
     state = aggregator.state_dict()
+    results.append(np.array(aggregator.feedback.clipped_fraction))
     return [*results, *(np.asarray(state[key]) for key in sorted(state) if key != "method")]
 
 
@@ -118,6 +119,17 @@ def test_nan_is_told_on_all_ranks_and_a_transactional_step_can_be_repeated() -> 
         aggregator.aggregate(given(vector(comm.rank, 2, n)))
 
     run_local(2, take, Ring())
+
+
+def test_full_precision_rounds_and_measuring_tell_of_no_clipped_elements(made: dict[int, FakeDevice]) -> None:
+    n, fractions = 300, []
+    with Communicator() as comm:
+        aggregator = Marsit(full_precision_every=2, clip=0.1).start(comm, n, device="cuda")
+        for step in range(3):
+            aggregator.aggregate(FakeArray(vector(0, step, n)))
+            fractions.append(aggregator.feedback.clipped_fraction)
+    assert fractions[0] == fractions[2] == 0
+    assert fractions[1] > 0
 
 
 def test_what_cannot_be_encoded_on_a_device_is_refused(comm: Communicator) -> None:
