@@ -46,7 +46,7 @@ def measure(steps: int) -> Record | None:
                 {"name": name, "steps": steps, "early_mb": early, "late_mb": late, "in_flight": in_flight}
                 | {"step_ms": 1e3 * seconds / steps}
             )
-        return made(rows, ranks=comm.size, layers=LAYERS, width=WIDTH, taken=TAKEN)
+        return None if comm.rank else made(rows, ranks=comm.size, layers=LAYERS, width=WIDTH, taken=TAKEN)
 
 
 def _stepper(comm: Communicator, algorithm: Algorithm, mode: str) -> Callable[[], None]:
