@@ -125,12 +125,12 @@ def test_a_call_is_numbered_before_the_copy_where_its_sum_is_compared(comm: Comm
 def test_a_device_that_computes_longer_than_the_timeout_comes_late_and_is_not_silent() -> None:
     class Busy:
         def __init__(self, copy: Any) -> None:
-            self.copy, self.until = copy, time.monotonic() + 0.5
+            self.copy, self.until = copy, time.monotonic() + 1.5
 
         def Test(self) -> bool:  # noqa: N802 - MPI's name
             return time.monotonic() > self.until and self.copy.Test()
 
-    with Communicator(timeout=0.1, arrival_timeout=60, abort_hook=False) as comm:
+    with Communicator(timeout=0.5, arrival_timeout=60, abort_hook=False) as comm:
         device = devices.of(devices.CUDA, 0)
         copy = device.copy
 
