@@ -57,6 +57,8 @@ def execute(
 class PipelinedExecution:
     """One run of a program, which `steps` does bit by bit. Parameters: see `execute`."""
 
+    _jobs: Jobs  # of this run, from its first step on
+
     def __init__(
         self,
         program: Program,
@@ -80,7 +82,6 @@ class PipelinedExecution:
         self._to_prepare: deque[tuple[Message, int]] = deque()
         self._unmerged: set[int] = set()  # receives posted whose merge has not begun
         self._unencoded, self._unfinished = len(program.encode_order), count
-        self._jobs = Jobs(None, traffic)
         self._preparing: set[int] = set()  # receives whose merges workers prepare
         self._merged_by_workers: set[int] = set()  # receives whose pieces have not gone on since
         self._next_recv = 0

@@ -185,8 +185,14 @@ def test_where_no_thread_can_be_started_the_call_raises(monkeypatch: pytest.Monk
 
 
 def test_a_piece_that_takes_longer_than_the_timeout_is_no_stall() -> None:
-    with Communicator(threads=2, timeout=0.5, arrival_timeout=0.5) as comm:
-        gather(comm, Pieces(2, lambda piece: time.sleep(1.2)))
+    """Both ranks compute, and look for each other's messages meanwhile."""
+
+    def take(comm: Communicator) -> int:
+        payload = Pieces(4, lambda piece: time.sleep(1.2))
+        gather(comm, payload)
+        return int(payload.bytes.sum())
+
+    assert run_local(2, take, Ring(), threads=2, timeout=0.5, arrival_timeout=60.0) == [8, 8]
 
 
 def test_a_forked_process_does_not_wait_for_the_workers_of_its_parent() -> None:
