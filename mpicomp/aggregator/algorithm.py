@@ -37,9 +37,8 @@ class Algorithm(ABC):
         """Whether results are estimates of the ranks' mean; where not, the caller scales them, or they have a past."""
         return True
 
-    @property
-    def encodes_on_devices(self) -> bool:
-        """Whether vectors of GPUs can be encoded where they lie."""
+    def encodes_on_devices(self, dtype: str) -> bool:
+        """Whether vectors of this type on GPUs can be encoded where they lie."""
         return False
 
     @abstractmethod

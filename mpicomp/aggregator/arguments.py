@@ -20,8 +20,7 @@ from mpicomp.aggregator.spec import VectorSpec
 class Encoding(Protocol):
     """A method, as far as it says where it can encode."""
 
-    @property
-    def encodes_on_devices(self) -> bool:
+    def encodes_on_devices(self, dtype: str) -> bool:
         """See `Algorithm`."""
         ...
 
@@ -73,10 +72,8 @@ def require_communicator(comm: Any, call: str, usage: str, *others: Any) -> None
 def _check_device(spec: VectorSpec, method: Encoding) -> None:
     """Raise unless the method can encode such vectors on the device."""
     cure = "leave out device: vectors on GPUs are then encoded on the CPU"
-    if not method.encodes_on_devices:
-        raise ValueError(f"{method} encodes on the CPU alone, not on {spec.device}; {cure}")
-    if spec.sixteen_bit:
-        raise TypeError(f"vectors of {spec.dtype} are not encoded on {spec.device}; {cure}")
+    if not method.encodes_on_devices(spec.dtype):
+        raise ValueError(f"{method} encodes vectors of {spec.dtype} on the CPU alone, not on {spec.device}; {cure}")
     named(spec.device)
     kernels.of("cuda")
 

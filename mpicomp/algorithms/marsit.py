@@ -28,6 +28,7 @@ import numpy as np
 
 from collectives import Communicator
 from collectives.devices import named
+from collectives.memory import SIXTEEN_BIT
 from collectives.progress.polling import done
 from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, Synchronize, VectorSpec
@@ -116,10 +117,9 @@ class Marsit(Algorithm):
         """Each tensor has a global step of its own."""
         return True
 
-    @property
-    def encodes_on_devices(self) -> bool:
+    def encodes_on_devices(self, dtype: str) -> bool:
         """See `Algorithm`."""
-        return self.winners is None
+        return self.winners is None and dtype not in SIXTEEN_BIT
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Sign votes of a residual, merged on every hop; every K steps the exact mean."""

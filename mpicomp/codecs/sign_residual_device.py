@@ -6,7 +6,7 @@ merged signs come back. What the ranks tell each other, sums of magnitudes and c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -14,26 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives.devices import Device
+from collectives.devices import Device, Landed, wait
 from collectives.testable import Testable
 from mpicomp import kernels
 from mpicomp.codecs.sign_residual import SAMPLE, SignResidual, SignRule, Source, Tensors
-
-
-class _Landed:
-    """A copy to the host's memory, and what is to be done once it is there; see `Testable`."""
-
-    __slots__ = ("_copy", "_then")
-
-    def __init__(self, copy: Testable, then: Callable[[], None]) -> None:
-        self._copy, self._then = copy, then
-
-    def Test(self) -> bool:  # noqa: N802 - MPI's name
-        """See `Testable`."""
-        if not self._copy.Test():
-            return False
-        self._then()
-        return True
 
 
 class DeviceSignResidual(SignResidual):
@@ -104,7 +88,7 @@ class DeviceSignResidual(SignResidual):
         device.copy(self._sums[sums], self._host_sums[sums])
         device.copy(self._clipped[one], self._host_clipped[one])
         copy = device.copy(self._device_bits[words], self._pinned_bits[words])
-        return _Landed(copy, partial(self._land, words))
+        return Landed(copy, partial(self._land, words))
 
     def _land(self, words: slice) -> None:
         self._host_bits[words] = self._pinned_bits[words].view(np.uint64)
@@ -144,7 +128,7 @@ class DeviceSignResidual(SignResidual):
         """See `SignResidual`; waits for the device."""
         flag, host = self._device.zeros(1, "uint8"), self._device.pinned(1)
         self._device.run(lambda: flag.copy_(self._kernels.all_finite(values)))
-        self._wait(self._device.copy(flag, host))
+        wait(self._device.copy(flag, host))
         return bool(host[0])
 
     def clear(self, out: Any) -> Testable:  # type: ignore[override]
@@ -192,16 +176,11 @@ class DeviceSignResidual(SignResidual):
         if isinstance(values, np.ndarray):
             pinned = self._device.pinned(values.nbytes).view(self._compute)
             pinned[:] = values
-            self._wait(self._device.copy(pinned, self.residual))
+            wait(self._device.copy(pinned, self.residual))
         else:
             self._device.run(partial(self.residual.copy_, values))  # type: ignore[union-attr]
 
     def _to_host(self, vector: Any) -> NDArray[Any]:
         host = self._device.pinned(len(vector) * self._compute.itemsize).view(self._compute)
-        self._wait(self._device.copy(vector, host))
+        wait(self._device.copy(vector, host))
         return host.copy()
-
-    @staticmethod
-    def _wait(copy: Testable) -> None:
-        while not copy.Test():
-            pass

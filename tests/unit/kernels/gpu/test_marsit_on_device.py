@@ -133,11 +133,13 @@ def test_full_precision_rounds_and_measuring_tell_of_no_clipped_elements(made: d
 
 
 def test_what_cannot_be_encoded_on_a_device_is_refused(comm: Communicator) -> None:
-    with pytest.raises(ValueError, match=r"QSGD.* encodes on the CPU alone, not on cuda; leave out device"):
+    with pytest.raises(
+        ValueError, match=r"QSGD.* encodes vectors of float32 on the CPU alone, not on cuda; leave out device"
+    ):
         QSGD().start(comm, 10, device="cuda")
     with pytest.raises(ValueError, match="encodes on the CPU alone"):
         Marsit(winners=1).start(comm, 10, device="cuda")
-    with pytest.raises(TypeError, match="vectors of float16 are not encoded on cuda; leave out device"):
+    with pytest.raises(ValueError, match="encodes vectors of float16 on the CPU alone, not on cuda"):
         Marsit().start(comm, 10, dtype="float16", device="cuda")
     with pytest.raises(ValueError, match="there is no device 'tpu': write 'cpu', 'cuda' or 'cuda:1'"):
         Marsit().start(comm, 10, device="tpu")

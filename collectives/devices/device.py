@@ -1,0 +1,75 @@
+"""What a device is, as far as calls need it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectives.testable import Testable
+
+Bytes = NDArray[np.uint8]
+
+
+class Taken(NamedTuple):
+    """An array on a device, as its library describes it.
+
+    Attributes
+    ----------
+    dtype : str
+        Element type.
+    shape : tuple of int
+    contiguous : bool
+        In C order.
+    address : int
+        Of its first byte on the device.
+    vector : tensor, 1-D
+        Its elements, as PyTorch has them; keeps the array alive. None where it is not contiguous.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    contiguous: bool
+    address: int
+    vector: Any
+
+
+class Device(Protocol):
+    """One device, as far as calls need it. It does later what it is given to do.
+
+    Kernels follow upon kernels and upon copies to the device. Copies follow upon copies, and upon the kernels before.
+    Kernels do not wait for copies to the host, which are made while others compute.
+
+    Attributes
+    ----------
+    name : str
+        As in ``"cuda:0"``, for messages.
+    """
+
+    name: str
+
+    def pinned(self, nbytes: int) -> Bytes:
+        """Memory of the host that the device can copy from and to while the host goes on."""
+        ...
+
+    def zeros(self, n: int, dtype: str) -> Any:
+        """A vector on the device, as PyTorch has it."""
+        ...
+
+    def take(self, array: Any) -> Taken:
+        """An array of any library, without a copy; what begins from now on waits for whoever makes it."""
+        ...
+
+    def run(self, work: Callable[[], object]) -> None:
+        """Have kernels launched."""
+        ...
+
+    def copy(self, source: Any, target: Any) -> Testable:
+        """Copy a vector, of which either end is the host's; tells when that, and every copy before, is done."""
+        ...
+
+    def done(self) -> Testable:
+        """Tells when all kernels that were launched before are done."""
+        ...

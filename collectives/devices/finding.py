@@ -1,0 +1,69 @@
+"""Devices by their numbers in DLPack, and by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from collectives.devices.device import Device
+from collectives.devices.torch_device import TorchDevice
+
+CPU, CUDA, PINNED, ROCM, ROCM_PINNED = 1, 2, 3, 10, 11  # kinds of devices, by their numbers in DLPack
+HOST = (CPU, PINNED, ROCM_PINNED)
+
+
+def of(kind: int, index: int) -> Device:
+    """The device that DLPack gives these numbers.
+
+    Raises
+    ------
+    ValueError
+        There is no way to reach it.
+    """
+    make = MAKERS.get(kind)
+    if make is None:
+        raise ValueError(f"the array is on device {(kind, index)}, which cannot be reached: pass a copy in CPU memory")
+    return make(index)
+
+
+def named(name: str) -> Device:
+    """The device of a name such as ``"cuda"``, the current one, or ``"cuda:1"``, as PyTorch names NVIDIA's and AMD's.
+
+    Raises
+    ------
+    ValueError
+        There is none of this name.
+    """
+    kind, _, index = name.partition(":")
+    if kind not in NAMES or not (index or "0").isdecimal():
+        raise ValueError(f"there is no device {name!r}: write 'cpu', 'cuda' or 'cuda:1'")
+    return of(NAMES[kind], int(index) if index else _current_index())
+
+
+@cache
+def _torch_device(index: int) -> TorchDevice:
+    try:
+        import torch
+    except ImportError as error:
+        raise ValueError(f"the array is on GPU {index}, which takes PyTorch: install it, or pass CPU memory") from error
+    if not torch.cuda.is_available():
+        raise ValueError(f"the array is on GPU {index}, but PyTorch finds none: install its build for the GPU")
+    if index >= torch.cuda.device_count():
+        raise ValueError(f"there is no GPU {index}: PyTorch finds {torch.cuda.device_count()}")
+    return TorchDevice(torch, index)
+
+
+def _current_index() -> int:
+    """Of the GPU that PyTorch means by "cuda"; 0 where it finds none."""
+    try:
+        import torch
+    except ImportError:
+        return 0
+    return torch.cuda.current_device() if torch.cuda.is_available() else 0
+
+
+MAKERS: dict[int, Callable[[int], Device]] = {CUDA: _torch_device, ROCM: _torch_device}
+"""What makes a device of each kind that can be reached."""
+
+NAMES = {"cuda": CUDA}
+"""Kinds of devices by their names in PyTorch, which calls AMD's by NVIDIA's."""

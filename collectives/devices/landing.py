@@ -1,0 +1,48 @@
+"""Copies to the host's memory that something is to be done with once they are there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from collectives.testable import Testable
+
+PATIENCE_S = 600.0
+
+
+class Landed:
+    """A copy to the host's memory, and what is to be done once it is there; see `Testable`.
+
+    Parameters
+    ----------
+    copy : Testable
+    then : callable
+        Called once.
+    """
+
+    __slots__ = ("_copy", "_then")
+
+    def __init__(self, copy: Testable, then: Callable[[], object]) -> None:
+        self._copy, self._then = copy, then
+
+    def Test(self) -> bool:  # noqa: N802 - MPI's name
+        """See `Testable`."""
+        if not self._copy.Test():
+            return False
+        self._then()
+        return True
+
+
+def wait(copy: Testable) -> None:
+    """Wait for a copy outside of calls, as for a state.
+
+    Raises
+    ------
+    RuntimeError
+        The device does not come to it.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while not copy.Test():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the device has not come to a copy in {PATIENCE_S:g} s")
+        time.sleep(0)

@@ -1,0 +1,59 @@
+"""Where arrays on devices are, and the memory of the host that they travel through."""
+
+from __future__ import annotations
+
+from collectives.devices.device import Device, Taken
+from collectives.testable import Testable
+
+
+class Place:
+    """Where an array is.
+
+    Parameters
+    ----------
+    device : Device
+    taken : Taken
+    nbytes : int
+    """
+
+    def __init__(self, device: Device, taken: Taken, nbytes: int) -> None:
+        self.device = device
+        self._span = range(taken.address, taken.address + nbytes)
+
+    def is_same(self, other: Place) -> bool:
+        """Whether two arrays are in the same place."""
+        return (self.device.name, self._span) == (other.device.name, other._span)
+
+    def overlaps(self, other: Place) -> bool:
+        """Whether two arrays share memory."""
+        first, second = self._span, other._span
+        same = self.device.name == other.device.name
+        return same and first.start < second.stop and second.start < first.stop
+
+
+class Staging(Place):
+    """An array on a device, and the memory of the host that it travels through.
+
+    Parameters
+    ----------
+    device : Device
+    taken : Taken
+        Contiguous.
+    nbytes : int
+
+    Attributes
+    ----------
+    host : uint8[nbytes]
+    """
+
+    def __init__(self, device: Device, taken: Taken, nbytes: int) -> None:
+        super().__init__(device, taken, nbytes)
+        self._vector, self.host = taken.vector, device.pinned(nbytes)
+
+    def fetch(self) -> Testable:
+        """Begin to overwrite the host's memory with the array."""
+        return self.device.copy(self._vector, self.host)
+
+    def deliver(self) -> Testable:
+        """Begin to overwrite the array with the host's memory."""
+        return self.device.copy(self.host, self._vector)

@@ -1,0 +1,98 @@
+"""GPUs of NVIDIA and AMD, by PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from collectives.devices.device import Bytes, Taken
+from collectives.testable import Testable
+
+
+class TorchDevice:
+    """A GPU of NVIDIA or AMD, by PyTorch; see `Device`."""
+
+    def __init__(self, torch: Any, index: int) -> None:
+        self.name, self._torch = f"cuda:{index}", torch
+        self._index = index
+        self._stream, self._copies = torch.cuda.Stream(index), torch.cuda.Stream(index)
+
+    def _on_stream(self) -> AbstractContextManager[None]:
+        return self._torch.cuda.stream(self._stream)  # type: ignore[no-any-return]
+
+    def pinned(self, nbytes: int) -> Bytes:
+        """See `Device`; PyTorch keeps memory that is freed, and hands it out again."""
+        memory: Bytes = self._torch.empty(nbytes, dtype=self._torch.uint8, pin_memory=True).numpy()
+        return memory
+
+    def take(self, array: Any) -> Taken:
+        """See `Device`.
+
+        CuPy and JAX let the current stream, here the device's own, wait for theirs. PyTorch lets it wait for the
+        current one, which would be itself.
+        """
+        self._stream.wait_stream(self._torch.cuda.current_stream(self._index))
+        with self._on_stream():
+            tensor = self._torch.from_dlpack(array)
+        contiguous = tensor.is_contiguous()
+        name = str(tensor.dtype).removeprefix("torch.")
+        return Taken(
+            name, tuple(tensor.shape), contiguous, tensor.data_ptr(), tensor.reshape(-1) if contiguous else None
+        )
+
+    def zeros(self, n: int, dtype: str) -> Any:
+        """See `Device`."""
+        with self._on_stream():
+            return self._torch.zeros(n, dtype=getattr(self._torch, dtype), device=self.name)
+
+    def run(self, work: Callable[[], object]) -> None:
+        """See `Device`."""
+        with self._on_stream():
+            work()
+
+    def copy(self, source: Any, target: Any) -> Testable:
+        """See `Device`."""
+        from_, to = self._bytes(source), self._bytes(target)
+        self._copies.wait_stream(self._stream)
+        with self._torch.cuda.stream(self._copies):
+            to.copy_(from_, non_blocking=True)
+        event = self._copies.record_event()
+        if not isinstance(target, np.ndarray):
+            self._stream.wait_event(event)
+        return Event(event.query, (from_, to))
+
+    def done(self) -> Testable:
+        """See `Device`."""
+        return Event(self._stream.record_event().query)
+
+    def _bytes(self, vector: Any) -> Any:
+        if isinstance(vector, np.ndarray):
+            return self._torch.from_numpy(vector.view(np.uint8))
+        return vector.view(self._torch.uint8)
+
+
+class Event:
+    """What a device has yet to do; see `Testable`.
+
+    Parameters
+    ----------
+    done : callable
+        Whether it is done.
+    ends : object
+        Kept alive until then.
+    """
+
+    __slots__ = ("_done", "_ends")
+
+    def __init__(self, done: Callable[[], bool], ends: object = None) -> None:
+        self._done, self._ends = done, ends
+
+    def Test(self) -> bool:  # noqa: N802 - MPI's name
+        """See `Testable`."""
+        if not self._done():
+            return False
+        self._ends = None
+        return True
