@@ -137,7 +137,7 @@ def test_what_cannot_be_encoded_on_a_device_is_refused(comm: Communicator) -> No
         ValueError, match=r"QSGD.* encodes vectors of float32 on the CPU alone, not on cuda; leave out device"
     ):
         QSGD().start(comm, 10, device="cuda")
-    with pytest.raises(ValueError, match="encodes on the CPU alone"):
+    with pytest.raises(ValueError, match="on the CPU alone"):
         Marsit(winners=1).start(comm, 10, device="cuda")
     with pytest.raises(ValueError, match="encodes vectors of float16 on the CPU alone, not on cuda"):
         Marsit().start(comm, 10, dtype="float16", device="cuda")
