@@ -75,7 +75,7 @@ class Algorithm(ABC):
             behind the one before, padded with zeros, which do not count.
         device : str or torch.device
             Where vectors are encoded: "cpu", whatever device they are on, or "cuda" or "cuda:1", where they must be. Of
-            Marsit without `winners`, for float32 and float64. Ranks may have different devices.
+            methods whose `encodes_on_devices` says so of `dtype`. Ranks may have different devices.
 
         Raises
         ------

@@ -16,12 +16,13 @@ from collectives.communicator import VERSION
 from collectives.consistency.call_check import fingerprint
 from collectives.devices import Staging, named
 from collectives.execution.staged import deliver, fetch
-from collectives.memory import Flat, empty_like, flat, on_device, widen
+from collectives.memory import Flat, empty_like, flat, on_device
 from collectives.operands import overlap
 from mpicomp.aggregator import state as states
 from mpicomp.aggregator.call import User, VectorCall
 from mpicomp.aggregator.difference import Difference
 from mpicomp.aggregator.parts import Parts, StateKind, VectorSpec
+from mpicomp.aggregator.widening import Widening
 
 
 class Method(Protocol):
@@ -59,7 +60,7 @@ class Aggregator:
         self._tag = comm.fixed_tag()
         self.feedback, self.codec, self.reducer = algorithm.parts(comm, spec)
         self._device = None if spec.device == "cpu" else named(spec.device)
-        self._wide = np.empty(spec.n, np.float32) if spec.sixteen_bit else None
+        self._widening = Widening(spec, self._device) if spec.sixteen_bit else None
         self._plain = None if spec.sixteen_bit else spec.compute
         self._call: VectorCall | None = None  # it has not ended, or its caller has not heard of its end
         self._can_undo = False
@@ -98,8 +99,9 @@ class Aggregator:
         Parameters
         ----------
         vector : array[n] or Difference
-            NumPy or DLPack, contiguous, of the aggregator's dtype. Left alone. One on a GPU travels through pinned
-            memory of the host. Of a `Difference` the vector may be overwritten; call its ``subtract_result()``
+            NumPy or DLPack, contiguous, of the aggregator's dtype. Left alone. On the device that the aggregator was
+            started for, or anywhere if that is the CPU: from a GPU it then travels through pinned memory. Of a
+            `Difference` the vector may be overwritten; call its ``subtract_result()``
             afterwards to learn where the result is.
         out : array[n], optional
             Overwritten with the result; not the vector itself.
@@ -179,9 +181,8 @@ class Aggregator:
             if source is not None:
                 yield from fetch(call, source)
             yield from check
-            if self._wide is not None:
-                widen(call.values, self.dtype, self._wide)
-                call.values = call.wide = self._wide
+            if self._widening is not None:
+                call.values = call.wide = self._widening.of(call.values)
             try:
                 yield from self.reducer.steps(call)
                 if target is not None:

@@ -33,7 +33,8 @@ class VectorCall(Call):
     spec : VectorSpec
     step : int
     values : ndarray[n]
-        This rank's vector in the type of computing, float32 or float64; read only.
+        This rank's vector in the type of computing, float32 or float64; read only. Where the vector is encoded on a
+        device, it and `wide` and `out` are tensors there.
     difference : Difference or None
         What the vector is taken from when somebody asks for `values`.
     wide : float32[n] or None

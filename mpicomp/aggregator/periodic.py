@@ -26,6 +26,8 @@ class FullPrecisionRounds:
         """Whether a step is dense."""
         return self._every is not None and step % self._every == 0
 
-    def mean(self, call: VectorCall, values: NDArray[Any], scratch: Sequence[NDArray[Any]] = ()) -> Iterator[bool]:
-        """Write the mean over ranks of `values` to the result; a float32 copy of a 16-bit vector is overwritten."""
-        return call.group.dense_steps(call, values, call.spec.dtype, True, call.out, call.traffic, scratch)
+    def mean(
+        self, call: VectorCall, values: NDArray[Any], out: NDArray[Any], scratch: Sequence[NDArray[Any]] = ()
+    ) -> Iterator[bool]:
+        """Write the mean over ranks of `values` to `out`; a float32 copy of a 16-bit vector is overwritten."""
+        return call.group.dense_steps(call, values, call.spec.dtype, True, out, call.traffic, scratch)

@@ -28,7 +28,6 @@ import numpy as np
 
 from collectives import Communicator
 from collectives.devices import named
-from collectives.memory import SIXTEEN_BIT
 from collectives.progress.polling import done
 from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, Synchronize, VectorSpec
@@ -119,7 +118,7 @@ class Marsit(Algorithm):
 
     def encodes_on_devices(self, dtype: str) -> bool:
         """See `Algorithm`."""
-        return self.winners is None and dtype not in SIXTEEN_BIT
+        return True
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Sign votes of a residual, merged on every hop; every K steps the exact mean."""
@@ -128,7 +127,7 @@ class Marsit(Algorithm):
             self.global_step, self.residual if self.compensation else None, self.clip, self.gamma, self.transactional
         )
         about = rule, spec.n, spec.dtype, comm.size, lengths, padded
-        feedback = SignResidual(*about) if spec.device == "cpu" else DeviceSignResidual(*about, named(spec.device))
+        feedback = SignResidual(*about) if spec.device == "cpu" else DeviceSignResidual(named(spec.device), *about)
         reports = 1 + lengths.size
         if self.winners is None:
             sign = Sign().bind("cpu", Stream(self.seed, spec.vector_id, "merge"))
@@ -200,20 +199,15 @@ class MarsitRounds:
 
     def _in_full_precision(self, call: VectorCall) -> Iterator[bool]:
         feedback = self.feedback
-        result = call.out
-        if feedback.host_total is not None:
-            call.out = feedback.host_total
-        total = call.out if call.wide is None else call.wide
+        total, mean = feedback.dense_memory(call.wide, call.out)
         yield from done(call, feedback.add_and_clear(total))
         self.encoded()
         yield from self.reducer.side_channel.collect(call, call.traffic)
         self._follow(call)
-        yield from self._full_precision.mean(call, total, self.reducer.scratch)
-        if not nonfinite.all_finite_result(call.out, call.spec.dtype):
+        yield from self._full_precision.mean(call, total, mean, self.reducer.scratch)
+        if not nonfinite.all_finite_result(mean, call.spec.dtype):
             raise call.non_finite(())
-        if feedback.host_total is not None:
-            yield from done(call, feedback.deliver(call.out))
-            call.out = result
+        yield from done(call, feedback.deliver(mean))
 
     # What the ranks tell each other beside the bits ------------------------------------------------------------------
 

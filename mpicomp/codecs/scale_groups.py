@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpicomp import kernels
 from mpicomp.kernels.streams import BLOCK
 
 
@@ -44,13 +43,13 @@ def padded_lengths(tensor_lengths: Sequence[int] | None, n: int) -> tuple[NDArra
     return real, padded
 
 
-def tell_why(sums: NDArray[np.float64], values: NDArray[Any]) -> None:
-    """Overwrite sums over a vector, of which one is not finite, by the reason: so the sum needs no message beside it.
+def why(finite: bool) -> float:
+    """What takes the place of a rank's sums of which one is not finite: so the reason needs no message beside them.
 
-    The reason is NaN where the vector itself holds NaN or infinity, and infinity where finite numbers overflowed. Only
-    ranks whose sums are NaN are to be blamed.
+    NaN where the vector itself holds NaN or infinity, and infinity where finite numbers overflowed. Only ranks whose
+    sums are NaN are to be blamed.
     """
-    sums[:] = np.inf if kernels.of("cpu").sign.all_finite(values) else np.nan
+    return math.inf if finite else math.nan
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,11 @@ class ScaledVotes(KeptArrays):
         self._values, self._out, self._target = values, out, out if wide is None else wide
         self._streaming = wide is None and self._n >= STREAMING_ELEMENTS and out.ctypes.data % 32 == 0
 
+    @staticmethod
+    def all_finite(values: Any) -> bool:
+        """Whether a vector in the type of computing has neither NaN nor infinity."""
+        return bool(kernels.of("cpu").sign.all_finite(values))
+
     def end(self) -> None:
         """Drop the references to the caller's arrays, so that these can be freed."""
         self._values = self._out = self._target = self._nothing

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives.memory import aligned_empty
-from mpicomp.codecs.scale_groups import ScaleGroups, tell_why
+from mpicomp.codecs.scale_groups import ScaleGroups, why
 from mpicomp.codecs.scaled_votes import STREAMING_ELEMENTS, ScaledVotes
 
 
@@ -54,7 +54,7 @@ class SharedScale(ScaledVotes):
     def report(self, row: NDArray[np.float64]) -> None:
         """Fill in this rank's norms."""
         if not self._kernels.vote_counts.segment_totals(self._sums, self.groups.firsts, row):
-            tell_why(row, self._values)
+            row[:] = why(self.all_finite(self._values))
 
     def take_scales(self, norms: NDArray[np.float64]) -> bool:
         """Make scales of the ranks' norms, added up in rank order; False if a result would not be finite."""

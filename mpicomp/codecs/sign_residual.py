@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from collectives.memory import narrow, widen
 from collectives.testable import Testable
 from mpicomp import kernels
-from mpicomp.codecs.scale_groups import Run, ScaleGroups, tell_why
+from mpicomp.codecs.scale_groups import Run, ScaleGroups, why
 from mpicomp.codecs.sign import UNSIGNED
 
 AVERAGE = 0.9  # of the magnitudes' running mean
@@ -131,9 +131,11 @@ class SignResidual:
         self._elements = max(1, int(lengths.sum()) * ranks)
         self._counts = np.maximum(1.0, lengths * ranks)
         self._clipped: Any = [0]  # of each piece
+        self._host_clipped: Any = self._clipped
         self._parts: list[list[_Part]] = []
-        self._bits, self._pairs = np.empty(0, np.uint64), False
+        self._host_bits, self._pairs = np.empty(0, np.uint64), False
         self._sums: Any = np.zeros(0)
+        self._host_sums: NDArray[np.float64] = self._sums
         self._firsts = np.zeros(0, np.int64)
         self._nothing = np.empty(0, self._compute)
         self._source: Source | None = None
@@ -143,7 +145,7 @@ class SignResidual:
         self._odd_positive = self._streaming = self._encoding = False
 
     @staticmethod
-    def _zeros(n: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    def _zeros(n: int, dtype: Any) -> Any:
         """Memory for what kernels work on."""
         return np.zeros(n, dtype)
 
@@ -152,8 +154,8 @@ class SignResidual:
     ) -> None:
         """Use a reducer's pieces, its bits, and a second vote on each element where there is one."""
         groups = ScaleGroups.of(self._padded.tolist(), self._n)
-        self._bits, self._pairs, self._firsts = bits, second is not None, groups.firsts
-        self._sums = self._zeros(groups.blocks, np.dtype(np.float64))  # of |u|, block by block
+        self._host_bits, self._pairs, self._firsts = bits, second is not None, groups.firsts
+        self._sums = self._host_sums = self._zeros(groups.blocks, np.float64)  # of |u|, block by block
 
         def part(run: Run) -> _Part:
             votes = bits[run.words()], None if second is None else second[run.words()]
@@ -166,22 +168,21 @@ class SignResidual:
 
     # One step --------------------------------------------------------------------------------------------------------
 
-    @property
-    def host_total(self) -> NDArray[Any] | None:
-        """Where full-precision rounds are made, if not in the result."""
-        return None
+    def dense_memory(self, wide: Any, out: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Where a full-precision round adds up, and where it leaves the mean; `wide` and `out` as in `VectorCall`."""
+        return out if wide is None else wide, out
 
-    def deliver(self, total: NDArray[Any]) -> Testable | None:
-        """Copy a full-precision round to the result, if it was made elsewhere."""
+    def deliver(self, mean: NDArray[Any]) -> Testable | None:
+        """Copy the mean to the result, if it was made elsewhere."""
         return None
 
     @staticmethod
-    def clear(out: NDArray[Any]) -> Testable | None:
+    def clear(out: Any) -> Testable | None:
         """Overwrite a result with zeros."""
         out[:] = 0
         return None
 
-    def all_finite(self, values: NDArray[Any]) -> bool:
+    def all_finite(self, values: Any) -> bool:
         """Whether a vector in the type of computing has neither NaN nor infinity."""
         return bool(self._kernels.all_finite(values))
 
@@ -215,7 +216,7 @@ class SignResidual:
         self._streaming = self._n >= STREAMING_ELEMENTS and out.ctypes.data % 32 == 0
 
     def _forget_clipped(self) -> None:
-        self._clipped = [0] * len(self._parts)
+        self._clipped = self._host_clipped = [0] * len(self._parts)
 
     def end(self) -> None:
         """Drop the references to the caller's arrays, so that these can be freed."""
@@ -233,7 +234,7 @@ class SignResidual:
         if self._before is not None:
             before, self._magnitudes, self.gamma = self._before
             if before is not None:
-                self._overwrite_residual(before)
+                self._overwrite(self.residual, before)
             self._pending[:] = 0
             self.spoiled = False
         elif self._encoding:
@@ -277,7 +278,7 @@ class SignResidual:
             if part.second is None:
                 self._kernels.unpack(part.bits, positive, negative, self._streaming, out)
             else:
-                nothing = out.dtype.type(0)
+                nothing = self._words.type(0)
                 self._unpack_pair(part.bits, part.second, positive, nothing, negative, self._streaming, out)
 
     def add_and_clear(self, total: NDArray[Any]) -> Testable | None:
@@ -327,8 +328,8 @@ class SignResidual:
 
     def report(self, row: NDArray[np.float64]) -> None:
         """Fill in what this rank tells the others: clipped elements, then the sum of |u| of each tensor."""
-        if not self._kernels.add_up(self._sums, self._firsts, sum(self._clipped), row):
-            tell_why(row, self._vector())
+        if not self._kernels.add_up(self._host_sums, self._firsts, int(sum(self._host_clipped)), row):
+            row[:] = why(self.all_finite(self._vector()))
 
     def follow(self, reports: NDArray[np.float64]) -> bool:
         """Take in the ranks' reports, in rank order; False if one is not finite."""
@@ -355,8 +356,8 @@ class SignResidual:
     def swing(self) -> float:
         """Mean magnitude of a sample of the residual with nothing pending, in global steps; rule "paper"."""
         assert self.residual is not None
-        sample = self.residual[: min(SAMPLE, self._lengths[0])].copy()
-        self._kernels.subtract_result(sample, self._bits, self._pending[0])
+        sample = self._to_host(self.residual[: min(SAMPLE, int(self._lengths[0]))])
+        kernels.of("cpu").sign.subtract_result(sample, self._host_bits, self._pending[0])
         return float(np.abs(sample).mean() / self._pending[0]) if self._pending[0] else 0.0
 
     def _scale(self, magnitudes: NDArray[np.float64], gamma: float) -> bool:
@@ -369,11 +370,17 @@ class SignResidual:
         """The residual with nothing pending; a copy."""
         if self.residual is None:
             return None
-        settled: NDArray[Any] = self.residual.copy()
+        settled = self._to_host(self.residual)
         self._settle(settled)
         return settled
 
-    def _settle(self, residual: NDArray[Any]) -> None:
+    @staticmethod
+    def _to_host(vector: Any) -> NDArray[Any]:
+        """A copy in the host's memory."""
+        copy: NDArray[Any] = vector.copy()
+        return copy
+
+    def _settle(self, residual: Any) -> None:
         """Subtract the last result from a copy of the residual, if that is still to be done."""
         if self._lazy:
             for part in self._every_part():
@@ -383,9 +390,9 @@ class SignResidual:
         """What a step that fails goes back to."""
         return self.settled_residual()
 
-    def _overwrite_residual(self, values: Any) -> None:
-        assert self.residual is not None
-        self.residual[:] = values
+    @staticmethod
+    def _overwrite(vector: Any, values: Any) -> None:
+        vector[:] = values
 
     def state(self) -> dict[str, Any]:
         """Settled residual, running magnitudes and gamma; copies."""
@@ -401,7 +408,7 @@ class SignResidual:
     def load(self, state: dict[str, NDArray[Any]]) -> str:
         """See `Feedback`."""
         if self.residual is not None:
-            self._overwrite_residual(state["residual"])
+            self._overwrite(self.residual, state["residual"])
         self._magnitudes = state["magnitudes"].copy()
         if self.rule.gamma == "auto":
             self.gamma = float(state["gamma"])

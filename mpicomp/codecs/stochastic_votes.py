@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mpicomp.codecs.scale_groups import ScaleGroups, tell_why
+from mpicomp.codecs.scale_groups import ScaleGroups, why
 from mpicomp.codecs.scaled_votes import ScaledVotes
 from mpicomp.kernels.streams import Stream, source
 
@@ -110,7 +110,7 @@ class StochasticVotes(ScaledVotes):
                 if np.isfinite(largest):
                     norms[group] = min(largest * np.linalg.norm(x / largest), np.finfo(np.float64).max)
         if not np.isfinite(norms).all():
-            tell_why(norms, self._values)
+            norms[:] = why(self.all_finite(self._values))
 
     def set_scales(self, norms: NDArray[np.float64], values: NDArray[Any]) -> bool:
         """Fix N of each group, and what a unanimous vote stands for; False if a result would not be finite."""

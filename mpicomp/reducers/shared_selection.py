@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,14 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from collectives import Communicator
+from collectives.devices import Landed
 from collectives.execution.partition import pieces
 from collectives.execution.pipelined import execute
 from collectives.execution.program import gather_program
 from collectives.memory import aligned_empty
+from collectives.progress.polling import done
 from collectives.schedules.all_gather import AllGather
+from collectives.testable import Testable
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import MessageModel
 from mpicomp.codecs.shared_selection import Selection, SharedSelection
@@ -87,7 +91,7 @@ class SelectionGather:
         clock, size = traffic.clock, self._comm.size
         start = clock()
         if self.pieces:
-            payload.encode(self._comm.rank)
+            yield from done(call, payload.encode(self._comm.rank))
             channel.tail.view(np.uint64)[:] = payload.mine(0)
         feedback.encoded()
         sent = clock()
@@ -96,7 +100,7 @@ class SelectionGather:
         if self.pieces:
             for origin in range(size):
                 payload.words[0][origin][:] = channel.tails[origin].view(np.uint64)
-                payload.finish(origin)
+                yield from done(call, payload.finish(origin))
         end = clock()
         traffic.seconds_encoding += sent - start
         traffic.seconds_waiting += arrived - sent
@@ -157,14 +161,20 @@ class SelectionPayload:
         payload: NDArray[np.uint64] = self.words[k][self._rank]
         return payload
 
-    def encode(self, piece: int) -> None:
+    def encode(self, piece: int) -> Testable | None:
         """See `Payload`: take signs, and pick those that this rank wins."""
         assert self._feedback is not None
         k = piece % len(self._cuts)
-        self._feedback.encode(k)
+        on_device = self._feedback.encode(k)
         if self._drawn[k] != self._step:
             self._selection.draw(self._winners[k], self._step, self._cuts[k].start)
             self._drawn[k] = self._step
+        if on_device is not None:
+            return Landed(on_device, partial(self._pick, k))
+        self._pick(k)
+        return None
+
+    def _pick(self, k: int) -> None:
         self._selection.encode(self._votes[k][0], self._rank, self._winners[k], self.mine(k))
 
     def outgoing(self, piece: int, weight: int) -> Any:
@@ -175,14 +185,15 @@ class SelectionPayload:
 
     replacing = outgoing
 
-    def finish(self, piece: int) -> None:
+    def finish(self, piece: int) -> Testable | None:
         """See `Payload`: once the last rank's is there, put all signs in their places."""
         assert self._feedback is not None
         k = piece % len(self._cuts)
         with self._counting:
             self._missing[k] -= 1
             complete = not self._missing[k]
-        if complete:
-            winners, words = self._winners[k], self.words[k]
-            self._selection.decode(words.reshape(-1), words.shape[1], winners, self._votes[k])
-            self._feedback.finish(k)
+        if not complete:
+            return None
+        winners, words = self._winners[k], self.words[k]
+        self._selection.decode(words.reshape(-1), words.shape[1], winners, self._votes[k])
+        return self._feedback.finish(k)

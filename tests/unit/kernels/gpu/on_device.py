@@ -1,0 +1,131 @@
+"""Jobs of ranks of which some encode on a device, to be compared with those that encode on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from collectives import Communicator, NonFiniteGradient, Ring, devices
+from collectives.threads.run_local import run_local
+from mpicomp.aggregator.algorithm import Algorithm
+from tests.fake_device import FakeArray, FakeDevice
+
+STEPS = 4
+
+
+class Device(FakeDevice):
+    """A fake device whose vectors have PyTorch's type, bfloat16 too, as a GPU's have."""
+
+    def take(self, array: FakeArray) -> devices.Taken:
+        taken = super().take(array)
+        if taken.dtype != "bfloat16" or taken.vector is None:
+            return taken
+        return taken._replace(vector=taken.vector.view(torch.bfloat16))
+
+
+def fake_devices(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeDevice]:
+    """Have devices made when they are asked for; returns those that are made."""
+    known: dict[int, FakeDevice] = {}
+    monkeypatch.setitem(devices.MAKERS, devices.CUDA, lambda index: known.setdefault(index, Device(index)))
+    return known
+
+
+def vector(rank: int, step: int, n: int, dtype: str = "float32", scale: float = 1.0) -> NDArray[Any]:
+    """Normal numbers and zeros; uint16 for bfloat16."""
+    values = np.random.default_rng((rank, step)).standard_normal(n) * scale
+    values[::7] = 0
+    if dtype == "bfloat16":
+        return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype(dtype)
+
+
+def given(values: NDArray[Any], dtype: str, index: int | None) -> Any:
+    """What a rank hands over: an array on the device of this index, or on the host."""
+    if index is not None:
+        return FakeArray(values, dtype, index)
+    return torch.from_numpy(values).view(torch.bfloat16) if dtype == "bfloat16" else values
+
+
+def bits(result: Any) -> NDArray[Any]:
+    """A copy of a result, as words."""
+    if isinstance(result, FakeArray):
+        result = result.there
+    elif not isinstance(result, np.ndarray):
+        result = result.view(torch.int16).numpy()
+    return np.array(result).view(f"u{result.itemsize}")
+
+
+def start(comm: Communicator, method: Algorithm, n: int, dtype: str, there: bool, lengths: Any = None) -> Any:
+    device = f"cuda:{comm.rank}" if there else "cpu"
+    return method.start(comm, n, dtype=dtype, tensor_lengths=lengths, device=device)
+
+
+def train(
+    comm: Communicator,
+    method: Algorithm,
+    n: int,
+    dtype: str,
+    on_devices: tuple[int, ...],
+    lengths: Any = None,
+    scale: float = 1.0,
+) -> list[NDArray[Any]]:
+    """All results, and the last state.
+
+    Half way each rank of a job with devices goes on where it was not: from the device to the CPU, or the other way.
+    """
+    there, results = comm.rank in on_devices, []
+    aggregator = start(comm, method, n, dtype, there, lengths)
+    for step in range(STEPS):
+        if step == STEPS // 2:
+            state, there = aggregator.state_dict(), bool(on_devices) and not there
+            aggregator = start(comm, method, n, dtype, there, lengths)
+            aggregator.load_state_dict(state)
+        x = given(vector(comm.rank, step, n, dtype, scale), dtype, comm.rank if there else None)
+        results.append(bits(aggregator.aggregate(x)))
+    state = aggregator.state_dict()
+    told = getattr(aggregator.feedback, "clipped_fraction", 0.0)
+    return [*results, np.array(told), *(np.asarray(state[key]) for key in sorted(state) if key != "method")]
+
+
+def assert_same_as_on_cpu(
+    method: Algorithm, n: int, dtype: str, lengths: Any = None, scale: float = 1.0, ranks: int = 2
+) -> None:
+    """Fail unless ranks with and without a device have the bits of ranks without any."""
+    here, there = (
+        run_local(ranks, lambda comm, on=on: train(comm, method, n, dtype, on, lengths, scale), Ring(), piece_bytes=512)
+        for on in ((), (1,))
+    )
+    for rank in range(ranks):
+        for mine, expected in zip(there[rank], here[rank], strict=True):
+            np.testing.assert_array_equal(mine, expected)
+
+
+def assert_nan_is_told_and_nothing_lost(method: Algorithm, n: int, dtype: str, bad_rank: int) -> None:
+    """Fail unless all ranks hear which one had NaN, and go on as if the step had not been; rank 0 has a device."""
+
+    def take(comm: Communicator) -> None:
+        there = comm.rank == 0
+        aggregator = start(comm, method, n, dtype, there)
+        without = start(comm, method, n, dtype, there)
+
+        def step(number: int, nan: bool = False, one: Any = aggregator) -> NDArray[Any]:
+            values = vector(comm.rank, number, n, dtype)
+            if nan and comm.rank == bad_rank:
+                values[n - 3] = 0x7FC0 if dtype == "bfloat16" else np.nan
+            return bits(one.aggregate(given(values, dtype, comm.rank if there else None)))
+
+        step(0)
+        before = aggregator.state_dict()
+        with pytest.raises(NonFiniteGradient, match=f"from rank {bad_rank};"):
+            step(1, nan=True)
+        after = aggregator.state_dict()
+        for key, value in before.items():
+            np.testing.assert_array_equal(after[key], value, key)
+        step(0, one=without)
+        np.testing.assert_array_equal(step(2), step(2, one=without))
+
+    run_local(2, take, Ring())
