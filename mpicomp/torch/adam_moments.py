@@ -62,9 +62,11 @@ class AdamMoments:
 
     def __init__(self, bucket: Bucket, group_of: Mapping[Tensor, int], preconditioned: bool) -> None:
         self._bucket, self._preconditioned = bucket, preconditioned
-        self.m, self.v, self.result = (torch.zeros(bucket.n, dtype=bucket.dtype) for _ in range(3))
+        self.m, self.v, self.result = (
+            torch.zeros(bucket.n, dtype=bucket.dtype, device=bucket.device) for _ in range(3)
+        )
         self._m_views, self._v_views, self._result_views = map(bucket.views, (self.m, self.v, self.result))
-        self.masked = torch.zeros(0, dtype=torch.int64)
+        self.masked = torch.zeros(0, dtype=torch.int64, device=bucket.device)
         self._stretches: list[_Stretch] = []
         parameters = [member.parameter for member in bucket.members]
         ends = [0, *accumulate(bucket.lengths)]
@@ -145,8 +147,8 @@ class AdamMoments:
                 torch._foreach_addcmul_(one.parameters, m, self._v_views[one.members], value=length)
 
     def norm(self, groups: Groups, steps: int) -> float:
-        """Sum of v's elements, with bias correction."""
-        v, total = self.v.numpy(), 0.0
+        """Sum of v's elements, with bias correction; the same on all ranks, so the host adds them."""
+        v, total = self.v.cpu().numpy(), 0.0
         for one in self._stretches:
             total += float(np.sum(v[one.part], dtype=np.float64)) / (1 - groups[one.group]["betas"][1] ** steps)
         return total

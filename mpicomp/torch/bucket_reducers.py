@@ -7,10 +7,11 @@ registration.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import compress
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.difference import Difference
 from mpicomp.algorithms import Algorithm, Dense
 from mpicomp.torch.buckets import ALIGNMENT, Bucket, NamedParameter, group_parameters, make_bucket, total_mb
+from mpicomp.torch.devices import all_finite, encoding_device
 from mpicomp.torch.master_weights import SIXTEEN_BIT
 from mpicomp.torch.states import members_by_name
 
@@ -51,9 +53,11 @@ class BucketReducer:
         self._vector_array, self._mean_array = _as_array(self.vector), _as_array(self.mean)
         dtype = str(bucket.dtype).removeprefix("torch.")
         lengths = tuple(member.parameter.numel() for member in bucket.members if member.parameter.numel())
-        self.aggregator = algorithm.start(comm, bucket.n, dtype=dtype, vector_id=bucket.index, tensor_lengths=lengths)
+        device = encoding_device(algorithm, dtype, bucket.device)
+        about: dict[str, Any] = {"dtype": dtype, "vector_id": bucket.index, "tensor_lengths": lengths, "device": device}
+        self.aggregator = algorithm.start(comm, bucket.n, **about)
         self._handle: Handle | None = None
-        self._alone: NonFiniteGradient | None = None  # what was found in values taken alone, for `wait`
+        self._alone: Callable[[], None] | None = None  # what `wait` has yet to do about values taken alone
         self._moves: Difference | None = None
 
     def take_moves(self, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
@@ -93,7 +97,7 @@ class BucketReducer:
         handle, self._handle = self._handle, None
         alone, self._alone = self._alone, None
         if alone is not None:
-            raise alone
+            alone()
         if handle is None:
             return False
         try:
@@ -114,7 +118,7 @@ class BucketReducer:
         """On a single rank, and where nothing is rounded: take the values as their mean, uncopied, and return True.
 
         NaN and infinity are searched for at once, while the processor's caches have the values: with `behind` the error
-        is kept for `wait`.
+        is kept for `wait`. On a device they are then searched for by `wait`, as the host would wait for the device.
 
         Raises
         ------
@@ -124,12 +128,15 @@ class BucketReducer:
         aggregator = self.aggregator
         if aggregator.comm.size > 1 or aggregator.algorithm != Dense():
             return False
+        if behind and self.bucket.device.type != "cpu":
+            self._alone = partial(self._take_finite, values)
+            return True
         try:
             self._take_finite(values)
         except NonFiniteGradient as error:
             if not behind:
                 raise
-            self._alone = error
+            self._alone = partial(_raise, error)
         return True
 
     def undo(self) -> None:
@@ -138,8 +145,10 @@ class BucketReducer:
             self.aggregator.undo()
 
     def _take_finite(self, values: Sequence[Tensor]) -> None:
-        pairs = zip(self.bucket.members, values, strict=True)
-        names = [repr(member.name) for member, value in pairs if not _all_finite(value)]
+        names: list[str] = []
+        if self.bucket.device.type == "cpu" or not all_finite(values):  # which waits for a device once
+            pairs = zip(self.bucket.members, values, strict=True)
+            names = [repr(member.name) for member, value in pairs if not _all_finite(value)]
         if names:
             raise nonfinite.error(self.aggregator.comm, (0,), ", ".join(names))
         self.aggregator.count_step()
@@ -246,23 +255,32 @@ class BucketReducers(Sequence[BucketReducer]):
             for index, (group, algorithm) in enumerate(zip(groups, algorithms, strict=True))
         ]
         if self._one_by_one:
-            longest = {bucket.dtype: bucket.n for bucket in sorted(buckets, key=lambda bucket: bucket.n)}
-            shared = {dtype: torch.zeros(2, n, dtype=dtype) for dtype, n in longest.items()}
-            pairs = [shared[bucket.dtype] for bucket in buckets]
+            longest = {(one.dtype, one.device): one for one in sorted(buckets, key=lambda bucket: bucket.n)}
+            shared = {kind: vector_pair(bucket) for kind, bucket in longest.items()}
+            pairs = [shared[bucket.dtype, bucket.device] for bucket in buckets]
         else:
-            pairs = [torch.zeros(2, bucket.n, dtype=bucket.dtype) for bucket in buckets]
+            pairs = [vector_pair(bucket) for bucket in buckets]
         return tuple(
             BucketReducer(bucket, pair, algorithm, self.comm)
             for bucket, pair, algorithm in zip(buckets, pairs, algorithms, strict=True)
         )
 
 
+def vector_pair(bucket: Bucket) -> Tensor:
+    """Zeros for a bucket's vector and its mean: [2, n]."""
+    return torch.zeros(2, bucket.n, dtype=bucket.dtype, device=bucket.device)
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
 def _all_finite(values: Tensor) -> bool:
-    if values.dtype in SIXTEEN_BIT or not values.is_contiguous():
+    if values.dtype in SIXTEEN_BIT or values.device.type != "cpu" or not values.is_contiguous():
         return bool(torch.isfinite(values).all())
     return nonfinite.all_finite(values.detach().view(-1).numpy())
 
 
 def _as_array(tensor: Tensor) -> NDArray[Any] | Tensor:
-    """A NumPy view of the tensor's memory, or the tensor itself for bfloat16, which NumPy lacks."""
-    return tensor if tensor.dtype == torch.bfloat16 else tensor.numpy()
+    """A NumPy view of the tensor's memory, or the tensor itself on a device or of bfloat16, which NumPy lacks."""
+    return tensor if tensor.device.type != "cpu" or tensor.dtype == torch.bfloat16 else tensor.numpy()

@@ -1,8 +1,9 @@
 """Parameters laid out in flat vectors, each small enough to be a unit of communication.
 
-A bucket holds whole tensors of one dtype and one algorithm. For methods that treat tensors apart every one starts at a
-multiple of 64 elements, so that none shares a word of packed signs with another; the gap behind it is padding, kept at
-zero on the way in and ignored on the way out. For others they lie end to end, as zeros would count in their scales.
+A bucket holds whole tensors of one dtype, one device and one algorithm. For methods that treat tensors apart every one
+starts at a multiple of 64 elements, so that none shares a word of packed signs with another; the gap behind it is
+padding, kept at zero on the way in and ignored on the way out. For others they lie end to end, as zeros would count in
+their scales.
 """
 
 from __future__ import annotations
@@ -57,10 +58,16 @@ class Bucket:
         """Elements of the flat vector."""
         return sum(self.lengths)
 
+    @property
+    def device(self) -> torch.device:
+        """Of the members, and of the flat vector."""
+        return self.members[0].parameter.device
+
     def padding(self) -> Tensor:
-        """Indices (int64) of the vector's padding elements."""
+        """Indices (int64, on the device) of the vector's padding elements."""
         places = torch.split(torch.arange(self.n), list(self.lengths))
-        return torch.cat([own[m.parameter.numel() :] for m, own in zip(self.members, places, strict=True)])
+        padding = [own[m.parameter.numel() :] for m, own in zip(self.members, places, strict=True)]
+        return torch.cat(padding).to(self.device)
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Each member's part of `flat` (at least ``n`` elements), in the member's shape; no copy."""
@@ -74,18 +81,18 @@ def group_parameters(
     bucket_mb: float,
     kind: Callable[[NamedParameter], Hashable] = lambda member: None,
 ) -> list[list[NamedParameter]]:
-    """Group parameters of one dtype and one `kind`, in order, into buckets of up to `bucket_mb` MiB.
+    """Group parameters of one dtype, one device and one `kind`, in order, into buckets of up to `bucket_mb` MiB.
 
     A tensor larger than that has a bucket to itself. Buckets are in the order in which their last members come. The
-    grouping depends on the parameters' order, shapes, dtypes and kinds alone, so ranks with the same model have the
-    same buckets.
+    grouping depends on the parameters' order, shapes, dtypes, devices and kinds alone, so ranks with the same model
+    have the same buckets.
     """
     limit_bytes = bucket_mb * 2**20
     open_groups: dict[Hashable, list[NamedParameter]] = {}
     last_place: dict[int, int] = {}
     groups: list[list[NamedParameter]] = []
     for place, member in enumerate(parameters):
-        key = member.parameter.dtype, kind(member)
+        key = member.parameter.dtype, member.parameter.device, kind(member)
         group = open_groups.get(key)
         if group is None or _nbytes([*group, member]) > limit_bytes:
             group = open_groups[key] = []
@@ -96,7 +103,7 @@ def group_parameters(
 
 
 def make_bucket(index: int, members: Sequence[NamedParameter], alignment: int = ALIGNMENT) -> Bucket:
-    """A bucket of these parameters, which have one dtype."""
+    """A bucket of these parameters, which have one dtype and one device."""
     return Bucket(index, members[0].parameter.dtype, tuple(members), alignment)
 
 

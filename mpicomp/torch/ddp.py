@@ -55,8 +55,9 @@ def ddp_hook(
     Raises
     ------
     ValueError
-        The communicator's ranks are not those of the process group, a parameter is no floating-point CPU tensor, the
-        model has a hook already, or names are needed and there is no model. The other ranks raise CollectiveMismatch.
+        The communicator's ranks are not those of the process group, a parameter is no floating-point tensor that can be
+        reached, the model has a hook already, or names are needed and there is no model. The other ranks raise
+        CollectiveMismatch.
     TypeError
         The model is no DistributedDataParallel, or another argument is something else.
     CollectiveMismatch

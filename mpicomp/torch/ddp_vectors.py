@@ -20,7 +20,7 @@ from collectives import Communicator, Handle
 from collectives.errors import NonFiniteGradient
 from mpicomp.algorithms import Algorithm
 from mpicomp.torch.algorithms import AlgorithmChoice, algorithms_by_name
-from mpicomp.torch.bucket_reducers import BucketReducer
+from mpicomp.torch.bucket_reducers import BucketReducer, vector_pair
 from mpicomp.torch.buckets import ALIGNMENT, NamedParameter, make_bucket
 
 
@@ -212,7 +212,6 @@ class GradientVectors:
 
     def _open(self, members: Sequence[NamedParameter], algorithm: Algorithm) -> None:
         bucket = make_bucket(len(self._vectors), members, ALIGNMENT if algorithm.uses_tensor_lengths else 1)
-        pair = torch.zeros(2, bucket.n, dtype=bucket.dtype)
-        vector = GradientVector(BucketReducer(bucket, pair, algorithm, self._comm))
+        vector = GradientVector(BucketReducer(bucket, vector_pair(bucket), algorithm, self._comm))
         self._vectors.append(vector)
         self._vector_of |= dict.fromkeys(vector.reducer.parameters, vector)

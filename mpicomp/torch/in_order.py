@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
+from typing import Any
 from weakref import WeakMethod
 
 from torch import Tensor
@@ -11,6 +13,7 @@ from collectives import Communicator
 from collectives.errors import NonFiniteGradient, explains_itself
 from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
 from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.devices import current_stream, wait_for
 
 
 class InOrder:
@@ -37,6 +40,7 @@ class InOrder:
         self._reducers, self._comm, self._begin = reducers, comm, WeakMethod(begin)
         self.begun = 0
         self._missing: list[int] = []
+        self._streams: dict[int, set[Any]] = defaultdict(set)  # on which the gradients of each bucket came
         self._sent: list[tuple[NamedParameter, Tensor, int]] = []  # gradients, and the versions that were sent
         self._error: Exception | None = None
 
@@ -44,7 +48,9 @@ class InOrder:
         """A gradient is complete: begin the next buckets that lack none."""
         if not self._missing:
             self._missing = [len(reducer.bucket.members) for reducer in self._reducers]
-        self._missing[self._reducers.bucket_of[position]] -= 1
+        bucket = self._reducers.bucket_of[position]
+        self._missing[bucket] -= 1
+        self._streams[bucket].add(current_stream(self._reducers.members[position].parameter))
         while self.begun < len(self._reducers) and not self._missing[self.begun] and self._error is None:
             self._begin_next()
         self._comm.advance()
@@ -75,6 +81,7 @@ class InOrder:
         begun, self.begun, self._missing = self.begun, 0, []
         error, self._error = self._error, None
         self._sent.clear()
+        self._streams.clear()
         for reducer in self._reducers[:begun]:
             try:
                 if reducer.wait():
@@ -92,6 +99,7 @@ class InOrder:
         begin, reducer = self._begin(), self._reducers[self.begun]
         assert begin is not None
         try:
+            wait_for(self._streams.pop(self.begun, ()))
             begin(reducer)
         except Exception as error:  # noqa: BLE001 - raised where the calls are waited for
             self._error = error

@@ -27,6 +27,7 @@ from collectives import Communicator
 from collectives.consistency.call_check import fingerprint
 from mpicomp.torch.arrivals import Arrivals, listen
 from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
+from mpicomp.torch.devices import all_finite
 from mpicomp.torch.in_order import InOrder
 from mpicomp.torch.master_weights import MasterWeights
 from mpicomp.torch.states import require_counters, require_like
@@ -303,7 +304,7 @@ class LocalUpdates:
         comm, text = self._comm, "the check of gradients before an optimizer step"
         comm.agree(fingerprint(text), lambda: text)
         flags = np.zeros(comm.size, np.int64)
-        flags[comm.rank] = not all(map(_all_finite, self._gradients()))
+        flags[comm.rank] = not all_finite(self._gradients())
         ranks = np.flatnonzero(comm.allreduce(flags))
         if ranks.size and warn and not self._warned:
             self._warned = True
@@ -313,11 +314,6 @@ class LocalUpdates:
                 RuntimeWarning, stacklevel=4,
             )  # fmt: skip
         return bool(ranks.size)
-
-
-def _all_finite(gradient: Tensor) -> bool:
-    values = gradient._values() if gradient.is_sparse else gradient
-    return bool(torch.isfinite(values).all())
 
 
 @contextmanager

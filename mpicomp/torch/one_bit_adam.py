@@ -37,7 +37,7 @@ from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
 from mpicomp.torch.master_weights import MasterWeights
 from mpicomp.torch.not_copied import NotCopied
 from mpicomp.torch.parameters import Parameters
-from mpicomp.torch.replication import require_same_layout, require_same_values
+from mpicomp.torch.replication import require_alike, require_same_values
 from mpicomp.torch.states import (
     STATE_KEY,
     load_aggregators,
@@ -63,7 +63,7 @@ class OneBitAdam(NotCopied, torch.optim.Optimizer):
     Parameters
     ----------
     params
-        Parameters, named parameters or groups, as of any torch optimizer, on the CPU. Those frozen now
+        Parameters, named parameters or groups, as of any torch optimizer, on the CPU or a GPU. Those frozen now
         (``requires_grad=False``) are left out for good.
     lr, betas, eps, weight_decay
         As of ``torch.optim.Adam``.
@@ -101,8 +101,8 @@ class OneBitAdam(NotCopied, torch.optim.Optimizer):
     Raises
     ------
     ValueError, TypeError
-        An option is out of range, a parameter is not a floating-point CPU tensor, or nothing is to be trained; the
-        other ranks then raise CollectiveMismatch.
+        An option is out of range, a parameter is not a floating-point tensor on the CPU or a GPU, or nothing is to be
+        trained; the other ranks then raise CollectiveMismatch.
     CollectiveMismatch
         The ranks' options differ, or their parameters in name, shape or dtype; at a step, in value.
 
@@ -159,7 +159,7 @@ class OneBitAdam(NotCopied, torch.optim.Optimizer):
             f"bucket_mb={bucket_mb:g})"
         )
         self.comm.agree(fingerprint(self._options), lambda: self._options)
-        require_same_layout({member.name: member.parameter for member in self._parameters.trained}, self.comm)
+        require_alike(self._parameters.trained, self.comm)
         self._checked_values, self._agreed = False, ""
         self._masters = MasterWeights(self)
         self._parameters.hold(self)

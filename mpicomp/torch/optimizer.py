@@ -42,7 +42,8 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
     Parameters
     ----------
     optimizer
-        Any torch optimizer over CPU parameters. Parameters frozen now (``requires_grad=False``) are left out for good.
+        Any torch optimizer over parameters on the CPU or on GPUs, where they are encoded if the algorithm can do it.
+        Parameters frozen now (``requires_grad=False``) are left out for good.
     algorithm
         For instance ``mpicomp.Marsit(full_precision_every=100)``. Or several: by patterns of parameters' names, of
         which the first that fits counts, as in ``{"*.bias": Dense(), "*": Marsit(100)}``; or a function of name and
@@ -83,8 +84,8 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
     Raises
     ------
     ValueError
-        A parameter is not a floating-point CPU tensor, nothing is to be trained, or an argument is out of range; the
-        other ranks then raise CollectiveMismatch.
+        A parameter is not a floating-point tensor on the CPU or a GPU, nothing is to be trained, or an argument is out
+        of range; the other ranks then raise CollectiveMismatch.
     TypeError
         The optimizer is wrapped already, or an argument is something else; the others then raise CollectiveMismatch.
     CollectiveMismatch

@@ -45,7 +45,7 @@ def broadcast_optimizer_state(
         The optimizer is a DistributedOptimizer or OneBitAdam, whose ranks have residuals of their own, or part of
         `root`'s state cannot be pickled; where that is so on one rank, the others raise CollectiveMismatch.
     ValueError
-        A tensor of the state is sparse or not in host memory, or this rank's optimizer does not take the state; the
+        A tensor of the state is sparse or cannot be reached, or this rank's optimizer does not take the state; the
         others then raise CollectiveMismatch, and all have the state of before. There is no rank `root`.
     CollectiveMismatch
         The ranks' parameters differ in group, shape or dtype.

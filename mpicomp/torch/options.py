@@ -16,7 +16,7 @@ from mpicomp.torch.gradient_averaging import GradientAveraging
 from mpicomp.torch.local_updates import LocalUpdates
 from mpicomp.torch.master_weights import SIXTEEN_BIT, MasterWeights
 from mpicomp.torch.progress import overlap_by_thread
-from mpicomp.torch.replication import require_same_layout
+from mpicomp.torch.replication import require_alike
 
 Synchronizer = GradientAveraging | LocalUpdates
 
@@ -95,17 +95,19 @@ def open_synchronizer(
         The ranks' options differ, or their parameters in name, shape or dtype.
     """
     comm.agree(fingerprint(str(options)), lambda: str(options))
-    require_same_layout({member.name: member.parameter for member in members}, comm)
-    if options.overlap and comm.size > 1:
-        overlap_by_thread(comm)
-    one_by_one, passes = not options.overlap, options.backward_passes_per_step
+    require_alike(members, comm)
+    overlap, passes = options.overlap, options.backward_passes_per_step
+    # of a model on a device backward calls hooks in a thread of its own, and calls need one thread
+    on_device = any(member.parameter.device.type != "cpu" for member in members)
+    if overlap and (comm.size > 1 or on_device):
+        overlap = overlap_by_thread(comm, on_device) or not on_device
     if options.synchronize == "gradients":
-        reducers = BucketReducers(members, algorithms, comm, options.bucket_mb, one_by_one)
-        return GradientAveraging(reducers, comm, options.overlap, passes)
+        reducers = BucketReducers(members, algorithms, comm, options.bucket_mb, one_by_one=not overlap)
+        return GradientAveraging(reducers, comm, overlap, passes)
     masters = MasterWeights(optimizer)
-    reducers = BucketReducers(masters.substitute(members), algorithms, comm, options.bucket_mb, one_by_one)
+    reducers = BucketReducers(masters.substitute(members), algorithms, comm, options.bucket_mb, one_by_one=not overlap)
     skips = _skips_nonfinite(algorithms)
-    return LocalUpdates(optimizer, reducers, comm, masters, options.local_steps, skips, options.overlap, passes)
+    return LocalUpdates(optimizer, reducers, comm, masters, options.local_steps, skips, overlap, passes)
 
 
 def _skips_nonfinite(algorithms: Mapping[str, Algorithm]) -> bool:

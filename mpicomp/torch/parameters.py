@@ -11,8 +11,8 @@ from torch import Tensor
 
 from collectives import Communicator
 from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.devices import require_reachable
 from mpicomp.torch.master_weights import is_master
-from mpicomp.torch.replication import require_cpu
 
 
 class Parameters:
@@ -33,7 +33,8 @@ class Parameters:
     Raises
     ------
     ValueError
-        A parameter is not a dense floating-point CPU tensor, two have one name, or none is to be trained.
+        A parameter is not a dense floating-point tensor on the CPU or a GPU, two have one name, or none is to be
+        trained.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> None:
@@ -117,8 +118,8 @@ def _form(parameter: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
 
 
 def require_dense_floats(name: str, parameter: Tensor, cure: str) -> None:
-    """Raise ValueError, with the parameter's name, unless it is a dense floating-point tensor in host memory."""
-    require_cpu(name, parameter)
+    """Raise ValueError, with the parameter's name, unless it is a dense floating-point tensor that can be reached."""
+    require_reachable(f"parameter {name!r}", parameter)
     if not parameter.is_floating_point() or parameter.layout != torch.strided:
         raise ValueError(
             f"parameter {name!r} is a {parameter.layout} tensor of {parameter.dtype}; {cure}, since only dense "

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from collectives import Communicator
 from collectives.consistency.call_check import fingerprint
+from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.devices import require_reachable
 
 _BROADCAST_BYTES = 25 * 2**20
 
@@ -24,8 +26,8 @@ def broadcast_parameters(
     Parameters
     ----------
     module_or_state_dict
-        A module, or the tensors of one by name. Every tensor is **overwritten** on all ranks but `root`. CPU tensors of
-        any dtype and layout; the bits are copied as they are.
+        A module, or the tensors of one by name. Every tensor is **overwritten** on all ranks but `root`. Dense tensors
+        of any dtype, on the CPU or a GPU, whichever on each rank; the bits are copied as they are.
     comm
         Communicator; None makes one on all ranks of the job and closes it again.
     root
@@ -34,7 +36,8 @@ def broadcast_parameters(
     Raises
     ------
     TypeError, ValueError
-        An entry of this rank's is not a tensor, or not one in host memory; the others then raise CollectiveMismatch.
+        An entry of this rank's is not a tensor, or on a device that cannot be reached; the others then raise
+        CollectiveMismatch.
     CollectiveMismatch
         The ranks' tensors differ in name, shape or dtype.
     """
@@ -64,23 +67,34 @@ def average_buffers(module: torch.nn.Module, comm: Communicator) -> None:
     if not buffers or comm.size == 1:
         return
     dtype = torch.float64 if any(buffer.dtype == torch.float64 for buffer in buffers) else torch.float32
-    flat = torch.cat([buffer.reshape(-1).to(dtype) for buffer in buffers])
-    mean = torch.from_numpy(np.asarray(comm.allreduce(flat.numpy(), op="mean")))
-    parts = torch.split(mean, [buffer.numel() for buffer in buffers])
+    flat = torch.cat([buffer.reshape(-1).to(buffers[0].device, dtype) for buffer in buffers])
+    parts = torch.split(comm.allreduce(flat, op="mean"), [buffer.numel() for buffer in buffers])
     for buffer, part in zip(buffers, parts, strict=True):
         buffer.copy_(part.view(buffer.shape))
 
 
-def require_same_layout(named: Mapping[str, Tensor], comm: Communicator) -> None:
-    """Raise CollectiveMismatch on every rank unless all have the same names, shapes and dtypes in the same order."""
+def require_same_layout(named: Mapping[str, Tensor], comm: Communicator, on: str = "") -> None:
+    """Raise CollectiveMismatch on every rank unless all have the same names, shapes and dtypes in the same order.
+
+    on : where the tensors are, which must be the same words on all ranks.
+    """
     layout = fingerprint("".join(f"{name} {tuple(tensor.shape)} {tensor.dtype}, " for name, tensor in named.items()))
     n_elements = sum(tensor.numel() for tensor in named.values())
+    tensors = f"{len(named)} tensors{on} of {n_elements} elements"
     comm.agree(
-        layout,
-        lambda: (
-            f"{len(named)} tensors of {n_elements} elements whose names, shapes and dtypes have checksum {layout:x}"
-        ),
+        fingerprint(f"{layout:x}{on}"),
+        lambda: f"{tensors} whose names, shapes and dtypes have checksum {layout:x}",
     )
+
+
+def require_alike(members: Sequence[NamedParameter], comm: Communicator) -> None:
+    """Raise CollectiveMismatch unless the ranks' parameters are alike, and on one kind of device.
+
+    A CPU rounds some steps of optimizers otherwise than a GPU does, and the ranks' models would drift apart.
+    """
+    kinds = sorted({member.parameter.device.type for member in members})
+    named = {member.name: member.parameter for member in members}
+    require_same_layout(named, comm, f" on {' and '.join(kinds)}")
 
 
 def require_same_values(tensors: Iterable[Tensor], comm: Communicator) -> None:
@@ -89,14 +103,6 @@ def require_same_values(tensors: Iterable[Tensor], comm: Communicator) -> None:
     for tensor in tensors:
         crc = zlib.crc32(_bytes_of(tensor).numpy().data, crc)
     comm.agree(crc, lambda: f"parameters of checksum {crc:x}, which broadcast_parameters(model, comm) makes equal")
-
-
-def require_cpu(name: str, tensor: Tensor) -> None:
-    """Raise ValueError, with the tensor's name, unless it lives in host memory."""
-    if tensor.device.type != "cpu":
-        raise ValueError(
-            f"parameter {name!r} lives on {tensor.device}, which mpicomp.torch cannot reach; move the model to the CPU"
-        )
 
 
 @torch.no_grad()
@@ -108,7 +114,7 @@ def broadcast_tensors(named: Mapping[str, Tensor], comm: Communicator, root: int
         for name, tensor in named.items():
             if not torch.is_tensor(tensor):
                 raise TypeError(f"{name!r} is a {type(tensor).__name__}, not a tensor; leave it out")
-            require_cpu(name, tensor)
+            require_reachable(f"parameter {name!r}", tensor)
             if tensor.layout != torch.strided:
                 raise ValueError(f"{name!r} is a {tensor.layout} tensor; make it dense, or leave it out")
     except (TypeError, ValueError) as error:
@@ -136,4 +142,5 @@ def _broadcast_batch(batch: Sequence[Tensor], comm: Communicator, root: int) -> 
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+    """Its memory, or a copy in the host's."""
+    return tensor.detach().contiguous().cpu().view(-1).view(torch.uint8)

@@ -153,7 +153,9 @@ def with_tensors(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_arrays(state: Any) -> Any:
-    """Return an aggregator's state with arrays for tensors, in the same memory; what is no state is left as it is.
+    """Return an aggregator's state with arrays for tensors; what is no state is left as it is.
+
+    The arrays have the tensors' memory, if that is the host's.
 
     Raises
     ------
@@ -163,7 +165,7 @@ def with_arrays(state: Any) -> Any:
     if not isinstance(state, dict):
         return state
     try:
-        return {key: one.detach().numpy() if torch.is_tensor(one) else one for key, one in state.items()}
+        return {key: one.detach().cpu().numpy() if torch.is_tensor(one) else one for key, one in state.items()}
     except (TypeError, RuntimeError) as error:
         raise ValueError(f"a tensor of the state cannot be taken ({one_line(error)}); load an earlier state") from error
 
