@@ -23,11 +23,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from collectives import Communicator, NonFiniteGradient
+from collectives.devices import named
+from collectives.progress.polling import done
+from collectives.testable import Testable
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.codecs.options import integer
 from mpicomp.codecs.scale_groups import ScaleGroups
 from mpicomp.codecs.shared_scale import SharedScale
+from mpicomp.codecs.shared_scale_device import DeviceSharedScale
 from mpicomp.codecs.vote_counts import Counts
 from mpicomp.reducers.side_channel import SideChannel, bad_ranks
 from mpicomp.reducers.vote_count import VoteCount, counts_model
@@ -59,11 +63,17 @@ class EFSignSGD(Algorithm):
         """Each tensor has scales of its own."""
         return True
 
+    def encodes_on_devices(self, dtype: str) -> bool:
+        """See `Algorithm`."""
+        return True
+
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Signs of the vector and the residual are counted; scales travel beside."""
         reducer = VoteCount(self, comm, spec)
         groups = ScaleGroups.of(spec.tensor_lengths, spec.n, self.bucket)
-        feedback = SharedScale(groups, reducer.program.pieces, spec.dtype, comm.size, spec.device)
+        about = groups, reducer.program.pieces, spec.dtype, comm.size
+        feedback = SharedScale(*about) if spec.device == "cpu" else DeviceSharedScale(named(spec.device), *about)
+        feedback.lay_out(reducer.payload.counts)
         return Parts(feedback, Counts(), EFSignRounds(comm, feedback, reducer))
 
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
@@ -83,6 +93,7 @@ class EFSignRounds:
     def __init__(self, comm: Communicator, feedback: SharedScale, reducer: VoteCount) -> None:
         self._feedback, self._reducer = feedback, reducer
         self.commit, self.roll_back = feedback.commit, feedback.end  # see `Reducer`
+        self.encode = feedback.encode  # see `SignFeedback`
         self._side_channel = SideChannel(comm, feedback.groups.starts.size)
 
     def prepare(self, step: int) -> None:
@@ -113,31 +124,23 @@ class EFSignRounds:
             finally:
                 self._problem = None  # its traceback has this frame, and they would keep each other
         start = traffic.clock()
-        for piece in self._counted:
-            self._write(piece)
+        for written in [self._feedback.finish(piece) for piece in self._counted]:
+            yield from done(call, written)
         seconds = traffic.clock() - start
         traffic.seconds_decoding += seconds
         traffic.seconds_total += seconds
-
-    def encode(self, piece: int) -> None:
-        """See `SignFeedback`."""
-        self._feedback.encode(piece, self._reducer.payload.counts[piece])
 
     def encoded(self) -> None:
         """Send this rank's norms while the signs are still travelling."""
         self._feedback.report(self._side_channel.mine)
         self._side_channel.start()
 
-    def finish(self, piece: int) -> None:
+    def finish(self, piece: int) -> Testable | None:
         """See `SignFeedback`: at once, if the scales are there."""
-        if not self._scaled or self._problem is not None:
-            self._counted.append(piece)
-        else:
-            self._write(piece)
-
-    def _write(self, piece: int) -> None:
-        payload = self._reducer.payload
-        self._feedback.finish(piece, payload.counts[piece], payload.words[piece])
+        if self._scaled and self._problem is None:
+            return self._feedback.finish(piece)
+        self._counted.append(piece)
+        return None
 
     def _take_scales(self, call: VectorCall) -> None:
         """Make scales of the ranks' norms, added up in rank order; messages may still be in flight, so do not raise."""

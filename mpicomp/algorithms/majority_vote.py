@@ -16,9 +16,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from collectives import Communicator
+from collectives.devices import named
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, Reducer, VectorSpec
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.codecs.majority import MajorityCodec
+from mpicomp.codecs.majority_device import DeviceMajority
 from mpicomp.codecs.options import integer
 from mpicomp.codecs.vote_counts import Counts
 from mpicomp.kernels.streams import Stream
@@ -51,13 +53,16 @@ class MajorityVote(Algorithm):
         """Results are signs."""
         return False
 
+    def encodes_on_devices(self, dtype: str) -> bool:
+        """See `Algorithm`."""
+        return True
+
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Votes are counted, the majority's signs go round."""
         reducer = VoteCount(self, comm, spec)
         stream = Stream(self.seed, spec.vector_id, "tie")
-        codec = MajorityCodec(
-            reducer.program.pieces, spec.dtype, comm.size, stream, reducer.payload.counts, spec.device
-        )
+        about = reducer.program.pieces, spec.dtype, comm.size, stream, reducer.payload.counts
+        codec = MajorityCodec(*about) if spec.device == "cpu" else DeviceMajority(named(spec.device), *about)
         return Parts(None, codec, MajorityRounds(comm, codec, reducer))
 
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:

@@ -24,12 +24,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives import Communicator
+from collectives.devices import named
+from collectives.progress.polling import done
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.codecs.elias_counts import Elias
 from mpicomp.codecs.options import choice, integer, number
 from mpicomp.codecs.scale_groups import ScaleGroups
 from mpicomp.codecs.stochastic_votes import StochasticVotes
+from mpicomp.codecs.stochastic_votes_device import DeviceStochasticVotes
 from mpicomp.codecs.vote_counts import Counts
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.side_channel import SideChannel, bad_ranks
@@ -78,14 +81,19 @@ class SSDM(Algorithm):
         """Results are of the vectors' size, and of these alone."""
         return self.scale == "norm" and not self.momentum
 
+    def encodes_on_devices(self, dtype: str) -> bool:
+        """See `Algorithm`."""
+        return True
+
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Stochastic signs are counted; norms travel before."""
         elias = self.coding == "elias"
         reducer = VoteCount(self, comm, spec, EliasPayload if elias else None)
         groups = ScaleGroups.of(spec.tensor_lengths, spec.n)
         stream = Stream(self.seed, spec.vector_id, "stochastic sign")
-        pieces, counts = reducer.program.pieces, reducer.payload.counts
-        votes = StochasticVotes(groups, pieces, spec.dtype, comm.size, comm.rank, self.momentum, stream, counts)
+        about = groups, reducer.program.pieces, spec.dtype, comm.size, comm.rank, self.momentum, stream
+        votes = StochasticVotes(*about) if spec.device == "cpu" else DeviceStochasticVotes(named(spec.device), *about)
+        votes.lay_out(reducer.payload.counts)
         return Parts(votes, Elias() if elias else Counts(), SSDMRounds(self, comm, votes, reducer))
 
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
@@ -103,7 +111,7 @@ class SSDMRounds:
     def __init__(self, options: SSDM, comm: Communicator, votes: StochasticVotes, reducer: VoteCount) -> None:
         self._options, self._rank, self._votes, self._reducer = options, comm.rank, votes, reducer
         self.commit, self.roll_back = votes.commit, votes.end  # see `Reducer`
-        self.encode = votes.encode  # see `SignFeedback`
+        self.encode, self.finish = votes.encode, votes.finish  # see `SignFeedback`
         self._side_channel = SideChannel(comm, votes.groups.starts.size)
 
     def prepare(self, step: int) -> None:
@@ -117,6 +125,7 @@ class SSDMRounds:
         start = traffic.clock()
         votes.begin(call.values, call.out, call.wide)
         votes.set_step(call.step)
+        yield from done(call, votes.square())
         votes.measure(channel.mine)
         known = traffic.clock()
         yield from channel.swap(call, traffic)
@@ -138,8 +147,3 @@ class SSDMRounds:
 
     def encoded(self) -> None:
         """See `SignFeedback`: all is told before."""
-
-    def finish(self, piece: int) -> None:
-        """See `SignFeedback`."""
-        payload = self._reducer.payload
-        self._votes.finish(piece, payload.counts[piece], payload.words[piece])

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives.memory import narrow
+from collectives.testable import Testable
 from mpicomp import kernels
 from mpicomp.codecs.scaled_votes import STREAMING_ELEMENTS
 from mpicomp.codecs.sign import UNSIGNED, Sign
@@ -41,6 +42,7 @@ class MajorityCodec:
     counts : list of uint64 arrays
         Per piece, the counts that votes are written to.
     device : str
+        Where vectors are; counts are in the host's memory.
 
     Attributes
     ----------
@@ -57,9 +59,9 @@ class MajorityCodec:
         counts: list[NDArray[np.uint64]],
         device: str = "cpu",
     ) -> None:
-        of_device = kernels.of(device)
+        of_device, of_host = kernels.of(device), kernels.of("cpu")  # which decides, whatever the device
         self._pack, self._unpack = of_device.sign.pack, of_device.sign.unpack
-        self._majority, self._random = of_device.vote_counts.majority, Sign().bind(device, stream)
+        self._majority, self._random = of_host.vote_counts.majority, Sign().bind("cpu", stream)
         self._pieces, self._ranks, self._counts = pieces, ranks, counts
         self._n = pieces[-1].stop if pieces else 0
         self._words = [-(-len(cut) // 64) for cut in pieces]
@@ -73,25 +75,33 @@ class MajorityCodec:
         narrow(np.array([1, -1], np.float32), dtype, ones)
         self._plus, self._minus = ones.view(self._result_words)
         self.finite = True
-        self._nothing: NDArray[Any] = np.empty(0)
+        self._nothing: Any = np.empty(0)
+        self._streaming = False
         self.end()
 
-    def begin(self, step: int, values: NDArray[Any], out: NDArray[Any]) -> None:
+    def begin(self, step: int, values: Any, out: Any) -> None:
         """Go to another vector and step."""
-        self.finite, self._step, self._values, self._out = True, step, values, out.view(self._result_words)
+        self.finite, self._step, self._values = True, step, values
+        self._take_out(out)
+
+    def _take_out(self, out: Any) -> None:
+        self._out = out.view(self._result_words)
         self._streaming = self._n >= STREAMING_ELEMENTS and out.ctypes.data % 32 == 0
 
     def end(self) -> None:
         """Drop the references to the caller's arrays, so that these can be freed."""
         self._values = self._out = self._nothing
 
-    def encode(self, piece: int) -> None:
-        """Write the signs of this rank's piece."""
-        cut = self._pieces[piece]
-        signs = self._counts[piece][: self._words[piece]]
-        values = self._values[cut.start : cut.stop]
-        if not self._pack(values, signs, self._step % 2 == 0, *self._constants):
+    def encode(self, piece: int) -> Testable | None:
+        """Write the signs of this rank's piece; see `SignFeedback`."""
+        if not self._encode(piece, self._counts[piece]):
             self.finite = False
+        return None
+
+    def _encode(self, piece: int, counts: Any) -> Any:
+        """Whether the piece is finite."""
+        cut, signs = self._pieces[piece], counts[: self._words[piece]]
+        return self._pack(self._values[cut.start : cut.stop], signs, self._step % 2 == 0, *self._constants)
 
     def decide(self, first: int, counts: NDArray[np.uint64], words: int) -> None:
         """Make complete counts into the majority's signs; the coins know of no rank, so any rank may decide."""
@@ -101,8 +111,11 @@ class MajorityCodec:
             self._random.draw(first, self._step, COMMON, (1, 1), coins)
         self._majority(counts, planes_of(self._ranks), words, self._ranks // 2, coins, counts)
 
-    def finish(self, piece: int) -> None:
-        """Write +-1 for the majority's signs of a piece."""
-        cut = self._pieces[piece]
-        out = self._out[cut.start : cut.stop]
-        self._unpack(self._counts[piece][: self._words[piece]], self._plus, self._minus, self._streaming, out)
+    def finish(self, piece: int) -> Testable | None:
+        """Write +-1 for the majority's signs of a piece; see `SignFeedback`."""
+        self._finish(piece, self._counts[piece])
+        return None
+
+    def _finish(self, piece: int, counts: Any) -> None:
+        cut, signs = self._pieces[piece], counts[: self._words[piece]]
+        self._unpack(signs, self._plus, self._minus, self._streaming, self._out[cut.start : cut.stop])

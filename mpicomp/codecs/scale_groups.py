@@ -103,16 +103,27 @@ class ScaleGroups:
         """First stretch with elements in `cut`, and the one behind the last."""
         return int(self.stops.searchsorted(cut.start, "right")), int(self.starts.searchsorted(cut.stop))
 
+    def blocks_in(self, cut: range) -> slice:
+        """The places among the sums of the blocks in a piece, which begins and ends where blocks do or the vector."""
+        low, high = self.span(cut)
+        if low >= high:
+            return slice(0)
+        first, last = max(int(self.starts[low]), cut.start), min(int(self.stops[high - 1]), cut.stop) - 1
+        return slice(self._block(low, first), self._block(high - 1, last) + 1)
+
+    def _block(self, group: int, element: int) -> int:
+        """The place among the sums of an element's block."""
+        return int(self.firsts[group]) + element // BLOCK - int(self.starts[group]) // BLOCK
+
     def runs(self, cuts: Sequence[range]) -> list[list[Run]]:
         """The stretches' parts in each piece: whole blocks, or what is left of a block that a stretch begins in."""
         return [list(self._runs_of(cut)) for cut in cuts]
 
     def _runs_of(self, cut: range) -> Iterator[Run]:
         for group in range(*self.span(cut)):
-            begin = int(self.starts[group])
-            start, stop = max(begin, cut.start), min(int(self.stops[group]), cut.stop)
+            start, stop = max(int(self.starts[group]), cut.start), min(int(self.stops[group]), cut.stop)
             while start < stop:
                 end = stop if start % BLOCK == 0 else min(stop, start - start % BLOCK + BLOCK)
-                block = int(self.firsts[group]) + start // BLOCK - begin // BLOCK
+                block = self._block(group, start)
                 yield Run(slice(start, end), group, slice(block, block + -(-(end - start) // BLOCK)))
                 start = end

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives.memory import aligned_empty
+from collectives.testable import Testable
+from mpicomp import kernels
 from mpicomp.codecs.scale_groups import ScaleGroups, why
 from mpicomp.codecs.scaled_votes import STREAMING_ELEMENTS, ScaledVotes
 
@@ -32,9 +33,8 @@ class SharedScale(ScaledVotes):
         self, groups: ScaleGroups, pieces: Sequence[range], dtype: str, ranks: int, device: str = "cpu"
     ) -> None:
         super().__init__(groups, pieces, dtype, ranks, device)
-        self.residual, self._next = (aligned_empty(self._n, self._factors.dtype) for _ in range(2))
-        self.residual[:] = 0
-        self._next[:] = 0
+        self.residual, self._next = (self._zeros(self._n, self._factors.dtype) for _ in range(2))
+        self._tables: tuple[Any, Any, Any] = groups.starts, groups.stops, groups.firsts
         self.scales = self._new_scales = np.zeros_like(self._factors)
 
     def commit(self) -> None:
@@ -43,17 +43,21 @@ class SharedScale(ScaledVotes):
             self.residual, self._next, self.scales = self._next, self.residual, self._new_scales
         self.end()
 
-    def encode(self, piece: int, counts: NDArray[np.uint64]) -> None:
-        """Write the signs of this rank's piece."""
-        cut, where = self._pieces[piece], self.groups
+    def encode(self, piece: int) -> Testable | None:
+        """Write the signs of this rank's piece; see `SignFeedback`."""
+        self._encode(piece, self.scales)
+        return None
+
+    def _encode(self, piece: int, scales: Any) -> None:
+        cut = self._pieces[piece]
         self._kernels.ef_sign.compensate_and_pack(
-            self._values, self.residual, self.scales, where.starts, where.stops, where.firsts, (cut.start, cut.stop),
-            *self._spans[piece], self._n >= STREAMING_ELEMENTS, self._next, counts, self._sums,
+            self._values, self.residual, scales, *self._tables, (cut.start, cut.stop), *self._spans[piece],
+            self._n >= STREAMING_ELEMENTS, self._next, self._counts[piece], self._sums,
         )  # fmt: skip
 
     def report(self, row: NDArray[np.float64]) -> None:
         """Fill in this rank's norms."""
-        if not self._kernels.vote_counts.segment_totals(self._sums, self.groups.firsts, row):
+        if not kernels.of("cpu").vote_counts.segment_totals(self._host_sums, self.groups.firsts, row):
             row[:] = why(self.all_finite(self._values))
 
     def take_scales(self, norms: NDArray[np.float64]) -> bool:
@@ -70,7 +74,7 @@ class SharedScale(ScaledVotes):
     def state(self) -> dict[str, NDArray[Any]]:
         """The residual, with nothing left to be subtracted; a copy."""
         state = super().state()
-        self._kernels.ef_sign.settle(state["residual"], self.scales, self.groups.starts, self.groups.stops)
+        kernels.of("cpu").ef_sign.settle(state["residual"], self.scales, self.groups.starts, self.groups.stops)
         return state
 
     def load(self, state: dict[str, NDArray[Any]]) -> str:

@@ -9,6 +9,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from collectives.testable import Testable
+from mpicomp import kernels
 from mpicomp.codecs.scale_groups import ScaleGroups, why
 from mpicomp.codecs.scaled_votes import ScaledVotes
 from mpicomp.kernels.streams import Stream, source
@@ -23,7 +25,7 @@ class _Part(NamedTuple):
     bits: NDArray[np.uint64]
 
 
-def _part_of(vector: NDArray[Any] | None, part: _Part) -> NDArray[Any] | None:
+def _part_of(vector: Any, part: _Part) -> Any:
     return None if vector is None else vector[part.elements]
 
 
@@ -39,12 +41,11 @@ class StochasticVotes(ScaledVotes):
         beta; 0: none is kept.
     stream : Stream
         Of the signs.
-    counts : list of uint64 arrays
-        Per piece, the counts that votes are written to.
 
     Attributes
     ----------
     momentum : ndarray[n] or None
+        A tensor where the vector is on a device.
     """
 
     state_kinds: ClassVar[dict[str, Any]] = {"momentum": "mean"}
@@ -59,21 +60,25 @@ class StochasticVotes(ScaledVotes):
         rank: int,
         momentum: float,
         stream: Stream,
-        counts: list[NDArray[np.uint64]],
         device: str = "cpu",
     ) -> None:
         super().__init__(groups, pieces, dtype, ranks, device)
         kind = self._factors.dtype.type
-        self.momentum = np.zeros(self._n, kind) if momentum else None
-        self._moved = None if self.momentum is None else self.momentum.copy()  # the momentum that a step makes
+        self.momentum = self._zeros(self._n, kind) if momentum else None
+        self._moved = self._zeros(self._n, kind) if momentum else None  # the momentum that a step makes
         self._beta, self._gain = kind(momentum), kind(1 - momentum)
         self._schedule, self._source = stream.schedule(), source(rank)
         self._norms = np.zeros(self._factors.size)  # N of each group
+        self._parts: list[list[_Part]] = []
+        self._step = np.uint64(0)
+
+    def lay_out(self, counts: Sequence[NDArray[np.uint64]]) -> None:
+        """See `ScaledVotes`."""
+        super().lay_out(counts)
         self._parts = [
             [_Part(run.elements, run.group, self._sums[run.sums], bits[run.words(cut.start)]) for run in of_piece]
-            for cut, bits, of_piece in zip(pieces, counts, groups.runs(pieces), strict=True)
+            for cut, bits, of_piece in zip(self._pieces, self._counts, self.groups.runs(self._pieces), strict=True)
         ]
-        self._step = np.uint64(0)
 
     def set_step(self, step: int) -> None:
         """Draw the signs of this step from now on."""
@@ -85,12 +90,16 @@ class StochasticVotes(ScaledVotes):
             self.momentum, self._moved = self._moved, self.momentum
         self.end()
 
-    def measure(self, norms: NDArray[np.float64]) -> None:
-        """Fill in this rank's norms, momentum included."""
+    def square(self) -> Testable | None:
+        """Sum the squares of this rank's vector, momentum included."""
         for part in chain.from_iterable(self._parts):
             values, momentum = self._values[part.elements], _part_of(self.momentum, part)
             self._kernels.ssdm.squares(values, momentum, self._beta, self._gain, part.sums)
-        finite = self._kernels.vote_counts.segment_totals(self._sums, self.groups.firsts, norms)
+        return None
+
+    def measure(self, norms: NDArray[np.float64]) -> None:
+        """Fill in this rank's norms, once the squares are summed."""
+        finite = kernels.of("cpu").vote_counts.segment_totals(self._host_sums, self.groups.firsts, norms)
         kind = self._factors.dtype
         np.sqrt(norms, out=norms)
         if not finite:
@@ -102,10 +111,10 @@ class StochasticVotes(ScaledVotes):
         """Norms of float64 groups whose squares overflow, by dividing by their largest magnitudes first."""
         for group in np.flatnonzero(~np.isfinite(norms)):
             part = slice(int(self.groups.starts[group]), int(self.groups.stops[group]))
-            x = self._values[part]
+            x = self._to_host(self._values[part])
             with np.errstate(over="ignore", invalid="ignore"):
                 if self.momentum is not None:
-                    x = self._beta * self.momentum[part] + self._gain * x
+                    x = self._beta * self._to_host(self.momentum[part]) + self._gain * x
                 largest = np.abs(x).max()
                 if np.isfinite(largest):
                     norms[group] = min(largest * np.linalg.norm(x / largest), np.finfo(np.float64).max)
@@ -118,8 +127,12 @@ class StochasticVotes(ScaledVotes):
         self._factors[:] = values.astype(self._factors.dtype) / self._ranks
         return self._representable()
 
-    def encode(self, piece: int) -> None:
-        """Draw the signs of this rank's piece."""
+    def encode(self, piece: int) -> Testable | None:
+        """Draw the signs of this rank's piece; see `SignFeedback`."""
+        self._encode(piece)
+        return None
+
+    def _encode(self, piece: int) -> None:
         for part in self._parts[piece]:
             self._kernels.ssdm.stochastic_signs(
                 self._schedule, np.uint64(part.elements.start), self._step, self._source,

@@ -19,6 +19,7 @@ from collectives import Communicator, Traffic
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Message, Program
 from collectives.memory import PAGE, aligned_empty
+from collectives.testable import Testable
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, VectorSpec
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.codecs.elias_counts import Elias, message_bytes, scratch
@@ -62,7 +63,7 @@ class VoteCount:
         model = options.message_model(spec.n, spec.dtype, comm.size, comm.packed_piece_bytes())
         topology = comm.select(model.nbytes(spec.n, comm.size))
         self.program = comm.program(topology, spec.n, model.alignment, model.piece_elements)
-        self.payload = (payload or VoteCountPayload)(self.program, Counts().bind(spec.device))
+        self.payload = (payload or VoteCountPayload)(self.program, Counts().bind("cpu"))
         self._requests = comm.persistent(self) if payload is None else None
 
     def steps(self, call: VectorCall, feedback: SignFeedback, decide: Decide | None = None) -> Iterator[bool]:
@@ -211,12 +212,12 @@ class EliasPayload(VoteCountPayload):
         _ELIAS.read(self._incoming[buffer], n, message.weight, own.decoded, own.work)
         self._add(message, own.decoded)
 
-    def _decode_and_finish(self, piece: int) -> None:
+    def _decode_and_finish(self, piece: int) -> Testable | None:
         weight, nbytes = self._coded[piece]
         if weight == self._size and not nbytes:
             n, work = len(self._pieces[piece]), self._scratch.work
             _ELIAS.read(self._messages[piece], n, weight, self.counts[piece], work)
-        self._finish_counts(piece)
+        return self._finish_counts(piece)
 
 
 def _message(words: Words, count: int) -> Any:
