@@ -1,20 +1,14 @@
-"""The communicators of tests on one rank, and Triton's interpreter where there is no GPU."""
+"""The communicators of tests on one rank."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from mpicomp import Communicator
-
-# Triton reads it when it is imported: PyTorch may do that in any test, long before those of the kernels for GPUs.
-if not any(Path(driver).exists() for driver in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")):
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture

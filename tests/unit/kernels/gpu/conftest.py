@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def device() -> str:
-    """Give the kind of device that the kernels' tensors are on; `tests/unit/conftest.py` looks for a GPU."""
+    """Give the kind of device that the kernels' tensors are on; `tests/conftest.py` looks for a GPU."""
     return "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 
 
