@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives.memory import aligned_empty
+from collectives.testable import Testable
 from mpicomp import kernels
 from mpicomp.codecs.error_feedback import KeptArrays
 from mpicomp.codecs.sign import UNSIGNED
@@ -109,12 +110,17 @@ class Memory(KeptArrays):
     ----------
     residual : ndarray[n]
     parts : tuple of Part
+    runs : tuple of Part
+        The same elements in as many pieces as kernels are best given.
     places : int64[k]
         Indices that the last sparse step sent.
     values : ndarray[k]
-        Of this rank at these places.
+        Of this rank at these places; in the host's memory, as are the means.
     means : ndarray[k]
-        Of the ranks, as unsigned words of the result's size.
+        Of the ranks, as unsigned words of the result's size; `stored_means` are the same in the result's type.
+    finite, within : bool
+        Whether all that was checked since `begin` was finite, and what was picked within the limit; of the time when
+        `pick` is done.
     """
 
     def __init__(
@@ -127,53 +133,93 @@ class Memory(KeptArrays):
         limit: float,
         device: str = "cpu",
     ) -> None:
-        self._kernels = kernels.of(device).sparse
-        self.parts = parts
+        self._kernels = kernels.of(device)
+        self.parts = self.runs = parts
         count = parts[-1].last if parts else 0
         kind = compute.type
-        self.residual, self._next = np.zeros(n, compute), np.zeros(n, compute)
+        self.dtype = compute
+        self.residual, self._next = self._zeros(n, compute), self._zeros(n, compute)
         self._renewed = False
-        self.places = np.zeros(count, np.int64)
+        self.places = self._zeros(count, np.int64)
         whole = float(beta) == 1.0
         self._past: Any = None if whole else kind(1 - beta)
         self._gain: Any = None if whole else kind(beta)
-        self._kept = None if whole else np.empty(count, kind)
+        self._kept = None if whole else self._zeros(count, compute)
         self._limit = kind(limit)
-        self.values = aligned_empty(count, kind)
-        self.means = aligned_empty(count, UNSIGNED[stored.itemsize])
+        self.values, self.means = self._crossing(count, compute), self._crossing(count, UNSIGNED[stored.itemsize])
         self.stored_means = self.means.view(stored)
+        self.finite = self.within = True
 
-    def is_finite(self, part: Part, vector: NDArray[Any]) -> bool:
-        """Whether vector + residual is finite in a part."""
-        return bool(self._kernels.finite_sum(vector[part.elements], self.residual[part.elements]))
+    @staticmethod
+    def _zeros(n: int, dtype: Any) -> Any:
+        """Memory for what kernels work on."""
+        return np.zeros(n, dtype)
 
-    def place(self, part: Part, indices: NDArray[np.uint32]) -> None:
+    @staticmethod
+    def _crossing(n: int, dtype: Any) -> NDArray[Any]:
+        """Memory of the host for what travels."""
+        return aligned_empty(n, dtype)
+
+    # Before values travel --------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Look at another vector."""
+        self.finite = True
+
+    def check(self, part: Part, vector: Any) -> None:
+        """Take note of whether vector + residual is finite in a part."""
+        if not self._kernels.sparse.finite_sum(vector[part.elements], self.residual[part.elements]):
+            self.finite = False
+
+    def all_finite(self, vector: Any) -> bool:
+        """Whether a vector is finite, without the residual."""
+        return bool(self._kernels.sign.all_finite(vector))
+
+    def place(self, part: Part, indices: Any) -> None:
         """Set the places of a part to these indices within its blocks."""
         places = self.places[part.values]
-        self._kernels.expand(indices, part.chunk, part.keep, part.start, part.stop, places)
+        self._kernels.sparse.expand(indices, part.chunk, part.keep, part.start, part.stop, places)
 
     def draw_places(self, part: Part, schedule: NDArray[np.uint64], step: np.uint64, source: np.uint64) -> None:
         """Draw the places of a part, one of each block."""
         places = self.places[part.values]
-        self._kernels.draw_strata(schedule, part.first, step, source, part.chunk, part.start, part.stop, places)
+        self._kernels.sparse.draw_strata(schedule, part.first, step, source, part.chunk, part.start, part.stop, places)
 
-    def pick(self, vector: NDArray[Any]) -> bool:
-        """Take the values at the places; whether all of them are within the limit."""
-        picked = vector, self.residual, self.places, self._limit, self._past, self.values, self._kept
-        return bool(self._kernels.pick(*picked))
+    def pick(self, vector: Any) -> Testable | None:
+        """Take the values at the places; tells when they are there, and what `finite` and `within` are."""
+        self.within = bool(self._pick(vector, self.values))
+        return None
 
-    def renew(self, vector: NDArray[Any]) -> Iterator[None]:
+    def _pick(self, vector: Any, values: Any) -> Any:
+        picked = vector, self.residual, self.places, self._limit, self._past, values, self._kept
+        return self._kernels.sparse.pick(*picked)
+
+    # While they travel -----------------------------------------------------------------------------------------------
+
+    def clear(self, out: Any) -> Iterator[None]:
+        """Fill the result with zeros, part by part."""
+        for part in self.parts:
+            out[part.elements] = 0
+            yield
+
+    def renew(self, vector: Any) -> Iterator[None]:
         """Make the residual of the next step, part by part; `commit` puts it into force."""
         for part in self.parts:
-            some = part.elements
-            kept_values = None if self._kept is None else self._kept[part.values]
-            among = self.places[part.values]
-            scales = self._past, self._gain
-            self._kernels.remember(
-                vector[some], self.residual[some], *scales, part.start, among, kept_values, self._next[some]
-            )
+            self._remember(vector, part.start, part.elements, part.values)
             yield
         self._renewed = True
+
+    def _remember(self, vector: Any, start: int, some: slice, values: slice) -> None:
+        kept_values = None if self._kept is None else self._kept[values]
+        old, scales, among = self.residual[some], (self._past, self._gain), self.places[values]
+        self._kernels.sparse.remember(vector[some], old, *scales, start, among, kept_values, self._next[some])
+
+    # Afterwards ------------------------------------------------------------------------------------------------------
+
+    def scatter(self, out: Any) -> Testable | None:
+        """Write the means to their places; tells when the result is there."""
+        self._kernels.sparse.put(self.means, self.places, out.view(self.means.dtype))
+        return None
 
     def commit(self) -> None:
         """Go over to the residual that `renew` has made, if it was called."""
@@ -183,7 +229,3 @@ class Memory(KeptArrays):
     def roll_back(self) -> None:
         """Keep the residual of before."""
         self._renewed = False
-
-    def scatter(self, out: NDArray[Any]) -> None:
-        """Write the means to their places."""
-        self._kernels.put(self.means, self.places, out.view(self.means.dtype))

@@ -16,7 +16,6 @@ from collectives.execution.pipelined import execute
 from collectives.memory import add
 from collectives.schedules.broadcast import Broadcast
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.nonfinite import all_finite
 from mpicomp.codecs.memory import Memory, Part
 from mpicomp.codecs.top_k import Selector, pack_indices, unpack_indices
 from mpicomp.kernels.streams import Stream, source
@@ -27,11 +26,11 @@ BRIEF_ELEMENTS = 1 << 18  # up to here work takes less than keeping account of p
 class Chooser(Protocol):
     """Where indices come from."""
 
-    finite: bool
-    """Whether all of this rank's values + residual was finite at the last choice."""
-
     def choose(self, call: VectorCall) -> Iterator[bool]:
-        """Overwrite the places of the memory with the elements that all ranks send at this step."""
+        """Overwrite the places of the memory with the elements that all ranks send at this step.
+
+        The memory also learns whether all of this rank's values + residual is finite.
+        """
         ...
 
     def end(self) -> None:
@@ -45,16 +44,16 @@ class DrawnPlaces(Chooser):
     def __init__(self, memory: Memory, stream: Stream) -> None:
         self._memory, self._schedule = memory, stream.schedule()
         self._source = source(0)  # no rank's: all draw alike
-        self.finite = True
 
     def choose(self, call: VectorCall) -> Iterator[bool]:
         """See `Chooser`; nothing is awaited."""
         traffic, memory = call.traffic, self._memory
         start = traffic.clock()
-        at, self.finite = np.uint64(call.step & 0xFFFFFFFF), True
-        for part in memory.parts:
-            memory.draw_places(part, self._schedule, at, self._source)
-            self.finite &= memory.is_finite(part, call.values)
+        at = np.uint64(call.step & 0xFFFFFFFF)
+        memory.begin()
+        for run in memory.runs:
+            memory.draw_places(run, self._schedule, at, self._source)
+            memory.check(run, call.values)
         spent = traffic.clock() - start
         traffic.seconds_encoding += spent
         traffic.seconds_total += spent
@@ -79,48 +78,76 @@ class _Search(threading.local):
         return self._selectors[part.chunk, part.keep](values, residual, indices, self._found[: indices.size])
 
 
-class _Largest(Chooser):
-    """What it takes to look for the largest elements of a memory's parts."""
+class ToldPlaces(Chooser):
+    """Those that one rank tells all others, another one at each step.
 
-    def __init__(self, memory: Memory) -> None:
-        self._memory, self._parts = memory, memory.parts
-        self._search = _Search(memory.parts, memory.residual.dtype)
-        self.finite = True
-
-
-class LeaderChoice(_Largest):
-    """The largest of one rank's, which it tells all others.
-
-    It is the payload of a broadcast as well: a part's places go out while those of the next are looked for, and the
-    other ranks look at their own vectors in the meantime, whether they are finite.
+    It is the payload of a broadcast as well, whose pieces are the memory's parts.
     """
 
     receive_buffers = 0
 
     def __init__(self, comm: Communicator, memory: Memory) -> None:
-        super().__init__(memory)
-        parts = self._parts
+        parts = memory.parts
+        self._memory, self._parts = memory, parts
         self._comm, self._tag = comm, comm.fixed_tag()
         self.brief = not parts or parts[-1].stop <= BRIEF_ELEMENTS
         shapes = [(part.bits, -(-(part.last - part.first) // 64)) for part in parts]
         self._planes = [np.zeros(shape, np.uint64) for shape in shapes]
         self._messages = [[planes, planes.nbytes, MPI.BYTE] for planes in self._planes]
         self._bytes = sum(planes.nbytes for planes in self._planes)
-        self._values = self._nothing = memory.residual[:0]
         self._leads = False
 
     def choose(self, call: VectorCall) -> Iterator[bool]:
         """See `Chooser`."""
-        self.finite = True
+        self._memory.begin()
         if not self._parts:
             return
         comm = self._comm
         leader = call.step % comm.size
-        self._values = call.values
         self._leads = comm.rank == leader
+        yield from self._look(call)
         count = len(self._parts)
         way = Broadcast(leader, count, chain=self._bytes >= LATENCY_BYTES)
         yield from execute(call, comm.program(way, count, 1, 1), self, self._tag, call.traffic)
+        self._told()
+
+    def _look(self, call: VectorCall) -> Iterator[bool]:
+        """Do what is to be done before places are told."""
+        raise NotImplementedError
+
+    def _told(self) -> None:
+        """Places are told."""
+
+    def encode(self, piece: int) -> None:
+        """See `Payload`."""
+        raise NotImplementedError
+
+    def finish(self, piece: int) -> None:
+        """See `Payload`."""
+        raise NotImplementedError
+
+    def outgoing(self, piece: int, weight: int) -> Any:
+        """See `Payload`."""
+        return self._messages[piece]
+
+    replacing = outgoing
+
+
+class LeaderChoice(ToldPlaces):
+    """The largest of one rank's.
+
+    A part's places go out while those of the next are looked for, and the other ranks look at their own vectors in the
+    meantime, whether they are finite.
+    """
+
+    def __init__(self, comm: Communicator, memory: Memory) -> None:
+        super().__init__(comm, memory)
+        self._search = _Search(memory.parts, memory.dtype)
+        self._values = self._nothing = memory.residual[:0]
+
+    def _look(self, call: VectorCall) -> Iterator[bool]:
+        self._values = call.values
+        yield from ()
 
     def end(self) -> None:
         """See `Chooser`."""
@@ -128,17 +155,16 @@ class LeaderChoice(_Largest):
 
     def encode(self, piece: int) -> None:
         """See `Payload`: the leader looks for places, the others whether their own numbers are finite."""
-        part = self._parts[piece]
+        part, memory = self._parts[piece], self._memory
         if not self._leads:
-            if not self._memory.is_finite(part, self._values):
-                self.finite = False
+            memory.check(part, self._values)
             return
         search = self._search
-        if not search.look(part, self._values[part.elements], self._memory.residual[part.elements]):
-            self.finite = False
+        if not search.look(part, self._values[part.elements], memory.residual[part.elements]):
+            memory.finite = False
         indices = search.indices(part)
         pack_indices(indices, self._planes[piece])
-        self._memory.place(part, indices)
+        memory.place(part, indices)
 
     def finish(self, piece: int) -> None:
         """See `Payload`."""
@@ -148,33 +174,27 @@ class LeaderChoice(_Largest):
             unpack_indices(self._planes[piece], indices)
             self._memory.place(part, indices)
 
-    def outgoing(self, piece: int, weight: int) -> Any:
-        """See `Payload`."""
-        return self._messages[piece]
 
-    replacing = outgoing
-
-
-class TrueChoice(_Largest):
+class TrueChoice(Chooser):
     """The largest of the exact mean."""
 
     def __init__(self, memory: Memory) -> None:
-        super().__init__(memory)
+        self._memory, self._search = memory, _Search(memory.parts, memory.dtype)
         self._mean = np.empty_like(memory.residual)
 
     def choose(self, call: VectorCall) -> Iterator[bool]:
         """See `Chooser`."""
-        traffic = call.traffic
+        traffic, memory = call.traffic, self._memory
         clock = traffic.clock
         start = clock()
-        add(call.values, self._memory.residual, self._mean)
-        self.finite = all_finite(self._mean)
+        add(call.values, memory.residual, self._mean)
+        memory.finite = memory.all_finite(self._mean)
         added = clock()
         yield from call.group.dense_steps(call, self._mean, self._mean.dtype.name, True, self._mean, traffic)
         summed = clock()
-        for part in self._parts:
+        for part in memory.parts:
             self._search.look(part, self._mean[part.elements], None)
-            self._memory.place(part, self._search.indices(part))
+            memory.place(part, self._search.indices(part))
         spent = clock() - summed + added - start
         traffic.seconds_encoding += spent
         traffic.seconds_total += spent

@@ -23,17 +23,20 @@ from numpy.typing import NDArray
 from collectives import Communicator
 from collectives.dense.allreduce import RECEIVE_BUFFERS
 from collectives.dense.payload import DensePayload, itemsize_in_messages
+from collectives.devices import named
 from collectives.execution.pipelined import execute
 from collectives.memory import SIXTEEN_BIT, aligned_empty
+from collectives.progress.polling import done
 from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Reducer, VectorSpec
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.codecs.memory import Memory, lay_out
+from mpicomp.codecs.memory_device import DeviceMemory
 from mpicomp.codecs.options import MOST_ELEMENTS, integer, number
 from mpicomp.codecs.scale_groups import padded_lengths
 from mpicomp.codecs.top_k import kept
 from mpicomp.reducers.choosers import BRIEF_ELEMENTS, Chooser
-from mpicomp.reducers.full_precision_mean import FullPrecisionMean
+from mpicomp.reducers.full_precision_mean_device import full_precision_mean
 from mpicomp.reducers.side_channel import SideChannel, bad_ranks
 
 _GOOD, _LARGE, _OVERFLOWED, _BAD = range(4)  # what a rank says of its numbers
@@ -66,6 +69,10 @@ class SharedIndices(Algorithm):
         integer(self, "rate", 1, MOST_ELEMENTS)
         number(self, "beta", "above 0 and at most 1", lambda beta: 0 < beta <= 1)
         integer(self, "warmup_steps", 0)
+
+    def encodes_on_devices(self, dtype: str) -> bool:
+        """See `Algorithm`: all types."""
+        return True
 
 
 def shared_model(n: int, dtype: str, ranks: int, piece_bytes: int, chunk: int, keep: int, bits: int) -> MessageModel:
@@ -104,7 +111,8 @@ def make_memory(
         raise ValueError(f"vector {spec.vector_id} has {len(lengths)} tensors, but rates has {len(rates)} for it")
     parts = lay_out(lengths, rates, block, exact)
     largest = min(float(np.finfo(spec.compute).max) / comm.size, nonfinite.largest(spec.dtype))
-    return Memory(spec.n, spec.compute, spec.stored, parts, options.beta, 0.99 * largest, spec.device)
+    about = spec.n, spec.compute, spec.stored, parts, options.beta, 0.99 * largest
+    return Memory(*about) if spec.device == "cpu" else DeviceMemory(named(spec.device), *about)
 
 
 class SharedIndicesMean(Reducer):
@@ -114,7 +122,7 @@ class SharedIndicesMean(Reducer):
         self, options: SharedIndices, comm: Communicator, spec: VectorSpec, memory: Memory, chooser: Chooser
     ) -> None:
         self._comm, self._memory, self._chooser = comm, memory, chooser
-        self._warmup_steps, self._dense = options.warmup_steps, FullPrecisionMean(comm)
+        self._warmup_steps, self._dense = options.warmup_steps, full_precision_mean(comm, spec)
         self._side_channel = SideChannel(comm, 1)
         self._brief = spec.n <= BRIEF_ELEMENTS or comm.size == 1
         self._mean: MeanMeanwhile | None = None
@@ -137,10 +145,10 @@ class SharedIndicesMean(Reducer):
         memory, traffic, channel = self._memory, call.traffic, self._side_channel
         yield from self._chooser.choose(call)
         start = traffic.clock()
-        within = memory.pick(call.values)
-        said = _GOOD if within else _LARGE
-        if not self._chooser.finite:  # of values + residual: finite numbers may have overflowed
-            said = _OVERFLOWED if nonfinite.all_finite(call.values) else _BAD
+        yield from done(call, memory.pick(call.values))
+        said = _GOOD if memory.within else _LARGE
+        if not memory.finite:  # of values + residual: finite numbers may have overflowed
+            said = _OVERFLOWED if memory.all_finite(call.values) else _BAD
         channel.mine[0] = said
         channel.start()
         traffic.seconds_encoding += traffic.clock() - start
@@ -158,7 +166,7 @@ class SharedIndicesMean(Reducer):
             if self._mean is None:
                 self._mean = MeanMeanwhile(self._comm, memory.values, dtype, memory.stored_means)
             yield from self._mean.steps(call, work)
-        self._complete(call)
+        yield from self._complete(call)
 
     def _meanwhile(self, call: VectorCall) -> Iterator[bool]:
         """What is done while values travel: zeros where the result will be, and the residual if all is well.
@@ -167,14 +175,14 @@ class SharedIndicesMean(Reducer):
         """
         traffic, trace = call.traffic, call.group.trace
         clock = traffic.clock
-        for part in self._memory.parts:
-            start = clock()
-            call.out[part.elements] = 0
+        start = clock()
+        for _ in self._memory.clear(call.out):
             end = clock()
             traffic.seconds_decoding += end - start
             if trace is not None:
                 trace.phases(decode=(start, end))
             yield False
+            start = clock()
         for _ in self._side_channel.collect(call, traffic):
             yield True
         if self._side_channel.everyones.max() == _GOOD:
@@ -192,7 +200,7 @@ class SharedIndicesMean(Reducer):
             yield False
             start = clock()
 
-    def _complete(self, call: VectorCall) -> None:
+    def _complete(self, call: VectorCall) -> Iterator[bool]:
         """Scatter the means into the result. Raise if an input or a mean is not finite."""
         traffic, said = call.traffic, self._side_channel.everyones[:, 0]
         bad = bad_ranks(said == _BAD)
@@ -205,7 +213,7 @@ class SharedIndicesMean(Reducer):
         if said.any():  # large numbers, of which the mean might have been infinite: the residual is still as it was
             for _ in self._renew(call):
                 pass
-        self._memory.scatter(call.out)
+        yield from done(call, self._memory.scatter(call.out))
         traffic.seconds_decoding += traffic.clock() - start
         traffic.seconds_total += traffic.clock() - start
 

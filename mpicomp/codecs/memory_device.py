@@ -1,0 +1,173 @@
+"""The memory of methods whose ranks all send the same elements, on a device.
+
+The same kernels by name, so the same bits. Vector, residual and result stay there. The host gets the values at the
+places, and on the rank that says which these are their indices; it gives means, and indices of other ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectives.devices import Device, Landed
+from collectives.testable import Testable
+from mpicomp.codecs.memory import Memory, Part
+from mpicomp.codecs.on_device import ALL, Mirror, OnDevice
+
+_FINITE, _WITHIN = slice(0, 1), slice(1, 2)
+
+
+def joined(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """The same chunks in as few parts as may be: those of one kind that follow each other without a short one."""
+    runs: list[Part] = []
+    for part in parts:
+        before = runs[-1] if runs else None
+        if (
+            before is not None
+            and (before.chunk, before.keep) == (part.chunk, part.keep)
+            and (before.stop - before.start) % part.chunk == 0
+        ):
+            runs[-1] = replace(before, stop=part.stop, last=part.last)
+        else:
+            runs.append(part)
+    return tuple(runs)
+
+
+class DeviceMemory(OnDevice, Memory):
+    """Memory of one vector on a device. Parameters as in `Memory`, behind the device.
+
+    Attributes
+    ----------
+    residual : tensor[n]
+    places : int64 tensor[k]
+    indices : uint32[k]
+        In the host's memory: places within their chunks, of all parts.
+    """
+
+    def __init__(self, device: Device, *about: Any) -> None:
+        super().__init__(device, *about)
+        self.runs = joined(self.parts)
+        count, words = self.values.size, self.means.itemsize
+        self._picked, self._arrived = self._zeros(count, self.dtype), self._zeros(count, f"int{8 * words}")
+        self._indices = Mirror(device, self._zeros(count, np.int32))
+        self.indices: NDArray[np.uint32] = self._indices.here.view(np.uint32)
+        self._flags = Mirror(device, self._zeros(2, np.uint8))
+        sizes = np.array([np.inf, np.nan], self.dtype).view(f"int{8 * self.dtype.itemsize}")
+        bits = 8 * self.dtype.itemsize - 1
+        self._infinity, self._mask, self._high = int(sizes[0]), (1 << bits) - 1, 1 << (bits - 1)
+
+    def mirror(self) -> Mirror:
+        """Another vector in the type of computing, and memory of the host for it."""
+        return Mirror(self._device, self._zeros(self.residual.numel(), self.dtype))
+
+    def _crossing(self, n: int, dtype: Any) -> NDArray[Any]:  # type: ignore[override]
+        return self._device.pinned(n * np.dtype(dtype).itemsize).view(dtype)
+
+    # Before values travel --------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """See `Memory`."""
+        self._device.run(partial(self._flags.there.fill_, 1))
+
+    def _note(self, flag: slice, answer: Any) -> None:
+        self._flags.there[flag].mul_(answer)
+
+    def check(self, part: Part, vector: Any) -> None:
+        """See `Memory`: `finite` is told by `pick`."""
+        some = part.elements
+        self._device.run(
+            lambda: self._note(_FINITE, self._kernels.sparse.finite_sum(vector[some], self.residual[some]))
+        )
+
+    def check_all(self, vector: Any) -> None:
+        """As `check`, of a vector without the residual."""
+        self._device.run(lambda: self._note(_FINITE, self._kernels.sign.all_finite(vector)))
+
+    def add(self, vector: Any, out: Any) -> None:
+        """Overwrite `out` with vector + residual."""
+        self._device.run(partial(self._kernels.error_feedback.compensate, vector, self.residual, None, out))
+
+    def find(self, vector: Any, residual: Any) -> None:
+        """Make the places those of the largest of vector + residual, and take note of whether that is finite.
+
+        residual : tensor[n]; or None, where nobody asks whether the vector is finite.
+        """
+        for run in self.runs:
+            self._device.run(partial(self._find, run, vector, residual))
+            self._device.run(partial(super().place, run, self._indices.there[run.values]))
+
+    def _find(self, run: Part, vector: Any, residual: Any) -> None:
+        x, rest = vector[run.elements], None if residual is None else residual[run.elements]
+        indices, found = self._indices.there[run.values], self._picked[run.values]
+        if run.keep == 1:
+            most = self._kernels.top_k.largest(x, rest, run.chunk, self._mask, indices, found)
+        else:
+            unused = None, None, None
+            kernel, about = self._kernels.top_k.several, (run.chunk, run.keep, 1, self._mask, self._high)
+            most = kernel(x, rest, *about, *unused, indices, found)
+        if rest is not None:
+            self._note(_FINITE, most < self._infinity)
+
+    def fetch_indices(self) -> Testable:
+        """Copy the indices of `find` to the host; tells when they are there."""
+        return self._indices.fetch()
+
+    def place_all(self) -> None:
+        """Make the places those of the host's indices."""
+        self._indices.deliver()
+        for run in self.runs:
+            self._device.run(partial(super().place, run, self._indices.there[run.values]))
+
+    def draw_places(self, *about: Any) -> None:
+        """See `Memory`."""
+        self._device.run(partial(super().draw_places, *about))
+
+    def pick(self, vector: Any) -> Testable:
+        """See `Memory`."""
+        self._device.run(lambda: self._note(_WITHIN, self._pick(vector, self._picked)))
+        self._device.copy(self._picked, self.values)
+        return Landed(self._flags.fetch(), self._told)
+
+    def _told(self) -> None:
+        self.finite, self.within = self._flags.here.astype(bool).tolist()
+
+    # While they travel -----------------------------------------------------------------------------------------------
+
+    def clear(self, out: Any) -> Iterator[None]:
+        """See `Memory`: all at once."""
+        self._device.run(out.zero_)
+        yield
+
+    def renew(self, vector: Any) -> Iterator[None]:
+        """See `Memory`: all at once."""
+        self._device.run(partial(self._remember, vector, 0, ALL, ALL))
+        yield
+        self._renewed = True
+
+    # Afterwards ------------------------------------------------------------------------------------------------------
+
+    def scatter(self, out: Any) -> Testable:
+        """See `Memory`."""
+        self._device.copy(self.means, self._arrived)
+        self._device.run(partial(self._kernels.sparse.put, self._arrived, self.places, self._as_integers(out)))
+        return self._device.done()
+
+    # State -----------------------------------------------------------------------------------------------------------
+
+    def like(self) -> dict[str, NDArray[Any]]:
+        """See `Feedback`."""
+        return {"residual": np.broadcast_to(np.zeros((), self.dtype), (self.residual.numel(),))}
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """See `Feedback`: copies in the host's memory."""
+        return {"residual": self._to_host(self.residual)}
+
+    def load(self, state: dict[str, NDArray[Any]]) -> str:
+        """See `Feedback`."""
+        self._overwrite(self.residual, state["residual"])
+        return ""
