@@ -127,7 +127,8 @@ class Marsit(Algorithm):
             self.global_step, self.residual if self.compensation else None, self.clip, self.gamma, self.transactional
         )
         about = rule, spec.n, spec.dtype, comm.size, lengths, padded
-        feedback = SignResidual(*about) if spec.device == "cpu" else DeviceSignResidual(named(spec.device), *about)
+        device = None if spec.device == "cpu" else named(spec.device)
+        feedback = SignResidual(*about) if device is None else DeviceSignResidual(device, *about)
         reports = 1 + lengths.size
         if self.winners is None:
             sign = Sign().bind("cpu", Stream(self.seed, spec.vector_id, "merge"))
@@ -135,8 +136,8 @@ class Marsit(Algorithm):
             feedback.lay_out(reducer.pieces, reducer.bits)
         else:
             stream = Stream(self.seed, spec.vector_id, "selection")
-            selection = SharedSelection(comm.size, self.winners).bind("cpu", stream)
-            reducer = SelectionGather(comm, spec.n, selection, reports)
+            selection = SharedSelection(comm.size, self.winners).bind("cpu" if device is None else "cuda", stream)
+            reducer = SelectionGather(comm, spec.n, selection, reports, device)
             feedback.lay_out(reducer.pieces, reducer.bits, reducer.second)
         return Parts(feedback, Sign(), MarsitRounds(self, comm, feedback, reducer))
 

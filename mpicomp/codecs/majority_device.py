@@ -26,7 +26,7 @@ class DeviceMajority(OnDevice, MajorityCodec):
         """See `MajorityCodec`: tells when the signs are on the host."""
         self._device.run(partial(self._encode_there, piece))
         self._are_finite.fetch(slice(piece, piece + 1))
-        return Landed(self._packed.fetch(piece, self._words[piece]), partial(self._look, piece))
+        return Landed(self._packed.fetch(piece, slice(self._words[piece])), partial(self._look, piece))
 
     def _encode_there(self, piece: int) -> None:
         self._are_finite.there[piece].copy_(self._encode(piece, self._packed.pieces[piece]))
@@ -37,6 +37,6 @@ class DeviceMajority(OnDevice, MajorityCodec):
 
     def finish(self, piece: int) -> Testable:
         """See `MajorityCodec`: tells when the result is there."""
-        self._packed.deliver(piece, self._words[piece])
+        self._packed.deliver(piece, slice(self._words[piece]))
         self._device.run(partial(self._finish, piece, self._packed.pieces[piece]))
         return self._device.done()

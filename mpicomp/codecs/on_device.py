@@ -80,23 +80,22 @@ class Packed:
         self.whole = self._mirror.there
         self.pieces = [self.whole[start:stop] for start, stop in pairwise(starts)]
 
-    def _some(self, piece: int, count: int | None) -> slice:
-        start = self._starts[piece]
-        return slice(start, self._starts[piece + 1] if count is None else start + count)
+    def _place(self, piece: int, some: slice) -> slice:
+        first, stop, _ = some.indices(self._host[piece].size)
+        return slice(self._starts[piece] + first, self._starts[piece] + stop)
 
-    def fetch(self, piece: int, count: int | None = None) -> Testable:
-        """Copy the first `count` words of a piece, or all, to the reducer; tells when these are there."""
-        some = self._some(piece, count)
-        return Landed(self._mirror.fetch(some), partial(self._land, piece, some))
+    def fetch(self, piece: int, some: slice = ALL) -> Testable:
+        """Copy words of a piece to the reducer; tells when they are there."""
+        return Landed(self._mirror.fetch(self._place(piece, some)), partial(self._land, piece, some))
 
     def _land(self, piece: int, some: slice) -> None:
-        self._host[piece][: some.stop - some.start] = self._mirror.here[some].view(np.uint64)
+        self._host[piece][some] = self._mirror.here[self._place(piece, some)].view(np.uint64)
 
-    def deliver(self, piece: int, count: int | None = None) -> None:
-        """Have words of a piece, as in `fetch`, copied from the reducer, for kernels that are launched from now on."""
-        some = self._some(piece, count)
-        self._mirror.here[some] = self._host[piece][: some.stop - some.start].view(np.int64)
-        self._mirror.deliver(some)
+    def deliver(self, piece: int, some: slice = ALL) -> None:
+        """Have words of a piece copied from the reducer, for kernels that are launched from now on."""
+        place = self._place(piece, some)
+        self._mirror.here[place] = self._host[piece][some].view(np.int64)
+        self._mirror.deliver(place)
 
 
 class OnDevice:

@@ -28,7 +28,7 @@ class DeviceSharedScale(DeviceScaledVotes, SharedScale):
         """See `SharedScale`: tells when the signs are on the host, and sums with them."""
         self._device.run(partial(self._encode, piece, self._last.there))
         self._sums_mirror.fetch(self._blocks[piece])
-        return self._packed.fetch(piece, self._words(piece))
+        return self._packed.fetch(piece, slice(self._words(piece)))
 
     def take_scales(self, norms: NDArray[np.float64]) -> bool:
         """See `SharedScale`."""

@@ -13,12 +13,14 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from collectives.devices import Device
 from mpicomp import kernels
 from mpicomp.codecs.options import integer
 from mpicomp.kernels.streams import BLOCK, GROUP, TILE, Stream, bernoulli_table, source
@@ -75,7 +77,7 @@ class SharedSelection:
 
 
 class Winners(NamedTuple):
-    """Who wins in a run of elements, once it is drawn.
+    """Who wins in a run of elements, once it is drawn. Arrays are tensors where the selection is a device's.
 
     Attributes
     ----------
@@ -91,8 +93,8 @@ class Winners(NamedTuple):
 
     n: int
     words: int
-    labels: Words
-    distances: NDArray[np.int64] | None
+    labels: Any
+    distances: Any
 
 
 class _Scratch(threading.local):
@@ -133,11 +135,19 @@ class Selection:
         self._schedule = stream.schedule()
         self._scratch = _Scratch(ranks)
 
-    def reserve(self, n: int) -> Winners:
-        """Memory for the winners of `n` elements: log2(M) / M bits an element, rounded up, 0.71 bits at most."""
-        groups = -(-self.codec.words(n) // ROW)
-        distances = np.ones(groups, np.int64) if self.codec.votes == 2 else None
-        return Winners(n, self.codec.nbytes(n) // 8, np.empty(self._planes * ROW * groups, np.uint64), distances)
+    def reserve(self, n: int, device: Device | None = None) -> Winners:
+        """Memory for the winners of `n` elements: log2(M) / M bits an element, rounded up, 0.71 bits at most.
+
+        device : where the kernels are; None: the host.
+        """
+        groups, pair = -(-self.codec.words(n) // ROW), self.codec.votes == 2
+        words, labels = self.codec.nbytes(n) // 8, self._planes * ROW * groups
+        if device is None:
+            return Winners(n, words, np.empty(labels, np.uint64), np.ones(groups, np.int64) if pair else None)
+        distances = device.zeros(groups, "int64") if pair else None
+        if distances is not None:
+            device.run(partial(distances.fill_, 1))
+        return Winners(n, words, device.zeros(labels, "int64"), distances)
 
     def draw(self, winners: Winners, step: int, first: int) -> None:
         """Draw the winners of the run that begins at element `first`; what `winners` held is overwritten."""
@@ -151,7 +161,7 @@ class Selection:
         if winners.distances is not None:
             self._kernels.draw_distances(schedule, group, at, self._last, ranks, winners.distances)
 
-    def encode(self, bits: Words, rank: int, winners: Winners, payload: Words) -> None:
+    def encode(self, bits: Any, rank: int, winners: Winners, payload: Any) -> None:
         """Pick what a rank sends of its packed signs.
 
         bits : uint64[ceil(n / 64)]. payload : uint64, of `nbytes(n)` bytes; overwritten.
@@ -161,13 +171,13 @@ class Selection:
         ValueError
             The payload has a wrong size.
         """
-        if payload.size != winners.words:
-            raise self._damaged(winners, payload.size)
+        if len(payload) != winners.words:
+            raise self._damaged(winners, len(payload))
         ranks, planes = self.codec.ranks, self._planes
         work = self._scratch.moving
         self._kernels.select_rows(bits, winners.labels, planes, winners.distances, rank, ranks, work, payload)
 
-    def decode(self, payloads: Words, stride: int, winners: Winners, bits: Sequence[Words]) -> None:
+    def decode(self, payloads: Any, stride: int, winners: Winners, bits: Sequence[Any]) -> None:
         """Put all ranks' payloads where their elements are.
 
         payloads : uint64, rank r's from word stride * r on. bits : for each vote uint64[ceil(n / 64)], overwritten with
@@ -179,7 +189,7 @@ class Selection:
             A payload has a wrong size.
         """
         ranks, planes, second = self.codec.ranks, self._planes, bits[1] if winners.distances is not None else None
-        last = payloads.size - stride * (ranks - 1)
+        last = len(payloads) - stride * (ranks - 1)
         if min(last, stride) < winners.words:
             raise self._damaged(winners, min(last, stride))
         work, distances = self._scratch.moving, winners.distances

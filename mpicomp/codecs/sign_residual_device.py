@@ -28,19 +28,19 @@ class DeviceSignResidual(OnDevice, SignResidual):
         On the device.
     """
 
-    _votes: list[Packed]
+    _packed: Packed | None = None
     _spans: list[slice]
     _dense: tuple[NDArray[Any], NDArray[Any]] | None = None  # memory of full-precision rounds, on the host
 
-    def lay_out(
-        self, pieces: Sequence[range], bits: NDArray[np.uint64], second: NDArray[np.uint64] | None = None
-    ) -> None:
-        """See `SignResidual`; the bits are the host's."""
-        votes = [vote for vote in (bits, second) if vote is not None]
-        words = [slice(cut.start // 64, -(-cut.stop // 64)) for cut in pieces]
-        self._votes = [Packed(self._device, [vote[some] for some in words]) for vote in votes]
-        super().lay_out(pieces, *(vote.whole for vote in self._votes))
-        self._host_bits = bits
+    def lay_out(self, pieces: Sequence[range], bits: Any, second: Any = None) -> None:
+        """See `SignResidual`; bits of the host cross to it and back, tensors on the device stay there."""
+        if isinstance(bits, np.ndarray):
+            words = [slice(cut.start // 64, -(-cut.stop // 64)) for cut in pieces]
+            self._packed = Packed(self._device, [bits[some] for some in words])
+            super().lay_out(pieces, self._packed.whole)
+            self._host_bits = bits
+        else:
+            super().lay_out(pieces, bits, second)
         counts = np.cumsum([0, *(sum(len(part.sums) for part in parts) for parts in self._parts)]).tolist()
         self._spans = [slice(start, stop) for start, stop in pairwise(counts)]
         self._sums_mirror = Mirror(self._device, self._sums)
@@ -66,13 +66,13 @@ class DeviceSignResidual(OnDevice, SignResidual):
         if self._zero_sums:
             device.run(partial(self._sums[sums].mul_, 0.0))  # NaN where a value is not finite
         self._sums_mirror.fetch(sums)
-        self._clipped_mirror.fetch(slice(piece, piece + 1))
-        return self._votes[0].fetch(piece)
+        clipped = self._clipped_mirror.fetch(slice(piece, piece + 1))
+        return clipped if self._packed is None else self._packed.fetch(piece)
 
     def finish(self, piece: int) -> Testable | None:
         """See `SignResidual`: tells when the result is there."""
-        for vote in self._votes:
-            vote.deliver(piece)
+        if self._packed is not None:
+            self._packed.deliver(piece)
         self._device.run(partial(self._finish, piece))
         return self._device.done()
 

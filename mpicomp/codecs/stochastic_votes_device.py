@@ -30,4 +30,4 @@ class DeviceStochasticVotes(DeviceScaledVotes, StochasticVotes):
     def encode(self, piece: int) -> Testable:
         """See `StochasticVotes`: tells when the signs are on the host."""
         self._device.run(partial(self._encode, piece))
-        return self._packed.fetch(piece, self._words(piece))
+        return self._packed.fetch(piece, slice(self._words(piece)))

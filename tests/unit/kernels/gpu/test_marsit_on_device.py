@@ -53,9 +53,24 @@ def test_results_and_states_are_those_of_the_cpu(
     assert_same_as_on_cpu(method, n, dtype, lengths)
 
 
-def test_winners_of_three_ranks_are_those_of_the_cpu() -> None:
-    method = Marsit(full_precision_every=None, winners=1)
-    assert_same_as_on_cpu(method, 12500, "bfloat16", ranks=3)
+@pytest.mark.parametrize(("winners", "n"), [(1, 12500), (2, 700)])
+def test_winners_of_three_ranks_are_those_of_the_cpu(winners: Any, n: int) -> None:
+    assert_same_as_on_cpu(Marsit(full_precision_every=None, winners=winners), n, "bfloat16", ranks=3)
+
+
+def test_of_winners_a_rank_s_own_signs_cross_and_those_of_all_come_back(made: dict[int, FakeDevice]) -> None:
+    n, copied = 8192, list[int]()
+
+    def take(comm: Communicator) -> None:
+        aggregator = Marsit(full_precision_every=None, winners=1).start(comm, n, device=f"cuda:{comm.rank}")
+        for step in range(2):
+            made[comm.rank].copied.clear()
+            aggregator.aggregate(FakeArray(vector(comm.rank, step, n), index=comm.rank))
+        copied.append(sum(made[comm.rank].copied))
+
+    run_local(2, take)
+    sums = 8 * n // 4096
+    assert copied == [n // 2 // 8 + n // 8 + sums + 8] * 2
 
 
 def test_only_signs_and_sums_cross_between_full_precision_rounds(made: dict[int, FakeDevice]) -> None:
