@@ -96,7 +96,7 @@ class FakeDevice:
 
 def as_bytes(vector: Any) -> NDArray[np.uint8]:
     """View a vector of NumPy or PyTorch."""
-    array: NDArray[Any] = vector if isinstance(vector, np.ndarray) else vector.numpy()
+    array: NDArray[Any] = vector if isinstance(vector, np.ndarray) else vector.view(torch.uint8).numpy()
     return array.view(np.uint8)
 
 

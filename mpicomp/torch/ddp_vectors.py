@@ -22,6 +22,7 @@ from mpicomp.algorithms import Algorithm
 from mpicomp.torch.algorithms import AlgorithmChoice, algorithms_by_name
 from mpicomp.torch.bucket_reducers import BucketReducer, vector_pair
 from mpicomp.torch.buckets import ALIGNMENT, NamedParameter, make_bucket
+from mpicomp.torch.devices import devices_of
 
 
 class Delivery:
@@ -41,7 +42,7 @@ class Delivery:
     """
 
     def __init__(self, buffer: Tensor, vectors: int) -> None:
-        self.future: Future[Tensor] = Future()
+        self.future: Future[Tensor] = Future(devices=devices_of([buffer]))
         self._buffer, self._missing = buffer, vectors
         if not vectors:
             self.future.set_result(buffer)

@@ -67,3 +67,8 @@ def wait_for(streams: Iterable[Any]) -> None:
         here = torch.cuda.current_stream(stream.device)
         if here != stream:
             here.wait_stream(stream)
+
+
+def devices_of(tensors: Iterable[Tensor]) -> list[int | str | torch.device]:
+    """The devices of tensors, which a future of theirs must know; the CPU is left out."""
+    return [*sorted({one.device for one in tensors if one.device.type != "cpu"}, key=str)]

@@ -1,4 +1,4 @@
-"""The backend "mpicomp" of `torch.distributed`: process groups of CPU tensors over MPI.
+"""The backend "mpicomp" of `torch.distributed`: process groups over MPI, of tensors on the CPU and on GPUs.
 
 A call goes through these files: ``methods.py`` has what PyTorch calls; ``moving.py``, ``reducing.py`` and ``sparse.py``
 make an ``operation.py`` of it; ``calls.py`` makes that a call of the communicator, and a ``work.py`` for the caller. In

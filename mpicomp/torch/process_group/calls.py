@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -11,9 +13,10 @@ from torch import Tensor
 from collectives import Communicator
 from collectives.consistency.call_check import fingerprint
 from collectives.execution.handle import Call, Steps
-from mpicomp.torch.process_group.messages import Messages
+from mpicomp.torch.process_group.messages import Comes, Messages
 from mpicomp.torch.process_group.operation import Operation, require_dense
 from mpicomp.torch.process_group.packed import Packed
+from mpicomp.torch.process_group.twins import Twins
 from mpicomp.torch.process_group.work import Work
 
 HEARD_S = 0.5  # how long a rank that rejects a call waits for the others to make it
@@ -38,16 +41,19 @@ class Calls:
 
     def collective(self, name: str, operation: Callable[..., Operation], *operands: Any, opts: Any = None) -> Work:
         """Begin a collective; arguments that cannot be used raise here, and CollectiveMismatch on the other ranks."""
-        comm = self._comm
+        comm, twins = self._comm, Twins()
         try:
-            made = operation(comm, *operands)
-        except (TypeError, ValueError) as error:
+            on_host = _with_twins(twins, operands)
+            made = operation(comm, *on_host)
+        except (TypeError, ValueError, MemoryError) as error:
             self._reject(f"{name}, rejected: {error}")
             raise type(error)(f"{comm.here}, {name}: {error}") from error
         self.begun += 1
         text = made.text  # whoever keeps the work keeps this, and none of the memory
         call = Call(comm, lambda: text)
-        return self._work(call, self._steps(call, made), made.result, opts)
+        result = twins.originals(made.result)
+        steps = self._staged(call, twins, partial(operation, comm, *on_host)) if twins else self._steps(call, made)
+        return self._work(call, self._ended(call, steps), result, opts)
 
     def _reject(self, text: str) -> None:
         """Have the other ranks hear why this one does not make their call."""
@@ -65,30 +71,63 @@ class Calls:
             yield from made.steps(comm, call)
         for packed in made.received:
             packed.unpack()
-        yield from comm.turn_of(call)  # calls end in one order on all ranks, and so do callbacks of their futures
+
+    def _staged(self, call: Call, twins: Twins, make: Callable[[], Operation]) -> Steps:
+        """The operation is made again once the twins hold what is to be sent, as some of it may be packed then."""
+        yield from twins.fetch(call)
+        made = make()
+        yield from self._steps(call, made)
+        if made.received:
+            yield from twins.deliver(call)
+
+    def _ended(self, call: Call, steps: Steps) -> Steps:
+        yield from steps
+        yield from self._comm.turn_of(call)  # calls end in one order on all ranks, as do callbacks of their futures
         call.mark_seen()  # a work may be dropped
 
     def message(
         self, name: str, steps: Callable[..., Steps], tensors: Sequence[Tensor], peer: int | None, tag: int
     ) -> Work:
         """Begin a message to or from another rank."""
-        comm, sends = self._comm, name == "send"
+        comm, sends, twins = self._comm, name == "send", Twins()
         try:
-            require_dense(tensors)
+            on_host = twins.of(tensors, read=sends, written=not sends)
+            require_dense(on_host)
             self.messages.require(peer, tag)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, MemoryError) as error:
             raise type(error)(f"{comm.here}, {name}: {error}") from error
-        packed = Packed(tensors, filled=sends)
         whom = "any rank" if peer is None else f"rank {peer}"
         call = Call(comm, lambda: f"{name} {'to' if sends else 'of'} {whom} with tag {tag}")
         call.apart = True
-        return self._work(call, self._message_steps(call, steps(comm, call, packed, peer, tag), packed, sends), tensors)
+        packed = Packed(on_host, filled=sends and not twins)
+        begun = partial(steps, comm, call, packed, peer, tag)
+        if sends:
+            moved = self._sent(call, begun, twins, packed, self.messages.turn(call, peer, tag))
+        else:
+            moved = self._received(call, begun, twins, packed)
+        return self._work(call, moved, tensors)
 
     @staticmethod
-    def _message_steps(call: Call, steps: Steps, packed: Packed, sends: bool) -> Steps:
-        yield from steps
-        if not sends:
-            packed.unpack()
+    def _sent(
+        call: Call, begin: Callable[[], Steps], twins: Twins, packed: Packed, turn: AbstractContextManager[Comes]
+    ) -> Steps:
+        with turn as comes:
+            if twins:
+                yield from twins.fetch(call)
+                packed.fill()
+            while not comes():
+                yield False
+            steps = begin()
+            going_on = next(steps, None) is not None  # the next message may follow
+        if going_on:
+            yield from steps
+        call.mark_seen()
+
+    @staticmethod
+    def _received(call: Call, begin: Callable[[], Steps], twins: Twins, packed: Packed) -> Steps:
+        yield from begin()
+        packed.unpack()
+        yield from twins.deliver(call)
         call.mark_seen()
 
     def _work(self, call: Call, steps: Steps, result: Sequence[Tensor], opts: Any = None) -> Work:
@@ -109,3 +148,11 @@ class Calls:
         works, self._coalesced = self._coalesced or [], None
         handles = [handle for work in works for handle in work.handles]
         return Work(handles, [tensor for work in works for tensor in work.result()])
+
+
+def _with_twins(twins: Twins, operands: Sequence[Any]) -> list[Any]:
+    """A collective's operands: of two with tensors the first is written and the second read, a single one is both."""
+    second_too = len(operands) > 1 and isinstance(operands[1], Tensor | list | tuple)
+    sides = [(False, True), (True, False)] if second_too else [(True, True)]
+    taken = [twins.of(one, *side) for one, side in zip(operands, sides, strict=False)]
+    return [*taken, *operands[len(taken) :]]

@@ -19,6 +19,7 @@ from mpicomp.torch.process_group.messages import Messages
 from mpicomp.torch.process_group.methods import Methods
 
 NAME = "mpicomp"
+DEVICES = ["cpu", "cuda"]  # AMD's GPUs too
 _log = logging.getLogger("mpicomp")
 
 
@@ -26,7 +27,7 @@ _Base: Any = ProcessGroup  # whose overloads `Methods` does not repeat
 
 
 class MPIProcessGroup(Methods, _Base):  # type: ignore[misc]
-    """A process group over MPI, for CPU tensors.
+    """A process group over MPI, for tensors on the CPU and on GPUs, which travel through memory of the host.
 
     Parameters
     ----------
@@ -91,7 +92,7 @@ class MPIProcessGroup(Methods, _Base):  # type: ignore[misc]
 
     @property
     def _device_types(self) -> list[torch.device]:  # asked by saving in the background, and by states of rank 0
-        return [torch.device("cpu")]
+        return [torch.device(kind) for kind in DEVICES if kind == "cpu" or torch.cuda.is_available()]
 
     def _get_sequence_number_for_group(self) -> int:  # asked by wrappers that look for ranks out of step
         """How many collectives have been begun."""
@@ -102,9 +103,10 @@ class MPIProcessGroup(Methods, _Base):  # type: ignore[misc]
 
     def _get_backend(self, device: torch.device) -> MPIProcessGroup:
         """What carries out calls of tensors on this device: the group itself."""
-        if torch.device(device).type != "cpu":
+        if torch.device(device).type not in DEVICES:
             raise RuntimeError(
-                f"{self.communicator.here}: no backend for {device}: the backend mpicomp takes CPU tensors"
+                f"{self.communicator.here}: no backend for {device}: the backend mpicomp takes tensors on the CPU and "
+                "on GPUs"
             )
         return self
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from mpi4py import MPI
@@ -11,6 +13,9 @@ from collectives import CollectiveMismatch, Communicator
 from collectives.execution.handle import Call, Steps
 from collectives.point_to_point import message
 from mpicomp.torch.process_group.packed import Packed
+
+Comes = Callable[[], bool]
+"""Whether it is a message's turn."""
 
 
 class Messages:
@@ -31,7 +36,20 @@ class Messages:
         mpi_comm.Set_errhandler(MPI.ERRORS_RETURN)
         self._largest_tag = int(mpi_comm.Get_attr(MPI.TAG_UB) or 0)
         self._receives: dict[int, list[Call]] = defaultdict(list)  # by tag, those that have no message yet
+        self._sends: dict[tuple[int | None, int], list[Call]] = defaultdict(list)  # by rank and tag, those yet to begin
         self._sources: dict[Call, int | None] = {}
+
+    @contextmanager
+    def turn(self, call: Call, to: int | None, tag: int) -> Iterator[Comes]:
+        """Tell, from the beginning of a send, when those before it to the same rank with the same tag are under way."""
+        waiting = self._sends[to, tag]
+        waiting.append(call)
+        try:
+            yield lambda: waiting[0] is call
+        finally:
+            waiting.remove(call)
+            if not waiting:
+                del self._sends[to, tag]
 
     def require(self, peer: int | None, tag: int) -> None:
         """Raise ValueError unless there is such a rank, and such a tag."""

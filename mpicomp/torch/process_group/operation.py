@@ -38,12 +38,15 @@ class Operation(NamedTuple):
 
 
 def require_dense(tensors: Sequence[Tensor], one_dtype: bool = True) -> None:
-    """Raise TypeError or ValueError unless all are tensors in the memory of this process that messages can carry."""
+    """Raise TypeError or ValueError unless all are tensors in the host's memory, or their twins, as messages carry."""
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{type(tensor).__name__} is not a tensor")
         if tensor.device.type != "cpu":
-            raise ValueError(f"the tensor is on {tensor.device}, and this backend takes CPU tensors: pass tensor.cpu()")
+            raise ValueError(
+                f"the tensor is on {tensor.device}, and this backend takes dense tensors on the CPU and on GPUs: pass "
+                "tensor.cpu()"
+            )
         if tensor.layout != torch.strided or tensor.is_quantized:
             raise ValueError(f"the tensor is {tensor.layout} of {tensor.dtype}: pass a dense one")
     dtypes = {tensor.dtype for tensor in tensors}

@@ -41,15 +41,20 @@ class Packed:
         span = None if dtypes else _span(self._tensors)
         self._copied = span is None
         self.flat = torch.empty(sum(self.sizes) // dtype.itemsize, dtype=dtype) if span is None else span
-        if span is None and filled:
-            for tensor, part in zip(self._tensors, self._parts(), strict=True):
-                source = tensor if part.dtype == tensor.dtype else tensor.contiguous().view(-1).view(torch.uint8)
-                part.copy_(source.reshape(-1))
+        if filled:
+            self.fill()
 
     @property
     def bytes(self) -> Bytes:
         """The memory."""
         return as_bytes(self.flat)
+
+    def fill(self) -> None:
+        """Take the tensors' values over, if this is a copy."""
+        if self._copied:
+            for tensor, part in zip(self._tensors, self._parts(), strict=True):
+                source = tensor if part.dtype == tensor.dtype else tensor.contiguous().view(-1).view(torch.uint8)
+                part.copy_(source.reshape(-1))
 
     def apart_from(self, other: Packed) -> Packed:
         """Itself, or a copy if it shares memory with what is to be overwritten, which MPI forbids."""

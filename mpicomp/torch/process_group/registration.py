@@ -8,7 +8,7 @@ from torch.distributed import Backend
 from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvous_handler
 
 from mpicomp.torch.process_group.bootstrap import or_from_environment, over_mpi
-from mpicomp.torch.process_group.group import NAME, MPIProcessGroup
+from mpicomp.torch.process_group.group import DEVICES, NAME, MPIProcessGroup
 
 
 def register_backend() -> None:
@@ -28,7 +28,7 @@ def register_backend() -> None:
         if plugin.creator_fn is not _create:
             raise RuntimeError(f"another backend is registered as {NAME!r}: register one of the two under another name")
         return
-    Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+    Backend.register_backend(NAME, _create, extended_api=True, devices=DEVICES)
     register_rendezvous_handler(NAME, over_mpi)  # type: ignore[no-untyped-call]
     _rendezvous_handlers["env"] = or_from_environment(_rendezvous_handlers["env"])
 

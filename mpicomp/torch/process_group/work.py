@@ -15,6 +15,7 @@ from torch.distributed import Work as TorchWork
 
 from collectives import CollectiveTimeout
 from collectives.execution.handle import Handle
+from mpicomp.torch.devices import devices_of
 
 NO_TIMEOUT = timedelta(0)
 
@@ -43,11 +44,21 @@ class _Failure:
 
 
 class Future(torch.futures.Future[Any]):
-    """A future whose callbacks may wait for other calls: they run in a thread of their own."""
+    """A future whose callbacks may wait for other calls: they run in a thread of their own.
+
+    Parameters
+    ----------
+    devices : list of torch.device
+        Of the tensors that it will hold, the CPU left out.
+    """
+
+    def __init__(self, devices: list[int | str | torch.device]) -> None:
+        super().__init__(devices=devices)
+        self._devices = devices
 
     def then(self, callback: Callable[[Future], Any]) -> Future:
         """Call `callback` with this future once it is done; the future returned holds what it returns or raises."""
-        child = Future()
+        child = Future(devices=self._devices)
 
         def run() -> None:
             try:
@@ -162,7 +173,7 @@ class Work(_Base):  # type: ignore[misc]
     def get_future(self) -> Future:
         """A future that holds the result."""
         if self._future is None:
-            self._future = Future()
+            self._future = Future(devices=devices_of(self._tensors))
             self._when_ended(self._complete)
         return self._future
 
