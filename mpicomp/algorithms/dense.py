@@ -10,13 +10,15 @@ Q rounds each element to nearest. Owners sum in float32, in rank order, and noth
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from collectives import Communicator
 from collectives.dense.allreduce import PIECE_BYTES
+from collectives.devices import named
 from collectives.memory import SIXTEEN_BIT
 from collectives.schedules.direct import Direct
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
+from mpicomp.aggregator.base import Aggregator
 from mpicomp.codecs.full_precision import FullPrecision
 from mpicomp.codecs.options import choice
 from mpicomp.codecs.rounded import Rounded
@@ -53,6 +55,20 @@ class Dense(Algorithm):
 
     def __repr__(self) -> str:
         return "Dense()" if self.wire is None else f"Dense(wire={self.wire!r})"
+
+    def start(self, comm: Communicator, n: int, *, device: Any = "cpu", **about: Any) -> Aggregator:
+        """See `Algorithm.start`.
+
+        Any device will do that is there, so that what starts other methods starts this one: nothing is encoded, so
+        vectors on GPUs travel through the host's memory, and may be elsewhere.
+        """
+        aggregator = super().start(comm, n, **about)
+        if str(device) != "cpu":
+            try:
+                named(str(device))
+            except ValueError as error:
+                comm.reject(ValueError(f"{comm.here}, start: {error}"), "start")
+        return aggregator
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Nothing is kept; and nothing compressed, or rounding x two passes."""

@@ -75,7 +75,8 @@ class _Search(threading.local):
     def look(self, part: Part, values: NDArray[Any], residual: NDArray[Any] | None) -> bool:
         """Overwrite the indices of a part with those of the largest of values + residual; whether all are finite."""
         indices = self.indices(part)
-        return self._selectors[part.chunk, part.keep](values, residual, indices, self._found[: indices.size])
+        selector = self._selectors[part.chunk, part.keep]
+        return bool(selector(values, residual, indices, self._found[: indices.size]))
 
 
 class ToldPlaces(Chooser):

@@ -36,7 +36,8 @@ from mpicomp.codecs.options import MOST_ELEMENTS, integer, number
 from mpicomp.codecs.scale_groups import padded_lengths
 from mpicomp.codecs.top_k import kept
 from mpicomp.reducers.choosers import BRIEF_ELEMENTS, Chooser
-from mpicomp.reducers.full_precision_mean_device import full_precision_mean
+from mpicomp.reducers.full_precision_mean import FullPrecisionMean
+from mpicomp.reducers.full_precision_mean_device import staged
 from mpicomp.reducers.side_channel import SideChannel, bad_ranks
 
 _GOOD, _LARGE, _OVERFLOWED, _BAD = range(4)  # what a rank says of its numbers
@@ -122,7 +123,7 @@ class SharedIndicesMean(Reducer):
         self, options: SharedIndices, comm: Communicator, spec: VectorSpec, memory: Memory, chooser: Chooser
     ) -> None:
         self._comm, self._memory, self._chooser = comm, memory, chooser
-        self._warmup_steps, self._dense = options.warmup_steps, full_precision_mean(comm, spec)
+        self._warmup_steps, self._dense = options.warmup_steps, staged(FullPrecisionMean(comm), spec)
         self._side_channel = SideChannel(comm, 1)
         self._brief = spec.n <= BRIEF_ELEMENTS or comm.size == 1
         self._mean: MeanMeanwhile | None = None

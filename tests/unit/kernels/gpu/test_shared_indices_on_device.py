@@ -112,6 +112,7 @@ def test_nan_is_told_on_all_ranks_and_nothing_is_lost(method: Any, dtype: str, b
     on_device.assert_nan_is_told_and_nothing_lost(method, 500, dtype, bad_rank)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("method", [ScaleCom(10), ScaleCom(10, chunk=20)], ids=str)
 def test_the_rank_that_tells_the_places_finds_its_own_nan(method: Any) -> None:
     with Communicator() as comm:
