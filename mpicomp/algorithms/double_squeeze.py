@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from collectives import Communicator
 from collectives.schedules.direct import Direct
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
-from mpicomp.codecs.base import Codec
+from mpicomp.codecs.base import Codec, encodes_on_devices
 from mpicomp.codecs.error_feedback import ErrorFeedback
 from mpicomp.codecs.full_precision import FullPrecision
 from mpicomp.codecs.options import integer
@@ -41,6 +41,10 @@ class _TwoPassMethod(Algorithm):
     def __post_init__(self) -> None:
         object.__setattr__(self, "compressor", compressor(self.compressor))
         integer(self, "seed")
+
+    def encodes_on_devices(self, dtype: str) -> bool:
+        """See `Algorithm.encodes_on_devices`: as the compressor says."""
+        return encodes_on_devices(compressor(self.compressor))
 
     def _second(self, dtype: str) -> Codec:
         """Of the second pass."""

@@ -47,6 +47,10 @@ class OneBitSGD(Algorithm):
         """Of the options."""
         return TwoMeans(self.bucket)
 
+    def encodes_on_devices(self, dtype: str) -> bool:
+        """See `Algorithm.encodes_on_devices`."""
+        return True
+
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Error feedback x two means x all-gather."""
         return all_gather(comm, spec, self.codec, ErrorFeedback())

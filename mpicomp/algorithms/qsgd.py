@@ -59,6 +59,10 @@ class QSGD(Algorithm):
         """Of the options."""
         return Quantizer(self.bucket, self.levels, self.norm, self.coding)
 
+    def encodes_on_devices(self, dtype: str) -> bool:
+        """See `Algorithm.encodes_on_devices`."""
+        return True
+
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """No feedback x quantizer x all-gather."""
         return all_gather(comm, spec, self.codec, None, self.seed)
@@ -106,6 +110,10 @@ class ECQSGD(Algorithm):
     def codec(self) -> Quantizer:
         """Of the options."""
         return Quantizer(self.bucket, self.levels, self.norm, self.coding)
+
+    def encodes_on_devices(self, dtype: str) -> bool:
+        """See `Algorithm.encodes_on_devices`."""
+        return True
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Accumulated error x quantizer x all-gather."""

@@ -14,18 +14,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collectives import Communicator
+from collectives.devices import Landed, named
+from collectives.progress.polling import until
+from collectives.testable import Testable
+from mpicomp import kernels
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, Reducer, VectorSpec
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.nonfinite import all_finite
 from mpicomp.codecs.base import Bytes, Draw
-from mpicomp.codecs.bucketed import count, lengths, norms, to_float32
+from mpicomp.codecs.bucketed import all_finite, count, lengths, norms, to_float32
 from mpicomp.codecs.error_feedback import FeedbackEncoder
+from mpicomp.codecs.on_device import Mirror
 from mpicomp.codecs.options import adopt, integer, number
 from mpicomp.codecs.quantizer import Quantizer
 from mpicomp.reducers.all_gather import all_gather, gathered_model
@@ -65,46 +70,56 @@ class TernGrad(Algorithm):
         """Of the options."""
         return Quantizer(self.bucket, 1, "linf")
 
+    def encodes_on_devices(self, dtype: str) -> bool:
+        """See `Algorithm.encodes_on_devices`."""
+        return True
+
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """No feedback x ternary quantizer with shared scales x all-gather."""
         errors, codec, reducer = all_gather(comm, spec, self.codec, None, self.seed)
-        return Parts(errors, codec, SharedScaleRounds(self, comm, spec.n, errors.encoders["residual"], reducer))
+        return Parts(errors, codec, SharedScaleRounds(self, comm, spec, errors.encoders["residual"], reducer))
 
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
         """See `Algorithm.message_model`."""
         return gathered_model(self.codec, n, piece_bytes)
 
-    def scales(self, values: NDArray[Any]) -> NDArray[np.float32]:
-        """Of one rank's vector, each bucket's."""
-        found = norms(values, self.bucket, "linf")
+    def scales(self, values: Any) -> Any:
+        """Of one rank's vector, each bucket's, as float32; infinity where the vector is not finite."""
+        found, xp = norms(values, self.bucket, "linf"), kernels.beside(values).arrays.xp
         if self.clip is not None:
-            sigma = norms(values, self.bucket, "l2") / np.sqrt(lengths(values.size, self.bucket))
-            found = np.minimum(found, self.clip * sigma)
-        return to_float32(found, values)
+            sigma = norms(values, self.bucket, "l2") / xp.sqrt(lengths(values, self.bucket))
+            found = xp.minimum(found, self.clip * sigma)
+        scales = to_float32(found)
+        return xp.where(all_finite(found, values), scales, xp.full_like(scales, xp.inf))
 
 
 class _Shared:
     """A quantizer whose scales are given."""
 
-    def __init__(self, codec: Quantizer, scales: NDArray[np.float32]) -> None:
+    def __init__(self, codec: Quantizer, scales: Any) -> None:
         self.codec, self.scales = codec, scales
         self.alignment, self.nbytes, self.decode = codec.alignment, codec.nbytes, codec.decode
 
-    def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
+    def encode(self, values: Any, payload: Bytes, *, draw: Draw) -> Any:
         first = draw.offset // self.codec.bucket
-        scales = self.scales[first : first + -(-values.size // self.codec.bucket)]
+        scales = self.scales[first : first + count(len(values), self.codec.bucket)]
         self.codec.pack(self.codec.codes(values, scales, draw), scales, payload)
+        return True
 
 
 class SharedScaleRounds:
     """Scales are shared before codes are gathered; see `Reducer`."""
 
     def __init__(
-        self, options: TernGrad, comm: Communicator, n: int, encoder: FeedbackEncoder, gather: Reducer
+        self, options: TernGrad, comm: Communicator, spec: VectorSpec, encoder: FeedbackEncoder, gather: Reducer
     ) -> None:
         self._options, self._encoder, self._gather = options, encoder, gather
-        self._count = count(n, options.bucket)
-        self._side_channel = SideChannel(comm, 0, 4 * self._count)
+        buckets = count(spec.n, options.bucket)
+        self._side_channel = SideChannel(comm, 0, 4 * buckets)
+        self._mine = self._side_channel.tail.view(np.float32)
+        self._device = None if spec.device == "cpu" else named(spec.device)
+        if self._device is not None:
+            self._mirror = Mirror(self._device, self._device.zeros(buckets, "float32"))
         self.prepare, self.commit, self.roll_back = gather.prepare, gather.commit, gather.roll_back
 
     def steps(self, call: VectorCall) -> Iterator[bool]:
@@ -113,19 +128,32 @@ class SharedScaleRounds:
             return
         traffic, channel = call.traffic, self._side_channel
         start = traffic.clock()
-        try:
-            channel.tail.view(np.float32)[:] = self._options.scales(call.values)
-        except ValueError:
-            if all_finite(call.values):
-                raise
-            channel.tail.view(np.float32)[:] = np.inf  # says so to all
+        measured = self._measure(call.values)
         spent = traffic.clock() - start
         traffic.seconds_encoding += spent
         traffic.seconds_total += spent
+        if measured is not None:
+            yield from until(measured, call)
         yield from channel.swap(call, traffic)
         everyones = np.stack([tail.view(np.float32) for tail in channel.tails])
         bad = bad_ranks(~np.isfinite(everyones).all(axis=1))
         if bad:
             raise call.non_finite(bad)
-        self._encoder.codec = _Shared(self._options.codec, everyones.max(axis=0, initial=0))
+        self._encoder.codec = _Shared(self._options.codec, self._beside_vector(everyones.max(axis=0, initial=0)))
         yield from self._gather.steps(call)
+
+    def _measure(self, values: Any) -> Testable | None:
+        """Overwrite this rank's scales; tells when a device has done so."""
+        scales = partial(self._options.scales, values)
+        if self._device is None:
+            self._mine[:] = scales()
+            return None
+        mirror = self._mirror
+        self._device.run(lambda: mirror.there.copy_(scales()))
+        return Landed(mirror.fetch(), lambda: np.copyto(self._mine, mirror.here))
+
+    def _beside_vector(self, scales: NDArray[np.float32]) -> Any:
+        if self._device is None:
+            return scales
+        self._mirror.send(scales)
+        return self._mirror.there

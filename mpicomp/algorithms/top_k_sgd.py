@@ -51,6 +51,10 @@ class TopKSGD(Algorithm):
         """Of the options, for vectors of a type."""
         return TopK(self.rate, self.chunk, dtype in ("float64", np.float64))
 
+    def encodes_on_devices(self, dtype: str) -> bool:
+        """See `Algorithm.encodes_on_devices`."""
+        return True
+
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """No feedback x top-k x all-gather."""
         return all_gather(comm, spec, self.codec(spec.dtype), None)

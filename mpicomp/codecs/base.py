@@ -1,9 +1,14 @@
-"""What a codec is: a way to turn values into bytes and back, without state and without MPI."""
+"""What a codec is: a way to turn values into bytes and back, without state and without MPI.
+
+Values and payload are in one memory. Codecs with `encodes_on_devices` also take tensors on a GPU, and then leave all
+work to it: by `mpicomp.kernels.beside` they find the kernels. What they raise on the host of values that are not
+finite they return there, as a flag, since finding it out would take waiting.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,10 +64,11 @@ class Codec(Protocol):
         """Exact payload size of `n` elements that speak for `weight` ranks."""
         ...
 
-    def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
+    def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> Any:
         """Overwrite `payload`, of exactly `nbytes(n)`.
 
-        Raises ValueError for NaN or infinity among the values, and OverflowError for finite ones that have no code.
+        Raises ValueError for NaN or infinity among the values, and OverflowError for finite ones that have no code; on
+        a device returns instead whether all is well, bool[].
         """
         ...
 
@@ -93,18 +99,22 @@ class Extended(Codec, Protocol):
     out_of_range : str
         Of codecs whose `encode` raises OverflowError for finite values: which these are, and what to do about it, as
         the end of a sentence; empty: there is nothing to say that does not hold of every sum.
+    encodes_on_devices : bool
+        Whether values and payload may be on a device.
     """
+
+    encodes_on_devices: ClassVar[bool]
 
     @property
     def out_of_range(self) -> str:
         """For messages."""
         ...
 
-    def encode_keeping(self, values: NDArray[Any], residual: NDArray[Any], payload: Bytes, left: NDArray[Any]) -> None:
+    def encode_keeping(self, values: NDArray[Any], residual: NDArray[Any], payload: Bytes, left: NDArray[Any]) -> Any:
         """As `encode` for p = values + residual; `left` is overwritten with p less what `decode` makes of it."""
         ...
 
-    def encode_telling(self, values: NDArray[Any], payload: Bytes, sent: NDArray[Any], *, draw: Draw) -> None:
+    def encode_telling(self, values: NDArray[Any], payload: Bytes, sent: NDArray[Any], *, draw: Draw) -> Any:
         """As `encode`; `sent` is overwritten with what `decode` makes of the payload."""
         ...
 
@@ -131,10 +141,20 @@ def varies(codec: Codec) -> bool:
     return hasattr(codec, "used") and getattr(codec, "coding", None) != "fixed"
 
 
+def encodes_on_devices(codec: Any) -> bool:
+    """Whether values and payload may be on a device."""
+    return bool(getattr(codec, "encodes_on_devices", False))
+
+
+def checked(finite: Any) -> Any:
+    """Raise ValueError if it is known that not all values are finite; what a device has yet to tell is returned."""
+    if isinstance(finite, bool | np.bool_) and not finite:
+        raise ValueError("the values contain NaN or infinity")
+    return finite
+
+
 def check_size(codec: Any, payload: Bytes, n: int, weight: int) -> None:
     """Raise ValueError unless the payload has the size that `n` elements need."""
-    expected = codec.nbytes(n, weight)
-    if payload.size != expected:
-        raise ValueError(
-            f"{codec}: a payload of {n} elements has {expected} bytes, this one {payload.size}: it is damaged"
-        )
+    expected, found = codec.nbytes(n, weight), len(payload)
+    if found != expected:
+        raise ValueError(f"{codec}: a payload of {n} elements has {expected} bytes, this one {found}: it is damaged")

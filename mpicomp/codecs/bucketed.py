@@ -12,16 +12,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpicomp import kernels
 from mpicomp.codecs.base import Bytes, check_size
 from mpicomp.codecs.options import MOST_ELEMENTS, integer
-from mpicomp.kernels.cpu import bucketed as kernels
-from mpicomp.kernels.cpu.sign import all_finite
 
 Norm = Literal["l2", "l1", "linf"]
 FLOAT32_MAX = float(np.finfo(np.float32).max)
-_SIGNED: dict[int, np.dtype[Any]] = {4: np.dtype(np.int32), 8: np.dtype(np.int64)}
+_SIGNED = {4: ("int32", np.int32(0x7FFFFFFF)), 8: ("int64", np.int64(0x7FFFFFFFFFFFFFFF))}  # and all bits but the sign
 
 
 def count(n: int, bucket: int) -> int:
@@ -29,45 +27,54 @@ def count(n: int, bucket: int) -> int:
     return -(-n // bucket)
 
 
-def lengths(n: int, bucket: int) -> NDArray[np.float64]:
-    """Elements of each."""
-    found = np.full(count(n, bucket), bucket, np.float64)
-    if n % bucket:
-        found[-1] = n % bucket
+def lengths(values: Any, bucket: int) -> Any:
+    """Elements of each bucket of values, float64."""
+    found = kernels.beside(values).arrays.empty(values, count(len(values), bucket), "float64")
+    found[:] = bucket
+    if len(values) % bucket:
+        found[-1:] = len(values) % bucket
     return found
 
 
-def norms(values: NDArray[Any], bucket: int, norm: Norm) -> NDArray[np.float64]:
-    """Norm of each bucket of float32 or float64 values; NaN or infinity where one of those is.
+def norms(values: Any, bucket: int, norm: Norm) -> Any:
+    """Norm of each bucket of float32 or float64 values, float64; NaN or infinity where one of those is.
 
     Squares are summed in float64: of float64 values that are far beyond float32, infinity.
     """
-    found = np.empty(count(values.size, bucket), np.float64)
+    on = kernels.beside(values)
+    of_buckets = count(len(values), bucket)
     if norm == "linf":
-        kind = _SIGNED[values.itemsize]
-        bits = np.empty(found.size, kind)
-        kernels.largest(values.view(kind), kind.type(np.iinfo(kind).max), bucket, bits)
-        return bits.view(values.dtype).astype(np.float64)
-    kernels.norms(values, bucket, kernels.L2 if norm == "l2" else kernels.L1, found)
-    return np.sqrt(found) if norm == "l2" else found
+        kind, mask = _SIGNED[values.itemsize]
+        bits = on.arrays.empty(values, of_buckets, kind)
+        on.bucketed.largest(on.arrays.view(values, kind), mask, bucket, bits)
+        return on.arrays.convert(bits.view(values.dtype), "float64")
+    found = on.arrays.empty(values, of_buckets, "float64")
+    on.bucketed.norms(values, bucket, on.bucketed.L2 if norm == "l2" else on.bucketed.L1, found)
+    return on.arrays.xp.sqrt(found) if norm == "l2" else found
 
 
-def to_float32(numbers: NDArray[np.float64], values: NDArray[Any]) -> NDArray[np.float32]:
-    """What was made of values, rounded once; where it is beyond float32, that type's largest number.
+def all_finite(numbers: Any, values: Any) -> Any:
+    """Whether all values are finite, of which the buckets' numbers were made; bool[] on a device.
 
-    Raises
-    ------
-    ValueError
-        A value is not finite.
+    Where the numbers are finite, all values are. Sums of float64 values may overflow, those of float32 values do not.
     """
-    if not np.isfinite(numbers).all() and not all_finite(values):
-        raise ValueError("the values contain NaN or infinity")
-    return np.clip(numbers, -FLOAT32_MAX, FLOAT32_MAX).astype(np.float32)
+    on = kernels.beside(values)
+    found = on.arrays.xp.isfinite(numbers).all()
+    if isinstance(values, np.ndarray):
+        return bool(found) or on.sign.all_finite(values)
+    return found if values.itemsize == 4 else found | on.sign.all_finite(values)
 
 
-def finite(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
+def to_float32(numbers: Any) -> Any:
+    """Numbers rounded once; where they are beyond float32, that type's largest number."""
+    arrays = kernels.beside(numbers).arrays
+    return arrays.convert(arrays.xp.clip(numbers, -FLOAT32_MAX, FLOAT32_MAX), "float32")
+
+
+def finite(numbers: Any) -> Any:
     """Numbers as they came, but 0 for those that damage made NaN or infinite."""
-    return np.where(np.isfinite(numbers), numbers, np.float32(0))
+    xp = kernels.beside(numbers).arrays.xp
+    return xp.where(xp.isfinite(numbers), numbers, xp.zeros_like(numbers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,7 @@ class Bucketed:
     bucket: int = 4096
 
     numbers: ClassVar[int] = 1  # per bucket
+    encodes_on_devices: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         integer(self, "bucket", 1, MOST_ELEMENTS)
@@ -109,14 +117,14 @@ class Bucketed:
     def _header(self, n: int) -> int:
         return -(-4 * self.numbers * count(n, self.bucket) // 8) * 8
 
-    def _read(self, payload: Bytes, n: int, weight: int) -> tuple[NDArray[np.float32], NDArray[np.uint64]]:
-        """Numbers [kinds, buckets] and bit planes [bits, words]; raises ValueError for a wrong size."""
+    def _read(self, payload: Bytes, n: int, weight: int) -> tuple[Any, Any]:
+        """Numbers, float32[kinds, buckets], and bit planes, [bits, words]; raises ValueError for a wrong size."""
         check_size(self, payload, n, weight)
-        of_buckets = count(n, self.bucket)
-        numbers = payload[: 4 * self.numbers * of_buckets].view(np.float32).reshape(self.numbers, of_buckets)
-        return numbers, payload[self._header(n) :].view(np.uint64).reshape(self.bits, -(-n // 64))
+        view, of_buckets = kernels.beside(payload).arrays.view, count(n, self.bucket)
+        numbers = view(payload[: 4 * self.numbers * of_buckets], "float32").reshape(self.numbers, of_buckets)
+        return numbers, view(payload[self._header(n) :], "uint64").reshape(self.bits, -(-n // 64))
 
-    def _write(self, payload: Bytes, n: int, *kinds: NDArray[np.float32]) -> NDArray[np.uint64]:
+    def _write(self, payload: Bytes, n: int, *kinds: Any) -> Any:
         """Put the numbers in their place; returns where the bit planes go."""
         numbers, planes = self._read(payload, n, 1)
         payload[: self._header(n)] = 0

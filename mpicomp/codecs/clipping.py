@@ -12,17 +12,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mpicomp.codecs.base import Bytes, Draw, check_size
+from mpicomp import kernels
+from mpicomp.codecs.base import Bytes, Draw, check_size, checked
 from mpicomp.codecs.bucketed import FLOAT32_MAX
 from mpicomp.codecs.options import integer
-from mpicomp.kernels.cpu.clipping import join_bytes, split_bytes
-from mpicomp.kernels.cpu.planes import pack_planes, powers_of_two, unpack_planes
-from mpicomp.kernels.cpu.sign import all_finite
+from mpicomp.kernels.cpu.planes import powers_of_two
 
 _POWERS = powers_of_two(8, np.uint8)
-_EXPONENT = np.uint32(0x7F800000)
+_EXPONENT = 0x7F800000
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +44,7 @@ class Clipping:
         integer(self, "bits", 9, 32)
 
     alignment: ClassVar[int] = 64
+    encodes_on_devices: ClassVar[bool] = True
 
     def nbytes(self, n: int, weight: int = 1) -> int:
         """Whole bytes of each element, rounded up to 8, and the bits that are left, rounded up to words."""
@@ -54,34 +53,36 @@ class Clipping:
     def _columns_end(self, n: int) -> int:
         return -(-(self.bits // 8) * n // 8) * 8
 
-    def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
+    def encode(self, values: Any, payload: Bytes, *, draw: Draw) -> Any:
         """Nothing is drawn. Raises ValueError if a value is not finite."""
-        n = values.size
-        columns, planes = self._parts(payload, n, 1)
-        if not all_finite(values):
-            raise ValueError("the values contain NaN or infinity")
-        words = np.clip(values, -FLOAT32_MAX, FLOAT32_MAX).astype(np.float32, copy=False).view(np.uint32)
-        split_bytes(words, columns)
-        payload[columns.size : self._columns_end(n)] = 0
-        if planes.size:
-            rest = ((words >> np.uint32(24 - 8 * len(columns))) & np.uint32(255)).astype(np.uint8)
-            pack_planes(rest >> np.uint8(8 - self.bits % 8), _POWERS, planes)
+        on, n = kernels.beside(values), len(values)
+        arrays, (columns, planes) = on.arrays, self._parts(payload, n, 1)
+        finite = checked(on.sign.all_finite(values))
+        bounded = arrays.xp.clip(values, -FLOAT32_MAX, FLOAT32_MAX)
+        words = arrays.view(arrays.convert(bounded, "float32"), "uint32")
+        on.clipping.split_bytes(words, columns)
+        whole, left = divmod(self.bits, 8)
+        payload[whole * n : self._columns_end(n)] = 0
+        if left:
+            rest = arrays.convert((words >> (24 - 8 * whole)) & 255, "uint8")
+            on.planes.pack_planes(rest >> (8 - left), _POWERS, planes)
+        return finite
 
-    def decode(self, payload: Bytes, values: NDArray[Any], *, weight: int) -> None:
+    def decode(self, payload: Bytes, values: Any, *, weight: int) -> None:
         """What is left of each element; one that damage made NaN or infinite counts as 0."""
-        n = values.size
-        columns, planes = self._parts(payload, n, weight)
-        words = np.empty(n, np.uint32)
-        join_bytes(columns, words)
-        if planes.size:
-            rest = np.empty(n, np.uint8)
-            unpack_planes(planes, _POWERS, rest)
-            words |= rest.astype(np.uint32) << np.uint32(32 - self.bits)
-        words[(words & _EXPONENT) == _EXPONENT] = 0
-        values[:] = words.view(np.float32)
+        on, n = kernels.beside(values), len(values)
+        arrays, (columns, planes) = on.arrays, self._parts(payload, n, weight)
+        words = arrays.empty(values, n, "uint32")
+        on.clipping.join_bytes(columns, words)
+        if self.bits % 8:
+            rest = arrays.empty(values, n, "uint8")
+            on.planes.unpack_planes(planes, _POWERS, rest)
+            words |= arrays.convert(rest, "uint32") << (32 - self.bits)
+        arrays.clear(words, (words & _EXPONENT) == _EXPONENT)
+        values[:] = arrays.view(words, "float32")
 
-    def _parts(self, payload: Bytes, n: int, weight: int) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
+    def _parts(self, payload: Bytes, n: int, weight: int) -> tuple[Any, Any]:
         check_size(self, payload, n, weight)
         whole, rest = divmod(self.bits, 8)
-        columns = payload[: whole * n].reshape(whole, n)
-        return columns, payload[self._columns_end(n) :].view(np.uint64).reshape(rest, -(-n // 64))
+        planes = kernels.beside(payload).arrays.view(payload[self._columns_end(n) :], "uint64")
+        return payload[: whole * n].reshape(whole, n), planes.reshape(rest, -(-n // 64))

@@ -9,8 +9,9 @@ memory once.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
@@ -21,23 +22,26 @@ from mpicomp import kernels
 from mpicomp.codecs.base import Bytes, Codec, Draw, Extended
 from mpicomp.kernels.streams import Stream
 
-Part = NDArray[Any]
 QUIET = np.errstate(over="ignore", invalid="ignore")
 """NumPy does not warn of what the ranks look for and tell each other."""
+_FLOATS = {4: np.float32, 8: np.float64}
 
 
 class ErrorRule(Protocol):
-    """How a residual enters a step and what a codec's error becomes. All arrays are of one length and dtype."""
+    """How a residual enters a step and what a codec's error becomes.
 
-    def compensate(self, values: Part, residual: Part, out: Part) -> None:
+    All arrays are of one length and dtype, and in the host's memory or on a device.
+    """
+
+    def compensate(self, values: Any, residual: Any, out: Any) -> None:
         """Overwrite `out` with what is to be encoded."""
 
-    def keep(self, values: Part, compensated: Part, sent: Part, residual: Part, out: Part) -> bool:
+    def keep(self, values: Any, compensated: Any, sent: Any, residual: Any, out: Any) -> Any:
         """Overwrite `out` with the next residual; `sent` is what the codec made of `compensated`.
 
         Returns
         -------
-        bool
+        bool, or bool[] on a device
             Whether it is finite.
         """
         ...
@@ -47,13 +51,13 @@ class ErrorRule(Protocol):
 class ErrorFeedback:
     """p = g + e; e <- p - Q(p)."""
 
-    def compensate(self, values: Part, residual: Part, out: Part) -> None:
+    def compensate(self, values: Any, residual: Any, out: Any) -> None:
         """See `ErrorRule`."""
-        kernels.of("cpu").error_feedback.compensate(values, residual, None, out)
+        kernels.beside(out).error_feedback.compensate(values, residual, None, out)
 
-    def keep(self, values: Part, compensated: Part, sent: Part, residual: Part, out: Part) -> bool:
+    def keep(self, values: Any, compensated: Any, sent: Any, residual: Any, out: Any) -> Any:
         """See `ErrorRule`."""
-        return bool(kernels.of("cpu").error_feedback.keep(compensated, sent, residual, None, out))
+        return kernels.beside(out).error_feedback.keep(compensated, sent, residual, None, out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +67,13 @@ class ErrorAccumulation:
     alpha: float
     beta: float
 
-    def compensate(self, values: Part, residual: Part, out: Part) -> None:
+    def compensate(self, values: Any, residual: Any, out: Any) -> None:
         """See `ErrorRule`."""
-        kernels.of("cpu").error_feedback.compensate(values, residual, residual.dtype.type(self.alpha), out)
+        kernels.beside(out).error_feedback.compensate(values, residual, _FLOATS[out.itemsize](self.alpha), out)
 
-    def keep(self, values: Part, compensated: Part, sent: Part, residual: Part, out: Part) -> bool:
+    def keep(self, values: Any, compensated: Any, sent: Any, residual: Any, out: Any) -> Any:
         """See `ErrorRule`."""
-        return bool(kernels.of("cpu").error_feedback.keep(values, sent, residual, residual.dtype.type(self.beta), out))
+        return kernels.beside(out).error_feedback.keep(values, sent, residual, _FLOATS[out.itemsize](self.beta), out)
 
 
 class KeptArrays:
@@ -142,70 +146,85 @@ class FeedbackEncoder:
         rank: int,
         applied: str | None = None,
     ) -> None:
-        self._applied = applied
-        self.codec, self.step, self.failed = codec, 0, False
+        self._applied, self._dtype = applied, dtype
+        self.codec, self.step, self._failed = codec, 0, False
         self._feedback, self._stream, self._rank = feedback, stream, rank
-        self.residual, self._next = (np.zeros(n if feedback is not None else 0, dtype) for _ in range(2))
+        self.residual, self._next = (self._zeros(n if feedback is not None else 0, dtype) for _ in range(2))
         # some codecs do error feedback themselves, in fewer passes and to the same bits
         itself = isinstance(feedback, ErrorFeedback) and applied is None
         self._keeps = itself and hasattr(codec, "encode_keeping")
-        self._scratch = _Scratch(longest if feedback is not None and not self._keeps else 0, dtype, applied)
+        self._scratch = self._memory(longest if feedback is not None and not self._keeps else 0, dtype)
+
+    def _zeros(self, n: int, dtype: Any) -> Any:
+        return np.zeros(n, dtype)
+
+    def _memory(self, longest: int, dtype: np.dtype[Any]) -> Any:
+        return _Scratch(longest, dtype, self._applied)
+
+    @property
+    def failed(self) -> bool:
+        """See the attributes."""
+        return self._failed
 
     def begin(self, step: int) -> None:
         """Go to another step."""
-        self.step, self.failed = step, False
+        self.step, self._failed = step, False
 
     @QUIET
     def encode(self, part: NDArray[Any], cut: range, payload: Bytes) -> None:
         """Overwrite `payload` with Q of a part of a vector, the elements of `cut`, and keep what it leaves out."""
+        if not self._encode(part, cut, payload):
+            self._failed = True
+
+    def _encode(self, part: Any, cut: range, payload: Bytes) -> Any:
+        """As `encode`; returns whether all is finite."""
         draw = Draw(self._stream, self.step, self._rank, 0, cut.start)
         if self._feedback is None:
-            self._write(part, payload, draw)
-            return
+            return self._write(part, payload, draw)
         residual, following = (whole[cut.start : cut.stop] for whole in (self.residual, self._next))
         if self._keeps:
-            try:
-                cast(Extended, self.codec).encode_keeping(part, residual, payload, following)
-            except ValueError:
-                self._require_strange(following)
-                self._send_zeros(payload, len(cut), draw)
-            return
-        scratch = self._scratch
-        compensated, sent = scratch.compensated[: len(cut)], scratch.sent[: len(cut)]
+            keeping = cast(Extended, self.codec).encode_keeping
+            return self._try(partial(keeping, part, residual, payload, following), following, payload, draw)
+        compensated, sent = self._two(part)
         self._feedback.compensate(part, residual, compensated)
-        self._write(compensated, payload, draw, sent)
+        finite = self._write(compensated, payload, draw, sent)
         if self._applied is not None:
-            rounded = scratch.rounded[: len(cut)]
+            rounded = self._scratch.rounded[: len(cut)]
             narrow(sent, self._applied, rounded)
             widen(rounded, self._applied, sent)
-        if not self._feedback.keep(part, compensated, sent, residual, following):
-            self.failed = True
+        return finite & self._feedback.keep(part, compensated, sent, residual, following)
 
-    def _write(self, values: NDArray[Any], payload: Bytes, draw: Draw, sent: NDArray[Any] | None = None) -> None:
+    def _two(self, part: Any) -> tuple[Any, Any]:
+        """Memory for what is encoded of a part, and for what others will decode."""
+        return self._scratch.compensated[: len(part)], self._scratch.sent[: len(part)]
+
+    def _write(self, values: Any, payload: Bytes, draw: Draw, sent: Any = None) -> Any:
         """Encode, and overwrite `sent`, if it is given, with the values that others will decode."""
-        try:
-            telling = getattr(self.codec, "encode_telling", None)
-            if sent is not None and telling is not None:
-                telling(values, payload, sent, draw=draw)
-                return
-            self.codec.encode(values, payload, draw=draw)
-        except OverflowError:
-            self._send_zeros(payload, len(values), draw)
-        except ValueError:
-            self._require_strange(values)
-            self._send_zeros(payload, len(values), draw)
+        telling = None if sent is None else getattr(self.codec, "encode_telling", None)
+        if telling is not None:
+            return self._try(partial(telling, values, payload, sent, draw=draw), values, payload, draw)
+        finite = self._try(partial(self.codec.encode, values, payload, draw=draw), values, payload, draw)
         if sent is not None:
             self.codec.decode(payload, sent, weight=1)
+        return finite
 
-    def _require_strange(self, values: NDArray[Any]) -> None:
-        """Raise again what the codec raised of values that are all finite."""
-        if kernels.of("cpu").sign.all_finite(values):
-            raise
+    def _try(self, encode: Callable[[], Any], values: NDArray[Any], payload: Bytes, draw: Draw) -> Any:
+        """Encode values, or zeros where they cannot be encoded; returns whether they can."""
+        try:
+            encode()
+            return True
+        except OverflowError:
+            pass
+        except ValueError:
+            if self.all_finite(values):
+                raise
+        # the others wait for a payload that they can decode, and are told at the end
+        self.codec.encode(np.zeros(len(values), self._dtype), payload, draw=draw)
+        return False
 
-    def _send_zeros(self, payload: Bytes, n: int, draw: Draw) -> None:
-        """Send zeros: the others wait for a payload that they can decode, and are told at the end."""
-        self.failed = True
-        self.codec.encode(np.zeros(n, self.residual.dtype), payload, draw=draw)
+    def all_finite(self, values: Any) -> bool:
+        """Whether a float32 or float64 vector has neither NaN nor infinity."""
+        return bool(kernels.of("cpu").sign.all_finite(values))
 
     def commit(self) -> None:
         """The step is good on all ranks: its residual is the next step's."""
@@ -215,9 +234,23 @@ class FeedbackEncoder:
         """Take `commit` back: until something is encoded again, the residual of before is where the next one goes."""
         self.residual, self._next = self._next, self.residual
 
+    @property
+    def like(self) -> NDArray[Any]:
+        """An array of the host of the residual's shape and type."""
+        return np.broadcast_to(np.zeros((), self._dtype), len(self.residual))
+
+    def saved(self) -> NDArray[Any]:
+        """A copy of the residual in the host's memory."""
+        copy: NDArray[Any] = self.residual.copy()
+        return copy
+
+    def restore(self, residual: NDArray[Any]) -> None:
+        """Overwrite the residual."""
+        self.residual[:] = residual
+
 
 @QUIET
-def take_mean(codec: Codec, payloads: Sequence[Bytes], mean: NDArray[Any], decoded: NDArray[Any]) -> None:
+def take_mean(codec: Codec, payloads: Sequence[Bytes], mean: Any, decoded: Any) -> None:
     """Overwrite `mean` with that of what payloads hold, added up in their order; `decoded` is overwritten too."""
     add = getattr(codec, "add", None)  # in one pass, or of few elements
     codec.decode(payloads[0], mean, weight=1)
@@ -226,6 +259,6 @@ def take_mean(codec: Codec, payloads: Sequence[Bytes], mean: NDArray[Any], decod
             add(payload, mean)
         else:
             codec.decode(payload, decoded, weight=1)
-            np.add(mean, decoded, out=mean)
+            mean += decoded
     if len(payloads) > 1:
-        np.divide(mean, mean.dtype.type(len(payloads)), out=mean)
+        kernels.beside(mean).arrays.divide(mean, len(payloads))

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from collectives.memory import SIXTEEN_BIT
+from mpicomp import kernels
 from mpicomp.codecs.base import Bytes, Draw, check_size
-from mpicomp.kernels.cpu.sixteen_bits import narrow, widen
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,28 +20,35 @@ class FullPrecision:
 
     alignment: ClassVar[int] = 64
 
+    encodes_on_devices: ClassVar[bool] = True
+
     @property
-    def _stored(self) -> np.dtype[Any]:
-        return np.dtype(np.uint16 if self.dtype == "bfloat16" else self.dtype)
+    def _stored(self) -> str:
+        return "uint16" if self.dtype in SIXTEEN_BIT else self.dtype
 
     def nbytes(self, n: int, weight: int = 1) -> int:
         """As many as the vector has."""
-        return n * self._stored.itemsize
+        return n * np.dtype(self._stored).itemsize
 
-    def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
+    def encode(self, values: Any, payload: Bytes, *, draw: Draw) -> Any:
         """Nothing is drawn. Unlike other codecs it sends NaN and infinity as they are: reducers look at the result."""
-        check_size(self, payload, values.size, 1)
-        stored = payload.view(self._stored)
-        if self._stored.itemsize == 2:
-            narrow(values, self.dtype == "bfloat16", stored.view(np.uint16))
+        on, stored = self._parts(payload, len(values), 1)
+        if stored.itemsize == 2:
+            on.sixteen_bits.narrow(values, self.dtype == "bfloat16", stored)
         else:
             stored[:] = values
+        return True
 
-    def decode(self, payload: Bytes, values: NDArray[Any], *, weight: int) -> None:
+    def decode(self, payload: Bytes, values: Any, *, weight: int) -> None:
         """Exact."""
-        check_size(self, payload, values.size, weight)
-        stored = payload.view(self._stored)
-        if self._stored.itemsize == 2:
-            widen(stored.view(np.uint16), self.dtype == "bfloat16", values)
+        on, stored = self._parts(payload, len(values), weight)
+        if stored.itemsize == 2:
+            on.sixteen_bits.widen(stored, self.dtype == "bfloat16", values)
         else:
             values[:] = stored
+
+    def _parts(self, payload: Bytes, n: int, weight: int) -> tuple[kernels.Kernels, Any]:
+        """Kernels, and the elements in place; raises ValueError for a wrong size."""
+        check_size(self, payload, n, weight)
+        on = kernels.beside(payload)
+        return on, on.arrays.view(payload, self._stored)

@@ -18,18 +18,18 @@ References: QSGD (Alistarh et al., NIPS 2017); ECQ-SGD (Wu et al., ICML 2018); T
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpicomp import kernels
 from mpicomp.codecs import rans
-from mpicomp.codecs.base import Bytes, Draw, check_size
-from mpicomp.codecs.bucketed import Bucketed, count, finite, norms, to_float32
+from mpicomp.codecs.base import Bytes, Draw, check_size, checked
+from mpicomp.codecs.bucketed import Bucketed, all_finite, count, norms, to_float32
 from mpicomp.codecs.options import choice, integer
-from mpicomp.kernels.cpu.planes import pack_planes, powers_of_two, unpack_planes
-from mpicomp.kernels.cpu.quantizer import TILE, dequantize, quantize
+from mpicomp.kernels.cpu.planes import powers_of_two
 
 MOST_LEVELS = 127
 _POWERS = powers_of_two(8, np.uint8)
@@ -92,63 +92,101 @@ class Quantizer(Bucketed):
         """See `mpicomp.kernels.cpu.quantizer`."""
         return 1 << (self.bits - 1) if self.coding == "fixed" else self.levels
 
-    def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
-        """Draw each element's level. Raises ValueError if a value is not finite."""
-        self.pack(*self._drawn(values, draw), payload)
+    @property
+    def fixed(self) -> Quantizer:
+        """With fixed codes: what devices work with, which do no entropy coding."""
+        return replace(self, coding="fixed")
 
-    def encode_telling(self, values: NDArray[Any], payload: Bytes, sent: NDArray[Any], *, draw: Draw) -> None:
+    def encode(self, values: Any, payload: Bytes, *, draw: Draw) -> Any:
+        """Draw each element's level. Raises ValueError if a value is not finite."""
+        codes, scales, finite = self._drawn(values, draw)
+        self.pack(codes, scales, payload)
+        return finite
+
+    def encode_telling(self, values: Any, payload: Bytes, sent: Any, *, draw: Draw) -> Any:
         """See `Extended`. Raises ValueError if a value is not finite."""
-        codes, scales = self._drawn(values, draw)
+        codes, scales, finite = self._drawn(values, draw)
         self.pack(codes, scales, payload)
         self._values(codes, scales, sent)
+        return finite
 
-    def decode(self, payload: Bytes, values: NDArray[Any], *, weight: int) -> None:
+    def decode(self, payload: Bytes, values: Any, *, weight: int) -> None:
         """Write N l / s for each element; a damaged norm that is not finite counts as 0."""
-        codes = np.empty(values.size, np.uint8)
-        if self.coding == "fixed":
-            (scales,), planes = self._read(payload, values.size, weight)
-            unpack_planes(planes, _POWERS, codes)
-        else:
-            check_size(self, payload, values.size, weight)
-            scales = payload[: 4 * count(values.size, self.bucket)].view(np.float32)
-            if values.size:
-                message = payload[self._length(values.size).stop : self.used(payload, values.size)]
-                rans.decode(message, self._symbols, codes)
-        self._values(codes, finite(scales), values)
+        self._values(*self._unpacked(payload, len(values), weight), values)
 
-    def _values(self, codes: NDArray[np.uint8], scales: NDArray[np.float32], out: NDArray[Any]) -> None:
+    def to_fixed(self, payload: Bytes, n: int, fixed: Bytes) -> None:
+        """Overwrite a payload of fixed codes with what a payload of `n` elements holds; both are the host's."""
+        codes, scales = self._unpacked(payload, n, 1)
+        other = self.fixed
+        other.pack(_recoded(codes, self.levels, other._negative - self._negative), scales, fixed)
+
+    def from_fixed(self, fixed: Bytes, n: int, payload: Bytes) -> None:
+        """The opposite of `to_fixed`."""
+        other = self.fixed
+        codes, scales = other._unpacked(fixed, n, 1)
+        self.pack(_recoded(codes, self.levels, self._negative - other._negative), scales, payload)
+
+    def _unpacked(self, payload: Bytes, n: int, weight: int) -> tuple[Any, Any]:
+        """Codes, and N of each bucket, as they came."""
+        on = kernels.beside(payload)
+        codes = on.arrays.empty(payload, n, "uint8")
+        if self.coding == "fixed":
+            (scales,), planes = self._read(payload, n, weight)
+            on.planes.unpack_planes(planes, _POWERS, codes)
+            return codes, scales
+        check_size(self, payload, n, weight)
+        if n:
+            rans.decode(payload[self._length(n).stop : self.used(payload, n)], self._symbols, codes)
+        return codes, payload[: 4 * count(n, self.bucket)].view(np.float32)
+
+    def _values(self, codes: Any, scales: Any, out: Any) -> None:
+        dequantize = kernels.beside(out).quantizer.dequantize  # a scale that is not finite counts as 0
         dequantize(codes, self.bucket, scales, self.levels, self._negative, out)
 
-    def _drawn(self, values: NDArray[Any], draw: Draw) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        """Codes, and N of each bucket."""
-        scales = self.scales(values)
-        return self.codes(values, scales, draw), scales
+    def _drawn(self, values: Any, draw: Draw) -> tuple[Any, Any, Any]:
+        """Codes, N of each bucket, and whether all values are finite."""
+        scales, finite = self._scaled(values)
+        return self.codes(values, scales, draw), scales, finite
 
-    def scales(self, values: NDArray[Any]) -> NDArray[np.float32]:
-        """N of each bucket."""
-        return to_float32(norms(values, self.bucket, self.norm), values)
+    def scales(self, values: Any) -> Any:
+        """N of each bucket. Raises ValueError if a value is not finite."""
+        return self._scaled(values)[0]
 
-    def codes(self, values: NDArray[Any], scales: NDArray[np.float32], draw: Draw) -> NDArray[np.uint8]:
+    def _scaled(self, values: Any) -> tuple[Any, Any]:
+        """N of each bucket, and whether all values are finite."""
+        found = norms(values, self.bucket, self.norm)
+        return to_float32(found), checked(all_finite(found, values))
+
+    def codes(self, values: Any, scales: Any, draw: Draw) -> Any:
         """Code of each element, given N of each bucket."""
-        codes, step = np.empty(values.size, np.uint8), np.uint64(draw.step & 0xFFFFFFFF)
+        on = kernels.beside(values)
+        codes, step = on.arrays.empty(values, len(values), "uint8"), np.uint64(draw.step & 0xFFFFFFFF)
         at = np.uint64(draw.offset), step, draw.source
-        work = np.empty(TILE // 2, np.uint64)
-        quantize(draw.stream.schedule(), *at, values, self.bucket, scales, self.levels, self._negative, work, codes)
+        work = np.empty(on.quantizer.TILE // 2, np.uint64)
+        given = values, self.bucket, scales, self.levels, self._negative
+        on.quantizer.quantize(draw.stream.schedule(), *at, *given, work, codes)
         return codes
 
-    def pack(self, codes: NDArray[np.uint8], scales: NDArray[np.float32], payload: Bytes) -> None:
+    def pack(self, codes: Any, scales: Any, payload: Bytes) -> None:
         """Overwrite the payload."""
+        n = len(codes)
         if self.coding == "fixed":
-            pack_planes(codes, _POWERS, self._write(payload, codes.size, scales))
+            planes = self._write(payload, n, scales)
+            kernels.beside(payload).planes.pack_planes(codes, _POWERS, planes)
             return
-        check_size(self, payload, codes.size, 1)
-        if codes.size:
+        check_size(self, payload, n, 1)
+        if n:
             payload[: scales.nbytes].view(np.float32)[:] = scales
-            length = self._length(codes.size)
+            length = self._length(n)
             used = rans.encode(codes, self._symbols, payload[length.stop :])
             written = used.to_bytes(len(length), "little")
             payload[length.start : length.stop] = np.frombuffer(written, np.uint8)
             payload[length.stop + used :] = 0
+
+
+def _recoded(codes: NDArray[np.uint8], levels: int, shift: int) -> NDArray[np.uint8]:
+    """Codes with the numbers below zero shifted."""
+    return codes + (codes > levels) * np.uint8(shift % 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +206,10 @@ class Ternary(Quantizer):
         choice(self, "levels", (1,))
         choice(self, "norm", ("linf",))
 
-    def _drawn(self, values: NDArray[Any], draw: Draw) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    def _drawn(self, values: Any, draw: Draw) -> tuple[Any, Any, Any]:
         """See `Quantizer`; the scales are not those that levels were drawn by."""
-        codes = self.codes(values, self.scales(values), draw)
-        drawn = np.add.reduceat(codes != 0, np.arange(0, codes.size, self.bucket)) if codes.size else np.zeros(0)
-        found = norms(values, self.bucket, "l2") / np.sqrt(np.maximum(drawn, 1))
-        return codes, to_float32(found, values)
+        scales, finite = self._scaled(values)
+        codes, arrays = self.codes(values, scales, draw), kernels.beside(values).arrays
+        drawn = norms(arrays.convert(codes != 0, "float32"), self.bucket, "l1")  # how many
+        found = norms(values, self.bucket, "l2") / arrays.xp.sqrt(arrays.xp.clip(drawn, 1, None))
+        return codes, to_float32(found), finite

@@ -16,15 +16,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mpicomp.codecs.base import Bytes, Draw
+from mpicomp import kernels
+from mpicomp.codecs.base import Bytes, Draw, checked
 from mpicomp.codecs.bucketed import Bucketed, count, finite, lengths, norms, to_float32
 from mpicomp.codecs.options import choice
-from mpicomp.kernels.cpu.bucketed import L1, L2, keep_sides, keep_signs, side_sums, spread
-from mpicomp.kernels.cpu.sign import pack
 
-_NOT_FINITE = "the values contain NaN or infinity"
+_ZEROS = {4: (np.float32(0), np.float32(0)), 8: (np.float64(0), np.float64(0))}  # the signs of zeros do not alternate
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,51 +30,42 @@ class _Sides(Bucketed):
     """Base of codecs of which a payload has, for each bucket, what its upper and its lower side decode to."""
 
     @abstractmethod
-    def _numbers(self, values: NDArray[Any]) -> tuple[NDArray[np.float32], ...]:
-        """What is sent of the buckets, all finite; raises ValueError if a value is not."""
+    def _numbers(self, values: Any) -> tuple[Any, ...]:
+        """What is sent of the buckets, float32."""
 
     @abstractmethod
-    def _keep(
-        self,
-        values: NDArray[Any],
-        residual: NDArray[Any],
-        left: NDArray[Any],
-        bits: NDArray[np.uint64],
-        numbers: NDArray[np.float32],
-        /,
-    ) -> bool:
+    def _keep(self, values: Any, residual: Any, left: Any, bits: Any, numbers: Any, /) -> Any:
         """Overwrite the last three; False if a sum is not finite."""
 
     @staticmethod
     @abstractmethod
-    def _sides(numbers: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    def _sides(numbers: Any) -> tuple[Any, Any]:
         """What the sides decode to, from finite numbers [kinds, buckets]."""
 
-    def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
+    def encode(self, values: Any, payload: Bytes, *, draw: Draw) -> Any:
         """Nothing is drawn. Raises ValueError if a value is not finite."""
-        planes = self._write(payload, values.size, *self._numbers(values))
-        zero = values.dtype.type(0)
-        if not pack(values, planes[0], False, zero, zero):
-            raise ValueError(_NOT_FINITE)
+        planes = self._write(payload, len(values), *self._numbers(values))
+        return checked(kernels.beside(values).sign.pack(values, planes[0], False, *_ZEROS[values.itemsize]))
 
-    def encode_keeping(self, values: NDArray[Any], residual: NDArray[Any], payload: Bytes, left: NDArray[Any]) -> None:
+    def encode_keeping(self, values: Any, residual: Any, payload: Bytes, left: Any) -> Any:
         """See `Extended`. Raises ValueError if a sum is not finite."""
-        numbers, planes = self._read(payload, left.size, 1)
-        payload[: self._header(left.size)] = 0
-        if not self._keep(values, residual, left, planes[0], numbers):
-            raise ValueError(_NOT_FINITE)
+        numbers, planes = self._read(payload, len(left), 1)
+        payload[: self._header(len(left))] = 0
+        return checked(self._keep(values, residual, left, planes[0], numbers))
 
-    def decode(self, payload: Bytes, values: NDArray[Any], *, weight: int) -> None:
+    def decode(self, payload: Bytes, values: Any, *, weight: int) -> None:
         """Write its side's number for each element; a damaged one that is not finite counts as 0."""
         self._spread(payload, values, weight, adding=False)
 
-    def add(self, payload: Bytes, sums: NDArray[Any]) -> None:
+    def add(self, payload: Bytes, sums: Any) -> None:
         """Add what `decode` would write to `sums`. Raises ValueError for a wrong size."""
         self._spread(payload, sums, 1, adding=True)
 
-    def _spread(self, payload: Bytes, values: NDArray[Any], weight: int, adding: bool) -> None:
-        numbers, planes = self._read(payload, values.size, weight)
-        spread(planes[0], *self._sides(finite(numbers).astype(values.dtype)), self.bucket, values, adding)
+    def _spread(self, payload: Bytes, values: Any, weight: int, adding: bool) -> None:
+        on = kernels.beside(values)
+        numbers, planes = self._read(payload, len(values), weight)
+        sides = self._sides(on.arrays.convert(finite(numbers), values.dtype))
+        on.bucketed.spread(planes[0], *sides, self.bucket, values, adding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +86,19 @@ class OneBit(_Sides):
         Bucketed.__post_init__(self)
         choice(self, "scale", ("l2", "l1"))
 
-    def _numbers(self, values: NDArray[Any]) -> tuple[NDArray[np.float32], ...]:
-        d = lengths(values.size, self.bucket)
-        found = norms(values, self.bucket, self.scale) / (np.sqrt(d) if self.scale == "l2" else d)
-        return (to_float32(found, values),)
+    def _numbers(self, values: Any) -> tuple[Any, ...]:
+        d, sqrt = lengths(values, self.bucket), kernels.beside(values).arrays.xp.sqrt
+        found = norms(values, self.bucket, self.scale) / (sqrt(d) if self.scale == "l2" else d)
+        return (to_float32(found),)
 
-    def _keep(self, *arrays: NDArray[Any]) -> bool:
-        return bool(keep_signs(*arrays, self.bucket, L2 if self.scale == "l2" else L1))
+    def _keep(self, *arrays: Any) -> Any:
+        on = kernels.beside(arrays[0]).bucketed
+        return on.keep_signs(*arrays, self.bucket, on.L2 if self.scale == "l2" else on.L1)
 
     @staticmethod
-    def _sides(numbers: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    def _sides(numbers: Any) -> tuple[Any, Any]:
         above = numbers[0]
-        return above, np.where(above == 0, above, -above)
+        return above, kernels.beside(above).arrays.xp.where(above == 0, above, -above)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,18 +113,18 @@ class TwoMeans(_Sides):
 
     numbers: ClassVar[int] = 2
 
-    def _numbers(self, values: NDArray[Any]) -> tuple[NDArray[np.float32], ...]:
-        of_buckets = count(values.size, self.bucket)
-        above, below, n_above = np.empty(of_buckets), np.empty(of_buckets), np.empty(of_buckets, np.int64)
-        side_sums(values, self.bucket, above, below, n_above)
-        n_below = lengths(values.size, self.bucket) - n_above
-        above, below = above / np.maximum(n_above, 1), below / np.maximum(n_below, 1)
-        return to_float32(above, values), to_float32(below, values)
+    def _numbers(self, values: Any) -> tuple[Any, ...]:
+        on, of_buckets = kernels.beside(values), count(len(values), self.bucket)
+        above, below, n_above = (on.arrays.empty(values, of_buckets, kind) for kind in ("float64", "float64", "int64"))
+        on.bucketed.side_sums(values, self.bucket, above, below, n_above)
+        n_below, clip = lengths(values, self.bucket) - n_above, on.arrays.xp.clip
+        above, below = above / clip(n_above, 1, None), below / clip(n_below, 1, None)
+        return to_float32(above), to_float32(below)
 
-    def _keep(self, *arrays: NDArray[Any]) -> bool:
-        return bool(keep_sides(*arrays, self.bucket))
+    def _keep(self, *arrays: Any) -> Any:
+        return kernels.beside(arrays[0]).bucketed.keep_sides(*arrays, self.bucket)
 
     @staticmethod
-    def _sides(numbers: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    def _sides(numbers: Any) -> tuple[Any, Any]:
         above, below = numbers
         return above, below

@@ -19,20 +19,20 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives.memory import add
+from mpicomp import kernels
 from mpicomp.codecs import options
-from mpicomp.codecs.base import Bytes, Draw, check_size
+from mpicomp.codecs.base import Bytes, Draw, check_size, checked
 from mpicomp.codecs.bucketed import FLOAT32_MAX
 from mpicomp.codecs.sign import scratch
 from mpicomp.kernels.cpu.philox import draw_words
-from mpicomp.kernels.cpu.planes import pack_planes, powers_of_two, unpack_planes
+from mpicomp.kernels.cpu.planes import powers_of_two
 from mpicomp.kernels.cpu.sign import all_finite
-from mpicomp.kernels.cpu.sparse import compress_masked, expand, spread_chunks, spread_masked
-from mpicomp.kernels.cpu.top_k import largest, several
+from mpicomp.kernels.cpu.sparse import compress_masked, spread_masked
 from mpicomp.kernels.streams import GROUP, bernoulli_table, key_schedule
 
 _DEEPEST = 16  # elements of the groups whose maxima are taken
 _MASKS: dict[int, Any] = {4: np.uint32(0x7FFFFFFF), 8: np.uint64(0x7FFFFFFFFFFFFFFF)}
+_FLOATS = {4: np.float32, 8: np.float64}
 _INFINITY = {4: 0x7F800000, 8: 0x7FF0000000000000}
 _POWERS = powers_of_two(32, np.uint32)
 _HEADER = 32
@@ -74,35 +74,34 @@ class Selector:
         reaching = min(chunk, keep * (self._depth + 1))
         self._places, self._sizes = np.empty(reaching, np.uint32), np.empty(reaching + 16, sizes)
 
-    def __call__(
-        self, x: NDArray[Any], residual: NDArray[Any] | None, indices: NDArray[np.uint32], values: NDArray[Any]
-    ) -> bool:
+    def __call__(self, x: Any, residual: Any, indices: Any, values: Any) -> Any:
         """Overwrite `indices` and `values` with the places within chunks, ascending, and elements of x + residual.
 
         Returns
         -------
-        bool
+        bool, or bool[] on a device
             Whether all of x + residual is finite.
         """
-        if not x.size:
+        if not len(x):
             return True
+        on = kernels.beside(x).top_k
         if self.keep == 1:
-            most = largest(x, residual, self.chunk, self._mask, indices, values)
+            most = on.largest(x, residual, self.chunk, self._mask, indices, values)
         else:
             high = np.uint64(1 << (8 * self._mask.nbytes - 2))
-            work = self._maxima, self._places, self._sizes
-            most = several(x, residual, self.chunk, self.keep, self._depth, self._mask, high, *work, indices, values)
-        return int(most) < self._infinity
+            work = self._maxima, self._places, self._sizes  # which devices do not use
+            most = on.several(x, residual, self.chunk, self.keep, self._depth, self._mask, high, *work, indices, values)
+        return most < self._infinity
 
 
-def pack_indices(indices: NDArray[np.uint32], planes: NDArray[np.uint64]) -> None:
+def pack_indices(indices: Any, planes: Any) -> None:
     """Places within chunks to bit planes. planes : uint64[bits, ceil(k / 64)], overwritten."""
-    pack_planes(indices, _POWERS, planes)
+    kernels.beside(indices).planes.pack_planes(indices, _POWERS, planes)
 
 
-def unpack_indices(planes: NDArray[np.uint64], indices: NDArray[np.uint32]) -> None:
+def unpack_indices(planes: Any, indices: Any) -> None:
     """The opposite of `pack_indices`; places may lie outside their chunks where planes are damaged."""
-    unpack_planes(planes, _POWERS, indices)
+    kernels.beside(indices).planes.unpack_planes(planes, _POWERS, indices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +127,8 @@ class TopK:
     rate: int = 100
     chunk: int | None = None
     double: bool = False
+
+    encodes_on_devices: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         options.integer(self, "rate", 1, options.MOST_ELEMENTS)
@@ -157,58 +158,60 @@ class TopK:
     def _planes_start(self, found: int) -> int:
         return -(-(8 if self.double else 4) * found // 8) * 8
 
-    def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
+    def encode(self, values: Any, payload: Bytes, *, draw: Draw) -> Any:
         """Nothing is drawn. Raises ValueError if a value is not finite."""
-        self._encode(values, None, payload)
+        return self._encode(values, None, payload)[1]
 
-    def encode_keeping(self, values: NDArray[Any], residual: NDArray[Any], payload: Bytes, left: NDArray[Any]) -> None:
+    def encode_keeping(self, values: Any, residual: Any, payload: Bytes, left: Any) -> Any:
         """See `Extended`. Raises ValueError if a value + residual is not finite."""
-        add(values, residual, left)
-        indices = self._encode(values, residual, payload)
-        places = np.empty(indices.size, np.int64)
-        expand(indices, self.elements, self.keep, 0, values.size, places)
-        left[places] -= self._parts(payload, values.size, 1)[0]
+        on = kernels.beside(values)
+        on.error_feedback.compensate(values, residual, None, left)
+        indices, finite = self._encode(values, residual, payload)
+        places = on.arrays.empty(values, len(indices), "int64")
+        on.sparse.expand(indices, self.elements, self.keep, 0, len(values), places)
+        left[places] -= self._parts(payload, len(values), 1)[0]
+        return finite
 
-    def _encode(self, values: NDArray[Any], residual: NDArray[Any] | None, payload: Bytes) -> NDArray[np.uint32]:
-        """Write the largest of values + residual; returns their places within chunks."""
-        chosen, planes = self._parts(payload, values.size, 1)
-        indices, found = np.empty(chosen.size, np.uint32), np.empty(chosen.size, values.dtype)
-        if not Selector(self.elements, self.keep, values.dtype)(values, residual, indices, found):
-            raise ValueError("the values contain NaN or infinity")
+    def _encode(self, values: Any, residual: Any, payload: Bytes) -> tuple[Any, Any]:
+        """Write the largest of values + residual; returns their places within chunks, and whether all are finite."""
+        arrays, (chosen, planes) = kernels.beside(values).arrays, self._parts(payload, len(values), 1)
+        indices = arrays.empty(values, len(chosen), "uint32")
+        found = arrays.empty(values, len(chosen), values.dtype)
+        finite = checked(Selector(self.elements, self.keep, _FLOATS[values.itemsize])(values, residual, indices, found))
         if values.itemsize > chosen.itemsize:
-            np.clip(found, -FLOAT32_MAX, FLOAT32_MAX, out=found)
-        payload[: self._planes_start(chosen.size)] = 0
+            found = arrays.xp.clip(found, -FLOAT32_MAX, FLOAT32_MAX)
+        payload[: self._planes_start(len(chosen))] = 0
         chosen[:] = found
         pack_indices(indices, planes)
-        return indices
+        return indices, finite
 
-    def decode(self, payload: Bytes, values: NDArray[Any], *, weight: int) -> None:
+    def decode(self, payload: Bytes, values: Any, *, weight: int) -> None:
         """Write what was kept, and 0 elsewhere; what damage made NaN or infinite counts as 0."""
-        spread_chunks(*self._read(payload, values, weight), self.elements, self.keep, values, False)
+        self._spread(payload, values, weight, adding=False)
 
-    def add(self, payload: Bytes, sums: NDArray[Any]) -> None:
+    def add(self, payload: Bytes, sums: Any) -> None:
         """Add what `decode` would write to `sums`, looking at the elements alone that were kept.
 
         Raises ValueError for a wrong size.
         """
-        spread_chunks(*self._read(payload, sums, 1), self.elements, self.keep, sums, True)
+        self._spread(payload, sums, 1, adding=True)
 
-    def _read(self, payload: Bytes, out: NDArray[Any], weight: int) -> tuple[NDArray[Any], NDArray[np.uint32]]:
-        """What was kept, as numbers of `out`'s type or of a narrower one, and the places within chunks."""
-        chosen, planes = self._parts(payload, out.size, weight)
-        indices = np.empty(chosen.size, np.uint32)
+    def _spread(self, payload: Bytes, out: Any, weight: int, adding: bool) -> None:
+        on = kernels.beside(out)
+        chosen, planes = self._parts(payload, len(out), weight)
+        indices = on.arrays.empty(out, len(chosen), "uint32")
         unpack_indices(planes, indices)
         if out.itemsize < chosen.itemsize:
-            chosen = np.nan_to_num(chosen, nan=0, posinf=0, neginf=0)
-            chosen = np.clip(chosen, -FLOAT32_MAX, FLOAT32_MAX).astype(out.dtype)
-        return chosen, indices
+            chosen = on.arrays.xp.nan_to_num(chosen, nan=0, posinf=0, neginf=0)
+            chosen = on.arrays.convert(on.arrays.xp.clip(chosen, -FLOAT32_MAX, FLOAT32_MAX), out.dtype)
+        on.sparse.spread_chunks(chosen, indices, self.elements, self.keep, out, adding)
 
-    def _parts(self, payload: Bytes, n: int, weight: int) -> tuple[NDArray[Any], NDArray[np.uint64]]:
+    def _parts(self, payload: Bytes, n: int, weight: int) -> tuple[Any, Any]:
         """Values and planes, in place; raises ValueError for a wrong size."""
         check_size(self, payload, n, weight)
-        found = kept(n, self.elements, self.keep)
-        chosen = payload[: (8 if self.double else 4) * found].view(np.float64 if self.double else np.float32)
-        planes = payload[self._planes_start(found) :].view(np.uint64)
+        view, found = kernels.beside(payload).arrays.view, kept(n, self.elements, self.keep)
+        chosen = view(payload[: (8 if self.double else 4) * found], "float64" if self.double else "float32")
+        planes = view(payload[self._planes_start(found) :], "uint64")
         return chosen, planes.reshape(index_bits(self.elements), -(-found // 64))
 
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
 
 _ON_EVERY_DEVICE = (
-    "bucketed", "clipping", "ef_sign", "error_feedback", "philox", "planes", "quantizer", "shared_selection", "sign",
-    "sixteen_bits", "sparse", "ssdm", "top_k", "vote_counts",
+    "arrays", "bucketed", "clipping", "ef_sign", "error_feedback", "philox", "planes", "quantizer", "shared_selection",
+    "sign", "sixteen_bits", "sparse", "ssdm", "top_k", "vote_counts",
 )  # fmt: skip
 _ON_CPUS = ("elias_counts", "rans", "rows")
 # kind of device, as PyTorch calls it, to the folder of its kernels and the families that are there
@@ -48,3 +51,8 @@ def of(device: str) -> Kernels:
         if error.name not in ("torch", "triton"):
             raise
         raise ImportError(f"kernels for device {device!r} need Triton and PyTorch; no module {error.name!r}") from error
+
+
+def beside(array: Any) -> Kernels:
+    """The kernels of the device that an array is on: a NumPy array, or a tensor on a GPU."""
+    return of("cpu" if isinstance(array, np.ndarray) else "cuda")

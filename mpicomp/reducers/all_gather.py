@@ -7,6 +7,7 @@ and sends the mean back in full precision.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from mpi4py import MPI
@@ -16,12 +17,14 @@ from collectives.execution.partition import pieces
 from collectives.execution.program import Program, gather_program
 from collectives.schedules.all_gather import AllGather as Route
 from collectives.schedules.star import Star
+from collectives.testable import Testable
 from mpicomp.aggregator.parts import MessageModel, Parts, VectorSpec
 from mpicomp.codecs.base import Codec, sent_bytes, varies
 from mpicomp.codecs.error_feedback import ErrorRule, FeedbackEncoder, take_mean
 from mpicomp.codecs.full_precision import FullPrecision
 from mpicomp.kernels.streams import Stream
-from mpicomp.reducers.coded import CodedPayload, CodedRounds, Residuals, buffers, piece_elements
+from mpicomp.reducers.coded import CodedPayload, CodedRounds, Residuals, piece_elements
+from mpicomp.reducers.coded_device import Place, place_of
 from mpicomp.reducers.two_pass import TwoPassPayload, route
 
 
@@ -34,13 +37,15 @@ def all_gather(comm: Communicator, spec: VectorSpec, codec: Codec, feedback: Err
     else:
         program = gather_program(comm.rank, comm.size, pieces(range(spec.n), longest, codec.alignment))
     stream, here = Stream(seed, spec.vector_id, "code"), (spec.n, spec.compute, program.longest_piece)
-    encoder = FeedbackEncoder(codec, feedback, *here, stream, comm.rank)
+    place = place_of(spec)
+    encoder = place.encoder(codec, feedback, *here, stream, comm.rank)
     errors = Residuals({"residual": encoder}, {"residual": "mean"})
     payload: TwoPassPayload | AllGatherPayload
     if star:
-        payload = TwoPassPayload(spec, program, encoder, FeedbackEncoder(back, None, *here, stream, 0))
+        server = FeedbackEncoder(back, None, *here, stream, 0)
+        payload = TwoPassPayload(spec, program, place, codec, encoder, server)
     else:
-        payload = AllGatherPayload(spec, program, encoder)
+        payload = AllGatherPayload(spec, program, place, codec, encoder)
     persistent = not star and not varies(codec)
     return Parts(errors, codec, CodedRounds(comm, errors, program, payload, True, persistent))
 
@@ -51,40 +56,47 @@ def gathered_model(codec: Codec, n: int, piece_bytes: int) -> MessageModel:
 
 
 class AllGatherPayload(CodedPayload):
-    """Every rank's payloads of a vector, for a program by `gather_program`; see `Payload`."""
+    """Every rank's payloads of a vector, for a program by `gather_program`; see `Payload`.
+
+    place : where this rank's half of a step is done. encoder : that half's, of `codec`.
+    """
 
     receive_buffers = 0
 
-    def __init__(self, spec: VectorSpec, program: Program, encoder: FeedbackEncoder) -> None:
+    def __init__(
+        self, spec: VectorSpec, program: Program, place: Place, codec: Codec, encoder: FeedbackEncoder
+    ) -> None:
         size = program.plan.size
-        super().__init__(spec, program.pieces[: len(program.pieces) // size], program.longest_piece)
-        self._encoder, self._size = encoder, size
-        self._payloads = buffers([encoder.codec.nbytes(len(cut)) for cut in program.pieces])
-        self._messages = [[payload, payload.nbytes, MPI.BYTE] for payload in self._payloads]
-        self._fixed = not varies(encoder.codec)
+        cuts = program.pieces[: len(program.pieces) // size]
+        super().__init__(spec, cuts, place.results(spec, program.longest_piece))
+        self._encoder, self._codec, self._size, self._rank = encoder, codec, size, program.plan.rank
+        self._payloads = place.payloads(codec, [len(cut) for cut in program.pieces])
+        self._messages = [[payload, payload.nbytes, MPI.BYTE] for payload in self._payloads.host]
+        self._fixed = not varies(codec)
 
-    def encode(self, piece: int) -> None:
+    def encode(self, piece: int) -> Testable | None:
         """See `Payload`."""
         cut = self._cuts[piece % len(self._cuts)]
-        self._encoder.encode(self._values[cut.start : cut.stop], cut, self._payloads[piece])
+        self._encoder.encode(self._part(cut), cut, self._payloads.there[piece])
+        return self._payloads.fetch(piece)
 
     def outgoing(self, piece: int, weight: int) -> Any:
         """See `Payload`."""
         if self._fixed:
             return self._messages[piece]
-        payload = self._payloads[piece]
-        return [payload, sent_bytes(self._encoder.codec, payload, len(self._cuts[piece % len(self._cuts)])), MPI.BYTE]
+        payload = self._payloads.host[piece]
+        return [payload, sent_bytes(self._codec, payload, len(self._cuts[piece % len(self._cuts)])), MPI.BYTE]
 
     def replacing(self, piece: int, weight: int) -> Any:
         """See `Payload`."""
         return self._messages[piece]
 
-    def finish(self, piece: int) -> None:
+    def finish(self, piece: int) -> Testable | None:
         """See `Payload`: once the last rank's is there, decode all in rank order."""
-        count = len(self._cuts)
-        k = piece % count
+        rank, k = divmod(piece, len(self._cuts))
+        if rank != self._rank:
+            self._payloads.deliver(piece)
         if not self._complete_by(k, self._size):
-            return
-        codec, payloads, scratch = self._encoder.codec, self._payloads[k::count], self._scratch
-        decoded = scratch.decoded[: len(self._cuts[k])]
-        self._write(self._cuts[k], lambda out: take_mean(codec, payloads, out, decoded), scratch.mean)
+            return None
+        codec, payloads = self._payloads.codec, self._payloads.there[k :: len(self._cuts)]
+        return self._results.write(self._cuts[k], partial(take_mean, codec, payloads))

@@ -14,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives import Communicator
+from collectives.devices import Landed
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Program
 from collectives.memory import aligned_empty, narrow
+from collectives.testable import Testable
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.nonfinite import all_finite, all_finite_result
+from mpicomp.aggregator.nonfinite import all_finite_result
 from mpicomp.aggregator.parts import Reducer, StateKind, VectorSpec
 from mpicomp.codecs.base import Bytes, Codec
 from mpicomp.codecs.error_feedback import QUIET, FeedbackEncoder
@@ -50,6 +52,45 @@ def buffers(sizes: Sequence[int], alignment: int = 64) -> list[Bytes]:
     return [whole[start : start + size] for start, size in zip(starts, sizes, strict=False)]
 
 
+def after(done: Testable | None, then: Callable[[], object]) -> Testable | None:
+    """Do something once a device has done its part, or at once if it has none; tells when that is over."""
+    if done is not None:
+        return Landed(done, then)
+    then()
+    return None
+
+
+class Payloads:
+    """Payloads of pieces.
+
+    Parameters
+    ----------
+    codec : Codec
+    lengths : sequence of int
+        Elements of each.
+
+    Attributes
+    ----------
+    codec : Codec
+        What encodes to `there`, and decodes from it.
+    there : list
+        The payloads where the vector is.
+    host : list of uint8 arrays
+        The payloads where they are sent from and received: here the same.
+    """
+
+    def __init__(self, codec: Codec, lengths: Sequence[int]) -> None:
+        self.codec = codec
+        self.host = self.there = buffers([codec.nbytes(n) for n in lengths])
+
+    def fetch(self, piece: int) -> Testable | None:
+        """Have `host` be what `there` is; tells when it is. What the encoder found out is known by then."""
+        return None
+
+    def deliver(self, piece: int) -> None:
+        """Have `there` be what `host` is, for what is decoded from now on."""
+
+
 class Scratch(threading.local):
     """A thread's memory for the mean of a piece, and for what it is a mean of."""
 
@@ -57,52 +98,91 @@ class Scratch(threading.local):
         self.mean, self.decoded = np.empty(longest, dtype), np.empty(longest, dtype)
 
 
+Decode = Callable[[Any, Any], object]
+"""Overwrites a piece of the result, float32 or float64, and as many elements of working memory."""
+
+
+class Results:
+    """Where the results of pieces go. Several threads may write at once, each another piece.
+
+    Parameters
+    ----------
+    spec : VectorSpec
+    longest : int
+        Elements of the longest piece.
+
+    Attributes
+    ----------
+    scratch : Scratch
+        Memory of the host for means.
+    finite : bool
+        Whether the step's result is: the same on all ranks.
+    """
+
+    def __init__(self, spec: VectorSpec, longest: int) -> None:
+        self._dtype, self._narrow = spec.dtype, spec.sixteen_bit
+        self.scratch = Scratch(longest, spec.compute)
+        self._finite, self._out = True, None
+
+    @property
+    def finite(self) -> bool:
+        """See the attributes."""
+        return self._finite
+
+    def begin(self, out: Any) -> None:
+        """Go to another result; None: drop the reference to it."""
+        self._out, self._finite = out, True
+
+    @QUIET
+    def write(self, cut: range, decode: Decode) -> Testable | None:
+        """Let `decode` write a piece, which is rounded where the result has 16 bits; tells when it is there."""
+        out, scratch = self._out[cut.start : cut.stop], self.scratch  # type: ignore[index]
+        if self._narrow:
+            part = scratch.mean[: len(cut)]
+            decode(part, scratch.decoded[: len(cut)])
+            narrow(part, self._dtype, out)
+        else:
+            decode(out, scratch.decoded[: len(cut)])
+        if not all_finite_result(out, self._dtype):
+            self._finite = False
+        return None
+
+
 class CodedPayload:
     """What payloads of codes have in common: the pieces of a vector, and where the results of pieces go.
 
     Pieces may be encoded, merged and finished by several threads at once.
-
-    Attributes
-    ----------
-    finite : bool
-        This step's result, which is the same on all ranks.
     """
 
-    def __init__(self, spec: VectorSpec, cuts: Sequence[range], longest: int) -> None:
+    def __init__(self, spec: VectorSpec, cuts: Sequence[range], results: Results) -> None:
         self.brief = spec.n <= BRIEF_ELEMENTS
-        self._cuts, self._arrived = cuts, [0] * len(cuts)
-        self._dtype, self._narrow = spec.dtype, spec.sixteen_bit
-        self._scratch, self._counting = Scratch(longest, spec.compute), threading.Lock()
-        self._nothing = self._values = self._out = np.empty(0, spec.compute)
-        self.finite = True
+        self._cuts, self._arrived, self._results = cuts, [0] * len(cuts), results
+        self._counting, self._values = threading.Lock(), None
 
-    def begin(self, values: NDArray[Any], out: NDArray[Any]) -> None:
+    @property
+    def finite(self) -> bool:
+        """Whether the step's result is finite: the same on all ranks."""
+        return self._results.finite
+
+    def begin(self, values: Any, out: Any) -> None:
         """Go to another vector and result."""
-        self._values, self._out, self.finite = values, out, True
-        self._arrived = [0] * len(self._cuts)
+        self._values, self._arrived = values, [0] * len(self._cuts)
+        self._results.begin(out)
 
     def end(self) -> None:
         """Drop the references to the caller's arrays, so that these can be freed."""
-        self._values = self._out = self._nothing
+        self._values = None
+        self._results.begin(None)
+
+    def _part(self, cut: range) -> Any:
+        """A piece of this rank's vector."""
+        return self._values[cut.start : cut.stop]  # type: ignore[index]
 
     def _complete_by(self, piece: int, awaited: int) -> bool:
         """Take note that one more rank's code of a piece is there; whether so many are."""
         with self._counting:
             self._arrived[piece] += 1
             return self._arrived[piece] == awaited
-
-    @QUIET
-    def _write(self, cut: range, decode: Callable[[NDArray[Any]], object], spare: NDArray[Any]) -> None:
-        """Let `decode` write a piece of the result; a 16-bit one it writes in float32 into `spare`."""
-        out = self._out[cut.start : cut.stop]
-        if self._narrow:
-            part = spare[: len(cut)]
-            decode(part)
-            narrow(part, self._dtype, out)
-        else:
-            decode(out)
-        if not all_finite_result(out, self._dtype):
-            self.finite = False
 
 
 class Residuals:
@@ -122,8 +202,8 @@ class Residuals:
         self.encoders, self.state_kinds = encoders, state_kinds
 
     @property
-    def residual(self) -> NDArray[Any]:
-        """The error of this rank's own encoding: [n], or [0] without feedback."""
+    def residual(self) -> Any:
+        """The error of this rank's own encoding, where the vector is: [n], or [0] without feedback."""
         return next(iter(self.encoders.values())).residual
 
     def check_ready(self) -> None:
@@ -131,16 +211,16 @@ class Residuals:
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Copies of the residuals."""
-        return {key: encoder.residual.copy() for key, encoder in self.encoders.items()}
+        return {key: encoder.saved() for key, encoder in self.encoders.items()}
 
     def like(self) -> dict[str, NDArray[Any]]:
         """See `Feedback`."""
-        return {key: encoder.residual for key, encoder in self.encoders.items()}
+        return {key: encoder.like for key, encoder in self.encoders.items()}
 
     def load(self, state: dict[str, NDArray[Any]]) -> str:
         """See `Feedback`."""
         for key, encoder in self.encoders.items():
-            encoder.residual[:] = state[key]
+            encoder.restore(state[key])
         return ""
 
 
@@ -206,9 +286,9 @@ class CodedRounds(Reducer):
             why = getattr(self._encoders[0].codec, "out_of_range", "")
             raise call.out_of_range(overflowed, why) if why and overflowed and not bad else call.non_finite(bad)
 
-    def _tell(self, values: NDArray[Any]) -> None:
+    def _tell(self, values: Any) -> None:
         """Send the others what became of encoding this rank's vector; all of it is done."""
         mine, *others = (encoder.failed for encoder in self._encoders)
-        bad = mine and not all_finite(values)  # else finite numbers overflowed
+        bad = mine and not self._encoders[0].all_finite(values)  # else finite numbers overflowed
         self._side_channel.mine[0] = _BAD if bad else _OVERFLOWED if mine or any(others) else _GOOD
         self._side_channel.start()

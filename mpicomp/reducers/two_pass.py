@@ -10,6 +10,7 @@ everything, and owners of a part each get the same bits.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,14 @@ from collectives.execution.program import Message, Program
 from collectives.schedules.direct import Direct
 from collectives.schedules.plan import Topology
 from collectives.schedules.star import Star
+from collectives.testable import Testable
 from mpicomp.aggregator.parts import Parts, VectorSpec
 from mpicomp.aggregator.state import OWNED, check_owned
 from mpicomp.codecs.base import Codec, sent_bytes
 from mpicomp.codecs.error_feedback import ErrorRule, FeedbackEncoder, take_mean
 from mpicomp.kernels.streams import Stream
-from mpicomp.reducers.coded import CodedPayload, CodedRounds, Residuals, buffers, piece_elements
+from mpicomp.reducers.coded import CodedPayload, CodedRounds, Residuals, after, buffers, piece_elements
+from mpicomp.reducers.coded_device import Place, place_of
 
 MOST_BUFFERS = 8
 
@@ -54,11 +57,12 @@ def two_pass(
     program = comm.program(route(comm), spec.n, codec.alignment, longest)
     here = spec.n, spec.compute, program.longest_piece
     of_worker, of_owner = (Stream(seed, spec.vector_id, f"code of {who}") for who in ("worker", "owner"))
-    worker = FeedbackEncoder(codec, feedback, *here, of_worker, comm.rank)
+    place = place_of(spec)
+    worker = place.encoder(codec, feedback, *here, of_worker, comm.rank)
     # what an owner sends is the result itself: its error is what all ranks miss, rounding to 16 bits included
     applied = spec.dtype if spec.sixteen_bit else None
     owner = FeedbackEncoder(second, owners_feedback, *here, of_owner, 0, applied)
-    payload = TwoPassPayload(spec, program, worker, owner)
+    payload = TwoPassPayload(spec, program, place, codec, worker, owner)
     own = payload.own if owners_feedback is not None else None
     errors = OwnerResiduals(worker, owner, own)
     return Parts(errors, codec, CodedRounds(comm, errors, program, payload, tell_at_once=False))
@@ -99,50 +103,58 @@ class OwnerResiduals(Residuals):
 class TwoPassPayload(CodedPayload):
     """One vector's codes on their way to owners and back, by a plan in which one rank merges what all others send it.
 
+    place : where this rank's half of a step is done; as an owner it works on the host. codec : of the first pass.
     worker, owner : this rank's own half of a step, and its half as an owner. See `MergedPayload`.
     """
 
-    def __init__(self, spec: VectorSpec, program: Program, worker: FeedbackEncoder, owner: FeedbackEncoder) -> None:
-        super().__init__(spec, program.pieces, program.longest_piece)
+    def __init__(
+        self,
+        spec: VectorSpec,
+        program: Program,
+        place: Place,
+        codec: Codec,
+        worker: FeedbackEncoder,
+        owner: FeedbackEncoder,
+    ) -> None:
+        super().__init__(spec, program.pieces, place.results(spec, program.longest_piece))
         self._size = program.plan.size
-        self._worker, self._owner = worker, owner
+        self._codec, self._worker, self._owner = codec, worker, owner
         merging = [any(m.held_weight for m in chain) for chain in program.chains]
         owned = [piece for piece, merges in enumerate(merging) if merges or self._size == 1]
         # the elements that this rank owns, which follow each other
         self.own = range(self._cuts[owned[0]].start, self._cuts[owned[-1]].stop) if owned else range(0)
         self.receive_buffers = min(MOST_BUFFERS, self._size - 1) if any(merging) else 0
-        self._mine = buffers([worker.codec.nbytes(len(cut)) for cut in self._cuts])
-        self._results = buffers([owner.codec.nbytes(len(cut)) for cut in self._cuts])
-        self._buffers = buffers([worker.codec.nbytes(program.longest_piece)] * self.receive_buffers)
+        lengths = [len(cut) for cut in self._cuts]
+        self._mine, self._means = place.payloads(codec, lengths), place.payloads(owner.codec, lengths)
+        self._buffers = buffers([codec.nbytes(program.longest_piece)] * self.receive_buffers)
         # what ranks sent of a piece that this rank owns
-        ranks, rank = range(program.plan.size), program.plan.rank
+        ranks, rank, mine = range(program.plan.size), program.plan.rank, self._mine.host
         self._sent = {
-            piece: [self._mine[piece] if one == rank else np.empty_like(self._mine[piece]) for one in ranks]
-            for piece in owned
+            piece: [mine[piece] if one == rank else np.empty_like(mine[piece]) for one in ranks] for piece in owned
         }
 
-    def encode(self, piece: int) -> None:
+    def encode(self, piece: int) -> Testable | None:
         """See `Payload`."""
         cut = self._cuts[piece]
-        self._worker.encode(self._values[cut.start : cut.stop], cut, self._mine[piece])
-        if self._size == 1:
-            self._complete(piece)
+        self._worker.encode(self._part(cut), cut, self._mine.there[piece])
+        encoded = self._mine.fetch(piece)
+        return after(encoded, partial(self._complete, piece)) if self._size == 1 else encoded
 
     def outgoing(self, piece: int, weight: int) -> Any:
         """See `Payload`: this rank's own code, or the result's."""
-        codec, payload = self._worker.codec, self._mine[piece]
+        codec, payload = self._codec, self._mine.host[piece]
         if weight > 1:
-            codec, payload = self._owner.codec, self._results[piece]
+            codec, payload = self._owner.codec, self._means.host[piece]
         return [payload, sent_bytes(codec, payload, len(self._cuts[piece])), MPI.BYTE]
 
     def replacing(self, piece: int, weight: int) -> Any:
         """See `Payload`."""
-        payload = self._results[piece]
+        payload = self._means.host[piece]
         return [payload, payload.nbytes, MPI.BYTE]
 
     def incoming(self, piece: int, buffer: int, weight: int) -> Any:
         """See `Payload`."""
-        nbytes = self._mine[piece].size
+        nbytes = self._mine.host[piece].size
         return [self._buffers[buffer][:nbytes], nbytes, MPI.BYTE]
 
     def prepare(self, message: Message, buffer: int) -> None:
@@ -158,12 +170,15 @@ class TwoPassPayload(CodedPayload):
 
     def _complete(self, piece: int) -> None:
         """The owner's half: the mean in rank order, its code, and what that leaves out."""
-        cut = self._cuts[piece]
-        mean, decoded = self._scratch.mean[: len(cut)], self._scratch.decoded[: len(cut)]
-        take_mean(self._worker.codec, self._sent[piece], mean, decoded)
-        self._owner.encode(mean, cut, self._results[piece])
+        cut, scratch = self._cuts[piece], self._results.scratch
+        mean = scratch.mean[: len(cut)]
+        take_mean(self._codec, self._sent[piece], mean, scratch.decoded[: len(cut)])
+        self._owner.encode(mean, cut, self._means.host[piece])
 
-    def finish(self, piece: int) -> None:
+    def finish(self, piece: int) -> Testable | None:
         """See `Payload`."""
-        decode, payload = self._owner.codec.decode, self._results[piece]
-        self._write(self._cuts[piece], lambda out: decode(payload, out, weight=self._size), self._scratch.decoded)
+        means, size = self._means, self._size
+        means.deliver(piece)
+        return self._results.write(
+            self._cuts[piece], lambda out, _: means.codec.decode(means.there[piece], out, weight=size)
+        )
