@@ -22,7 +22,45 @@ from tests.fake_device import FakeDevice
 
 NAME, KIND = "fake", 12  # DLPack's number of devices that it does not know
 
-_setup_privateuseone_for_python_backend(NAME)
+
+class _Backend:
+    """What PyTorch asks of a kind of device. It is there while a test can reach it: other tests must not meet it."""
+
+    available = False
+
+    def is_available(self) -> bool:
+        return self.available
+
+    is_initialized = is_available
+
+    def current_device(self) -> int:
+        return 0
+
+    def device_count(self) -> int:
+        return int(self.available)
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed_all(self, seed: int) -> None:
+        pass
+
+
+_backend = _Backend()
+
+
+class _Hook(torch._C._acc.PrivateUse1Hooks):
+    def is_available(self) -> bool:
+        return _backend.available
+
+    def has_primary_context(self, device_index: int) -> bool:
+        return _backend.available
+
+    def is_built(self) -> bool:
+        return True
+
+
+_setup_privateuseone_for_python_backend(NAME, _backend, _Hook())
 
 
 class FakeTensor(Tensor):
@@ -114,4 +152,5 @@ def reachable() -> Iterator[FakeTorchDevice]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(devices.MAKERS, KIND, lambda index: device)
         patch.setitem(finding.NAMES, NAME, KIND)
+        patch.setattr(_backend, "available", True)
         yield device

@@ -23,7 +23,7 @@ class Twin:
     ----------
     device : Device
     tensor : Tensor
-        Dense.
+        Dense, with elements.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class Twins:
     """The twins of a call's tensors."""
 
     def __init__(self) -> None:
-        self._twins: list[Twin] = []
+        self._pairs: list[tuple[Tensor, Tensor]] = []  # twins and their tensors
         self._read: list[Twin] = []
         self._written: list[Twin] = []
 
@@ -87,21 +87,24 @@ class Twins:
             device = _device_of(operand)
             if device is None:
                 return operand
-            twin = Twin(device, operand)
-            self._twins.append(twin)
-            if operand.numel():
+            if not operand.numel():
+                host = torch.empty_like(operand, device="cpu")
+            else:
+                twin = Twin(device, operand)
+                host = twin.host
                 self._read += [twin] * read
                 self._written += [twin] * written
-            return twin.host
+            self._pairs.append((host, operand))
+            return host
         return [self.of(one, read, written) for one in operand] if isinstance(operand, list | tuple) else operand
 
     def originals(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The same tensors, without twins."""
-        known = {id(twin.host): twin.tensor for twin in self._twins}
+        known = {id(host): tensor for host, tensor in self._pairs}
         return [known.get(id(tensor), tensor) for tensor in tensors]
 
     def __bool__(self) -> bool:
-        return bool(self._twins)
+        return bool(self._pairs)
 
     def fetch(self, call: Call) -> Steps:
         """Overwrite the twins of tensors that are read, at the beginning of a call."""

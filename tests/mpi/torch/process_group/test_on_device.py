@@ -13,8 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from collectives import CollectiveMismatch, Communicator
 from mpicomp import Dense, Marsit
-from mpicomp.torch import ddp_hook
+from mpicomp.torch import ddp_hook, ddp_vectors
+from mpicomp.torch.devices import devices_of
 from mpicomp.torch.process_group import group as groups
+from mpicomp.torch.process_group import work
 from tests.fake_torch import NAME, FakeTorchDevice, reachable
 from tests.mpi.torch.training import batch, make_model, parameters_of
 
@@ -27,6 +29,15 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTorchDevice]:
     monkeypatch.setattr(groups, "DEVICES", ["cpu", NAME])
     with reachable() as one:
         yield one
+
+
+@pytest.fixture(autouse=True)
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Give the devices that futures are told of; without them these take no streams, of which the device has none."""
+    found: list[Any] = []
+    for module in (work, ddp_vectors):
+        monkeypatch.setattr(module, "devices_of", lambda tensors: found.extend(devices_of(tensors)) or [])
+    return found
 
 
 def mine(where: str, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -115,14 +126,14 @@ def messages(where: str) -> list[Tensor]:
     rank, size = dist.get_rank(), dist.get_world_size()
     there, here = torch.zeros(5, device=where), torch.zeros(3)
     to, source = (rank + 1) % size, (rank - 1) % size
-    works = [
+    in_flight = [
         dist.isend(mine(where, 5), to),
         dist.isend(mine("cpu", 3), to),
         dist.irecv(there, source),
         dist.irecv(here, source),
     ]
-    for work in works:
-        work.wait()
+    for one in in_flight:
+        one.wait()
     return [there, here]
 
 
@@ -152,13 +163,14 @@ def test_a_call_gives_what_it_gives_on_the_cpu(call: Callable[[str], list[Tensor
         assert torch.equal(one.cpu(), expected)
 
 
-def test_a_call_in_flight_leaves_the_result_when_its_future_is_done() -> None:
+def test_a_call_in_flight_leaves_the_result_when_its_future_is_done(told: list[Any]) -> None:
     tensor = mine(NAME, 7)
-    work = dist.all_reduce(tensor, async_op=True)
-    assert work.get_future().then(lambda future: future.value()[0].cpu().clone()).wait().tolist() == (
-        sum(torch.arange(7.0) + 100 * rank for rank in range(dist.get_world_size())).tolist()  # type: ignore[union-attr]
-    )
-    assert work.result()[0] is tensor
+    in_flight = dist.all_reduce(tensor, async_op=True)
+    read = in_flight.get_future().then(lambda future: future.value()[0].cpu().clone())
+    expected = sum(torch.arange(7.0) + 100 * rank for rank in range(dist.get_world_size()))
+    assert torch.equal(read.wait(), expected)  # type: ignore[arg-type]
+    assert in_flight.result()[0] is tensor
+    assert told == [tensor.device]
 
 
 def test_an_input_is_left_alone_by_a_gather_and_by_a_reduction_to_another_rank(device: FakeTorchDevice) -> None:
