@@ -21,7 +21,7 @@ from collectives.execution.program import Program, compile_plan
 from collectives.execution.staged import staged
 from collectives.grid import Grid, require_shape
 from collectives.making import examined
-from collectives.memory import COMBINE, COPIED, Flat
+from collectives.memory import COPIED, Flat
 from collectives.numbers import NUMBERS, allreduce_number
 from collectives.objects import all_gather_object, broadcast_object
 from collectives.open_trace import open_trace
@@ -232,10 +232,7 @@ class Communicator(PointToPoint):
         mark, describe = self._call(source, op, "allreduce")
         call = Call(self, describe, self.traffic.clock)
         call.is_compared = is_small(self, source.values, source.dtype)
-        steps = self._sums.steps(
-            self, call, source.values, source.dtype, op == "mean", target.values, self.traffic, (), mark, COMBINE[op]
-        )
-        steps = staged(call, steps, source.staging, target.staging)
+        steps = self._sums.of_arrays(self, call, source, target, op, self.traffic, mark)
         if self.trace is None:
             self.run(call, steps)
         else:
@@ -250,10 +247,9 @@ class Communicator(PointToPoint):
         mark, describe = self._call(source, op, "iallreduce")
         call = Call(self, describe)
         call.result = result
-        vectors = source.values, source.dtype, op == "mean", target.values
-        steps = self._sums.along_the_plan(self, call, *vectors, Traffic(), mark, COMBINE[op])
+        steps = self._sums.of_arrays(self, call, source, target, op, Traffic(), mark, background=True)
         with self._span("iallreduce", op=op, bytes=source.values.nbytes):
-            return self.begin(call, staged(call, steps, source.staging, target.staging))
+            return self.begin(call, steps)
 
     def dense(self, values: NDArray[Any], dtype: str, mean: bool, out: NDArray[Any], traffic: Traffic) -> None:
         """Make `dense_steps` a call of its own, on which the ranks do not agree before."""

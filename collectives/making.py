@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
-from collectives import launcher
+from collectives import gpu_mpi, launcher
 from collectives.abort import install_unless_attended
 from collectives.consistency.assembly import refuse
 from collectives.errors import LauncherMismatch, marked
@@ -65,6 +65,7 @@ def examined(
             raise TypeError(f"threads must be a whole number, not {threads!r}")
         if not 1 <= threads <= MOST_THREADS:
             raise ValueError(f"threads must lie in 1 .. {MOST_THREADS}, not {threads}")
+        gpu_mpi.require_if_on(parent)
         workers = Workers(int(threads)) if threads > 1 else None
         return Made(parent, _topology(topology, parent), *timeouts(timeout, arrival_timeout), workers)
     except (TypeError, ValueError, LauncherMismatch) as error:

@@ -11,11 +11,13 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from collectives.dense.on_device import are_on_one_device, sum_on_device
 from collectives.dense.payload import DensePayload, itemsize_in_messages
 from collectives.execution.handle import Call, Steps
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Program
-from collectives.memory import SIXTEEN_BIT, Combine, add, aligned_empty, narrow, widen
+from collectives.execution.staged import staged
+from collectives.memory import COMBINE, SIXTEEN_BIT, Combine, Flat, add, aligned_empty, narrow, widen
 from collectives.schedules.halving_doubling import HalvingDoubling
 from collectives.schedules.plan import Topology
 from collectives.schedules.ring import Ring
@@ -85,7 +87,7 @@ class DenseSums:
                 out[:] = values
             else:
                 narrow(values, dtype, out)
-        elif combine is add and _by_mpi(comm, nbytes):  # MPI's own minimum leaves open what becomes of NaN
+        elif _by_mpi(comm, nbytes, combine):
             start = traffic.clock()
             source, sums = _operands(values, dtype, out)
             if source is sums and dtype not in SIXTEEN_BIT:
@@ -114,6 +116,35 @@ class DenseSums:
         yield from comm.check(call, mark, traffic)
         program, payload = along_the_plan(comm, values, dtype, mean, out, fresh_buffers, combine)
         yield from execute(call, program, payload, call.tag, traffic, overlapped=True)
+
+    def of_arrays(
+        self,
+        comm: Communicator,
+        call: Call,
+        source: Flat,
+        target: Flat,
+        op: str,
+        traffic: Traffic,
+        mark: int,
+        background: bool = False,
+    ) -> Steps:
+        """Steps of a sum of arrays, wherever they are: `steps`, or `along_the_plan` in the background."""
+        combine = COMBINE[op]
+        vectors = source.values, source.dtype, op == "mean", target.values
+        if background:
+            steps = self.along_the_plan(comm, call, *vectors, traffic, mark, combine)
+        else:
+            steps = self.steps(comm, call, *vectors, traffic, (), mark, combine)
+        steps = staged(call, steps, source.staging, target.staging)
+        itemsize = itemsize_in_messages(source.values, source.dtype)
+        nbytes = source.values.size * itemsize
+        if not are_on_one_device(source, target) or comm.size == 1:
+            return steps
+        if not background and (is_small(comm, source.values, source.dtype) or _by_mpi(comm, nbytes, combine)):
+            return steps
+        program = _program(comm, source.values.size, itemsize)
+        check = comm.check(call, mark, traffic)
+        return sum_on_device(call, program, nbytes, source, target, op, traffic, check, steps, background)
 
     def _buffers(self, scratch: Sequence[NDArray[Any]], nbytes: int) -> list[Bytes]:
         """Receive buffers: memory that is lent, and else memory that is kept from one call to the next."""
@@ -150,11 +181,16 @@ def along_the_plan(
 ) -> tuple[Program, DensePayload]:
     """A sum along the plan of a topology; `buffers` makes receive buffers for messages of so many bytes."""
     itemsize = itemsize_in_messages(values, dtype)
-    known = comm.network is not None or not isinstance(comm.topology, str)
-    topology = comm.select(values.size * itemsize) if known else Ring()
-    program = comm.program(topology, values.size, 64, max(1, _piece_bytes(comm, topology) // itemsize))
+    program = _program(comm, values.size, itemsize)
     landing = buffers(program.longest_piece * itemsize)
     return program, DensePayload(program, values, dtype, mean, landing, out, combine)
+
+
+def _program(comm: Communicator, n: int, itemsize: int) -> Program:
+    """One rank's part of a sum of elements that take so many bytes in messages, whatever memory they are in."""
+    known = comm.network is not None or not isinstance(comm.topology, str)
+    topology = comm.select(n * itemsize) if known else Ring()
+    return comm.program(topology, n, 64, max(1, _piece_bytes(comm, topology) // itemsize))
 
 
 def _piece_bytes(comm: Communicator, topology: Topology) -> int:
@@ -170,7 +206,9 @@ def _piece_bytes(comm: Communicator, topology: Topology) -> int:
     return eager if swapping and not comm.one_node and eager >= SHORT_BYTES else PIECE_BYTES
 
 
-def _by_mpi(comm: Communicator, nbytes: int) -> bool:
+def _by_mpi(comm: Communicator, nbytes: int, combine: Combine) -> bool:
+    if combine is not add:  # MPI's own minimum leaves open what becomes of NaN
+        return False
     own = min(RING_BYTES, RING_BYTES_A_RANK * comm.size)
     return comm.topology == "mpi" or (comm.topology == "auto" and nbytes < own)
 

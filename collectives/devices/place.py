@@ -43,17 +43,19 @@ class Staging(Place):
 
     Attributes
     ----------
+    vector : tensor, 1-D
+        The array, as PyTorch has it.
     host : uint8[nbytes]
     """
 
     def __init__(self, device: Device, taken: Taken, nbytes: int) -> None:
         super().__init__(device, taken, nbytes)
-        self._vector, self.host = taken.vector, device.pinned(nbytes)
+        self.vector, self.host = taken.vector, device.pinned(nbytes)
 
     def fetch(self) -> Testable:
         """Begin to overwrite the host's memory with the array."""
-        return self.device.copy(self._vector, self.host)
+        return self.device.copy(self.vector, self.host)
 
     def deliver(self) -> Testable:
         """Begin to overwrite the array with the host's memory."""
-        return self.device.copy(self.host, self._vector)
+        return self.device.copy(self.host, self.vector)

@@ -11,7 +11,7 @@ from collectives.testable import Testable
 class Payload(Protocol):
     """What travels, by a program that merges nothing. Pieces are numbered as in the program.
 
-    `encode` and `finish` return None, or what tells when a device has done its part.
+    `encode`, `finish` and `merge` return None, or what tells when a device has done its part.
     """
 
     # How many messages to be merged may be under way to this rank at once: 0 unless it is a `MergedPayload`.
@@ -41,7 +41,7 @@ class MergedPayload(Payload, Protocol):
     def prepare(self, message: Message, buffer: int) -> None:
         """Do the part of a merge that needs no data yet; called at most once before `merge`."""
 
-    def merge(self, message: Message, buffer: int) -> None:
+    def merge(self, message: Message, buffer: int) -> Testable | None:
         """Merge the message that arrived into the piece."""
 
 

@@ -83,7 +83,8 @@ class PipelinedExecution:
         self._unmerged: set[int] = set()  # receives posted whose merge has not begun
         self._unencoded, self._unfinished = len(program.encode_order), count
         self._preparing: set[int] = set()  # receives whose merges workers prepare
-        self._merged_by_workers: set[int] = set()  # receives whose pieces have not gone on since
+        self._ahead: set[int] = set()  # receives that are merged, and whose pieces have not gone on since
+        self._taking = -1  # the receive that is just being taken into its piece
         self._next_recv = 0
         self._free_buffers = [*range(payload.receive_buffers)]
         self._posted: dict[int, deque[tuple[MPI.Request, Message, int]]] = {p: deque() for p in program.peers_in}
@@ -161,11 +162,11 @@ class PipelinedExecution:
     def _after_finishing(self) -> None:
         self._unfinished -= 1
 
-    def _go_on_after_merging(self, message: Message, buffer: int) -> None:
-        """A worker has merged a message."""
+    def _after_merging(self, message: Message, buffer: int) -> None:
         self._free_buffers.append(buffer)
-        self._merged_by_workers.add(message.index)
-        self._advance(message.piece)
+        self._ahead.add(message.index)
+        if message.index != self._taking:  # a worker or a device has merged it
+            self._advance(message.piece)
 
     def _rest(self) -> bool:
         """Sleep while workers do the work, up to when it is time to look for messages; False: they have none."""
@@ -258,10 +259,10 @@ class PipelinedExecution:
                 self._to_finish.append(piece)
 
     def _take(self, message: Message) -> bool:
-        """Take a message into its piece; False if it has yet to arrive, or to be merged by a worker."""
+        """Take a message into its piece; False if it has yet to arrive, or to be merged by a worker or a device."""
         index = message.index
-        if index in self._merged_by_workers:
-            self._merged_by_workers.discard(index)
+        if index in self._ahead:
+            self._ahead.discard(index)
             return True
         if index in self._preparing:
             return False
@@ -269,10 +270,13 @@ class PipelinedExecution:
         if buffer is None or not message.held_weight:
             return buffer is not None
         self._unmerged.discard(index)
-        here, free = self._jobs.at_once, self._free_buffers.append
-        after = partial(free, buffer) if here else partial(self._go_on_after_merging, message, buffer)
+        self._taking = index
+        after = partial(self._after_merging, message, buffer)
         self._jobs.do("seconds_merging", after, self._merged.merge, message, buffer)
-        return here
+        self._taking = -1
+        merged = index in self._ahead
+        self._ahead.discard(index)
+        return merged
 
     def _describe(self) -> str:
         plan = self._program.plan

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from typing import TypeVar
 
 from collectives.devices import Staging
 from collectives.execution.handle import Call, Steps
 from collectives.progress.polling import until
 from collectives.testable import Testable
+
+_Found = TypeVar("_Found")
 
 
 def staged(call: Call, steps: Steps, source: Staging | None, target: Staging | None) -> Steps:
@@ -25,19 +28,30 @@ def _staged(call: Call, steps: Steps, source: Staging | None, target: Staging | 
 
 def fetch(call: Call, source: Staging) -> Steps:
     """Copy an array to the host, at the beginning of a call."""
-    call.group.enter(call)  # in the order of calls, however long the device takes
-    arrival, call.arrival = call.arrival, 0  # this rank still computes: it comes late to the call
-    yield from _copied(call, source.fetch, f"from {source.device.name}")
-    call.arrival = arrival
+    yield from late(call, _copied(call, source.fetch, f"from {source.device.name}"))
 
 
-def deliver(call: Call, target: Staging) -> Steps:
+def deliver(call: Call, target: Staging) -> Generator[bool, None, None]:
     """Copy what a call has made of an array back to its device."""
     return _copied(call, target.deliver, f"to {target.device.name}")
 
 
-def _copied(call: Call, begin: Callable[[], Testable], way: str) -> Steps:
+def _copied(call: Call, begin: Callable[[], Testable], way: str) -> Generator[bool, None, None]:
+    return awaited(call, begin, f"the copy {way} does not end, or the device does not come to it")
+
+
+def late(call: Call, steps: Generator[bool, None, _Found]) -> Generator[bool, None, _Found]:
+    """Steps at the beginning of a call before this rank comes to it: it keeps its place among the calls meanwhile."""
+    call.group.enter(call)  # in the order of calls, however long the device takes
+    arrival, call.arrival = call.arrival, 0  # this rank still computes: it comes late to the call
+    found = yield from steps
+    call.arrival = arrival
+    return found
+
+
+def awaited(call: Call, begin: Callable[[], Testable], problem: str) -> Generator[bool, None, None]:
+    """Begin something and wait for it, as part of a call; `problem` is what to say where it does not end."""
     describe, here = call.describe, call.group.here
-    call.describe = lambda: f"{here}: the copy {way} does not end, or the device does not come to it; {call.name()}"
+    call.describe = lambda: f"{here}: {problem}; {call.name()}"
     yield from until(begin(), call)
     call.describe = describe

@@ -100,8 +100,9 @@ class StepwiseExecution:
         except MPI.Exception as error:
             raise PeerFailure(f"{self._describe(message)}: MPI says {error}") from error
         arrived = clock()
-        for message, number in merging:
-            payload.merge(message, number)
+        for on_device in [payload.merge(message, number) for message, number in merging]:
+            if on_device is not None:
+                yield from until(on_device, call)
         traffic.seconds_waiting += arrived - prepared
         traffic.seconds_merging += clock() - arrived + prepared - posted
 

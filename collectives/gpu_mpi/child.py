@@ -1,0 +1,48 @@
+"""The process that tries it: sends memory of a GPU to itself by MPI. Run as a file, alone: it may die of it.
+
+It prints one line, which begins with its verdict. It initializes MPI before it touches the GPU, as programs do.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+WORKS, WRONG, NO_START = "works", "wrong", "no start"
+SIZES = (1 << 10, 1 << 24)  # bytes: one message that is sent at once, and one that MPI shakes hands for
+TAG = 7
+
+
+def probe(index: int) -> str:
+    """Send and receive memory of GPU `index`, and compare it there; also to and from the host's memory."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        return f"{NO_START}: MPI cannot be initialized: {error}"
+    try:
+        import torch
+    except ImportError as error:
+        return f"{NO_START}: PyTorch cannot be imported: {error}"
+    if index >= torch.cuda.device_count():
+        return f"{NO_START}: PyTorch finds no GPU {index}"
+    for nbytes in SIZES:
+        there = torch.arange(nbytes, device=f"cuda:{index}").to(torch.uint8)
+        here = there.cpu()
+        for source, target in ((there, there), (there, here), (here, there)):
+            landing = torch.zeros_like(target)
+            torch.cuda.synchronize(index)
+            receive = MPI.COMM_SELF.Irecv(memory(MPI, landing), 0, TAG)
+            MPI.COMM_SELF.Send(memory(MPI, source), 0, TAG)
+            receive.Wait()
+            if not torch.equal(landing.cpu(), here):
+                return f"{WRONG}: {nbytes} bytes from {source.device} to {target.device} did not arrive as they were"
+    return f"{WORKS}: messages of up to {SIZES[-1]} bytes from and to GPU {index}"
+
+
+def memory(mpi: Any, tensor: Any) -> list[Any]:
+    """Memory of a tensor as mpi4py hands it to MPI, by its address alone."""
+    return [mpi.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes), tensor.nbytes, mpi.BYTE]
+
+
+if __name__ == "__main__":
+    print(probe(int(sys.argv[1])), flush=True)

@@ -1,0 +1,111 @@
+"""A try, in a process of its own, whether MPI takes memory of a GPU: a wrong guess ends in a segmentation fault."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from collectives.gpu_mpi.child import NO_START, WORKS, WRONG
+
+PATIENCE_S = 120.0  # PyTorch, from a disk that many ranks read at once, and CUDA
+CHILD = Path(__file__).with_name("child.py")
+# By these a process would find the job that this one is a rank of. Open MPI's other settings, such as the transport,
+# are what is to be tried.
+LAUNCHERS = (
+    "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "OMPI_APP_", "OMPI_NUM_APP", "OMPI_FIRST_RANKS", "OMPI_MCA_ess",
+    "OMPI_MCA_orte_", "OMPI_MCA_pmix", "PRTE_", "PMIX_", "PMI_", "PMI2_", "PALS_", "HYDI_", "HYDRA_",
+    "MPI_LOCAL", "MV2_COMM_WORLD_", "MPISPAWN_", "FLUX_", "SLURM_",
+)  # fmt: skip
+
+
+class Outcome(NamedTuple):
+    """What a probe has found.
+
+    Attributes
+    ----------
+    works : bool
+    said : str
+        In words.
+    """
+
+    works: bool
+    said: str
+
+
+class Probe:
+    """A probe under way; see `Testable`.
+
+    Parameters
+    ----------
+    index : int
+        Of the GPU.
+    patience_s : float
+        After which the process is killed.
+
+    Attributes
+    ----------
+    outcome : Outcome or None
+        None as long as it is under way.
+    """
+
+    def __init__(self, index: int, patience_s: float = PATIENCE_S) -> None:
+        self.outcome: Outcome | None = None
+        self._told, self._patience_s = tempfile.TemporaryFile(), patience_s  # noqa: SIM115 - closed with the outcome
+        self._deadline = time.monotonic() + patience_s
+        command = [sys.executable, str(CHILD), str(index)]
+        try:
+            self._process = subprocess.Popen(
+                command, env=alone(os.environ), stdin=subprocess.DEVNULL, stdout=self._told, stderr=subprocess.DEVNULL
+            )
+        except OSError as error:
+            self._end(Outcome(works=False, said=f"could not start: {error}"))
+
+    def Test(self) -> bool:  # noqa: N802 - MPI's name
+        """See `Testable`."""
+        if self.outcome is None:
+            status = self._process.poll()
+            if status is not None:
+                self._told.seek(0)
+                self._end(judged(status, self._told.read().decode(errors="replace")))
+            elif time.monotonic() > self._deadline:
+                self._process.kill()
+                self._process.wait()
+                self._end(Outcome(works=False, said=f"did not end in {self._patience_s:g} s"))
+        return self.outcome is not None
+
+    def wait(self) -> Outcome:
+        """Wait for the outcome, outside of calls."""
+        while not self.Test():
+            time.sleep(0.01)
+        assert self.outcome is not None
+        return self.outcome
+
+    def _end(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self._told.close()
+
+
+def judged(status: int, told: str) -> Outcome:
+    """The outcome of a process that has ended by itself, from its status and what it printed."""
+    if status < 0:
+        return Outcome(works=False, said=f"crashed with {signal.Signals(-status).name}")
+    verdict, _, said = (told.splitlines() or [""])[-1].partition(": ")
+    if status == 0 and verdict == WORKS:
+        return Outcome(works=True, said=f"works: {said}")
+    if verdict == WRONG:
+        return Outcome(works=False, said=f"found wrong values: {said}")
+    if verdict == NO_START:
+        return Outcome(works=False, said=f"could not start: {said}")
+    return Outcome(works=False, said=f"ended with status {status} and no result")
+
+
+def alone(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which a process is no rank of this job, and else finds the same MPI and the same GPUs."""
+    return {name: value for name, value in environ.items() if not name.startswith(LAUNCHERS)}

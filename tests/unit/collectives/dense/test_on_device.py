@@ -1,0 +1,235 @@
+"""Dense sums of arrays on devices are added there, with the bits of the host, whatever way the messages go."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from collectives import Communicator, HalvingDoubling, Ring, Star, Topology, Tree, devices
+from collectives.dense import on_device
+from collectives.dense.device_payload import DevicePayload
+from collectives.gpu_mpi import verdict
+from collectives.gpu_mpi.probe import Outcome
+from collectives.memory import narrow
+from collectives.threads.run_local import run_local
+from tests.fake_device import FakeArray, FakeDevice
+
+N = 1000
+PIECE_BYTES = 256
+
+
+@pytest.fixture(autouse=True)
+def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeDevice]:
+    """Give the fake devices, which are made when they are asked for, and let all vectors be long."""
+    known: dict[int, FakeDevice] = {}
+    monkeypatch.setitem(devices.MAKERS, devices.CUDA, lambda index: known.setdefault(index, FakeDevice(index)))
+    monkeypatch.setattr(on_device, "STAGED_BYTES", 0)
+    monkeypatch.setattr(on_device, "DIRECT_BYTES", 0)
+    return known
+
+
+@pytest.fixture
+def payloads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Give whether each sum that was added on a device had its messages go there directly."""
+    added: list[bool] = []
+    make = DevicePayload.__init__
+
+    def noted(self: DevicePayload, *about: Any) -> None:
+        make(self, *about)
+        added.append(about[-1])
+
+    monkeypatch.setattr(DevicePayload, "__init__", noted)
+    return added
+
+
+def aware(monkeypatch: pytest.MonkeyPatch, works: bool) -> None:
+    """Let MPI take memory of fake devices, which is the host's; or not."""
+    monkeypatch.setattr(verdict, "carries", lambda comm: True)
+    monkeypatch.setattr(verdict.verdict, "outcome", Outcome(works, "was faked"))
+
+
+def vector(rank: int, dtype: str) -> Any:
+    values = np.random.default_rng(rank).standard_normal(N) * 100
+    if dtype == "bfloat16":
+        bits = np.empty(N, np.uint16)
+        narrow(values.astype(np.float32), dtype, bits)
+        return bits
+    return values.astype(dtype)
+
+
+def array(comm: Communicator, values: Any, dtype: str, ranks: tuple[int, ...]) -> Any:
+    """An array of this rank, on a device on these ranks alone."""
+    if comm.rank in ranks:
+        return FakeArray(values, dtype, comm.rank)
+    if dtype != "bfloat16":
+        return values
+    torch = pytest.importorskip("torch")
+    return torch.from_numpy(values).view(torch.bfloat16)
+
+
+def read(result: Any) -> Any:
+    if isinstance(result, FakeArray):
+        return result.there
+    if isinstance(result, np.ndarray):
+        return result
+    import torch
+
+    return result.view(torch.uint16).numpy()
+
+
+def results(comm: Communicator, dtype: str, op: Any, ranks: tuple[int, ...]) -> list[Any]:
+    """A blocking call in place, and two in the background at once."""
+    first, second = (array(comm, vector(comm.rank, dtype), dtype, ranks) for _ in range(2))
+    handles = comm.iallreduce(first, op), comm.iallreduce(second, op)
+    found = [read(handle.wait()) for handle in handles]
+    assert comm.allreduce(first, op, out=first) is first
+    return [*found, read(first)]
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["staged", "direct"])
+@pytest.mark.parametrize("ranks", [(0, 1, 2), (1,)], ids=["all", "one"])
+@pytest.mark.parametrize(
+    ("dtype", "op"),
+    [
+        ("float32", "sum"), ("float32", "mean"), ("float64", "mean"), ("float64", "max"), ("float16", "mean"),
+        ("bfloat16", "sum"), ("bfloat16", "min"), ("int32", "sum"), ("int64", "max"),
+    ],
+)  # fmt: skip
+def test_bits_are_those_of_the_host(
+    dtype: str, op: str, ranks: tuple[int, ...], direct: bool, payloads: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aware(monkeypatch, direct)
+    plain = run_local(3, lambda comm: results(comm, dtype, op, ()), Ring(), piece_bytes=PIECE_BYTES)
+    assert not payloads
+    found = run_local(3, lambda comm: results(comm, dtype, op, ranks), Ring(), piece_bytes=PIECE_BYTES)
+    assert payloads == [direct] * 3 * len(ranks)
+    for one, expected in zip(found, plain, strict=True):
+        for here, there in zip(one, expected, strict=True):
+            np.testing.assert_array_equal(here, there)
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["staged", "direct"])
+@pytest.mark.parametrize("piece_bytes", [PIECE_BYTES, None], ids=["pieces", "stepwise"])
+@pytest.mark.parametrize("topology", [HalvingDoubling(), Tree(), Star()], ids=lambda one: one.name)
+def test_every_topology_can(
+    topology: Topology, piece_bytes: int | None, direct: bool, payloads: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aware(monkeypatch, direct)
+    plain = run_local(4, lambda comm: results(comm, "float16", "mean", ()), topology, piece_bytes=piece_bytes)
+    found = run_local(4, lambda comm: results(comm, "float16", "mean", (0, 2, 3)), topology, piece_bytes=piece_bytes)
+    assert payloads == [direct] * 9
+    np.testing.assert_array_equal(found, plain)
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["staged", "direct"])
+def test_nan_and_infinity_come_out_as_on_the_host(direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    aware(monkeypatch, direct)
+
+    def take(comm: Communicator, ranks: tuple[int, ...]) -> list[Any]:
+        x = vector(comm.rank, "float32")
+        x[comm.rank :: 7], x[3 - comm.rank :: 11] = np.nan, np.inf
+        return [read(comm.allreduce(array(comm, x, "float32", ranks), op)) for op in ("sum", "min", "max")]
+
+    plain, mixed = (run_local(2, partial(take, ranks=ranks), Ring()) for ranks in ((), (0,)))
+    np.testing.assert_array_equal(mixed, plain)
+
+
+def test_nothing_but_pieces_crosses_where_mpi_is_not_aware_and_nothing_where_it_is(
+    made: dict[int, FakeDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def take(comm: Communicator) -> int:
+        x = FakeArray(vector(comm.rank, "float32"), index=comm.rank)
+        comm.allreduce(x)
+        return sum(made[comm.rank].copied)
+
+    aware(monkeypatch, works=False)
+    # of two ranks each takes half a vector in and lets half out to be added, and gets half a result
+    staged = run_local(2, take, Ring())
+    assert all(1.9 * N * 4 <= nbytes <= 2.1 * N * 4 for nbytes in staged), staged
+    made.clear()
+    aware(monkeypatch, works=True)
+    assert run_local(2, take, Ring()) == [0, 0]
+
+
+@pytest.mark.parametrize("topology", ["auto", "mpi"], ids="by {}".format)
+def test_what_mpi_itself_sums_goes_through_the_host(
+    topology: str, payloads: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ranks must then hand it to MPI, also those that have no device."""
+    aware(monkeypatch, works=True)
+
+    def take(comm: Communicator) -> Any:
+        return read(comm.allreduce(array(comm, np.ones(1 << 16), "float64", (0,))))
+
+    for found in run_local(3, take, topology):
+        np.testing.assert_array_equal(found, 3.0)
+    assert not payloads
+
+
+def test_short_vectors_go_through_the_host_as_a_whole(payloads: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    aware(monkeypatch, works=False)
+    monkeypatch.setattr(on_device, "STAGED_BYTES", 4 * N + 1)
+    run_local(2, lambda comm: comm.allreduce(array(comm, vector(0, "float32"), "float32", (0, 1))), Ring())
+    assert not payloads
+
+
+def test_where_memory_is_missing_the_vector_goes_through_the_host_as_a_whole(
+    made: dict[int, FakeDevice], payloads: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one rank, and the others do not notice."""
+    aware(monkeypatch, works=False)
+
+    def take(comm: Communicator) -> Any:
+        x = array(comm, vector(comm.rank, "float32"), "float32", (0, 1))
+        handle = comm.iallreduce(x)
+        return read(handle.wait())
+
+    def full(n: int, dtype: str) -> Any:
+        raise RuntimeError("out of memory")
+
+    made[1] = FakeDevice(1)
+    made[1].zeros = full  # type: ignore[method-assign]
+    for found in run_local(2, take, Ring()):
+        np.testing.assert_array_equal(found, vector(0, "float32") + vector(1, "float32"))
+    assert payloads == [False]
+
+
+def test_one_rank_alone_copies(payloads: list[bool], comm: Communicator) -> None:
+    x = FakeArray(vector(0, "float32"))
+    for found in (comm.allreduce(x), comm.iallreduce(x).wait()):
+        np.testing.assert_array_equal(found.there, x.there)
+    assert not payloads
+
+
+def test_a_device_that_is_gone_ends_the_call(made: dict[int, FakeDevice], monkeypatch: pytest.MonkeyPatch) -> None:
+    aware(monkeypatch, works=False)
+
+    made[0] = FakeDevice(0)
+    made[0].broken = RuntimeError("device lost")
+    with pytest.raises(RuntimeError, match="device lost"):
+        run_local(2, lambda comm: comm.allreduce(array(comm, vector(0, "float32"), "float32", (0, 1))), Ring())
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["staged", "direct"])
+def test_a_device_that_computes_longer_than_the_timeout_comes_late_and_is_not_silent(
+    direct: bool, made: dict[int, FakeDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aware(monkeypatch, direct)
+    made[0] = FakeDevice(0)
+    ready, done = time.monotonic() + 1.5, made[0].done
+
+    class Busy:
+        def __init__(self) -> None:
+            self.then = done()
+
+        def Test(self) -> bool:  # noqa: N802 - MPI's name
+            return time.monotonic() > ready and self.then.Test()
+
+    made[0].done = Busy  # type: ignore[method-assign, assignment]
+    options: dict[str, Any] = {"timeout": 0.5, "arrival_timeout": 60}
+    for found in run_local(2, lambda comm: results(comm, "float32", "sum", (0,)), Ring(), **options):
+        np.testing.assert_array_equal(found[0], vector(0, "float32") + vector(1, "float32"))
