@@ -159,6 +159,8 @@ class MarsitRounds:
         self._flag = SideChannel(comm, 0, tail_bytes=1) if options.nonfinite == "skip" else None
         self._warned = False
         self._full_precision = FullPrecisionRounds(options.full_precision_every)
+        if options.full_precision_every is not None:
+            feedback.dense_memory(None, None)  # on a device it is taken now: there may be none in the middle of a step
 
     def prepare(self, step: int) -> None:
         """See `Reducer`."""

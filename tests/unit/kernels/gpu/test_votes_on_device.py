@@ -31,14 +31,14 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeDevice]:
 @pytest.mark.parametrize(
     ("method", "n", "dtype", "lengths", "ranks"),
     [
-        (MajorityVote(), 9001, "float32", None, 2),
+        (MajorityVote(), 4200, "float32", None, 2),
         (MajorityVote(), 333, "bfloat16", None, 3),
         (MajorityVote(), 300, "float64", None, 2),
         (SSDM(scale="norm", momentum=0.9), 640, "float32", TENSORS[0], 2),
         (SSDM(scale="norm", coding="elias"), 333, "float16", None, 3),
         (SSDM(momentum=0.5), 333, "float64", None, 2),
         (SSDM(), 333, "bfloat16", None, 2),
-        (EFSignSGD(), 9001, "float32", None, 2),
+        (EFSignSGD(), 4200, "float32", None, 2),
         (EFSignSGD(bucket=77), 640, "float32", TENSORS[0], 3),
         (EFSignSGD(bucket=5000), 4500, "bfloat16", None, 2),
         (EFSignSGD(), 640, "float64", TENSORS[0], 2),
