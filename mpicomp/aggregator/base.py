@@ -101,8 +101,8 @@ class Aggregator:
         vector : array[n] or Difference
             NumPy or DLPack, contiguous, of the aggregator's dtype. Left alone. On the device that the aggregator was
             started for, or anywhere if that is the CPU: from a GPU it then travels through pinned memory. Of a
-            `Difference` the vector may be overwritten; call its ``subtract_result()``
-            afterwards to learn where the result is.
+            `Difference` the vector may be overwritten; call its ``subtract_result()`` afterwards to learn where the
+            result is.
         out : array[n], optional
             Overwritten with the result; not the vector itself.
 

@@ -66,7 +66,7 @@ class Feedback(Protocol):
 
     @property
     def residual(self) -> NDArray[Any] | None:
-        """What compression has left out so far: float32 or float64[n]."""
+        """What compression has left out so far: float32 or float64[n]; a tensor where a device encodes."""
         ...
 
     def check_ready(self) -> None:

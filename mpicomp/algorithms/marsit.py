@@ -37,8 +37,9 @@ from mpicomp.codecs.options import choice, flag, integer, number
 from mpicomp.codecs.scale_groups import padded_lengths
 from mpicomp.codecs.shared_selection import SharedSelection
 from mpicomp.codecs.sign import Sign
-from mpicomp.codecs.sign_residual import GAMMA, SignResidual, SignRule
+from mpicomp.codecs.sign_residual import SignResidual
 from mpicomp.codecs.sign_residual_device import DeviceSignResidual
+from mpicomp.codecs.sign_rule import GAMMA, SignRule
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.shared_selection import SelectionGather, selection_model
 from mpicomp.reducers.side_channel import SideChannel, bad_ranks

@@ -120,8 +120,7 @@ class ScaledVotes(KeptArrays):
     @staticmethod
     def _to_host(vector: Any) -> NDArray[Any]:
         """A copy in the host's memory."""
-        copy: NDArray[Any] = vector.copy()
-        return copy
+        return np.array(vector)
 
     @staticmethod
     def _overwrite(vector: Any, values: NDArray[Any]) -> None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,23 +20,11 @@ from collectives.testable import Testable
 from mpicomp import kernels
 from mpicomp.codecs.scale_groups import Run, ScaleGroups, why
 from mpicomp.codecs.sign import UNSIGNED
+from mpicomp.codecs.sign_rule import SignRule
 
 AVERAGE = 0.9  # of the magnitudes' running mean
-GAMMA = 4.0
-GAMMA_RATE, GAMMA_CLIPPED, GAMMA_RANGE = 0.2, 0.015, (0.25, 16.0)
 STREAMING_ELEMENTS = 4 << 20  # results this long are written past the caches
 SAMPLE = 1 << 16
-
-
-@dataclass(frozen=True)
-class SignRule:
-    """What a residual does: see `mpicomp.Marsit` for the options of these names."""
-
-    global_step: float | Literal["auto"]
-    residual: Literal["own", "paper"] | None
-    clip: float
-    gamma: float | Literal["auto"]
-    transactional: bool = False
 
 
 Tensors = Sequence[tuple[NDArray[Any], NDArray[Any]]]
@@ -113,11 +100,10 @@ class SignResidual:
         self._constants = kind(0), np.nextafter(kind(0), kind(1))
         self.residual = None if rule.residual is None else self._zeros(n, self._compute)
         self._before: tuple[Any, NDArray[np.float64], float] | None = None
-        self._lazy, self._clips = rule.residual == "paper", rule.residual == "own"
+        self._lazy = rule.residual == "paper"
         self._stateless = rule.residual is None and rule.global_step != "auto"
-        self.gamma = GAMMA if rule.gamma == "auto" else rule.gamma
+        self.gamma = rule.first_gamma
         self.skipped, self.clipped_fraction = 0, 0.0
-        self.spoiled = False
         self._magnitudes = np.full(count, np.nan)  # a of each tensor; NaN: not seen yet
         self._pending = np.zeros(count, self._compute)  # s of the result not yet subtracted ("paper")
         self._steps, self._minus_steps, self._limits = (np.zeros(count, self._compute) for _ in range(3))
@@ -136,12 +122,11 @@ class SignResidual:
         self._host_bits, self._pairs = np.empty(0, np.uint64), False
         self._sums: Any = np.zeros(0)
         self._host_sums: NDArray[np.float64] = self._sums
-        self._firsts = np.zeros(0, np.int64)
-        self._nothing = np.empty(0, self._compute)
+        self._firsts, self._nothing = np.zeros(0, np.int64), np.empty(0, self._compute)
         self._source: Source | None = None
         self._tensors: Tensors | None = None
         self._out: NDArray[Any] = self._nothing
-        self.packed = False
+        self.packed = self.spoiled = False
         self._odd_positive = self._streaming = self._encoding = False
 
     @staticmethod
@@ -343,10 +328,7 @@ class SignResidual:
         """Have the result subtracted later (rule "paper"); let an automatic gamma follow the fraction clipped."""
         if self._lazy:
             self._pending[:] = self._steps
-        if self.rule.gamma == "auto" and self._clips:
-            low, high = GAMMA_RANGE
-            change = math.exp(GAMMA_RATE * (self.clipped_fraction - GAMMA_CLIPPED))
-            self.gamma = min(high, max(low, self.gamma * change))
+        self.gamma = self.rule.next_gamma(self.gamma, self.clipped_fraction)
 
     def subtract_result(self, tensors: Sequence[NDArray[Any]]) -> None:
         """Subtract the last result, which was left packed, from flat tensors."""
@@ -377,8 +359,7 @@ class SignResidual:
     @staticmethod
     def _to_host(vector: Any) -> NDArray[Any]:
         """A copy in the host's memory."""
-        copy: NDArray[Any] = vector.copy()
-        return copy
+        return np.array(vector)
 
     def _settle(self, residual: Any) -> None:
         """Subtract the last result from a copy of the residual, if that is still to be done."""
