@@ -42,6 +42,9 @@ PREDICTING_S = 600.0  # the other ranks wait as long for rank 0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``mpicomp advise``. Their values are read in `run`, where one rank can speak for all."""
+    parser.epilog = (
+        "Predictions are for vectors in the host's memory: time those on GPUs by mpicomp bench --device cuda."
+    )
     parser.add_argument("--count", help="elements of the gradient, such as 25e6")
     parser.add_argument(
         "--model", metavar="MODULE:NAME", help="instead of --count: what makes a torch model, whose parameters count"

@@ -12,19 +12,19 @@ import json
 import platform
 from typing import Any
 
-import numpy as np
 from mpi4py import MPI
 
 import mpicomp
 from collectives import Communicator
 from collectives.consistency.call_check import gather_texts
-from collectives.memory import aligned_empty
 from mpicomp.algorithms import NAMES
 from mpicomp.cli.arguments import DTYPES
 from mpicomp.cli.bench import report
-from mpicomp.cli.bench.check import TILE, checked_call
-from mpicomp.cli.bench.measure import Subject, Vector, aggregated, allreduce, baseline, measure
+from mpicomp.cli.bench.check import checked_call
+from mpicomp.cli.bench.gpus import DEVICES, HOST_ONLY, Gpu, find_gpu
+from mpicomp.cli.bench.measure import Subject, aggregated, allreduce, baseline, measure
 from mpicomp.cli.bench.request import ALLREDUCE, BASELINES, Request
+from mpicomp.cli.bench.vectors import Vectors, make_vectors
 from mpicomp.cli.rank0 import UsageError, conduct, open_file, require_none
 
 COMMAND = "mpicomp bench"
@@ -43,6 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--count", default="25e6", help="elements: 25e6, or several as 1e3,1e6, or min:max:factor (default %(default)s)"
     )
     parser.add_argument("--dtype", default="float32", help=f"{', '.join(DTYPES)} (default %(default)s)")
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        help=f"{', '.join(DEVICES)}: where the vectors are. The GPUs of a node are dealt to its ranks in turn; methods "
+        "encode there if they can, and the baseline goes through the host's memory (default %(default)s)",
+    )
     parser.add_argument(
         "--baseline",
         default="mpi",
@@ -95,13 +101,14 @@ def _run(request: Request, comm: Communicator, path: str | None) -> int:
     status = 0
     every = getattr(request.algorithm, "full_precision_every", None)
     with open_file(comm, "--json", path) as file:
-        common = _common(request, comm)
+        gpu = None if request.device == "cpu" else find_gpu(comm, request.algorithm, request.dtype)
+        common = {**_common(request, comm), **(HOST_ONLY if gpu is None else gpu.told)}
         if comm.rank == 0:
             print(report.heading(common), flush=True)
         for count in request.counts:
-            x, out = _vectors(comm, count, request.dtype)
-            _fill(x, request.seed, comm.rank)
-            line = _line(request, comm, _subject(request, comm, x), x, out, every, common)
+            vectors = make_vectors(comm, count, request.dtype, None if gpu is None else gpu.device)
+            vectors.fill(request.seed, comm.rank)
+            line = _line(request, comm, _subject(request, comm, vectors, gpu), vectors, every, common)
             status |= line["check"] not in (None, "ok")
             if comm.rank == 0:
                 print("\n".join([report.row(line), *report.notes(line, every)]), flush=True)
@@ -111,61 +118,48 @@ def _run(request: Request, comm: Communicator, path: str | None) -> int:
     return status
 
 
-def _subject(request: Request, comm: Communicator, x: Vector) -> Subject:
+def _subject(request: Request, comm: Communicator, vectors: Vectors, gpu: Gpu | None) -> Subject:
+    """What is timed; UsageError on every rank if it cannot start; collective."""
     if request.algorithm is None:
         return allreduce(comm)
+    subject, problem = None, ""
     try:
-        return aggregated(request.algorithm, comm, x)
+        subject = aggregated(request.algorithm, comm, vectors.x, "cpu" if gpu is None else gpu.start)
     except (TypeError, ValueError) as error:  # of the options, which all ranks share
         given = ", ".join(f"{key}={value}" for key, value in request.options.items())
         raise UsageError(f"--algorithm {request.name} cannot start with --option {given}: {error}") from error
+    except (MemoryError, RuntimeError) as error:  # of the memory, which ranks share with others
+        problem = f"{comm.here}: --count {vectors.x.size}: {error}; take fewer elements, or fewer ranks per node"
+    require_none(comm.mpi_comm, problem, comm.timeout)
+    assert subject is not None
+    return subject
 
 
 def _line(
-    request: Request, comm: Communicator, subject: Subject, x: Vector, out: Vector, every: int | None,
-    common: dict[str, Any],
-) -> dict[str, Any]:  # fmt: skip
+    request: Request, comm: Communicator, subject: Subject, vectors: Vectors, every: int | None, common: dict[str, Any]
+) -> dict[str, Any]:
     """Check and time one vector length; collective."""
     problems: list[str] = []
 
     def call() -> None:
         if request.check:
-            problems.append(checked_call(comm, subject, x, out))
+            problems.append(checked_call(comm, subject, vectors))
         else:
-            subject.call(x, out)
+            subject.call(vectors.given, vectors.target)
 
     call()  # of a method with full-precision rounds, the first is one; the second is not
     dense = {"bytes": subject.traffic.bytes_sent}
     call()
     untimed = 2 + request.warmup
-    measured = measure(comm, subject, baseline(request.baseline, comm, x), x, out, request.repeats, request.warmup)
+    other, where = baseline(request.baseline, comm, vectors), (vectors.given, vectors.target)
+    measured = measure(comm, subject, other, *where, request.repeats, request.warmup)
     call()
     if every is None:
         dense = {}
     else:
         dense |= {"every": every, "calls": sum(step % every == 0 for step in range(untimed, untimed + request.repeats))}
-    return report.record(common, x.size, measured, next(filter(None, problems), "") if request.check else None, dense)
-
-
-def _vectors(comm: Communicator, count: int, dtype: str) -> tuple[Vector, Vector]:
-    """Two vectors; UsageError on every rank if there is no room for them; collective."""
-    vectors, problem = None, ""
-    try:
-        vectors = aligned_empty(count, dtype, 64), aligned_empty(count, dtype, 64)
-    except (MemoryError, ValueError) as error:
-        problem = (
-            f"rank {comm.rank} of {comm.size}: --count {count}: {error}; take fewer elements, or fewer ranks per node"
-        )
-    require_none(comm.mpi_comm, problem, comm.timeout)
-    assert vectors is not None
-    return vectors
-
-
-def _fill(x: Vector, seed: int, rank: int) -> None:
-    """Normally distributed numbers, others on each rank."""
-    random = np.random.default_rng((seed, rank))
-    for start in range(0, x.size, TILE):
-        x[start : start + TILE] = random.standard_normal(min(TILE, x.size - start), np.float32)
+    verdict = next(filter(None, problems), "") if request.check else None
+    return report.record(common, vectors.x.size, measured, verdict, dense)
 
 
 def _common(request: Request, comm: Communicator) -> dict[str, Any]:

@@ -21,20 +21,20 @@ from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms.dense import Dense
 from mpicomp.algorithms.marsit import Marsit
 from mpicomp.cli.bench.measure import Subject
+from mpicomp.cli.bench.vectors import TILE, Vectors
 
-TILE = 1 << 20  # elements compared at a time: a check needs little memory beyond the vectors
 DEVIATIONS = 6.0
 ROUNDING = {None: (0.0, 0.0), "float16": (2.0**-10, 2.0**-24), "bfloat16": (2.0**-7, 2.0**-133)}
 """Of what `Dense` may send: what both roundings may change, relative to a number and at least, a little more."""
 
 
-def checked_call(comm: Communicator, subject: Subject, x: NDArray[Any], out: NDArray[Any]) -> str:
+def checked_call(comm: Communicator, subject: Subject, vectors: Vectors) -> str:
     """Make one call and tell what is wrong with its result, the same on every rank; empty: nothing; collective."""
-    aggregator, problem = subject.aggregator, ""
+    aggregator, problem, x, out = subject.aggregator, "", vectors.x, vectors.out
     if aggregator is not None and isinstance(aggregator.algorithm, Marsit):
-        problem = _marsit(comm, aggregator, x, out)
+        problem = _marsit(comm, aggregator, vectors)
     else:
-        subject.call(x, out)
+        vectors.take(subject.call)
         if aggregator is None or isinstance(aggregator.algorithm, Dense):
             wire = None if aggregator is None else getattr(aggregator.algorithm, "wire", None)
             problem = _mean(comm, x, out, 1 if subject.sums else comm.size, wire)
@@ -74,13 +74,14 @@ def _mean(comm: Communicator, values: NDArray[Any], out: NDArray[Any], divisor: 
     return ""
 
 
-def _marsit(comm: Communicator, aggregator: Aggregator, x: NDArray[Any], out: NDArray[Any]) -> str:
+def _marsit(comm: Communicator, aggregator: Aggregator, vectors: Vectors) -> str:
     """Call it, knowing the residual from before."""
+    x, out = vectors.x, vectors.out
     options: Any = aggregator.algorithm
     residual, gamma = aggregator.feedback.settled_residual(), aggregator.feedback.gamma
     every = options.full_precision_every
     dense = every is not None and aggregator.step % every == 0
-    aggregator.aggregate(x, out)
+    vectors.take(aggregator.aggregate)
     compute = np.float64 if x.dtype == np.float64 else np.float32
     signed = x.astype(compute) if residual is None else x.astype(compute) + residual
     if not dense:

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collectives import Communicator, Traffic
 from collectives.trace.traffic import COSTS
 from mpicomp.algorithms import Aggregator, Algorithm, Dense
+from mpicomp.cli.bench.vectors import Call, Vector, Vectors
 from mpicomp.cli.timing import Seconds, alternate, gather
-
-Vector = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Subject:
     """One way to reduce a vector."""
 
-    call: Callable[[Vector, Vector], object]  # from the first into the second; this alone is timed
+    call: Call  # from the first into the second; this alone is timed
     traffic: Traffic  # what all calls so far have cost this rank
     sums: bool = True  # the result is the sum over ranks; else it is, or stands for, the mean
     aggregator: Aggregator | None = None  # of a method
 
 
-def aggregated(algorithm: Algorithm, comm: Communicator, x: Vector) -> Subject:
-    """A method of `mpicomp.ALGORITHMS`."""
-    aggregator = algorithm.start(comm, x.size, dtype=x.dtype.name)
+def aggregated(algorithm: Algorithm, comm: Communicator, x: Vector, device: str = "cpu") -> Subject:
+    """A method of `mpicomp.ALGORITHMS` for such vectors; `device` as in `Algorithm.start`."""
+    aggregator = algorithm.start(comm, x.size, dtype=x.dtype.name, device=device)
     return Subject(aggregator.aggregate, aggregator.traffic.total, False, aggregator)
 
 
@@ -55,11 +52,12 @@ def mpi_allreduce(comm: Communicator, x: Vector) -> Subject:
     return Subject(call, Traffic())
 
 
-def baseline(name: str, comm: Communicator, x: Vector) -> Subject | None:
-    """What ``--baseline`` names; None: nothing."""
+def baseline(name: str, comm: Communicator, vectors: Vectors) -> Subject | None:
+    """What ``--baseline`` names, as a user would call it with vectors where these are; None: nothing."""
     if name == "mpi":
-        return mpi_allreduce(comm, x)
-    return aggregated(Dense(), comm, x) if name == "dense" else None
+        subject = mpi_allreduce(comm, vectors.x)
+        return replace(subject, call=vectors.through_host(subject.call))
+    return aggregated(Dense(), comm, vectors.x) if name == "dense" else None
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class Measurement:
 
 
 def measure(
-    comm: Communicator, subject: Subject, other: Subject | None, x: Vector, out: Vector, repeats: int, warmup: int
+    comm: Communicator, subject: Subject, other: Subject | None, x: Any, out: Any, repeats: int, warmup: int
 ) -> Measurement:
     """Time a subject and its baseline, if there is one, in turn, each call behind a barrier of its own; collective.
 

@@ -89,6 +89,12 @@ def heading(common: dict[str, Any]) -> str:
         f"{common['ranks']} ranks on {hosts} host{'s'[: hosts > 1]}, {common['mpi_library']}",
         f"# time: median over {common['repeats']} calls of the slowest rank; baseline: {common['baseline']}, in turn",
     ]
+    if common["device"] != "cpu":
+        where = "encoded there" if common["encoded_on"] == common["device"] else "not encoded there: they travel whole"
+        gpus, names = common["gpus"], ", ".join(common["gpu_names"])
+        lines.append(
+            f"# vectors on {gpus} GPU{'s'[: gpus > 1]} ({names}), {where}; baseline: through the host's memory"
+        )
     lines += ["  ".join(f"{row[which]:>{row[2]}}" for row in COLUMNS).rstrip() for which in (0, 1)]
     return "\n".join(lines)
 

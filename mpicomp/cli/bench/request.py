@@ -10,6 +10,7 @@ import mpicomp
 from collectives.execution.workers import MOST_THREADS
 from mpicomp.algorithms import NAMES, Algorithm
 from mpicomp.cli.arguments import DTYPES, choice, counts, integer, seconds
+from mpicomp.cli.bench.gpus import DEVICES
 from mpicomp.cli.main import assignment
 
 ALLREDUCE = "allreduce"  # not a method: Communicator.allreduce itself, a dense sum
@@ -25,6 +26,7 @@ class Request:
     options: dict[str, Any]  # of the algorithm, as given
     counts: tuple[int, ...]  # elements of each vector
     dtype: str
+    device: str
     baseline: str
     repeats: int
     warmup: int
@@ -43,6 +45,7 @@ class Request:
             options,
             counts(args.count),
             choice("--dtype", args.dtype, DTYPES),
+            choice("--device", args.device, DEVICES),
             choice("--baseline", args.baseline, BASELINES),
             integer("--repeats", args.repeats, 1),
             integer("--warmup", args.warmup, 0),

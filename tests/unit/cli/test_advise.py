@@ -321,3 +321,9 @@ def test_of_ranks_that_poll_and_ranks_that_sleep_the_lesser_cost_counts(monkeypa
     monkeypatch.setattr(speeds, "_calls", calls)
     found = speeds._costs(None, Dense(), 1, "float32", 3)  # type: ignore[arg-type]
     assert found.tolist() == [2.0, 2.0, 0.5, 3.0, 7.0]  # encoding, merging, decoding, the rest: 9 - 3 - 2 - 1; bytes
+
+
+def test_help_says_where_the_vectors_are_that_predictions_are_for() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert "vectors in the host's memory" in " ".join(parser.format_help().split())

@@ -94,6 +94,7 @@ def test_one_process_needs_no_launcher(tmp_path: Path, capsys: pytest.CaptureFix
         ["--algorithm", "allreduce", "--option", "clip=1"],
         ["--baseline", "gloo"],
         ["--dtype", "int8"],
+        ["--device", "tpu"],
         ["--repeats", "0"],
         ["--warmup", "x"],
         ["--timeout", "-1"],
