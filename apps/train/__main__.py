@@ -27,7 +27,7 @@ from apps.train.options import ONE_BIT_ADAM, parse
 from apps.train.preemption import StopRequest
 from apps.train.report import STATUS_DIVERGED, Report
 from apps.train.saver import Saver, require_unused, resume
-from apps.train.training import Training
+from apps.train.training import Training, device_of
 from collectives import Communicator
 from collectives.errors import CollectiveError, CollectiveMismatch, NonFiniteGradient
 from mpicomp.algorithms import Algorithm
@@ -79,8 +79,9 @@ def train(options: argparse.Namespace, comm: Communicator) -> None:
     with ExitStack() as stack:
         with raise_on_all_ranks(comm):
             dataset, algorithm = load(options.dataset, options.data), _algorithm(options)
+            device = device_of(options.device, comm)
         try:
-            training = Training(options, comm, dataset, algorithm)
+            training = Training(options, comm, dataset, algorithm, device)
         except ValueError as error:
             # All ranks have the same options and data, and so the same error.
             raise JobError(str(error)) from error

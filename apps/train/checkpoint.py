@@ -191,7 +191,7 @@ def _step(path: Path) -> int:
 def _contiguous(leaf: Tensor | np.ndarray) -> Tensor:
     """A copy that shares no memory with other leaves, as safetensors demands."""
     tensor = leaf.detach() if isinstance(leaf, Tensor) else torch.from_numpy(leaf)
-    return tensor.clone(memory_format=torch.contiguous_format)
+    return tensor.cpu().clone(memory_format=torch.contiguous_format)
 
 
 def _cure(paths: list[Path]) -> str:

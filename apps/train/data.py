@@ -33,6 +33,10 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def to(self, device: torch.device | str) -> Split:
+        """The same on a device."""
+        return Split(self.images.to(device), self.labels.to(device))
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
@@ -41,6 +45,10 @@ class Dataset:
     train: Split
     test: Split
     n_classes: int
+
+    def to(self, device: torch.device | str) -> Dataset:
+        """The same on a device."""
+        return Dataset(self.train.to(device), self.test.to(device), self.n_classes)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

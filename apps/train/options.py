@@ -116,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--network", metavar="FILE", help="measured network for --topology auto, from mpicomp advise --save")
     add("--timeout", type=_positive_float, default=60.0, help="seconds to wait for a silent rank")
     add("--arrival-timeout", type=_positive_float, default=300.0, help="seconds that a rank may come late to a call")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="where models and data lie; GPUs are dealt in turn")
     add("--threads", type=positive, default=1, help="threads of each rank that encode and decode pieces")
     add = parser.add_argument_group("output").add_argument
     add("--json", type=Path, metavar="FILE", help="file for a JSON line per epoch and one at the end")

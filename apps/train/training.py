@@ -34,6 +34,13 @@ _SEEDED = threading.Lock()
 class Training:
     """The part of a run that one rank has.
 
+    Parameters
+    ----------
+    options, comm, dataset, algorithm
+        What is trained, by whom, on what, and how the ranks synchronize.
+    device
+        Where this rank has its model and its data.
+
     Attributes
     ----------
     epoch, step
@@ -43,13 +50,19 @@ class Training:
     """
 
     def __init__(
-        self, options: argparse.Namespace, comm: Communicator, dataset: Dataset, algorithm: Algorithm | None
+        self,
+        options: argparse.Namespace,
+        comm: Communicator,
+        dataset: Dataset,
+        algorithm: Algorithm | None,
+        device: torch.device | str = "cpu",
     ) -> None:
         self._seed: int = options.seed
         with _SEEDED:
             torch.manual_seed(options.seed)
             self.model = build(options.model, dataset.image_shape, dataset.n_classes, options.hidden, options.width)
             self._seed_rank(comm.rank)
+        self.model = self.model.to(device)
         broadcast_parameters(self.model, comm)
         self.optimizer = _optimizer(options, self.model, comm, algorithm)
         self.sampler = Sampler(len(dataset.train), options.batch, comm.rank, comm.size, options.seed)
@@ -67,9 +80,10 @@ class Training:
         self.epoch = self.step = self.epoch_step = 0
         self.best_accuracy = 0.0
         self.meter = Meter()
-        self._loss_sum = torch.zeros((), dtype=torch.float64)
+        self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._comm = comm
-        self._dataset = dataset
+        self._dataset = dataset.to(device)
+        self._generator = _generator_of(self._loss_sum.device)
         self._full_precision_every: int | None = getattr(algorithm, "full_precision_every", None)
 
     @property
@@ -120,7 +134,7 @@ class Training:
         average_buffers(self.model, self._comm)
         accuracy, test_loss = self.evaluate(self._dataset.test)
         self.best_accuracy = max(self.best_accuracy, accuracy)
-        losses = gather(self._comm, self._loss_sum.reshape(1).numpy())
+        losses = gather(self._comm, self._loss_sum.reshape(1).cpu().numpy())
         self._loss_sum.zero_()
         return {
             "epoch": self.epoch,
@@ -168,7 +182,7 @@ class Training:
     def _digest(self) -> str:
         sha256 = hashlib.sha256()
         for parameter in self.model.parameters():
-            sha256.update(parameter.detach().contiguous().numpy().tobytes())
+            sha256.update(parameter.detach().contiguous().cpu().numpy().tobytes())
         digests = gather(self._comm, np.frombuffer(sha256.digest(), "<u4").astype(np.float64))
         differing = np.flatnonzero((digests != digests[0]).any(axis=1))
         if differing.size:
@@ -190,7 +204,7 @@ class Training:
             "buffers": dict(self.model.named_buffers()),
             "optimizer": self.optimizer.state_dict(),
             "meter": self.meter.state_dict(),
-            "torch_random": torch.get_rng_state(),
+            "torch_random": self._generator.get_state(),
         }
 
     def restoring(self, model: dict[str, Tensor], state: dict[str, Any]) -> Iterator[Callable[[], None]]:
@@ -216,7 +230,7 @@ class Training:
         if state["torch_random"] is None:
             self._seed_rank(self._comm.rank + 1_000_003 * self.step)
         else:
-            torch.set_rng_state(state["torch_random"])
+            self._generator.set_state(state["torch_random"])
 
     def _continue_epoch(self, steps: int, global_batch: int) -> None:
         """Go on in an epoch of which so many steps are done, at the next whole batch if batches were of other sizes.
@@ -240,6 +254,35 @@ class Training:
         every = self._full_precision_every
         if every is not None and (self.optimizer.synchronizations - 1) % every == 0:
             average_buffers(self.model, self._comm)
+
+
+def device_of(kind: str, comm: Communicator) -> torch.device:
+    """The device of a rank: "cpu", or for "cuda" one of the GPUs of its node, which are dealt to the ranks in turn.
+
+    Raises
+    ------
+    ValueError
+        There is no GPU.
+    """
+    if kind == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        raise ValueError(
+            f"{comm.here}: --device {kind}, but PyTorch finds no GPU: install its build for the GPU, start ranks where "
+            "there is one, or take --device cpu"
+        )
+    device = torch.device(kind, comm.local_rank % count)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _generator_of(device: torch.device) -> torch.Generator:
+    """What dropout draws from."""
+    if device.type == "cuda":
+        generator: torch.Generator = torch.cuda.default_generators[device.index]
+        return generator
+    return torch.default_generator
 
 
 def _optimizer(
