@@ -13,8 +13,8 @@ SIZES = (1 << 10, 1 << 24)  # bytes: one message that is sent at once, and one t
 TAG = 7
 
 
-def probe(index: int) -> str:
-    """Send and receive memory of GPU `index`, and compare it there; also to and from the host's memory."""
+def probe(device: str) -> str:
+    """Send memory of a device such as ``"cuda:1"`` to itself, and to and from the host's memory, and compare it."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -23,20 +23,22 @@ def probe(index: int) -> str:
         import torch
     except ImportError as error:
         return f"{NO_START}: PyTorch cannot be imported: {error}"
-    if index >= torch.cuda.device_count():
+    is_gpu, index = device != "cpu", int(device.partition(":")[2] or 0)
+    if is_gpu and index >= torch.cuda.device_count():
         return f"{NO_START}: PyTorch finds no GPU {index}"
     for nbytes in SIZES:
-        there = torch.arange(nbytes, device=f"cuda:{index}").to(torch.uint8)
+        there = torch.arange(nbytes, device=device).to(torch.uint8)
         here = there.cpu()
         for source, target in ((there, there), (there, here), (here, there)):
             landing = torch.zeros_like(target)
-            torch.cuda.synchronize(index)
+            if is_gpu:
+                torch.cuda.synchronize(index)
             receive = MPI.COMM_SELF.Irecv(memory(MPI, landing), 0, TAG)
             MPI.COMM_SELF.Send(memory(MPI, source), 0, TAG)
             receive.Wait()
             if not torch.equal(landing.cpu(), here):
                 return f"{WRONG}: {nbytes} bytes from {source.device} to {target.device} did not arrive as they were"
-    return f"{WORKS}: messages of up to {SIZES[-1]} bytes from and to GPU {index}"
+    return f"{WORKS}: messages of up to {SIZES[-1]} bytes from and to {device}"
 
 
 def memory(mpi: Any, tensor: Any) -> list[Any]:
@@ -45,4 +47,4 @@ def memory(mpi: Any, tensor: Any) -> list[Any]:
 
 
 if __name__ == "__main__":
-    print(probe(int(sys.argv[1])), flush=True)
+    print(probe(sys.argv[1]), flush=True)

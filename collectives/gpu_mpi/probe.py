@@ -44,8 +44,8 @@ class Probe:
 
     Parameters
     ----------
-    index : int
-        Of the GPU.
+    device : str
+        A GPU by its name in PyTorch; of ``"cpu"`` it tries the probe itself.
     patience_s : float
         After which the process is killed.
 
@@ -55,11 +55,11 @@ class Probe:
         None as long as it is under way.
     """
 
-    def __init__(self, index: int, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, device: str, patience_s: float = PATIENCE_S) -> None:
         self.outcome: Outcome | None = None
         self._told, self._patience_s = tempfile.TemporaryFile(), patience_s  # noqa: SIM115 - closed with the outcome
         self._deadline = time.monotonic() + patience_s
-        command = [sys.executable, str(CHILD), str(index)]
+        command = [sys.executable, "-P", str(CHILD), device]  # -P: this folder is no place to import from
         try:
             self._process = subprocess.Popen(
                 command, env=alone(os.environ), stdin=subprocess.DEVNULL, stdout=self._told, stderr=subprocess.DEVNULL

@@ -29,15 +29,15 @@ class Verdict:
         self._lock = threading.Lock()
         self.outcome: Outcome | None = None
 
-    def begin(self, index: int) -> Probe | None:
-        """The probe of GPU `index`, or of the one that was asked about first; None where nothing speaks for trying."""
+    def begin(self, device: str) -> Probe | None:
+        """The probe of a GPU, or of the one that was asked about first; None where nothing speaks for trying."""
         with self._lock:
             if self.outcome is None and self._probe is None:
                 chosen = mode()
                 if chosen == "off" or (chosen == "auto" and not claims.are_positive(claims.claims())):
                     self.outcome = UNPROBED[chosen]
                 else:
-                    self._probe = Probe(index)
+                    self._probe = Probe(device)
             return self._probe
 
     def end(self) -> Outcome:
@@ -63,7 +63,7 @@ def allowed(call: Call, device: str) -> Generator[bool, None, bool]:
     group = call.group
     if not carries(group.mpi_comm):
         return False
-    if verdict.outcome is None and (probe := verdict.begin(int(device.rpartition(":")[2]))) is not None:
+    if verdict.outcome is None and (probe := verdict.begin(device)) is not None:
         yield from awaited(call, lambda: probe, f"the probe of MPI with memory of {device} does not end")
     return verdict.end().works
 
@@ -78,7 +78,7 @@ def require_if_on(comm: Any) -> None:
     """
     if mode() == "on" and carries(comm):
         if verdict.outcome is None:
-            verdict.begin(_current_index())
+            verdict.begin(current_device())
         outcome = verdict.end()
         if not outcome.works:
             raise ValueError(
@@ -88,7 +88,7 @@ def require_if_on(comm: Any) -> None:
             )
 
 
-def _current_index() -> int:
-    """Of the GPU that the program has chosen, where it has PyTorch."""
+def current_device() -> str:
+    """The GPU that the program has chosen, where it has PyTorch; else the first."""
     torch = sys.modules.get("torch")
-    return torch.cuda.current_device() if torch is not None and torch.cuda.is_available() else 0
+    return f"cuda:{torch.cuda.current_device() if torch is not None and torch.cuda.is_available() else 0}"
