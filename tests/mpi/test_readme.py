@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,10 +43,13 @@ def test_the_example_of_the_readme_learns_one_model_on_all_ranks(mpi_comm: MPI.I
     assert np.linalg.norm(model - truth) < 0.2 * np.linalg.norm(truth)
 
 
-def test_the_example_with_a_gpu_runs_without_one_too(mpi_comm: MPI.Intracomm) -> None:
-    (example,) = blocks(GPU, "python")
-    assert example.count('"cuda"') == 2
-    names: dict[str, object] = {}
+def test_the_examples_with_a_gpu_run_without_one_too(mpi_comm: MPI.Intracomm) -> None:
+    names: dict[str, Any] = {}
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    exec(example.replace('"cuda"', f'"{device}"'), names)
-    assert {names[name].device.type for name in ("total", "mean")} == {device}  # type: ignore[attr-defined]
+    for example in blocks(GPU, "python"):
+        assert '"cuda"' in example
+        text = example.replace('"cuda"', f'"{device}"')
+        exec(text if device == "cuda" else text.replace("torch.cuda.device_count()", "1"), names)
+    found = names["total"], names["mean"], *names["model"].parameters()
+    assert {tensor.device.type for tensor in found} == {device}
+    names["comm"].close()

@@ -120,10 +120,10 @@ def test_the_first_picture_of_the_readme_is_of_an_emulated_cluster() -> None:
     assert pictures[0].startswith("docs/figures/cluster-")
 
 
-def test_the_readme_says_before_its_loop_with_pytorch_that_models_must_be_on_the_cpu() -> None:
+def test_the_readme_says_before_its_loop_with_pytorch_where_models_may_be() -> None:
     for document, part in ((README, "**With PyTorch**"), (DOCS / "quickstart.md", "## PyTorch")):
         text = " ".join(document.read_text().partition(part)[2][:400].split())
-        assert "odels must be on the CPU for now" in text
+        assert re.search(r"Models .*may be on .*\[GPUs\]", text)
 
 
 def test_commands_of_the_readme_that_start_ranks_come_after_the_environment_that_lets_them_share_cores() -> None:
