@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from collectives import Communicator
-from mpicomp import SSDM, EFSignSGD, MajorityVote
+from mpicomp import SSDM, EFSignSGD, MajorityVote, Marsit
 from mpicomp.aggregator.algorithm import Algorithm
 from tests.fake_device import FakeArray, FakeDevice
 from tests.unit.kernels.gpu.on_device import (
@@ -76,3 +76,13 @@ def test_only_signs_and_sums_of_blocks_cross(method: Algorithm, beside: int, mad
             made[0].copied.clear()
             aggregator.aggregate(FakeArray(vector(0, step, n)))
         assert sum(made[0].copied) <= 2 * n // 8 + beside
+
+
+@pytest.mark.parametrize("n", [0, 1])
+@pytest.mark.parametrize(
+    "method",
+    [MajorityVote(), SSDM(scale="norm"), EFSignSGD(), Marsit(full_precision_every=2), Marsit(winners=2)],
+    ids=lambda method: f"{type(method).__name__}-{getattr(method, 'winners', None)}",
+)
+def test_the_shortest_vectors_are_encoded_too(method: Algorithm, n: int) -> None:
+    assert_same_as_on_cpu(method, n, "bfloat16")
