@@ -12,7 +12,7 @@ import os
 import sys
 from dataclasses import asdict
 
-from mpicomp.cli.doctor import environment, job, library
+from mpicomp.cli.doctor import environment, gpu, job, library
 from mpicomp.cli.doctor.finding import Finding, examine
 
 
@@ -40,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
     places = comm.allgather(job.here(mpi.Get_library_version().split(",")[0].rstrip("\0")))
     found += job.hosts(places)
     found += environment.findings(sum(place.host == places[comm.rank].host for place in places))
+    found += comm.bcast(gpu.findings() if comm.rank == 0 else None)
     return _report(found, args.json) if comm.rank == 0 else _status(found)
 
 

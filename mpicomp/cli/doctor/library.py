@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from importlib.metadata import version
 from pathlib import Path
@@ -51,7 +50,6 @@ def findings(mpi: ModuleType) -> list[Finding]:
         examine("thread level", lambda: _thread_level(mpi)),
         examine("tag bound", lambda: _tag_bound(mpi)),
         examine("fault tolerance", lambda: _fault_tolerance(mpi)),
-        examine("CUDA-aware", lambda: _cuda(mpi)),
     ]
 
 
@@ -91,14 +89,3 @@ def _fault_tolerance(mpi: ModuleType) -> Finding:
     except (NotImplementedError, mpi.Exception):
         text = "not in this library: a dead rank ends the job"
     return Finding("fault tolerance", "ok", text)
-
-
-def _cuda(mpi: ModuleType) -> Finding:
-    """Ask the library itself: neither CUDA nor a driver is touched."""
-    kinds = mpi.COMM_WORLD.Get_info().Get("mpi_memory_alloc_kinds") or ""
-    queries = [query for file in _libraries() if (query := getattr(ctypes.CDLL(file), "MPIX_Query_cuda_support", None))]
-    if "cuda" in kinds or any(query() == 1 for query in queries):
-        return Finding("CUDA-aware", "ok", "yes; GPU tensors travel through host memory all the same")
-    if kinds or queries:
-        return Finding("CUDA-aware", "ok", "no: GPU tensors travel through host memory")
-    return Finding("CUDA-aware", "ok", "the library does not say")

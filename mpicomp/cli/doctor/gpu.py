@@ -1,0 +1,128 @@
+"""GPUs: which there are, by which way arrays on them reach MPI, and what that costs here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpicomp.cli.doctor.finding import Finding, examine
+
+if TYPE_CHECKING:
+    from collectives.devices import Device
+
+# `collectives` is imported by functions: the doctor works where that is another package.
+DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))
+COPIED_BYTES = 64 << 20
+REPEATS = 5
+
+
+def findings() -> list[Finding]:
+    """Return what is to say of GPUs; where there is no driver, without importing PyTorch."""
+    driver = any(file.exists() for file in DRIVERS)
+    names = _names() if driver else []
+    found = [
+        examine("GPUs", lambda: present(driver, names)),
+        examine("MPI and GPUs", claimed),
+        examine("arrays on GPUs", lambda: way(bool(names))),
+    ]
+    if names:
+        found.append(examine("copies of GPUs", lambda: copies(_chosen())))
+    return found
+
+
+def present(driver: bool, names: list[str]) -> Finding:
+    """Name the GPUs that PyTorch finds, and say whether there is Triton for them."""
+    if not driver:
+        return Finding("GPUs", "ok", "none: there is no driver")
+    if not names:
+        cure = "install PyTorch's build for the GPU (pytorch.org, Get Started), or leave GPUs alone"
+        return Finding("GPUs", "warn", "there is a driver, but PyTorch finds no GPU", cure)
+    listed = ", ".join(f"cuda:{index} {name}" for index, name in enumerate(names))
+    try:
+        return Finding("GPUs", "ok", f"{listed}; Triton {version('triton')}")
+    except PackageNotFoundError:
+        cure = "pip install triton, for vectors to be encoded on the GPU: start(comm, n, device='cuda')"
+        return Finding("GPUs", "warn", f"{listed}; there is no Triton", cure)
+
+
+def claimed() -> Finding:
+    """Ask the library itself: neither CUDA nor a driver is touched."""
+    from collectives.gpu_mpi.claims import are_positive, claims
+
+    found = claims()
+    listed = ", ".join(f"{claim.source} {'yes' if claim.aware else 'no'}" for claim in found)
+    if not found:
+        return Finding("MPI and GPUs", "ok", "the MPI library does not say whether it takes memory of GPUs")
+    says = "takes" if are_positive(found) else "does not take"
+    return Finding("MPI and GPUs", "ok", f"the MPI library says that it {says} memory of GPUs: {listed}")
+
+
+def way(there_are_gpus: bool) -> Finding:
+    """Say which way arrays on GPUs reach MPI; tries it where there is a GPU, or the user insists."""
+    from collectives.gpu_mpi import VARIABLE, mode
+
+    try:
+        chosen = mode()
+    except ValueError as error:
+        return Finding("arrays on GPUs", "FAIL", str(error), f"unset {VARIABLE}")
+    if chosen != "on" and not there_are_gpus:
+        return Finding("arrays on GPUs", "ok", f"{VARIABLE}={chosen}, not tried without a GPU")
+    outcome = _tried()
+    if outcome.works:
+        text = f"long dense sums are direct, MPI reads the GPU's memory ({VARIABLE}={chosen}); the probe {outcome.said}"
+        return Finding("arrays on GPUs", "ok", text)
+    text = f"staged, they go through pinned memory of the host ({VARIABLE}={chosen}); the probe {outcome.said}"
+    if chosen == "on":
+        return Finding("arrays on GPUs", "FAIL", text, f"set {VARIABLE}=auto, or load an MPI library for your GPUs")
+    return Finding("arrays on GPUs", "ok", text)
+
+
+def copies(device: Device) -> Finding:
+    """Measure what staging costs: copies to the host and back, and beside them what the host's memory can do."""
+    from collectives.devices import wait
+
+    there, here = device.zeros(COPIED_BYTES, "uint8"), device.pinned(COPIED_BYTES)
+    other = np.zeros(COPIED_BYTES, np.uint8)
+    to_host = _gb_s(lambda: wait(device.copy(there, here)))
+    back = _gb_s(lambda: wait(device.copy(here, there)))
+    within = _gb_s(lambda: np.copyto(other, here))
+    text = f"{device.name} to the host {to_host:.1f} GB/s, back {back:.1f} GB/s; the host copies {within:.1f} GB/s"
+    return Finding("copies of GPUs", "ok", text)
+
+
+def _gb_s(copy: Callable[[], Any]) -> float:
+    """The fastest of a few copies."""
+    seconds = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        copy()
+        seconds.append(time.perf_counter() - start)
+    return COPIED_BYTES / 1e9 / max(1e-9, min(seconds))
+
+
+def _names() -> list[str]:
+    """Of the GPUs that PyTorch finds."""
+    try:
+        import torch
+    except ImportError:
+        return []
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
+
+def _chosen() -> Device:
+    from collectives.devices import named
+
+    return named("cuda")
+
+
+def _tried() -> Any:
+    """What the probe found."""
+    from collectives.gpu_mpi.verdict import current_device, verdict
+
+    verdict.begin(current_device())
+    return verdict.end()

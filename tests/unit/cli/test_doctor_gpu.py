@@ -1,0 +1,92 @@
+"""What `mpicomp doctor` says of GPUs, of MPI with their memory, and of the way that arrays take."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+
+from collectives.gpu_mpi import claims, verdict
+from collectives.gpu_mpi.claims import Claim
+from collectives.gpu_mpi.probe import Outcome
+from mpicomp.cli.doctor import gpu
+from mpicomp.cli.doctor.finding import Finding
+from tests.fake_device import FakeDevice
+
+WORKS, CRASHED = Outcome(works=True, said="works: all of it"), Outcome(works=False, said="crashed with SIGSEGV")
+
+
+@pytest.fixture(autouse=True)
+def found_nothing_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MPICOMP_GPU_MPI", raising=False)
+    monkeypatch.setattr(verdict, "verdict", verdict.Verdict())
+    monkeypatch.setattr(claims, "claims", lambda: [Claim("MPIX_Query_cuda_support()", aware=True)])
+
+
+def report(
+    monkeypatch: pytest.MonkeyPatch, names: list[str], outcome: Outcome | None, **environ: str
+) -> dict[str, Finding]:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(gpu, "DRIVERS", [Path("/")])
+    monkeypatch.setattr(gpu, "_names", lambda: names)
+    monkeypatch.setattr(gpu, "_chosen", FakeDevice)
+    monkeypatch.setattr(gpu, "version", lambda package: "9.9")
+    verdict.verdict.outcome = outcome
+    return {finding.name: finding for finding in gpu.findings()}
+
+
+def test_without_a_driver_it_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch takes seconds to import, and is not."""
+    monkeypatch.setattr(gpu, "DRIVERS", [Path("/nowhere")])
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(gpu, "_names", lambda: pytest.fail("PyTorch was asked"))
+    found = {finding.name: finding for finding in gpu.findings()}
+    assert found["GPUs"].text == "none: there is no driver"
+    assert "not tried without a GPU" in found["arrays on GPUs"].text
+    assert "copies of GPUs" not in found
+    assert {finding.status for finding in found.values()} == {"ok"}
+    assert verdict.verdict.outcome is None
+
+
+@pytest.mark.parametrize(("outcome", "way"), [(WORKS, "direct"), (CRASHED, "staged")])
+def test_the_way_of_arrays_follows_the_probe_and_the_copies_are_measured(
+    outcome: Outcome, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = report(monkeypatch, ["Fake F1", "Fake F1"], outcome)
+    assert found["GPUs"].text == "cuda:0 Fake F1, cuda:1 Fake F1; Triton 9.9"
+    assert found["MPI and GPUs"].text.endswith("takes memory of GPUs: MPIX_Query_cuda_support() yes")
+    assert way in found["arrays on GPUs"].text
+    assert f"the probe {outcome.said}" in found["arrays on GPUs"].text
+    assert "fake:0 to the host" in found["copies of GPUs"].text
+    assert {finding.status for finding in found.values()} == {"ok"}
+
+
+def test_a_gpu_that_pytorch_does_not_find_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = report(monkeypatch, [], None)
+    assert found["GPUs"].status == "warn"
+    assert "install PyTorch's build" in found["GPUs"].cure
+
+
+def test_missing_triton_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(package: str) -> str:
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr(gpu, "version", missing)
+    assert gpu.present(driver=True, names=["Fake F1"]).status == "warn"
+
+
+def test_who_insists_on_what_does_not_work_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = report(monkeypatch, ["Fake F1"], CRASHED, MPICOMP_GPU_MPI="on")
+    assert found["arrays on GPUs"].status == "FAIL"
+    assert "SIGSEGV" in found["arrays on GPUs"].text
+    assert report(monkeypatch, [], None, MPICOMP_GPU_MPI="yes")["arrays on GPUs"].status == "FAIL"
+
+
+def test_a_library_that_says_nothing_and_one_that_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "claims", list)
+    assert "does not say" in gpu.claimed().text
+    monkeypatch.setattr(claims, "claims", lambda: [Claim("MPIX_Query_cuda_support()", aware=False)])
+    assert gpu.claimed().text.endswith("does not take memory of GPUs: MPIX_Query_cuda_support() no")
