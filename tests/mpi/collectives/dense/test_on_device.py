@@ -1,0 +1,41 @@
+"""Sums of arrays on devices by MPI itself, which is handed addresses; of a fake device they are the host's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from collectives import Communicator, devices
+from collectives.dense import on_device
+from collectives.gpu_mpi import verdict
+from collectives.gpu_mpi.probe import Outcome
+from tests.fake_device import FakeArray, FakeDevice
+from tests.mpi.lanes import every_size
+
+N = 20_011
+
+
+def vector(rank: int) -> Any:
+    return np.random.default_rng(rank).standard_normal(N).astype(np.float16)
+
+
+@every_size
+@pytest.mark.parametrize("comm", ["ring", "double-tree", "halving-doubling"], indirect=True)
+@pytest.mark.parametrize("direct", [False, True], ids=["staged", "direct"])
+def test_bits_are_those_of_the_host_though_ranks_differ(
+    direct: bool, comm: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every third rank has its array in the host's memory, and every other third stages it in any case."""
+    device = FakeDevice(0)
+    monkeypatch.setitem(devices.MAKERS, devices.CUDA, lambda index: device)
+    monkeypatch.setattr(on_device, "STAGED_BYTES", 0)
+    monkeypatch.setattr(verdict.verdict, "outcome", Outcome(direct and comm.rank % 3 != 1, "was faked"))
+    expected = comm.allreduce(vector(comm.rank), "mean")
+    x = vector(comm.rank) if comm.rank % 3 == 2 else FakeArray(vector(comm.rank))
+    handles = [comm.iallreduce(x, "mean") for _ in range(2)]
+    for found in (comm.allreduce(x, "mean"), *(handle.wait() for handle in handles)):
+        np.testing.assert_array_equal(getattr(found, "there", found), expected)
+    if direct and comm.rank % 3 == 0 and comm.size > 1:
+        assert not device.copied

@@ -1,0 +1,48 @@
+"""One rank under a CUDA-aware Open MPI: sums arrays of a GPU, or of a fake device where there is none."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+
+from collectives import Communicator, Ring, devices
+from collectives.dense import on_device
+from collectives.gpu_mpi import claims, verdict
+from tests.fake_device import FakeArray, FakeDevice
+
+N = 300_007
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+
+def main() -> None:
+    """Print what the library says, what the probe saw, and whether all sums have the host's bits."""
+    on_device.STAGED_BYTES = 0
+    fake = FakeDevice()
+    if not torch.cuda.is_available():
+        devices.MAKERS[devices.CUDA] = lambda index: fake
+    with Communicator(topology=Ring()) as comm:
+        same = all(sums_are_the_hosts(comm, dtype, op) for dtype in DTYPES for op in ("sum", "mean", "min"))
+        outcome = verdict.verdict.outcome
+        assert outcome is not None
+        about = {"aware": claims.are_positive(claims.claims()), "works": outcome.works, "said": outcome.said}
+        everyone = comm.allgather_object(about | {"same": same})
+        if comm.rank == 0:
+            json.dump(everyone, sys.stdout)
+
+
+def sums_are_the_hosts(comm: Communicator, dtype: str, op: Any) -> bool:
+    """Whether arrays on devices have the sum that arrays in the host's memory have."""
+    x = torch.from_numpy(np.random.default_rng(comm.rank).standard_normal(N)).to(getattr(torch, dtype))
+    expected = comm.allreduce(x, op).view(torch.uint8)
+    if torch.cuda.is_available():
+        return torch.equal(comm.allreduce(x.cuda(), op).cpu().view(torch.uint8), expected)
+    words = x.view(torch.uint16).numpy() if dtype == "bfloat16" else x.numpy()
+    return bool((comm.allreduce(FakeArray(words, dtype), op).there.view(np.uint8) == expected.numpy()).all())
+
+
+if __name__ == "__main__":
+    main()
