@@ -172,7 +172,8 @@ class MarsitRounds:
         """See `Reducer`."""
         feedback = self.feedback
         if self._flag is not None:
-            self._flag.tail[0] = not feedback.all_finite(call.values)
+            yield from done(call, feedback.look(call.values))
+            self._flag.tail[0] = not feedback.seen_finite
             yield from self._flag.swap(call, call.traffic)
             if any(tail[0] for tail in self._flag.tails):
                 feedback.skipped += 1

@@ -106,7 +106,14 @@ class OnDevice:
     device : Device
     about
         What the codec itself is made of.
+
+    Attributes
+    ----------
+    seen_finite : bool
+        Whether the vector that `look` was given is finite.
     """
+
+    seen_finite = True
 
     def __init__(self, device: Device, *about: Any) -> None:
         self._device = device
@@ -134,9 +141,13 @@ class OnDevice:
         else:
             self._device.run(partial(vector.copy_, values))
 
-    def all_finite(self, values: Any) -> bool:
-        """Whether a float32 or float64 vector has neither NaN nor infinity; waits for the device."""
+    def look(self, values: Any) -> Testable:
+        """Have `seen_finite` tell what `all_finite` does; tells when it does."""
         flag = Mirror(self._device, self._device.zeros(1, "uint8"))
         self._device.run(lambda: flag.there.copy_(kernels.of("cuda").sign.all_finite(values)))
-        wait(flag.fetch())
-        return bool(flag.here[0])
+        return Landed(flag.fetch(), lambda: setattr(self, "seen_finite", bool(flag.here[0])))
+
+    def all_finite(self, values: Any) -> bool:
+        """Whether a float32 or float64 vector has neither NaN nor infinity; waits for the device."""
+        wait(self.look(values))
+        return self.seen_finite

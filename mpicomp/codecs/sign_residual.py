@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,38 +18,14 @@ from numpy.typing import NDArray
 from collectives.memory import narrow, widen
 from collectives.testable import Testable
 from mpicomp import kernels
-from mpicomp.codecs.scale_groups import Run, ScaleGroups, why
+from mpicomp.codecs.scale_groups import ScaleGroups, why
 from mpicomp.codecs.sign import UNSIGNED
+from mpicomp.codecs.sign_parts import SignPart, Source, Tensors, sign_parts
 from mpicomp.codecs.sign_rule import SignRule
 
 AVERAGE = 0.9  # of the magnitudes' running mean
 STREAMING_ELEMENTS = 4 << 20  # results this long are written past the caches
 SAMPLE = 1 << 16
-
-
-Tensors = Sequence[tuple[NDArray[Any], NDArray[Any]]]
-"""Pairs of vectors: what was before, and after."""
-
-
-class Source(Protocol):
-    """Who has a vector, or makes it when it is asked for."""
-
-    @property
-    def values(self) -> NDArray[Any]:
-        """It is looked at, and left alone."""
-        ...
-
-
-class _Part(NamedTuple):
-    """A run of elements that share a scale, and where its bits, sums and residual are; `within` its tensor."""
-
-    elements: slice
-    within: slice
-    tensor: int
-    bits: NDArray[np.uint64]
-    second: NDArray[np.uint64] | None
-    sums: NDArray[np.float64]
-    residual: NDArray[Any] | None
 
 
 class SignResidual:
@@ -75,10 +51,13 @@ class SignResidual:
         Of the residual's elements over all ranks, at the last step.
     packed : bool
         The step's result is left in the bits, and `out` is left alone.
+    seen_finite : bool
+        Whether the vector that `look` was given is finite.
     """
 
     state_kinds: ClassVar[dict[str, Any]] = {"gamma": "shared", "magnitudes": "shared", "residual": "mean"}
     state_nan: ClassVar[str] = "magnitudes"  # of tensors not seen yet
+    seen_finite = True
 
     def __init__(
         self,
@@ -118,7 +97,7 @@ class SignResidual:
         self._counts = np.maximum(1.0, lengths * ranks)
         self._clipped: Any = [0]  # of each piece
         self._host_clipped: Any = self._clipped
-        self._parts: list[list[_Part]] = []
+        self._parts: list[list[SignPart]] = []
         self._host_bits, self._pairs = np.empty(0, np.uint64), False
         self._sums: Any = np.zeros(0)
         self._host_sums: NDArray[np.float64] = self._sums
@@ -141,15 +120,7 @@ class SignResidual:
         groups = ScaleGroups.of(self._padded.tolist(), self._n)
         self._host_bits, self._pairs, self._firsts = bits, second is not None, groups.firsts
         self._sums = self._host_sums = self._zeros(groups.blocks, np.float64)  # of |u|, block by block
-
-        def part(run: Run) -> _Part:
-            votes = bits[run.words()], None if second is None else second[run.words()]
-            residual = None if self.residual is None else self.residual[run.elements]
-            first, last = int(groups.starts[run.group]), int(self._lengths[run.group])
-            within = slice(run.elements.start - first, min(run.elements.stop - first, last))
-            return _Part(run.elements, within, run.group, *votes, self._sums[run.sums], residual)
-
-        self._parts = [[part(run) for run in of_piece] for of_piece in groups.runs(pieces)]
+        self._parts = sign_parts(groups, pieces, self._lengths, (bits, second), self._sums, self.residual)
 
     # One step --------------------------------------------------------------------------------------------------------
 
@@ -170,6 +141,11 @@ class SignResidual:
     def all_finite(self, values: Any) -> bool:
         """Whether a vector in the type of computing has neither NaN nor infinity."""
         return bool(self._kernels.all_finite(values))
+
+    def look(self, values: Any) -> Testable | None:
+        """Have `seen_finite` tell what `all_finite` does."""
+        self.seen_finite = self.all_finite(values)
+        return None
 
     def check_ready(self) -> None:
         """See `Feedback`."""
@@ -277,7 +253,7 @@ class SignResidual:
         self._pending[:] = 0
         return None
 
-    def _every_part(self) -> Iterator[_Part]:
+    def _every_part(self) -> Iterator[SignPart]:
         return chain.from_iterable(self._parts)
 
     # The global step -------------------------------------------------------------------------------------------------

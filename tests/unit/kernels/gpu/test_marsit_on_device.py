@@ -14,7 +14,10 @@ from tests.fake_device import FakeArray, FakeDevice
 from tests.unit.kernels.gpu.on_device import (
     assert_nan_is_told_and_nothing_lost,
     assert_same_as_on_cpu,
+    bits,
     fake_devices,
+    given,
+    start,
     vector,
 )
 
@@ -103,6 +106,29 @@ def test_nan_is_told_on_all_ranks_and_a_transactional_step_can_be_repeated(dtype
 
 def test_nan_in_a_full_precision_round_is_told() -> None:
     assert_nan_is_told_and_nothing_lost(Marsit(full_precision_every=1, transactional=True), 300, "float16", bad_rank=0)
+
+
+@pytest.mark.parametrize("there", [0, 1])
+def test_a_step_with_nan_is_skipped_by_all_without_waiting_for_a_device(
+    there: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 has the NaN, and one of both ranks a device."""
+    monkeypatch.setattr("mpicomp.codecs.on_device.OnDevice.all_finite", None)
+    n, method = 300, Marsit(full_precision_every=None, nonfinite="skip")
+
+    def take(comm: Communicator) -> None:
+        aggregator = start(comm, method, n, "float16", comm.rank == there)
+        for step in range(2):
+            x = vector(comm.rank, step, n, "float16")
+            if step == 1 and comm.rank == 0:
+                x[7] = np.nan
+            before = aggregator.state_dict()
+            result = bits(aggregator.aggregate(given(x, "float16", comm.rank if comm.rank == there else None)))
+        assert not result.any()
+        np.testing.assert_array_equal(aggregator.state_dict()["residual"], before["residual"])
+        assert aggregator.feedback.skipped == 1
+
+    run_local(2, take)
 
 
 def test_memory_of_full_precision_rounds_is_taken_at_the_start(made: dict[int, FakeDevice]) -> None:
