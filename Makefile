@@ -6,7 +6,7 @@
 # make fixtures   results, states and traffic of every method against what is recorded, bit by bit; 5 minutes
 # make lint    ruff and mypy
 # make bench   the all-reduce against MPI's own on 2 ranks; BENCH="--count 1e6 ..." for others
-# make test-gpu   the tests of GPU kernels and of arrays on devices, with PyTorch for your GPU installed; without a GPU
+# make test-gpu   the tests of GPU kernels, and of arrays and models on devices, with PyTorch for your GPU installed; without a GPU
 #              by Triton's interpreter
 # make test-mpich   the multi-rank tests once more, on the other MPI library
 # make test-system  tests on emulated hosts and under Slurm (test-cluster, test-slurm); as root, with the Debian packages
@@ -83,6 +83,7 @@ test-mpi: $(READY)
 
 test-gpu: $(READY)
 	source slurm/env.sh && python -m pytest tests/unit/kernels/gpu tests/unit/collectives/test_devices.py
+	.venv/bin/python tests/run_lanes.py --ranks 1,2 --tests tests/mpi/torch/test_on_device.py tests/mpi/torch/process_group/test_on_device.py
 
 test-mpich: $(READY_MPICH)
 	.venv-mpich/bin/python tests/run_lanes.py --ranks 2,4

@@ -146,6 +146,16 @@ class FakeTorchDevice(FakeDevice):
 
 
 @contextmanager
+def gpu() -> Iterator[str]:
+    """Give the name of a GPU, if there is one, else of this device, which can be reached meanwhile."""
+    if torch.cuda.is_available():
+        yield "cuda"
+        return
+    with reachable():
+        yield NAME
+
+
+@contextmanager
 def reachable() -> Iterator[FakeTorchDevice]:
     """Let `collectives.devices` find the device; each rank, also where ranks are threads, has the same one."""
     device = FakeTorchDevice()

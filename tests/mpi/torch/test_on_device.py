@@ -12,18 +12,19 @@ import torch
 from torch import nn
 
 from collectives import CollectiveMismatch, Communicator, NonFiniteGradient
-from mpicomp import QSGD, Dense, Marsit
+from mpicomp import QSGD, Dense, DoubleSqueeze, Marsit, TopKSGD
 from mpicomp.torch import (
     DistributedOptimizer,
     OneBitAdam,
     average_buffers,
     broadcast_optimizer_state,
     broadcast_parameters,
+    bucket_reducers,
 )
-from tests.fake_torch import NAME, FakeTorchDevice, reachable
+from tests.fake_torch import NAME, FakeTorchDevice, gpu, reachable
 from tests.mpi.torch.training import batch, make_model, parameters_of, wrap
 
-pytestmark = pytest.mark.mpi(max_size=4)
+pytestmark = [pytest.mark.mpi(max_size=4), pytest.mark.gpu]
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +77,24 @@ def trained(comm: Communicator, where: str, algorithm: Any, dtype: torch.dtype =
 )
 def test_a_model_on_a_device_is_trained_to_the_same_bits(comm: Communicator, algorithm: Any, options: Any) -> None:
     assert torch.equal(trained(comm, NAME, algorithm, **options), trained(comm, "cpu", algorithm, **options))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [
+        (Marsit(2), {"overlap": True}),
+        (Marsit(2, residual="paper"), {"synchronize": "gradients", "dtype": torch.bfloat16}),
+        (DoubleSqueeze(), {}),
+        (TopKSGD(), {"overlap": False}),
+    ],
+)
+def test_encoding_on_the_device_changes_no_bit(
+    comm: Communicator, algorithm: Any, options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with gpu() as where:
+        there = trained(comm, where, algorithm, **options)
+        monkeypatch.setattr(bucket_reducers, "encoding_device", lambda *about: "cpu")
+        assert torch.equal(trained(comm, where, algorithm, **options), there)
 
 
 def test_buckets_of_a_device_begin_during_backward(comm: Communicator, device: FakeTorchDevice) -> None:

@@ -17,24 +17,33 @@ from mpicomp.torch import ddp_hook, ddp_vectors
 from mpicomp.torch.devices import devices_of
 from mpicomp.torch.process_group import group as groups
 from mpicomp.torch.process_group import work
-from tests.fake_torch import NAME, FakeTorchDevice, reachable
+from tests.fake_torch import NAME, FakeTorchDevice, gpu, reachable
 from tests.mpi.torch.training import batch, make_model, parameters_of
 
-pytestmark = [pytest.mark.mpi(max_size=4), pytest.mark.usefixtures("group")]
+pytestmark = [pytest.mark.mpi(max_size=4), pytest.mark.usefixtures("group"), pytest.mark.gpu]
 
 
-@pytest.fixture(autouse=True)
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTorchDevice]:
-    """Let the device be reached."""
-    monkeypatch.setattr(groups, "DEVICES", ["cpu", NAME])
+@pytest.fixture
+def device(told: list[Any]) -> Iterator[FakeTorchDevice]:
+    """Let the device that is none be reached, also where there is a GPU."""
     with reachable() as one:
         yield one
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
+def where(told: list[Any]) -> Iterator[str]:
+    """Give the name of a GPU, if there is one, and else of the device that is none."""
+    with gpu() as name:
+        yield name
+
+
+@pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Give the devices that futures are told of; without them these take no streams, of which the device has none."""
     found: list[Any] = []
+    monkeypatch.setattr(groups, "DEVICES", ["cpu", "cuda", NAME])
+    if torch.cuda.is_available():
+        return found
     for module in (work, ddp_vectors):
         monkeypatch.setattr(module, "devices_of", lambda tensors: found.extend(devices_of(tensors)) or [])
     return found
@@ -156,14 +165,16 @@ CALLS: list[Callable[[str], list[Tensor]]] = [
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("everywhere", [True, False])
-def test_a_call_gives_what_it_gives_on_the_cpu(call: Callable[[str], list[Tensor]], everywhere: bool) -> None:
-    where = NAME if everywhere or dist.get_rank() == 0 else "cpu"
+def test_a_call_gives_what_it_gives_on_the_cpu(
+    call: Callable[[str], list[Tensor]], everywhere: bool, where: str
+) -> None:
+    where = where if everywhere or dist.get_rank() == 0 else "cpu"
     for one, expected in zip(call(where), call("cpu"), strict=True):
         assert one.device.type in (where, "cpu")
         assert torch.equal(one.cpu(), expected)
 
 
-def test_a_call_in_flight_leaves_the_result_when_its_future_is_done(told: list[Any]) -> None:
+def test_a_call_in_flight_leaves_the_result_when_its_future_is_done(told: list[Any], device: FakeTorchDevice) -> None:
     tensor = mine(NAME, 7)
     in_flight = dist.all_reduce(tensor, async_op=True)
     read = in_flight.get_future().then(lambda future: future.value()[0].cpu().clone())
@@ -205,6 +216,13 @@ def trained(comm: Communicator, where: str, algorithm: Any) -> Tensor:
     return parameters_of(model).cpu()
 
 
+@pytest.mark.parametrize("algorithm", [Dense(), Marsit(None)])
+def test_ddp_has_the_same_model_on_all_ranks(comm: Communicator, algorithm: Any, where: str) -> None:
+    model = trained(comm, where, algorithm)
+    assert torch.equal(torch.as_tensor(comm.broadcast(model.clone())), model)
+
+
 @pytest.mark.parametrize("algorithm", [None, Dense(), Marsit(None)])
+@pytest.mark.usefixtures("device")
 def test_a_model_under_ddp_is_trained_to_the_same_bits(comm: Communicator, algorithm: Any) -> None:
     assert torch.equal(trained(comm, NAME, algorithm), trained(comm, "cpu", algorithm))
