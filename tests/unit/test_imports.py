@@ -21,8 +21,8 @@ KERNELS = "mpicomp.kernels.cpu"
 class Layer(NamedTuple):
     """The folders and the third-party packages that the modules of a folder may import.
 
-    A folder may import itself, the standard library, and the modules at the top of `collectives` that import nothing
-    of ours, too. What a folder in `own` may import, it does not pass on.
+    A folder may import itself, the standard library, `collectives.devices`, and the modules at the top of `collectives`
+    that import nothing else of ours, too. What a folder in `own` may import, it does not pass on.
     """
 
     own: tuple[str, ...] = ()
@@ -35,11 +35,15 @@ BYTES = ("mpicomp.codecs", "mpicomp.kernels", "collectives")
 # From the bottom to the top. A module belongs to the innermost folder that is listed here.
 LAYERS = {
     "collectives.schedules": Layer(),
+    "collectives.devices": Layer((), ARRAYS),
+    "collectives.gpu_mpi": Layer(("collectives.execution", "collectives.consistency", *WAITING), ARRAYS),
     "collectives.progress": Layer((), ARRAYS),
     "collectives.trace": Layer(("collectives.progress",), ARRAYS),
     "collectives.execution": Layer(("collectives.schedules", *WAITING), ARRAYS),
     "collectives.consistency": Layer(("collectives.execution", *WAITING), ARRAYS),
-    "collectives.dense": Layer(("collectives.execution", "collectives.schedules", *WAITING), ARRAYS),
+    "collectives.dense": Layer(
+        ("collectives.execution", "collectives.schedules", "collectives.gpu_mpi", *WAITING), ARRAYS
+    ),
     "collectives.cost": Layer(("collectives.schedules", "collectives.execution"), ("numpy",)),
     "collectives": Layer((), ARRAYS),
     "mpicomp.kernels": Layer((), ("numpy", "numba", "llvmlite")),
@@ -51,10 +55,11 @@ LAYERS = {
     "mpicomp.checkpoint": Layer(("mpicomp.aggregator",), ("numpy",)),
     "mpicomp.pipeline": Layer(BYTES, (*ARRAYS, "torch")),
     "mpicomp.torch": Layer(
-        ("mpicomp.algorithms", "mpicomp.aggregator", "mpicomp.checkpoint", "collectives"), (*ARRAYS, "torch")
+        ("mpicomp.algorithms", "mpicomp.aggregator", "mpicomp.checkpoint", "mpicomp.kernels", "collectives"),
+        (*ARRAYS, "torch"),
     ),
     "mpicomp.cli": Layer(("mpicomp", "collectives"), (*ARRAYS, "numba", "rich")),  # rich only where it is installed
-    "mpicomp.torch.process_group": Layer(("collectives",), (*ARRAYS, "torch")),
+    "mpicomp.torch.process_group": Layer(("mpicomp.torch.devices", "collectives"), (*ARRAYS, "torch")),
     "mpicomp": Layer(("collectives",), (*ARRAYS, "numba")),
     "apps": Layer(("mpicomp", "collectives"), ("*",)),
 }
@@ -62,8 +67,17 @@ LAYERS = {
 # Imports that break a rule today. A line whose import is gone makes the test fail, and has to go too.
 PENDING = {("collectives.dense.allreduce", "collectives.communicator")}  # for the type checker alone
 
-# Imported by a function alone, and only with the first array on a GPU.
-LAZY = {("collectives.devices", "torch")}
+# These import PyTorch in functions alone, and only where GPUs are asked for.
+LAZY = {
+    (module, "torch")
+    for module in (
+        "collectives.devices.arithmetic",
+        "collectives.devices.finding",
+        "collectives.gpu_mpi.child",
+        "mpicomp.cli.bench.gpus",
+        "mpicomp.cli.doctor.gpu",
+    )
+}
 
 
 def inside(module: str, package: str) -> bool:
@@ -101,8 +115,12 @@ def tree() -> dict[str, set[str]]:
 
 @cache
 def foundations() -> set[str]:
-    """Return the modules at the top of `collectives` that import nothing of ours but each other."""
-    tops = {module for module in tree() if module.startswith("collectives.") and module.count(".") == 1}
+    """Return `collectives.devices` and the modules at the top of `collectives` that import nothing else of ours."""
+    tops = {
+        module
+        for module in tree()
+        if module.startswith("collectives.") and (module.count(".") == 1 or inside(module, "collectives.devices"))
+    }
     ours = {module: {name for name in tree()[module] if name.split(".")[0] in PACKAGES} for module in tops}
     found: set[str] = set()
     while more := {module for module in tops - found if ours[module] <= found}:
