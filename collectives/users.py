@@ -38,6 +38,16 @@ class Users:
         finally:
             self._fixed_tag = before
 
+    @contextmanager
+    def tags_unused_on_error(self) -> Iterator[None]:
+        """If a long-lived user cannot be made in this block, its tags are given out again."""
+        before = self._fixed_tag
+        try:
+            yield
+        except BaseException:
+            self._fixed_tag = before
+            raise
+
     def next_tag(self) -> int:
         """A tag for one call; all ranks ask in the same order."""
         self._rolling_tag = (self._rolling_tag + 1) % FIXED_TAGS

@@ -29,12 +29,15 @@ class FakeDevice:
         What the next copy raises.
     has_memory : bool
         Whether there is pinned memory.
+    used_by : set of str
+        Threads that have made it their current one.
     """
 
     def __init__(self, index: int = 0) -> None:
         self.name, self.copied = f"fake:{index}", list[int]()
         self.broken: Exception | None = None
         self.has_memory = True
+        self.used_by = set[str]()
         self._kernels: deque[Callable[[], object]] = deque()  # copies to the device among them
         self._to_host: deque[tuple[int, Callable[[], None]]] = deque()  # each behind so many kernels
         self._launched = self._run = self._begun = self._copied = 0
@@ -70,6 +73,9 @@ class FakeDevice:
         else:
             self.run(copy)
         return Event(self, self._launched, self._begun)
+
+    def use(self) -> None:
+        self.used_by.add(threading.current_thread().name)
 
     def done(self) -> Event:
         return Event(self, self._launched, 0)

@@ -73,6 +73,8 @@ def sum_on_device(
     if payload is None:
         yield from through_host
         return
+    if direct and call.completion is not None:
+        device.use()  # MPI is called by the progress thread, which has chosen none; another one's choice is its own
     # whoever makes the array, or has used the memory of the result
     yield from late(call, awaited(call, device.done, f"{device.name} does not come to the array"))
     yield from check

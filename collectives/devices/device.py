@@ -70,6 +70,10 @@ class Device(Protocol):
         """Copy a vector, of which either end is the host's; tells when that, and every copy before, is done."""
         ...
 
+    def use(self) -> None:
+        """Make it the calling thread's current one, for libraries that work with whichever that is."""
+        ...
+
     def done(self) -> Testable:
         """Tells when all kernels that were launched before are done."""
         ...

@@ -64,6 +64,10 @@ class TorchDevice:
             self._stream.wait_event(event)
         return Event(event.query, (from_, to))
 
+    def use(self) -> None:
+        """See `Device`."""
+        self._torch.cuda.set_device(self._index)
+
     def done(self) -> Testable:
         """See `Device`."""
         return Event(self._stream.record_event().query)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from collectives.dense import on_device
 from collectives.gpu_mpi import verdict
 from collectives.gpu_mpi.probe import Outcome
 from tests.fake_device import FakeArray, FakeDevice
-from tests.mpi.lanes import every_size
+from tests.mpi.lanes import every_size, few_ranks
 
 N = 20_011
 
@@ -39,3 +40,22 @@ def test_bits_are_those_of_the_host_though_ranks_differ(
         np.testing.assert_array_equal(getattr(found, "there", found), expected)
     if direct and comm.rank % 3 == 0 and comm.size > 1:
         assert not device.copied
+
+
+@few_ranks
+@pytest.mark.parametrize("comm", ["ring"], indirect=True)
+def test_the_thread_that_calls_mpi_has_the_device_for_its_current_one(
+    comm: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the progress thread is told so: another one's current device is the program's business."""
+    device = FakeDevice(0)
+    monkeypatch.setitem(devices.MAKERS, devices.CUDA, lambda index: device)
+    monkeypatch.setattr(on_device, "DIRECT_BYTES", 0)
+    monkeypatch.setattr(verdict.verdict, "outcome", Outcome(works=True, said="was faked"))
+    x = FakeArray(np.ones(N, np.float32))
+    assert (comm.allreduce(x).there == comm.size).all()
+    assert not device.used_by
+    if comm.start_progress_thread():
+        assert (comm.iallreduce(x).wait().there == comm.size).all()
+        assert len(device.used_by) == (comm.size > 1)
+        assert threading.current_thread().name not in device.used_by
