@@ -118,6 +118,10 @@ class Extended(Codec, Protocol):
         """As `encode`; `sent` is overwritten with what `decode` makes of the payload."""
         ...
 
+    def decode_drawn(self, payload: Bytes, values: NDArray[Any], *, draw: Draw) -> None:
+        """As `decode`, where it is known from where `encode` drew: the host need not look at the payload."""
+        ...
+
     def add(self, payload: Bytes, sums: NDArray[Any]) -> None:
         """Add what `decode` would write to `sums`, in one pass. Raises ValueError for a payload of the wrong size."""
         ...

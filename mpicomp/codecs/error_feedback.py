@@ -178,7 +178,7 @@ class FeedbackEncoder:
 
     def _encode(self, part: Any, cut: range, payload: Bytes) -> Any:
         """As `encode`; returns whether all is finite."""
-        draw = Draw(self._stream, self.step, self._rank, 0, cut.start)
+        draw = self.draw(cut)
         if self._feedback is None:
             return self._write(part, payload, draw)
         residual, following = (whole[cut.start : cut.stop] for whole in (self.residual, self._next))
@@ -193,6 +193,10 @@ class FeedbackEncoder:
             narrow(sent, self._applied, rounded)
             widen(rounded, self._applied, sent)
         return finite & self._feedback.keep(part, compensated, sent, residual, following)
+
+    def draw(self, cut: range) -> Draw:
+        """From where the encoder of a piece draws, at this step."""
+        return Draw(self._stream, self.step, self._rank, 0, cut.start)
 
     def _two(self, part: Any) -> tuple[Any, Any]:
         """Memory for what is encoded of a part, and for what others will decode."""

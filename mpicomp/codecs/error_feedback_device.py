@@ -83,8 +83,13 @@ class DeviceEncoder(OnDevice, FeedbackEncoder):
 
     def encode(self, part: Any, cut: range, payload: Any) -> None:
         """See `FeedbackEncoder`; all are on the device, and whether all is well is copied before the payload."""
-        self._device.run(lambda: self._well.lower_unless(self._encode(part, cut, payload)))
+        self._device.run(partial(self._encode_or_clear, part, cut, payload))
         self._well.fetch()
+
+    def _encode_or_clear(self, part: Any, cut: range, payload: Any) -> None:
+        well = self._encode(part, cut, payload)
+        payload.mul_(well)  # bytes of zeros are zeros in every code: no owner is to fail because of this rank
+        self._well.lower_unless(well)
 
     def _two(self, part: Any) -> tuple[Any, Any]:
         return part.new_empty(len(part)), part.new_empty(len(part))

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mpicomp.codecs.base import Bytes, Draw, check_size
-from mpicomp.kernels.cpu.sign import all_finite
-from mpicomp.kernels.cpu.sixteen_bits import add, narrow, widen
+from mpicomp import kernels
+from mpicomp.codecs.base import Bytes, Draw, check_size, checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +27,7 @@ class Rounded:
     dtype: Literal["float16", "bfloat16"]
 
     alignment: ClassVar[int] = 64
+    encodes_on_devices: ClassVar[bool] = True
 
     @property
     def out_of_range(self) -> str:
@@ -40,21 +39,23 @@ class Rounded:
         """Two an element."""
         return 2 * n
 
-    def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
+    def encode(self, values: Any, payload: Bytes, *, draw: Draw) -> Any:
         """Nothing is drawn. Raises ValueError for NaN or infinity, OverflowError where a finite value is too large."""
-        check_size(self, payload, values.size, 1)
-        if narrow(values, self.dtype == "bfloat16", payload.view(np.uint16)):
-            return
-        if all_finite(values):
+        check_size(self, payload, len(values), 1)
+        on = kernels.beside(values)
+        well = on.sixteen_bits.narrow(values, self.dtype == "bfloat16", on.arrays.view(payload, "uint16"))
+        if isinstance(values, np.ndarray) and not well and on.sign.all_finite(values):
             raise OverflowError(f"a value is too large for {self.dtype}")
-        raise ValueError("the values contain NaN or infinity")
+        return checked(well)
 
-    def decode(self, payload: Bytes, values: NDArray[Any], *, weight: int) -> None:
+    def decode(self, payload: Bytes, values: Any, *, weight: int) -> None:
         """Exact; NaN and infinity, which only damage can bring, are written as they are."""
-        check_size(self, payload, values.size, weight)
-        widen(payload.view(np.uint16), self.dtype == "bfloat16", values)
+        check_size(self, payload, len(values), weight)
+        on = kernels.beside(values)
+        on.sixteen_bits.widen(on.arrays.view(payload, "uint16"), self.dtype == "bfloat16", values)
 
-    def add(self, payload: Bytes, sums: NDArray[Any]) -> None:
+    def add(self, payload: Bytes, sums: Any) -> None:
         """Add what `decode` would write."""
-        check_size(self, payload, sums.size, 1)
-        add(payload.view(np.uint16), self.dtype == "bfloat16", sums)
+        check_size(self, payload, len(sums), 1)
+        on = kernels.beside(sums)
+        on.sixteen_bits.add(on.arrays.view(payload, "uint16"), self.dtype == "bfloat16", sums)

@@ -17,17 +17,14 @@ from fractions import Fraction
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mpicomp import kernels
 from mpicomp.codecs import options
 from mpicomp.codecs.base import Bytes, Draw, check_size, checked
 from mpicomp.codecs.bucketed import FLOAT32_MAX
 from mpicomp.codecs.sign import scratch
-from mpicomp.kernels.cpu.philox import draw_words
 from mpicomp.kernels.cpu.planes import powers_of_two
-from mpicomp.kernels.cpu.sign import all_finite
-from mpicomp.kernels.cpu.sparse import compress_masked, spread_masked
+from mpicomp.kernels.cpu.sparse import spread_masked
 from mpicomp.kernels.streams import GROUP, bernoulli_table, key_schedule
 
 _DEEPEST = 16  # elements of the groups whose maxima are taken
@@ -238,6 +235,7 @@ class RandomSparsification:
     def __post_init__(self) -> None:
         options.number(self, "p", "above 0 and at most 1", lambda p: 0 < p <= 1)
 
+    encodes_on_devices: ClassVar[bool] = True
     alignment: ClassVar[int] = GROUP  # elements that share a counter of random words
 
     def nbytes(self, n: int, weight: int = 1) -> int:
@@ -250,34 +248,58 @@ class RandomSparsification:
         """Bytes of a payload of `n` elements that say something; what follows need not be sent."""
         return _HEADER + min(4 * int(payload[24:_HEADER].view(np.uint64)[0]), payload.size - _HEADER)
 
-    def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
+    def encode(self, values: Any, payload: Bytes, *, draw: Draw) -> Any:
         """Draw which values are kept. Raises ValueError if a value is not finite."""
-        check_size(self, payload, values.size, 1)
-        if not all_finite(values):
-            raise ValueError("the values contain NaN or infinity")
+        return self._encode(values, payload, draw)[0]
+
+    def encode_telling(self, values: Any, payload: Bytes, sent: Any, *, draw: Draw) -> Any:
+        """See `Extended`. Raises ValueError if a value is not finite."""
+        finite, words, room = self._encode(values, payload, draw)
+        kernels.beside(values).sparse.spread_masked(words, room, sent)
+        return finite
+
+    def _encode(self, values: Any, payload: Bytes, draw: Draw) -> tuple[Any, Any, Any]:
+        """Overwrite the payload; returns whether all values are finite, what was drawn, and the values in place."""
+        check_size(self, payload, len(values), 1)
+        on = kernels.beside(values)
+        finite = checked(on.sign.all_finite(values))
         payload[:] = 0
-        payload[:16].view(np.uint32)[:] = (*draw.stream.key(), draw.step & 0xFFFFFFFF, draw.source)
-        header = payload[16:_HEADER].view(np.uint64)
-        header[0] = draw.offset // GROUP
-        room = payload[_HEADER:].view(np.float32)
-        header[1] = compress_masked(values, self._words(payload, values.size), float(self.p), FLOAT32_MAX, room)
+        header, room = on.arrays.view(payload[:_HEADER], "int64"), on.arrays.view(payload[_HEADER:], "float32")
+        (key_0, key_1), step = draw.stream.key(), draw.step & 0xFFFFFFFF
+        where = key_0 | key_1 << 32, step | int(draw.source) << 32, draw.offset // GROUP
+        for place, number in enumerate(where):
+            header[place : place + 1] = number - (number >> 63 << 64)
+        words = self._drawn(values, draw)
+        header[3:] = on.sparse.compress_masked(values, words, float(self.p), FLOAT32_MAX, room)
+        return finite, words, room
 
-    def decode(self, payload: Bytes, values: NDArray[Any], *, weight: int) -> None:
+    def decode(self, payload: Bytes, values: Any, *, weight: int) -> None:
         """Draw the same bits and put the values there; what damage made NaN or infinite counts as 0."""
-        check_size(self, payload, values.size, weight)
-        chosen = payload[_HEADER : self.used(payload, values.size)].view(np.float32)
-        spread_masked(self._words(payload, values.size), chosen, values)
-
-    def _words(self, payload: Bytes, n: int) -> NDArray[np.uint64]:
-        """Random words, a bit of which is 1 with probability p, from where the header says."""
-        words = np.empty(8 * -(-n // GROUP), np.uint64)
-        if self.p == 1:
-            words[:] = ~np.uint64(0)
-            return words
+        check_size(self, payload, len(values), weight)
+        chosen = payload[_HEADER : self.used(payload, len(values))].view(np.float32)
         key_0, key_1, step, source = payload[:16].view(np.uint32).tolist()
-        first = payload[16:24].view(np.uint64)[0]
+        words = self._words(values, (key_0, key_1), payload[16:24].view(np.uint64)[0], step, source)
+        spread_masked(words, chosen, values)
+
+    def decode_drawn(self, payload: Bytes, values: Any, *, draw: Draw) -> None:
+        """See `Extended`."""
+        check_size(self, payload, len(values), 1)
+        on = kernels.beside(values)
+        on.sparse.spread_masked(self._drawn(values, draw), on.arrays.view(payload[_HEADER:], "float32"), values)
+
+    def _drawn(self, like: Any, draw: Draw) -> Any:
+        """`_words` for as many elements as `like` has."""
+        return self._words(like, draw.stream.key(), draw.offset // GROUP, draw.step & 0xFFFFFFFF, int(draw.source))
+
+    def _words(self, like: Any, key: tuple[int, int], first: Any, step: int, source: int) -> Any:
+        """Random words, a bit of which is 1 with probability p."""
+        on = kernels.beside(like)
+        words = on.arrays.empty(like, 8 * -(-len(like) // GROUP), "uint64")
+        if self.p == 1:
+            on.arrays.view(words, "int64")[:] = -1
+            return words
         chance = Fraction(self.p)
         table, rest = bernoulli_table(chance.numerator, chance.denominator - chance.numerator)
-        schedule = key_schedule(key_0, key_1)
-        draw_words(schedule, first, np.uint64(step), np.uint64(source), table, rest, scratch(), words)
+        counters = np.uint64(first), np.uint64(step), np.uint64(source)
+        on.philox.draw_words(key_schedule(*key), *counters, table, rest, scratch(), words)
         return words

@@ -177,8 +177,9 @@ class TwoPassPayload(CodedPayload):
 
     def finish(self, piece: int) -> Testable | None:
         """See `Payload`."""
-        means, size = self._means, self._size
-        means.deliver(piece)
-        return self._results.write(
-            self._cuts[piece], lambda out, _: means.codec.decode(means.there[piece], out, weight=size)
-        )
+        cut, codec, payload = self._cuts[piece], self._means.codec, self._means.there[piece]
+        decode = partial(codec.decode, payload, weight=self._size)
+        if hasattr(codec, "decode_drawn"):
+            decode = partial(codec.decode_drawn, payload, draw=self._owner.draw(cut))
+        self._means.deliver(piece)
+        return self._results.write(cut, lambda out, _: decode(out))

@@ -10,10 +10,13 @@ import pytest
 from collectives import Communicator, NonFiniteGradient, Ring, Star
 from collectives.threads.run_local import run_local
 from mpicomp import ECQSGD, QSGD, DoubleSqueeze, LocalTopK, MemSGD, OneBitSGD, TernGrad, TopKSGD
+from mpicomp.codecs.full_precision import FullPrecision
+from mpicomp.codecs.rounded import Rounded
 from tests.fake_device import FakeArray, FakeDevice
 from tests.unit.kernels.gpu.on_device import (
     assert_nan_is_told_and_nothing_lost,
     assert_same_as_on_cpu,
+    bits,
     fake_devices,
     given,
     start,
@@ -47,6 +50,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeDevice]:
         (DoubleSqueeze("ternary:bucket=64"), 700, "float64"),
         (DoubleSqueeze("clip:bits=13"), 700, "float32"),
         (DoubleSqueeze("top-k:rate=10"), 700, "float64"),
+        (DoubleSqueeze("random-sparsification:p=0.3"), 1300, "float32"),
+        (DoubleSqueeze("random-sparsification:p=1"), 700, "float64"),
+        (DoubleSqueeze(Rounded("float16")), 700, "float32"),
         (MemSGD("two-means:bucket=50"), 700, "float32"),
     ],
     ids=lambda value: str(value)[:60],
@@ -93,6 +99,7 @@ METHODS = [
     OneBitSGD(bucket=64),
     LocalTopK(10),
     DoubleSqueeze("clip:bits=13"),
+    DoubleSqueeze("random-sparsification:p=0.3"),
     MemSGD("quantize:bucket=64"),
 ]
 
@@ -145,5 +152,39 @@ def test_only_codes_cross(made: dict[int, FakeDevice]) -> None:
 
 
 def test_compressors_that_know_no_devices_are_refused(comm: Communicator) -> None:
+    class Plain:
+        alignment, nbytes, encode, decode = 64, FullPrecision.nbytes, FullPrecision.encode, FullPrecision.decode
+
     with pytest.raises(ValueError, match="on the CPU alone, not on cuda; leave out device"):
-        DoubleSqueeze("random-sparsification:p=0.5").start(comm, 10, device="cuda")
+        DoubleSqueeze(Plain()).start(comm, 10, device="cuda")
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # of Triton's interpreter
+def test_finite_numbers_without_a_code_are_told_on_all_ranks() -> None:
+    """Rank 0, which has a device, has a number beyond float16."""
+
+    def take(comm: Communicator) -> None:
+        there = comm.rank == 0
+        aggregator = start(comm, DoubleSqueeze(Rounded("float16")), 300, "float32", there)
+        values = np.full(300, 70_000 if there else 1, np.float32)
+        with pytest.raises(NonFiniteGradient, match="from rank 0, are beyond the range of float16"):
+            aggregator.aggregate(given(values, "float32", 0 if there else None))
+
+    run_local(2, take, Ring())
+
+
+@pytest.mark.parametrize("method", [QSGD(bucket=64), DoubleSqueeze("one-bit:bucket=64")], ids=str)
+def test_several_threads_have_the_same_bits(method: Any) -> None:
+    def results(*on_devices: int) -> list[list[Any]]:
+        made = {"piece_bytes": 512, "threads": 2}
+        return run_local(2, lambda comm: train(comm, method, 2900, "float32", on_devices), Ring(), **made)
+
+    for mine, expected in zip(results(1), results(), strict=True):
+        for one, other in zip(mine, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_vectors_may_be_empty() -> None:
+    with Communicator() as comm:
+        for method in METHODS:
+            assert bits(start(comm, method, 0, "float32", True).aggregate(FakeArray(vector(0, 0, 0)))).size == 0
