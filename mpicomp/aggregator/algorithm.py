@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -81,6 +82,17 @@ class Algorithm(ABC):
         ------
         TypeError, ValueError
             An argument cannot be used; the other ranks raise CollectiveMismatch in their next call.
+        MemoryError
+            The device lacks memory; the others raise CollectiveMismatch in their next call, and all can start again.
         """
         lengths = tensor_lengths if self.uses_tensor_lengths else None
-        return Aggregator(self, comm, vector_spec(comm, n, dtype, vector_id, lengths, str(device), self))
+        spec = vector_spec(comm, n, dtype, vector_id, lengths, str(device), self)
+        if spec.device == "cpu":
+            return Aggregator(self, comm, spec)
+        try:
+            with comm.tags_unused_on_error():
+                return Aggregator(self, comm, spec)
+        except (RuntimeError, MemoryError) as error:  # PyTorch's is a RuntimeError
+            Aggregator(self, comm, replace(spec, device="cpu"))  # takes the tags that the other ranks take
+            problem = f"{spec.device} cannot hold what {self} keeps for {spec.n} elements ({error})"
+            comm.reject(MemoryError(f"{comm.here}, start: {problem}; free memory there, or leave out device"), "start")
