@@ -5,6 +5,8 @@ is far ahead, more of both by turns, and of a mixture. Compressing is chosen onl
 1 % and in each turn; the rest is dense, and costs what `Dense` costs.
 
 The choice changes in steps of full precision alone: a step that leaves compressing behind averages what is pending too.
+
+Vectors on a GPU are encoded there if the method can do that; in dense steps they cross to the host.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from collectives import Communicator
+from collectives.devices import named
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, Synchronize, VectorSpec
 from mpicomp.algorithms.dense import Dense
 from mpicomp.algorithms.marsit import Marsit
@@ -20,6 +23,7 @@ from mpicomp.codecs.options import integer
 from mpicomp.reducers.chosen import Chosen
 from mpicomp.reducers.chosen_feedback import ChosenFeedback
 from mpicomp.reducers.full_precision_mean import FullPrecisionMean, SkippingMean
+from mpicomp.reducers.full_precision_mean_device import staged
 from mpicomp.reducers.pending import Pending
 from mpicomp.reducers.trials import Schedule
 
@@ -87,12 +91,18 @@ class Auto(Algorithm):
         """What becomes of a step with NaN or infinity, as for the method: "raise" or "skip"."""
         return str(getattr(self.method, "nonfinite", "raise"))
 
+    def encodes_on_devices(self, dtype: str) -> bool:
+        """See `Algorithm`: as for the method."""
+        return self.method.encodes_on_devices(dtype)
+
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Those of the method, and an exact mean beside its reducer."""
         compressing = self.method.parts(comm, spec)
         skips = self.nonfinite == "skip"
-        dense = SkippingMean(comm, compressing.feedback) if skips else FullPrecisionMean(comm)
-        pending, schedule = Pending(compressing.feedback, comm.size), Schedule(self.trial_steps, self.retry_every)
+        dense = staged(SkippingMean(comm, compressing.feedback) if skips else FullPrecisionMean(comm), spec)
+        device = None if spec.device == "cpu" else named(spec.device)
+        pending = Pending(compressing.feedback, comm.size, device)
+        schedule = Schedule(self.trial_steps, self.retry_every)
         name = getattr(self.method, "wire", None) or type(self.method).__name__.lower()
         reducer = Chosen(comm, spec, pending, compressing.reducer, dense, schedule, name)
         return Parts(ChosenFeedback(compressing.feedback, reducer), compressing.codec, reducer)

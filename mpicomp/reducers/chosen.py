@@ -14,6 +14,7 @@ from collectives import Communicator
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Reducer, VectorSpec
 from mpicomp.reducers.full_precision_mean import FullPrecisionMean
+from mpicomp.reducers.full_precision_mean_device import StagedMean
 from mpicomp.reducers.pending import Pending
 from mpicomp.reducers.side_channel import SideChannel
 from mpicomp.reducers.stopwatch import COUNT, Front, Stopwatch, slowest
@@ -33,7 +34,7 @@ class Chosen(Reducer):
         Of the method that compresses.
     compressing : Reducer
         Of the method.
-    dense : FullPrecisionMean
+    dense : FullPrecisionMean or StagedMean
     schedule : Schedule
     name : str
         The method's, for the log.
@@ -52,7 +53,7 @@ class Chosen(Reducer):
         spec: VectorSpec,
         pending: Pending,
         compressing: Reducer,
-        dense: FullPrecisionMean,
+        dense: FullPrecisionMean | StagedMean,
         schedule: Schedule,
         name: str,
     ) -> None:
