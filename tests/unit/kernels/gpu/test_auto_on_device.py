@@ -52,8 +52,11 @@ def test_what_is_pending_on_the_device_is_part_of_the_mean(made: dict[int, FakeD
         for step in range(DENSE + COMPRESSED + 1):
             x = on_device.vector(comm.rank, step, 200)
             late = np.zeros_like(x)
+            made[comm.rank].copied.clear()
             made[comm.rank].run(partial(np.copyto, late, x))
             total += aggregator.aggregate(FakeArray(late, index=comm.rank)).there
+            # the vector to the host, its mean back; what is pending likewise, and zeros in its place
+            assert step < DENSE + COMPRESSED or made[comm.rank].copied == 5 * [800]
             pending = aggregator.state_dict()["residual"]
             assert pending.any() == (DENSE <= step < DENSE + COMPRESSED)
         steps = range(DENSE + COMPRESSED + 1)
