@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
 from collectives import planner
 from collectives.consistency.call_check import fingerprint
 from collectives.cost.link import LinkModel
-from collectives.dense import variable_size
 from collectives.dense.allreduce import DenseSums, is_small
+from collectives.dense.broadcast import broadcast, is_long, way_of
 from collectives.dense.gather import all_gather_rows
 from collectives.execution.handle import Call, Handle, Steps
 from collectives.execution.program import Program, compile_plan
@@ -298,17 +298,17 @@ class Communicator(PointToPoint):
         vector = writable_operand(self, x, name, COPIED)
         text = f"{name} of {vector.dtype}{list(vector.shape)}"
         require_root(self, root, text)
+        nbytes = vector.values.nbytes
         call = Call(self, lambda: text)
-        with self._span("broadcast", root=root, bytes=vector.values.nbytes):
-            steps = self._broadcast(call, self.check(call, fingerprint(text)), vector.values.view(np.uint8), root)
-            there = vector.staging
-            self.run(call, staged(call, steps, *((there, None) if self.rank == root else (None, there))))
-        return x
+        call.is_compared = is_long(vector)
 
-    @staticmethod
-    def _broadcast(call: Call, check: Steps, payload: NDArray[np.uint8], root: int) -> Steps:
-        yield from check
-        yield from variable_size.broadcast(call, payload, root)
+        def check(ready: Any) -> Steps:
+            return self.check(call, fingerprint(text), None, ready, ready)
+
+        with self._span("broadcast", root=root, bytes=nbytes):
+            program = partial(self.program, way_of(nbytes, root), nbytes, 64, nbytes)
+            self.run(call, broadcast(call, vector, root, check, program))
+        return x
 
     def allgather(self, x: Any) -> Any:
         """The rows of all ranks in one new array, rank 0's first; as on every rank.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from collectives import Communicator, devices
-from collectives.dense import on_device
+from collectives.dense import broadcast, on_device
 from collectives.gpu_mpi import verdict
 from collectives.gpu_mpi.probe import Outcome
 from tests.fake_device import FakeArray, FakeDevice
@@ -59,3 +59,20 @@ def test_the_thread_that_calls_mpi_has_the_device_for_its_current_one(
         assert (comm.iallreduce(x).wait().there == comm.size).all()
         assert len(device.used_by) == (comm.size > 1)
         assert threading.current_thread().name not in device.used_by
+
+
+@every_size
+@pytest.mark.parametrize("able", [0, 1], ids=["all can", "rank 1 cannot"])
+@pytest.mark.parametrize("comm", ["auto"], indirect=True)
+def test_a_broadcast_goes_directly_where_all_ranks_can(
+    able: int, comm: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = FakeDevice(0)
+    monkeypatch.setitem(devices.MAKERS, devices.CUDA, lambda index: device)
+    monkeypatch.setattr(broadcast, "DIRECT_BYTES", 0)
+    monkeypatch.setattr(broadcast, "PIECE_BYTES", 1024)
+    monkeypatch.setattr(verdict.verdict, "outcome", Outcome(comm.rank != able or not able, "was faked"))
+    x, root = vector(comm.rank), comm.size - 1
+    assert comm.broadcast(there := FakeArray(x), root) is there
+    np.testing.assert_array_equal(x, vector(root))
+    assert len(device.copied) == (comm.size == 1 or (able and comm.size > 1))
