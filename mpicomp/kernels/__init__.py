@@ -1,6 +1,7 @@
 """Loops over arrays, for each kind of device: arrays and scalars in, `out` last.
 
-Kernels release the interpreter's lock, allocate nothing and validate nothing.
+Kernels release the interpreter's lock, allocate nothing and validate nothing. `arrays` is no loops, but what codecs
+make, view and convert arrays by.
 """
 
 from __future__ import annotations

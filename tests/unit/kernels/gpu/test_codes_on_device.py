@@ -133,6 +133,20 @@ def test_overflow_is_no_ranks_fault(method: Any) -> None:
     run_local(2, take, Ring())
 
 
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")  # of Triton's interpreter
+def test_a_sum_beyond_the_type_is_told_on_all_ranks() -> None:
+    """Rank 0, which has a device, finds it out there."""
+
+    def take(comm: Communicator) -> None:
+        there = comm.rank == 0
+        aggregator = start(comm, TopKSGD(10), 300, "float32", there)
+        largest = np.full(300, np.finfo(np.float32).max)
+        with pytest.raises(NonFiniteGradient, match=r"no rank \(the sum overflowed"):
+            aggregator.aggregate(given(largest, "float32", 0 if there else None))
+
+    run_local(2, take, Ring())
+
+
 def test_a_step_that_is_undone_leaves_the_residual_on_the_device() -> None:
     with Communicator() as comm:
         aggregator = start(comm, LocalTopK(10), 300, "float32", True)
