@@ -79,14 +79,16 @@ class DeviceMemory(OnDevice, Memory):
 
     def check(self, part: Part, vector: Any) -> None:
         """See `Memory`: `finite` is told by `pick`."""
-        some = part.elements
-        self._device.run(
-            lambda: self._note(_FINITE, self._kernels.sparse.finite_sum(vector[some], self.residual[some]))
-        )
+        self._check(vector[part.elements], self.residual[part.elements])
 
-    def check_all(self, vector: Any) -> None:
-        """As `check`, of a vector without the residual."""
-        self._device.run(lambda: self._note(_FINITE, self._kernels.sign.all_finite(vector)))
+    def check_all(self, vector: Any, residual: Any = None) -> None:
+        """As `check`, of a whole vector, with a residual or without any."""
+        self._check(vector, residual)
+
+    def _check(self, vector: Any, residual: Any) -> None:
+        kernel = self._kernels.sign.all_finite if residual is None else self._kernels.sparse.finite_sum
+        terms = (vector,) if residual is None else (vector, residual)
+        self._device.run(lambda: self._note(_FINITE, kernel(*terms)))
 
     def add(self, vector: Any, out: Any) -> None:
         """Overwrite `out` with vector + residual."""

@@ -24,8 +24,7 @@ class DeviceLeaderChoice(ToldPlaces):
             memory.find(call.values, memory.residual)
             yield from done(call, memory.fetch_indices())
         else:
-            for run in memory.runs:
-                memory.check(run, call.values)
+            memory.check_all(call.values, memory.residual)
 
     def _told(self) -> None:
         if not self._leads:
