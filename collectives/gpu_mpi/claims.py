@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,14 +51,13 @@ class Claim(NamedTuple):
 def claims(environ: Mapping[str, str] = os.environ) -> list[Claim]:
     """All that the loaded library and its environment say; nothing where they say nothing."""
     version = MPI.Get_library_version()
-    found = [*_asked(map(ctypes.CDLL, libraries()))]
+    found = [*_asked(_loaded())]
     for word, names in SWITCHES.items():
         if word.lower() in version.lower():
             found += [
                 Claim(f"{name}={environ[name]}", environ[name] not in ("", "0")) for name in names if name in environ
             ]
-    kinds = MPI.COMM_WORLD.Get_info().Get("mpi_memory_alloc_kinds") or ""
-    if kinds:
+    if kinds := _memory_kinds():
         found.append(Claim(f"mpi_memory_alloc_kinds={kinds}", "cuda" in kinds or "rocm" in kinds))
     off = [name for name in OFF if environ.get(name) == "0"]
     return [Claim(f"{name}=0", aware=False) for name in off] if off else found
@@ -69,10 +69,29 @@ def are_positive(found: Iterable[Claim]) -> bool:
 
 
 def libraries() -> list[str]:
-    """Files of this process whose names begin with libmpi, the library itself first."""
-    maps = Path("/proc/self/maps").read_text().splitlines()
+    """Files of this process whose names begin with libmpi, the library itself first; none where there is no /proc."""
+    try:
+        maps = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
     files = {line.split(maxsplit=5)[5] for line in maps if "/libmpi" in line}
     return sorted(files, key=lambda file: (len(Path(file).name), file))
+
+
+def _loaded() -> Iterable[ctypes.CDLL]:
+    for file in libraries():
+        with suppress(OSError):  # it was replaced while this process runs
+            yield ctypes.CDLL(file)
+
+
+def _memory_kinds() -> str:
+    try:
+        info = MPI.COMM_WORLD.Get_info()
+    except (MPI.Exception, NotImplementedError):
+        return ""
+    kinds = info.Get("mpi_memory_alloc_kinds") or ""
+    info.Free()
+    return kinds
 
 
 def _asked(loaded: Iterable[Any]) -> Iterable[Claim]:

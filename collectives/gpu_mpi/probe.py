@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from collectives.gpu_mpi.child import NO_START, WORKS, WRONG
 
@@ -57,12 +57,12 @@ class Probe:
 
     def __init__(self, device: str, patience_s: float = PATIENCE_S) -> None:
         self.outcome: Outcome | None = None
-        self._told, self._patience_s = tempfile.TemporaryFile(), patience_s  # noqa: SIM115 - closed with the outcome
-        self._deadline = time.monotonic() + patience_s
+        self._told, self._complained = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - see _end
+        self._patience_s, self._deadline = patience_s, time.monotonic() + patience_s
         command = [sys.executable, "-P", str(CHILD), device]  # -P: this folder is no place to import from
         try:
             self._process = subprocess.Popen(
-                command, env=alone(os.environ), stdin=subprocess.DEVNULL, stdout=self._told, stderr=subprocess.DEVNULL
+                command, env=alone(os.environ), stdin=subprocess.DEVNULL, stdout=self._told, stderr=self._complained
             )
         except OSError as error:
             self._end(Outcome(works=False, said=f"could not start: {error}"))
@@ -72,8 +72,7 @@ class Probe:
         if self.outcome is None:
             status = self._process.poll()
             if status is not None:
-                self._told.seek(0)
-                self._end(judged(status, self._told.read().decode(errors="replace")))
+                self._end(judged(status, _last_line(self._told), _last_line(self._complained)))
             elif time.monotonic() > self._deadline:
                 self._process.kill()
                 self._process.wait()
@@ -90,20 +89,27 @@ class Probe:
     def _end(self, outcome: Outcome) -> None:
         self.outcome = outcome
         self._told.close()
+        self._complained.close()
 
 
-def judged(status: int, told: str) -> Outcome:
-    """The outcome of a process that has ended by itself, from its status and what it printed."""
+def _last_line(file: IO[bytes]) -> str:
+    file.seek(0)
+    lines = file.read().decode(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def judged(status: int, told: str, complained: str) -> Outcome:
+    """The outcome of a process that has ended by itself, from its status and the last that it printed."""
     if status < 0:
         return Outcome(works=False, said=f"crashed with {signal.Signals(-status).name}")
-    verdict, _, said = (told.splitlines() or [""])[-1].partition(": ")
+    verdict, _, said = told.partition(": ")
     if status == 0 and verdict == WORKS:
         return Outcome(works=True, said=f"works: {said}")
     if verdict == WRONG:
         return Outcome(works=False, said=f"found wrong values: {said}")
     if verdict == NO_START:
         return Outcome(works=False, said=f"could not start: {said}")
-    return Outcome(works=False, said=f"ended with status {status} and no result")
+    return Outcome(works=False, said=f"ended with status {status} and no result: {complained or 'it said nothing'}")
 
 
 def alone(environ: Mapping[str, str]) -> dict[str, str]:

@@ -84,8 +84,9 @@ def test_a_communicator_is_not_made_where_the_variable_makes_no_sense(monkeypatc
 def claimed(
     monkeypatch: pytest.MonkeyPatch, library: Any, version: str = "Open MPI", kinds: str | None = None, **environ: str
 ) -> dict[str, bool]:
-    info = SimpleNamespace(Get=lambda key: kinds)
-    mpi = SimpleNamespace(Get_library_version=lambda: version, COMM_WORLD=SimpleNamespace(Get_info=lambda: info))
+    info = SimpleNamespace(Get=lambda key: kinds, Free=lambda: None)
+    world = SimpleNamespace(Get_info=lambda: info)
+    mpi = SimpleNamespace(Get_library_version=lambda: version, COMM_WORLD=world, Exception=MPI.Exception)
     monkeypatch.setattr(claims, "MPI", mpi)
     monkeypatch.setattr(claims, "libraries", lambda: ["libmpi.so"])
     monkeypatch.setattr(ctypes, "CDLL", lambda file: library)
@@ -118,6 +119,20 @@ def test_switches_count_of_the_library_that_reads_them(
     assert claimed(monkeypatch, SimpleNamespace(), "Open MPI", None, **{name: "1"}) == {}
 
 
+def test_a_library_that_cannot_be_asked_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call would end by what is raised there."""
+
+    def gone(*file: str) -> Any:
+        raise OSError("cannot open shared object file") if file else NotImplementedError
+
+    world = SimpleNamespace(Get_info=gone)
+    mpi = SimpleNamespace(Get_library_version=lambda: "", COMM_WORLD=world, Exception=MPI.Exception)
+    monkeypatch.setattr(claims, "MPI", mpi)
+    monkeypatch.setattr(ctypes, "CDLL", gone)
+    monkeypatch.setattr(claims, "libraries", lambda: ["/gone/libmpi.so (deleted)"])
+    assert claims.claims({}) == []
+
+
 def test_mpich_that_is_switched_off_says_no_and_kinds_of_memory_say_yes(monkeypatch: pytest.MonkeyPatch) -> None:
     library = SimpleNamespace(MPIX_Query_cuda_support=lambda: 1)
     off = claimed(monkeypatch, library, "MPICH", MPIR_CVAR_ENABLE_GPU="0")
@@ -136,8 +151,9 @@ def test_mpich_that_is_switched_off_says_no_and_kinds_of_memory_say_yes(monkeypa
         ("os.kill(os.getpid(), signal.SIGSEGV)", "crashed with SIGSEGV"),
         ("print('wrong: 8 bytes')", "found wrong values: 8 bytes"),
         ("print('no start: no GPU')", "could not start: no GPU"),
-        ("sys.exit(3)", "ended with status 3 and no result"),
-        ("print('works: so it says'); sys.exit(1)", "ended with status 1 and no result"),
+        ("sys.exit('first\\nno route to host\\n')", "ended with status 1 and no result: no route to host"),
+        ("sys.exit(3)", "ended with status 3 and no result: it said nothing"),
+        ("print('works: so it says'); sys.exit(1)", "ended with status 1 and no result: it said nothing"),
         ("print('noise'); print('works: ' + sys.argv[1])", "works: cuda:3"),
     ],
 )
