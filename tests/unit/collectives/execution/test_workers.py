@@ -31,10 +31,15 @@ class Pieces:
     receive_buffers, brief = 0, False
 
     def __init__(self, count: int, encode: Any = None, finish: Any = None) -> None:
-        self.bytes = np.zeros(count, np.uint8)
+        self._sent, self._finished = np.zeros(count, np.uint8), np.zeros(count, np.uint8)
         self._encode, self._finish = encode, finish
         self.running = self.most_running = 0
         self._lock = threading.Lock()
+
+    @property
+    def bytes(self) -> Any:
+        """Of each piece 1 where it has been encoded or received, and 1 more where it has been finished."""
+        return self._sent + self._finished
 
     def _work(self, work: Any, piece: int) -> None:
         with self._lock:
@@ -49,14 +54,14 @@ class Pieces:
 
     def encode(self, piece: int) -> None:
         self._work(self._encode, piece)
-        self.bytes[piece] = 1
+        self._sent[piece] = 1
 
     def finish(self, piece: int) -> None:
         self._work(self._finish, piece)
-        self.bytes[piece] += 1
+        self._finished[piece] += self._sent[piece]  # in other memory: what is being sent must be left alone
 
     def outgoing(self, piece: int, weight: int) -> Any:
-        return [self.bytes[piece : piece + 1], 1, MPI.BYTE]
+        return [self._sent[piece : piece + 1], 1, MPI.BYTE]
 
     replacing = outgoing
 
