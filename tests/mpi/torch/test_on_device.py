@@ -24,7 +24,7 @@ from mpicomp.torch import (
 from tests.fake_torch import NAME, FakeTorchDevice, gpu, reachable
 from tests.mpi.torch.training import batch, make_model, parameters_of, wrap
 
-pytestmark = [pytest.mark.mpi(max_size=4), pytest.mark.gpu]
+pytestmark = [pytest.mark.mpi(max_size=3), pytest.mark.gpu]
 
 
 @pytest.fixture(autouse=True)
@@ -159,7 +159,7 @@ def test_a_state_of_a_model_on_a_device_is_saved_as_tensors_of_the_host(comm: Co
     torch.load(file, weights_only=True)
 
 
-@pytest.mark.mpi(min_size=2, max_size=4)
+@pytest.mark.mpi(min_size=2, max_size=3)
 def test_models_on_different_kinds_of_devices_are_refused_on_all_ranks(comm: Communicator) -> None:
     model = made(NAME if comm.rank == 0 else "cpu")
     with pytest.raises(CollectiveMismatch, match=rf"tensors on {NAME} of .*tensors on cpu of|on cpu of .*on {NAME} of"):

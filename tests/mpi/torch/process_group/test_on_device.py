@@ -20,7 +20,7 @@ from mpicomp.torch.process_group import work
 from tests.fake_torch import NAME, FakeTorchDevice, gpu, reachable
 from tests.mpi.torch.training import batch, make_model, parameters_of
 
-pytestmark = [pytest.mark.mpi(max_size=4), pytest.mark.usefixtures("group"), pytest.mark.gpu]
+pytestmark = [pytest.mark.mpi(max_size=3), pytest.mark.usefixtures("group"), pytest.mark.gpu]
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_an_input_is_left_alone_by_a_gather_and_by_a_reduction_to_another_rank(d
         assert len(device.copied) == 1  # to the host
 
 
-@pytest.mark.mpi(min_size=2, max_size=4)
+@pytest.mark.mpi(min_size=2, max_size=3)
 def test_no_pinned_memory_is_told_to_all_ranks_and_the_next_call_goes_well(device: FakeTorchDevice) -> None:
     device.has_memory = dist.get_rank() != 0
     error = CollectiveMismatch if device.has_memory else MemoryError
