@@ -2,7 +2,8 @@
 
 Run ``python -m apps.performance.run_all`` on a machine that does nothing else. A part that has a record is not measured
 again, unless ``--fresh`` is given. ``--only kernels,allreduce`` names parts. ``--quick`` shows in minutes that every
-part runs, and prints the tables instead of writing them.
+part runs, and prints the tables instead of writing them. Tables of parts that take a GPU are always printed, as the
+document is of a machine without one. Where there is none, these parts say so and have no record.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ PARTS = (
     "kernels", "codecs", "rows", "entropy", "threads", "allreduce", "dense-sizes", "small-calls", "startup", "memory",
     "auto", "wrapper", "torch-backend", "pipeline-store", "soak", "idle-memory",
 )  # fmt: skip
+GPU_PARTS = ("gpu-kernels", "gpu-allreduce", "gpu-training")
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not measured(job, path, options, deadline):
             failed.append(job.name)
         if path.exists():
-            write_table(job, path, document)
+            write_table(job, path, None if job.name.startswith(GPU_PARTS) else document)
     if failed:
         print(f"error: without a result: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
@@ -86,6 +88,8 @@ def measured(job: Job, path: Path, options: argparse.Namespace, deadline: float)
     status, output = run(command, mpi_environment(), cwd=PROJECT, timeout_s=LONGEST_S)
     if status:
         print(f"error: {job.name} ended with status {status}\n{output}", file=sys.stderr, flush=True)
+    elif not path.exists():  # it says why
+        print(output, file=sys.stderr, end="", flush=True)
     return status == 0
 
 
@@ -100,8 +104,9 @@ def write_table(job: Job, path: Path, document: Path | None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m apps.performance.run_all", description=__doc__.partition("\n")[0])
+    every = (*PARTS, *GPU_PARTS)
     parser.add_argument("--quick", action="store_true", help="small forms; prints tables")
-    parser.add_argument("--only", type=chosen_from(PARTS), default=PARTS, metavar="PART,PART", help=", ".join(PARTS))
+    parser.add_argument("--only", type=chosen_from(every), default=every, metavar="PART,PART", help=", ".join(every))
     parser.add_argument("--fresh", action="store_true", help="measure again what is measured already")
     parser.add_argument("--json-dir", type=Path, metavar="DIR", help="of the records (runs/performance)")
     parser.add_argument("--docs", type=Path, metavar="FILE", help="file of the tables (docs/performance-tables.md)")

@@ -1,0 +1,229 @@
+"""What encoding costs a transformer's training step on a GPU: the step alone, and with Marsit, in turn.
+
+``mpirun -n 1 python -m apps.performance.gpu_training``, or with more ranks, which take the GPUs of their node in turn.
+The model is a small GPT, in bfloat16 by autocast, with AdamW; options say how large. Under `DistributedOptimizer`
+Marsit averages gradients, encodes them on the GPU and overlaps with backward.
+
+Computing is the time of forward and backward on the GPU, from CUDA events on the stream that computes: gradients are
+encoded meanwhile, and no result is waited for. Its slowdown is the ratio of medians, beside and without encoding, and
+so has in it kernels that take turns, memory that is shared, and what hooks cost where the host is slower than the GPU.
+A step goes on to the end of the optimizer's, by the clock, and so has in it what is waited for.
+
+A profile of some steps, by PyTorch's profiler, tells apart what the GPU does: what runs on streams of the step alone is
+computing, copies to the host and back are copies, and everything else is encoding and decoding. ``--trace FILE`` writes
+the profile of rank 0 for chrome://tracing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import mpicomp
+from apps.performance.gpu_machine import parser_of, placed, positive, run_part, software
+from apps.performance.gpu_profile import Activity, recorded
+from apps.performance.part import MS, Part, Row, both, get, in_unit, made, scaled, table
+from apps.records import Record
+from collectives import Communicator
+from mpicomp.cli.timing import Seconds, alternate, slowest, summary
+
+ALONE, BESIDE = "alone", "with Marsit"
+AT_MOST = 0.03
+COMPUTING, ENCODING, COPYING = "computing", "encoding", "copies"
+TOP = 15  # kernels that are shown
+
+
+class TrainingStep:
+    """A model, its optimizer and a batch; calling it makes a step and waits for the GPU.
+
+    Parameters
+    ----------
+    sizes : dict
+        Of `apps.pipeline.model.Shape`.
+    batch : int
+        Examples of a rank.
+    device : str
+    comm : Communicator or None
+        None: the optimizer is not wrapped.
+    """
+
+    def __init__(self, sizes: dict[str, int], batch: int, device: str, comm: Communicator | None) -> None:
+        import torch
+
+        from apps.pipeline.model import Shape, slice_of
+        from apps.pipeline.text import SYMBOLS
+        from mpicomp.torch import DistributedOptimizer
+
+        shape = Shape(**sizes)
+        self._torch, self._kind = torch, torch.device(device).type
+        model: torch.nn.Module = slice_of(shape, 0, 1, seed=0)
+        self._model = model.to(device)
+        self.parameters = sum(one.numel() for one in self._model.parameters())
+        self._optimizer: torch.optim.Optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4)
+        if comm is not None:
+            self._optimizer = DistributedOptimizer(
+                self._optimizer, mpicomp.Marsit(full_precision_every=None), comm, self._model.named_parameters(),
+                synchronize="gradients", overlap=True,
+            )  # fmt: skip
+        self._tokens = torch.randint(len(SYMBOLS), (batch, shape.context + 1)).to(device)
+        self._marks: list[tuple[Any, Any]] = []
+
+    def __call__(self) -> None:
+        """Make a step."""
+        from apps.pipeline.model import loss
+
+        torch = self._torch
+        event: Any = torch.cuda.Event
+        self._optimizer.zero_grad()
+        start, end = event(enable_timing=True), event(enable_timing=True)
+        start.record()
+        with torch.autocast(self._kind, torch.bfloat16):
+            value = loss(self._model(self._tokens[:, :-1]), self._tokens[:, 1:])
+        torch.autograd.backward(value)
+        end.record()
+        self._optimizer.step()
+        torch.cuda.synchronize()
+        self._marks.append((start, end))
+
+    def computing(self, repeats: int) -> Seconds:
+        """float64[repeats] seconds of forward and backward on the GPU, of the last steps."""
+        return np.array([1e-3 * start.elapsed_time(end) for start, end in self._marks[-repeats:]])
+
+
+def measure(batch: int, repeats: int, profiled: int, trace: Path | None = None, **sizes: int) -> Record | None:
+    """Time training steps and profile some; collective. None on ranks other than 0, and without GPUs."""
+    if sizes["width"] % sizes["heads"]:
+        sys.exit(f"error: a width of {sizes['width']} cannot be shared by {sizes['heads']} heads: choose a multiple")
+    with Communicator() as timing, Communicator() as comm:
+        place = placed(timing, "training steps on GPUs are")
+        if place is None:
+            return None
+        sides = {name: TrainingStep(sizes, batch, place.device, over) for name, over in ((ALONE, None), (BESIDE, comm))}
+        elapsed = alternate(sides, repeats, comm=timing)
+        computing = {name: slowest(side.computing(repeats), timing) for name, side in sides.items()}
+        first = timing.rank == 0
+        done = {
+            name: _profile(side, profiled, trace if first and name == BESIDE else None) for name, side in sides.items()
+        }
+        if not first:
+            return None
+        streams = {one.stream for one in done[ALONE]}
+        parts = {name: in_parts(of, streams, profiled) for name, of in done.items()}
+        settings = {**sizes, "batch": batch, "parameters": sides[ALONE].parameters, "ranks": timing.size,
+                    "a GPU each": place.alone, "repeats": repeats, "profiled": profiled, **software()}  # fmt: skip
+        rows = compared({name: summary(of) for name, of in elapsed.items()},
+                        {name: summary(of) for name, of in computing.items()}, parts)  # fmt: skip
+        return {**made(rows, **settings), "kernels": top_kernels(done[BESIDE], streams, profiled)}
+
+
+def _profile(step: TrainingStep, times: int, trace: Path | None) -> list[Activity]:
+    """What the GPU did in so many steps."""
+
+    def steps() -> None:
+        for _ in range(times):
+            step()
+
+    return recorded(steps, trace)
+
+
+def part_of(one: Activity, streams: set[int]) -> str:
+    """Whether the GPU computed on one of these streams, copied or encoded."""
+    return COPYING if one.crosses else COMPUTING if one.stream in streams else ENCODING
+
+
+def in_parts(done: Sequence[Activity], streams: set[int], steps: int) -> dict[str, float]:
+    """Seconds of a step on the GPU, by what they were for; copies that run at the same time count each."""
+    seconds = dict.fromkeys((COMPUTING, ENCODING, COPYING), 0.0)
+    for one in done:
+        seconds[part_of(one, streams)] += (one.end_s - one.start_s) / steps
+    return seconds
+
+
+def compared(
+    steps: dict[str, dict[str, float]], computing: dict[str, dict[str, float]], parts: dict[str, dict[str, float]]
+) -> list[Row]:
+    """A row for each side: its step, its computing and how much slower that is than alone, and its parts."""
+    alone = computing[ALONE]["median_s"]
+    return [
+        {"side": name, "step": steps[name], "computing": computing[name],
+         "slowdown": computing[name]["median_s"] / alone - 1, "parts": parts[name],
+         "target": f"≤ {AT_MOST:.0%}" if name == BESIDE else ""}
+        for name in steps
+    ]  # fmt: skip
+
+
+def top_kernels(done: Sequence[Activity], streams: set[int], steps: int) -> list[Row]:
+    """Those of the kernels and copies that took most, with the share of the GPU's time that each has."""
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for one in done:
+        found[one.name, part_of(one, streams)].append(one.end_s - one.start_s)
+    whole = sum(map(sum, found.values()))
+    most = sorted(found.items(), key=lambda item: -sum(item[1]))[:TOP]
+    return [
+        {"kernel": name, "part": part, "calls": len(times) / steps, "seconds": sum(times) / steps,
+         "share": sum(times) / whole}
+        for (name, part), times in most
+    ]  # fmt: skip
+
+
+def note(record: Record) -> str:
+    """The kernels that took most of the GPU's time."""
+    if not record["kernels"]:
+        return "\n\nPyTorch's profiler shows nothing that the GPU did: there is no profile."
+    return f"\n\nWhat took most of the GPU's time {BESIDE}, by step:\n\n{table(KERNELS, record['kernels'])}"
+
+
+def _part(part: str) -> Any:
+    return lambda row: scaled(row["parts"][part], MS)
+
+
+def _short(row: Row) -> str:
+    name = row["kernel"].replace("|", "\\|")
+    return f"`{name if len(name) <= 60 else name[:57] + '...'}`"
+
+
+KERNELS = (
+    ("kernel", _short),
+    ("for", get("part")),
+    ("calls", get("calls", ".1f")),
+    ("ms", in_unit("seconds", MS)),
+    ("share", get("share", ".1%")),
+)
+COLUMNS = (
+    ("training", get("side")),
+    ("step, median (min), ms", lambda row: both(row["step"], MS)),
+    ("forward and backward, median (min), ms", lambda row: both(row["computing"], MS)),
+    ("slower than alone", get("slowdown", "+.1%")),
+    ("target", get("target")),
+    *((f"{part} on the GPU, ms", _part(part)) for part in (COMPUTING, ENCODING, COPYING)),
+)
+SIZES = ("layers", "width", "heads", "context", "batch", "repeats")
+PART = Part(
+    "gpu_training",
+    "A transformer's training step on a GPU, alone and with Marsit. --layers, --width, --heads, --context, --batch, "
+    "--repeats N; --trace FILE: a profile for chrome://tracing.",
+    measure,
+    COLUMNS,
+    quick={"layers": 2, "width": 64, "heads": 4, "context": 64, "batch": 4, "repeats": 3, "profiled": 2},
+    full={"layers": 12, "width": 768, "heads": 12, "context": 1024, "batch": 8, "repeats": 50, "profiled": 5},
+    note=note,
+    ranks=(1, 2),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; returns the exit status: 0 too where there is no GPU."""
+    parser = parser_of(PART)
+    for name in SIZES:
+        parser.add_argument(f"--{name}", type=positive(int), metavar="N")
+    parser.add_argument("--trace", type=Path)
+    return run_part(PART, argv, parser)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
