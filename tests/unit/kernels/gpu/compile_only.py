@@ -1,0 +1,93 @@
+"""A plugin of pytest that has launches of Triton's kernels compiled for a GPU that is not there, and not run.
+
+Tests of the kernels say what they are launched with. Results are then garbage, and comparisons with the CPU's are
+left out, so that a test goes on to its next launch; whether it passes says nothing. ``MPICOMP_COMPILE_FOR`` is "cuda"
+or "hip", and ``MPICOMP_COMPILE_ALL=1`` compiles every variant instead of the first that each kernel is launched in.
+``MPICOMP_COMPILED`` is a file for what was done, in JSON: names of kernels that were compiled, and of those that were
+not launched, and what failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any
+
+import numpy as np
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from mpicomp.kernels import gpu
+from tests.unit.kernels.gpu import side_by_side
+
+TARGETS = {"cuda": GPUTarget("cuda", 90, 32), "hip": GPUTarget("hip", "gfx942", 64)}
+ALL = os.environ.get("MPICOMP_COMPILE_ALL") == "1"
+_target = TARGETS[os.environ["MPICOMP_COMPILE_FOR"]]
+_launch = JITFunction.run
+_compiled: dict[str, int] = {}
+_failed: dict[str, str] = {}
+
+
+class AbsentGPU:
+    """What Triton asks of a driver when it compiles."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return _target
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def kernels() -> set[str]:
+    """Names of the package's kernels, but for functions that kernels call: by convention those end in _kernel."""
+    modules = [import_module(f"{gpu.__name__}.{one.name}") for one in iter_modules(gpu.__path__)]
+    return {
+        name_of(value)
+        for module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, JITFunction) and name.endswith("_kernel") and value.fn.__module__ == module.__name__
+    }
+
+
+def name_of(kernel: Any) -> str:
+    return f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}"
+
+
+def compile_only(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+    """Stand in for a launch."""
+    name = name_of(kernel)
+    if ALL or name not in _compiled:
+        try:
+            _launch(kernel, *arguments, grid=grid, warmup=True, **options)
+        except Exception as error:  # noqa: BLE001 - of whatever kind: tests must not hide it
+            _failed.setdefault(name, f"{type(error).__name__}: {error}"[-2000:])
+    _compiled[name] = _compiled.get(name, 0) + 1
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """Compare nothing."""
+
+
+_known = kernels()  # made before `tests/conftest.py` asks for the interpreter, which tests then believe in
+driver.set_active(AbsentGPU())
+JITFunction.run = compile_only
+side_by_side.assert_same = nothing
+np.testing.assert_array_equal = nothing
+os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pytest_sessionfinish() -> None:
+    """Write what was done."""
+    found = {"compiled": sorted(_compiled), "left_out": sorted(_known - set(_compiled)), "failed": _failed}
+    Path(os.environ["MPICOMP_COMPILED"]).write_text(json.dumps(found))
