@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
-from collectives.devices import Staging
+from collectives.devices import Device, Staging
 from collectives.execution.handle import Call, Steps
 from collectives.progress.polling import until
 from collectives.testable import Testable
@@ -28,16 +28,23 @@ def _staged(call: Call, steps: Steps, source: Staging | None, target: Staging | 
 
 def fetch(call: Call, source: Staging) -> Steps:
     """Copy an array to the host, at the beginning of a call."""
-    yield from late(call, _copied(call, source.fetch, f"from {source.device.name}"))
+    yield from late(call, _copied(call, source.device, source.fetch, "from"))
 
 
 def deliver(call: Call, target: Staging) -> Generator[bool, None, None]:
     """Copy what a call has made of an array back to its device."""
-    return _copied(call, target.deliver, f"to {target.device.name}")
+    return _copied(call, target.device, target.deliver, "to")
 
 
-def _copied(call: Call, begin: Callable[[], Testable], way: str) -> Generator[bool, None, None]:
-    return awaited(call, begin, f"the copy {way} does not end, or the device does not come to it")
+def use_in_background(call: Call, device: Device) -> None:
+    """Let the progress thread work with a device: it would hold memory on the first one beside."""
+    if call.completion is not None:
+        device.use()
+
+
+def _copied(call: Call, device: Device, begin: Callable[[], Testable], way: str) -> Generator[bool, None, None]:
+    use_in_background(call, device)
+    yield from awaited(call, begin, f"the copy {way} {device.name} does not end, or the device does not come to it")
 
 
 def late(call: Call, steps: Generator[bool, None, _Found]) -> Generator[bool, None, _Found]:

@@ -15,7 +15,7 @@ from collectives import Communicator, Handle, TrafficLog
 from collectives.communicator import VERSION
 from collectives.consistency.call_check import fingerprint
 from collectives.devices import Staging, named
-from collectives.execution.staged import deliver, fetch
+from collectives.execution.staged import deliver, fetch, use_in_background
 from collectives.memory import Flat, empty_like, flat, on_device
 from collectives.operands import overlap
 from mpicomp.aggregator import state as states
@@ -178,6 +178,8 @@ class Aggregator:
     ) -> Iterator[bool]:
         self._call, self._can_undo = call, False
         try:
+            if self._device is not None:
+                use_in_background(call, self._device)
             if source is not None:
                 yield from fetch(call, source)
             yield from check

@@ -4,8 +4,8 @@
 :class:`OneBitAdam` (``one_bit_adam.py``) is an optimizer of its own. :func:`ddp_hook` (``ddp.py``) averages for
 DistributedDataParallel. ``process_group`` is a backend of ``torch.distributed``. Other ways from a training loop to an
 aggregator belong beside them, one a file. ``buckets.py`` lays parameters out in flat vectors, and ``replication.py``
-makes and keeps the ranks' models equal. NumPy views of tensors on the CPU reach the aggregators without a copy; those on
-GPUs go there as they are, or as signs and codes that are made of them there (``devices.py``).
+makes and keeps the ranks' models equal. NumPy views of tensors on the CPU reach the aggregators without a copy. Those
+on GPUs go there as they are, or as signs and codes that are made of them there (``devices.py``).
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -26,7 +27,8 @@ _latest = WeakTensorKeyDictionary()  # who listens to a parameter and came last,
 def listen(listener: Listener, parameters: Sequence[Tensor]) -> None:
     """Tell `listener` of every gradient from now on, for as long as there is one; it is referred to weakly.
 
-    Who listens to one of the parameters already is overtaken.
+    It is told of one at a time, though backward has a thread for each device, and the caller's for the CPU. Who listens
+    to one of the parameters already is overtaken.
     """
     told = weakref.ref(listener)
     for parameter in parameters:
@@ -35,11 +37,14 @@ def listen(listener: Listener, parameters: Sequence[Tensor]) -> None:
             earlier.arrivals.overtaken = True
         _latest[parameter] = told
 
+    one_by_one = threading.RLock()
+
     def hook_of(position: int) -> Callable[[Tensor], None]:
         def hook(_: Tensor) -> None:
             alive = told()
             if alive is not None:
-                alive.gradient_came(position)
+                with one_by_one:
+                    alive.gradient_came(position)
 
         return hook
 

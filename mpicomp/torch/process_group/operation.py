@@ -42,13 +42,13 @@ def require_dense(tensors: Sequence[Tensor], one_dtype: bool = True) -> None:
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{type(tensor).__name__} is not a tensor")
-        if tensor.device.type != "cpu":
-            raise ValueError(
-                f"the tensor is on {tensor.device}, and this backend takes dense tensors on the CPU and on GPUs: pass "
-                "tensor.cpu()"
-            )
         if tensor.layout != torch.strided or tensor.is_quantized:
             raise ValueError(f"the tensor is {tensor.layout} of {tensor.dtype}: pass a dense one")
+        if tensor.device.type != "cpu":
+            raise ValueError(
+                f"the tensor is on {tensor.device}, and this backend takes tensors on the CPU and on GPUs: pass "
+                "tensor.cpu()"
+            )
     dtypes = {tensor.dtype for tensor in tensors}
     if one_dtype and len(dtypes) > 1:
         raise TypeError(f"the tensors differ in dtype: {', '.join(sorted(map(str, dtypes)))}")

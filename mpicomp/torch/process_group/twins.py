@@ -12,7 +12,7 @@ from torch import Tensor
 from collectives import devices
 from collectives.devices import Device, Staging
 from collectives.execution.handle import Call, Steps
-from collectives.execution.staged import awaited, late
+from collectives.execution.staged import awaited, late, use_in_background
 from collectives.testable import Testable
 
 
@@ -24,6 +24,8 @@ class Twin:
     device : Device
     tensor : Tensor
         Dense, with elements.
+    read : bool
+        Whether its values are asked for.
 
     Attributes
     ----------
@@ -34,20 +36,23 @@ class Twin:
     Raises
     ------
     MemoryError
-        There is no pinned memory.
+        There is no memory, pinned or on the device.
     """
 
-    def __init__(self, device: Device, tensor: Tensor) -> None:
+    def __init__(self, device: Device, tensor: Tensor, read: bool) -> None:
         self.device, self.tensor = device, tensor
         own = tensor.detach()
-        self._plain = own.resolve_conj().resolve_neg().contiguous()  # itself, or a copy beside it
-        self._is_copy = self._plain is not own
-        taken = device.take(self._plain.view(-1).view(torch.uint8))
         try:
+            if own.is_contiguous() or read:
+                self._plain = own.resolve_conj().resolve_neg().contiguous()  # itself, or a copy beside it
+            else:
+                self._plain = torch.empty_like(own, memory_format=torch.contiguous_format)
+            taken = device.take(self._plain.view(-1).view(torch.uint8))
             self._staging = Staging(device, taken, self._plain.nbytes)
-        except RuntimeError as error:
-            problem = f"there is no pinned memory to take {tensor.nbytes} bytes from {device.name} to ({error})"
+        except (RuntimeError, BufferError) as error:  # PyTorch's, also for want of memory
+            problem = f"{tensor.nbytes} bytes of {device.name} cannot be taken through pinned memory ({error})"
             raise MemoryError(problem) from error
+        self._is_copy = self._plain is not own
         self.host = torch.from_numpy(self._staging.host).view(tensor.dtype).view(tensor.shape)
 
     def fetch(self) -> Testable:
@@ -90,7 +95,7 @@ class Twins:
             if not operand.numel():
                 host = torch.empty_like(operand, device="cpu")
             else:
-                twin = Twin(device, operand)
+                twin = Twin(device, operand, read)
                 host = twin.host
                 self._read += [twin] * read
                 self._written += [twin] * written
@@ -118,6 +123,8 @@ class Twins:
 
 
 def _all(call: Call, twins: Sequence[Twin], begin: Callable[[Twin], Testable], way: str) -> Generator[bool, None, None]:
+    call.owners = (*call.owners, twins)  # should the call fail while they are copied
+    use_in_background(call, twins[0].device)
     problem = f"the copy {way} {twins[0].device.name} does not end, or the device does not come to it"
     for copy in [begin(twin) for twin in twins]:
         yield from awaited(call, partial(_itself, copy), problem)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from functools import cache
 from typing import Any, NoReturn
@@ -28,6 +29,12 @@ def _callbacks() -> ThreadPoolExecutor:
 
 def _submit(callback: Callable[[], None]) -> None:
     _callbacks().submit(callback)
+
+
+def _current(devices: Sequence[Any]) -> AbstractContextManager[object]:
+    """Where a callback makes tensors on a GPU, if it does not say on which."""
+    gpus = [device for device in devices if torch.device(device).type == "cuda"]
+    return torch.cuda.device(gpus[0]) if gpus else nullcontext()
 
 
 class _Failure:
@@ -62,7 +69,10 @@ class Future(torch.futures.Future[Any]):
 
         def run() -> None:
             try:
-                child.set_result(callback(self))
+                with _current(self._devices):
+                    with suppress(Exception):  # which the callback gets
+                        self.wait()  # it is done; lets the streams of this thread wait, and keeps memory for them
+                    child.set_result(callback(self))
             except Exception as error:  # noqa: BLE001 - raised by the child
                 child.set_exception(error)
 

@@ -66,7 +66,7 @@ def test_what_one_rank_rejects_the_others_hear_of() -> None:
     tensor = torch.ones(3, device="meta" if dist.get_rank() == last else "cpu")
     error = ValueError if dist.get_rank() == last else CollectiveMismatch
     with pytest.raises(
-        error, match="the tensor is on meta, and this backend takes dense tensors on the CPU and on GPUs: pass"
+        error, match="the tensor is on meta, and this backend takes tensors on the CPU and on GPUs: pass"
     ):
         dist.all_reduce(tensor)
     dist.barrier()
