@@ -7,7 +7,9 @@ Each part is a module that can be run alone. ``--quick`` runs it in a small form
 - ``python -m apps.performance.rows``: codecs of activations against a copy, one core
 - ``python -m apps.performance.entropy``: entropy coding of quantizer codes, one core
 - ``python -m apps.performance.threads``: calls with one thread and with several, one rank
-- ``python -m apps.performance.gpu_kernels``: the kernels for GPUs against a copy there; not in ``run_all``
+- ``python -m apps.performance.gpu_kernels``: the kernels for GPUs against a copy there
+- ``mpirun -n 2 python -m apps.performance.gpu_allreduce``: Marsit on GPUs against dense sums and NCCL
+- ``mpirun -n 1 python -m apps.performance.gpu_training``: a transformer's step on a GPU, alone and with Marsit
 - ``mpirun -n 2 python -m apps.performance.allreduce``: one-bit and dense all-reduces against MPI_Allreduce, 100 MB
 - ``mpirun -n 2 python -m apps.performance.dense_sizes``: the dense all-reduce against MPI_Allreduce, 4 KiB to 400 MB
 - ``mpirun -n 2 python -m apps.performance.small_calls``: what a small call costs beyond MPI and beyond its kernels
