@@ -289,6 +289,10 @@ class Communicator(PointToPoint):
         """
         return self._sums.steps(self, call, values, dtype, mean, out, traffic, scratch, mark)
 
+    def mean_of_arrays(self, call: Call, source: Flat, target: Flat, traffic: Traffic) -> Steps:
+        """Like `dense_steps` for the mean of arrays that are on one device; `target` is overwritten."""
+        return self._sums.of_arrays(self, call, source, target, "mean", traffic, None)
+
     def broadcast(self, x: Any, root: int = 0) -> Any:
         """Overwrite `x`, of equal shape and dtype everywhere, with rank `root`'s; returns `x`.
 

@@ -11,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from collectives.dense.on_device import are_on_one_device, sum_on_device
+from collectives.dense.on_device import are_on_one_device, copied_on_device, sum_on_device
 from collectives.dense.payload import DensePayload, itemsize_in_messages
 from collectives.execution.handle import Call, Steps
 from collectives.execution.pipelined import execute
@@ -125,25 +125,26 @@ class DenseSums:
         target: Flat,
         op: str,
         traffic: Traffic,
-        mark: int,
+        mark: int | None,
         background: bool = False,
     ) -> Steps:
-        """Steps of a sum of arrays, wherever they are: `steps`, or `along_the_plan` in the background."""
+        """Steps of a sum of arrays, wherever they are: `steps`, or with a mark `along_the_plan` in the background."""
         combine = COMBINE[op]
         vectors = source.values, source.dtype, op == "mean", target.values
-        if background:
+        if background and mark is not None:
             steps = self.along_the_plan(comm, call, *vectors, traffic, mark, combine)
         else:
             steps = self.steps(comm, call, *vectors, traffic, (), mark, combine)
         steps = staged(call, steps, source.staging, target.staging)
         itemsize = itemsize_in_messages(source.values, source.dtype)
         nbytes = source.values.size * itemsize
-        if not are_on_one_device(source, target) or comm.size == 1:
+        small = is_small(comm, source.values, source.dtype) or _by_mpi(comm, nbytes, combine)
+        if not are_on_one_device(source, target) or (small and comm.size > 1 and not background):
             return steps
-        if not background and (is_small(comm, source.values, source.dtype) or _by_mpi(comm, nbytes, combine)):
-            return steps
+        check: Steps = iter(()) if mark is None else comm.check(call, mark, traffic)
+        if comm.size == 1:
+            return copied_on_device(call, source, target, check)
         program = _program(comm, source.values.size, itemsize)
-        check = comm.check(call, mark, traffic)
         return sum_on_device(call, program, nbytes, source, target, op, traffic, check, steps, background)
 
     def _buffers(self, scratch: Sequence[NDArray[Any]], nbytes: int) -> list[Bytes]:

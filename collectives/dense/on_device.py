@@ -28,6 +28,16 @@ def are_on_one_device(source: Flat, target: Flat) -> bool:
     return here is not None and there is not None and here.device is there.device
 
 
+def copied_on_device(call: Call, source: Flat, target: Flat, check: Steps) -> Steps:
+    """Steps of a sum of a single rank."""
+    here, there = source.staging, target.staging
+    assert here is not None
+    assert there is not None
+    yield from check
+    here.device.run(lambda: there.vector.copy_(here.vector))
+    yield from awaited(call, here.device.done, f"{here.device.name} does not come to the array")
+
+
 def sum_on_device(
     call: Call,
     program: Program,

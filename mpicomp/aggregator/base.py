@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from collectives import Communicator, Handle, TrafficLog
 from collectives.communicator import VERSION
 from collectives.consistency.call_check import fingerprint
-from collectives.devices import Staging, named
-from collectives.execution.staged import deliver, fetch, use_in_background
+from collectives.dense.on_device import are_on_one_device
+from collectives.devices import named
+from collectives.execution.staged import awaited, deliver, fetch, late, use_in_background
 from collectives.memory import Flat, empty_like, flat, on_device
 from collectives.operands import overlap
 from mpicomp.aggregator import state as states
@@ -171,24 +172,24 @@ class Aggregator:
             call.values = source.values
         call.difference = difference
         check = comm.check(call, self._fingerprint + step, traffic, meanwhile=partial(self.reducer.prepare, step))
-        return call, self._steps(call, check, source.staging, target.staging)
+        return call, self._steps(call, check, source, target)
 
-    def _steps(
-        self, call: VectorCall, check: Iterator[bool], source: Staging | None, target: Staging | None
-    ) -> Iterator[bool]:
+    def _steps(self, call: VectorCall, check: Iterator[bool], source: Flat, target: Flat) -> Iterator[bool]:
         self._call, self._can_undo = call, False
+        of_arrays = getattr(self.reducer, "array_steps", None) if are_on_one_device(source, target) else None
+        device = self._device if source.staging is None else source.staging.device
         try:
-            if self._device is not None:
-                use_in_background(call, self._device)
-            if source is not None:
-                yield from fetch(call, source)
+            if device is not None:
+                use_in_background(call, device)
+            if of_arrays is not None and device is not None:
+                yield from late(call, awaited(call, device.done, f"{device.name} does not come to the vector"))
+            elif source.staging is not None:
+                yield from fetch(call, source.staging)
             yield from check
-            if self._widening is not None:
+            if self._widening is not None and of_arrays is None:
                 call.values = call.wide = self._widening.of(call.values)
             try:
-                yield from self.reducer.steps(call)
-                if target is not None:
-                    yield from deliver(call, target)
+                yield from self._reduced(call, target) if of_arrays is None else of_arrays(call, source, target)
             except BaseException:
                 self.reducer.roll_back()
                 raise
@@ -200,6 +201,11 @@ class Aggregator:
         finally:
             if not call.background:
                 self._call = None
+
+    def _reduced(self, call: VectorCall, target: Flat) -> Iterator[bool]:
+        yield from self.reducer.steps(call)
+        if target.staging is not None:
+            yield from deliver(call, target.staging)
 
     def count_step(self) -> None:
         """Take note of a step that its caller made alone, as nothing was to be compressed or sent."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 from collectives import Communicator, NonFiniteGradient
+from collectives.memory import Flat
+from collectives.progress.polling import done
 from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Reducer
@@ -37,8 +39,26 @@ class FullPrecisionMean(Reducer):
             yield from self._flag.swap(call, call.traffic)
             raise call.non_finite(bad_ranks(self._flag.everyones[:, 0] != 0))
 
+    def array_steps(self, call: VectorCall, source: Flat, target: Flat) -> Iterator[bool]:
+        """As `steps`, for a vector and a result that are on one device, where they are looked at too."""
+        yield from call.group.mean_of_arrays(call, source, target, call.traffic)
+        if not (yield from _all_finite(call, target)):
+            self._flag.mine[0] = not (yield from _all_finite(call, source))
+            yield from self._flag.swap(call, call.traffic)
+            raise call.non_finite(bad_ranks(self._flag.everyones[:, 0] != 0))
+
     def undo(self) -> None:
         """See `Reducer`: nothing is kept."""
+
+
+def _all_finite(call: VectorCall, array: Flat) -> Generator[bool, None, bool]:
+    """Whether an array on a device holds neither NaN nor infinity."""
+    assert array.staging is not None
+    device, vector = array.staging.device, array.staging.vector
+    found, landed = device.zeros(1, "uint8"), device.pinned(1)
+    device.run(lambda: found.copy_(vector.isfinite().all()))
+    yield from done(call, device.copy(found, landed))
+    return bool(landed[0])
 
 
 class SkippingMean(FullPrecisionMean):

@@ -231,9 +231,9 @@ def test_a_copy_that_does_not_end_is_told_with_rank_device_and_call() -> None:
     with Communicator(timeout=0.2, arrival_timeout=0.2, abort_hook=False) as comm:
         devices.of(devices.CUDA, 0).copy = lambda *ends: Never()  # type: ignore[method-assign, assignment]
         with pytest.raises(
-            CollectiveTimeout, match=r"rank 0 of 1: the copy from fake:0 does not end.*allreduce\(sum\)"
+            CollectiveTimeout, match=r"rank 0 of 1: the copy from fake:0 does not end.*broadcast\(root=0\)"
         ):
-            comm.allreduce(FakeArray(vector(0)))
+            comm.broadcast(FakeArray(vector(0)))
 
 
 def test_a_device_of_another_kind_is_refused(comm: Communicator) -> None:

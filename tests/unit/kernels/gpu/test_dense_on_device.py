@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectives import CollectiveMismatch, Communicator, Ring
+from collectives import CollectiveMismatch, Communicator, NonFiniteGradient, Ring
+from collectives.dense import on_device as dense_on_device
 from collectives.threads.run_local import run_local
 from mpicomp import Dense
 from tests.fake_device import FakeArray, FakeDevice
@@ -26,12 +27,12 @@ def test_results_are_those_of_the_cpu(method: Any, dtype: str) -> None:
     on_device.assert_same_as_on_cpu(method, 300, dtype)
 
 
-def test_the_vector_crosses_as_it_is_wherever_it_lies(made: dict[int, FakeDevice]) -> None:
+def test_on_one_rank_nothing_crosses_but_whether_a_vector_on_the_device_is_finite(made: dict[int, FakeDevice]) -> None:
     x = on_device.vector(0, 0, 100, "float16")
     with Communicator() as comm:
         aggregator = Dense().start(comm, 100, dtype="float16", device="cuda")
         np.testing.assert_array_equal(aggregator.aggregate(FakeArray(x)).there, x)
-        assert made[0].copied == [200, 200]
+        assert made[0].copied == [1]
         np.testing.assert_array_equal(aggregator.aggregate(x), x)
 
 
@@ -46,3 +47,43 @@ def test_a_device_that_is_not_there_is_refused_on_all_ranks() -> None:
                 aggregator.aggregate(FakeArray(np.zeros(10, np.float32)))
 
     run_local(2, take, Ring())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_long_vectors_are_summed_on_the_device_to_the_same_bits(
+    dtype: str, made: dict[int, FakeDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 has a device, and its pieces cross instead of the whole vector."""
+    monkeypatch.setattr(dense_on_device, "STAGED_BYTES", 0)
+    n = 700
+
+    def take(comm: Communicator, there: bool) -> Any:
+        aggregator = Dense().start(comm, n, dtype=dtype)
+        x = on_device.given(on_device.vector(comm.rank, 0, n, dtype), dtype, 0 if there and comm.rank == 0 else None)
+        return on_device.bits(aggregator.aggregate(x))
+
+    for found, expected in zip(
+        *(run_local(2, lambda comm, t=t: take(comm, t), Ring()) for t in (True, False)), strict=True
+    ):
+        np.testing.assert_array_equal(found, expected)
+    assert len(made[0].copied) > 3  # a vector that crosses as a whole, its mean, and whether that is finite
+
+
+def test_nan_on_a_device_is_told_on_all_ranks_and_the_step_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense_on_device, "STAGED_BYTES", 0)
+
+    def take(comm: Communicator) -> int:
+        aggregator = Dense().start(comm, 300)
+        for bad in (0, 1, None):
+            x = on_device.vector(comm.rank, 0, 300)
+            if comm.rank == bad:
+                x[7] = np.nan
+            x = FakeArray(x) if comm.rank == 0 else x
+            if bad is None:
+                aggregator.aggregate(x)
+            else:
+                with pytest.raises(NonFiniteGradient, match=f"from rank {bad}"):
+                    aggregator.aggregate(x)
+        return aggregator.step
+
+    assert run_local(2, take, Ring()) == [1, 1]
