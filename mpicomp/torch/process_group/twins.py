@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from collectives import devices
-from collectives.devices import Device, Staging
+from collectives.devices import Device
 from collectives.execution.handle import Call, Steps
 from collectives.execution.staged import awaited, late, use_in_background
 from collectives.testable import Testable
@@ -24,44 +24,30 @@ class Twin:
     device : Device
     tensor : Tensor
         Dense, with elements.
+    memory : Tensor
+        Pinned, of the tensor's dtype: as many elements.
     read : bool
         Whether its values are asked for.
-
-    Attributes
-    ----------
-    tensor : Tensor
-    host : Tensor
-        Contiguous, of the tensor's shape and dtype.
-
-    Raises
-    ------
-    MemoryError
-        There is no memory, pinned or on the device.
     """
 
-    def __init__(self, device: Device, tensor: Tensor, read: bool) -> None:
+    def __init__(self, device: Device, tensor: Tensor, memory: Tensor, read: bool) -> None:
         self.device, self.tensor = device, tensor
         own = tensor.detach()
-        try:
-            if own.is_contiguous() or read:
-                self._plain = own.resolve_conj().resolve_neg().contiguous()  # itself, or a copy beside it
-            else:
-                self._plain = torch.empty_like(own, memory_format=torch.contiguous_format)
-            taken = device.take(self._plain.view(-1).view(torch.uint8))
-            self._staging = Staging(device, taken, self._plain.nbytes)
-        except (RuntimeError, BufferError) as error:  # PyTorch's, also for want of memory
-            problem = f"{tensor.nbytes} bytes of {device.name} cannot be taken through pinned memory ({error})"
-            raise MemoryError(problem) from error
+        if own.is_contiguous() or read:
+            self._plain = own.resolve_conj().resolve_neg().contiguous()  # itself, or a copy beside it
+        else:
+            self._plain = torch.empty_like(own, memory_format=torch.contiguous_format)
         self._is_copy = self._plain is not own
-        self.host = torch.from_numpy(self._staging.host).view(tensor.dtype).view(tensor.shape)
+        self._there = device.take(self._plain.view(-1).view(torch.uint8)).vector
+        self._host = memory.view(torch.uint8).numpy()
 
     def fetch(self) -> Testable:
         """Begin to overwrite the twin."""
-        return self._staging.fetch()
+        return self.device.copy(self._there, self._host)
 
     def deliver(self) -> Testable:
         """Begin to overwrite the tensor."""
-        copy = self._staging.deliver()
+        copy = self.device.copy(self._host, self._there)
         if not self._is_copy:
             return copy
         self.device.run(self._take_copy)
@@ -83,25 +69,44 @@ class Twins:
     def of(self, operand: Any, read: bool, written: bool) -> Any:
         """A tensor, or nested lists of some, with twins for those on devices that can be reached.
 
+        Twins of a list of one dtype follow each other in memory.
+
         Raises
         ------
         MemoryError
-            There is no pinned memory.
+            There is no memory, pinned or on the device.
         """
         if isinstance(operand, Tensor):
-            device = _device_of(operand)
-            if device is None:
-                return operand
-            if not operand.numel():
-                host = torch.empty_like(operand, device="cpu")
-            else:
-                twin = Twin(device, operand, read)
-                host = twin.host
-                self._read += [twin] * read
-                self._written += [twin] * written
-            self._pairs.append((host, operand))
-            return host
-        return [self.of(one, read, written) for one in operand] if isinstance(operand, list | tuple) else operand
+            return self._of([operand], read, written)[0]
+        if not isinstance(operand, list | tuple):
+            return operand
+        if operand and all(isinstance(one, Tensor) for one in operand) and len({one.dtype for one in operand}) == 1:
+            return self._of(operand, read, written)
+        return [self.of(one, read, written) for one in operand]
+
+    def _of(self, tensors: Sequence[Tensor], read: bool, written: bool) -> list[Tensor]:
+        """Tensors of one dtype, with twins for those on a device, which is the same for all, or one by one."""
+        found = [_device_of(tensor) for tensor in tensors]
+        device = found[0]
+        if any(one is not device for one in found):
+            return [twin for tensor in tensors for twin in self._of([tensor], read, written)]
+        if device is None:
+            return list(tensors)
+        nbytes = sum(tensor.nbytes for tensor in tensors)
+        try:
+            memory = torch.from_numpy(device.pinned(nbytes)) if nbytes else torch.empty(0, dtype=torch.uint8)
+            parts = torch.split(memory.view(tensors[0].dtype), [tensor.numel() for tensor in tensors])
+            for tensor, part in zip(tensors, parts, strict=True):
+                if tensor.numel():
+                    twin = Twin(device, tensor, part, read)
+                    self._read += [twin] * read
+                    self._written += [twin] * written
+        except (RuntimeError, BufferError) as error:  # PyTorch's, also for want of memory
+            problem = f"{nbytes} bytes of {device.name} cannot be taken through pinned memory ({error})"
+            raise MemoryError(problem) from error
+        hosts = [part.view(tensor.shape) for tensor, part in zip(tensors, parts, strict=True)]
+        self._pairs += zip(hosts, tensors, strict=True)
+        return hosts
 
     def originals(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The same tensors, without twins."""

@@ -17,6 +17,8 @@ from mpicomp.torch import ddp_hook, ddp_vectors
 from mpicomp.torch.devices import devices_of
 from mpicomp.torch.process_group import group as groups
 from mpicomp.torch.process_group import work
+from mpicomp.torch.process_group.packed import Packed
+from mpicomp.torch.process_group.twins import Twins
 from tests.fake_torch import NAME, FakeTorchDevice, gpu, reachable
 from tests.mpi.torch.training import batch, make_model, parameters_of
 
@@ -189,6 +191,15 @@ def test_an_input_is_left_alone_by_a_gather_and_by_a_reduction_to_another_rank(d
     dist.reduce(x, 0)
     if dist.get_rank():
         assert len(device.copied) == 1  # to the host
+
+
+@pytest.mark.usefixtures("device")
+def test_twins_of_a_list_lie_one_behind_the_other_and_are_sent_from_there() -> None:
+    tensors = [mine(NAME, 2, 3), mine(NAME, 0), mine(NAME, 4)]
+    packed = Packed(Twins().of(tensors, read=True, written=True))
+    packed.flat.fill_(3)
+    assert not packed._copied
+    assert packed.sizes == [24, 0, 16]
 
 
 @pytest.mark.mpi(min_size=2, max_size=3)
