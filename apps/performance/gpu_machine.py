@@ -49,7 +49,15 @@ def placed(comm: Communicator, what: str) -> Place | None:
     count = torch.cuda.device_count()
     index = comm.local_rank % count
     torch.cuda.set_device(index)
-    return Place(f"cuda:{index}", all(comm.allgather_object(comm.local_size <= count)))
+    gpus = comm.allgather_object(identity(index))
+    return Place(f"cuda:{index}", len(set(gpus)) == comm.size)
+
+
+def identity(index: int) -> str:
+    """What tells a GPU from all others, whichever of them a rank can see."""
+    import torch
+
+    return str(torch.cuda.get_device_properties(index).uuid)
 
 
 def software() -> dict[str, str]:

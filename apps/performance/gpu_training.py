@@ -32,6 +32,7 @@ from apps.records import Record
 from collectives import Communicator
 from mpicomp.cli.timing import Seconds, alternate, slowest, summary
 
+WHAT = "training steps on GPUs are"
 ALONE, BESIDE = "alone", "with Marsit"
 AT_MOST = 0.03
 COMPUTING, ENCODING, COPYING = "computing", "encoding", "copies"
@@ -100,8 +101,13 @@ def measure(batch: int, repeats: int, profiled: int, trace: Path | None = None, 
     if sizes["width"] % sizes["heads"]:
         sys.exit(f"error: a width of {sizes['width']} cannot be shared by {sizes['heads']} heads: choose a multiple")
     with Communicator() as timing, Communicator() as comm:
-        place = placed(timing, "training steps on GPUs are")
+        place = placed(timing, WHAT)
         if place is None:
+            return None
+        if comm.lacks_thread_support:
+            if timing.rank == 0:
+                lack = "MPI lacks MPI_THREAD_MULTIPLE, so that nothing is encoded in backward"
+                print(f"{comm.here}: {lack}: {WHAT} not measured", file=sys.stderr, flush=True)
             return None
         sides = {name: TrainingStep(sizes, batch, place.device, over) for name, over in ((ALONE, None), (BESIDE, comm))}
         elapsed = alternate(sides, repeats, comm=timing)

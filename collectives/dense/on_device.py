@@ -28,6 +28,15 @@ def are_on_one_device(source: Flat, target: Flat) -> bool:
     return here is not None and there is not None and here.device is there.device
 
 
+def settled_before(call: Call, source: Flat, ranks: int) -> Steps:
+    """Steps before the ranks agree on the mean of an array on a device: it is made, and MPI is probed if it will be."""
+    assert source.staging is not None
+    device = source.staging.device
+    yield from late(call, awaited(call, device.done, f"{device.name} does not come to the array"))
+    if ranks > 1 and source.values.nbytes >= DIRECT_BYTES:
+        yield from late(call, gpu_mpi.allowed(call, device.name))
+
+
 def copied_on_device(call: Call, source: Flat, target: Flat, check: Steps) -> Steps:
     """Steps of a sum of a single rank."""
     here, there = source.staging, target.staging

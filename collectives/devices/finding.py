@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import cache
 
@@ -10,6 +11,7 @@ from collectives.devices.torch_device import TorchDevice
 
 CPU, CUDA, PINNED, ROCM, ROCM_PINNED = 1, 2, 3, 10, 11  # kinds of devices, by their numbers in DLPack
 HOST = (CPU, PINNED, ROCM_PINNED)
+_making = threading.Lock()
 
 
 def of(kind: int, index: int) -> Device:
@@ -23,7 +25,8 @@ def of(kind: int, index: int) -> Device:
     make = MAKERS.get(kind)
     if make is None:
         raise ValueError(f"the array is on device {(kind, index)}, which cannot be reached: pass a copy in CPU memory")
-    return make(index)
+    with _making:  # of which a cache alone would make two, for two threads
+        return make(index)
 
 
 def named(name: str) -> Device:

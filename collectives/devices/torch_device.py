@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -19,6 +20,9 @@ class TorchDevice:
         self.name, self._torch = f"cuda:{index}", torch
         self._index = index
         self._stream, self._copies = torch.cuda.Stream(index), torch.cuda.Stream(index)
+        self._launching = (
+            threading.RLock()
+        )  # Triton loads a kernel at its first launch, and not for two threads at once
 
     def _on_stream(self) -> AbstractContextManager[None]:
         return self._torch.cuda.stream(self._stream)  # type: ignore[no-any-return]
@@ -50,7 +54,7 @@ class TorchDevice:
 
     def run(self, work: Callable[[], object]) -> None:
         """See `Device`."""
-        with self._on_stream():
+        with self._launching, self._on_stream():
             work()
 
     def copy(self, source: Any, target: Any) -> Testable:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,6 +59,7 @@ class Probe:
     def __init__(self, device: str, patience_s: float = PATIENCE_S) -> None:
         self.outcome: Outcome | None = None
         self._told, self._complained = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - see _end
+        self._asking = threading.Lock()
         self._patience_s, self._deadline = patience_s, time.monotonic() + patience_s
         command = [sys.executable, "-P", str(CHILD), device]  # -P: this folder is no place to import from
         try:
@@ -68,16 +70,20 @@ class Probe:
             self._end(Outcome(works=False, said=f"could not start: {error}"))
 
     def Test(self) -> bool:  # noqa: N802 - MPI's name
-        """See `Testable`."""
-        if self.outcome is None:
-            status = self._process.poll()
-            if status is not None:
-                self._end(judged(status, _last_line(self._told), _last_line(self._complained)))
-            elif time.monotonic() > self._deadline:
-                self._process.kill()
-                self._process.wait()
-                self._end(Outcome(works=False, said=f"did not end in {self._patience_s:g} s"))
+        """See `Testable`; several threads may ask."""
+        with self._asking:
+            if self.outcome is None:
+                self._look()
         return self.outcome is not None
+
+    def _look(self) -> None:
+        status = self._process.poll()
+        if status is not None:
+            self._end(judged(status, _last_line(self._told), _last_line(self._complained)))
+        elif time.monotonic() > self._deadline:
+            self._process.kill()
+            self._process.wait()
+            self._end(Outcome(works=False, said=f"did not end in {self._patience_s:g} s"))
 
     def wait(self) -> Outcome:
         """Wait for the outcome, outside of calls."""

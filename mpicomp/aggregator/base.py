@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from collectives import Communicator, Handle, TrafficLog
 from collectives.communicator import VERSION
 from collectives.consistency.call_check import fingerprint
-from collectives.dense.on_device import are_on_one_device
+from collectives.dense.on_device import are_on_one_device, settled_before
 from collectives.devices import named
-from collectives.execution.staged import awaited, deliver, fetch, late, use_in_background
+from collectives.execution.staged import deliver, fetch, use_in_background
 from collectives.memory import Flat, empty_like, flat, on_device
 from collectives.operands import overlap
 from mpicomp.aggregator import state as states
@@ -181,8 +181,8 @@ class Aggregator:
         try:
             if device is not None:
                 use_in_background(call, device)
-            if of_arrays is not None and device is not None:
-                yield from late(call, awaited(call, device.done, f"{device.name} does not come to the vector"))
+            if of_arrays is not None:
+                yield from settled_before(call, source, self.comm.size)
             elif source.staging is not None:
                 yield from fetch(call, source.staging)
             yield from check

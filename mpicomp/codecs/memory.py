@@ -214,6 +214,10 @@ class Memory(KeptArrays):
         old, scales, among = self.residual[some], (self._past, self._gain), self.places[values]
         self._kernels.sparse.remember(vector[some], old, *scales, start, among, kept_values, self._next[some])
 
+    def settled(self) -> Testable | None:
+        """What tells when nothing is written to the result any more."""
+        return None
+
     # Afterwards ------------------------------------------------------------------------------------------------------
 
     def scatter(self, out: Any) -> Testable | None:

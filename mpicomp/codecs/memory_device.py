@@ -153,6 +153,10 @@ class DeviceMemory(OnDevice, Memory):
 
     # Afterwards ------------------------------------------------------------------------------------------------------
 
+    def settled(self) -> Testable:
+        """See `Memory`."""
+        return self._device.done()
+
     def scatter(self, out: Any) -> Testable:
         """See `Memory`."""
         self._device.copy(self.means, self._arrived)

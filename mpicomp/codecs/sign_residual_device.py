@@ -31,6 +31,7 @@ class DeviceSignResidual(OnDevice, SignResidual):
     _packed: Packed | None = None
     _spans: list[slice]
     _dense: tuple[NDArray[Any], NDArray[Any]] | None = None  # memory of full-precision rounds, on the host
+    _spare: Any = None  # on the device: what was before a step that may fail
 
     def lay_out(self, pieces: Sequence[range], bits: Any, second: Any = None) -> None:
         """See `SignResidual`; bits of the host cross to it and back, tensors on the device stay there."""
@@ -47,6 +48,8 @@ class DeviceSignResidual(OnDevice, SignResidual):
         self._clipped_mirror = Mirror(self._device, self._device.zeros(len(pieces), "int64"))
         self._host_sums, self._host_clipped = self._sums_mirror.here, self._clipped_mirror.here
         self._clipped = self._clipped_mirror.there
+        if self.residual is not None and self.rule.transactional:
+            self._spare = self._zeros(self._n, self._compute)
         self._zero_sums, self._stateless = self._stateless, False  # one kernel packs all, and sums too
 
     # One step --------------------------------------------------------------------------------------------------------
@@ -112,7 +115,7 @@ class DeviceSignResidual(OnDevice, SignResidual):
         """A copy on the device."""
         if self.residual is None:
             return None
-        settled = self._zeros(self._n, self._compute)
+        settled = self._zeros(self._n, self._compute) if self._spare is None else self._spare
         self._overwrite(settled, self.residual)
         self._device.run(partial(self._settle, settled))
         return settled

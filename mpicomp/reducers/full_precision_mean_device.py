@@ -16,7 +16,7 @@ from mpicomp.reducers.full_precision_mean import FullPrecisionMean
 
 
 class StagedMean(Reducer):
-    """One vector's; see `Reducer`. Takes pinned memory of the host from its first step on.
+    """One vector's; see `Reducer`. Takes pinned memory of the host.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ class StagedMean(Reducer):
 
     def __init__(self, mean: FullPrecisionMean, spec: VectorSpec, device: Device) -> None:
         self._mean, self._spec, self._device = mean, spec, device
-        self._host: tuple[NDArray[Any], NDArray[Any]] | None = None  # of values, and of the result
+        self._values, self._result = self._memory()
 
     @property
     def skipped(self) -> bool:
@@ -37,9 +37,7 @@ class StagedMean(Reducer):
 
     def steps(self, call: VectorCall) -> Iterator[bool]:
         """See `Reducer`."""
-        if self._host is None:
-            self._host = self._memory()
-        there, (values, result) = call.out, self._host
+        there, values, result = call.out, self._values, self._result
         yield from done(call, self._device.copy(call.values, values))
         call.values = call.wide = values
         call.out = result
@@ -53,6 +51,6 @@ class StagedMean(Reducer):
         return values, pinned(spec.n * spec.stored.itemsize).view(spec.stored) if spec.sixteen_bit else values
 
 
-def staged(mean: FullPrecisionMean, spec: VectorSpec) -> FullPrecisionMean | StagedMean:
-    """The same mean, of vectors wherever they are."""
-    return mean if spec.device == "cpu" else StagedMean(mean, spec, named(spec.device))
+def staged(mean: FullPrecisionMean, spec: VectorSpec, used: bool = True) -> FullPrecisionMean | StagedMean:
+    """The same mean, of vectors wherever they are; on the host's alone where it is not `used`."""
+    return mean if spec.device == "cpu" or not used else StagedMean(mean, spec, named(spec.device))

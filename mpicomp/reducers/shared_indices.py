@@ -123,7 +123,8 @@ class SharedIndicesMean(Reducer):
         self, options: SharedIndices, comm: Communicator, spec: VectorSpec, memory: Memory, chooser: Chooser
     ) -> None:
         self._comm, self._memory, self._chooser = comm, memory, chooser
-        self._warmup_steps, self._dense = options.warmup_steps, staged(FullPrecisionMean(comm), spec)
+        self._warmup_steps = options.warmup_steps
+        self._dense = staged(FullPrecisionMean(comm), spec, used=options.warmup_steps > 0)
         self._side_channel = SideChannel(comm, 1)
         self._brief = spec.n <= BRIEF_ELEMENTS or comm.size == 1
         self._mean: MeanMeanwhile | None = None
@@ -203,6 +204,7 @@ class SharedIndicesMean(Reducer):
 
     def _complete(self, call: VectorCall) -> Iterator[bool]:
         """Scatter the means into the result. Raise if an input or a mean is not finite."""
+        yield from done(call, self._memory.settled())  # who gets an error may free the result at once
         traffic, said = call.traffic, self._side_channel.everyones[:, 0]
         bad = bad_ranks(said == _BAD)
         if bad or (said == _OVERFLOWED).any():

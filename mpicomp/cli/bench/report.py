@@ -90,11 +90,10 @@ def heading(common: dict[str, Any]) -> str:
         f"# time: median over {common['repeats']} calls of the slowest rank; baseline: {common['baseline']}, in turn",
     ]
     if common["device"] != "cpu":
-        where = "encoded there" if common["encoded_on"] == common["device"] else "not encoded there: they travel whole"
+        where = "encoded there" if common["encoded_on"] == common["device"] else "not encoded there"
+        through_host = "; baseline: through the host's memory" if common["baseline"] == "mpi" else ""
         gpus, names = common["gpus"], ", ".join(common["gpu_names"])
-        lines.append(
-            f"# vectors on {gpus} GPU{'s'[: gpus > 1]} ({names}), {where}; baseline: through the host's memory"
-        )
+        lines.append(f"# vectors on {gpus} GPU{'s'[: gpus > 1]} ({names}), {where}{through_host}")
     lines += ["  ".join(f"{row[which]:>{row[2]}}" for row in COLUMNS).rstrip() for which in (0, 1)]
     return "\n".join(lines)
 

@@ -64,6 +64,7 @@ def test_ranks_take_gpus_in_turn(gpus: int, alone: bool, monkeypatch: pytest.Mon
     monkeypatch.setattr("apps.performance.gpu_machine.missing", lambda numba_cuda: "")
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     monkeypatch.setattr("torch.cuda.set_device", chosen.append)
+    monkeypatch.setattr("apps.performance.gpu_machine.identity", "GPU {}".format)
 
     def place(comm: Communicator) -> Place | None:
         comm.local_rank, comm.local_size = comm.rank, comm.size

@@ -42,3 +42,13 @@ def test_a_start_without_memory_can_be_repeated(method: Any, monkeypatch: pytest
     made[0].has_memory = False
     for one, other in zip(plain, run_local(2, lambda comm: take(comm, True)), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("method", [ScaleCom(8, warmup_steps=2), Marsit(None, transactional=True)])
+def test_memory_is_taken_at_the_start(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = fake_devices(monkeypatch)
+    with Communicator() as comm:
+        aggregator = method.start(comm, N, device="cuda")
+        made[0].has_memory = False
+        for step in range(3):
+            aggregator.aggregate(FakeArray(vector(0, step, N)))
