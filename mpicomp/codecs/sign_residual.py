@@ -222,9 +222,12 @@ class SignResidual:
                 continue
             step, limit = self._steps[tensor], self._limits[tensor]
             previous = self._pending[tensor] if self._lazy else None
-            self._clipped[piece] += self._kernels.encode(
-                u, whole, part.residual, bits, step, limit, previous, self._odd_positive, zero, tiny, sums
-            )
+            terms = u, whole, part.residual, bits, step, limit, previous
+            self._encode_part(piece, *terms, self._odd_positive, zero, tiny, sums)
+
+    def _encode_part(self, piece: int, *arguments: Any) -> None:
+        """Call the kernel, and add how many elements were clipped to those of the piece."""
+        self._clipped[piece] += self._kernels.encode(*arguments)
 
     def finish(self, piece: int) -> Testable | None:
         """Turn the merged signs of a piece into the result, unless they are to be kept; see `SignFeedback`."""

@@ -57,6 +57,9 @@ class DeviceSignResidual(OnDevice, SignResidual):
     def _take_out(self, out: Any) -> None:
         self._out = self._as_integers(out)
 
+    def _encode_part(self, piece: int, *arguments: Any) -> None:
+        self._kernels.encode_counting(*arguments, self._clipped[piece : piece + 1])
+
     def _forget_clipped(self) -> None:
         self._device.run(self._clipped.zero_)
         self._host_clipped[:] = 0

@@ -147,12 +147,31 @@ def encode(
 
     Returns
     -------
-    int64[]
+    int64[1]
         How many elements were clipped.
     """
-    clipped = torch.zeros((), dtype=torch.int64, device=u.device)
+    clipped = torch.zeros(1, dtype=torch.int64, device=u.device)
+    encode_counting(u, whole, residual, bits, step, limit, previous, odd_positive, zero, tiny, sums, clipped)
+    return clipped
+
+
+def encode_counting(
+    u: Tensor,
+    whole: Tensor | None,
+    residual: Tensor | None,
+    bits: Tensor,
+    step: Any,
+    limit: Any,
+    previous: Any,
+    odd_positive: bool,
+    zero: Any,
+    tiny: Any,
+    sums: Tensor,
+    clipped: Tensor,
+) -> None:
+    """As `encode`; how many elements were clipped is added to `clipped`, int64[1], in the same launch."""
     if not (n := u.numel()):
-        return clipped
+        return
     lazy = residual is not None and previous is not None
     clips = residual is not None and previous is None
     size, full = n, n // 64 * 64
@@ -165,7 +184,6 @@ def encode(
         u, whole, residual, bits, n, size, full, *scalars, last, sums, clipped if clips else None,
         int(odd_positive), lazy, BLOCKS, num_warps=1, **APART
     )  # fmt: skip
-    return clipped
 
 
 @triton.jit
