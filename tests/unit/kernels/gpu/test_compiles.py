@@ -29,7 +29,18 @@ def test_every_kernel_compiles_for_a_gpu_as_it_is_launched(target: str, tmp_path
         "MPICOMP_COMPILE_FOR": target, "MPICOMP_COMPILED": str(report), "TRITON_CACHE_DIR": str(tmp_path / "cache"),
         "PYTHONPATH": os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH")))),
     }  # fmt: skip
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--tb=no",
+        "--assert=plain",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+    ]
     command += ["-p", "tests.unit.kernels.gpu.compile_only", *tests]
     run = subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True, timeout=LONGEST_S, check=False)
     assert report.exists(), run.stdout[-3000:] + run.stderr[-3000:]
