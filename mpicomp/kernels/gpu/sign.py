@@ -147,12 +147,12 @@ def encode(
 
     Returns
     -------
-    int64[1]
+    int64[]
         How many elements were clipped.
     """
     clipped = torch.zeros(1, dtype=torch.int64, device=u.device)
     encode_counting(u, whole, residual, bits, step, limit, previous, odd_positive, zero, tiny, sums, clipped)
-    return clipped
+    return clipped[0]
 
 
 def encode_counting(
