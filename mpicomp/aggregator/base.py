@@ -176,20 +176,28 @@ class Aggregator:
 
     def _steps(self, call: VectorCall, check: Iterator[bool], source: Flat, target: Flat) -> Iterator[bool]:
         self._call, self._can_undo = call, False
-        of_arrays = getattr(self.reducer, "array_steps", None) if are_on_one_device(source, target) else None
-        device = self._device if source.staging is None else source.staging.device
+        here, there = source.staging, target.staging
+        device = self._device if here is None else here.device
+        of_arrays = None  # what takes a vector and a result that are on one device as they are
+        if here is not None and are_on_one_device(source, target):
+            of_arrays = getattr(self.reducer, "array_steps", None)
         try:
             if device is not None:
                 use_in_background(call, device)
             if of_arrays is not None:
                 yield from settled_before(call, source, self.comm.size)
-            elif source.staging is not None:
-                yield from fetch(call, source.staging)
+            elif here is not None:
+                yield from fetch(call, here)
             yield from check
             if self._widening is not None and of_arrays is None:
                 call.values = call.wide = self._widening.of(call.values)
             try:
-                yield from self._reduced(call, target) if of_arrays is None else of_arrays(call, source, target)
+                if of_arrays is not None:
+                    yield from of_arrays(call, source, target)
+                else:
+                    yield from self.reducer.steps(call)
+                    if there is not None:
+                        yield from deliver(call, there)
             except BaseException:
                 self.reducer.roll_back()
                 raise
@@ -201,11 +209,6 @@ class Aggregator:
         finally:
             if not call.background:
                 self._call = None
-
-    def _reduced(self, call: VectorCall, target: Flat) -> Iterator[bool]:
-        yield from self.reducer.steps(call)
-        if target.staging is not None:
-            yield from deliver(call, target.staging)
 
     def count_step(self) -> None:
         """Take note of a step that its caller made alone, as nothing was to be compressed or sent."""
