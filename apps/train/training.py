@@ -269,7 +269,7 @@ def device_of(kind: str, comm: Communicator) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
         raise ValueError(
-            f"{comm.here}: --device {kind}, but PyTorch finds no GPU: install its build for the GPU, start ranks where "
+            f"--device {kind}, but PyTorch finds no GPU: install its build for the GPU, start ranks where "
             "there is one, or take --device cpu"
         )
     device = torch.device(kind, comm.local_rank % count)
