@@ -56,12 +56,18 @@ class Dense(Algorithm):
     def __repr__(self) -> str:
         return "Dense()" if self.wire is None else f"Dense(wire={self.wire!r})"
 
+    def encodes_on_devices(self, dtype: str) -> bool:
+        """See `Algorithm.encodes_on_devices`: what is rounded to 16 bits is rounded there."""
+        return self.wire is not None
+
     def start(self, comm: Communicator, n: int, *, device: Any = "cpu", **about: Any) -> Aggregator:
         """See `Algorithm.start`.
 
-        Any device will do that is there, so that what starts other methods starts this one: nothing is encoded, so
-        vectors on GPUs travel through the host's memory, and may be elsewhere.
+        Without `wire` nothing is encoded. Any device will do that is there, so that what starts other methods starts
+        this one: vectors may be on it or elsewhere, and are summed as `Communicator.allreduce` sums them.
         """
+        if self.wire is not None:
+            return super().start(comm, n, device=device, **about)
         aggregator = super().start(comm, n, **about)
         if str(device) != "cpu":
             try:

@@ -34,6 +34,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeDevice]:
         (Marsit(None), "float16"),
         (ScaleCom(10, beta=0.5), "float64"),
         (ScaleCom(10), "bfloat16"),
+        (Dense(wire="float16"), "bfloat16"),
     ],
     ids=str,
 )
@@ -80,5 +81,9 @@ def test_a_step_with_nan_is_skipped_where_the_method_skips(comm: Communicator) -
 
 
 def test_it_encodes_on_devices_as_its_method_does() -> None:
-    assert Auto(Marsit()).encodes_on_devices("float16")
-    assert not Auto(Dense(wire="float16")).encodes_on_devices("float32")
+    class Some(Marsit):
+        def encodes_on_devices(self, dtype: str) -> bool:
+            return dtype == "float64"
+
+    assert Auto(Some()).encodes_on_devices("float64")
+    assert not Auto(Some()).encodes_on_devices("float16")

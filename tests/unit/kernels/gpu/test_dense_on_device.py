@@ -1,4 +1,4 @@
-"""Dense takes the devices that other methods encode on, and sends the whole vector."""
+"""Dense sums vectors on devices as all-reduces do; in 16 bits it rounds there, to the bits of the CPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectives import CollectiveMismatch, Communicator, NonFiniteGradient, Ring
+from collectives import CollectiveMismatch, Communicator, NonFiniteGradient, Ring, Star, Topology
 from collectives.dense import on_device as dense_on_device
 from collectives.threads.run_local import run_local
 from mpicomp import Dense
@@ -21,10 +21,51 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeDevice]:
     return on_device.fake_devices(monkeypatch)
 
 
-@pytest.mark.parametrize("method", [Dense(), Dense(wire="float16")], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_results_are_those_of_the_cpu(method: Any, dtype: str) -> None:
-    on_device.assert_same_as_on_cpu(method, 300, dtype)
+def test_results_are_those_of_the_cpu(dtype: str) -> None:
+    on_device.assert_same_as_on_cpu(Dense(), 300, dtype)
+
+
+@pytest.mark.parametrize("wire", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_in_16_bits_results_are_those_of_the_cpu(wire: Any, dtype: str) -> None:
+    on_device.assert_same_as_on_cpu(Dense(wire=wire), 1300, dtype, ranks=3)
+
+
+@pytest.mark.parametrize("topology", [Ring(), Star()], ids=["ring", "star"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_of_16_bits_nothing_but_these_and_flags_cross(
+    size: int, topology: Topology, made: dict[int, FakeDevice]
+) -> None:
+    n = 6400
+
+    def take(comm: Communicator) -> None:
+        aggregator = Dense(wire="float16").start(comm, n, dtype="float64", device=f"cuda:{comm.rank}")
+        aggregator.aggregate(FakeArray(on_device.vector(comm.rank, 0, n, "float64"), index=comm.rank))
+
+    run_local(size, take, topology)
+    for device in made.values():
+        assert sum(one for one in device.copied if one > 1) == 2 * 2 * n  # this rank's numbers, and the mean
+
+
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")  # of Triton's interpreter
+@pytest.mark.parametrize("there", [0, 1])
+def test_a_number_beyond_float16_on_a_device_is_told_on_all_ranks(there: int) -> None:
+    """Rank 0 has the number, and rank `there` the device."""
+
+    def take(comm: Communicator) -> None:
+        aggregator = on_device.start(comm, Dense(wire="float16"), 300, "float32", comm.rank == there)
+        values = np.full(300, 65520 if comm.rank == 0 else 1, np.float32)
+        with pytest.raises(NonFiniteGradient, match=r"from rank 0, are beyond the range of float16.*pass wire='bfloat"):
+            aggregator.aggregate(on_device.given(values, "float32", comm.rank if comm.rank == there else None))
+        assert aggregator.step == 0
+
+    run_local(2, take, Ring())
+
+
+@pytest.mark.parametrize("bad_rank", [0, 1])
+def test_nan_is_told_on_all_ranks_also_in_16_bits(bad_rank: int) -> None:
+    on_device.assert_nan_is_told_and_nothing_lost(Dense(wire="bfloat16"), 300, "float32", bad_rank)
 
 
 def test_on_one_rank_nothing_crosses_but_whether_a_vector_on_the_device_is_finite(made: dict[int, FakeDevice]) -> None:
