@@ -12,6 +12,7 @@ from collectives.consistency.call_check import fingerprint
 from collectives.execution.handle import Call, Steps
 from collectives.group import Group
 from collectives.progress.polling import keep_alive, until
+from collectives.trace.clock import compare
 
 
 class Closable(Group):
@@ -65,9 +66,12 @@ class Closable(Group):
         if self._apart:
             self._where_driven(self._leave_apart)
             return
-        self._before_free()
+        if self.trace is not None:
+            self.trace.readings.append(compare(self.mpi_comm, self.trace.clock, self.timeout))
         self._broken = "it was closed"
         self._free()
+        if self.trace is not None:
+            self.trace.write()
         dropped = self._dropped
         if dropped is not None and not dropped.seen:
             raise RuntimeError(f"{self.here}: {dropped.name()} was begun and never waited for: keep what begin returns")
@@ -95,9 +99,6 @@ class Closable(Group):
             self.workers.dismiss()
         for call in tuple(self._apart):
             call.end_by(self.failure)
-
-    def _before_free(self) -> None:
-        """Do what takes communication, at the end."""
 
     def _free(self) -> None:
         """Give back what MPI has lent, and end the workers."""

@@ -2,49 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from mpi4py import MPI
 from numpy.typing import NDArray
 
 from collectives import planner
-from collectives.consistency.call_check import fingerprint
 from collectives.cost.link import LinkModel
 from collectives.dense.allreduce import DenseSums, is_small
-from collectives.dense.broadcast import broadcast, is_long, way_of
-from collectives.dense.gather import all_gather_rows
+from collectives.exchanges import Exchanges
 from collectives.execution.handle import Call, Handle, Steps
-from collectives.execution.program import Program, compile_plan
-from collectives.execution.staged import staged
-from collectives.grid import Grid, require_shape
+from collectives.execution.program import Program
+from collectives.grid import Grid, arranged
 from collectives.making import examined
-from collectives.memory import COPIED, Flat
+from collectives.memory import Flat
 from collectives.numbers import NUMBERS, allreduce_number
-from collectives.objects import all_gather_object, broadcast_object
 from collectives.open_trace import open_trace
-from collectives.operands import operands, require_root, rows_operand, writable_operand
-from collectives.point_to_point import PointToPoint
+from collectives.operands import operands
 from collectives.progress import eager_limit
-from collectives.schedules.halving_doubling import HalvingDoubling
-from collectives.schedules.plan import Plan, Topology, TopologyError
-from collectives.schedules.ring import Ring
+from collectives.routes import LATENCY_BYTES as LATENCY_BYTES
+from collectives.routes import VERSION as VERSION
+from collectives.routes import Routes
+from collectives.schedules.plan import Topology, TopologyError
 from collectives.split import split
-from collectives.trace.clock import compare
 from collectives.trace.traffic import Traffic
 
-VERSION = 1  # of the wire format: ranks must agree on it
 SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces; between nodes, see `eager_limit`
-LATENCY_BYTES = 16_384  # packed payloads below this go in the fewest rounds
-MOST_REMEMBERED = 512  # programs, and calls, of different lengths
 
 Op = Literal["sum", "mean", "min", "max"]
-_Value = TypeVar("_Value")
 
 
-class Communicator(PointToPoint):
+class Communicator(Exchanges):
     """A group of ranks and how they talk.
 
     Parameters
@@ -124,7 +114,7 @@ class Communicator(PointToPoint):
         timeout, self.topology = made.timeout, made.topology
         super().__init__(made.parent, timeout, made.arrival_timeout, verify)
         self.workers = made.workers
-        self._eager_bytes = SHARED_PIECE_BYTES if self.one_node else eager_limit.piece_bytes(self.mpi_comm, timeout)
+        eager_bytes = SHARED_PIECE_BYTES if self.one_node else eager_limit.piece_bytes(self.mpi_comm, timeout)
         self.piece_bytes = piece_bytes
         self._sums = DenseSums()
         try:
@@ -132,15 +122,8 @@ class Communicator(PointToPoint):
         except ValueError:
             self.close()
             raise
-        self._fastest = (
-            None
-            if self.network is None or self.size == 1
-            else planner.fastest(self.size, self.network, self.packed_piece_bytes())
-        )
+        self._routes = Routes(self.rank, self.size, self.topology, self.network, piece_bytes, eager_bytes)
         self.traffic = Traffic()
-        self._plans: dict[Topology, Plan] = {}
-        self._programs: dict[tuple[Topology, int, int, int], Program] = {}
-        self._calls: dict[tuple[str, str, str, tuple[int, ...]], tuple[int, Callable[[], str]]] = {}
         if trace is not None:
             self.trace = open_trace(self.mpi_comm, trace, timeout, self.close)
 
@@ -152,52 +135,32 @@ class Communicator(PointToPoint):
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size}, {self.topology}>"
 
-    def _before_free(self) -> None:
-        if self.trace is not None:
-            self.trace.readings.append(compare(self.mpi_comm, self.trace.clock, self.timeout))
-
     def _free(self) -> None:
         self._sums.free()
         super()._free()
-        if self.trace is not None:
-            self.trace.write()
 
     @property
     def route(self) -> str:
         """How messages go, in words: what ranks must agree on."""
-        pieces = f" in pieces of {self.piece_bytes} bytes" if self.piece_bytes else ""
-        network = f" on {self.network}" if self.network is not None else ""
-        return f"{self.topology}{pieces}{network}"
+        return str(self._routes)
 
     # Choosing and preparing ------------------------------------------------------------------------------------------
 
     def select(self, payload_bytes: int) -> Topology:
         """The topology a payload of this size travels by."""
-        if not isinstance(self.topology, str):
-            return self.topology
-        if self._fastest is not None:
-            return self._fastest(payload_bytes)
-        return HalvingDoubling() if payload_bytes < LATENCY_BYTES else Ring()
+        return self._routes.select(payload_bytes)
 
     def gathers(self, payload_bytes: int) -> bool:
         """Whether packed payloads of this size get round fastest in one all-gather, merged by every rank for itself."""
-        few = payload_bytes * (self.size - 1) <= LATENCY_BYTES
-        return self.size == 1 or (few and isinstance(self.topology, str))
+        return self._routes.gathers(payload_bytes)
 
     def packed_piece_bytes(self) -> int:
         """Longest message of packed payloads: what suits the transport."""
-        return self.piece_bytes or self._eager_bytes
+        return self._routes.packed_piece_bytes()
 
     def program(self, topology: Topology, n: int, alignment: int, piece_elements: int) -> Program:
         """One rank's part of an all-reduce of `n` elements, compiled once."""
-        key = (topology, n, alignment, piece_elements)
-        found = self._programs.get(key)
-        if found is None:
-            plan = self._plans.get(topology)
-            if plan is None:
-                plan = self._plans[topology] = topology.plan(self.rank, self.size)
-            found = _remember(self._programs, key, compile_plan(plan, n, alignment, piece_elements))
-        return found
+        return self._routes.program(topology, n, alignment, piece_elements)
 
     # Dense collectives -----------------------------------------------------------------------------------------------
 
@@ -229,7 +192,7 @@ class Communicator(PointToPoint):
             with self._span("allreduce", op=op):
                 return allreduce_number(self, x, op, out, self.traffic)
         source, target, result = operands(self, x, op, out)
-        mark, describe = self._call(source, op, "allreduce")
+        mark, describe = self._routes.all_reduce(source, op, "allreduce")
         call = Call(self, describe, self.traffic.clock)
         call.is_compared = is_small(self, source.values, source.dtype)
         steps = self._sums.of_arrays(self, call, source, target, op, self.traffic, mark)
@@ -244,7 +207,7 @@ class Communicator(PointToPoint):
     def iallreduce(self, x: Any, op: Op = "sum", out: Any = None) -> Handle:
         """Like `allreduce` of an array, but returns at once. Do not touch `x` and `out` until the handle is done."""
         source, target, result = operands(self, x, op, out)
-        mark, describe = self._call(source, op, "iallreduce")
+        mark, describe = self._routes.all_reduce(source, op, "iallreduce")
         call = Call(self, describe)
         call.result = result
         steps = self._sums.of_arrays(self, call, source, target, op, Traffic(), mark, background=True)
@@ -292,92 +255,6 @@ class Communicator(PointToPoint):
     def mean_of_arrays(self, call: Call, source: Flat, target: Flat, traffic: Traffic) -> Steps:
         """Like `dense_steps` for the mean of arrays that are on one device; `target` is overwritten."""
         return self._sums.of_arrays(self, call, source, target, "mean", traffic, None)
-
-    def broadcast(self, x: Any, root: int = 0) -> Any:
-        """Overwrite `x`, of equal shape and dtype everywhere, with rank `root`'s; returns `x`.
-
-        Any dtype of `allreduce`, and bool and the other integers of 8 and 16 bits.
-        """
-        name = f"broadcast(root={root})"
-        vector = writable_operand(self, x, name, COPIED)
-        text = f"{name} of {vector.dtype}{list(vector.shape)}"
-        require_root(self, root, text)
-        nbytes = vector.values.nbytes
-        call = Call(self, lambda: text)
-        call.is_compared = is_long(vector)
-
-        def check(ready: Any) -> Steps:
-            return self.check(call, fingerprint(text), None, ready, ready)
-
-        with self._span("broadcast", root=root, bytes=nbytes):
-            program = partial(self.program, way_of(nbytes, root), nbytes, 64, nbytes)
-            self.run(call, broadcast(call, vector, root, check, program))
-        return x
-
-    def allgather(self, x: Any) -> Any:
-        """The rows of all ranks in one new array, rank 0's first; as on every rank.
-
-        Parameters
-        ----------
-        x : array[n, ...]
-            Of a dtype of `broadcast`, contiguous. `n` may differ from rank to rank and may be 0; dtype and shape of a
-            row are equal on all ranks.
-
-        Returns
-        -------
-        like x, array[sum of the ranks' n, ...]
-
-        Raises
-        ------
-        CollectiveMismatch
-            The ranks differ in dtype or shape of a row.
-        TypeError, ValueError
-            This rank's array cannot be gathered; the others then raise CollectiveMismatch.
-        CollectiveTimeout, PeerFailure
-        """
-        rows = rows_operand(self, x, "allgather", COPIED)
-        text = f"allgather of rows of {rows.dtype}{list(rows.shape[1:])}"
-        call = Call(self, lambda: text)
-        with self._span("allgather", bytes=rows.values.nbytes):
-            steps = all_gather_rows(call, self.check(call, fingerprint(text)), x, rows)
-            return self.run(call, staged(call, steps, rows.staging, None))
-
-    def barrier(self) -> None:
-        """Wait until every rank is here."""
-        call = Call(self, lambda: "barrier()")
-        with self._span("barrier"):
-            self.run(call, self._barrier(call, self.check(call, fingerprint("barrier"))))
-
-    def _barrier(self, call: Call, check: Steps) -> Steps:
-        yield from check
-        if self.size > 1:
-            yield from self.turn_of(call)
-            missing = f"{self.here}: not all ranks reach the barrier"
-            yield from self.await_request(call, self.mpi_comm.Ibarrier(), lambda: missing)
-
-    # Objects ---------------------------------------------------------------------------------------------------------
-
-    def broadcast_object(self, obj: Any, root: int = 0) -> Any:
-        """Rank `root`'s object on every rank: itself there, and copies elsewhere, where `obj` does not matter.
-
-        The object is pickled. Unpickling runs code that `root` chose: trust the program of every rank.
-
-        Raises
-        ------
-        TypeError
-            This rank cannot pickle or unpickle it; the others then raise CollectiveMismatch.
-        ValueError
-            There is no rank `root`.
-        CollectiveMismatch, CollectiveTimeout, PeerFailure
-        """
-        require_root(self, root, f"broadcast_object(root={root})")
-        with self._span("broadcast_object", root=root):
-            return broadcast_object(self, obj, root)
-
-    def allgather_object(self, obj: Any) -> list[Any]:
-        """Copies of every rank's object, in rank order, on every rank; pickled, and raises, as `broadcast_object`."""
-        with self._span("allgather_object"):
-            return all_gather_object(self, obj)
 
     # Parts -----------------------------------------------------------------------------------------------------------
 
@@ -451,32 +328,4 @@ class Communicator(PointToPoint):
         CollectiveMismatch
             The ranks pass different grids.
         """
-        text = f"grid({', '.join(f'{axis}={length}' for axis, length in shape.items())})"
-        try:
-            require_shape(shape, self.size)
-        except ValueError as error:
-            self.reject(ValueError(f"{self.here}: {error}"), text)
-        self.agree(fingerprint(text), lambda: text)
-        along: dict[str, Communicator] = {}
-        stride = self.size
-        for axis, length in shape.items():
-            stride //= length
-            place = self.rank // stride % length
-            along[axis] = self.split(self.rank - place * stride, key=place, topology=None)  # type: ignore[assignment]
-        return Grid(shape, self.rank, along)
-
-    def _call(self, source: Flat, op: str, name: str = "allreduce") -> tuple[int, Callable[[], str]]:
-        key = (name, op, source.dtype, source.shape)
-        found = self._calls.get(key)
-        if found is None:
-            text = f"{name}({op}) of {source.dtype}{list(source.shape)} by {self.route}, wire format {VERSION}"
-            found = _remember(self._calls, key, (fingerprint(text), lambda: text))
-        return found
-
-
-def _remember(known: dict[Any, _Value], key: Any, value: _Value) -> _Value:
-    """Keep a value, and forget the oldest one of too many."""
-    if len(known) >= MOST_REMEMBERED:
-        del known[next(iter(known))]
-    known[key] = value
-    return value
+        return arranged(self, shape, self.split)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from collectives.closing import Closable
+from collectives.consistency.call_check import fingerprint
+from collectives.group import Group
 
 Line = TypeVar("Line", bound=Closable)
 
@@ -48,6 +50,25 @@ class Grid(Generic[Line]):
     def __repr__(self) -> str:
         places = ", ".join(f"{axis}={place} of {self.shape[axis]}" for axis, place in self.coordinates.items())
         return f"Grid({places})"
+
+
+def arranged(group: Group, shape: Mapping[str, int], split: Callable[[int, int], Line | None]) -> Grid[Line]:
+    """See `Communicator.grid`; `split` makes the communicator of the ranks of a colour, numbered by a key."""
+    text = f"grid({', '.join(f'{axis}={length}' for axis, length in shape.items())})"
+    try:
+        require_shape(shape, group.size)
+    except ValueError as error:
+        group.reject(ValueError(f"{group.here}: {error}"), text)
+    group.agree(fingerprint(text), lambda: text)
+    along: dict[str, Line] = {}
+    stride = group.size
+    for axis, length in shape.items():
+        stride //= length
+        place = group.rank // stride % length
+        line = split(group.rank - place * stride, place)
+        assert line is not None  # as every rank gives a colour
+        along[axis] = line
+    return Grid(shape, group.rank, along)
 
 
 def coordinates_of(shape: Mapping[str, int], rank: int) -> dict[str, int]:

@@ -20,7 +20,7 @@ import pytest
 import collectives
 import mpicomp
 from apps.train import options as train_options
-from collectives import communicator
+from collectives import routes
 from collectives.consistency import recursive_doubling as doubling
 from collectives.dense import allreduce as sums
 from mpicomp.cli import bench
@@ -237,7 +237,7 @@ def test_thresholds_of_auto_are_those_of_the_code() -> None:
     assert [f"{within} KiB", f"{between} KiB"] in limits.values()
     a_rank, altogether = sums.RING_BYTES_A_RANK >> 10, sums.RING_BYTES >> 20
     assert limits["MPI's own all-reduce"] == [f"{a_rank} KiB", f"{altogether} MiB"]
-    assert limits["halving-doubling"] == [f"{communicator.LATENCY_BYTES >> 10} KiB"]
+    assert limits["halving-doubling"] == [f"{routes.LATENCY_BYTES >> 10} KiB"]
 
 
 def literals() -> list[str]:
