@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mpicomp.kernels.cpu.bucketed import LINF
 from mpicomp.kernels.streams import BLOCK, GROUP, Stream, bernoulli_table, source
 
 COPY = "copy"
@@ -88,17 +89,20 @@ def quantizer_calls(x: Any) -> Calls:
 
     from mpicomp.kernels.gpu import quantizer
 
-    n = x.numel()
+    n, bits = x.numel(), LEVELS.bit_length() + 1
     scales = torch.full((-(-n // BUCKET),), 4.0, device=x.device)
     codes, out = torch.empty(n, dtype=torch.uint8, device=x.device), torch.empty_like(x)
+    planes = torch.empty((bits, -(-n // 64)), dtype=torch.int64, device=x.device)
     schedule, step, rank = Stream(0, 0, "quantize").schedule(), np.uint64(1), source(0)
-    drawn = schedule, np.uint64(0), step, rank
-    nbytes = 5 * n + 4 * scales.numel()
+    drawn, by = (schedule, np.uint64(0), step, rank), (LEVELS, 1 << (bits - 1))
+    whole, packed = 5 * n + 4 * scales.numel(), 4 * n + bits * n // 8 + 4 * scales.numel()
     return {
-        "quantize": (
-            lambda: quantizer.quantize(*drawn, x, BUCKET, scales, LEVELS, LEVELS + 1, None, codes), nbytes,
+        "quantize": (lambda: quantizer.quantize(*drawn, x, BUCKET, scales, *by, None, codes), whole),
+        "dequantize": (lambda: quantizer.dequantize(codes, BUCKET, scales, *by, out, False), whole),
+        "norms + quantize + pack": (
+            lambda: quantizer.encode(*drawn, x, BUCKET, LINF, scales, *by, None, None, planes), packed + 4 * n,
         ),
-        "dequantize": (lambda: quantizer.dequantize(codes, BUCKET, scales, LEVELS, LEVELS + 1, out), nbytes),
+        "unpack + dequantize": (lambda: quantizer.decode(planes, BUCKET, scales, *by, None, out, False), packed),
     }  # fmt: skip
 
 

@@ -103,7 +103,7 @@ class _Shared:
     def encode(self, values: Any, payload: Bytes, *, draw: Draw) -> Any:
         first = draw.offset // self.codec.bucket
         scales = self.scales[first : first + count(len(values), self.codec.bucket)]
-        self.codec.pack(self.codec.codes(values, scales, draw), scales, payload)
+        self.codec.encode_scaled(values, scales, payload, draw=draw)
         return True
 
 

@@ -16,10 +16,11 @@ import numpy as np
 from mpicomp import kernels
 from mpicomp.codecs.base import Bytes, check_size
 from mpicomp.codecs.options import MOST_ELEMENTS, integer
+from mpicomp.kernels.cpu.bucketed import L1, L2, LINF
 
 Norm = Literal["l2", "l1", "linf"]
 FLOAT32_MAX = float(np.finfo(np.float32).max)
-_SIGNED = {4: ("int32", np.int32(0x7FFFFFFF)), 8: ("int64", np.int64(0x7FFFFFFFFFFFFFFF))}  # and all bits but the sign
+_KINDS: dict[Norm, int] = {"l2": L2, "l1": L1, "linf": LINF}
 
 
 def count(n: int, bucket: int) -> int:
@@ -42,27 +43,30 @@ def norms(values: Any, bucket: int, norm: Norm) -> Any:
     Squares are summed in float64: of float64 values that are far beyond float32, infinity.
     """
     on = kernels.beside(values)
-    of_buckets = count(len(values), bucket)
-    if norm == "linf":
-        kind, mask = _SIGNED[values.itemsize]
-        bits = on.arrays.empty(values, of_buckets, kind)
-        on.bucketed.largest(on.arrays.view(values, kind), mask, bucket, bits)
-        return on.arrays.convert(bits.view(values.dtype), "float64")
-    found = on.arrays.empty(values, of_buckets, "float64")
-    on.bucketed.norms(values, bucket, on.bucketed.L2 if norm == "l2" else on.bucketed.L1, found)
+    found = on.arrays.empty(values, count(len(values), bucket), "float64")
+    on.bucketed.norms(values, bucket, kind_of(norm), found)
     return on.arrays.xp.sqrt(found) if norm == "l2" else found
 
 
+def kind_of(norm: Norm) -> int:
+    """What kernels call a norm."""
+    return _KINDS[norm]
+
+
 def all_finite(numbers: Any, values: Any) -> Any:
-    """Whether all values are finite, of which the buckets' numbers were made; bool[] on a device.
+    """Whether all values are finite, of which the buckets' numbers were made; bool[] on a device."""
+    return confirmed(kernels.beside(values).arrays.xp.isfinite(numbers).all(), values)
+
+
+def confirmed(finite: Any, values: Any) -> Any:
+    """Whether all values are finite, given whether the buckets' numbers are; bool[] on a device.
 
     Where the numbers are finite, all values are. Sums of float64 values may overflow, those of float32 values do not.
     """
-    on = kernels.beside(values)
-    found = on.arrays.xp.isfinite(numbers).all()
+    check = kernels.beside(values).sign.all_finite
     if isinstance(values, np.ndarray):
-        return bool(found) or on.sign.all_finite(values)
-    return found if values.itemsize == 4 else found | on.sign.all_finite(values)
+        return bool(finite) or check(values)
+    return finite if values.itemsize == 4 else finite | check(values)
 
 
 def to_float32(numbers: Any) -> Any:
@@ -124,10 +128,8 @@ class Bucketed:
         numbers = view(payload[: 4 * self.numbers * of_buckets], "float32").reshape(self.numbers, of_buckets)
         return numbers, view(payload[self._header(n) :], "uint64").reshape(self.bits, -(-n // 64))
 
-    def _write(self, payload: Bytes, n: int, *kinds: Any) -> Any:
-        """Put the numbers in their place; returns where the bit planes go."""
+    def _write(self, payload: Bytes, n: int) -> tuple[Any, Any]:
+        """Where the numbers and the bit planes go; what lies between them is 0."""
         numbers, planes = self._read(payload, n, 1)
-        payload[: self._header(n)] = 0
-        for row, found in zip(numbers, kinds, strict=True):
-            row[:] = found
-        return planes
+        payload[4 * self.numbers * count(n, self.bucket) : self._header(n)] = 0
+        return numbers, planes

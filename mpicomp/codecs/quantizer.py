@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from mpicomp import kernels
 from mpicomp.codecs import rans
 from mpicomp.codecs.base import Bytes, Draw, check_size, checked
-from mpicomp.codecs.bucketed import Bucketed, all_finite, count, norms, to_float32
+from mpicomp.codecs.bucketed import Bucketed, all_finite, confirmed, count, kind_of, norms, to_float32
 from mpicomp.codecs.options import choice, integer
 from mpicomp.kernels.cpu.planes import powers_of_two
 
@@ -99,20 +99,54 @@ class Quantizer(Bucketed):
 
     def encode(self, values: Any, payload: Bytes, *, draw: Draw) -> Any:
         """Draw each element's level. Raises ValueError if a value is not finite."""
-        codes, scales, finite = self._drawn(values, draw)
-        self.pack(codes, scales, payload)
-        return finite
+        return self._encode(values, payload, None, draw)
 
     def encode_telling(self, values: Any, payload: Bytes, sent: Any, *, draw: Draw) -> Any:
         """See `Extended`. Raises ValueError if a value is not finite."""
+        return self._encode(values, payload, sent, draw)
+
+    def encode_scaled(self, values: Any, scales: Any, payload: Bytes, *, draw: Draw) -> None:
+        """As `encode` to fixed codes, given N of each bucket; raises nothing."""
+        self._write_codes(values, payload, None, draw, scales)
+
+    def _encode(self, values: Any, payload: Bytes, sent: Any, draw: Draw) -> Any:
+        if self.coding == "fixed":
+            return checked(confirmed(self._write_codes(values, payload, sent, draw), values))
+        return self._encode_drawn(values, payload, sent, draw)
+
+    def _write_codes(self, values: Any, payload: Bytes, sent: Any, draw: Draw, scales: Any = None) -> Any:
+        """Overwrite a payload of fixed codes in one pass; returns whether the buckets' norms are finite."""
+        kernel = kernels.beside(values).quantizer
+        (numbers,), planes = self._write(payload, len(values))
+        norm: int | None = kind_of(self.norm)
+        if scales is not None:
+            numbers[:], norm = scales, None
+        work, by = np.empty(kernel.WORDS, np.uint64), (self.levels, self._negative)
+        return kernel.encode(*_counters(draw), values, self.bucket, norm, numbers, *by, work, sent, planes)
+
+    def _encode_drawn(self, values: Any, payload: Bytes, sent: Any, draw: Draw) -> Any:
         codes, scales, finite = self._drawn(values, draw)
         self.pack(codes, scales, payload)
-        self._values(codes, scales, sent)
+        if sent is not None:
+            self._values(codes, scales, sent)
         return finite
 
     def decode(self, payload: Bytes, values: Any, *, weight: int) -> None:
         """Write N l / s for each element; a damaged norm that is not finite counts as 0."""
-        self._values(*self._unpacked(payload, len(values), weight), values)
+        self._spread(payload, values, weight, adding=False)
+
+    def add(self, payload: Bytes, sums: Any) -> None:
+        """Add what `decode` would write to `sums`. Raises ValueError for a wrong size."""
+        self._spread(payload, sums, 1, adding=True)
+
+    def _spread(self, payload: Bytes, out: Any, weight: int, adding: bool) -> None:
+        if self.coding == "entropy":
+            self._values(*self._unpacked(payload, len(out), weight), out, adding)
+            return
+        (scales,), planes = self._read(payload, len(out), weight)
+        kernel = kernels.beside(out).quantizer
+        work = np.empty(kernel.WORDS, np.uint64)
+        kernel.decode(planes, self.bucket, scales, self.levels, self._negative, work, out, adding)
 
     def to_fixed(self, payload: Bytes, n: int, fixed: Bytes) -> None:
         """Overwrite a payload of fixed codes with what a payload of `n` elements holds; both are the host's."""
@@ -139,9 +173,9 @@ class Quantizer(Bucketed):
             rans.decode(payload[self._length(n).stop : self.used(payload, n)], self._symbols, codes)
         return codes, payload[: 4 * count(n, self.bucket)].view(np.float32)
 
-    def _values(self, codes: Any, scales: Any, out: Any) -> None:
+    def _values(self, codes: Any, scales: Any, out: Any, adding: bool = False) -> None:
         dequantize = kernels.beside(out).quantizer.dequantize  # a scale that is not finite counts as 0
-        dequantize(codes, self.bucket, scales, self.levels, self._negative, out)
+        dequantize(codes, self.bucket, scales, self.levels, self._negative, out, adding)
 
     def _drawn(self, values: Any, draw: Draw) -> tuple[Any, Any, Any]:
         """Codes, N of each bucket, and whether all values are finite."""
@@ -160,18 +194,18 @@ class Quantizer(Bucketed):
     def codes(self, values: Any, scales: Any, draw: Draw) -> Any:
         """Code of each element, given N of each bucket."""
         on = kernels.beside(values)
-        codes, step = on.arrays.empty(values, len(values), "uint8"), np.uint64(draw.step & 0xFFFFFFFF)
-        at = np.uint64(draw.offset), step, draw.source
-        work = np.empty(on.quantizer.TILE // 2, np.uint64)
-        given = values, self.bucket, scales, self.levels, self._negative
-        on.quantizer.quantize(draw.stream.schedule(), *at, *given, work, codes)
+        codes = on.arrays.empty(values, len(values), "uint8")
+        work = np.empty(on.quantizer.WORDS, np.uint64)
+        by = self.levels, self._negative
+        on.quantizer.quantize(*_counters(draw), values, self.bucket, scales, *by, work, codes)
         return codes
 
     def pack(self, codes: Any, scales: Any, payload: Bytes) -> None:
         """Overwrite the payload."""
         n = len(codes)
         if self.coding == "fixed":
-            planes = self._write(payload, n, scales)
+            (numbers,), planes = self._write(payload, n)
+            numbers[:] = scales
             kernels.beside(payload).planes.pack_planes(codes, _POWERS, planes)
             return
         check_size(self, payload, n, 1)
@@ -182,6 +216,11 @@ class Quantizer(Bucketed):
             written = used.to_bytes(len(length), "little")
             payload[length.start : length.stop] = np.frombuffer(written, np.uint8)
             payload[length.stop + used :] = 0
+
+
+def _counters(draw: Draw) -> tuple[Any, ...]:
+    """What says which random words are drawn: schedule, index of the first element, step and source."""
+    return draw.stream.schedule(), np.uint64(draw.offset), np.uint64(draw.step & 0xFFFFFFFF), draw.source
 
 
 def _recoded(codes: NDArray[np.uint8], levels: int, shift: int) -> NDArray[np.uint8]:
@@ -205,6 +244,10 @@ class Ternary(Quantizer):
         Quantizer.__post_init__(self)
         choice(self, "levels", (1,))
         choice(self, "norm", ("linf",))
+
+    def _encode(self, values: Any, payload: Bytes, sent: Any, draw: Draw) -> Any:
+        """See `Quantizer`; not in one pass."""
+        return self._encode_drawn(values, payload, sent, draw)
 
     def _drawn(self, values: Any, draw: Draw) -> tuple[Any, Any, Any]:
         """See `Quantizer`; the scales are not those that levels were drawn by."""

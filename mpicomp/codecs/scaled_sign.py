@@ -44,13 +44,14 @@ class _Sides(Bucketed):
 
     def encode(self, values: Any, payload: Bytes, *, draw: Draw) -> Any:
         """Nothing is drawn. Raises ValueError if a value is not finite."""
-        planes = self._write(payload, len(values), *self._numbers(values))
+        numbers, planes = self._write(payload, len(values))
+        for kind, found in zip(numbers, self._numbers(values), strict=True):
+            kind[:] = found
         return checked(kernels.beside(values).sign.pack(values, planes[0], False, *_ZEROS[values.itemsize]))
 
     def encode_keeping(self, values: Any, residual: Any, payload: Bytes, left: Any) -> Any:
         """See `Extended`. Raises ValueError if a sum is not finite."""
-        numbers, planes = self._read(payload, len(left), 1)
-        payload[: self._header(len(left))] = 0
+        numbers, planes = self._write(payload, len(left))
         return checked(self._keep(values, residual, left, planes[0], numbers))
 
     def decode(self, payload: Bytes, values: Any, *, weight: int) -> None:

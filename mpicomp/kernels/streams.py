@@ -47,8 +47,13 @@ class Stream:
         return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
     def schedule(self) -> NDArray[np.uint64]:
-        """uint64[56]: both key words of each round, four times each, as the kernels load them."""
-        return key_schedule(*self.key())
+        """uint64[56]: both key words of each round, four times each, as the kernels load them. Not to be written to."""
+        return _schedule(self)
+
+
+@lru_cache(maxsize=4096)
+def _schedule(stream: Stream) -> NDArray[np.uint64]:
+    return key_schedule(*stream.key())
 
 
 def key_schedule(key_0: int, key_1: int) -> NDArray[np.uint64]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, float64, int64, njit, uint64
 
-from mpicomp.kernels.cpu.lanes import bit_count, fold, to_bits, to_mask, widen
+from mpicomp.kernels.cpu.lanes import bit_count, fold, from_bits, greatest, to_bits, to_integers, to_mask, widen
 from mpicomp.kernels.cpu.simd import LANES, absolute, load, select, splat, store
 from mpicomp.kernels.cpu.ssdm import squares_of_block
 from mpicomp.kernels.streams import BLOCK
 
-L2, L1 = 0, 1  # which norm
+L2, L1, LINF = 0, 1, 2  # which norm
 FLOAT32_MAX = np.float64(np.finfo(np.float32).max)
 
 
@@ -42,36 +42,43 @@ def _add(values, residual, x, start, end):  # type: ignore[no-untyped-def]
         i += 1
 
 
+@njit(nogil=True, inline="always")
+def _largest(x, start, end):  # type: ignore[no-untyped-def]
+    """Largest magnitude by the order of floats' bits: NaN and infinity are above all numbers."""
+    zero = x.dtype.type(0)
+    top = to_integers(splat(zero))
+    i = start
+    while i + LANES <= end:
+        size = to_integers(absolute(load(x, i)))
+        top = select(size > top, size, top)
+        i += LANES
+    most = greatest(top)
+    while i < end:
+        most = max(most, to_integers(abs(x[i])))
+        i += 1
+    return float64(from_bits(most, zero))
+
+
+@njit(nogil=True, inline="always")
+def of_bucket(x, start, end, kind):  # type: ignore[no-untyped-def]
+    """Sum of squares (L2), sum of magnitudes (L1) or largest magnitude (LINF) of x[start:end], float64."""
+    if kind == LINF:
+        return _largest(x, start, end)
+    total = float64(0)
+    for first in range(start, end, BLOCK):
+        total += _sum(x, kind, first, min(end, first + BLOCK))
+    return total
+
+
 @njit(nogil=True, cache=True)
-def norms(x, bucket, kind, sums):  # type: ignore[no-untyped-def]
-    """Sum of squares (L2) or of magnitudes (L1) of each bucket.
+def norms(x, bucket, kind, found):  # type: ignore[no-untyped-def]
+    """Sum of squares (L2), sum of magnitudes (L1) or largest magnitude (LINF) of each bucket.
 
     x : float32[n] or float64[n]. bucket : elements of each, counted from x[0]; the last may be short.
-    sums : float64[ceil(n / bucket)], overwritten.
+    found : float64[ceil(n / bucket)], overwritten; NaN or infinity where one of those is.
     """
-    for b in range(sums.size):
-        end = min(x.size, (b + 1) * bucket)
-        total = float64(0)
-        for start in range(b * bucket, end, BLOCK):
-            stop = min(end, start + BLOCK)
-            total += _sum(x, kind, start, stop)
-        sums[b] = total
-
-
-@njit(nogil=True, cache=True)
-def largest(bits, mask, bucket, out):  # type: ignore[no-untyped-def]
-    """Largest magnitude of each bucket, by the order of floats' bits: NaN and infinity are above all numbers.
-
-    bits : the values' bits, int32[n] or int64[n]. mask : all but the sign. out : like bits [ceil(n / bucket)],
-    overwritten.
-    """
-    for b in range(out.size):
-        part = bits[b * bucket : min(bits.size, (b + 1) * bucket)]
-        most = mask ^ mask
-        for i in range(part.size):
-            magnitude = part[i] & mask
-            most = magnitude if magnitude > most else most  # LLVM takes this by whole vectors, not so max()
-        out[b] = most
+    for b in range(found.size):
+        found[b] = of_bucket(x, b * bucket, min(x.size, (b + 1) * bucket), kind)
 
 
 @njit(nogil=True, inline="always")
@@ -172,7 +179,7 @@ def _pack_and_subtract(x, bits, start, end, high, low):  # type: ignore[no-untyp
 
 
 @njit(nogil=True, inline="always")
-def _number(found):  # type: ignore[no-untyped-def]
+def as_float32(found):  # type: ignore[no-untyped-def]
     """As float32, rounded once; the largest where it is beyond, 0 for NaN."""
     bounded = min(max(found, -FLOAT32_MAX), FLOAT32_MAX)
     return float32(bounded) if found == found else float32(0)
@@ -200,7 +207,7 @@ def keep_signs(values, residual, left, bits, scales, bucket, kind):  # type: ign
             _add(values, residual, left, start, stop)
             total += _sum(left, kind, start, stop)
         length = float64(end - first)
-        scales[0, b] = _number(np.sqrt(total) / np.sqrt(length) if kind == L2 else total / length)
+        scales[0, b] = as_float32(np.sqrt(total) / np.sqrt(length) if kind == L2 else total / length)
         high = left.dtype.type(scales[0, b])
         strange += _pack_and_subtract(left, bits, first, end, high, high if high == 0 else -high)
     return strange == 0
@@ -218,8 +225,8 @@ def keep_sides(values, residual, left, bits, means, bucket):  # type: ignore[no-
             _add(values, residual, left, start, stop)
             of_block = _sides(left, start, stop)
             up, down, count = up + of_block[0], down + of_block[1], count + of_block[2]
-        means[0, b] = _number(up / max(count, 1))
-        means[1, b] = _number(down / max(end - first - count, 1))
+        means[0, b] = as_float32(up / max(count, 1))
+        means[1, b] = as_float32(down / max(end - first - count, 1))
         high, low = left.dtype.type(means[0, b]), left.dtype.type(means[1, b])
         strange += _pack_and_subtract(left, bits, first, end, high, low)
     return strange == 0

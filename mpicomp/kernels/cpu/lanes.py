@@ -133,6 +133,16 @@ def to_integers(typingctx: Any, value: Any) -> Any:
 
 
 @intrinsic
+def from_bits(typingctx: Any, word: Any, like: Any) -> Any:
+    """The float of type `like` with the bits of an unsigned integer of the same width."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], args[1].type)
+
+    return like(word, like), codegen
+
+
+@intrinsic
 def as_lanes(typingctx: Any, low: Any, high: Any) -> Any:
     """Two vectors of 4 words as 16 unsigned numbers of 32 bits, each word's low half first."""
     result = Vec(types.uint32, LANES)

@@ -8,12 +8,16 @@ from __future__ import annotations
 import numpy as np
 from numba import float64, int32, njit, uint32, uint64
 
+from mpicomp.kernels.cpu.bucketed import L2, as_float32, of_bucket
 from mpicomp.kernels.cpu.lanes import narrow, to_float64, to_uint8, to_uint32, widen
 from mpicomp.kernels.cpu.philox import draw, load_keys
+from mpicomp.kernels.cpu.planes import pack_planes, powers_of_two, unpack_planes
 from mpicomp.kernels.cpu.simd import LANES, absolute, load, select, splat, store
 
-TILE = 4096
+TILE = 4096  # elements whose random words and codes stay in the caches
+WORDS = TILE // 2 + TILE // 8  # of working memory
 ONE_OF_2_32 = np.float64(2.0**-32)
+POWERS = powers_of_two(8, np.uint8)
 
 
 @njit(nogil=True)
@@ -26,61 +30,124 @@ def _uniforms(keys, first, step, source, words):  # type: ignore[no-untyped-def]
         store(words, 8 * turn + 4, high)
 
 
+@njit(nogil=True, inline="always")
+def _draw_codes(x, start, stop, bucket, scales, levels, negative, uniform, codes, base):  # type: ignore[no-untyped-def]
+    """Codes of x[start:stop], to codes[start - base:]. uniform : 32 random bits of each."""
+    limit = float64(levels)
+    zero, most, minus, none = splat(x.dtype.type(0)), splat(limit), splat(uint32(negative)), splat(uint32(0))
+    i = start
+    while i < stop:
+        b = i // bucket
+        end = min(stop, (b + 1) * bucket)
+        ratio = float64(levels) / float64(scales[b]) if scales[b] > 0 else float64(0)
+        ratios, units = splat(ratio), splat(ONE_OF_2_32)
+        while i + LANES <= end:
+            v = load(x, i)
+            u = to_float64(load(uniform, i - start)) * units
+            place = widen(absolute(v)) * ratios
+            level = to_uint32(select(place > most, most, place) + u)
+            below = select(zero > v, select(level > none, minus, none), none)
+            store(codes, i - base, to_uint8(level + below))
+            i += LANES
+        while i < end:
+            level = int32(min(abs(float64(x[i])) * ratio, limit) + float64(uniform[i - start]) * ONE_OF_2_32)
+            codes[i - base] = level + (negative if x[i] < 0 and level > 0 else 0)
+            i += 1
+
+
+@njit(nogil=True, inline="always")
+def _write_values(codes, base, start, stop, bucket, scales, levels, negative, out, adding):  # type: ignore[no-untyped-def]
+    """Values of codes[start - base:], to out[start:stop]; `adding`: added to what is there."""
+    most, minus, none, like = splat(uint32(levels)), splat(uint32(negative)), splat(uint32(0)), out.dtype.type(0)
+    i = start
+    while i < stop:
+        b = i // bucket
+        end = min(stop, (b + 1) * bucket)
+        scale = float64(scales[b])
+        unit = scale / float64(levels) if np.isfinite(scale) else float64(0)
+        up, down = splat(unit), splat(-unit)
+        while i + LANES <= end:
+            code = to_uint32(load(codes, i - base))
+            below = code > minus
+            level = code - select(below, minus, none)
+            level = select(level > most, most, level)
+            values = narrow(to_float64(level) * select(below, down, up), like)
+            store(out, i, load(out, i) + values if adding else values)
+            i += LANES
+        while i < end:
+            code = int32(codes[i - base])
+            below = code > negative
+            size = float64(min(code - negative if below else code, levels)) * unit
+            value = out.dtype.type(-size if below else size)
+            out[i] = out[i] + value if adding else value
+            i += 1
+
+
 @njit(nogil=True, cache=True)
 def quantize(schedule, first, step, source, x, bucket, scales, levels, negative, work, codes):  # type: ignore[no-untyped-def]
     """Code of each element: level floor(min(levels |x| / scale, levels) + u), u uniform in [0, 1).
 
     schedule, step, source : as in `mpicomp.kernels.cpu.philox.draw_words`. first : index of x[0], a multiple of 16.
     x : float32[n] or float64[n]. bucket : elements that share a scale, counted from x[0]. scales : float32 of each.
-    levels : s. negative : s or more. work : uint64[TILE / 2], overwritten.
-    codes : uint8[n], overwritten.
+    levels : s. negative : s or more. work : uint64[WORDS], overwritten. codes : uint8[n], overwritten.
     """
     keys = load_keys(schedule)
     uniform = work.view(np.uint32)
-    limit = float64(levels)
-    zero, most, minus, none = splat(x.dtype.type(0)), splat(limit), splat(uint32(negative)), splat(uint32(0))
     for start in range(0, x.size, TILE):
         stop = min(x.size, start + TILE)
         _uniforms(keys, first + uint64(start), step, source, work[: 8 * ((stop - start + 15) // 16)])
-        i = start
-        while i < stop:
-            b = i // bucket
-            end = min(stop, (b + 1) * bucket)
-            ratio = float64(levels) / float64(scales[b]) if scales[b] > 0 else float64(0)
-            ratios, units = splat(ratio), splat(ONE_OF_2_32)
-            while i + LANES <= end:
-                v = load(x, i)
-                u = to_float64(load(uniform, i - start)) * units
-                place = widen(absolute(v)) * ratios
-                level = to_uint32(select(place > most, most, place) + u)
-                below = select(zero > v, select(level > none, minus, none), none)
-                store(codes, i, to_uint8(level + below))
-                i += LANES
-            while i < end:
-                level = int32(min(abs(float64(x[i])) * ratio, limit) + float64(uniform[i - start]) * ONE_OF_2_32)
-                codes[i] = level + (negative if x[i] < 0 and level > 0 else 0)
-                i += 1
+        _draw_codes(x, start, stop, bucket, scales, levels, negative, uniform, codes, 0)
 
 
 @njit(nogil=True, cache=True)
-def dequantize(codes, bucket, scales, levels, negative, out):  # type: ignore[no-untyped-def]
-    """Values of codes, finite whatever the codes. codes : uint8[n]; out : float32[n] or float64[n], overwritten."""
-    most, minus, none = splat(uint32(levels)), splat(uint32(negative)), splat(uint32(0))
-    for b in range(scales.size):
-        scale = float64(scales[b])
-        unit = scale / float64(levels) if np.isfinite(scale) else float64(0)
-        up, down = splat(unit), splat(-unit)
-        i, end = b * bucket, min(out.size, (b + 1) * bucket)
-        while i + LANES <= end:
-            code = to_uint32(load(codes, i))
-            below = code > minus
-            level = code - select(below, minus, none)
-            level = select(level > most, most, level)
-            store(out, i, narrow(to_float64(level) * select(below, down, up), out.dtype.type(0)))
-            i += LANES
-        while i < end:
-            code = int32(codes[i])
-            below = code > negative
-            value = float64(min(code - negative if below else code, levels)) * unit
-            out[i] = -value if below else value
-            i += 1
+def encode(schedule, first, step, source, x, bucket, norm, scales, levels, negative, work, sent, planes):  # type: ignore[no-untyped-def]
+    """As `quantize`, with codes to bit planes, and scales that are the buckets' norms; x is read from memory once.
+
+    norm : L2 or LINF of `mpicomp.kernels.cpu.bucketed`, and scales are overwritten; None: scales are given. sent :
+    like x, overwritten with the values of the codes; or None. planes : uint64[bits, ceil(n / 64)], overwritten.
+
+    Returns
+    -------
+    bool
+        Whether all norms are finite; a norm beyond float32 becomes the largest number, NaN becomes 0.
+    """
+    keys = load_keys(schedule)
+    uniform, codes = work.view(np.uint32), work[TILE // 2 :].view(np.uint8)
+    scaled, finite = 0, True
+    for start in range(0, x.size, TILE):
+        stop = min(x.size, start + TILE)
+        if norm is not None:
+            while scaled * bucket < stop:
+                found = of_bucket(x, scaled * bucket, min(x.size, (scaled + 1) * bucket), norm)
+                found = np.sqrt(found) if norm == L2 else found
+                finite &= np.isfinite(found)
+                scales[scaled] = as_float32(found)
+                scaled += 1
+        _uniforms(keys, first + uint64(start), step, source, work[: 8 * ((stop - start + 15) // 16)])
+        _draw_codes(x, start, stop, bucket, scales, levels, negative, uniform, codes, start)
+        pack_planes(codes[: stop - start], POWERS, planes[:, start // 64 : (stop + 63) // 64])
+        if sent is not None:
+            _write_values(codes, start, start, stop, bucket, scales, levels, negative, sent, False)
+    return finite
+
+
+@njit(nogil=True, cache=True)
+def dequantize(codes, bucket, scales, levels, negative, out, adding):  # type: ignore[no-untyped-def]
+    """Values of codes, finite whatever the codes; `adding`: they are added to what is there.
+
+    codes : uint8[n]. out : float32[n] or float64[n], overwritten. adding : bool.
+    """
+    _write_values(codes, 0, 0, out.size, bucket, scales, levels, negative, out, adding)
+
+
+@njit(nogil=True, cache=True)
+def decode(planes, bucket, scales, levels, negative, work, out, adding):  # type: ignore[no-untyped-def]
+    """As `dequantize`, of codes in bit planes.
+
+    planes : uint64[bits, ceil(n / 64)]. work : uint64[WORDS], overwritten.
+    """
+    codes = work.view(np.uint8)
+    for start in range(0, out.size, TILE):
+        stop = min(out.size, start + TILE)
+        unpack_planes(planes[:, start // 64 : (stop + 63) // 64], POWERS, codes[: stop - start])
+        _write_values(codes, start, start, stop, bucket, scales, levels, negative, out, adding)

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mpicomp.kernels import streams
-from mpicomp.kernels.cpu.bucketed import L1, L2
+from mpicomp.kernels.cpu.bucketed import L1, L2, LINF
 from mpicomp.kernels.gpu.common import APART, LANES, add_rows, bit_at, fold, to_words
 from mpicomp.kernels.gpu.sums import (
     ROWS,
@@ -22,10 +22,11 @@ from mpicomp.kernels.gpu.sums import (
     total_of,
 )
 
-__all__ = ["L1", "L2", "keep_sides", "keep_signs", "largest", "norms", "side_sums", "spread"]
+__all__ = ["L1", "L2", "LINF", "keep_sides", "keep_signs", "norms", "side_sums", "spread"]
 
 WIDTH = 1024  # elements of a program
 TILE = 4096  # elements of a program that compares
+_INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
 FLOAT32_MAX = tl.constexpr((2 - 2.0**-23) * 2.0**127)
 
 
@@ -48,23 +49,6 @@ def bucket_of(start, place, bucket, LONG: tl.constexpr):  # type: ignore[no-unty
         return first + within.to(tl.int32) // bucket
 
 
-def norms(x: Tensor, bucket: int, kind: int, sums: Tensor) -> None:
-    """Sum of squares (L2) or of magnitudes (L1) of each bucket.
-
-    x : float32[n] or float64[n]. bucket : elements of each, counted from x[0]; the last may be short.
-    sums : float64[ceil(n / bucket)], overwritten.
-    """
-    if n := x.numel():
-        bucket = min(int(bucket), n)
-        blocks = _blocks(bucket)
-        if blocks == 1:
-            block_sums(x, None, None, None, bucket, blocks, kind, sums)
-            return
-        of_blocks = torch.empty(sums.numel() * blocks, dtype=torch.float64, device=x.device)
-        block_sums(x, None, None, None, bucket, blocks, kind, of_blocks)
-        add_blocks(of_blocks, blocks, sums)
-
-
 @triton.jit
 def _largest_kernel(  # type: ignore[no-untyped-def]
     bits, mask, n, bucket, pieces, out, buckets, ROWS: tl.constexpr, WIDTH: tl.constexpr
@@ -78,19 +62,35 @@ def _largest_kernel(  # type: ignore[no-untyped-def]
     tl.atomic_max(out + number, tl.max(size, axis=1), mask=number < buckets, sem="relaxed")
 
 
-def largest(bits: Tensor, mask: int, bucket: int, out: Tensor) -> None:
-    """Largest magnitude of each bucket, by the order of floats' bits: NaN and infinity are above all numbers.
+def _largest(x: Tensor, bucket: int, found: Tensor) -> None:
+    """Largest magnitudes, by the order of floats' bits: NaN and infinity are above all numbers."""
+    kind, buckets = _INTEGERS[x.dtype], found.numel()
+    bits = torch.zeros(buckets, dtype=kind, device=x.device)
+    width = min(TILE, triton.next_power_of_2(bucket))
+    rows, pieces = TILE // width, -(-bucket // width)
+    _largest_kernel[(triton.cdiv(buckets * pieces, rows),)](
+        x.view(kind), torch.iinfo(kind).max, x.numel(), bucket, pieces, bits, buckets, rows, width, **APART
+    )
+    found.copy_(bits.view(x.dtype))
 
-    bits : the values' bits, int32[n] or int64[n]. mask : all but the sign. out : like bits [ceil(n / bucket)],
-    overwritten.
+
+def norms(x: Tensor, bucket: int, kind: int, found: Tensor) -> None:
+    """Sum of squares (L2), sum of magnitudes (L1) or largest magnitude (LINF) of each bucket.
+
+    x : float32[n] or float64[n]. bucket : elements of each, counted from x[0]; the last may be short.
+    found : float64[ceil(n / bucket)], overwritten; NaN or infinity where one of those is.
     """
-    if n := bits.numel():
-        out.zero_()
-        bucket, buckets = min(int(bucket), n), out.numel()
-        width = min(TILE, triton.next_power_of_2(bucket))
-        rows, pieces = TILE // width, -(-bucket // width)
-        grid = (triton.cdiv(buckets * pieces, rows),)
-        _largest_kernel[grid](bits, int(mask), n, bucket, pieces, out, buckets, rows, width, **APART)
+    if n := x.numel():
+        bucket = min(int(bucket), n)
+        blocks = _blocks(bucket)
+        if kind == LINF:
+            _largest(x, bucket, found)
+        elif blocks == 1:
+            block_sums(x, None, None, None, bucket, blocks, kind, found)
+        else:
+            of_blocks = torch.empty(found.numel() * blocks, dtype=torch.float64, device=x.device)
+            block_sums(x, None, None, None, bucket, blocks, kind, of_blocks)
+            add_blocks(of_blocks, blocks, found)
 
 
 @triton.jit
@@ -196,7 +196,7 @@ def spread(bits: Tensor, above: Tensor, below: Tensor, bucket: int, out: Tensor,
 
 
 @triton.jit
-def _number(found):  # type: ignore[no-untyped-def]
+def as_float32(found):  # type: ignore[no-untyped-def]
     """As float32, rounded once; the largest where it is beyond, 0 for NaN."""
     known = tl.where(found == found, found, 0)
     return tl.where(known > FLOAT32_MAX, FLOAT32_MAX, tl.where(known < -FLOAT32_MAX, -FLOAT32_MAX, known)).to(
@@ -213,7 +213,7 @@ def _scales_kernel(  # type: ignore[no-untyped-def]
     total = total_of(sums, first, stop)
     length = tl.maximum(tl.minimum(n - number * bucket, bucket), 1).to(tl.float64)
     scale = tl.sqrt(total) / tl.sqrt(length) if KIND == SQUARES else total / length
-    tl.store(scales + number, _number(scale), mask=number < buckets)
+    tl.store(scales + number, as_float32(scale), mask=number < buckets)
 
 
 @triton.jit
@@ -222,8 +222,8 @@ def _means_kernel(sides, blocks, bucket, buckets, n, means, ROWS: tl.constexpr):
     up, down, count = _side_totals(sides, blocks, number, buckets)
     length = tl.minimum(n - number * bucket, bucket).to(tl.float64)
     inside = number < buckets
-    tl.store(means + number, _number(up / tl.maximum(count, 1.0)), mask=inside)
-    tl.store(means + buckets + number, _number(down / tl.maximum(length - count, 1.0)), mask=inside)
+    tl.store(means + number, as_float32(up / tl.maximum(count, 1.0)), mask=inside)
+    tl.store(means + buckets + number, as_float32(down / tl.maximum(length - count, 1.0)), mask=inside)
 
 
 @triton.jit

@@ -14,15 +14,26 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpicomp.kernels.cpu.quantizer import TILE
-from mpicomp.kernels.gpu.bucketed import bucket_of
-from mpicomp.kernels.gpu.common import APART
+from mpicomp.kernels.cpu.quantizer import WORDS
+from mpicomp.kernels.gpu.bucketed import L2, as_float32, bucket_of, norms
+from mpicomp.kernels.gpu.common import APART, bit_at, to_words
 from mpicomp.kernels.gpu.philox import key_of, uniforms
 
-__all__ = ["TILE", "dequantize", "quantize"]
+__all__ = ["WORDS", "decode", "dequantize", "encode", "quantize"]
 
 WIDTH = 1024  # elements of a program
 ONE_OF_2_32 = tl.constexpr(2.0**-32)
+
+
+@triton.jit
+def _scales_kernel(found, buckets, scales, finite, SQUARED: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Norms as scales; finite : 0 is written where one is not."""
+    bucket = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+    norm = tl.load(found + bucket, mask=bucket < buckets, other=0)
+    if SQUARED:
+        norm = tl.sqrt(norm)
+    tl.store(scales + bucket, as_float32(norm), mask=bucket < buckets)
+    tl.store(finite, 0, mask=tl.max((norm - norm != 0).to(tl.int32)) > 0)
 
 
 @triton.jit
@@ -35,6 +46,35 @@ def _ratios_kernel(scales, levels, buckets, ratios, WIDTH: tl.constexpr):  # typ
     tl.store(ratios + bucket, tl.where(positive, ratio, 0), mask=bucket < buckets)
 
 
+@triton.jit
+def _unit_of(scale, levels):  # type: ignore[no-untyped-def]
+    """What one level is worth; 0 where the scale is not finite."""
+    wide = scale.to(tl.float64)
+    return tl.where(wide - wide == 0, wide, 0) / tl.cast(levels, tl.float64)
+
+
+@triton.jit
+def _units_kernel(scales, levels, buckets, units, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    bucket = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+    scale = tl.load(scales + bucket, mask=bucket < buckets, other=0)
+    tl.store(units + bucket, _unit_of(scale, levels), mask=bucket < buckets)
+
+
+@triton.jit
+def _drawn_code(v, ratio, uniform, levels, negative):  # type: ignore[no-untyped-def]
+    exact = tl.abs(v.to(tl.float64)) * ratio
+    exact = tl.where(exact > levels, tl.cast(levels, tl.float64), exact) + uniform.to(tl.float64) * ONE_OF_2_32
+    level = tl.where(exact == exact, exact, 0).to(tl.int32)
+    return tl.where((v < 0) & (level > 0), level + negative, level)
+
+
+@triton.jit
+def _value_of(code, unit, levels, negative):  # type: ignore[no-untyped-def]
+    below = code > negative
+    level = tl.minimum(tl.where(below, code - negative, code), levels)
+    return level.to(tl.float64) * tl.where(below, -unit, unit)
+
+
 @triton.jit(do_not_specialize=["key", "first", "step", "source", "levels", "negative"])
 def _quantize_kernel(  # type: ignore[no-untyped-def]
     key, first, step, source, x, n, bucket, ratios, levels, negative, codes, LONG: tl.constexpr, WIDTH: tl.constexpr
@@ -42,20 +82,85 @@ def _quantize_kernel(  # type: ignore[no-untyped-def]
     start = tl.program_id(0).to(tl.int64) * WIDTH
     place = tl.arange(0, WIDTH)
     at = start + place
+    v = tl.load(x + at, mask=at < n, other=0)
+    ratio = tl.load(ratios + bucket_of(start, place, bucket, LONG), mask=at < n, other=0)
+    uniform = uniforms(key, tl.cast(first, tl.int64) + start, step, source, WIDTH)
+    tl.store(codes + at, _drawn_code(v, ratio, uniform, levels, negative).to(tl.uint8), mask=at < n)
+
+
+@triton.jit(do_not_specialize=["key", "first", "step", "source", "levels", "negative"])
+def _encode_kernel(  # type: ignore[no-untyped-def]
+    key, first, step, source, x, n, bucket, ratios, units, levels, negative, sent, bits, words, planes,
+    LONG: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    start = tl.program_id(0).to(tl.int64) * WIDTH
+    place = tl.arange(0, WIDTH)
+    at = start + place
     inside = at < n
     v = tl.load(x + at, mask=inside, other=0)
-    ratio = tl.load(ratios + bucket_of(start, place, bucket, LONG), mask=inside, other=0)
-    uniform = uniforms(key, tl.cast(first, tl.int64) + start, step, source, WIDTH).to(tl.float64) * ONE_OF_2_32
-    exact = tl.abs(v.to(tl.float64)) * ratio
-    exact = tl.where(exact > levels, tl.cast(levels, tl.float64), exact) + uniform
-    level = tl.where(exact == exact, exact, 0).to(tl.int32)
-    code = tl.where((v < 0) & (level > 0), level + negative, level)
-    tl.store(codes + at, code.to(tl.uint8), mask=inside)
+    b = bucket_of(start, place, bucket, LONG)
+    ratio = tl.load(ratios + b, mask=inside, other=0)
+    uniform = uniforms(key, tl.cast(first, tl.int64) + start, step, source, WIDTH)
+    code = tl.where(inside, _drawn_code(v, ratio, uniform, levels, negative), 0)
+    word = start // 64 + tl.arange(0, WIDTH // 64)
+    to = planes + word
+    rows = tl.reshape(code, [WIDTH // 64, 64])
+    for j in range(bits):
+        tl.store(to, to_words(((rows >> j) & 1) != 0), mask=word < words)
+        to += words
+    if sent is not None:
+        unit = tl.load(units + b, mask=inside, other=0)
+        tl.store(sent + at, _value_of(code, unit, levels, negative).to(sent.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _write(values, out, at, inside, ADDING: tl.constexpr):  # type: ignore[no-untyped-def]
+    rounded = values.to(out.dtype.element_ty)
+    if ADDING:
+        rounded = tl.load(out + at, mask=inside, other=0) + rounded
+    tl.store(out + at, rounded, mask=inside)
+
+
+@triton.jit(do_not_specialize=["levels", "negative"])
+def _dequantize_kernel(  # type: ignore[no-untyped-def]
+    codes, n, bucket, units, levels, negative, out, ADDING: tl.constexpr, LONG: tl.constexpr, WIDTH: tl.constexpr
+):
+    start = tl.program_id(0).to(tl.int64) * WIDTH
+    place = tl.arange(0, WIDTH)
+    at = start + place
+    code = tl.load(codes + at, mask=at < n, other=0).to(tl.int32)
+    unit = tl.load(units + bucket_of(start, place, bucket, LONG), mask=at < n, other=0)
+    _write(_value_of(code, unit, levels, negative), out, at, at < n, ADDING)
+
+
+@triton.jit(do_not_specialize=["levels", "negative"])
+def _decode_kernel(  # type: ignore[no-untyped-def]
+    planes, bits, words, n, bucket, units, levels, negative, out, ADDING: tl.constexpr, LONG: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    start = tl.program_id(0).to(tl.int64) * WIDTH
+    place = tl.arange(0, WIDTH)
+    at = start + place
+    code = tl.zeros([WIDTH], tl.int32)
+    plane = planes
+    for j in range(bits):
+        code |= bit_at(plane, at, at < n).to(tl.int32) << j
+        plane += words
+    unit = tl.load(units + bucket_of(start, place, bucket, LONG), mask=at < n, other=0)
+    _write(_value_of(code, unit, levels, negative), out, at, at < n, ADDING)
+
+
+def _of_buckets(kernel: Any, scales: Tensor, levels: int) -> Tensor:
+    """What a kernel makes of each scale, float64."""
+    buckets = scales.numel()
+    made = torch.empty(buckets, dtype=torch.float64, device=scales.device)
+    kernel[(triton.cdiv(buckets, WIDTH),)](scales, int(levels), buckets, made, WIDTH, **APART)
+    return made
 
 
 def quantize(
     schedule: NDArray[np.uint64], first: Any, step: Any, source: Any, x: Tensor, bucket: int, scales: Tensor,
-    levels: int, negative: int, work: Tensor | None, codes: Tensor,
+    levels: int, negative: int, work: Any, codes: Tensor,
 ) -> None:  # fmt: skip
     """Code of each element: level floor(min(levels |x| / scale, levels) + u), u uniform in [0, 1).
 
@@ -64,46 +169,64 @@ def quantize(
     levels : s. negative : s or more. work : not used. codes : uint8[n], overwritten.
     """
     if n := x.numel():
-        bucket, buckets = min(int(bucket), n), scales.numel()
-        ratios = torch.empty(buckets, dtype=torch.float64, device=x.device)
-        _ratios_kernel[(triton.cdiv(buckets, WIDTH),)](scales, int(levels), buckets, ratios, WIDTH, **APART)
+        bucket, ratios = min(int(bucket), n), _of_buckets(_ratios_kernel, scales, levels)
         _quantize_kernel[(triton.cdiv(n, WIDTH),)](
-            key_of(schedule), int(first), int(step), int(source), x, n, bucket, ratios, int(levels), int(negative),
-            codes, bucket >= WIDTH, WIDTH, **APART,
+            key_of(schedule), int(first), int(step), int(source), x, n, bucket, ratios,
+            int(levels), int(negative), codes, bucket >= WIDTH, WIDTH, **APART,
         )  # fmt: skip
 
 
-@triton.jit
-def _units_kernel(scales, levels, buckets, units, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What one level is worth; 0 where the scale is not finite."""
-    bucket = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
-    scale = tl.load(scales + bucket, mask=bucket < buckets, other=0).to(tl.float64)
-    unit = tl.where(scale - scale == 0, scale, 0) / tl.cast(levels, tl.float64)
-    tl.store(units + bucket, unit, mask=bucket < buckets)
+def encode(
+    schedule: NDArray[np.uint64], first: Any, step: Any, source: Any, x: Tensor, bucket: int, norm: int | None,
+    scales: Tensor, levels: int, negative: int, work: Any, sent: Tensor | None, planes: Tensor,
+) -> Tensor:  # fmt: skip
+    """As `quantize`, with codes to bit planes, and scales that are the buckets' norms.
 
+    norm : L2 or LINF of `mpicomp.kernels.gpu.bucketed`, and scales are overwritten; None: scales are given. sent :
+    like x, overwritten with the values of the codes; or None. planes : int64[bits, ceil(n / 64)], overwritten.
 
-@triton.jit(do_not_specialize=["levels", "negative"])
-def _dequantize_kernel(  # type: ignore[no-untyped-def]
-    codes, n, bucket, units, levels, negative, out, LONG: tl.constexpr, WIDTH: tl.constexpr
-):
-    start = tl.program_id(0).to(tl.int64) * WIDTH
-    place = tl.arange(0, WIDTH)
-    at = start + place
-    inside = at < n
-    code = tl.load(codes + at, mask=inside, other=0).to(tl.int32)
-    unit = tl.load(units + bucket_of(start, place, bucket, LONG), mask=inside, other=0)
-    below = code > negative
-    level = tl.minimum(tl.where(below, code - negative, code), levels)
-    value = level.to(tl.float64) * tl.where(below, -unit, unit)
-    tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
-
-
-def dequantize(codes: Tensor, bucket: int, scales: Tensor, levels: int, negative: int, out: Tensor) -> None:
-    """Values of codes, finite whatever the codes. codes : uint8[n]; out : float32[n] or float64[n], overwritten."""
-    if n := out.numel():
+    Returns
+    -------
+    bool[]
+        Whether all norms are finite; a norm beyond float32 becomes the largest number, NaN becomes 0.
+    """
+    finite = torch.ones((), dtype=torch.uint8, device=x.device)
+    if n := x.numel():
         bucket, buckets = min(int(bucket), n), scales.numel()
-        units = torch.empty(buckets, dtype=torch.float64, device=out.device)
-        _units_kernel[(triton.cdiv(buckets, WIDTH),)](scales, int(levels), buckets, units, WIDTH, **APART)
+        if norm is not None:
+            found = torch.empty(buckets, dtype=torch.float64, device=x.device)
+            norms(x, bucket, norm, found)
+            _scales_kernel[(triton.cdiv(buckets, WIDTH),)](found, buckets, scales, finite, norm == L2, WIDTH, **APART)
+        ratios = _of_buckets(_ratios_kernel, scales, levels)
+        units = None if sent is None else _of_buckets(_units_kernel, scales, levels)
+        _encode_kernel[(triton.cdiv(n, WIDTH),)](
+            key_of(schedule), int(first), int(step), int(source), x, n, bucket, ratios,
+            units, int(levels), int(negative), sent, *planes.shape, planes, bucket >= WIDTH, WIDTH, **APART,
+        )  # fmt: skip
+    return finite.view(torch.bool)
+
+
+def dequantize(
+    codes: Tensor, bucket: int, scales: Tensor, levels: int, negative: int, out: Tensor, adding: bool
+) -> None:
+    """Values of codes, finite whatever the codes; `adding`: they are added to what is there.
+
+    codes : uint8[n]. out : float32[n] or float64[n], overwritten. adding : bool.
+    """
+    if n := out.numel():
+        bucket, units = min(int(bucket), n), _of_buckets(_units_kernel, scales, levels)
         _dequantize_kernel[(triton.cdiv(n, WIDTH),)](
-            codes, n, bucket, units, int(levels), int(negative), out, bucket >= WIDTH, WIDTH, **APART
+            codes, n, bucket, units, int(levels), int(negative), out, bool(adding), bucket >= WIDTH, WIDTH, **APART
         )
+
+
+def decode(
+    planes: Tensor, bucket: int, scales: Tensor, levels: int, negative: int, work: Any, out: Tensor, adding: bool
+) -> None:
+    """As `dequantize`, of codes in bit planes. planes : int64[bits, ceil(n / 64)]. work : not used."""
+    if n := out.numel():
+        bucket, units = min(int(bucket), n), _of_buckets(_units_kernel, scales, levels)
+        _decode_kernel[(triton.cdiv(n, WIDTH),)](
+            planes, *planes.shape, n, bucket, units, int(levels), int(negative), out, bool(adding), bucket >= WIDTH,
+            WIDTH, **APART,
+        )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpicomp.kernels.cpu.bucketed import L1, L2
+from mpicomp.kernels.cpu.bucketed import L1, L2, LINF
 from tests.unit.kernels.gpu.side_by_side import FLOATS, SideBySide, numbers, words
 
 # elements, and elements of a bucket
@@ -15,7 +15,7 @@ CASES = (
     (0, 7), (1, 1), (9, 4), (65, 64), (100, 1), (513, 100), (1000, 512), (4097, 1024), (9000, 4097), (9000, 1500),
     (13000, 2**40),
 )  # fmt: skip
-KINDS = pytest.mark.parametrize("kind", [L2, L1], ids=["l2", "l1"])
+KINDS = pytest.mark.parametrize("kind", [L2, L1, LINF], ids=["l2", "l1", "linf"])
 
 
 @pytest.fixture
@@ -35,12 +35,13 @@ def test_norms_are_the_cpus(both: SideBySide, kind: int, dtype: Any) -> None:
         both("norms", numbers(n, dtype), bucket, kind, np.full(count(n, bucket), 7.0), offset=n % 4)
 
 
-@pytest.mark.parametrize("kind", [np.int32, np.int64])
-def test_largest_magnitudes_are_the_cpus(both: SideBySide, kind: Any) -> None:
+@FLOATS
+def test_a_bucket_with_nan_has_none_but_that_as_its_norm(both: SideBySide, dtype: Any) -> None:
     for n, bucket in CASES:
-        x = numbers(n, np.float32 if kind is np.int32 else np.float64)
+        x = numbers(n, dtype)
         x[n // 2 :: 1000] = np.nan
-        both("largest", x.view(kind), kind(np.iinfo(kind).max), bucket, np.full(count(n, bucket), -1, kind))
+        x[n // 3 :: 1000] = -np.inf
+        both("norms", x, bucket, LINF, np.full(count(n, bucket), 7.0))
 
 
 @FLOATS
