@@ -60,14 +60,13 @@ class BucketReducer:
         self._alone: Callable[[], None] | None = None  # what `wait` has yet to do about values taken alone
         self._moves: Difference | None = None
 
-    def take_moves(self, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
+    def take_moves(self, before: list[Tensor], after: list[Tensor]) -> None:
         """Let what the members were less what they have become be the ``vector`` of the next call.
 
         `after` may lie in ``vector``. Both must be left alone until the call has ended.
         """
         if isinstance(self._vector_array, Tensor):
-            for one, other, move in zip(before, after, self.vector_views, strict=True):
-                torch.sub(one, other, out=move)
+            torch._foreach_copy_(self.vector_views, torch._foreach_sub(before, after))
             return
         filled = [one.numel() > 0 for one in before]
         were, are, views = ([t.numpy() for t in compress(side, filled)] for side in (before, after, self.vector_views))
