@@ -17,19 +17,23 @@ class Landed:
     ----------
     copy : Testable
     then : callable
-        Called once.
+        Called once, even if it raises or more tests follow.
     """
 
     __slots__ = ("_copy", "_then")
 
     def __init__(self, copy: Testable, then: Callable[[], object]) -> None:
-        self._copy, self._then = copy, then
+        self._copy = copy
+        self._then: Callable[[], object] | None = then
 
     def Test(self) -> bool:  # noqa: N802 - MPI's name
         """See `Testable`."""
+        if self._then is None:
+            return True
         if not self._copy.Test():
             return False
-        self._then()
+        then, self._then = self._then, None
+        then()
         return True
 
 
