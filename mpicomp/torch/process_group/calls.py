@@ -39,11 +39,22 @@ class Calls:
         self.begun = 0
         """Collectives."""
 
-    def collective(self, name: str, operation: Callable[..., Operation], *operands: Any, opts: Any = None) -> Work:
-        """Begin a collective; arguments that cannot be used raise here, and CollectiveMismatch on the other ranks."""
+    def collective(
+        self,
+        name: str,
+        operation: Callable[..., Operation],
+        *operands: Any,
+        opts: Any = None,
+        source: int | None = None,
+    ) -> Work:
+        """Begin a collective; arguments that cannot be used raise here, and CollectiveMismatch on the other ranks.
+
+        Where there is a `source`, a single operand is read on that rank alone, and written on the others.
+        """
         comm, twins = self._comm, Twins()
+        is_source = comm.rank == source
         try:
-            on_host = _with_twins(twins, operands)
+            on_host = _with_twins(twins, operands, (True, True) if source is None else (is_source, not is_source))
             made = operation(comm, *on_host)
         except (TypeError, ValueError, MemoryError) as error:
             self._reject(f"{name}, rejected: {error}")
@@ -150,9 +161,12 @@ class Calls:
         return Work(handles, [tensor for work in works for tensor in work.result()])
 
 
-def _with_twins(twins: Twins, operands: Sequence[Any]) -> list[Any]:
-    """A collective's operands: of two with tensors the first is written and the second read, a single one is both."""
+def _with_twins(twins: Twins, operands: Sequence[Any], single: tuple[bool, bool]) -> list[Any]:
+    """A collective's operands: of two with tensors the first is written and the second read.
+
+    `single` says whether one alone is read, and whether it is written.
+    """
     second_too = len(operands) > 1 and isinstance(operands[1], Tensor | list | tuple)
-    sides = [(False, True), (True, False)] if second_too else [(True, True)]
+    sides = [(False, True), (True, False)] if second_too else [single]
     taken = [twins.of(one, *side) for one, side in zip(operands, sides, strict=False)]
     return [*taken, *operands[len(taken) :]]

@@ -46,8 +46,8 @@ class Methods:
     def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, root: int = 0) -> Work:
         """Overwrite a tensor with the root's."""
         operation = _taking(moving.broadcast, _single)
-        operands = _list(tensors), _root(opts, root)
-        return self._calls.collective("broadcast", operation, *operands, opts=_timed(opts, timeout))
+        source, options = _root(opts, root), _timed(opts, timeout)
+        return self._calls.collective("broadcast", operation, _list(tensors), source, opts=options, source=source)
 
     def allreduce(
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, op: Any = ReduceOp.SUM

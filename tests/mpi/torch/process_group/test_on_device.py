@@ -193,6 +193,15 @@ def test_an_input_is_left_alone_by_a_gather_and_by_a_reduction_to_another_rank(d
         assert len(device.copied) == 1  # to the host
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_broadcast_crosses_once_on_each_rank(transposed: bool, device: FakeTorchDevice) -> None:
+    """The root's tensor to its host, and from there to the others' devices, whose own values nobody reads."""
+    x, root = mine(NAME, 3, 5), dist.get_world_size() - 1
+    dist.broadcast(x.t() if transposed else x, root)
+    assert device.copied == [60]
+    assert torch.equal(x.cpu(), torch.arange(15.0).view(3, 5) + 100 * root)
+
+
 @pytest.mark.usefixtures("device")
 def test_twins_of_a_list_lie_one_behind_the_other_and_are_sent_from_there() -> None:
     tensors = [mine(NAME, 2, 3), mine(NAME, 0), mine(NAME, 4)]
