@@ -86,6 +86,8 @@ def test_a_model_on_a_device_is_trained_to_the_same_bits(comm: Communicator, alg
         (Marsit(2, residual="paper"), {"synchronize": "gradients", "dtype": torch.bfloat16}),
         (DoubleSqueeze(), {}),
         (TopKSGD(), {"overlap": False}),
+        (Dense(wire="float16"), {"overlap": True}),
+        (Dense(wire="bfloat16"), {"dtype": torch.bfloat16}),
     ],
 )
 def test_encoding_on_the_device_changes_no_bit(
