@@ -19,7 +19,7 @@ GARBAGE = 0xA5
 
 
 class FakeDevice:
-    """See `collectives.devices.Device`. Copies to the host happen as late as they may: behind kernels that came later.
+    """See `collectives.devices.Device`. Copies happen as late as they may: to the host behind kernels that came later.
 
     Attributes
     ----------
@@ -41,6 +41,8 @@ class FakeDevice:
         self._kernels: deque[Callable[[], object]] = deque()  # copies to the device among them
         self._to_host: deque[tuple[int, Callable[[], None]]] = deque()  # each behind so many kernels
         self._launched = self._run = self._begun = self._copied = 0
+        self._last_kernel = 0  # how many were launched up to the last one that is no copy
+        self._queuing = threading.RLock()  # for ranks' threads, as the numbers are places in the queues
 
     def pinned(self, nbytes: int) -> NDArray[np.uint8]:
         if not self.has_memory:
@@ -53,10 +55,15 @@ class FakeDevice:
     def take(self, array: FakeArray) -> Taken:
         there = array.there
         contiguous = there.flags.c_contiguous
-        vector = torch.from_numpy(there.reshape(-1)) if contiguous else None
+        vector = torch.from_numpy(there.reshape(-1)).view(getattr(torch, array.dtype)) if contiguous else None
         return Taken(array.dtype, there.shape, contiguous, there.ctypes.data, vector)
 
     def run(self, work: Callable[[], object]) -> None:
+        with self._queuing:
+            self._launch(work)
+            self._last_kernel = self._launched
+
+    def _launch(self, work: Callable[[], object]) -> None:
         self._kernels.append(work)
         self._launched += 1
 
@@ -67,12 +74,13 @@ class FakeDevice:
         def copy() -> None:
             self._copy(as_bytes(source), as_bytes(target))
 
-        if isinstance(target, np.ndarray):
-            self._to_host.append((self._launched, copy))
-            self._begun += 1
-        else:
-            self.run(copy)
-        return Event(self, self._launched, self._begun)
+        with self._queuing:
+            if isinstance(target, np.ndarray):
+                self._to_host.append((self._last_kernel, copy))
+                self._begun += 1
+                return Event(self, self._last_kernel, self._begun)
+            self._launch(copy)
+            return Event(self, self._launched, 0)
 
     def use(self) -> None:
         self.used_by.add(threading.current_thread().name)

@@ -17,20 +17,10 @@ from tests.fake_device import FakeArray, FakeDevice
 STEPS = 4
 
 
-class Device(FakeDevice):
-    """A fake device whose vectors have PyTorch's type, bfloat16 too, as a GPU's have."""
-
-    def take(self, array: FakeArray) -> devices.Taken:
-        taken = super().take(array)
-        if taken.dtype != "bfloat16" or taken.vector is None:
-            return taken
-        return taken._replace(vector=taken.vector.view(torch.bfloat16))
-
-
 def fake_devices(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeDevice]:
     """Have devices made when they are asked for; returns those that are made."""
     known: dict[int, FakeDevice] = {}
-    monkeypatch.setitem(devices.MAKERS, devices.CUDA, lambda index: known.setdefault(index, Device(index)))
+    monkeypatch.setitem(devices.MAKERS, devices.CUDA, lambda index: known.setdefault(index, FakeDevice(index)))
     return known
 
 
