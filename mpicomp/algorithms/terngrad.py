@@ -22,19 +22,22 @@ from numpy.typing import NDArray
 
 from collectives import Communicator
 from collectives.devices import Landed, named
+from collectives.execution.parts import in_parts
 from collectives.progress.polling import until
 from collectives.testable import Testable
 from mpicomp import kernels
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, Reducer, VectorSpec
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.codecs.base import Bytes, Draw
-from mpicomp.codecs.bucketed import all_finite, count, lengths, norms, to_float32
+from mpicomp.codecs.bucketed import count
 from mpicomp.codecs.error_feedback import FeedbackEncoder
 from mpicomp.codecs.on_device import Mirror
 from mpicomp.codecs.options import adopt, integer, number
 from mpicomp.codecs.quantizer import Quantizer
 from mpicomp.reducers.all_gather import all_gather, gathered_model
 from mpicomp.reducers.side_channel import SideChannel, bad_ranks
+
+PART_ELEMENTS = 1 << 20  # of which one worker measures the scales at a time
 
 
 @dataclass(frozen=True)
@@ -84,13 +87,12 @@ class TernGrad(Algorithm):
         return gathered_model(self.codec, n, piece_bytes)
 
     def scales(self, values: Any) -> Any:
-        """Of one rank's vector, each bucket's, as float32; infinity where the vector is not finite."""
-        found, xp = norms(values, self.bucket, "linf"), kernels.beside(values).arrays.xp
-        if self.clip is not None:
-            sigma = norms(values, self.bucket, "l2") / xp.sqrt(lengths(values, self.bucket))
-            found = xp.minimum(found, self.clip * sigma)
-        scales = to_float32(found)
-        return xp.where(all_finite(found, values), scales, xp.full_like(scales, xp.inf))
+        """Of one rank's vector, each bucket's, as float32; infinity where the bucket is not finite."""
+        on = kernels.beside(values)
+        scales = on.arrays.empty(values, count(len(values), self.bucket), "float32")
+        clip = None if self.clip is None else float(self.clip)
+        on.bucketed.clipped_scales(values, self.bucket, clip, scales)
+        return scales
 
 
 class _Shared:
@@ -115,6 +117,8 @@ class SharedScaleRounds:
     ) -> None:
         self._options, self._encoder, self._gather = options, encoder, gather
         buckets = count(spec.n, options.bucket)
+        step = options.bucket * max(1, PART_ELEMENTS // options.bucket)
+        self._parts = [range(start, min(spec.n, start + step)) for start in range(0, spec.n, step)]
         self._side_channel = SideChannel(comm, 0, 4 * buckets)
         self._mine = self._side_channel.tail.view(np.float32)
         self._device = None if spec.device == "cpu" else named(spec.device)
@@ -126,15 +130,9 @@ class SharedScaleRounds:
         """See `Reducer`."""
         if not call.spec.n:
             return
-        traffic, channel = call.traffic, self._side_channel
-        start = traffic.clock()
-        measured = self._measure(call.values)
-        spent = traffic.clock() - start
-        traffic.seconds_encoding += spent
-        traffic.seconds_total += spent
-        if measured is not None:
-            yield from until(measured, call)
-        yield from channel.swap(call, traffic)
+        yield from self._measure(call)
+        channel = self._side_channel
+        yield from channel.swap(call, call.traffic)
         everyones = np.stack([tail.view(np.float32) for tail in channel.tails])
         bad = bad_ranks(~np.isfinite(everyones).all(axis=1))
         if bad:
@@ -142,8 +140,29 @@ class SharedScaleRounds:
         self._encoder.codec = _Shared(self._options.codec, self._beside_vector(everyones.max(axis=0, initial=0)))
         yield from self._gather.steps(call)
 
-    def _measure(self, values: Any) -> Testable | None:
-        """Overwrite this rank's scales; tells when a device has done so."""
+    def _measure(self, call: VectorCall) -> Iterator[bool]:
+        """Overwrite this rank's scales."""
+        traffic, values = call.traffic, call.values
+        if self._device is None and len(self._parts) > 1:
+            measure = partial(self._measure_part, values)
+            yield from in_parts(call, traffic, "seconds_encoding", measure, self._parts)
+            return
+        start = traffic.clock()
+        measured = self._measure_whole(values)
+        spent = traffic.clock() - start
+        traffic.seconds_encoding += spent
+        traffic.seconds_total += spent
+        if measured is not None:
+            yield from until(measured, call)
+
+    def _measure_part(self, values: Any, part: range) -> None:
+        """Overwrite the scales of whole buckets."""
+        scales = self._options.scales(values[part.start : part.stop])
+        first = part.start // self._options.bucket
+        self._mine[first : first + len(scales)] = scales
+
+    def _measure_whole(self, values: Any) -> Testable | None:
+        """Overwrite all scales; tells when a device has done so."""
         scales = partial(self._options.scales, values)
         if self._device is None:
             self._mine[:] = scales()

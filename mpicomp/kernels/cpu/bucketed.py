@@ -70,6 +70,13 @@ def of_bucket(x, start, end, kind):  # type: ignore[no-untyped-def]
     return total
 
 
+@njit(nogil=True, inline="always")
+def as_float32(found):  # type: ignore[no-untyped-def]
+    """As float32, rounded once; the largest where it is beyond, 0 for NaN."""
+    bounded = min(max(found, -FLOAT32_MAX), FLOAT32_MAX)
+    return float32(bounded) if found == found else float32(0)
+
+
 @njit(nogil=True, cache=True)
 def norms(x, bucket, kind, found):  # type: ignore[no-untyped-def]
     """Sum of squares (L2), sum of magnitudes (L1) or largest magnitude (LINF) of each bucket.
@@ -79,6 +86,22 @@ def norms(x, bucket, kind, found):  # type: ignore[no-untyped-def]
     """
     for b in range(found.size):
         found[b] = of_bucket(x, b * bucket, min(x.size, (b + 1) * bucket), kind)
+
+
+@njit(nogil=True, cache=True)
+def clipped_scales(x, bucket, clip, scales):  # type: ignore[no-untyped-def]
+    """Largest magnitude of each bucket, but at most `clip` times the root of its mean square.
+
+    x, bucket : as in `norms`. clip : float64, or None for no limit. scales : float32[ceil(n / bucket)], overwritten;
+    infinity where x has NaN or infinity, and the largest number where the scale is beyond float32.
+    """
+    for b in range(scales.size):
+        start, end = b * bucket, min(x.size, (b + 1) * bucket)
+        found = _largest(x, start, end)
+        finite = np.isfinite(found)
+        if clip is not None:
+            found = min(found, clip * (np.sqrt(of_bucket(x, start, end, L2)) / np.sqrt(float64(end - start))))
+        scales[b] = as_float32(found) if finite else np.inf
 
 
 @njit(nogil=True, inline="always")
@@ -176,13 +199,6 @@ def _pack_and_subtract(x, bits, start, end, high, low):  # type: ignore[no-untyp
             bits[i // 64] = word
             i += 64
     return fold(strange) + rest
-
-
-@njit(nogil=True, inline="always")
-def as_float32(found):  # type: ignore[no-untyped-def]
-    """As float32, rounded once; the largest where it is beyond, 0 for NaN."""
-    bounded = min(max(found, -FLOAT32_MAX), FLOAT32_MAX)
-    return float32(bounded) if found == found else float32(0)
 
 
 @njit(nogil=True, cache=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mpicomp.kernels import streams
 from mpicomp.kernels.cpu.bucketed import L1, L2, LINF
-from mpicomp.kernels.gpu.common import APART, LANES, add_rows, bit_at, fold, to_words
+from mpicomp.kernels.gpu.common import APART, LANES, add_rows, bit_at, bits_of, fold, number, to_words
 from mpicomp.kernels.gpu.sums import (
     ROWS,
     SQUARES,
@@ -22,7 +22,7 @@ from mpicomp.kernels.gpu.sums import (
     total_of,
 )
 
-__all__ = ["L1", "L2", "LINF", "keep_sides", "keep_signs", "norms", "side_sums", "spread"]
+__all__ = ["L1", "L2", "LINF", "clipped_scales", "keep_sides", "keep_signs", "norms", "side_sums", "spread"]
 
 WIDTH = 1024  # elements of a program
 TILE = 4096  # elements of a program that compares
@@ -91,6 +91,52 @@ def norms(x: Tensor, bucket: int, kind: int, found: Tensor) -> None:
             of_blocks = torch.empty(found.numel() * blocks, dtype=torch.float64, device=x.device)
             block_sums(x, None, None, None, bucket, blocks, kind, of_blocks)
             add_blocks(of_blocks, blocks, found)
+
+
+@triton.jit
+def as_float32(found):  # type: ignore[no-untyped-def]
+    """As float32, rounded once; the largest where it is beyond, 0 for NaN."""
+    known = tl.where(found == found, found, 0)
+    return tl.where(known > FLOAT32_MAX, FLOAT32_MAX, tl.where(known < -FLOAT32_MAX, -FLOAT32_MAX, known)).to(
+        tl.float32
+    )
+
+
+@triton.jit
+def _clipped_kernel(sizes, squares, n, bucket, clip, scales, buckets, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """sizes, squares : largest magnitude and sum of squares of each bucket, the latter None where `clip` is.
+
+    clip : bits of a float64.
+    """
+    b = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+    inside = b < buckets
+    size = tl.load(sizes + b, mask=inside, other=0)
+    found = size
+    if squares is not None:
+        length = tl.maximum(tl.minimum(n - b * bucket, bucket), 1).to(tl.float64)
+        sigma = tl.sqrt(tl.load(squares + b, mask=inside, other=0)) / tl.sqrt(length)
+        limit = number(clip, tl.float64) * sigma
+        found = tl.where(limit < size, limit, size)
+    tl.store(scales + b, tl.where(size - size == 0, as_float32(found), float("inf")), mask=inside)
+
+
+def clipped_scales(x: Tensor, bucket: int, clip: float | None, scales: Tensor) -> None:
+    """Largest magnitude of each bucket, but at most `clip` times the root of its mean square.
+
+    x, bucket : as in `norms`. clip : float64, or None for no limit. scales : float32[ceil(n / bucket)], overwritten;
+    infinity where x has NaN or infinity, and the largest number where the scale is beyond float32.
+    """
+    if n := x.numel():
+        bucket, buckets = min(int(bucket), n), scales.numel()
+        sizes = torch.empty(buckets, dtype=torch.float64, device=x.device)
+        norms(x, bucket, LINF, sizes)
+        squares = bits = None
+        if clip is not None:
+            squares, bits = torch.empty_like(sizes), bits_of(clip, torch.float64)
+            norms(x, bucket, L2, squares)
+        _clipped_kernel[(triton.cdiv(buckets, WIDTH),)](
+            sizes, squares, n, bucket, bits, scales, buckets, WIDTH, **APART
+        )
 
 
 @triton.jit
@@ -193,15 +239,6 @@ def spread(bits: Tensor, above: Tensor, below: Tensor, bucket: int, out: Tensor,
         _spread_kernel[(triton.cdiv(n, WIDTH),)](
             bits, above, below, bucket, n, out, bool(adding), bucket >= WIDTH, WIDTH, **APART
         )
-
-
-@triton.jit
-def as_float32(found):  # type: ignore[no-untyped-def]
-    """As float32, rounded once; the largest where it is beyond, 0 for NaN."""
-    known = tl.where(found == found, found, 0)
-    return tl.where(known > FLOAT32_MAX, FLOAT32_MAX, tl.where(known < -FLOAT32_MAX, -FLOAT32_MAX, known)).to(
-        tl.float32
-    )
 
 
 @triton.jit

@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 from collectives import Communicator, Ring
 from collectives.execution.handle import Call
+from collectives.execution.parts import in_parts
 from collectives.execution.pipelined import execute
 from collectives.execution.program import gather_program
 from collectives.execution.workers import worker_number
@@ -72,6 +73,37 @@ def gather(comm: Communicator, payload: Pieces, traffic: Traffic | None = None) 
     program = gather_program(comm.rank, comm.size, [range(k, k + 1) for k in range(count)])
     call = Call(comm, lambda: "a gather")
     comm.run(call, execute(call, program, payload, comm.fixed_tag(), traffic or Traffic()))
+
+
+def do_parts(comm: Communicator, work: Any, count: int, traffic: Traffic) -> None:
+    """Have work done on parts 0 to count - 1."""
+    call = Call(comm, lambda: "work")
+    comm.run(call, in_parts(call, traffic, "seconds_encoding", work, range(count)))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_parts_are_worked_on_by_as_many_threads_as_there_are(threads: int) -> None:
+    meeting, done, traffic = threading.Barrier(threads), [], Traffic()
+
+    def work(part: int) -> None:
+        meeting.wait(PATIENCE_S)
+        time.sleep(0.002)
+        done.append((part, worker_number() > 0))
+
+    with Communicator(threads=threads) as comm:
+        do_parts(comm, work, 6, traffic)
+    assert sorted(done) == [(part, threads > 1) for part in range(6)]
+    assert traffic.seconds_encoding >= 0.012
+    assert traffic.seconds_total > 0
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_error_of_a_part_is_raised_by_the_call(threads: int) -> None:
+    def work(part: int) -> None:
+        raise MemoryError(f"no room for part {part}")
+
+    with Communicator(threads=threads) as comm, pytest.raises(MemoryError, match="no room for part"):
+        do_parts(comm, work, 6, Traffic())
 
 
 def test_as_many_pieces_as_workers_are_encoded_and_finished_at_the_same_time() -> None:

@@ -45,6 +45,17 @@ def test_a_bucket_with_nan_has_none_but_that_as_its_norm(both: SideBySide, dtype
 
 
 @FLOATS
+@pytest.mark.parametrize("clip", [None, 2.5, 0.3])
+def test_clipped_scales_are_the_cpus(both: SideBySide, dtype: Any, clip: float | None) -> None:
+    for n, bucket in CASES:
+        x, scales = numbers(n, dtype), np.full(count(n, bucket), 7.0, np.float32)
+        both("clipped_scales", x, bucket, clip, scales, offset=n % 4)
+        x[n // 2 :: 1000] = np.nan
+        x[n // 3 :: 1000] = -np.inf
+        both("clipped_scales", x, bucket, clip, scales, offset=n % 4)
+
+
+@FLOATS
 def test_sums_of_sides_are_the_cpus(both: SideBySide, dtype: Any) -> None:
     for n, bucket in CASES:
         buckets = count(n, bucket)
