@@ -39,8 +39,10 @@ class Taken(NamedTuple):
 class Device(Protocol):
     """One device, as far as calls need it. It does later what it is given to do.
 
-    Kernels follow upon kernels and upon copies to the device. Copies follow upon copies, and upon the kernels before.
-    Kernels do not wait for copies to the host, which are made while others compute.
+    Kernels follow upon kernels and upon copies to the device. They do not wait for copies to the host, which are made
+    while others compute. Copies follow upon the kernels before and upon copies in the same direction; copies to the
+    host and copies to the device do not wait for each other. So whoever overwrites what is still being copied, or
+    copies back what is still on its way, waits for that copy first.
 
     Attributes
     ----------
@@ -67,7 +69,7 @@ class Device(Protocol):
         ...
 
     def copy(self, source: Any, target: Any) -> Testable:
-        """Copy a vector, of which either end is the host's; tells when that, and every copy before, is done."""
+        """Copy a vector, of which either end is the host's; tells when it and all before in its direction are done."""
         ...
 
     def use(self) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,22 @@ class TorchDevice:
     def __init__(self, torch: Any, index: int) -> None:
         self.name, self._torch = f"cuda:{index}", torch
         self._index = index
-        self._stream, self._copies = torch.cuda.Stream(index), torch.cuda.Stream(index)
+        self._stream, self._to_host, self._to_device = (torch.cuda.Stream(index) for _ in range(3))
+        self._launched: Any = None  # an event behind all kernels; None: there may be newer ones than the last event
+        self._marking = threading.Lock()
         self._launching = (
             threading.RLock()
         )  # Triton loads a kernel at its first launch, and not for two threads at once
 
-    def _on_stream(self) -> AbstractContextManager[None]:
-        return self._torch.cuda.stream(self._stream)  # type: ignore[no-any-return]
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        """Launch kernels."""
+        try:
+            with self._torch.cuda.stream(self._stream):
+                yield
+        finally:
+            with self._marking:
+                self._launched = None
 
     def pinned(self, nbytes: int) -> Bytes:
         """See `Device`; PyTorch keeps memory that is freed, and hands it out again."""
@@ -57,14 +66,23 @@ class TorchDevice:
         with self._launching, self._on_stream():
             work()
 
+    def _behind_kernels(self) -> Any:
+        """An event behind all kernels so far, but behind no copy that has begun since the last of them."""
+        with self._marking:
+            if self._launched is None:
+                self._launched = self._stream.record_event()
+            return self._launched
+
     def copy(self, source: Any, target: Any) -> Testable:
         """See `Device`."""
         from_, to = self._bytes(source), self._bytes(target)
-        self._copies.wait_stream(self._stream)
-        with self._torch.cuda.stream(self._copies):
+        to_host = isinstance(target, np.ndarray)
+        copies = self._to_host if to_host else self._to_device
+        copies.wait_event(self._behind_kernels())
+        with self._torch.cuda.stream(copies):
             to.copy_(from_, non_blocking=True)
-        event = self._copies.record_event()
-        if not isinstance(target, np.ndarray):
+        event = copies.record_event()
+        if not to_host:
             self._stream.wait_event(event)
         return Event(event.query, (from_, to))
 
