@@ -10,14 +10,18 @@ Reference: Marsit (arXiv 2204.06787), section 3.1 and Table 1.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from collectives import Communicator
+from collectives.devices import named
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.codecs.options import flag, integer
 from mpicomp.codecs.stochastic_sign import StochasticSign
 from mpicomp.kernels.streams import Stream
-from mpicomp.reducers.cascade import Cascade
+from mpicomp.reducers.cascade import Cascade, CascadePayload
+from mpicomp.reducers.cascade_device import DeviceCascadePayload
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,19 @@ class CascadingSSDM(Algorithm):
         """The noise has another size."""
         return False
 
+    def encodes_on_devices(self, dtype: str) -> bool:
+        """See `Algorithm`."""
+        return True
+
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """No feedback x stochastic sign x decoding and encoding on every hop."""
-        codec, stream = StochasticSign(), Stream(self.seed, spec.vector_id, "stochastic sign")
-        model = self.message_model(spec.n, spec.dtype, comm.size, 0)
-        return Parts(None, codec, Cascade(comm, spec, codec, stream, model, self.normalise))
+        codec, model = StochasticSign(), self.message_model(spec.n, spec.dtype, comm.size, 0)
+        stream = Stream(self.seed, spec.vector_id, "stochastic sign")
+        make: Callable[..., CascadePayload] = CascadePayload
+        if spec.device != "cpu":
+            make = partial(DeviceCascadePayload, named(spec.device))
+        reducer = Cascade(comm, spec, model, self.normalise, partial(make, codec, stream, comm.rank))
+        return Parts(None, codec, reducer)
 
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
         """See `Algorithm.message_model`: one message a chunk, with one norm."""

@@ -13,22 +13,28 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mpicomp.codecs.base import Bytes, Draw, check_size
-from mpicomp.codecs.sign import UNSIGNED
-from mpicomp.kernels.cpu.bucketed import L2, norms
-from mpicomp.kernels.cpu.sign import unpack
-from mpicomp.kernels.cpu.ssdm import stochastic_signs
+from mpicomp import kernels
+from mpicomp.codecs.base import Bytes, Draw, check_size, checked
+from mpicomp.codecs.bucketed import finite
 from mpicomp.kernels.streams import BLOCK
 
 HEADER = 8
+_NOTHING = {4: np.float32(0), 8: np.float64(0)}  # by the size of an element
+
+
+def measure(values: Any, out: Any) -> None:
+    """Overwrite one float32 with the two-norm, summed in float64 and rounded once; both are in one memory.
+
+    The largest float32 where that of finite values would overflow.
+    """
+    kernels.beside(values).ssdm.norm(values, out)
 
 
 def norm(values: NDArray[Any]) -> np.float32:
-    """Two-norm, summed in float64 and rounded once; the largest float32 where that of finite values would overflow."""
-    sums = np.empty(-(-values.size // BLOCK), np.float64)
-    norms(values, BLOCK, L2, sums)
-    root = np.sqrt(sums.sum())
-    return np.float32(min(root, np.finfo(np.float32).max) if np.isfinite(root) else root)
+    """The two-norm of an array: see `measure`."""
+    found = np.empty(1, np.float32)
+    measure(values, found)
+    return np.float32(found[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,26 +42,37 @@ class StochasticSign:
     """SSDM's codec for float32 values."""
 
     alignment: ClassVar[int] = BLOCK
+    encodes_on_devices: ClassVar[bool] = True
 
     def nbytes(self, n: int, weight: int = 1) -> int:
         """Header and eight bytes per 64 elements."""
         return HEADER + 8 * -(-n // 64)
 
-    def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
+    def encode(self, values: Any, payload: Bytes, *, draw: Draw) -> Any:
         """Draw each element's sign. Raises ValueError if a value is not finite."""
-        check_size(self, payload, values.size, 1)
-        scale = norm(values)
-        if not np.isfinite(scale):
-            raise ValueError("the values contain NaN or infinity")
-        payload[:HEADER].view(np.float32)[:] = (scale, 0)
+        check_size(self, payload, len(values), 1)
+        on = kernels.beside(values)
+        header, bits = on.arrays.view(payload[:HEADER], "float32"), on.arrays.view(payload[HEADER:], "uint64")
+        header[1:] = 0
+        measure(values, header[:1])
+        well = checked(on.arrays.xp.isfinite(header[0]))
         at = np.uint64(draw.offset), np.uint64(draw.step & 0xFFFFFFFF), draw.source
-        nothing, bits = values.dtype.type(0), payload[HEADER:].view(np.uint64)
-        stochastic_signs(draw.stream.schedule(), *at, values, None, None, nothing, nothing, np.float64(scale), bits)
+        nothing = _NOTHING[values.itemsize]
+        scale = np.float64(header[0]) if isinstance(header, np.ndarray) else header[:1]
+        on.ssdm.stochastic_signs(draw.stream.schedule(), *at, values, None, None, nothing, nothing, scale, bits)
+        return well
 
-    def decode(self, payload: Bytes, values: NDArray[Any], *, weight: int) -> None:
+    def decode(self, payload: Bytes, values: Any, *, weight: int) -> None:
         """Write +N or -N for each element; a damaged norm that is not finite counts as 0."""
-        check_size(self, payload, values.size, weight)
-        scale = payload[:4].view(np.float32)[0]
-        words = UNSIGNED[values.itemsize]
-        signed = np.array([scale, -scale] if np.isfinite(scale) else [0, 0], values.dtype).view(words)
-        unpack(payload[HEADER:].view(np.uint64), signed[0], signed[1], False, values.view(words))
+        self._spread(payload, values, weight, adding=False)
+
+    def add(self, payload: Bytes, sums: Any) -> None:
+        """Add what `decode` would write to `sums`. Raises ValueError for a wrong size."""
+        self._spread(payload, sums, 1, adding=True)
+
+    def _spread(self, payload: Bytes, values: Any, weight: int, adding: bool) -> None:
+        check_size(self, payload, len(values), weight)
+        on = kernels.beside(values)
+        scale = on.arrays.convert(finite(on.arrays.view(payload[:4], "float32")), values.dtype)
+        bits = on.arrays.view(payload[HEADER:], "uint64")
+        on.bucketed.spread(bits, scale, -scale, max(1, len(values)), values, adding)

@@ -2,150 +2,255 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from operator import imul
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
-from numpy.typing import NDArray
 
 from collectives import Communicator
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Message, Program
-from collectives.memory import narrow
+from collectives.memory import SIXTEEN_BIT
+from collectives.progress.polling import done
+from collectives.testable import Testable
+from mpicomp import kernels
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.nonfinite import largest
 from mpicomp.aggregator.parts import MessageModel, Reducer, VectorSpec
 from mpicomp.codecs.base import Draw
-from mpicomp.codecs.stochastic_sign import StochasticSign, norm
+from mpicomp.codecs.stochastic_sign import StochasticSign, measure
 from mpicomp.kernels.streams import Stream
+from mpicomp.reducers.coded import Payloads
 from mpicomp.reducers.side_channel import SideChannel, bad_ranks
 
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Cascade(Reducer):
-    """Sums of one vector along the plan of the communicator's topology; `normalise` as in `mpicomp.CascadingSSDM`."""
+    """Sums of one vector along the plan of the communicator's topology.
+
+    Parameters
+    ----------
+    comm : Communicator
+    spec : VectorSpec
+    model : MessageModel
+    normalise : bool
+        As in `mpicomp.CascadingSSDM`.
+    payload : callable
+        Makes the payload from a program.
+    """
 
     def __init__(
         self,
         comm: Communicator,
         spec: VectorSpec,
-        codec: StochasticSign,
-        stream: Stream,
         model: MessageModel,
         normalise: bool,
+        payload: Callable[[Program], CascadePayload],
     ) -> None:
-        self._comm, self._normalise, self._tag = comm, normalise, comm.fixed_tag()
-        self.program = comm.program(comm.select(codec.nbytes(spec.n)), spec.n, model.alignment, model.piece_elements)
-        self._payload = CascadePayload(self.program, comm.rank, codec, stream)
+        self._size, self._normalise, self._tag = comm.size, normalise, comm.fixed_tag()
+        topology = comm.select(model.nbytes(spec.n, 1))
+        self.program = comm.program(topology, spec.n, model.alignment, model.piece_elements)
+        self._payload = payload(self.program)
         self._side_channel = SideChannel(comm, 1)
 
     def commit(self) -> None:
         """See `Reducer`."""
-        self._payload.values = self._payload.nothing
+        self._payload.end()
 
     roll_back = commit
 
     def steps(self, call: VectorCall) -> Iterator[bool]:
         """See `Reducer`."""
         payload, channel = self._payload, self._side_channel
-        values = call.values
-        if values.dtype == np.float64:  # infinity stays infinity, of which the norm tells
-            values = np.where(np.isinf(values), values, np.clip(values, -_LARGEST, _LARGEST)).astype(np.float32)
-        payload.begin(values, call.step)
-        channel.mine[0] = norm(payload.values)
+        payload.begin(call.values, call.step)
+        yield from done(call, payload.measure(payload.values))
+        channel.mine[0] = payload.length
         yield from channel.swap(call, call.traffic)
         norms = channel.everyones[:, 0]
         bad = bad_ranks(~np.isfinite(norms))
         if bad:
             raise call.non_finite(bad)
         yield from execute(call, self.program, payload, self._tag, call.traffic)
-        result = payload.sums
-        np.divide(result, self._comm.size, out=result)
+        payload.divide(self._size)
         if self._normalise:
-            length = float(norm(result))
-            result *= np.float32(norms.mean() / length if length > 0 else 0)
-        if call.spec.sixteen_bit:
-            most = np.float32(largest(call.spec.dtype))  # amplitudes grow from hop to hop, and float16 ends soon
-            narrow(np.clip(result, -most, most, out=result), call.spec.dtype, call.out)
-        else:
-            call.out[:] = result
+            yield from done(call, payload.measure(payload.sums))
+            payload.multiply(np.float32(norms.mean() / payload.length if payload.length > 0 else 0))
+        yield from done(call, payload.write(call.out, call.spec.dtype))
 
 
 class CascadePayload:
-    """Partial sums in float32; compressed just before they are sent."""
+    """Partial sums of one vector in float32; see `MergedPayload`.
+
+    A rank compresses its sum of a piece once in a step: when it has merged all that it is to merge into it. That is
+    what it sends on, whether it speaks for some of the ranks or for all.
+
+    Parameters
+    ----------
+    codec : StochasticSign
+    stream : Stream
+    rank : int
+    program : Program
+
+    Attributes
+    ----------
+    values : array[n]
+        This rank's vector.
+    sums : float32[n]
+        Partial sums, and after the program the sum of all ranks.
+    """
 
     brief = False
     receive_buffers = 1
 
-    def __init__(self, program: Program, rank: int, codec: StochasticSign, stream: Stream) -> None:
-        self._codec = codec
-        self._pieces, self._size, self._rank, self._stream = program.pieces, program.plan.size, rank, stream
-        longest = program.longest_piece
-        n = self._pieces[-1].stop if self._pieces else 0
-        self.sums = np.empty(n, np.float32)
-        self._bytes = [np.zeros(self._codec.nbytes(len(cut)), np.uint8) for cut in self._pieces]
-        self._messages = [[payload, payload.nbytes, MPI.BYTE] for payload in self._bytes]
-        self._incoming = np.empty(self._codec.nbytes(longest), np.uint8)
-        self._decoded = np.empty(longest, np.float32)  # one message is merged at a time
-        self.nothing = self.values = np.empty(0, np.float32)
+    def __init__(self, codec: StochasticSign, stream: Stream, rank: int, program: Program) -> None:
+        self._codec, self._stream, self._rank = codec, stream, rank
+        self._pieces, chains = program.pieces, program.chains
+        self._last_merge = [  # the receive after which a piece is compressed; -1: it is when it has been encoded
+            max((message.index for message in chain if not message.is_send and message.held_weight), default=-1)
+            for chain in chains
+        ]
+        self._replaced = [  # whether the sum comes from another rank
+            last >= 0 and not chain[last].held_weight for chain, last in zip(chains, program.last_recv, strict=True)
+        ]
+        self.sums = self._zeros(self._pieces[-1].stop if self._pieces else 0)
+        self._length = self._length_here = self._zeros(1)
+        self._held = self._payloads([len(cut) for cut in self._pieces])
+        self._landing = self._payloads([program.longest_piece] * self.receive_buffers)
+        self._messages = [[payload, payload.nbytes, MPI.BYTE] for payload in self._held.host]
+        self.nothing = self.values = self._zeros(0)
         self.step = 0
 
-    def encode(self, piece: int) -> None:
-        """Copy this rank's piece."""
-        cut = self._pieces[piece]
-        self.sums[cut.start : cut.stop] = self.values[cut.start : cut.stop]
-        if self._size == 1:
-            self._compress(piece)
+    # Where the vector is ---------------------------------------------------------------------------------------------
 
-    def _compress(self, piece: int) -> None:
-        cut = self._pieces[piece]
-        part = self.sums[cut.start : cut.stop]
-        np.nan_to_num(part, copy=False, posinf=_LARGEST, neginf=-_LARGEST)
-        # one rank compresses an element once in each phase at most: the weight tells those apart
-        draw = Draw(self._stream, self.step, self._rank, self._compressed.get(piece, 0), cut.start // 512 * 512)
-        self._compressed[piece] = draw.ordinal + 1
-        self._codec.encode(part, self._bytes[piece], draw=draw)
+    def _zeros(self, n: int) -> Any:
+        """A float32 vector."""
+        return np.zeros(n, np.float32)
 
-    def begin(self, values: NDArray[Any], step: int) -> None:
-        """Go to another vector and step."""
+    def _payloads(self, lengths: Sequence[int]) -> Payloads:
+        return Payloads(self._codec, lengths)
+
+    def _do(self, work: Callable[..., object], *operands: Any) -> None:
+        """Have kernels launched, behind those of before."""
+        work(*operands)
+
+    def _over(self) -> Testable | None:
+        """Tells when all kernels are done that were launched before."""
+        return None
+
+    def _fetch_length(self) -> Testable | None:
+        """Have the host know what was measured."""
+        return None
+
+    # Before and after the program ------------------------------------------------------------------------------------
+
+    @property
+    def length(self) -> float:
+        """The norm that was measured last."""
+        return float(self._length_here[0])
+
+    def begin(self, values: Any, step: int) -> None:
+        """Go to another vector, float32 or float64, and step."""
         self.values, self.step = values, step
-        self._compressed: dict[int, int] = {}
-        self._final: set[int] = set()
+        if values.itemsize == 8:
+            self._do(_hold, values, self.sums)
+            self.values = self.sums
+
+    def end(self) -> None:
+        """Drop the reference to the caller's vector, so that it can be freed."""
+        self.values = self.nothing
+
+    def measure(self, vector: Any) -> Testable | None:
+        """Measure the norm of a float32 vector; tells when `length` is it."""
+        self._do(measure, vector, self._length)
+        return self._fetch_length()
+
+    def divide(self, divisor: int) -> None:
+        """Divide the sums."""
+        self._do(kernels.beside(self.sums).arrays.divide, self.sums, divisor)
+
+    def multiply(self, factor: np.float32) -> None:
+        """Multiply the sums."""
+        self._do(imul, self.sums, float(factor))
+
+    def write(self, out: Any, dtype: str) -> Testable | None:
+        """Write the sums to `out`, of this type; tells when they are there."""
+        self._do(_write, self.sums, out, dtype)
+        return self._over()
+
+    # See `MergedPayload` ---------------------------------------------------------------------------------------------
+
+    def encode(self, piece: int) -> Testable | None:
+        """Copy this rank's piece, and compress it if nothing will be merged into it."""
+        if self.values is not self.sums:
+            cut = self._pieces[piece]
+            self._do(_copy, self.values[cut.start : cut.stop], self._part(piece))
+        return self._compress(piece) if self._last_merge[piece] < 0 else None
 
     def outgoing(self, piece: int, weight: int) -> Any:
-        """See `Payload`: a partial sum is compressed just before it is sent."""
-        if piece not in self._final:
-            self._compress(piece)
+        """See `Payload`: what the sum was compressed to."""
         return self._messages[piece]
 
-    def replacing(self, piece: int, weight: int) -> Any:
-        """See `Payload`."""
-        self._final.add(piece)
-        return self._messages[piece]
+    replacing = outgoing
 
     def incoming(self, piece: int, buffer: int, weight: int) -> Any:
-        """See `Payload`."""
-        nbytes = self._bytes[piece].size
-        return [self._incoming[:nbytes], nbytes, MPI.BYTE]
+        """See `MergedPayload`."""
+        nbytes = self._messages[piece][1]
+        return [self._landing.host[buffer][:nbytes], nbytes, MPI.BYTE]
 
     def prepare(self, message: Message, buffer: int) -> None:
-        """See `Payload`: nothing can be drawn ahead, as the probabilities are in the data."""
+        """See `MergedPayload`: nothing can be drawn ahead, as the probabilities are in the data."""
 
-    def merge(self, message: Message, buffer: int) -> None:
-        """Decode a message, add it, and compress a complete sum."""
-        cut = self._pieces[message.piece]
-        decoded = self._decoded[: len(cut)]
-        self._codec.decode(self._incoming[: self._bytes[message.piece].size], decoded, weight=message.weight)
-        part = self.sums[cut.start : cut.stop]
-        with np.errstate(over="ignore"):
-            np.add(part, decoded, out=part)
-        if message.weight + message.held_weight == self._size:
-            self._compress(message.piece)
-            self._final.add(message.piece)
+    def merge(self, message: Message, buffer: int) -> Testable | None:
+        """Decode a message and add it, and compress the sum if nothing else will be merged into it."""
+        piece = message.piece
+        self._landing.deliver(buffer)
+        self._do(self._codec.add, self._landing.there[buffer][: self._messages[piece][1]], self._part(piece))
+        return self._compress(piece) if message.index == self._last_merge[piece] else self._over()
 
-    def finish(self, piece: int) -> None:
+    def finish(self, piece: int) -> Testable | None:
         """Decode the complete sum."""
+        if self._replaced[piece]:
+            self._held.deliver(piece)
+        self._do(self._decode, piece)
+        return self._over()
+
+    def _part(self, piece: int) -> Any:
         cut = self._pieces[piece]
-        self._codec.decode(self._bytes[piece], self.sums[cut.start : cut.stop], weight=self._size)
+        return self.sums[cut.start : cut.stop]
+
+    def _decode(self, piece: int) -> None:
+        self._codec.decode(self._held.there[piece], self._part(piece), weight=1)
+
+    def _compress(self, piece: int) -> Testable | None:
+        """Tells when the payload can be sent."""
+        draw = Draw(self._stream, self.step, self._rank, offset=self._pieces[piece].start)
+        self._do(self._encode, piece, draw)
+        return self._held.fetch(piece)
+
+    def _encode(self, piece: int, draw: Draw) -> None:
+        part = self._part(piece)
+        kernels.beside(part).arrays.xp.clip(part, -_LARGEST, _LARGEST, out=part)
+        self._codec.encode(part, self._held.there[piece], draw=draw)
+
+
+def _copy(source: Any, target: Any) -> None:
+    target[:] = source
+
+
+def _hold(values: Any, out: Any) -> None:
+    """Round float64 to float32; what is beyond is its largest number, but infinity, of which the norm tells."""
+    xp = kernels.beside(values).arrays.xp
+    out[:] = xp.where(xp.isinf(values), values, xp.clip(values, -_LARGEST, _LARGEST))
+
+
+def _write(sums: Any, out: Any, dtype: str) -> None:
+    """Round to the type of results; amplitudes grow from hop to hop, and float16 ends soon: its largest number then."""
+    if dtype not in SIXTEEN_BIT:
+        out[:] = sums
+        return
+    on, most = kernels.beside(sums), largest(dtype)
+    on.arrays.xp.clip(sums, -most, most, out=sums)
+    on.sixteen_bits.narrow(sums, dtype == "bfloat16", on.arrays.view(out, "uint16"))

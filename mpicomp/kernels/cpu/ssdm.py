@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import float64, njit, uint64
+from numba import float32, float64, njit, uint64
 
 from mpicomp.kernels.cpu.lanes import as_lanes, fold, lane, to_bits, to_float64, widen
 from mpicomp.kernels.cpu.philox import LOW, draw, load_keys
@@ -11,6 +11,7 @@ from mpicomp.kernels.cpu.simd import LANES, load, splat, store
 from mpicomp.kernels.streams import BLOCK
 
 TWO_31 = np.float64(2147483648.0)
+FLOAT32_MAX = np.float64(np.finfo(np.float32).max)
 
 
 @njit(nogil=True, inline="always")
@@ -54,6 +55,19 @@ def squares(g, momentum, beta, gain, sums):  # type: ignore[no-untyped-def]
     """
     for b in range(sums.size):
         sums[b] = squares_of_block(g, momentum, beta, gain, b * BLOCK, min(g.size, (b + 1) * BLOCK))
+
+
+@njit(nogil=True, cache=True)
+def norm(g, out):  # type: ignore[no-untyped-def]
+    """Two-norm of g, summed in float64 block by block and rounded once; where it is beyond float32, its largest number.
+
+    Not finite where the sum of squares is not. g : float32[n] or float64[n]. out : float32[1], overwritten.
+    """
+    total = float64(0)
+    for start in range(0, g.size, BLOCK):
+        total += squares_of_block(g, None, None, None, start, min(g.size, start + BLOCK))
+    root = np.sqrt(total)
+    out[0] = float32(FLOAT32_MAX if FLOAT32_MAX < root < np.inf else root)
 
 
 @njit(nogil=True, cache=True)

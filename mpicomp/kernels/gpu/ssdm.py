@@ -13,9 +13,10 @@ from torch import Tensor
 
 from mpicomp.kernels import streams
 from mpicomp.kernels.cpu.bucketed import L2
+from mpicomp.kernels.gpu.bucketed import FLOAT32_MAX
 from mpicomp.kernels.gpu.common import APART, bits_of, number, to_words
 from mpicomp.kernels.gpu.philox import key_of, uniforms
-from mpicomp.kernels.gpu.sums import block_sums, combined
+from mpicomp.kernels.gpu.sums import block_sums, combined, total_of
 
 TWO_31 = tl.constexpr(2147483648.0)
 WORDS = 16  # words of a program
@@ -32,9 +33,35 @@ def squares(g: Tensor, momentum: Tensor | None, beta: Any, gain: Any, sums: Tens
         block_sums(g, momentum, own, new, streams.BLOCK, 1, L2, sums)
 
 
+@triton.jit
+def _norm_kernel(sums, blocks, out):  # type: ignore[no-untyped-def]
+    first = tl.zeros([1], tl.int64)
+    root = tl.sqrt(total_of(sums, first, first + blocks))
+    beyond = (root > FLOAT32_MAX) & (root < float("inf"))
+    tl.store(out + first, tl.where(beyond, FLOAT32_MAX, root).to(tl.float32))
+
+
+def norm(g: Tensor, out: Tensor) -> None:
+    """Two-norm of g, summed in float64 block by block and rounded once; where it is beyond float32, its largest number.
+
+    Not finite where the sum of squares is not. g : float32[n] or float64[n]. out : float32[1], overwritten.
+    """
+    sums = torch.empty(triton.cdiv(g.numel(), streams.BLOCK), dtype=torch.float64, device=g.device)
+    squares(g, None, None, None, sums)
+    _norm_kernel[(1,)](sums, sums.numel(), out, num_warps=1, **APART)
+
+
+@triton.jit
+def _scale_of(norm):  # type: ignore[no-untyped-def]
+    """2^31 / norm, float64, of one number in the device's memory; 0 of 0 and NaN."""
+    length = tl.load(norm).to(tl.float64)
+    known = length > 0
+    return tl.where(known, TWO_31 / tl.where(known, length, 1), 0)
+
+
 @triton.jit(do_not_specialize=["key", "first", "step", "source", "beta", "gain", "scale"])
 def _stochastic_signs_kernel(  # type: ignore[no-untyped-def]
-    key, first, step, source, g, momentum, moved, beta, gain, scale, n, bits, WORDS: tl.constexpr
+    key, first, step, source, g, momentum, moved, beta, gain, norm, scale, n, bits, WORDS: tl.constexpr
 ):
     start = tl.program_id(0).to(tl.int64) * (WORDS * 64)
     at = start + tl.arange(0, WORDS * 64)
@@ -43,7 +70,8 @@ def _stochastic_signs_kernel(  # type: ignore[no-untyped-def]
     x = combined(g, momentum, beta, gain, at, inside)
     if momentum is not None:
         tl.store(moved + at, x, mask=inside)
-    below = TWO_31 + x.to(tl.float64) * number(scale, tl.float64) > uniform
+    factor = number(scale, tl.float64) if norm is None else _scale_of(norm)
+    below = TWO_31 + x.to(tl.float64) * factor > uniform
     word = start // 64 + tl.arange(0, WORDS)
     tl.store(bits + word, to_words(tl.reshape(below & inside, [WORDS, 64])), mask=word * 64 < n)
 
@@ -56,13 +84,14 @@ def stochastic_signs(
 
     schedule, step, source : as in `philox.draw_words`; element e of a group of 512 takes 32-bit word
     e mod 16 of draw e div 16. first : index of g[0] in its vector, a multiple of 64. g : float32[n] or float64[n].
-    momentum : like g, or None: x is g itself. moved : like momentum, overwritten. norm : float64; 0 gives fair coins.
-    bits : int64[ceil(n / 64)], overwritten.
+    momentum : like g, or None: x is g itself. moved : like momentum, overwritten. norm : float64, or a tensor of one
+    number, which need not be there yet; 0 gives fair coins. bits : int64[ceil(n / 64)], overwritten.
     """
     if n := g.numel():
-        scale = TWO_31.value / float(norm) if norm > 0 else 0.0
+        there = norm if isinstance(norm, Tensor) else None
+        scale = TWO_31.value / float(norm) if there is None and norm > 0 else 0.0
         factors = (None, None) if momentum is None else (bits_of(beta, g.dtype), bits_of(gain, g.dtype))
         _stochastic_signs_kernel[(triton.cdiv(n, 64 * WORDS),)](
             key_of(schedule), int(first), int(step), int(source), g, momentum, moved, *factors,
-            bits_of(scale, torch.float64), n, bits, WORDS, **APART,
+            there, bits_of(scale, torch.float64), n, bits, WORDS, **APART,
         )  # fmt: skip

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from mpicomp.kernels.cpu.ssdm import norm as norm_of
 from mpicomp.kernels.cpu.ssdm import squares, stochastic_signs
 from mpicomp.kernels.streams import Stream
 from tests.reference.signs import pack_bits
@@ -82,6 +83,29 @@ def test_squares_without_momentum_equal_the_reference(dtype: Any) -> None:
         sums = np.full(-(-n // 4096), np.nan)
         squares(x, None, dtype(0), dtype(1), sums)
         np.testing.assert_array_equal(sums, sums_of_squares(x))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_norms_are_sums_of_blocks_rounded_once(dtype: Any) -> None:
+    for n in LENGTHS:
+        x, out = values(n, dtype), np.full(1, np.nan, np.float32)
+        norm_of(x, out)
+        assert out[0] == np.float32(np.sqrt(sum(sums_of_squares(x).tolist())))
+
+
+@pytest.mark.parametrize(
+    ("x", "expected"),
+    [
+        (np.full(3, np.finfo(np.float32).max, np.float32), np.finfo(np.float32).max),
+        (np.full(3, 1e39), np.finfo(np.float32).max),
+        (np.array([1, -np.inf], np.float32), np.inf),
+        (np.array([np.nan, 1], np.float32), np.nan),
+    ],
+)
+def test_norms_of_numbers_are_finite_and_others_not(x: NDArray[Any], expected: float) -> None:
+    out = np.zeros(1, np.float32)
+    norm_of(x, out)
+    np.testing.assert_array_equal(out, np.float32(expected))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

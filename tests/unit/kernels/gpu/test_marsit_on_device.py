@@ -9,7 +9,7 @@ import pytest
 
 from collectives import CollectiveMismatch, Communicator
 from collectives.threads.run_local import run_local
-from mpicomp import CascadingSSDM, Marsit
+from mpicomp import Marsit
 from tests.fake_device import FakeArray, FakeDevice
 from tests.unit.kernels.gpu.on_device import (
     assert_nan_is_told_and_nothing_lost,
@@ -149,11 +149,7 @@ def test_full_precision_rounds_and_measuring_tell_of_no_clipped_elements(made: d
     assert fractions[1] > 0
 
 
-def test_what_cannot_be_encoded_on_a_device_is_refused(comm: Communicator) -> None:
-    with pytest.raises(
-        ValueError, match=r"CascadingSSDM.* encodes vectors of float32 on the CPU alone, not on cuda; leave out device"
-    ):
-        CascadingSSDM().start(comm, 10, device="cuda")
+def test_a_device_that_there_is_not_is_refused(comm: Communicator) -> None:
     with pytest.raises(ValueError, match="there is no device 'tpu': write 'cpu', 'cuda' or 'cuda:1'"):
         Marsit().start(comm, 10, device="tpu")
 

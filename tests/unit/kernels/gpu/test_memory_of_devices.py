@@ -9,7 +9,7 @@ import pytest
 
 from collectives import CollectiveMismatch, Communicator, devices
 from collectives.threads.run_local import run_local
-from mpicomp import DoubleSqueeze, EFSignSGD, Marsit, ScaleCom
+from mpicomp import CascadingSSDM, DoubleSqueeze, EFSignSGD, Marsit, ScaleCom
 from tests.fake_device import FakeArray
 from tests.unit.kernels.gpu.on_device import fake_devices, vector
 
@@ -17,7 +17,9 @@ pytest.importorskip("triton", reason="kernels for GPUs need Triton, or its inter
 N = 200
 
 
-@pytest.mark.parametrize("method", [Marsit(None), Marsit(None, winners=1), EFSignSGD(), DoubleSqueeze(), ScaleCom(8)])
+@pytest.mark.parametrize(
+    "method", [Marsit(None), Marsit(None, winners=1), EFSignSGD(), DoubleSqueeze(), ScaleCom(8), CascadingSSDM()]
+)
 def test_a_start_without_memory_can_be_repeated(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = fake_devices(monkeypatch)
 
@@ -44,7 +46,7 @@ def test_a_start_without_memory_can_be_repeated(method: Any, monkeypatch: pytest
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("method", [ScaleCom(8, warmup_steps=2), Marsit(None, transactional=True)])
+@pytest.mark.parametrize("method", [ScaleCom(8, warmup_steps=2), Marsit(None, transactional=True), CascadingSSDM()])
 def test_memory_is_taken_at_the_start(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = fake_devices(monkeypatch)
     with Communicator() as comm:

@@ -28,6 +28,28 @@ def test_sums_of_squares_are_the_cpus(both: SideBySide, dtype: Any, momentum: bo
 
 
 @FLOATS
+def test_norms_are_the_cpus(both: SideBySide, dtype: Any) -> None:
+    for n in (0, 1, 9, 65, 4095, 4097, 18 * 4096 + 77):
+        both("norm", numbers(n, dtype), np.full(1, 7, np.float32), offset=n % 4)
+    most = np.finfo(dtype).max
+    for values in ([most, most], [1e38, 3e38, 2e38], [1, np.inf], [np.nan, 1]):
+        both("norm", np.array(values, dtype), np.full(1, 7, np.float32))
+
+
+@pytest.mark.parametrize("norm", [0.0, 2.5, 300.0, float(np.float32(1e-45)), np.inf, np.nan])
+def test_signs_are_the_same_by_a_norm_on_the_device(norm: float, both: SideBySide, to_device: Any) -> None:
+    begin = Stream(3, 1, "signs").schedule(), np.uint64(64), np.uint64(17), source(5, 2)
+    g = numbers(1100, np.float32)
+    found = []
+    for one in (np.float64(norm), to_device(np.full(1, norm, np.float32))):
+        words = to_device(np.zeros(18, np.uint64))
+        with np.errstate(all="ignore"):
+            both.gpu.stochastic_signs(*begin, to_device(g), None, None, g[0], g[0], one, words)
+        found.append(words)
+    assert bool((found[0] == found[1]).all())
+
+
+@FLOATS
 @MOMENTUM
 @pytest.mark.parametrize("first", [0, 2**41 + 64])
 def test_momentum_and_signs_are_the_cpus(both: SideBySide, dtype: Any, momentum: bool, first: int) -> None:
