@@ -118,11 +118,11 @@ def top_k_calls(x: Any, residual: Any) -> Calls:
 
     def several(chunk: int) -> object:
         work = None, None, None
-        return top_k.several(x, residual, chunk, chunk // RATE, 16, mask, high, *work, indices, values)
+        return top_k.several(x, residual, None, chunk, chunk // RATE, 16, mask, high, *work, indices, values)
 
     nbytes = 8 * n + 8 * (n // RATE)
     return {
-        f"top 1 of {CHUNK}": (lambda: top_k.largest(x, residual, CHUNK, mask, indices, values), nbytes),
+        f"top 1 of {CHUNK}": (lambda: top_k.largest(x, residual, None, CHUNK, mask, indices, values), nbytes),
         f"top 10 of {10 * CHUNK}": (lambda: several(10 * CHUNK), nbytes),
         f"top {LONG_CHUNK // RATE} of {LONG_CHUNK}": (lambda: several(LONG_CHUNK), nbytes),
     }

@@ -18,6 +18,7 @@ from collectives.devices import Device, Landed
 from collectives.testable import Testable
 from mpicomp.codecs.memory import Memory, Part
 from mpicomp.codecs.on_device import ALL, Mirror, OnDevice
+from mpicomp.codecs.top_k import Selector
 
 _FINITE, _WITHIN = slice(0, 1), slice(1, 2)
 
@@ -57,9 +58,7 @@ class DeviceMemory(OnDevice, Memory):
         self._indices = Mirror(device, self._zeros(count, np.int32))
         self.indices: NDArray[np.uint32] = self._indices.here.view(np.uint32)
         self._flags = Mirror(device, self._zeros(2, np.uint8))
-        sizes = np.array([np.inf, np.nan], self.dtype).view(f"int{8 * self.dtype.itemsize}")
-        bits = 8 * self.dtype.itemsize - 1
-        self._infinity, self._mask, self._high = int(sizes[0]), (1 << bits) - 1, 1 << (bits - 1)
+        self._selectors = {(run.chunk, run.keep): Selector(run.chunk, run.keep, self.dtype) for run in self.runs}
 
     def mirror(self) -> Mirror:
         """Another vector in the type of computing, and memory of the host for it."""
@@ -106,14 +105,9 @@ class DeviceMemory(OnDevice, Memory):
     def _find(self, run: Part, vector: Any, residual: Any) -> None:
         x, rest = vector[run.elements], None if residual is None else residual[run.elements]
         indices, found = self._indices.there[run.values], self._picked[run.values]
-        if run.keep == 1:
-            most = self._kernels.top_k.largest(x, rest, run.chunk, self._mask, indices, found)
-        else:
-            unused = None, None, None
-            kernel, about = self._kernels.top_k.several, (run.chunk, run.keep, 1, self._mask, self._high)
-            most = kernel(x, rest, *about, *unused, indices, found)
+        finite = self._selectors[run.chunk, run.keep](x, rest, indices, found)
         if rest is not None:
-            self._note(_FINITE, most < self._infinity)
+            self._note(_FINITE, finite)
 
     def fetch_indices(self) -> Testable:
         """Copy the indices of `find` to the host; tells when they are there."""

@@ -71,8 +71,10 @@ class Selector:
         reaching = min(chunk, keep * (self._depth + 1))
         self._places, self._sizes = np.empty(reaching, np.uint32), np.empty(reaching + 16, sizes)
 
-    def __call__(self, x: Any, residual: Any, indices: Any, values: Any) -> Any:
+    def __call__(self, x: Any, residual: Any, indices: Any, values: Any, left: Any = None) -> Any:
         """Overwrite `indices` and `values` with the places within chunks, ascending, and elements of x + residual.
+
+        left : like x, or None; overwritten with x + residual.
 
         Returns
         -------
@@ -83,11 +85,12 @@ class Selector:
             return True
         on = kernels.beside(x).top_k
         if self.keep == 1:
-            most = on.largest(x, residual, self.chunk, self._mask, indices, values)
+            most = on.largest(x, residual, left, self.chunk, self._mask, indices, values)
         else:
             high = np.uint64(1 << (8 * self._mask.nbytes - 2))
+            shape = self.chunk, self.keep, self._depth
             work = self._maxima, self._places, self._sizes  # which devices do not use
-            most = on.several(x, residual, self.chunk, self.keep, self._depth, self._mask, high, *work, indices, values)
+            most = on.several(x, residual, left, *shape, self._mask, high, *work, indices, values)
         return most < self._infinity
 
 
@@ -157,27 +160,29 @@ class TopK:
 
     def encode(self, values: Any, payload: Bytes, *, draw: Draw) -> Any:
         """Nothing is drawn. Raises ValueError if a value is not finite."""
-        return self._encode(values, None, payload)[1]
+        return self._encode(values, None, payload, None)[1]
 
     def encode_keeping(self, values: Any, residual: Any, payload: Bytes, left: Any) -> Any:
         """See `Extended`. Raises ValueError if a value + residual is not finite."""
-        on = kernels.beside(values)
-        on.error_feedback.compensate(values, residual, None, left)
-        indices, finite = self._encode(values, residual, payload)
-        places = on.arrays.empty(values, len(indices), "int64")
-        on.sparse.expand(indices, self.elements, self.keep, 0, len(values), places)
-        left[places] -= self._parts(payload, len(values), 1)[0]
+        indices, finite = self._encode(values, residual, payload, left)
+        on, sent = kernels.beside(values), self._parts(payload, len(values), 1)[0]
+        taken = on.arrays.convert(-sent, left.dtype)
+        on.sparse.spread_chunks(taken, indices, self.elements, self.keep, left, True)
         return finite
 
-    def _encode(self, values: Any, residual: Any, payload: Bytes) -> tuple[Any, Any]:
-        """Write the largest of values + residual; returns their places within chunks, and whether all are finite."""
+    def _encode(self, values: Any, residual: Any, payload: Bytes, left: Any) -> tuple[Any, Any]:
+        """Write the largest of values + residual; returns their places within chunks, and whether all are finite.
+
+        left : overwritten with values + residual; None: not.
+        """
         arrays, (chosen, planes) = kernels.beside(values).arrays, self._parts(payload, len(values), 1)
         indices = arrays.empty(values, len(chosen), "uint32")
         found = arrays.empty(values, len(chosen), values.dtype)
-        finite = checked(Selector(self.elements, self.keep, _FLOATS[values.itemsize])(values, residual, indices, found))
+        select = Selector(self.elements, self.keep, _FLOATS[values.itemsize])
+        finite = checked(select(values, residual, indices, found, left))
         if values.itemsize > chosen.itemsize:
             found = arrays.xp.clip(found, -FLOAT32_MAX, FLOAT32_MAX)
-        payload[: self._planes_start(len(chosen))] = 0
+        payload[chosen.nbytes : self._planes_start(len(chosen))] = 0
         chosen[:] = found
         pack_indices(indices, planes)
         return indices, finite

@@ -8,7 +8,9 @@ from numba.cpython.unsafe.numbers import trailing_zeros
 
 from mpicomp.kernels.cpu.lanes import fold, lane
 from mpicomp.kernels.cpu.philox import LOW, draw, load_keys
-from mpicomp.kernels.cpu.simd import LANES, load, splat
+from mpicomp.kernels.cpu.simd import LANES, load, splat, store
+
+STRETCH = 4096  # elements that stay in the caches from their clearing to their scattering
 
 # Places of elements -------------------------------------------------------------------------------------------------
 
@@ -114,6 +116,19 @@ def put(values, places, out):  # type: ignore[no-untyped-def]
         out[places[j]] = values[j]
 
 
+@njit(nogil=True, inline="always")
+def _clear(out, start, stop):  # type: ignore[no-untyped-def]
+    """Overwrite a stretch with zeros; returns where it ends."""
+    i = start
+    while i + LANES <= stop:
+        store(out, i, splat(out.dtype.type(0)))
+        i += LANES
+    while i < stop:
+        out[i] = 0
+        i += 1
+    return stop
+
+
 # Payloads -----------------------------------------------------------------------------------------------------------
 
 
@@ -124,13 +139,13 @@ def spread_chunks(values, indices, chunk, keep, out, adding):  # type: ignore[no
     indices : uint32[k], places within chunks; such as lie outside are taken to the last element. What is not finite
     counts as 0. adding : bool.
     """
-    j = 0
+    j = cleared = 0
     for start in range(0, out.size, chunk):
         stop = min(out.size, start + chunk)
-        if not adding:
-            for i in range(start, stop):
-                out[i] = 0
-        for _ in range((keep * (stop - start) + chunk - 1) // chunk):
+        while cleared < stop and not adding:  # more than a short chunk at once
+            cleared = _clear(out, cleared, min(out.size, cleared + STRETCH))
+        k = keep if stop - start == chunk else (keep * (stop - start) + chunk - 1) // chunk
+        for _ in range(k):
             if np.isfinite(values[j]):
                 at = start + min(int64(indices[j]), stop - start - 1)
                 out[at] = out[at] + values[j] if adding else values[j]

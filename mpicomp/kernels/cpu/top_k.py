@@ -18,21 +18,14 @@ from mpicomp.kernels.cpu.simd import LANES, load, select, splat, store
 
 
 @njit(nogil=True, inline="always")
-def _lanes(x, residual, i, mask):  # type: ignore[no-untyped-def]
-    """Magnitudes of 16 elements."""
+def _lanes(x, residual, left, i, mask):  # type: ignore[no-untyped-def]
+    """Magnitudes of 16 elements, which are written to `left`."""
     v = load(x, i)
     if residual is not None:
         v = v + load(residual, i)
+    if left is not None:
+        store(left, i, v)
     return to_integers(v) & splat(mask)
-
-
-@njit(nogil=True, inline="always")
-def _one(x, residual, i, mask):  # type: ignore[no-untyped-def]
-    """Magnitude of one element, as uint64."""
-    v = x[i]
-    if residual is not None:
-        v = v + residual[i]
-    return uint64(to_integers(v)) & uint64(mask)
 
 
 @njit(nogil=True, inline="always")
@@ -43,8 +36,17 @@ def _value(x, residual, i):  # type: ignore[no-untyped-def]
     return v
 
 
+@njit(nogil=True, inline="always")
+def _one(x, residual, left, i, mask):  # type: ignore[no-untyped-def]
+    """Magnitude of one element, as uint64; the element is written to `left`."""
+    v = _value(x, residual, i)
+    if left is not None:
+        left[i] = v
+    return uint64(to_integers(v)) & uint64(mask)
+
+
 @njit(nogil=True, cache=True)
-def largest(x, residual, chunk, mask, indices, values):  # type: ignore[no-untyped-def]
+def largest(x, residual, left, chunk, mask, indices, values):  # type: ignore[no-untyped-def]
     """The largest magnitude of each chunk; of equal ones the first.
 
     Parameters
@@ -52,6 +54,8 @@ def largest(x, residual, chunk, mask, indices, values):  # type: ignore[no-untyp
     x : float32[n] or float64[n]
     residual : like x, or None
         Added to x.
+    left : like x, or None
+        Overwritten with x + residual; not `x` itself.
     chunk : int
         Elements; the last one may be short.
     mask : uint32 or uint64, as wide as x's elements
@@ -73,24 +77,24 @@ def largest(x, residual, chunk, mask, indices, values):  # type: ignore[no-untyp
         at = start
         if stop - start >= LANES:
             last = stop - LANES  # the last vector begins here, be it that it overlaps the one before
-            top = _lanes(x, residual, start, mask)
+            top = _lanes(x, residual, left, start, mask)
             i = start + LANES
             while i < stop:
-                lanes = _lanes(x, residual, min(i, last), mask)
+                lanes = _lanes(x, residual, left, min(i, last), mask)
                 top = select(lanes > top, lanes, top)
                 i += LANES
             size = greatest(top)
-            hits = to_bits(_lanes(x, residual, at, mask) == splat(size))
+            hits = to_bits(_lanes(x, residual, None, at, mask) == splat(size))
             while hits == 0 and at < last:
                 at = min(at + LANES, last)
-                hits = to_bits(_lanes(x, residual, at, mask) == splat(size))
+                hits = to_bits(_lanes(x, residual, None, at, mask) == splat(size))
             if hits:
                 at += int64(trailing_zeros(hits))
             most = max(most, uint64(size))
         else:
-            best = _one(x, residual, start, mask)
+            best = _one(x, residual, left, start, mask)
             for j in range(start + 1, stop):
-                other = _one(x, residual, j, mask)
+                other = _one(x, residual, left, j, mask)
                 if other > best:
                     best, at = other, j
             most = max(most, best)
@@ -100,22 +104,22 @@ def largest(x, residual, chunk, mask, indices, values):  # type: ignore[no-untyp
 
 
 @njit(nogil=True)
-def _group_maxima(x, residual, start, stop, depth, mask, maxima):  # type: ignore[no-untyped-def]
-    """Maxima of groups of `depth` elements, or fewer; returns how many groups there are."""
+def _group_maxima(x, residual, left, start, stop, depth, mask, maxima):  # type: ignore[no-untyped-def]
+    """Maxima of groups of `depth` elements, or fewer; returns how many groups there are. Elements go to `left`."""
     whole = start + (stop - start) // LANES * LANES
     groups, i = 0, start
     while i < whole:
         end = min(whole, i + depth * LANES)
-        top = _lanes(x, residual, i, mask)
+        top = _lanes(x, residual, left, i, mask)
         i += LANES
         while i < end:
-            lanes = _lanes(x, residual, i, mask)
+            lanes = _lanes(x, residual, left, i, mask)
             top = select(lanes > top, lanes, top)
             i += LANES
         store(maxima, groups, top)
         groups += LANES
     while i < stop:  # what does not fill a vector: groups of one
-        maxima[groups] = _one(x, residual, i, mask)
+        maxima[groups] = _one(x, residual, left, i, mask)
         groups += 1
         i += 1
     return groups
@@ -155,13 +159,13 @@ def _candidates(x, residual, start, stop, bound, k, mask, places, sizes):  # typ
     i = start
     while i < stop:
         if i < whole:
-            hits = to_bits(_lanes(x, residual, i, mask) >= limit)
+            hits = to_bits(_lanes(x, residual, None, i, mask) >= limit)
         else:
             hits = (uint64(1) << uint64(stop - i)) - uint64(1)
         while hits:
             at = i + int64(trailing_zeros(hits))
             hits &= hits - uint64(1)
-            size = _one(x, residual, at, mask)
+            size = _one(x, residual, None, at, mask)
             if size < least or found == places.size:
                 continue
             if size == bound:
@@ -178,13 +182,13 @@ def _candidates(x, residual, start, stop, bound, k, mask, places, sizes):  # typ
 
 @njit(nogil=True, cache=True)
 def several(  # type: ignore[no-untyped-def]
-    x, residual, chunk, keep, depth, mask, high, maxima, places, sizes, indices, values
+    x, residual, left, chunk, keep, depth, mask, high, maxima, places, sizes, indices, values
 ):
     """The `keep` largest magnitudes of each chunk, in ascending order of place; of equal ones the first.
 
     Parameters
     ----------
-    x, residual, chunk, mask, values
+    x, residual, left, chunk, mask, values
         As in `largest`.
     keep : int
         Of a whole chunk; of a short one of m elements, ceil(keep m / chunk).
@@ -211,7 +215,7 @@ def several(  # type: ignore[no-untyped-def]
     for start in range(0, x.size, chunk):
         stop = min(x.size, start + chunk)
         k = (keep * (stop - start) + chunk - 1) // chunk
-        groups = _group_maxima(x, residual, start, stop, depth, mask, maxima)
+        groups = _group_maxima(x, residual, left, start, stop, depth, mask, maxima)
         for g in range(groups):
             most = max(most, uint64(maxima[g]))
         bound = uint64(0)

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mpicomp.kernels.gpu.common import APART
+from mpicomp.kernels.gpu.error_feedback import compensate
 from mpicomp.kernels.gpu.magnitudes import load, sizes
 from mpicomp.kernels.gpu.radix_select import largest_of_long
 
@@ -28,7 +29,20 @@ PIECES = 1024  # of a long chunk that one program compares at a time
 
 @triton.jit
 def _largest_kernel(  # type: ignore[no-untyped-def]
-    x, residual, n, chunk, length, pieces, mask, indices, values, tops, most, ROWS: tl.constexpr, WIDTH: tl.constexpr
+    x,
+    residual,
+    left,
+    n,
+    chunk,
+    length,
+    pieces,
+    mask,
+    indices,
+    values,
+    tops,
+    most,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
     """The first of the largest magnitudes of each piece: `pieces` of a chunk, `length` elements each.
 
@@ -40,7 +54,10 @@ def _largest_kernel(  # type: ignore[no-untyped-def]
     stop = tl.minimum(tl.minimum(start + length, start - before + chunk), n)
     column = tl.arange(0, WIDTH)[None, :]
     inside = column < (stop - start)[:, None]
-    size = sizes(load(x, residual, start[:, None] + column, inside), inside, mask)
+    v = load(x, residual, start[:, None] + column, inside)
+    if left is not None:
+        tl.store(left + start[:, None] + column, v, mask=inside)
+    size = sizes(v, inside, mask)
     top = tl.max(size, axis=1)
     at = tl.min(tl.where(size == top[:, None], column, WIDTH), axis=1)
     some = start < stop
@@ -79,7 +96,9 @@ def _tile(x: Tensor, chunk: int) -> tuple[int, int]:
     return max(1, TILE // (width * x.element_size())), width
 
 
-def largest(x: Tensor, residual: Tensor | None, chunk: int, mask: Any, indices: Tensor, values: Tensor) -> Tensor:
+def largest(
+    x: Tensor, residual: Tensor | None, left: Tensor | None, chunk: int, mask: Any, indices: Tensor, values: Tensor
+) -> Tensor:
     """The largest magnitude of each chunk; of equal ones the first.
 
     Parameters
@@ -87,6 +106,8 @@ def largest(x: Tensor, residual: Tensor | None, chunk: int, mask: Any, indices: 
     x : float32[n] or float64[n]
     residual : like x, or None
         Added to x.
+    left : like x, or None
+        Overwritten with x + residual; not `x` itself.
     chunk : int
         Elements; the last one may be short.
     mask : int
@@ -109,16 +130,18 @@ def largest(x: Tensor, residual: Tensor | None, chunk: int, mask: Any, indices: 
     if chunk <= longest:
         rows, width = _tile(x, chunk)
         _largest_kernel[(triton.cdiv(chunks, rows),)](
-            x, residual, n, chunk, chunk, 1, int(mask), indices, values, None, most, rows, width, num_warps=8, **APART
-        )
+            x, residual, left, n, chunk, chunk, 1, int(mask), indices, values, None, most, rows, width, num_warps=8,
+            **APART,
+        )  # fmt: skip
         return most
     pieces = -(-chunk // longest)
     integers = torch.int32 if x.element_size() == 4 else torch.int64
     tops = torch.empty(chunks * pieces, dtype=integers, device=x.device)
     places = torch.empty(chunks * pieces, dtype=torch.int32, device=x.device)
     _largest_kernel[(chunks * pieces,)](
-        x, residual, n, chunk, longest, pieces, int(mask), places, None, tops, most, 1, longest, num_warps=8, **APART
-    )
+        x, residual, left, n, chunk, longest, pieces, int(mask), places, None, tops, most, 1, longest, num_warps=8,
+        **APART,
+    )  # fmt: skip
     width = min(PIECES, triton.next_power_of_2(pieces))
     _largest_piece_kernel[(chunks,)](
         x, residual, n, chunk, longest, pieces, tops, places, indices, values, width, **APART
@@ -146,7 +169,7 @@ def _threshold(size, k, high):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _several_kernel(  # type: ignore[no-untyped-def]
-    x, residual, n, chunk, keep, mask, high, indices, values, most, ROWS: tl.constexpr, WIDTH: tl.constexpr
+    x, residual, left, n, chunk, keep, mask, high, indices, values, most, ROWS: tl.constexpr, WIDTH: tl.constexpr
 ):
     """The largest of short chunks, ROWS of them."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -156,7 +179,10 @@ def _several_kernel(  # type: ignore[no-untyped-def]
     column = tl.arange(0, WIDTH)[None, :]
     inside = column < length[:, None]
     at = start[:, None] + column
-    size = sizes(load(x, residual, at, inside), inside, mask)
+    v = load(x, residual, at, inside)
+    if left is not None:
+        tl.store(left + at, v, mask=inside)
+    size = sizes(v, inside, mask)
     tl.atomic_max(most, tl.max(tl.max(size, axis=1)).to(tl.int64))
     threshold = _threshold(size, k, high)[:, None]
     above = size > threshold
@@ -169,14 +195,14 @@ def _several_kernel(  # type: ignore[no-untyped-def]
 
 
 def several(
-    x: Tensor, residual: Tensor | None, chunk: int, keep: int, depth: int, mask: Any, high: Any,
-    maxima: Tensor | None, places: Tensor | None, sizes: Tensor | None, indices: Tensor, values: Tensor,
+    x: Tensor, residual: Tensor | None, left: Tensor | None, chunk: int, keep: int, depth: int, mask: Any, high: Any,
+    maxima: Any, places: Any, sizes: Any, indices: Tensor, values: Tensor,
 ) -> Tensor:  # fmt: skip
     """The `keep` largest magnitudes of each chunk, in ascending order of place; of equal ones the first.
 
     Parameters
     ----------
-    x, residual, chunk, mask, values
+    x, residual, left, chunk, mask, values
         As in `largest`.
     keep : int
         Of a whole chunk; of a short one of m elements, ceil(keep m / chunk).
@@ -196,10 +222,17 @@ def several(
     if n == 0:
         return most
     if min(chunk, n) > LONGEST // x.element_size():
+        if left is not None:
+            if residual is None:
+                left.copy_(x)
+            else:
+                compensate(x, residual, None, left)
+            x, residual = left, None
         largest_of_long(x, residual, chunk, keep, int(mask), indices, values, most)
         return most
     rows, width = _tile(x, min(chunk, n))
     _several_kernel[(triton.cdiv(-(-n // chunk), rows),)](
-        x, residual, n, chunk, keep, int(mask), int(high), indices, values, most, rows, width, num_warps=8, **APART
-    )
+        x, residual, left, n, chunk, keep, int(mask), int(high), indices, values, most, rows, width, num_warps=8,
+        **APART,
+    )  # fmt: skip
     return most

@@ -32,28 +32,31 @@ def kinds(n: int, dtype: Any) -> dict[str, NDArray[Any]]:
     return {name: values.astype(dtype) for name, values in made.items()}
 
 
-def cpu(x: NDArray[Any], residual: NDArray[Any] | None, chunk: int, keep: int) -> tuple[Any, Any, int]:
-    """Indices, values and the largest magnitude."""
+def cpu(
+    x: NDArray[Any], residual: NDArray[Any] | None, chunk: int, keep: int, left: NDArray[Any] | None = None
+) -> tuple[Any, Any, int]:
+    """Indices, values and the largest magnitude; `left` as the kernels take it."""
     from mpicomp.kernels.cpu.top_k import largest, several
 
     indices, values = np.empty(kept(x.size, chunk, keep), np.uint32), np.empty(kept(x.size, chunk, keep), x.dtype)
     mask, high = BITS[x.dtype.type]
     if keep == 1:
-        return indices, values, int(largest(x, residual, chunk, mask, indices, values))
+        return indices, values, int(largest(x, residual, left, chunk, mask, indices, values))
     room = max(chunk, x.size) + 64
     work = np.empty(room, mask.dtype), np.empty(room, np.uint32), np.empty(room, mask.dtype)
-    return indices, values, int(several(x, residual, chunk, keep, 1, mask, high, *work, indices, values))
+    return indices, values, int(several(x, residual, left, chunk, keep, 1, mask, high, *work, indices, values))
 
 
 def gpu(
-    to_device: Any, to_host: Any, x: NDArray[Any], residual: NDArray[Any] | None, chunk: int, keep: int
-) -> tuple[Any, Any, int]:
-    """The same by the kernel for GPUs."""
+    to_device: Any, to_host: Any, x: NDArray[Any], residual: NDArray[Any] | None, chunk: int, keep: int,
+    left: Any = None,
+) -> tuple[Any, Any, int]:  # fmt: skip
+    """The same by the kernel for GPUs; `left` is the device's."""
     from mpicomp.kernels.gpu.top_k import largest, several
 
     count = kept(x.size, chunk, keep)
     indices, values = to_device(np.full(count, 77, np.int32)), to_device(np.full(count, np.nan, x.dtype))
-    given = to_device(x), None if residual is None else to_device(residual), chunk
+    given = to_device(x), None if residual is None else to_device(residual), left, chunk
     mask, high = BITS[x.dtype.type]
     if keep == 1:
         most = largest(*given, mask, indices, values)
@@ -100,6 +103,20 @@ def test_a_residual_is_added_on_the_fly(to_device: Any, to_host: Any, shape: tup
     for n in (1000, 9500):
         x, residual = kinds(n, dtype)["ties"], kinds(n + 1, dtype)["all magnitudes"][:n]
         assert_equal(gpu(to_device, to_host, x, residual, *shape), cpu(x, residual, *shape), str(n))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shape", [(7, 1), (100, 1), (9000, 1), (100, 3), (9000, 90)], ids=str)
+def test_the_sum_is_kept_where_it_is_asked_for(
+    to_device: Any, to_host: Any, shape: tuple[int, int], dtype: Any
+) -> None:
+    for n in (3, 1000, 9500):
+        x, residual = kinds(n, dtype)["ties"], kinds(n + 1, dtype)["all magnitudes"][:n]
+        ours, theirs = np.full(n, 7, dtype), to_device(np.full(n, 7, dtype))
+        expected = cpu(x, residual, *shape, left=ours)
+        assert_equal(gpu(to_device, to_host, x, residual, *shape, left=theirs), expected, str(n))
+        assert ours.tobytes() == (x + residual).tobytes()
+        assert to_host(theirs).tobytes() == ours.tobytes()
 
 
 @pytest.mark.parametrize("shape", [(100, 1), (9000, 1), (100, 3), (9000, 90)], ids=str)
