@@ -58,7 +58,7 @@ class DeviceSignResidual(OnDevice, SignResidual):
         self._out = self._as_integers(out)
 
     def _encode_part(self, piece: int, *arguments: Any) -> None:
-        self._kernels.encode_counting(*arguments, self._clipped[piece : piece + 1])
+        self._kernels.encode(*arguments, self._clipped[piece : piece + 1])
 
     def _forget_clipped(self) -> None:
         self._device.run(self._clipped.zero_)

@@ -121,6 +121,7 @@ def encode(
     zero: Any,
     tiny: Any,
     sums: Tensor,
+    clipped: Tensor | None = None,
 ) -> Tensor:
     """Add the residual, take signs, pack them, leave the new residual: one pass.
 
@@ -144,34 +145,18 @@ def encode(
         Not used.
     sums : float64[ceil(n / 4096)]
         Overwritten: sum of |u| per block; not finite where `u` is not, or with `previous` where |w| + step is not.
+    clipped : int64[1], optional
+        How many elements were clipped is added to it, in the same launch.
 
     Returns
     -------
     int64[]
-        How many elements were clipped.
+        How many elements were clipped: at this call, or where `clipped` is given, what that has now.
     """
-    clipped = torch.zeros(1, dtype=torch.int64, device=u.device)
-    encode_counting(u, whole, residual, bits, step, limit, previous, odd_positive, zero, tiny, sums, clipped)
-    return clipped[0]
-
-
-def encode_counting(
-    u: Tensor,
-    whole: Tensor | None,
-    residual: Tensor | None,
-    bits: Tensor,
-    step: Any,
-    limit: Any,
-    previous: Any,
-    odd_positive: bool,
-    zero: Any,
-    tiny: Any,
-    sums: Tensor,
-    clipped: Tensor,
-) -> None:
-    """As `encode`; how many elements were clipped is added to `clipped`, int64[1], in the same launch."""
+    if clipped is None:
+        clipped = torch.zeros(1, dtype=torch.int64, device=u.device)
     if not (n := u.numel()):
-        return
+        return clipped.view(())
     lazy = residual is not None and previous is not None
     clips = residual is not None and previous is None
     size, full = n, n // 64 * 64
@@ -184,6 +169,7 @@ def encode_counting(
         u, whole, residual, bits, n, size, full, *scalars, last, sums, clipped if clips else None,
         int(odd_positive), lazy, BLOCKS, num_warps=1, **APART
     )  # fmt: skip
+    return clipped.view(())
 
 
 @triton.jit
