@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from collectives.devices import Device
 from collectives.testable import Testable
 from mpicomp.codecs.base import Bytes, Codec, Draw
-from mpicomp.codecs.error_feedback import ErrorRule, FeedbackEncoder
+from mpicomp.codecs.error_feedback import FeedbackEncoder
 from mpicomp.codecs.on_device import Mirror, OnDevice
-from mpicomp.kernels.streams import Stream
 
 
 class Flag:
@@ -44,7 +43,7 @@ def on_devices(codec: Codec) -> Any:
 
 
 class DeviceEncoder(OnDevice, FeedbackEncoder):
-    """Encodes a rank's pieces on a device; parameters, but for the device, as in `FeedbackEncoder`.
+    """Encodes a rank's pieces on a device; parameters, behind the device, as in `FeedbackEncoder`.
 
     Attributes
     ----------
@@ -54,19 +53,9 @@ class DeviceEncoder(OnDevice, FeedbackEncoder):
         Something was not finite at this step; known once the payloads have been copied to the host.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        codec: Codec,
-        feedback: ErrorRule | None,
-        n: int,
-        dtype: np.dtype[Any],
-        longest: int,
-        stream: Stream,
-        rank: int,
-    ) -> None:
+    def __init__(self, device: Device, codec: Codec, *about: Any) -> None:
         self._device, self._well = device, Flag(device)
-        FeedbackEncoder.__init__(self, on_devices(codec), feedback, n, dtype, longest, stream, rank)
+        FeedbackEncoder.__init__(self, on_devices(codec), *about)
 
     def _memory(self, longest: int, dtype: np.dtype[Any]) -> None:
         """Nothing: the device's memory for a piece is taken when its kernels are launched, in their order."""
