@@ -179,15 +179,13 @@ def spread_masked(words, kept, out):  # type: ignore[no-untyped-def]
 
     kept : float32[k]; what is not finite becomes 0. out : float32[n] or float64[n], overwritten.
     """
-    j = 0
+    j = cleared = 0
     for w in range((out.size + 63) // 64):
-        word = words[w]
-        base = 64 * w
-        left = min(64, out.size - base)
-        for i in range(base, base + left):
-            out[i] = 0
-        if left < 64:
-            word &= (uint64(1) << uint64(left)) - uint64(1)
+        word, base = words[w], 64 * w
+        if base == cleared:
+            cleared = _clear(out, base, min(out.size, base + STRETCH))
+        if out.size - base < 64:
+            word &= (uint64(1) << uint64(out.size - base)) - uint64(1)
         while word and j < kept.size:
             if np.isfinite(kept[j]):
                 out[base + int64(trailing_zeros(word))] = kept[j]
