@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 
-from collectives.devices import CUDA, Taken
+from collectives.devices import CUDA, MAKERS, Taken
 
 _interpreter = threading.Lock()  # Triton's, which runs one kernel at a time
 POLLS = 3
@@ -106,6 +107,13 @@ class FakeDevice:
         while self._run < count:
             self._kernels.popleft()()
             self._run += 1
+
+
+def fake_devices(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeDevice]:
+    """Have devices made when they are asked for; returns those that are made."""
+    made: dict[int, FakeDevice] = {}
+    monkeypatch.setitem(MAKERS, CUDA, lambda index: made.setdefault(index, FakeDevice(index)))
+    return made
 
 
 def as_bytes(vector: Any) -> NDArray[np.uint8]:

@@ -20,7 +20,7 @@ from mpicomp.cli.bench.measure import baseline
 from mpicomp.cli.bench.vectors import DeviceVectors
 from mpicomp.cli.main import main
 from mpicomp.cli.rank0 import UsageError
-from tests.fake_device import FakeArray, FakeDevice
+from tests.fake_device import FakeArray, FakeDevice, fake_devices
 
 QUICK = ("bench", "--device", "cuda", "--repeats", "1", "--warmup", "0")
 
@@ -28,8 +28,6 @@ QUICK = ("bench", "--device", "cuda", "--repeats", "1", "--warmup", "0")
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeDevice]:
     """Give the devices, two on this node, which are made when they are asked for."""
-    known: dict[int, FakeDevice] = {}
-    monkeypatch.setitem(devices.MAKERS, devices.CUDA, lambda index: known.setdefault(index, FakeDevice(index)))
     monkeypatch.setattr(gpus, "count", lambda: 2)
     monkeypatch.setattr(gpus, "name_of", lambda number: "Fake F1")
 
@@ -37,7 +35,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeDevice]:
         return FakeArray(np.zeros(n, dtype), index=int(device.name.partition(":")[2]))
 
     monkeypatch.setattr("mpicomp.cli.bench.vectors.tensor", tensor)
-    return known
+    return fake_devices(monkeypatch)
 
 
 def bench(path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import Communicator, Ring, devices, gpu_mpi
+from collectives import Communicator, Ring, gpu_mpi
 from collectives.dense import on_device
 from collectives.dense.device_payload import DevicePayload
 from collectives.gpu_mpi import claims, mode, probe, verdict
 from collectives.gpu_mpi.claims import Claim
 from collectives.gpu_mpi.probe import Outcome, Probe
 from collectives.threads.run_local import run_local
-from tests.fake_device import FakeArray, FakeDevice
+from tests.fake_device import FakeArray, fake_devices
 
 N = 500
 VARIABLE = "MPICOMP_GPU_MPI"
@@ -31,8 +31,7 @@ CARRIES = verdict.carries
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the process have asked nobody yet, ranks that are threads send by MPI, and all vectors be long."""
-    made: dict[int, FakeDevice] = {}
-    monkeypatch.setitem(devices.MAKERS, devices.CUDA, lambda index: made.setdefault(index, FakeDevice(index)))
+    fake_devices(monkeypatch)
     monkeypatch.setattr(on_device, "STAGED_BYTES", 0)
     monkeypatch.setattr(on_device, "DIRECT_BYTES", 0)
     monkeypatch.setattr(verdict, "verdict", verdict.Verdict())

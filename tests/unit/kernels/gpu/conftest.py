@@ -9,11 +9,14 @@ import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from tests.fake_device import FakeDevice
 
 MISSING = [name for name in ("torch", "triton") if find_spec(name) is None]
 SIGNED = {np.dtype(np.uint16): np.int16, np.dtype(np.uint32): np.int32, np.dtype(np.uint64): np.int64}
@@ -31,6 +34,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def device() -> str:
     """Give the kind of device that the kernels' tensors are on; `tests/conftest.py` looks for a GPU."""
     return "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeDevice]:
+    """Give the fake devices, which are made when they are asked for."""
+    from tests.fake_device import fake_devices
+
+    return fake_devices(monkeypatch)
 
 
 @pytest.fixture(scope="session")

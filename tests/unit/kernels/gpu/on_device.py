@@ -9,19 +9,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from collectives import Communicator, NonFiniteGradient, Ring, devices
+from collectives import Communicator, NonFiniteGradient, Ring
 from collectives.threads.run_local import run_local
 from mpicomp.aggregator.algorithm import Algorithm
-from tests.fake_device import FakeArray, FakeDevice
+from tests.fake_device import FakeArray
 
 STEPS = 4
-
-
-def fake_devices(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeDevice]:
-    """Have devices made when they are asked for; returns those that are made."""
-    known: dict[int, FakeDevice] = {}
-    monkeypatch.setitem(devices.MAKERS, devices.CUDA, lambda index: known.setdefault(index, FakeDevice(index)))
-    return known
 
 
 def vector(rank: int, step: int, n: int, dtype: str = "float32", scale: float = 1.0) -> NDArray[Any]:

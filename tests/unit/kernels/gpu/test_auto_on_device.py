@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("triton", reason="kernels for GPUs need Triton, or its interpreter")
-
 from collectives import Communicator
 from collectives.threads.run_local import run_local
 from mpicomp import Auto, Dense, Marsit, ScaleCom
@@ -17,14 +15,15 @@ from mpicomp.reducers.trials import Times
 from tests.fake_device import FakeArray, FakeDevice
 from tests.unit.kernels.gpu import on_device
 
+pytestmark = pytest.mark.usefixtures("made")
+
 DENSE, COMPRESSED = 3, 3  # steps of a trial with trial_steps=2
 
 
 @pytest.fixture(autouse=True)
-def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeDevice]:
-    """Give the fake devices; whatever steps take, the trial ends with the choice of dense."""
+def dense_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the trial end with the choice of dense, whatever steps take."""
     monkeypatch.setattr("mpicomp.reducers.chosen.slowest", lambda rows: Times([1.0, 3.0, 3.0], [[1.0, 3.0, 3.0]] * 4))
-    return on_device.fake_devices(monkeypatch)
 
 
 @pytest.mark.parametrize(

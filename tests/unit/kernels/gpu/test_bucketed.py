@@ -65,10 +65,12 @@ def test_sums_of_sides_are_the_cpus(both: SideBySide, dtype: Any) -> None:
 
 @FLOATS
 @pytest.mark.parametrize("adding", [False, True])
-def test_spread_numbers_are_the_cpus(both: SideBySide, dtype: Any, adding: bool) -> None:
+@pytest.mark.parametrize("kinds", [1, 2])
+def test_spread_numbers_are_the_cpus(both: SideBySide, dtype: Any, adding: bool, kinds: int) -> None:
     for n, bucket in CASES:
-        sides = [numbers(count(n, bucket), dtype, seed) for seed in (1, 2)]
-        both("spread", words(n), *sides, bucket, numbers(n, dtype, 3), adding, offset=n % 4)
+        given = numbers(kinds * count(n, bucket), np.float32, 1).reshape(kinds, -1)
+        given[:, 1::5], given[:, 2::5], given[:, 3::5] = np.nan, -np.inf, -0.0
+        both("spread", words(n), given, bucket, numbers(n, dtype, 3), adding, offset=n % 4)
 
 
 @FLOATS

@@ -17,20 +17,13 @@ from tests.unit.kernels.gpu.on_device import (
     assert_nan_is_told_and_nothing_lost,
     assert_same_as_on_cpu,
     bits,
-    fake_devices,
     given,
     start,
     train,
     vector,
 )
 
-pytest.importorskip("triton", reason="kernels for GPUs need Triton, or its interpreter")
-
-
-@pytest.fixture(autouse=True)
-def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeDevice]:
-    """Give the fake devices, which are made when they are asked for."""
-    return fake_devices(monkeypatch)
+pytestmark = pytest.mark.usefixtures("made")
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,7 @@ from mpicomp import Dense
 from tests.fake_device import FakeArray, FakeDevice
 from tests.unit.kernels.gpu import on_device
 
-
-@pytest.fixture(autouse=True)
-def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeDevice]:
-    """Give the fake devices, which are made when they are asked for."""
-    return on_device.fake_devices(monkeypatch)
+pytestmark = pytest.mark.usefixtures("made")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

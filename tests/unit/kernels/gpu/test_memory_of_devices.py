@@ -10,18 +10,16 @@ import pytest
 from collectives import CollectiveMismatch, Communicator, devices
 from collectives.threads.run_local import run_local
 from mpicomp import CascadingSSDM, DoubleSqueeze, EFSignSGD, Marsit, ScaleCom
-from tests.fake_device import FakeArray
-from tests.unit.kernels.gpu.on_device import fake_devices, vector
+from tests.fake_device import FakeArray, FakeDevice
+from tests.unit.kernels.gpu.on_device import vector
 
-pytest.importorskip("triton", reason="kernels for GPUs need Triton, or its interpreter")
 N = 200
 
 
 @pytest.mark.parametrize(
     "method", [Marsit(None), Marsit(None, winners=1), EFSignSGD(), DoubleSqueeze(), ScaleCom(8), CascadingSSDM()]
 )
-def test_a_start_without_memory_can_be_repeated(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = fake_devices(monkeypatch)
+def test_a_start_without_memory_can_be_repeated(method: Any, made: dict[int, FakeDevice]) -> None:
 
     def take(comm: Communicator, device: bool) -> Any:
         there = device and comm.rank == 0
@@ -47,8 +45,7 @@ def test_a_start_without_memory_can_be_repeated(method: Any, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("method", [ScaleCom(8, warmup_steps=2), Marsit(None, transactional=True), CascadingSSDM()])
-def test_memory_is_taken_at_the_start(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = fake_devices(monkeypatch)
+def test_memory_is_taken_at_the_start(method: Any, made: dict[int, FakeDevice]) -> None:
     with Communicator() as comm:
         aggregator = method.start(comm, N, device="cuda")
         made[0].has_memory = False

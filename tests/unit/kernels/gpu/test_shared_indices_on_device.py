@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("triton", reason="kernels for GPUs need Triton, or its interpreter")
-
 from collectives import Communicator, NonFiniteGradient, Ring
 from collectives.threads.run_local import run_local
 from mpicomp import RandomK, ScaleCom, TrueTopK
@@ -18,11 +16,7 @@ from mpicomp.codecs.memory_device import joined
 from tests.fake_device import FakeArray, FakeDevice
 from tests.unit.kernels.gpu import on_device
 
-
-@pytest.fixture(autouse=True)
-def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeDevice]:
-    """Give the fake devices, which are made when they are asked for."""
-    return on_device.fake_devices(monkeypatch)
+pytestmark = pytest.mark.usefixtures("made")
 
 
 @pytest.mark.parametrize(

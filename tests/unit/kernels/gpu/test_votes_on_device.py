@@ -13,19 +13,12 @@ from tests.fake_device import FakeArray, FakeDevice
 from tests.unit.kernels.gpu.on_device import (
     assert_nan_is_told_and_nothing_lost,
     assert_same_as_on_cpu,
-    fake_devices,
     vector,
 )
 
-pytest.importorskip("triton", reason="kernels for GPUs need Triton, or its interpreter")
+pytestmark = pytest.mark.usefixtures("made")
 
 TENSORS = (500, 100), 640  # 12 elements of padding between them, and 28 behind
-
-
-@pytest.fixture(autouse=True)
-def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeDevice]:
-    """Give the fake devices."""
-    return fake_devices(monkeypatch)
 
 
 @pytest.mark.parametrize(
