@@ -22,15 +22,21 @@ def vector(rank: int) -> Any:
     return np.random.default_rng(rank).standard_normal(N).astype(np.float16)
 
 
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
+    """Give the device that each rank has."""
+    one = FakeDevice(0)
+    monkeypatch.setitem(devices.MAKERS, devices.CUDA, lambda index: one)
+    return one
+
+
 @every_size
 @pytest.mark.parametrize("comm", ["ring", "double-tree", "halving-doubling"], indirect=True)
 @pytest.mark.parametrize("direct", [False, True], ids=["staged", "direct"])
 def test_bits_are_those_of_the_host_though_ranks_differ(
-    direct: bool, comm: Communicator, monkeypatch: pytest.MonkeyPatch
+    direct: bool, comm: Communicator, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every third rank has its array in the host's memory, and every other third stages it in any case."""
-    device = FakeDevice(0)
-    monkeypatch.setitem(devices.MAKERS, devices.CUDA, lambda index: device)
     monkeypatch.setattr(on_device, "STAGED_BYTES", 0)
     monkeypatch.setattr(verdict.verdict, "outcome", Outcome(direct and comm.rank % 3 != 1, "was faked"))
     expected = comm.allreduce(vector(comm.rank), "mean")
@@ -45,11 +51,9 @@ def test_bits_are_those_of_the_host_though_ranks_differ(
 @few_ranks
 @pytest.mark.parametrize("comm", ["ring"], indirect=True)
 def test_the_thread_that_calls_mpi_has_the_device_for_its_current_one(
-    comm: Communicator, monkeypatch: pytest.MonkeyPatch
+    comm: Communicator, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the progress thread is told so: another one's current device is the program's business."""
-    device = FakeDevice(0)
-    monkeypatch.setitem(devices.MAKERS, devices.CUDA, lambda index: device)
     monkeypatch.setattr(on_device, "DIRECT_BYTES", 0)
     monkeypatch.setattr(verdict.verdict, "outcome", Outcome(works=True, said="was faked"))
     x = FakeArray(np.ones(N, np.float32))
@@ -65,10 +69,8 @@ def test_the_thread_that_calls_mpi_has_the_device_for_its_current_one(
 @pytest.mark.parametrize("able", [0, 1], ids=["all can", "rank 1 cannot"])
 @pytest.mark.parametrize("comm", ["auto"], indirect=True)
 def test_a_broadcast_goes_directly_where_all_ranks_can(
-    able: int, comm: Communicator, monkeypatch: pytest.MonkeyPatch
+    able: int, comm: Communicator, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = FakeDevice(0)
-    monkeypatch.setitem(devices.MAKERS, devices.CUDA, lambda index: device)
     monkeypatch.setattr(broadcast, "DIRECT_BYTES", 0)
     monkeypatch.setattr(broadcast, "PIECE_BYTES", 1024)
     monkeypatch.setattr(verdict.verdict, "outcome", Outcome(comm.rank != able or not able, "was faked"))
