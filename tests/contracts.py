@@ -12,13 +12,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mpicomp.codecs import Codec, Draw
+from mpicomp.codecs import Codec, Draw, RowQuantizer
 from mpicomp.codecs.base import Extended
 from mpicomp.kernels.streams import Stream
 from tests.reference import compressors
 
 LENGTHS = (0, 1, 7, 8, 9, 63, 64, 65, 1000, 4095, 4096, 4097)
 GUARD = 0xA5
+ROW_QUANTIZERS = tuple(
+    RowQuantizer(bits, rounding, scale)  # type: ignore[arg-type]
+    for bits in range(1, 9)
+    for rounding in ("nearest", "stochastic")
+    for scale in ("float16", "float32")
+    if bits > 1 or rounding == "nearest"
+)
 
 
 def draw_at(step: int = 3, rank: int = 1, ordinal: int = 0, offset: int = 0, *, seed: int = 11) -> Draw:

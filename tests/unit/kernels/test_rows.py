@@ -10,17 +10,10 @@ from numpy.typing import NDArray
 
 from mpicomp.codecs import RowQuantizer
 from mpicomp.kernels.cpu.rows import mark, spread
-from tests.contracts import draw_at, guarded
+from tests.contracts import ROW_QUANTIZERS, draw_at, guarded
 from tests.reference import rows as reference
 
 COLUMNS = (1, 7, 8, 15, 16, 17, 63, 64, 65, 127, 513, 1000, 2047, 2048, 2049, 4097)
-CODECS = tuple(
-    RowQuantizer(bits, rounding, scale)  # type: ignore[arg-type]
-    for bits in range(1, 9)
-    for rounding in ("nearest", "stochastic")
-    for scale in ("float16", "float32")
-    if bits > 1 or rounding == "nearest"
-)
 
 
 def some_rows(columns: int, seed: int = 0) -> NDArray[np.float32]:
@@ -32,7 +25,7 @@ def some_rows(columns: int, seed: int = 0) -> NDArray[np.float32]:
     return values
 
 
-@pytest.mark.parametrize("codec", CODECS, ids=str)
+@pytest.mark.parametrize("codec", ROW_QUANTIZERS, ids=str)
 def test_bytes_and_values_are_those_of_the_definition(codec: RowQuantizer) -> None:
     keys, draw = np.array([5, 0, 2**40, 7, 1, 3], np.int64), draw_at()
     for columns in COLUMNS:
@@ -47,7 +40,7 @@ def test_bytes_and_values_are_those_of_the_definition(codec: RowQuantizer) -> No
                     assert flat.tobytes() == meant.tobytes()
 
 
-@pytest.mark.parametrize("codec", CODECS, ids=str)
+@pytest.mark.parametrize("codec", ROW_QUANTIZERS, ids=str)
 def test_deltas_are_those_of_the_definition(codec: RowQuantizer) -> None:
     keys, draw = np.arange(6), draw_at()
     for columns in (1, 7, 8, 63, 64, 65, 1000, 2049):

@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mpicomp.kernels.cpu import sign as on_cpu
+from tests.unit.kernels.gpu.side_by_side import assert_same, words
 
 LENGTHS = (0, 1, 63, 64, 65, 1000, 4 * 4096 + 130)  # Triton's interpreter takes its time
 FLOATS = (np.float32, np.float64)
@@ -22,19 +23,6 @@ def numbers(n: int, dtype: Any, seed: int = 0) -> NDArray[Any]:
     made = rng.standard_normal(n) * 10.0 ** rng.integers(-3, 3, n)
     special = rng.choice([0.0, -0.0, tiny, -tiny, 5 * tiny], n)
     return np.where(rng.random(n) < 0.3, special, made).astype(dtype)
-
-
-def words(n: int) -> NDArray[np.uint64]:
-    return np.random.default_rng(n).integers(0, 2**64, -(-n // 64), np.uint64)
-
-
-def assert_same(found: NDArray[Any], expected: NDArray[Any], what: object) -> None:
-    """Fail unless bits are equal, but for those of NaN."""
-    if expected.dtype.kind == "f":
-        there = ~np.isnan(expected)
-        np.testing.assert_array_equal(np.isnan(found), ~there, str(what))
-        found, expected = found[there], expected[there]
-    assert found.tobytes() == expected.tobytes(), what
 
 
 class Both:
