@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -75,10 +76,12 @@ def to_float32(numbers: Any) -> Any:
     return arrays.convert(arrays.xp.clip(numbers, -FLOAT32_MAX, FLOAT32_MAX), "float32")
 
 
-def finite(numbers: Any) -> Any:
-    """Numbers as they came, but 0 for those that damage made NaN or infinite."""
-    xp = kernels.beside(numbers).arrays.xp
-    return xp.where(xp.isfinite(numbers), numbers, xp.zeros_like(numbers))
+@lru_cache(maxsize=4096)
+def _layout(kinds: int, bits: int, bucket: int, n: int) -> tuple[int, int, int, int]:
+    """Buckets, where the numbers end, where the bit planes begin, and words of each plane; ends are in bytes."""
+    buckets = count(n, bucket)
+    end = 4 * kinds * buckets
+    return buckets, end, -(-end // 8) * 8, -(-n // 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,20 +119,22 @@ class Bucketed:
 
     def nbytes(self, n: int, weight: int = 1) -> int:
         """Exact size: the numbers, and `bits` for each element, rounded up to words."""
-        return self._header(n) + 8 * self.bits * -(-n // 64)
-
-    def _header(self, n: int) -> int:
-        return -(-4 * self.numbers * count(n, self.bucket) // 8) * 8
+        *_, start, words = self._layout(n)
+        return start + 8 * self.bits * words
 
     def _read(self, payload: Bytes, n: int, weight: int) -> tuple[Any, Any]:
         """Numbers, float32[kinds, buckets], and bit planes, [bits, words]; raises ValueError for a wrong size."""
         check_size(self, payload, n, weight)
-        view, of_buckets = kernels.beside(payload).arrays.view, count(n, self.bucket)
-        numbers = view(payload[: 4 * self.numbers * of_buckets], "float32").reshape(self.numbers, of_buckets)
-        return numbers, view(payload[self._header(n) :], "uint64").reshape(self.bits, -(-n // 64))
+        view, (buckets, end, start, words) = kernels.beside(payload).arrays.view, self._layout(n)
+        numbers = view(payload[:end], "float32").reshape(self.numbers, buckets)
+        return numbers, view(payload[start:], "uint64").reshape(self.bits, words)
 
     def _write(self, payload: Bytes, n: int) -> tuple[Any, Any]:
         """Where the numbers and the bit planes go; what lies between them is 0."""
         numbers, planes = self._read(payload, n, 1)
-        payload[4 * self.numbers * count(n, self.bucket) : self._header(n)] = 0
+        _, end, start, _ = self._layout(n)
+        payload[end:start] = 0
         return numbers, planes
+
+    def _layout(self, n: int) -> tuple[int, int, int, int]:
+        return _layout(self.numbers, self.bits, self.bucket, n)

@@ -19,7 +19,7 @@ import numpy as np
 
 from mpicomp import kernels
 from mpicomp.codecs.base import Bytes, Draw, checked
-from mpicomp.codecs.bucketed import Bucketed, count, finite, lengths, norms, to_float32
+from mpicomp.codecs.bucketed import Bucketed, count, lengths, norms, to_float32
 from mpicomp.codecs.options import choice
 
 _ZEROS = {4: (np.float32(0), np.float32(0)), 8: (np.float64(0), np.float64(0))}  # the signs of zeros do not alternate
@@ -36,11 +36,6 @@ class _Sides(Bucketed):
     @abstractmethod
     def _keep(self, values: Any, residual: Any, left: Any, bits: Any, numbers: Any, /) -> Any:
         """Overwrite the last three; False if a sum is not finite."""
-
-    @staticmethod
-    @abstractmethod
-    def _sides(numbers: Any) -> tuple[Any, Any]:
-        """What the sides decode to, from finite numbers [kinds, buckets]."""
 
     def encode(self, values: Any, payload: Bytes, *, draw: Draw) -> Any:
         """Nothing is drawn. Raises ValueError if a value is not finite."""
@@ -63,10 +58,8 @@ class _Sides(Bucketed):
         self._spread(payload, sums, 1, adding=True)
 
     def _spread(self, payload: Bytes, values: Any, weight: int, adding: bool) -> None:
-        on = kernels.beside(values)
         numbers, planes = self._read(payload, len(values), weight)
-        sides = self._sides(on.arrays.convert(finite(numbers), values.dtype))
-        on.bucketed.spread(planes[0], *sides, self.bucket, values, adding)
+        kernels.beside(values).bucketed.spread(planes[0], numbers, self.bucket, values, adding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +89,6 @@ class OneBit(_Sides):
         on = kernels.beside(arrays[0]).bucketed
         return on.keep_signs(*arrays, self.bucket, on.L2 if self.scale == "l2" else on.L1)
 
-    @staticmethod
-    def _sides(numbers: Any) -> tuple[Any, Any]:
-        above = numbers[0]
-        return above, kernels.beside(above).arrays.xp.where(above == 0, above, -above)
-
 
 @dataclass(frozen=True, slots=True)
 class TwoMeans(_Sides):
@@ -124,8 +112,3 @@ class TwoMeans(_Sides):
 
     def _keep(self, *arrays: Any) -> Any:
         return kernels.beside(arrays[0]).bucketed.keep_sides(*arrays, self.bucket)
-
-    @staticmethod
-    def _sides(numbers: Any) -> tuple[Any, Any]:
-        above, below = numbers
-        return above, below

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from mpicomp import kernels
 from mpicomp.codecs.base import Bytes, Draw, check_size, checked
-from mpicomp.codecs.bucketed import finite
 from mpicomp.kernels.streams import BLOCK
 
 HEADER = 8
@@ -73,6 +72,6 @@ class StochasticSign:
     def _spread(self, payload: Bytes, values: Any, weight: int, adding: bool) -> None:
         check_size(self, payload, len(values), weight)
         on = kernels.beside(values)
-        scale = on.arrays.convert(finite(on.arrays.view(payload[:4], "float32")), values.dtype)
+        scale = on.arrays.view(payload[:4], "float32").reshape(1, 1)
         bits = on.arrays.view(payload[HEADER:], "uint64")
-        on.bucketed.spread(bits, scale, -scale, max(1, len(values)), values, adding)
+        on.bucketed.spread(bits, scale, max(1, len(values)), values, adding)

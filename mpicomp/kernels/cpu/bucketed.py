@@ -145,15 +145,20 @@ def side_sums(x, bucket, above, below, n_above):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def spread(bits, above, below, bucket, out, adding):  # type: ignore[no-untyped-def]
-    """out[i] = its bucket's `above` where bit i is 1, else its `below`; `adding`: added to what is there.
+def spread(bits, numbers, bucket, out, adding):  # type: ignore[no-untyped-def]
+    """out[i] = its bucket's upper number where bit i is 1, else its lower; `adding`: added to what is there.
 
-    bits : uint64[ceil(n / 64)]. above, below : like out [ceil(n / bucket)]. out : float32[n] or float64[n],
+    bits : uint64[ceil(n / 64)]. numbers : float32[2, ceil(n / bucket)], the upper ones first; or [1, ...], and a lower
+    number is the upper with the other sign. One that is not finite counts as 0. out : float32[n] or float64[n],
     overwritten. adding : bool.
     """
-    for b in range(above.size):
+    for b in range(numbers.shape[1]):
         i, end = b * bucket, min(out.size, (b + 1) * bucket)
-        high, low = above[b], below[b]
+        high = out.dtype.type(numbers[0, b] if np.isfinite(numbers[0, b]) else 0)
+        if numbers.shape[0] == 1:
+            low = high if high == 0 else -high
+        else:
+            low = out.dtype.type(numbers[1, b] if np.isfinite(numbers[1, b]) else 0)
         p, m = splat(high), splat(low)
         while i < end:
             word = bits[i // 64]

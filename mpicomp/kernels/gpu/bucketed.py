@@ -214,30 +214,38 @@ def side_sums(x: Tensor, bucket: int, above: Tensor, below: Tensor, n_above: Ten
 
 @triton.jit
 def _spread_kernel(  # type: ignore[no-untyped-def]
-    bits, above, below, bucket, n, out, ADDING: tl.constexpr, LONG: tl.constexpr, WIDTH: tl.constexpr
-):
+    bits, numbers, bucket, buckets, n, out, TWO: tl.constexpr, ADDING: tl.constexpr, LONG: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
     start = tl.program_id(0).to(tl.int64) * WIDTH
     place = tl.arange(0, WIDTH)
     at = start + place
     inside = at < n
-    number = bucket_of(start, place, bucket, LONG)
-    high, low = tl.load(above + number, mask=inside, other=0), tl.load(below + number, mask=inside, other=0)
-    value = tl.where(bit_at(bits, at, inside), high, low)
+    b = bucket_of(start, place, bucket, LONG)
+    high = tl.load(numbers + b, mask=inside, other=0)
+    high = tl.where(high - high == 0, high, 0)
+    if TWO:
+        low = tl.load(numbers + buckets + b, mask=inside, other=0)
+        low = tl.where(low - low == 0, low, 0)
+    else:
+        low = tl.where(high == 0, high, -high)
+    value = tl.where(bit_at(bits, at, inside), high, low).to(out.dtype.element_ty)
     if ADDING:
         value = tl.load(out + at, mask=inside, other=0) + value
     tl.store(out + at, value, mask=inside)
 
 
-def spread(bits: Tensor, above: Tensor, below: Tensor, bucket: int, out: Tensor, adding: bool) -> None:
-    """out[i] = its bucket's `above` where bit i is 1, else its `below`; `adding`: added to what is there.
+def spread(bits: Tensor, numbers: Tensor, bucket: int, out: Tensor, adding: bool) -> None:
+    """out[i] = its bucket's upper number where bit i is 1, else its lower; `adding`: added to what is there.
 
-    bits : int64[ceil(n / 64)]. above, below : like out [ceil(n / bucket)]. out : float32[n] or float64[n],
+    bits : int64[ceil(n / 64)]. numbers : float32[2, ceil(n / bucket)], the upper ones first; or [1, ...], and a lower
+    number is the upper with the other sign. One that is not finite counts as 0. out : float32[n] or float64[n],
     overwritten. adding : bool.
     """
     if n := out.numel():
-        bucket = min(int(bucket), n)
+        bucket, (kinds, buckets) = min(int(bucket), n), numbers.shape
         _spread_kernel[(triton.cdiv(n, WIDTH),)](
-            bits, above, below, bucket, n, out, bool(adding), bucket >= WIDTH, WIDTH, **APART
+            bits, numbers, bucket, buckets, n, out, kinds == 2, bool(adding), bucket >= WIDTH, WIDTH, **APART
         )
 
 
