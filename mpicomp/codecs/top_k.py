@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -43,6 +44,14 @@ def kept(n: int, chunk: int, keep: int) -> int:
 def index_bits(chunk: int) -> int:
     """Bits of a place within a chunk."""
     return (chunk - 1).bit_length()
+
+
+@lru_cache(maxsize=4096)
+def _layout(n: int, chunk: int, rate: int, double: bool) -> tuple[int, int, int, int]:
+    """Bytes where the values end and where the bit planes of their places begin; planes, and words of each."""
+    found = kept(n, chunk, chunk // rate)
+    end = (8 if double else 4) * found
+    return end, -(-end // 8) * 8, index_bits(chunk), -(-found // 64)
 
 
 class Selector:
@@ -152,11 +161,11 @@ class TopK:
 
     def nbytes(self, n: int, weight: int = 1) -> int:
         """Values, rounded up to 8 bytes, and planes of words; whatever the weight."""
-        found = kept(n, self.elements, self.keep)
-        return self._planes_start(found) + 8 * index_bits(self.elements) * -(-found // 64)
+        _, start, bits, words = self._layout(n)
+        return start + 8 * bits * words
 
-    def _planes_start(self, found: int) -> int:
-        return -(-(8 if self.double else 4) * found // 8) * 8
+    def _layout(self, n: int) -> tuple[int, int, int, int]:
+        return _layout(n, self.elements, self.rate, self.double)
 
     def encode(self, values: Any, payload: Bytes, *, draw: Draw) -> Any:
         """Nothing is drawn. Raises ValueError if a value is not finite."""
@@ -182,7 +191,7 @@ class TopK:
         finite = checked(select(values, residual, indices, found, left))
         if values.itemsize > chosen.itemsize:
             found = arrays.xp.clip(found, -FLOAT32_MAX, FLOAT32_MAX)
-        payload[chosen.nbytes : self._planes_start(len(chosen))] = 0
+        payload[chosen.nbytes : self._layout(len(values))[1]] = 0
         chosen[:] = found
         pack_indices(indices, planes)
         return indices, finite
@@ -211,10 +220,9 @@ class TopK:
     def _parts(self, payload: Bytes, n: int, weight: int) -> tuple[Any, Any]:
         """Values and planes, in place; raises ValueError for a wrong size."""
         check_size(self, payload, n, weight)
-        view, found = kernels.beside(payload).arrays.view, kept(n, self.elements, self.keep)
-        chosen = view(payload[: (8 if self.double else 4) * found], "float64" if self.double else "float32")
-        planes = view(payload[self._planes_start(found) :], "uint64")
-        return chosen, planes.reshape(index_bits(self.elements), -(-found // 64))
+        view, (end, start, bits, words) = kernels.beside(payload).arrays.view, self._layout(n)
+        chosen = view(payload[:end], "float64" if self.double else "float32")
+        return chosen, view(payload[start:], "uint64").reshape(bits, words)
 
 
 @dataclass(frozen=True, slots=True)
