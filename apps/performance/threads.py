@@ -1,7 +1,7 @@
 """Time a call on one rank with one thread and with several, in turn. Medians count.
 
 ``python -m apps.performance.threads``. The rank has all cores of the machine to itself. One rank sends nothing: what is
-timed is encoding and decoding.
+timed is encoding and decoding. A copy of the vector in the same way tells what memory allows.
 """
 
 from __future__ import annotations
@@ -9,11 +9,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from apps.performance.part import MS, Part, Row, get, in_unit, made, vectors
 from apps.records import Record
 from collectives import Communicator
+from collectives.execution.handle import Call
+from collectives.execution.parts import in_parts
+from collectives.trace.traffic import Traffic
 from mpicomp import (
     ECQSGD,
     QSGD,
@@ -48,6 +54,15 @@ COMPUTE_BOUND = frozenset(
     {"qsgd", "qsgd, entropy coding", "ecq-sgd", "terngrad", "local-top-k", "local-top-k, 10 of 1000",
      "double-squeeze, top-k"}
 )  # fmt: skip
+COPY = "copy, for comparison"
+PIECE = 1 << 19  # elements
+
+
+def copy(comm: Communicator, x: Any, out: Any) -> None:
+    """Copy a vector in pieces as those of methods, by all threads of a communicator."""
+    call = Call(comm, lambda: "copy")
+    cuts = [slice(*ends) for ends in pairwise([*range(0, x.size, PIECE), x.size])]
+    comm.run(call, in_parts(call, Traffic(), "seconds_encoding", lambda cut: np.copyto(out[cut], x[cut]), cuts))
 
 
 def measure(n: int, threads: int, repeats: int) -> Record:
@@ -55,10 +70,13 @@ def measure(n: int, threads: int, repeats: int) -> Record:
     rows: list[Row] = []
     x, out = vectors(n)
     with Communicator() as one, Communicator(threads=threads) as several:
-        for name, method in METHODS.items():
+        comms = {"one": one, "several": several}
+        for name in (COPY, *METHODS):
             calls: dict[str, Callable[[], object]] = {
-                which: partial(method.start(comm, n).aggregate, x, out)
-                for which, comm in (("one", one), ("several", several))
+                which: partial(copy, comm, x, out)
+                if name == COPY
+                else partial(METHODS[name].start(comm, n).aggregate, x, out)
+                for which, comm in comms.items()
             }
             timed = {which: summary(seconds) for which, seconds in alternate(calls, repeats).items()}
             one_s, several_s = (timed[which]["median_s"] for which in calls)

@@ -37,7 +37,7 @@ from mpicomp.codecs.quantizer import Quantizer
 from mpicomp.reducers.all_gather import all_gather, gathered_model
 from mpicomp.reducers.side_channel import SideChannel, bad_ranks
 
-PART_ELEMENTS = 1 << 20  # of which one worker measures the scales at a time
+PART_ELEMENTS = 1 << 21  # of which one worker measures the scales at a time
 
 
 @dataclass(frozen=True)
