@@ -29,6 +29,10 @@ class CollectiveMismatch(CollectiveError):
         self.closes = closes
 
 
+class OutOfMemory(CollectiveMismatch, MemoryError):
+    """The rank that raises it has no memory for its part in a call; the others raise CollectiveMismatch."""
+
+
 class PeerFailure(CollectiveError):
     """MPI reported that a message could not be sent or received."""
 

@@ -32,7 +32,8 @@ class Flat(NamedTuple):
     Attributes
     ----------
     values : ndarray, 1-D contiguous
-        uint16 where `dtype` is bfloat16. Keeps the memory alive.
+        uint16 where `dtype` is bfloat16. Keeps the memory alive. Of an array on a device that does not cross, something
+        of the same length and type that holds no values.
     dtype : str
         Element type.
     shape : tuple of int
@@ -80,7 +81,7 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     return dtype.name if dtype.isnative else f"byte-swapped {dtype.name}"
 
 
-def flat(array: Any, allowed: tuple[str, ...] = FLOATS) -> Flat:
+def flat(array: Any, allowed: tuple[str, ...] = FLOATS, crosses: bool = True) -> Flat:
     """View an array as a vector, without copying.
 
     Parameters
@@ -89,6 +90,8 @@ def flat(array: Any, allowed: tuple[str, ...] = FLOATS) -> Flat:
         Contiguous in C order.
     allowed : tuple of str
         Element types to accept.
+    crosses : bool
+        Take memory of the host for an array on a device; False: that is left to `crossing`.
 
     Raises
     ------
@@ -96,6 +99,8 @@ def flat(array: Any, allowed: tuple[str, ...] = FLOATS) -> Flat:
         Not an array, or of another element type, or it requires grad.
     ValueError
         Not contiguous, or on a device that cannot be reached.
+    MemoryError
+        There is no pinned memory.
     """
     if isinstance(array, np.ndarray):
         name = dtype_name(array.dtype)
@@ -109,7 +114,8 @@ def flat(array: Any, allowed: tuple[str, ...] = FLOATS) -> Flat:
         raise TypeError("the tensor requires grad, so reducing it would cut the graph: pass tensor.detach()")
     kind, number = map(int, array.__dlpack_device__())
     if kind not in devices.HOST:
-        return _staged(devices.of(kind, number), array, allowed)
+        vector = _staged(devices.of(kind, number), array, allowed)
+        return crossing(vector) if crosses else vector
     try:
         capsule = array.__dlpack__()
     except (BufferError, RuntimeError) as error:  # sparse, conjugated, ...
@@ -144,17 +150,27 @@ def on_device(device: devices.Device, array: Any) -> Flat:
     return Flat(taken.vector, taken.dtype, taken.shape, devices.Place(device, taken, nbytes))
 
 
+def crossing(vector: Flat) -> Flat:
+    """The same vector, with pinned memory if it is an array on a device; raises MemoryError where there is none."""
+    staging = vector.staging
+    if staging is None:
+        return vector
+    try:
+        host = staging.pin()
+    except RuntimeError as error:
+        told = f"there is no pinned memory to take {vector.values.size} elements from {staging.device.name} to"
+        raise MemoryError(f"{told} ({error})") from error
+    return vector._replace(values=host.view(vector.values.dtype))
+
+
 def _staged(device: devices.Device, array: Any, allowed: tuple[str, ...]) -> Flat:
-    """The vector of an array on a device, in memory of the host that has yet to be filled."""
+    """The vector of an array on a device, which does not cross yet."""
     taken = _taken(device, array, allowed)
     storage, n = _storage(taken.dtype), math.prod(taken.shape)
     if not n:
         return Flat(np.empty(0, storage), taken.dtype, taken.shape)
-    try:
-        staging = devices.Staging(device, taken, n * storage.itemsize)
-    except RuntimeError as error:
-        raise MemoryError(f"there is no pinned memory to take {n} elements from {device.name} to ({error})") from error
-    return Flat(staging.host.view(storage), taken.dtype, taken.shape, staging)
+    nothing = np.lib.stride_tricks.as_strided(np.zeros(1, storage), (n,), (0,))
+    return Flat(nothing, taken.dtype, taken.shape, devices.Staging(device, taken, n * storage.itemsize))
 
 
 def _taken(device: devices.Device, array: Any, allowed: tuple[str, ...]) -> devices.Taken:

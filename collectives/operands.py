@@ -11,8 +11,8 @@ from collectives.group import Group
 from collectives.memory import COMBINE, FLOATS, INTEGERS, Flat, empty_like, flat
 
 
-def operand(group: Group, x: Any, call: str, allowed: tuple[str, ...]) -> Flat:
-    """The vector of an array, whose element type must be an `allowed` one.
+def operand(group: Group, x: Any, call: str, allowed: tuple[str, ...], crosses: bool = True) -> Flat:
+    """The vector of an array, whose element type must be an `allowed` one; `crosses` as in `flat`.
 
     Raises
     ------
@@ -22,7 +22,7 @@ def operand(group: Group, x: Any, call: str, allowed: tuple[str, ...]) -> Flat:
         This rank's cannot; names rank and call.
     """
     try:
-        return flat(x, allowed)
+        return flat(x, allowed, crosses)
     except (TypeError, ValueError, MemoryError) as error:
         group.reject(type(error)(f"{group.here}, {call}: {error}"), call)
 
@@ -36,12 +36,15 @@ def writable_operand(group: Group, x: Any, call: str, allowed: tuple[str, ...]) 
 
 
 def operands(group: Group, x: Any, op: str, out: Any) -> tuple[Flat, Flat, Any]:
-    """Vectors of an all-reduce's array and of its result, and the result; raises what `operand` does."""
+    """Vectors of an all-reduce's array and of its result, which do not cross yet, and the result.
+
+    Raises what `operand` does.
+    """
     call = f"allreduce({op})"
     require_op(group, op)
-    source = operand(group, x, call, FLOATS if op == "mean" else FLOATS + INTEGERS)
+    source = operand(group, x, call, FLOATS if op == "mean" else FLOATS + INTEGERS, crosses=False)
     result = like_operand(group, x, call) if out is None else out
-    target = operand(group, result, f"{call}, out", (source.dtype,))
+    target = operand(group, result, f"{call}, out", (source.dtype,), crosses=False)
     if target.shape != source.shape or not target.values.flags.writeable:
         _refuse(group, call, f"out has shape {target.shape}, the array {source.shape}, and out must be writeable")
     if overlap(source, target) and not in_place(source, target):

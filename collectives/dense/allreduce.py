@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from collectives.dense.on_device import are_on_one_device, copied_on_device, sum_on_device
 from collectives.dense.payload import DensePayload, itemsize_in_messages
+from collectives.errors import CollectiveMismatch, OutOfMemory
 from collectives.execution.handle import Call, Steps
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Program
 from collectives.execution.staged import staged
-from collectives.memory import COMBINE, SIXTEEN_BIT, Combine, Flat, add, aligned_empty, narrow, widen
+from collectives.memory import COMBINE, SIXTEEN_BIT, Combine, Flat, add, aligned_empty, crossing, narrow, widen
 from collectives.schedules.halving_doubling import HalvingDoubling
 from collectives.schedules.plan import Topology
 from collectives.schedules.ring import Ring
@@ -129,23 +130,49 @@ class DenseSums:
         background: bool = False,
     ) -> Steps:
         """Steps of a sum of arrays, wherever they are: `steps`, or with a mark `along_the_plan` in the background."""
-        combine = COMBINE[op]
-        vectors = source.values, source.dtype, op == "mean", target.values
-        if background and mark is not None:
-            steps = self.along_the_plan(comm, call, *vectors, traffic, mark, combine)
-        else:
-            steps = self.steps(comm, call, *vectors, traffic, (), mark, combine)
-        steps = staged(call, steps, source.staging, target.staging)
+        through_host = partial(self._through_host, comm, call, op, traffic, mark, background)
+        if source.place is None and target.place is None:
+            return through_host(source, target)
         itemsize = itemsize_in_messages(source.values, source.dtype)
         nbytes = source.values.size * itemsize
-        small = is_small(comm, source.values, source.dtype) or _by_mpi(comm, nbytes, combine)
+        small = is_small(comm, source.values, source.dtype) or _by_mpi(comm, nbytes, COMBINE[op])
         if not are_on_one_device(source, target) or (small and comm.size > 1 and not background):
-            return steps
+            try:
+                return through_host(crossing(source), crossing(target))
+            except MemoryError as error:
+                comm.reject(MemoryError(f"{comm.here}, allreduce({op}): {error}"), f"allreduce({op})")
         check: Steps = iter(()) if mark is None else comm.check(call, mark, traffic)
         if comm.size == 1:
             return copied_on_device(call, source, target, check)
         program = _program(comm, source.values.size, itemsize)
-        return sum_on_device(call, program, nbytes, source, target, op, traffic, check, steps, background)
+
+        def instead() -> Steps:
+            try:
+                return through_host(crossing(source), crossing(target))
+            except MemoryError as error:
+                assert mark is not None  # else the vectors have come with memory
+                return _refused(comm, call, mark, error)
+
+        return sum_on_device(call, program, nbytes, source, target, op, traffic, check, instead, background)
+
+    def _through_host(
+        self,
+        comm: Communicator,
+        call: Call,
+        op: str,
+        traffic: Traffic,
+        mark: int | None,
+        background: bool,
+        source: Flat,
+        target: Flat,
+    ) -> Steps:
+        """Steps of a sum of arrays in the host's memory, or with memory there that they cross through."""
+        vectors, combine = (source.values, source.dtype, op == "mean", target.values), COMBINE[op]
+        if background and mark is not None:
+            steps = self.along_the_plan(comm, call, *vectors, traffic, mark, combine)
+        else:
+            steps = self.steps(comm, call, *vectors, traffic, (), mark, combine)
+        return staged(call, steps, source.staging, target.staging)
 
     def _buffers(self, scratch: Sequence[NDArray[Any]], nbytes: int) -> list[Bytes]:
         """Receive buffers: memory that is lent, and else memory that is kept from one call to the next."""
@@ -158,6 +185,18 @@ class DenseSums:
         while len(self.kept) < missing:
             self.kept.append(aligned_empty(nbytes, np.uint8))
         return lent + self.kept[:missing]
+
+
+def _refused(comm: Communicator, call: Call, mark: int, error: MemoryError) -> Steps:
+    """Steps that raise an error here, and CollectiveMismatch on the ranks that make the call."""
+    name, told = call.name(), f"rank {comm.rank} rejects {call.name()}: {error}"
+    call.name = lambda: told
+    closes = True  # where the ranks compare nothing
+    try:
+        yield from comm.check(call, mark ^ (1 + comm.rank))  # no other rank has the same
+    except CollectiveMismatch as mismatch:
+        closes = mismatch.closes
+    raise OutOfMemory(f"{comm.here}, {name}: {error}", closes) from error
 
 
 def is_small(comm: Communicator, values: NDArray[Any], dtype: str) -> bool:

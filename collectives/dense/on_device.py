@@ -5,6 +5,7 @@ Each rank decides for itself: messages are the same bytes in either case, and on
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 
 from collectives import gpu_mpi
@@ -12,7 +13,7 @@ from collectives.dense.device_payload import DevicePayload
 from collectives.execution.handle import Call, Steps
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Program
-from collectives.execution.staged import awaited, late
+from collectives.execution.staged import awaited, late, use_in_background
 from collectives.memory import Flat
 from collectives.trace.traffic import Traffic
 
@@ -56,7 +57,7 @@ def sum_on_device(
     op: str,
     traffic: Traffic,
     check: Steps,
-    through_host: Steps,
+    through_host: Callable[[], Steps],
     overlapped: bool,
 ) -> Steps:
     """Steps of a sum of vectors on one device, by the program of the other ranks.
@@ -75,8 +76,8 @@ def sum_on_device(
         Counted into.
     check : Steps
         In which the ranks compare the call.
-    through_host : Steps
-        The sum in the host's memory with all that belongs to it, for short vectors, and where memory is missing.
+    through_host : callable
+        Makes the sum in the host's memory with all that belongs to it, for short vectors, and where memory is missing.
     overlapped : bool
         The program runs with other calls.
     """
@@ -84,16 +85,16 @@ def sum_on_device(
     assert here is not None
     assert there is not None
     device = here.device
+    use_in_background(call, device)  # it takes memory
     payload = None
     direct = nbytes >= DIRECT_BYTES and (yield from late(call, gpu_mpi.allowed(call, device.name)))
     if direct or nbytes >= STAGED_BYTES:
         with suppress(RuntimeError):  # PyTorch's, for want of memory
             payload = DevicePayload(program, device, here.vector, source.dtype, op, there.vector, direct)
     if payload is None:
-        yield from through_host
+        yield from through_host()
         return
-    if direct and call.completion is not None:
-        device.use()  # MPI is called by the progress thread, which has chosen none; another one's choice is its own
+    use_in_background(call, device)  # it calls MPI, and other calls may have used another device since
     # whoever makes the array, or has used the memory of the result
     yield from late(call, awaited(call, device.done, f"{device.name} does not come to the array"))
     yield from check

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collectives.devices.device import Device, Taken
+import numpy as np
+
+from collectives.devices.device import Bytes, Device, Taken
 from collectives.testable import Testable
 
 
@@ -32,7 +34,7 @@ class Place:
 
 
 class Staging(Place):
-    """An array on a device, and the memory of the host that it travels through.
+    """An array on a device, and the memory of the host that it travels through where it does so as a whole.
 
     Parameters
     ----------
@@ -45,12 +47,19 @@ class Staging(Place):
     ----------
     vector : tensor, 1-D
         The array, as PyTorch has it.
-    host : uint8[nbytes]
+    host : uint8[nbytes], or [0] before `pin`
     """
 
     def __init__(self, device: Device, taken: Taken, nbytes: int) -> None:
         super().__init__(device, taken, nbytes)
-        self.vector, self.host = taken.vector, device.pinned(nbytes)
+        self.vector, self._nbytes = taken.vector, nbytes
+        self.host: Bytes = np.empty(0, np.uint8)
+
+    def pin(self) -> Bytes:
+        """Take the memory, if that has not been done. Raises RuntimeError if there is none."""
+        if not self.host.size:
+            self.host = self.device.pinned(self._nbytes)
+        return self.host
 
     def fetch(self) -> Testable:
         """Begin to overwrite the host's memory with the array."""

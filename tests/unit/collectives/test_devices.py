@@ -233,6 +233,30 @@ def test_where_there_is_no_pinned_memory_left_all_ranks_are_told_and_can_go_on(m
     run_local(2, take)
 
 
+@pytest.mark.parametrize("topology", [Ring(), "auto"], ids=["ring", "auto"])
+@pytest.mark.parametrize("background", [False, True])
+def test_a_sum_for_which_there_is_no_pinned_memory_is_rejected_on_all_ranks(
+    topology: Any, background: bool, made: dict[int, FakeDevice]
+) -> None:
+    made[0] = FakeDevice()
+    made[0].has_memory = False
+
+    def take(comm: Communicator) -> None:
+        x = on_device(comm, vector(comm.rank))
+
+        def add() -> Any:
+            return comm.iallreduce(x).wait() if background else comm.allreduce(x)
+
+        error = MemoryError if comm.rank == 0 else CollectiveMismatch
+        with pytest.raises(error, match=r"rank 0.* i?allreduce\(sum\).*no pinned memory to take 700 elements"):
+            add()
+        comm.barrier()
+        made[0].has_memory = True
+        assert (read(add()) == vector(0) + vector(1)).all()
+
+    run_local(2, take, topology)
+
+
 def test_a_device_that_is_gone_ends_the_call_and_changes_nothing(comm: Communicator) -> None:
     aggregator = Marsit().start(comm, N)
     aggregator.aggregate(vector(0))

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from collectives import Communicator, HalvingDoubling, Ring, Star, Topology, Tree, devices
+from collectives import (
+    CollectiveMismatch,
+    Communicator,
+    HalvingDoubling,
+    Ring,
+    Star,
+    Topology,
+    Tree,
+    devices,
+)
 from collectives.dense import on_device
-from collectives.dense.device_payload import DevicePayload
+from collectives.dense.device_payload import RECEIVE_BUFFERS, DevicePayload
 from collectives.gpu_mpi import verdict
 from collectives.gpu_mpi.probe import Outcome
 from collectives.memory import narrow
@@ -196,6 +206,58 @@ def test_where_memory_is_missing_the_vector_goes_through_the_host_as_a_whole(
     for found in run_local(2, take, Ring()):
         np.testing.assert_array_equal(found, vector(0, "float32") + vector(1, "float32"))
     assert payloads == [False]
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_where_no_memory_is_left_at_all_every_rank_is_told_and_can_go_on(
+    background: bool, made: dict[int, FakeDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aware(monkeypatch, works=False)
+    made[1] = FakeDevice(1)
+    made[1].has_memory = False
+
+    def take(comm: Communicator) -> Any:
+        x = array(comm, vector(comm.rank, "float32"), "float32", (0, 1))
+        error = MemoryError if comm.rank == 1 else CollectiveMismatch
+        with pytest.raises(error, match=r"rank 1.* i?allreduce\(sum\).*no pinned memory to take 1000 elements"):
+            comm.iallreduce(x).wait() if background else comm.allreduce(x)
+        made[1].has_memory = True
+        comm.barrier()
+        return read(comm.allreduce(x))
+
+    for found in run_local(2, take, Ring()):
+        np.testing.assert_array_equal(found, vector(0, "float32") + vector(1, "float32"))
+
+
+def pinned_bytes(made: dict[int, FakeDevice], ranks: int, call: Callable[[Communicator, Any], object]) -> list[int]:
+    """Give how many bytes each rank's device has pinned for calls of an array there, by a star with 8 chunks."""
+    bytes_of = [0] * ranks
+    for rank in range(ranks):
+        made[rank] = FakeDevice(rank)
+
+        def noted(nbytes: int, rank: int = rank, pin: Any = made[rank].pinned) -> Any:
+            bytes_of[rank] += nbytes
+            return pin(nbytes)
+
+        made[rank].pinned = noted  # type: ignore[method-assign]
+    run_local(ranks, lambda comm: call(comm, FakeArray(vector(0, "float32"), index=comm.rank)), Star())
+    return bytes_of
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_an_array_that_is_summed_on_the_device_takes_no_memory_of_the_host_but_for_messages(
+    background: bool, made: dict[int, FakeDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages are the vector, of which 1/8 each is buffered when it comes to be added."""
+
+    def take(comm: Communicator, x: Any) -> None:
+        comm.iallreduce(x, out=x).wait() if background else comm.allreduce(x)
+
+    aware(monkeypatch, works=False)
+    assert pinned_bytes(made, 2, take) == [4 * N + RECEIVE_BUFFERS * 4 * 128] * 2
+    aware(monkeypatch, works=True)
+    assert pinned_bytes(made, 2, take) == [0, 0]
+    assert pinned_bytes(made, 1, take) == [0]
 
 
 def test_one_rank_alone_copies(payloads: list[bool], comm: Communicator) -> None:
