@@ -20,7 +20,6 @@ from mpicomp.codecs.options import integer
 from mpicomp.kernels.cpu.planes import powers_of_two
 
 _POWERS = powers_of_two(8, np.uint8)
-_EXPONENT = 0x7F800000
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +71,14 @@ class Clipping:
         """What is left of each element; one that damage made NaN or infinite counts as 0."""
         on, n = kernels.beside(values), len(values)
         arrays, (columns, planes) = on.arrays, self._parts(payload, n, weight)
-        words = arrays.empty(values, n, "uint32")
-        on.clipping.join_bytes(columns, words)
+        itself = values.itemsize == 4
+        words, rest = arrays.view(values, "uint32") if itself else arrays.empty(values, n, "uint32"), None
         if self.bits % 8:
             rest = arrays.empty(values, n, "uint8")
             on.planes.unpack_planes(planes, _POWERS, rest)
-            words |= arrays.convert(rest, "uint32") << (32 - self.bits)
-        arrays.clear(words, (words & _EXPONENT) == _EXPONENT)
-        values[:] = arrays.view(words, "float32")
+        on.clipping.join_bytes(columns, rest, 32 - self.bits, words)
+        if not itself:
+            values[:] = arrays.view(words, "float32")
 
     def _parts(self, payload: Bytes, n: int, weight: int) -> tuple[Any, Any]:
         check_size(self, payload, n, weight)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["clear", "convert", "divide", "empty", "view", "xp"]
+__all__ = ["convert", "divide", "empty", "view", "xp"]
 
 xp = np
 
@@ -28,11 +28,6 @@ def view(array: NDArray[Any], dtype: str | np.dtype[Any]) -> NDArray[Any]:
 def convert(array: NDArray[Any], dtype: str | np.dtype[Any]) -> NDArray[Any]:
     """Elements as another type, each rounded once; the array itself if it has that."""
     return array.astype(dtype, copy=False)
-
-
-def clear(array: NDArray[Any], mask: NDArray[np.bool_]) -> None:
-    """Overwrite with 0 where the mask is set."""
-    array[mask] = 0
 
 
 def divide(array: NDArray[Any], divisor: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["clear", "convert", "divide", "empty", "view", "xp"]
+__all__ = ["convert", "divide", "empty", "view", "xp"]
 
 xp = torch
 
@@ -33,11 +33,6 @@ def view(array: Tensor, dtype: str | torch.dtype) -> Tensor:
 def convert(array: Tensor, dtype: str | torch.dtype) -> Tensor:
     """Elements as another type, each rounded once; the array itself if it has that."""
     return array.to(_type(dtype))
-
-
-def clear(array: Tensor, mask: Tensor) -> None:
-    """Overwrite with 0 where the mask is set."""
-    array.masked_fill_(mask, 0)
 
 
 def divide(array: Tensor, divisor: int) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from mpicomp.kernels.gpu.common import APART
 
 WIDTH = 1024  # numbers of a program
+EXPONENT = tl.constexpr(0x7F800000)
 
 
 @triton.jit
@@ -31,17 +32,25 @@ def split_bytes(words: Tensor, columns: Tensor) -> None:
 
 
 @triton.jit
-def _join_bytes_kernel(columns, n, count, words, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _join_bytes_kernel(columns, n, count, rest, shift, words, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
     word = tl.zeros([WIDTH], tl.int32)
     source = columns + at
     for j in range(count):
         word |= tl.load(source, mask=at < n, other=0).to(tl.int32) << (24 - 8 * j)
         source += n
-    tl.store(words + at, word, mask=at < n)
+    if rest is not None:
+        word |= tl.load(rest + at, mask=at < n, other=0).to(tl.int32) << shift
+    tl.store(words + at, tl.where((word & EXPONENT) == EXPONENT, 0, word), mask=at < n)
 
 
-def join_bytes(columns: Tensor, words: Tensor) -> None:
-    """The opposite of `split_bytes`; bytes that are not there are 0. words : int32[n], overwritten."""
+def join_bytes(columns: Tensor, rest: Tensor | None, shift: int, words: Tensor) -> None:
+    """The opposite of `split_bytes`; bytes that are not there are 0, and so are words of NaN and infinity.
+
+    columns : uint8[k, n], k 1 to 4. rest : uint8[n], ORed in `shift` bits from the lowest one; or None.
+    words : int32[n], overwritten.
+    """
     if n := words.numel():
-        _join_bytes_kernel[(triton.cdiv(n, WIDTH),)](columns, n, columns.shape[0], words, WIDTH, **APART)
+        _join_bytes_kernel[(triton.cdiv(n, WIDTH),)](
+            columns, n, columns.shape[0], rest, int(shift), words, WIDTH, **APART
+        )
