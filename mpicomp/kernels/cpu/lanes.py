@@ -142,16 +142,27 @@ def from_bits(typingctx: Any, word: Any, like: Any) -> Any:
     return like(word, like), codegen
 
 
-@intrinsic
-def as_lanes(typingctx: Any, low: Any, high: Any) -> Any:
-    """Two vectors of 4 words as 16 unsigned numbers of 32 bits, each word's low half first."""
-    result = Vec(types.uint32, LANES)
+def _shuffle(order: list[int]) -> Any:
+    """Of two vectors alike: these lanes of both in a row."""
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        every = ir.Constant(ir.VectorType(ir.IntType(32), 2 * WORDS), list(range(2 * WORDS)))
-        return builder.bitcast(builder.shuffle_vector(*args, every), result.llvm)
+    def typed(typingctx: Any, low: Any, high: Any) -> Any:
+        result = Vec(low.dtype, len(order))
 
-    return result(low, high), codegen
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            return builder.shuffle_vector(*args, ir.Constant(ir.VectorType(ir.IntType(32), len(order)), order))
+
+        return result(low, high), codegen
+
+    return intrinsic(typed)
+
+
+#: Two vectors of 4 words as one of 8.
+join = _shuffle([*range(2 * WORDS)])
+#: The first halves of two vectors of 8 words, and their second halves.
+first_halves = _shuffle([0, 1, 2, 3, 8, 9, 10, 11])
+second_halves = _shuffle([4, 5, 6, 7, 12, 13, 14, 15])
+#: 8 words as 16 unsigned numbers of 32 bits, each word's low half first.
+as_lanes = _conversion(types.uint32, ir.IRBuilder.bitcast, LANES)
 
 
 @intrinsic

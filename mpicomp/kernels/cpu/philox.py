@@ -21,8 +21,8 @@ import numpy as np
 from numba import njit, uint64
 from numba.cpython.unsafe.numbers import trailing_zeros
 
-from mpicomp.kernels.cpu.lanes import as_bytes, as_words, lookup, to_bits
-from mpicomp.kernels.cpu.simd import iota, load_bytes, load_words, select, splat_word, store
+from mpicomp.kernels.cpu.lanes import as_bytes, as_words, first_halves, join, lookup, second_halves, to_bits
+from mpicomp.kernels.cpu.simd import iota, load_bytes, load_words, select, splat_like, splat_word, store
 
 MULTIPLIER_0, MULTIPLIER_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 LOW = np.uint64(0xFFFFFFFF)
@@ -43,19 +43,34 @@ def load_keys(schedule):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
+def load_keys_of_two(schedule):  # type: ignore[no-untyped-def]
+    """As `load_keys`, for `draw_two`."""
+    a = load_keys(schedule)
+    return (
+        join(a[0], a[0]), join(a[1], a[1]), join(a[2], a[2]), join(a[3], a[3]), join(a[4], a[4]), join(a[5], a[5]),
+        join(a[6], a[6]), join(a[7], a[7]), join(a[8], a[8]), join(a[9], a[9]), join(a[10], a[10]),
+        join(a[11], a[11]), join(a[12], a[12]), join(a[13], a[13]),
+    )  # fmt: skip
+
+
+@njit(nogil=True)
 def _round(x, key_0, key_1):  # type: ignore[no-untyped-def]
-    low, half = splat_word(LOW), splat_word(HALF)
-    p0 = x[0] * splat_word(MULTIPLIER_0)
-    p1 = x[2] * splat_word(MULTIPLIER_1)
+    low, half = splat_like(LOW, key_0), splat_like(HALF, key_0)
+    p0 = x[0] * splat_like(MULTIPLIER_0, key_0)
+    p1 = x[2] * splat_like(MULTIPLIER_1, key_0)
     return ((p1 >> half) ^ key_0 ^ x[1]) & low, p1 & low, ((p0 >> half) ^ key_1 ^ x[3]) & low, p0 & low
 
 
 @njit(nogil=True)
-def draw(keys, group, number, step, source):  # type: ignore[no-untyped-def]
-    """Words 0 .. 3 and 4 .. 7 of draw `number` of a group."""
+def _counters(group, number):  # type: ignore[no-untyped-def]
+    """What the four blocks of a draw begin with, but for step and source."""
     block = uint64(4) * group
-    second = number | ((block >> HALF) << uint64(8))
-    x = (iota(block) & splat_word(LOW), splat_word(second), splat_word(step), splat_word(source))
+    return iota(block) & splat_word(LOW), splat_word(number | ((block >> HALF) << uint64(8)))
+
+
+@njit(nogil=True)
+def _rounds(keys, x0, x1, step, source):  # type: ignore[no-untyped-def]
+    x = (x0, x1, splat_like(step, x0), splat_like(source, x0))
     x = _round(x, keys[0], keys[1])
     x = _round(x, keys[2], keys[3])
     x = _round(x, keys[4], keys[5])
@@ -63,8 +78,27 @@ def draw(keys, group, number, step, source):  # type: ignore[no-untyped-def]
     x = _round(x, keys[8], keys[9])
     x = _round(x, keys[10], keys[11])
     x = _round(x, keys[12], keys[13])
-    half = splat_word(HALF)
+    half = splat_like(HALF, x0)
     return x[0] | (x[1] << half), x[2] | (x[3] << half)
+
+
+@njit(nogil=True)
+def draw(keys, group, number, step, source):  # type: ignore[no-untyped-def]
+    """Words 0 .. 3 and 4 .. 7 of draw `number` of a group."""
+    x0, x1 = _counters(group, number)
+    return _rounds(keys, x0, x1, step, source)
+
+
+@njit(nogil=True)
+def draw_two(keys, group, number, other_group, other_number, step, source):  # type: ignore[no-untyped-def]
+    """Words 0 .. 7 of one draw, and of another: with vectors of 512 bits in half the time of two.
+
+    keys : of `load_keys_of_two`.
+    """
+    x0, x1 = _counters(group, number)
+    y0, y1 = _counters(other_group, other_number)
+    low, high = _rounds(keys, join(x0, y0), join(x1, y1), step, source)
+    return first_halves(low, high), second_halves(low, high)
 
 
 @njit(nogil=True)
@@ -109,10 +143,14 @@ def _settle(schedule, first_group, step, source, table, rest, ties, tied_sets, o
 
 @njit(nogil=True)
 def _fill(keys, first_group, number, step, source, out):  # type: ignore[no-untyped-def]
-    for g in range(out.size // 8):
-        low, high = draw(keys, first_group + uint64(g), number, step, source)
-        store(out, 8 * g, low)
-        store(out, 8 * g + 4, high)
+    """keys : of `load_keys_of_two`."""
+    groups = out.size // 8
+    for g in range(0, groups, 2):
+        group = first_group + uint64(g)
+        words, others = draw_two(keys, group, number, group + uint64(1), number, step, source)
+        store(out, 8 * g, words)
+        if g + 1 < groups:
+            store(out, 8 * g + 8, others)
 
 
 @njit(nogil=True)
@@ -138,7 +176,7 @@ def draw_words(schedule, first_group, step, source, table, rest, scratch, out): 
     is its own outcome (p = 1/2). scratch : uint64[24 t], for t groups at a time; best in the first-level cache.
     out : uint64[8 k].
     """
-    keys = load_keys(schedule)
+    keys = load_keys_of_two(schedule)
     if rest.size == 0:
         _fill(keys, first_group, uint64(0), step, source, out)
         return

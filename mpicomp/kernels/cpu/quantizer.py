@@ -10,24 +10,29 @@ from numba import float64, int32, njit, uint32, uint64
 
 from mpicomp.kernels.cpu.bucketed import L2, as_float32, of_bucket
 from mpicomp.kernels.cpu.lanes import narrow, to_float64, to_uint8, to_uint32, widen
-from mpicomp.kernels.cpu.philox import draw, load_keys
+from mpicomp.kernels.cpu.philox import draw_two, load_keys_of_two
 from mpicomp.kernels.cpu.planes import pack_planes, powers_of_two, unpack_planes
 from mpicomp.kernels.cpu.simd import LANES, absolute, load, select, splat, store
 
 TILE = 4096  # elements whose random words and codes stay in the caches
 WORDS = TILE // 2 + TILE // 8  # of working memory
+FIVE, LAST = np.uint64(5), np.uint64(31)  # a group has 2^5 draws
 ONE_OF_2_32 = np.float64(2.0**-32)
 POWERS = powers_of_two(8, np.uint8)
 
 
 @njit(nogil=True)
-def _uniforms(keys, first, step, source, words):  # type: ignore[no-untyped-def]
-    """32 bits for each element from `first`, a multiple of 16, on; words : uint64[8 k], two elements each."""
-    for turn in range(words.size // 8):
-        element = first + uint64(16 * turn)
-        low, high = draw(keys, element // uint64(512), element % uint64(512) // uint64(16), step, source)
-        store(words, 8 * turn, low)
-        store(words, 8 * turn + 4, high)
+def _uniforms(keys, first, step, source, count, words):  # type: ignore[no-untyped-def]
+    """32 bits for each of `count` elements from `first`, a multiple of 16, on.
+
+    keys : of `load_keys_of_two`. words : uint64[TILE / 2], two elements each; overwritten up to the next 32 elements.
+    """
+    for i in range(0, count, 32):
+        draws = first // uint64(16) + uint64(i // 16)
+        after = draws + uint64(1)
+        one, other = draw_two(keys, draws >> FIVE, draws & LAST, after >> FIVE, after & LAST, step, source)
+        store(words, i // 2, one)
+        store(words, i // 2 + 8, other)
 
 
 @njit(nogil=True, inline="always")
@@ -91,11 +96,11 @@ def quantize(schedule, first, step, source, x, bucket, scales, levels, negative,
     x : float32[n] or float64[n]. bucket : elements that share a scale, counted from x[0]. scales : float32 of each.
     levels : s. negative : s or more. work : uint64[WORDS], overwritten. codes : uint8[n], overwritten.
     """
-    keys = load_keys(schedule)
+    keys = load_keys_of_two(schedule)
     uniform = work.view(np.uint32)
     for start in range(0, x.size, TILE):
         stop = min(x.size, start + TILE)
-        _uniforms(keys, first + uint64(start), step, source, work[: 8 * ((stop - start + 15) // 16)])
+        _uniforms(keys, first + uint64(start), step, source, stop - start, work)
         _draw_codes(x, start, stop, bucket, scales, levels, negative, uniform, codes, 0)
 
 
@@ -111,7 +116,7 @@ def encode(schedule, first, step, source, x, bucket, norm, scales, levels, negat
     bool
         Whether all norms are finite; a norm beyond float32 becomes the largest number, NaN becomes 0.
     """
-    keys = load_keys(schedule)
+    keys = load_keys_of_two(schedule)
     uniform, codes = work.view(np.uint32), work[TILE // 2 :].view(np.uint8)
     scaled, finite = 0, True
     for start in range(0, x.size, TILE):
@@ -123,7 +128,7 @@ def encode(schedule, first, step, source, x, bucket, norm, scales, levels, negat
                 finite &= np.isfinite(found)
                 scales[scaled] = as_float32(found)
                 scaled += 1
-        _uniforms(keys, first + uint64(start), step, source, work[: 8 * ((stop - start + 15) // 16)])
+        _uniforms(keys, first + uint64(start), step, source, stop - start, work)
         _draw_codes(x, start, stop, bucket, scales, levels, negative, uniform, codes, start)
         pack_planes(codes[: stop - start], POWERS, planes[:, start // 64 : (stop + 63) // 64])
         if sent is not None:

@@ -131,6 +131,16 @@ splat_byte = _splat_to(BYTES)
 
 
 @intrinsic
+def splat_like(typingctx: Any, value: Any, vector: Any) -> Any:
+    """The scalar in as many lanes as a vector has."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _splat(builder, args[0], vector.lanes)
+
+    return vector(value, vector), codegen
+
+
+@intrinsic
 def iota(typingctx: Any, start: Any) -> Any:
     """64-bit words start, start + 1, start + 2, start + 3."""
     result = Vec(types.uint64, WORDS)

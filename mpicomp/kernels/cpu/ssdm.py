@@ -6,7 +6,7 @@ import numpy as np
 from numba import float32, float64, njit, uint64
 
 from mpicomp.kernels.cpu.lanes import as_lanes, fold, lane, to_bits, to_float64, widen
-from mpicomp.kernels.cpu.philox import LOW, draw, load_keys
+from mpicomp.kernels.cpu.philox import LOW, draw, draw_two, load_keys, load_keys_of_two
 from mpicomp.kernels.cpu.simd import LANES, load, splat, store
 from mpicomp.kernels.streams import BLOCK
 
@@ -79,21 +79,23 @@ def stochastic_signs(schedule, first, step, source, g, momentum, moved, beta, ga
     momentum : like g, or None: x is g itself. moved : like momentum, overwritten. norm : float64; 0 gives fair coins.
     bits : uint64[ceil(n / 64)], overwritten.
     """
-    keys = load_keys(schedule)
+    keys, keys_of_two = load_keys(schedule), load_keys_of_two(schedule)
     scale = TWO_31 / norm if norm > 0 else float64(0)
     middle, scales = splat(TWO_31), splat(scale)
     words = g.size // 64
     for j in range(words):
         word = uint64(0)
-        for k in range(4):
-            i = 64 * j + LANES * k
-            element = first + uint64(i)
-            low, high = draw(keys, element >> uint64(9), (element >> uint64(4)) & uint64(31), step, source)
-            x = _moved(g, momentum, beta, gain, i)
-            if momentum is not None:
-                store(moved, i, x)
-            below = middle + widen(x) * scales > to_float64(as_lanes(low, high))
-            word |= to_bits(below) << uint64(LANES * k)
+        draws = (first + uint64(64 * j)) >> uint64(4)  # four draws a word, of one group
+        for k in range(0, 4, 2):
+            group, number = draws >> uint64(5), (draws & uint64(31)) + uint64(k)
+            pair = draw_two(keys_of_two, group, number, group, number + uint64(1), step, source)
+            for h in range(2):
+                i = 64 * j + LANES * (k + h)
+                x = _moved(g, momentum, beta, gain, i)
+                if momentum is not None:
+                    store(moved, i, x)
+                below = middle + widen(x) * scales > to_float64(as_lanes(pair[h]))
+                word |= to_bits(below) << uint64(LANES * (k + h))
         bits[j] = word
     if words < bits.size:
         word = uint64(0)
