@@ -120,7 +120,7 @@ class CascadePayload:
         self._held = self._payloads([len(cut) for cut in self._pieces])
         self._landing = self._payloads([program.longest_piece] * self.receive_buffers)
         self._messages = [[payload, payload.nbytes, MPI.BYTE] for payload in self._held.host]
-        self.nothing = self.values = self._zeros(0)
+        self._nothing = self.values = self._zeros(0)
         self.step = 0
 
     # Where the vector is ---------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class CascadePayload:
 
     def end(self) -> None:
         """Drop the reference to the caller's vector, so that it can be freed."""
-        self.values = self.nothing
+        self.values = self._nothing
 
     def measure(self, vector: Any) -> Testable | None:
         """Measure the norm of a float32 vector; tells when `length` is it."""
