@@ -62,7 +62,12 @@ def copy(comm: Communicator, x: Any, out: Any) -> None:
     """Copy a vector in pieces as those of methods, by all threads of a communicator."""
     call = Call(comm, lambda: "copy")
     cuts = [slice(*ends) for ends in pairwise([*range(0, x.size, PIECE), x.size])]
-    comm.run(call, in_parts(call, Traffic(), "seconds_encoding", lambda cut: np.copyto(out[cut], x[cut]), cuts))
+    copy_one = partial(_copy, x, out)
+    comm.run(call, in_parts(call, Traffic(), "seconds_encoding", copy_one, cuts, comm.workers))
+
+
+def _copy(x: Any, out: Any, cut: slice) -> None:
+    np.copyto(out[cut], x[cut])
 
 
 def measure(n: int, threads: int, repeats: int) -> Record:

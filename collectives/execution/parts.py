@@ -4,26 +4,50 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from collectives.execution.handle import Call, Steps
-from collectives.execution.workers import Jobs, Work
+from collectives.execution.workers import Jobs, Work, Workers, worker_number
+from collectives.testable import Testable
+from collectives.trace.recorder import Trace
 from collectives.trace.traffic import Traffic
 
+_KINDS = {"seconds_encoding": "encode", "seconds_decoding": "decode"}
 
-def in_parts(call: Call, traffic: Traffic, phase: str, work: Work, parts: Iterable[Any]) -> Steps:
-    """Call `work` with each part, as part of a call; its seconds count as those of a phase.
 
-    What `work` returns, if it is not None, tells when a device has done its part.
+def in_parts(
+    call: Call,
+    traffic: Traffic,
+    phase: str,
+    work: Work,
+    parts: Iterable[Any],
+    workers: Workers | None,
+    messages: bool = False,
+) -> Steps:
+    """Call `work` with each part, as part of a call.
+
+    Parameters
+    ----------
+    call : Call
+    traffic : Traffic
+    phase : "seconds_encoding" or "seconds_decoding"
+        As whose seconds those of `work` count.
+    work : callable
+    parts : iterable
+    workers : Workers or None
+        Who works, several parts at a time. None: the thread that makes the call does, which pays for short vectors.
+    messages : bool
+        Whether the call has messages on their way meanwhile.
     """
-    start = traffic.clock()
-    jobs, waiting, under_way = Jobs(call.group.workers, traffic), deque(parts), [0]
+    trace = call.group.trace
+    if trace is not None:
+        work = partial(_recorded, trace, _KINDS[phase], work)
+    jobs, waiting, under_way = Jobs(workers, traffic), deque(parts), [0]
 
     def ended() -> None:
         under_way[0] -= 1
 
-    if not jobs.at_once:
-        call.rest_meanwhile = lambda: jobs.rest(messages=False)
     try:
         while waiting or under_way[0]:
             moved = jobs.collect()
@@ -31,9 +55,20 @@ def in_parts(call: Call, traffic: Traffic, phase: str, work: Work, parts: Iterab
                 under_way[0] += 1
                 jobs.do(phase, ended, work, waiting.popleft())
                 moved = True
+            if not (moved or jobs.at_once):
+                call.rest_meanwhile = partial(jobs.rest, messages)
             yield moved
     finally:
         call.rest_meanwhile = None
         jobs.end()
     call.moved()
-    traffic.seconds_total += traffic.clock() - start
+    call.waited_s -= jobs.rested_s  # this process computed meanwhile
+
+
+def _recorded(trace: Trace, kind: str, work: Work, part: Any) -> Testable | None:
+    start = trace.clock()
+    on_device = work(part)
+    end, worker = trace.clock(), worker_number()
+    label = {"piece": 0, "worker": worker} if worker else {"piece": 0}
+    trace.add((kind, "", start, end, label, trace.program, 0))
+    return on_device

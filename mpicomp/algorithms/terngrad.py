@@ -143,11 +143,12 @@ class SharedScaleRounds:
     def _measure(self, call: VectorCall) -> Iterator[bool]:
         """Overwrite this rank's scales."""
         traffic, values = call.traffic, call.values
+        start = traffic.clock()
         if self._device is None and len(self._parts) > 1:
             measure = partial(self._measure_part, values)
-            yield from in_parts(call, traffic, "seconds_encoding", measure, self._parts)
+            yield from in_parts(call, traffic, "seconds_encoding", measure, self._parts, call.group.workers)
+            traffic.seconds_total += traffic.clock() - start
             return
-        start = traffic.clock()
         measured = self._measure_whole(values)
         spent = traffic.clock() - start
         traffic.seconds_encoding += spent

@@ -8,7 +8,7 @@ m is the memory (the residual), g this rank's vector, I the places that are sent
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -196,18 +196,21 @@ class Memory(KeptArrays):
 
     # While they travel -----------------------------------------------------------------------------------------------
 
-    def clear(self, out: Any) -> Iterator[None]:
-        """Fill the result with zeros, part by part."""
-        for part in self.parts:
-            out[part.elements] = 0
-            yield
+    @property
+    def shares(self) -> Sequence[Part]:
+        """The whole vector, in as many parts as are cleared and renewed at a time."""
+        return self.parts
 
-    def renew(self, vector: Any) -> Iterator[None]:
-        """Make the residual of the next step, part by part; `commit` puts it into force."""
-        for part in self.parts:
-            self._remember(vector, part.start, part.elements, part.values)
-            yield
+    def clear(self, out: Any, share: Part) -> Testable | None:
+        """Fill a share of the result with zeros; `settled` tells when a device has."""
+        out[share.elements] = 0
+        return None
+
+    def renew(self, vector: Any, share: Part) -> Testable | None:
+        """Make a share of the residual of the next step; once all are made, `commit` puts it into force."""
+        self._remember(vector, share.start, share.elements, share.values)
         self._renewed = True
+        return None
 
     def _remember(self, vector: Any, start: int, some: slice, values: slice) -> None:
         kept_values = None if self._kept is None else self._kept[values]

@@ -6,7 +6,7 @@ places, and on the rank that says which these are their indices; it gives means,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from collectives.devices import Device, Landed
 from collectives.testable import Testable
 from mpicomp.codecs.memory import Memory, Part
-from mpicomp.codecs.on_device import ALL, Mirror, OnDevice
+from mpicomp.codecs.on_device import Mirror, OnDevice
 from mpicomp.codecs.top_k import Selector
 
 _FINITE, _WITHIN = slice(0, 1), slice(1, 2)
@@ -53,6 +53,7 @@ class DeviceMemory(OnDevice, Memory):
     def __init__(self, device: Device, *about: Any) -> None:
         super().__init__(device, *about)
         self.runs = joined(self.parts)
+        self._whole = (Part(0, self.residual.numel(), 1, 1, 0, self.values.size),)
         count, words = self.values.size, self.means.itemsize
         self._picked, self._arrived = self._zeros(count, self.dtype), self._zeros(count, f"int{8 * words}")
         self._indices = Mirror(device, self._zeros(count, np.int32))
@@ -134,15 +135,18 @@ class DeviceMemory(OnDevice, Memory):
 
     # While they travel -----------------------------------------------------------------------------------------------
 
-    def clear(self, out: Any) -> Iterator[None]:
-        """See `Memory`: all at once."""
-        self._device.run(out.zero_)
-        yield
+    @property
+    def shares(self) -> Sequence[Part]:
+        """See `Memory`: one."""
+        return self._whole
 
-    def renew(self, vector: Any) -> Iterator[None]:
-        """See `Memory`: all at once."""
-        self._device.run(partial(self._remember, vector, 0, ALL, ALL))
-        yield
+    def clear(self, out: Any, share: Part) -> None:
+        """See `Memory`."""
+        self._device.run(out.zero_)
+
+    def renew(self, vector: Any, share: Part) -> None:
+        """See `Memory`."""
+        self._device.run(partial(self._remember, vector, share.start, share.elements, share.values))
         self._renewed = True
 
     # Afterwards ------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,9 @@ from collectives import Communicator
 from collectives.dense.allreduce import RECEIVE_BUFFERS
 from collectives.dense.payload import DensePayload, itemsize_in_messages
 from collectives.devices import named
+from collectives.execution.parts import in_parts
 from collectives.execution.pipelined import execute
+from collectives.execution.workers import Work
 from collectives.memory import SIXTEEN_BIT, aligned_empty
 from collectives.progress.polling import done
 from mpicomp.aggregator import nonfinite
@@ -160,9 +163,7 @@ class SharedIndicesMean(Reducer):
         if self._brief:
             yield from call.group.dense_steps(call, memory.values, dtype, True, memory.stored_means, traffic)
             start = traffic.clock()
-            for waits in work:
-                if waits:
-                    yield False
+            yield from work
             traffic.seconds_total += traffic.clock() - start
         else:
             if self._mean is None:
@@ -171,36 +172,19 @@ class SharedIndicesMean(Reducer):
         yield from self._complete(call)
 
     def _meanwhile(self, call: VectorCall) -> Iterator[bool]:
-        """What is done while values travel: zeros where the result will be, and the residual if all is well.
-
-        Yields whether it has to wait for the ranks' reports.
-        """
-        traffic, trace = call.traffic, call.group.trace
-        clock = traffic.clock
-        start = clock()
-        for _ in self._memory.clear(call.out):
-            end = clock()
-            traffic.seconds_decoding += end - start
-            if trace is not None:
-                trace.phases(decode=(start, end))
-            yield False
-            start = clock()
-        for _ in self._side_channel.collect(call, traffic):
-            yield True
+        """What is done while values travel: zeros where the result will be, and the residual if all is well."""
+        clear = partial(self._memory.clear, call.out)
+        yield from self._in_shares(call, "seconds_decoding", clear, messages=not self._brief)
+        yield from self._side_channel.collect(call, call.traffic)
         if self._side_channel.everyones.max() == _GOOD:
-            yield from self._renew(call)
+            yield from self._renew(call, messages=not self._brief)
 
-    def _renew(self, call: VectorCall) -> Iterator[bool]:
-        traffic, trace = call.traffic, call.group.trace
-        clock = traffic.clock
-        start = clock()
-        for _ in self._memory.renew(call.values):
-            end = clock()
-            traffic.seconds_encoding += end - start
-            if trace is not None:
-                trace.phases(encode=(start, end))
-            yield False
-            start = clock()
+    def _renew(self, call: VectorCall, messages: bool) -> Iterator[bool]:
+        return self._in_shares(call, "seconds_encoding", partial(self._memory.renew, call.values), messages)
+
+    def _in_shares(self, call: VectorCall, phase: str, work: Work, messages: bool) -> Iterator[bool]:
+        workers = None if call.spec.n <= BRIEF_ELEMENTS else call.group.workers
+        return in_parts(call, call.traffic, phase, work, self._memory.shares, workers, messages)
 
     def _complete(self, call: VectorCall) -> Iterator[bool]:
         """Scatter the means into the result. Raise if an input or a mean is not finite."""
@@ -214,8 +198,7 @@ class SharedIndicesMean(Reducer):
         if not nonfinite.all_finite_result(self._memory.stored_means, call.spec.dtype):
             raise call.non_finite(())
         if said.any():  # large numbers, of which the mean might have been infinite: the residual is still as it was
-            for _ in self._renew(call):
-                pass
+            yield from self._renew(call, messages=False)
         yield from done(call, self._memory.scatter(call.out))
         traffic.seconds_decoding += traffic.clock() - start
         traffic.seconds_total += traffic.clock() - start
@@ -244,18 +227,15 @@ class MeanMeanwhile:
         self._buffers = [aligned_empty(longest, "uint8") for _ in range(RECEIVE_BUFFERS)]
 
     def steps(self, call: VectorCall, work: Iterator[bool]) -> Iterator[bool]:
-        """Do all of `work`, between whose items messages move on, and end with the mean in `out`.
-
-        work : yields, after each item, whether it has to wait for something.
-        """
+        """Do all of `work`, between whose steps messages move on, and end with the mean in `out`."""
         payload = DensePayload(self._program, self._values, self._dtype, True, self._buffers, self._out)
         sums = execute(call, self._program, payload, call.tag, call.traffic, overlapped=True)
         moved: bool | None = True
-        for waits in work:
+        for progressed in work:
             while moved:
                 moved = next(sums, None)
             if moved is not None:
                 moved = True
-            yield not waits
+            yield progressed
         if moved is not None:
             yield from sums

@@ -78,7 +78,7 @@ def gather(comm: Communicator, payload: Pieces, traffic: Traffic | None = None) 
 def do_parts(comm: Communicator, work: Any, count: int, traffic: Traffic) -> None:
     """Have work done on parts 0 to count - 1."""
     call = Call(comm, lambda: "work")
-    comm.run(call, in_parts(call, traffic, "seconds_encoding", work, range(count)))
+    comm.run(call, in_parts(call, traffic, "seconds_encoding", work, range(count), comm.workers))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -94,7 +94,6 @@ def test_parts_are_worked_on_by_as_many_threads_as_there_are(threads: int) -> No
         do_parts(comm, work, 6, traffic)
     assert sorted(done) == [(part, threads > 1) for part in range(6)]
     assert traffic.seconds_encoding >= 0.012
-    assert traffic.seconds_total > 0
 
 
 @pytest.mark.parametrize("threads", [1, 2])
