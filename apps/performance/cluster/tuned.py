@@ -26,7 +26,8 @@ class AllreduceAlgorithm:
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(_path_of_libmpi())
-        self._call("MPI_T_init_thread", MPI.THREAD_SINGLE, ctypes.byref(ctypes.c_int()))
+        # Open MPI takes a lower level for that of all of MPI, from then on
+        self._call("MPI_T_init_thread", MPI.Query_thread(), ctypes.byref(ctypes.c_int()))
         self._handles = {name: self._handle(name) for name in (VARIABLE, SEGMENT)}
 
     def dup(self, comm: MPI.Comm, number: int, segment_bytes: int = 0) -> MPI.Comm:

@@ -88,7 +88,9 @@ def test_memory_covers_residuals_of_all_ranks() -> None:
 
 
 def test_algorithm_and_segments_are_set_only_while_a_communicator_is_made() -> None:
+    threads = MPI.Query_thread()
     algorithm = AllreduceAlgorithm()
+    assert MPI.Query_thread() == threads
 
     def settings() -> list[int]:
         found = ctypes.c_int()
