@@ -22,8 +22,6 @@ from collectives.numbers import NUMBERS, allreduce_number
 from collectives.open_trace import open_trace
 from collectives.operands import operands
 from collectives.progress import eager_limit
-from collectives.routes import LATENCY_BYTES as LATENCY_BYTES
-from collectives.routes import VERSION as VERSION
 from collectives.routes import Routes
 from collectives.schedules.plan import Topology, TopologyError
 from collectives.split import split

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives import Communicator, Handle, TrafficLog
-from collectives.communicator import VERSION
 from collectives.consistency.call_check import fingerprint
 from collectives.dense.on_device import are_on_one_device, settled_before
 from collectives.devices import named
 from collectives.execution.staged import deliver, fetch, use_in_background
 from collectives.memory import Flat, empty_like, flat, on_device
 from collectives.operands import overlap
+from collectives.routes import VERSION
 from mpicomp.aggregator import state as states
 from mpicomp.aggregator.call import User, VectorCall
 from mpicomp.aggregator.difference import Difference

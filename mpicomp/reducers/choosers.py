@@ -11,9 +11,9 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from collectives import Communicator
-from collectives.communicator import LATENCY_BYTES
 from collectives.execution.pipelined import execute
 from collectives.memory import add
+from collectives.routes import LATENCY_BYTES
 from collectives.schedules.broadcast import Broadcast
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.codecs.memory import Memory, Part
