@@ -13,7 +13,8 @@ when the step has ended well.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -158,20 +159,20 @@ class SharedIndicesMean(Reducer):
         channel.start()
         traffic.seconds_encoding += traffic.clock() - start
         traffic.seconds_total += traffic.clock() - start
-        work = self._meanwhile(call)
         dtype = call.spec.dtype
-        if self._brief:
-            yield from call.group.dense_steps(call, memory.values, dtype, True, memory.stored_means, traffic)
-            start = traffic.clock()
-            yield from work
-            traffic.seconds_total += traffic.clock() - start
-        else:
-            if self._mean is None:
-                self._mean = MeanMeanwhile(self._comm, memory.values, dtype, memory.stored_means)
-            yield from self._mean.steps(call, work)
+        with closing(self._meanwhile(call)) as work:  # no worker writes any more, however this ends
+            if self._brief:
+                yield from call.group.dense_steps(call, memory.values, dtype, True, memory.stored_means, traffic)
+                start = traffic.clock()
+                yield from work
+                traffic.seconds_total += traffic.clock() - start
+            else:
+                if self._mean is None:
+                    self._mean = MeanMeanwhile(self._comm, memory.values, dtype, memory.stored_means)
+                yield from self._mean.steps(call, work)
         yield from self._complete(call)
 
-    def _meanwhile(self, call: VectorCall) -> Iterator[bool]:
+    def _meanwhile(self, call: VectorCall) -> Generator[bool, None, None]:
         """What is done while values travel: zeros where the result will be, and the residual if all is well."""
         clear = partial(self._memory.clear, call.out)
         yield from self._in_shares(call, "seconds_decoding", clear, messages=not self._brief)
