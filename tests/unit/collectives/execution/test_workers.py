@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,14 @@ def test_an_error_of_a_part_is_raised_by_the_call(threads: int) -> None:
 
     with Communicator(threads=threads) as comm, pytest.raises(MemoryError, match="no room for part"):
         do_parts(comm, work, 6, Traffic())
+
+
+def test_time_that_workers_take_for_parts_is_no_waiting() -> None:
+    with Communicator(threads=2) as comm:
+        call = Call(comm, lambda: "work")
+        parts = in_parts(call, Traffic(), "seconds_encoding", lambda part: time.sleep(0.1), range(2), comm.workers)
+        comm.run(call, parts)
+        assert call.waited_s < 0.05
 
 
 def test_as_many_pieces_as_workers_are_encoded_and_finished_at_the_same_time() -> None:
@@ -299,13 +308,27 @@ def test_a_step_with_nan_is_refused_on_all_ranks_and_can_be_repeated(method: Any
     assert run_local(2, take, Ring(), threads=2, piece_bytes=4096) == [True, True]
 
 
-def test_a_trace_shows_each_worker_on_a_track_of_its_own(tmp_path: Any) -> None:
+def encoding_tracks(folder: Path) -> list[str]:
+    """Of each encoding in rank 0's trace the name of its track."""
+    events = json.loads((folder / "rank-0.json").read_text())["traceEvents"]
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert names[0] == "calls"
+    return [names[event["tid"]] for event in events if event.get("cat") == "encode"]
+
+
+def test_a_trace_shows_each_worker_on_a_track_of_its_own(tmp_path: Path) -> None:
     n = 300_000
     with Communicator(threads=2, trace=tmp_path) as comm:
         QSGD().start(comm, n).aggregate(np.ones(n, np.float32))
-    events = json.loads((tmp_path / "rank-0.json").read_text())["traceEvents"]
-    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    encoding = {names[event["tid"]] for event in events if event.get("cat") == "encode"}
-    assert names[0] == "calls"
+    encoding = encoding_tracks(tmp_path)
     assert encoding
-    assert encoding <= {"worker 1", "worker 2"}  # one alone may have done it all
+    assert {*encoding} <= {"worker 1", "worker 2"}  # one alone may have done it all
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_trace_shows_the_parts_of_a_vector(tmp_path: Path, threads: int) -> None:
+    with Communicator(threads=threads, trace=tmp_path) as comm:
+        do_parts(comm, lambda part: None, 6, Traffic())
+    encoding = encoding_tracks(tmp_path)
+    assert len(encoding) == 6
+    assert {*encoding} <= ({"calls"} if threads == 1 else {"worker 1", "worker 2"})

@@ -1,7 +1,7 @@
 """Every kernel compiles for a real GPU, as it is launched: here without one, and not by the interpreter.
 
-By default in the first variant that tests launch it in, for NVIDIA's H100. ``MPICOMP_COMPILE_ALL=1`` has every variant
-compiled, for AMD's MI300 too, which takes minutes.
+By default in the first variant that tests launch it in, and the first with other arguments left out, for NVIDIA's H100.
+``MPICOMP_COMPILE_ALL=1`` has every variant compiled, for AMD's MI300 too, which takes minutes.
 """
 
 from __future__ import annotations
