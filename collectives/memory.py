@@ -159,7 +159,7 @@ def crossing(vector: Flat) -> Flat:
         host = staging.pin()
     except RuntimeError as error:
         told = f"there is no pinned memory to take {vector.values.size} elements from {staging.device.name} to"
-        raise MemoryError(f"{told} ({error})") from error
+        raise MemoryError(f"{told} ({error}); free memory of the host, or pass an array that is there") from error
     return vector._replace(values=host.view(vector.values.dtype))
 
 

@@ -68,7 +68,7 @@ class Codec(Protocol):
         """Overwrite `payload`, of exactly `nbytes(n)`.
 
         Raises ValueError for NaN or infinity among the values, and OverflowError for finite ones that have no code; on
-        a device returns instead whether all is well, bool[].
+        a device returns instead whether all is well, bool[]. The payload then holds nothing that means anything.
         """
         ...
 

@@ -24,7 +24,7 @@ _NOTHING = {4: np.float32(0), 8: np.float64(0)}  # by the size of an element
 def measure(values: Any, out: Any) -> None:
     """Overwrite one float32 with the two-norm, summed in float64 and rounded once; both are in one memory.
 
-    The largest float32 where that of finite values would overflow.
+    The largest float32 where it is beyond; infinity where the squares of float64 values are beyond that type.
     """
     kernels.beside(values).ssdm.norm(values, out)
 

@@ -71,19 +71,22 @@ class Selector:
         self.chunk, self.keep = chunk, keep
         itemsize = np.dtype(dtype).itemsize
         self._mask, self._infinity = _MASKS[itemsize], _INFINITY[itemsize]
-        if keep == 1:
-            return
         # at least twice as many groups as elements to be kept: then few others reach the bound
         self._depth = max(1, min(_DEEPEST, chunk // (2 * keep)))
-        sizes = self._mask.dtype
-        self._maxima = np.empty(chunk // self._depth + 64, sizes)
-        reaching = min(chunk, keep * (self._depth + 1))
-        self._places, self._sizes = np.empty(reaching, np.uint32), np.empty(reaching + 16, sizes)
+        self._work: tuple[Any, ...] = ()  # memory, once it is needed
+
+    def _working_memory(self) -> tuple[Any, ...]:
+        """Maxima, places and sizes, as the CPU's kernel takes them."""
+        if not self._work:
+            sizes, reaching = self._mask.dtype, min(self.chunk, self.keep * (self._depth + 1))
+            maxima = np.empty(self.chunk // self._depth + 64, sizes)
+            self._work = maxima, np.empty(reaching, np.uint32), np.empty(reaching + 16, sizes)
+        return self._work
 
     def __call__(self, x: Any, residual: Any, indices: Any, values: Any, left: Any = None) -> Any:
         """Overwrite `indices` and `values` with the places within chunks, ascending, and elements of x + residual.
 
-        left : like x, or None; overwritten with x + residual.
+        left : like x, or None; overwritten with x + residual, and neither of these.
 
         Returns
         -------
@@ -98,7 +101,7 @@ class Selector:
         else:
             high = np.uint64(1 << (8 * self._mask.nbytes - 2))
             shape = self.chunk, self.keep, self._depth
-            work = self._maxima, self._places, self._sizes  # which devices do not use
+            work = self._working_memory() if isinstance(x, np.ndarray) else (None, None, None)
             most = on.several(x, residual, left, *shape, self._mask, high, *work, indices, values)
         return most < self._infinity
 

@@ -48,12 +48,12 @@ class Stream:
 
     def schedule(self) -> NDArray[np.uint64]:
         """uint64[56]: both key words of each round, four times each, as the kernels load them. Not to be written to."""
-        return _schedule(self)
+        return _schedule(self.seed, self.vector_id, self.purpose)
 
 
-@lru_cache(maxsize=4096)
-def _schedule(stream: Stream) -> NDArray[np.uint64]:
-    return key_schedule(*stream.key())
+@lru_cache(maxsize=4096, typed=True)  # numbers that are equal have other keys where their words differ: 1 and True
+def _schedule(seed: int, vector_id: int, purpose: str) -> NDArray[np.uint64]:
+    return key_schedule(*Stream(seed, vector_id, purpose).key())
 
 
 def key_schedule(key_0: int, key_1: int) -> NDArray[np.uint64]:

@@ -7,11 +7,10 @@ from numba import float32, float64, int64, njit, uint64
 
 from mpicomp.kernels.cpu.lanes import bit_count, fold, from_bits, greatest, to_bits, to_integers, to_mask, widen
 from mpicomp.kernels.cpu.simd import LANES, absolute, load, select, splat, store
-from mpicomp.kernels.cpu.ssdm import squares_of_block
+from mpicomp.kernels.cpu.ssdm import FLOAT32_MAX, squares_of_block
 from mpicomp.kernels.streams import BLOCK
 
 L2, L1, LINF = 0, 1, 2  # which norm
-FLOAT32_MAX = np.float64(np.finfo(np.float32).max)
 
 
 @njit(nogil=True, inline="always")
@@ -93,7 +92,7 @@ def clipped_scales(x, bucket, clip, scales):  # type: ignore[no-untyped-def]
     """Largest magnitude of each bucket, but at most `clip` times the root of its mean square.
 
     x, bucket : as in `norms`. clip : float64, or None for no limit. scales : float32[ceil(n / bucket)], overwritten;
-    infinity where x has NaN or infinity, and the largest number where the scale is beyond float32.
+    infinity where the bucket has NaN or infinity, and the largest number where the scale is beyond float32.
     """
     for b in range(scales.size):
         start, end = b * bucket, min(x.size, (b + 1) * bucket)

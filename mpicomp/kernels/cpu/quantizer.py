@@ -50,12 +50,13 @@ def _draw_codes(x, start, stop, bucket, scales, levels, negative, uniform, codes
             v = load(x, i)
             u = to_float64(load(uniform, i - start)) * units
             place = widen(absolute(v)) * ratios
-            level = to_uint32(select(place > most, most, place) + u)
+            level = to_uint32(select(most > place, place, most) + u)  # NaN becomes the highest
             below = select(zero > v, select(level > none, minus, none), none)
             store(codes, i - base, to_uint8(level + below))
             i += LANES
         while i < end:
-            level = int32(min(abs(float64(x[i])) * ratio, limit) + float64(uniform[i - start]) * ONE_OF_2_32)
+            exact = abs(float64(x[i])) * ratio
+            level = int32((exact if exact < limit else limit) + float64(uniform[i - start]) * ONE_OF_2_32)
             codes[i - base] = level + (negative if x[i] < 0 and level > 0 else 0)
             i += 1
 
@@ -106,7 +107,9 @@ def quantize(schedule, first, step, source, x, bucket, scales, levels, negative,
 
 @njit(nogil=True, cache=True)
 def encode(schedule, first, step, source, x, bucket, norm, scales, levels, negative, work, sent, planes):  # type: ignore[no-untyped-def]
-    """As `quantize`, with codes to bit planes, and scales that are the buckets' norms; x is read from memory once.
+    """As `quantize`, with codes to bit planes, and scales that are the buckets' norms.
+
+    Buckets that fit the caches are read from memory once.
 
     norm : L2 or LINF of `mpicomp.kernels.cpu.bucketed`, and scales are overwritten; None: scales are given. sent :
     like x, overwritten with the values of the codes; or None. planes : uint64[bits, ceil(n / 64)], overwritten.

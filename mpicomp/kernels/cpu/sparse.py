@@ -10,7 +10,7 @@ from mpicomp.kernels.cpu.lanes import fold, lane
 from mpicomp.kernels.cpu.philox import LOW, draw, load_keys
 from mpicomp.kernels.cpu.simd import LANES, load, splat, store
 
-STRETCH = 4096  # elements that stay in the caches from their clearing to their scattering
+STRETCH = 4096  # elements, whole words of them, that stay in the caches from their clearing to their scattering
 
 # Places of elements -------------------------------------------------------------------------------------------------
 

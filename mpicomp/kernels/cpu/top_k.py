@@ -55,7 +55,7 @@ def largest(x, residual, left, chunk, mask, indices, values):  # type: ignore[no
     residual : like x, or None
         Added to x.
     left : like x, or None
-        Overwritten with x + residual; not `x` itself.
+        Overwritten with x + residual; in memory of its own.
     chunk : int
         Elements; the last one may be short.
     mask : uint32 or uint64, as wide as x's elements

@@ -124,7 +124,7 @@ def clipped_scales(x: Tensor, bucket: int, clip: float | None, scales: Tensor) -
     """Largest magnitude of each bucket, but at most `clip` times the root of its mean square.
 
     x, bucket : as in `norms`. clip : float64, or None for no limit. scales : float32[ceil(n / bucket)], overwritten;
-    infinity where x has NaN or infinity, and the largest number where the scale is beyond float32.
+    infinity where the bucket has NaN or infinity, and the largest number where the scale is beyond float32.
     """
     if n := x.numel():
         bucket, buckets = min(int(bucket), n), scales.numel()

@@ -63,8 +63,8 @@ def _units_kernel(scales, levels, buckets, units, WIDTH: tl.constexpr):  # type:
 @triton.jit
 def _drawn_code(v, ratio, uniform, levels, negative):  # type: ignore[no-untyped-def]
     exact = tl.abs(v.to(tl.float64)) * ratio
-    exact = tl.where(exact > levels, tl.cast(levels, tl.float64), exact) + uniform.to(tl.float64) * ONE_OF_2_32
-    level = tl.where(exact == exact, exact, 0).to(tl.int32)
+    exact = tl.where(exact < levels, exact, tl.cast(levels, tl.float64))  # NaN becomes the highest
+    level = (exact + uniform.to(tl.float64) * ONE_OF_2_32).to(tl.int32)
     return tl.where((v < 0) & (level > 0), level + negative, level)
 
 

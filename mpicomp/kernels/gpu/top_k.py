@@ -107,7 +107,7 @@ def largest(
     residual : like x, or None
         Added to x.
     left : like x, or None
-        Overwritten with x + residual; not `x` itself.
+        Overwritten with x + residual; in memory of its own.
     chunk : int
         Elements; the last one may be short.
     mask : int
