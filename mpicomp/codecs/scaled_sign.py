@@ -19,7 +19,7 @@ import numpy as np
 
 from mpicomp import kernels
 from mpicomp.codecs.base import Bytes, Draw, checked
-from mpicomp.codecs.bucketed import Bucketed, count, lengths, norms, to_float32
+from mpicomp.codecs.bucketed import Bucketed, count, kind_of, lengths, norms, to_float32
 from mpicomp.codecs.options import choice
 
 _ZEROS = {4: (np.float32(0), np.float32(0)), 8: (np.float64(0), np.float64(0))}  # the signs of zeros do not alternate
@@ -86,8 +86,7 @@ class OneBit(_Sides):
         return (to_float32(found),)
 
     def _keep(self, *arrays: Any) -> Any:
-        on = kernels.beside(arrays[0]).bucketed
-        return on.keep_signs(*arrays, self.bucket, on.L2 if self.scale == "l2" else on.L1)
+        return kernels.beside(arrays[0]).bucketed.keep_signs(*arrays, self.bucket, kind_of(self.scale))
 
 
 @dataclass(frozen=True, slots=True)

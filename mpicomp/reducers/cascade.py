@@ -20,12 +20,11 @@ from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.nonfinite import largest
 from mpicomp.aggregator.parts import MessageModel, Reducer, VectorSpec
 from mpicomp.codecs.base import Draw
+from mpicomp.codecs.bucketed import FLOAT32_MAX
 from mpicomp.codecs.stochastic_sign import StochasticSign, measure
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.coded import Payloads
 from mpicomp.reducers.side_channel import SideChannel, bad_ranks
-
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 class Cascade(Reducer):
@@ -232,7 +231,7 @@ class CascadePayload:
 
     def _encode(self, piece: int, draw: Draw) -> None:
         part = self._part(piece)
-        kernels.beside(part).arrays.xp.clip(part, -_LARGEST, _LARGEST, out=part)
+        kernels.beside(part).arrays.xp.clip(part, -FLOAT32_MAX, FLOAT32_MAX, out=part)
         self._codec.encode(part, self._held.there[piece], draw=draw)
 
 
@@ -243,7 +242,7 @@ def _copy(source: Any, target: Any) -> None:
 def _hold(values: Any, out: Any) -> None:
     """Round float64 to float32; what is beyond is its largest number, but infinity, of which the norm tells."""
     xp = kernels.beside(values).arrays.xp
-    out[:] = xp.where(xp.isinf(values), values, xp.clip(values, -_LARGEST, _LARGEST))
+    out[:] = xp.where(xp.isinf(values), values, xp.clip(values, -FLOAT32_MAX, FLOAT32_MAX))
 
 
 def _write(sums: Any, out: Any, dtype: str) -> None:
