@@ -139,7 +139,7 @@ class Memory(KeptArrays):
         kind = compute.type
         self.dtype = compute
         self.residual, self._next = self._zeros(n, compute), self._zeros(n, compute)
-        self._renewed = False
+        self._renewed = self._summed = False
         self.places = self._zeros(count, np.int64)
         whole = float(beta) == 1.0
         self._past: Any = None if whole else kind(1 - beta)
@@ -164,12 +164,23 @@ class Memory(KeptArrays):
 
     def begin(self) -> None:
         """Look at another vector."""
-        self.finite = True
+        self.finite, self._summed = True, False
 
     def check(self, part: Part, vector: Any) -> None:
         """Take note of whether vector + residual is finite in a part."""
-        if not self._kernels.sparse.finite_sum(vector[part.elements], self.residual[part.elements]):
+        some = part.elements
+        if not self._kernels.sparse.finite_sum(vector[some], self.residual[some], self.sums(some)):
             self.finite = False
+
+    def sums(self, some: slice) -> Any:
+        """Where vector + residual goes that is looked at, so that `renew` need not add again; None: nowhere.
+
+        It is asked for all elements of a vector or for none.
+        """
+        if self._past is not None:
+            return None
+        self._summed = True
+        return self._next[some]
 
     def all_finite(self, vector: Any) -> bool:
         """Whether a vector is finite, without the residual."""
@@ -215,7 +226,8 @@ class Memory(KeptArrays):
     def _remember(self, vector: Any, start: int, some: slice, values: slice) -> None:
         kept_values = None if self._kept is None else self._kept[values]
         old, scales, among = self.residual[some], (self._past, self._gain), self.places[values]
-        self._kernels.sparse.remember(vector[some], old, *scales, start, among, kept_values, self._next[some])
+        x = None if self._summed else vector[some]
+        self._kernels.sparse.remember(x, old, *scales, start, among, kept_values, self._next[some])
 
     def settled(self) -> Testable | None:
         """What tells when nothing is written to the result any more."""

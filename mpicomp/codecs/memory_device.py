@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from collectives.devices import Device, Landed
 from collectives.testable import Testable
 from mpicomp.codecs.memory import Memory, Part
-from mpicomp.codecs.on_device import Mirror, OnDevice
+from mpicomp.codecs.on_device import ALL, Mirror, OnDevice
 from mpicomp.codecs.top_k import Selector
 
 _FINITE, _WITHIN = slice(0, 1), slice(1, 2)
@@ -72,6 +72,7 @@ class DeviceMemory(OnDevice, Memory):
 
     def begin(self) -> None:
         """See `Memory`."""
+        self._summed = False
         self._device.run(partial(self._flags.there.fill_, 1))
 
     def _note(self, flag: slice, answer: Any) -> None:
@@ -79,16 +80,19 @@ class DeviceMemory(OnDevice, Memory):
 
     def check(self, part: Part, vector: Any) -> None:
         """See `Memory`: `finite` is told by `pick`."""
-        self._check(vector[part.elements], self.residual[part.elements])
+        self._check(vector, self.residual, part.elements)
 
     def check_all(self, vector: Any, residual: Any = None) -> None:
         """As `check`, of a whole vector, with a residual or without any."""
-        self._check(vector, residual)
+        self._check(vector, residual, ALL)
 
-    def _check(self, vector: Any, residual: Any) -> None:
-        kernel = self._kernels.sign.all_finite if residual is None else self._kernels.sparse.finite_sum
-        terms = (vector,) if residual is None else (vector, residual)
-        self._device.run(lambda: self._note(_FINITE, kernel(*terms)))
+    def _check(self, vector: Any, residual: Any, some: slice) -> None:
+        if residual is None:
+            look = partial(self._kernels.sign.all_finite, vector[some])
+        else:
+            terms = vector[some], residual[some], self.sums(some)
+            look = partial(self._kernels.sparse.finite_sum, *terms)
+        self._device.run(lambda: self._note(_FINITE, look()))
 
     def add(self, vector: Any, out: Any) -> None:
         """Overwrite `out` with vector + residual."""
@@ -100,13 +104,14 @@ class DeviceMemory(OnDevice, Memory):
         residual : tensor[n]; or None, where nobody asks whether the vector is finite.
         """
         for run in self.runs:
-            self._device.run(partial(self._find, run, vector, residual))
+            sums = None if residual is None else self.sums(run.elements)
+            self._device.run(partial(self._find, run, vector, residual, sums))
             self._device.run(partial(super().place, run, self._indices.there[run.values]))
 
-    def _find(self, run: Part, vector: Any, residual: Any) -> None:
+    def _find(self, run: Part, vector: Any, residual: Any, sums: Any) -> None:
         x, rest = vector[run.elements], None if residual is None else residual[run.elements]
         indices, found = self._indices.there[run.values], self._picked[run.values]
-        finite = self._selectors[run.chunk, run.keep](x, rest, indices, found)
+        finite = self._selectors[run.chunk, run.keep](x, rest, indices, found, sums)
         if rest is not None:
             self._note(_FINITE, finite)
 

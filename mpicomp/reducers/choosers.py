@@ -72,11 +72,14 @@ class _Search(threading.local):
         """Memory for the places of a part within its chunks."""
         return self._indices[: part.last - part.first]
 
-    def look(self, part: Part, values: NDArray[Any], residual: NDArray[Any] | None) -> bool:
-        """Overwrite the indices of a part with those of the largest of values + residual; whether all are finite."""
+    def look(self, part: Part, values: NDArray[Any], residual: NDArray[Any] | None, sums: Any = None) -> bool:
+        """Overwrite the indices of a part with those of the largest of values + residual; whether all are finite.
+
+        sums : like values, overwritten with the sums; or None.
+        """
         indices = self.indices(part)
         selector = self._selectors[part.chunk, part.keep]
-        return bool(selector(values, residual, indices, self._found[: indices.size]))
+        return bool(selector(values, residual, indices, self._found[: indices.size], sums))
 
 
 class ToldPlaces(Chooser):
@@ -160,8 +163,8 @@ class LeaderChoice(ToldPlaces):
         if not self._leads:
             memory.check(part, self._values)
             return
-        search = self._search
-        if not search.look(part, self._values[part.elements], memory.residual[part.elements]):
+        search, some = self._search, part.elements
+        if not search.look(part, self._values[some], memory.residual[some], memory.sums(some)):
             memory.finite = False
         indices = search.indices(part)
         pack_indices(indices, self._planes[piece])

@@ -58,16 +58,25 @@ def draw_strata(schedule, first, step, source, chunk, start, stop, places):  # t
 
 
 @njit(nogil=True, cache=True)
-def finite_sum(x, residual):  # type: ignore[no-untyped-def]
-    """Whether x + residual, float32[n] or float64[n], has neither NaN nor infinity."""
+def finite_sum(x, residual, left):  # type: ignore[no-untyped-def]
+    """Whether x + residual, float32[n] or float64[n], has neither NaN nor infinity.
+
+    left : like x, overwritten with the sum; or None.
+    """
     nothing = splat(x.dtype.type(0))
     check = nothing
     whole = x.size // LANES * LANES
     for i in range(0, whole, LANES):
-        check = check + (load(x, i) + load(residual, i)) * nothing
+        sums = load(x, i) + load(residual, i)
+        check = check + sums * nothing
+        if left is not None:
+            store(left, i, sums)
     total = fold(check)
     for i in range(whole, x.size):
-        total += (x[i] + residual[i]) * x.dtype.type(0)
+        one = x[i] + residual[i]
+        total += one * x.dtype.type(0)
+        if left is not None:
+            left[i] = one
     return total == 0
 
 
@@ -92,11 +101,13 @@ def pick(x, residual, places, limit, past, values, kept):  # type: ignore[no-unt
 def remember(x, residual, past, part, start, places, kept, out):  # type: ignore[no-untyped-def]
     """out = past * residual + part * (x + residual), but `kept` at these places.
 
-    x, residual, out : parts of the vectors that begin at element `start`. past, part : scalars like x; None and None:
-    0, 1.
+    x, residual, out : parts of the vectors that begin at element `start`; out is overwritten. x None: the sum is in out
+    already. past, part : scalars like out; None and None: 0, 1.
     places : int64[k], of the whole vectors. kept : as `pick` leaves it; None: zeros.
     """
-    if past is None:
+    if x is None:
+        pass
+    elif past is None:
         for i in range(x.size):
             out[i] = x[i] + residual[i]
     else:
@@ -104,7 +115,7 @@ def remember(x, residual, past, part, start, places, kept, out):  # type: ignore
             out[i] = past * residual[i] + part * (x[i] + residual[i])
     for j in range(places.size):
         if kept is None:
-            out[places[j] - start] = x.dtype.type(0)
+            out[places[j] - start] = out.dtype.type(0)
         else:
             out[places[j] - start] = kept[j]
 

@@ -77,17 +77,22 @@ def draw_strata(
 
 
 @triton.jit
-def _finite_sum_kernel(x, residual, n, strange, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _finite_sum_kernel(x, residual, left, n, strange, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
     v = tl.load(x + at, mask=at < n, other=0) + tl.load(residual + at, mask=at < n, other=0)
+    if left is not None:
+        tl.store(left + at, v, mask=at < n)
     tl.store(strange, 1, mask=tl.max((v - v != 0).to(tl.int32)) > 0)
 
 
-def finite_sum(x: Tensor, residual: Tensor) -> Tensor:
-    """Whether x + residual, float32[n] or float64[n], has neither NaN nor infinity; bool[]."""
+def finite_sum(x: Tensor, residual: Tensor, left: Tensor | None) -> Tensor:
+    """Whether x + residual, float32[n] or float64[n], has neither NaN nor infinity; bool[].
+
+    left : like x, overwritten with the sum; or None.
+    """
     strange = torch.zeros((), dtype=torch.int32, device=x.device)
     if n := x.numel():
-        _finite_sum_kernel[(triton.cdiv(n, WIDTH),)](x, residual, n, strange, WIDTH, **APART)
+        _finite_sum_kernel[(triton.cdiv(n, WIDTH),)](x, residual, left, n, strange, WIDTH, **APART)
     return strange == 0
 
 
@@ -147,16 +152,23 @@ def _replace_kernel(places, k, start, kept, out, WIDTH: tl.constexpr):  # type: 
 
 
 def remember(
-    x: Tensor, residual: Tensor, past: Any, part: Any, start: int, places: Tensor, kept: Tensor | None, out: Tensor
+    x: Tensor | None,
+    residual: Tensor,
+    past: Any,
+    part: Any,
+    start: int,
+    places: Tensor,
+    kept: Tensor | None,
+    out: Tensor,
 ) -> None:
     """out = past * residual + part * (x + residual), but `kept` at these places.
 
-    x, residual, out : parts of the vectors that begin at element `start`. past, part : scalars like x; None and None:
-    0, 1.
+    x, residual, out : parts of the vectors that begin at element `start`; out is overwritten. x None: the sum is in out
+    already. past, part : scalars like out; None and None: 0, 1.
     places : int64[k], of the whole vectors. kept : as `pick` leaves it, so that places that occur twice have the same;
     None: zeros.
     """
-    if n := x.numel():
+    if x is not None and (n := x.numel()):
         scales = (0, 0) if past is None else (bits_of(past, x.dtype), bits_of(part, x.dtype))
         _remember_kernel[(triton.cdiv(n, WIDTH),)](x, residual, n, *scales, out, past is not None, WIDTH, **APART)
     if k := places.numel():

@@ -66,16 +66,28 @@ def test_damaged_places_stay_inside() -> None:
 def test_what_is_not_finite_in_a_sum_is_noticed(dtype: Any) -> None:
     for n in (0, 1, 15, 16, 17, 4099):
         ones = np.ones(n, dtype)
-        assert finite_sum(ones, ones)
+        assert finite_sum(ones, ones, None)
         for position in {0, n // 2, n - 1} if n else ():
             for bad in (np.nan, np.inf, -np.inf):
                 spoiled = ones.copy()
                 spoiled[position] = bad
-                assert not finite_sum(spoiled, ones)
-                assert not finite_sum(ones, spoiled)
+                assert not finite_sum(spoiled, ones, None)
+                assert not finite_sum(ones, spoiled, None)
         if n:
             full = np.full(n, np.finfo(dtype).max)
-            assert not finite_sum(full, full)
+            assert not finite_sum(full, full, None)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_sum_that_is_looked_at_may_be_kept_and_then_lacks_places_alone(dtype: Any) -> None:
+    for n in (0, 1, 15, 16, 17, 4099):
+        x, residual = np.random.default_rng(n).standard_normal((2, n)).astype(dtype)
+        places, found, expected = np.arange(n // 2, n, 3), np.full(n, 7, dtype), np.full(n, 7, dtype)
+        assert finite_sum(x, residual, found)
+        np.testing.assert_array_equal(found, x + residual)
+        remember(None, residual, None, None, 300, places + 300, None, found)
+        remember(x, residual, None, None, 300, places + 300, None, expected)
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

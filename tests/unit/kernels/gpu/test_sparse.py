@@ -65,16 +65,33 @@ def test_what_is_not_finite_in_a_sum_is_noticed(to_device: Any, dtype: Any) -> N
 
     for n in (0, 1, 1025):
         ones = np.ones(n, dtype)
-        assert sparse.finite_sum(to_device(ones), to_device(ones)).item()
+        assert sparse.finite_sum(to_device(ones), to_device(ones), None).item()
         for position in {0, n // 2, n - 1} if n else ():
             for bad in (np.nan, np.inf, -np.inf):
                 spoiled = ones.copy()
                 spoiled[position] = bad
-                assert not sparse.finite_sum(to_device(spoiled), to_device(ones)).item()
-                assert not sparse.finite_sum(to_device(ones), to_device(spoiled)).item()
+                assert not sparse.finite_sum(to_device(spoiled), to_device(ones), None).item()
+                assert not sparse.finite_sum(to_device(ones), to_device(spoiled), None).item()
         if n:
             full = to_device(np.full(n, np.finfo(dtype).max))
-            assert not sparse.finite_sum(full, full).item()
+            assert not sparse.finite_sum(full, full, None).item()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_sum_that_is_looked_at_may_be_kept_and_then_lacks_places_alone(
+    to_device: Any, to_host: Any, dtype: Any
+) -> None:
+    from mpicomp.kernels.gpu import sparse
+
+    for n in (1, 1025):
+        x, residual = np.random.default_rng(n).standard_normal((2, n)).astype(dtype)
+        places, found, there = np.arange(0, n, 3) + 300, np.full(n, 7, dtype), to_device(np.full(n, 7, dtype))
+        assert on_cpu.finite_sum(x, residual, found)
+        assert sparse.finite_sum(to_device(x), to_device(residual), there).item()
+        assert_same_bits(to_host(there), found)
+        on_cpu.remember(None, residual, None, None, 300, places, None, found)
+        sparse.remember(None, to_device(residual), None, None, 300, to_device(places), None, there)
+        assert_same_bits(to_host(there), found)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
