@@ -212,16 +212,14 @@ class Memory(KeptArrays):
         """The whole vector, in as many parts as are cleared and renewed at a time."""
         return self.parts
 
-    def clear(self, out: Any, share: Part) -> Testable | None:
+    def clear(self, out: Any, share: Part) -> None:
         """Fill a share of the result with zeros; `settled` tells when a device has."""
         out[share.elements] = 0
-        return None
 
-    def renew(self, vector: Any, share: Part) -> Testable | None:
+    def renew(self, vector: Any, share: Part) -> None:
         """Make a share of the residual of the next step; once all are made, `commit` puts it into force."""
         self._remember(vector, share.start, share.elements, share.values)
         self._renewed = True
-        return None
 
     def _remember(self, vector: Any, start: int, some: slice, values: slice) -> None:
         kept_values = None if self._kept is None else self._kept[values]

@@ -29,10 +29,9 @@ from mpicomp.codecs import rans
 from mpicomp.codecs.base import Bytes, Draw, check_size, checked
 from mpicomp.codecs.bucketed import Bucketed, all_finite, confirmed, count, kind_of, norms, to_float32
 from mpicomp.codecs.options import choice, integer
-from mpicomp.kernels.cpu.planes import powers_of_two
+from mpicomp.kernels.cpu.quantizer import POWERS
 
 MOST_LEVELS = 127
-_POWERS = powers_of_two(8, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +165,7 @@ class Quantizer(Bucketed):
         codes = on.arrays.empty(payload, n, "uint8")
         if self.coding == "fixed":
             (scales,), planes = self._read(payload, n, weight)
-            on.planes.unpack_planes(planes, _POWERS, codes)
+            on.planes.unpack_planes(planes, POWERS, codes)
             return codes, scales
         check_size(self, payload, n, weight)
         if n:
@@ -206,7 +205,7 @@ class Quantizer(Bucketed):
         if self.coding == "fixed":
             (numbers,), planes = self._write(payload, n)
             numbers[:] = scales
-            kernels.beside(payload).planes.pack_planes(codes, _POWERS, planes)
+            kernels.beside(payload).planes.pack_planes(codes, POWERS, planes)
             return
         check_size(self, payload, n, 1)
         if n:
