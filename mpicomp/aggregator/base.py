@@ -25,6 +25,8 @@ from mpicomp.aggregator.difference import Difference
 from mpicomp.aggregator.parts import Parts, StateKind, VectorSpec
 from mpicomp.aggregator.widening import Widening
 
+_NO_NUMBERS = None, None
+
 
 class Method(Protocol):
     """Options that say which parts an aggregator is composed of: see `mpicomp.aggregator.algorithm.Algorithm`."""
@@ -65,6 +67,7 @@ class Aggregator:
         self._plain = None if spec.sixteen_bit else spec.compute
         self._call: VectorCall | None = None  # it has not ended, or its caller has not heard of its end
         self._can_undo = False
+        self._carried: tuple[NDArray[Any] | None, NDArray[Any] | None] = _NO_NUMBERS
         self._self: ref[User] = ref(self)
         lengths = spec.tensor_lengths
         parts = "" if lengths is None else f" in {len(lengths)} tensors {_listed(lengths)}"
@@ -141,9 +144,22 @@ class Aggregator:
         """
         return self.comm.begin(*self._open(vector, out))
 
+    def carry(self, numbers: NDArray[Any], sums: NDArray[Any]) -> None:
+        """Let the next call sum `numbers` over the ranks, in the messages by which they compare the call.
+
+        Parameters
+        ----------
+        numbers : array
+            A few, of one length and dtype on all ranks. Left alone.
+        sums : array
+            Overwritten with their sums before the call ends, unless the ranks make different calls.
+        """
+        self._carried = numbers, sums
+
     def _open(self, vector: Any, out: Any) -> tuple[VectorCall, Iterator[bool]]:
         """A call of this vector, and its steps."""
         comm, spec, step = self.comm, self.spec, self.step
+        (numbers, sums), self._carried = self._carried, _NO_NUMBERS
         try:
             if self._call is not None:
                 self._reject_second_call(self._call)
@@ -171,7 +187,8 @@ class Aggregator:
         if difference is None:
             call.values = source.values
         call.difference = difference
-        check = comm.check(call, self._fingerprint + step, traffic, meanwhile=partial(self.reducer.prepare, step))
+        call.is_compared = numbers is not None
+        check = comm.check(call, self._fingerprint + step, traffic, numbers, sums, partial(self.reducer.prepare, step))
         return call, self._steps(call, check, source, target)
 
     def _steps(self, call: VectorCall, check: Iterator[bool], source: Flat, target: Flat) -> Iterator[bool]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mpicomp.torch.optimizer_state import broadcast_optimizer_state
     from mpicomp.torch.process_group import register_backend
     from mpicomp.torch.redistribute import redistribute_states
-    from mpicomp.torch.replication import average_buffers, broadcast_parameters
+    from mpicomp.torch.replication import average_buffers, broadcast_parameters, require_same
 
 # Loaded when first asked for: a script that redistributes states needs no MPI.
 _HOMES = {
@@ -34,6 +34,7 @@ _HOMES = {
     "ddp_hook": "ddp",
     "redistribute_states": "redistribute",
     "register_backend": "process_group",
+    "require_same": "replication",
 }
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "ddp_hook",
     "redistribute_states",
     "register_backend",
+    "require_same",
 ]
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from collectives import Communicator, Handle
 from collectives.errors import NonFiniteGradient
+from collectives.memory import aligned_empty
 from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.difference import Difference
 from mpicomp.algorithms import Algorithm, Dense
@@ -31,6 +32,12 @@ from mpicomp.torch.states import members_by_name
 FEWEST = 8
 """Buckets of a model that is not small: nothing is sent before the first is complete, nor computed behind the last."""
 SMALLEST_MB = 1.0
+_NUMPY_TYPES = {  # of bfloat16, which NumPy lacks, the bits
+    torch.float16: np.float16,
+    torch.bfloat16: np.int16,
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+}
 
 
 class BucketReducer:
@@ -41,13 +48,15 @@ class BucketReducer:
     vector, mean
         Flat tensors of ``bucket.n`` elements: the aggregator's input and output, maybe shared with other reducers.
     vector_views, mean_views
-        The members' parts of them, in the members' shapes.
+        The members' parts of them, in the members' shapes. They stay here: see `fresh_mean_views`.
     """
 
-    def __init__(self, bucket: Bucket, pair: Tensor, algorithm: Algorithm, comm: Communicator) -> None:
+    def __init__(self, bucket: Bucket, pair: VectorPair, algorithm: Algorithm, comm: Communicator) -> None:
         self.bucket = bucket
         self.parameters = [member.parameter for member in bucket.members]
-        self.vector, self.mean = pair[0, : bucket.n], pair[1, : bucket.n]
+        self._pair = pair
+        tensors = pair.tensors()
+        self.vector, self.mean = tensors[0, : bucket.n], tensors[1, : bucket.n]
         self.vector_views, self.mean_views = bucket.views(self.vector), bucket.views(self.mean)
         self._padding = bucket.padding()
         self._vector_array, self._mean_array = _as_array(self.vector), _as_array(self.mean)
@@ -72,11 +81,28 @@ class BucketReducer:
         were, are, views = ([t.numpy() for t in compress(side, filled)] for side in (before, after, self.vector_views))
         self._moves = Difference(were, are, views, self._vector_array)
 
+    def fresh_mean_views(self) -> list[Tensor]:
+        """Return the members' means as new tensors on the memory of ``mean``, which a caller may keep and rebind.
+
+        ``p.grad.data = ...`` and ``share_memory_()`` give a tensor, or the storage under it, other memory. Views that
+        this object went on using would then show old values, and NumPy arrays would lie in memory that was freed.
+        """
+        return self.bucket.tensors(self._pair.tensors(), 1)
+
+    def fresh_vector_views(self) -> list[Tensor]:
+        """Return the members' parts of ``vector`` as new tensors, like `fresh_mean_views`."""
+        return self.bucket.tensors(self._pair.tensors(), 0)
+
     def subtract_mean(self) -> None:
         """Subtract the mean of the moves from what the members were before these; the call has ended well."""
         moves, self._moves = self._moves, None
         if moves is None or not moves.subtract_result():
             torch._foreach_sub_(self.parameters, self.mean_views)
+
+    def clear(self) -> None:
+        """Let the vector of the next call be zeros."""
+        self.vector.zero_()
+        self._moves = None
 
     def begin(self) -> Handle:
         """Begin to average ``vector`` over the ranks. Its padding is zeroed first."""
@@ -255,19 +281,37 @@ class BucketReducers(Sequence[BucketReducer]):
         ]
         if self._one_by_one:
             longest = {(one.dtype, one.device): one for one in sorted(buckets, key=lambda bucket: bucket.n)}
-            shared = {kind: vector_pair(bucket) for kind, bucket in longest.items()}
+            shared = {kind: VectorPair(bucket) for kind, bucket in longest.items()}
             pairs = [shared[bucket.dtype, bucket.device] for bucket in buckets]
         else:
-            pairs = [vector_pair(bucket) for bucket in buckets]
+            pairs = [VectorPair(bucket) for bucket in buckets]
         return tuple(
             BucketReducer(bucket, pair, algorithm, self.comm)
             for bucket, pair, algorithm in zip(buckets, pairs, algorithms, strict=True)
         )
 
 
-def vector_pair(bucket: Bucket) -> Tensor:
-    """Zeros for a bucket's vector and its mean: [2, n]."""
-    return torch.zeros(2, bucket.n, dtype=bucket.dtype, device=bucket.device)
+class VectorPair:
+    """Memory of a vector and its mean, zeros at first, that PyTorch cannot replace: on the host it is NumPy's.
+
+    Parameters
+    ----------
+    bucket : Bucket
+        The longest one that uses it.
+    """
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._dtype = bucket.dtype
+        self._array: NDArray[Any] | None = None
+        if bucket.device.type == "cpu":
+            self._array = aligned_empty(2 * bucket.n, _NUMPY_TYPES[bucket.dtype]).reshape(2, bucket.n)
+            self._array.fill(0)
+        else:
+            self._tensors = torch.zeros(2, bucket.n, dtype=bucket.dtype, device=bucket.device)
+
+    def tensors(self) -> Tensor:
+        """Return vector and mean, [2, n]: on the host each time with a storage of its own on the same memory."""
+        return self._tensors if self._array is None else torch.from_numpy(self._array).view(self._dtype)
 
 
 def _raise(error: Exception) -> NoReturn:

@@ -75,6 +75,18 @@ class Bucket:
         tensors = [member.parameter for member in self.members]
         return [flat[at : at + one.numel()].view(one.shape) for at, one in zip(starts, tensors, strict=False)]
 
+    def tensors(self, rows: Tensor, row: int) -> list[Tensor]:
+        """Return each member's part of ``rows[row]``, of `rows` [r, at least ``n``], as a tensor that is not a view.
+
+        PyTorch refuses ``detach_()`` of views, which loops call on gradients.
+        """
+        storage, start = rows.untyped_storage(), rows.storage_offset() + row * rows.stride(0)
+        places = zip(accumulate(self.lengths, initial=start), self.members, strict=False)
+        return [
+            torch.empty(0, dtype=rows.dtype, device=rows.device).set_(storage, at, one.parameter.shape)  # type: ignore[call-overload]
+            for at, one in places
+        ]
+
 
 def group_parameters(
     parameters: Iterable[NamedParameter],

@@ -20,7 +20,7 @@ from collectives import Communicator, Handle
 from collectives.errors import NonFiniteGradient
 from mpicomp.algorithms import Algorithm
 from mpicomp.torch.algorithms import AlgorithmChoice, algorithms_by_name
-from mpicomp.torch.bucket_reducers import BucketReducer, vector_pair
+from mpicomp.torch.bucket_reducers import BucketReducer, VectorPair
 from mpicomp.torch.buckets import ALIGNMENT, NamedParameter, make_bucket
 from mpicomp.torch.devices import devices_of
 
@@ -213,6 +213,6 @@ class GradientVectors:
 
     def _open(self, members: Sequence[NamedParameter], algorithm: Algorithm) -> None:
         bucket = make_bucket(len(self._vectors), members, ALIGNMENT if algorithm.uses_tensor_lengths else 1)
-        vector = GradientVector(BucketReducer(bucket, vector_pair(bucket), algorithm, self._comm))
+        vector = GradientVector(BucketReducer(bucket, VectorPair(bucket), algorithm, self._comm))
         self._vectors.append(vector)
         self._vector_of |= dict.fromkeys(vector.reducer.parameters, vector)

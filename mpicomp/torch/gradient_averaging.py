@@ -7,7 +7,7 @@ a bucket with a gradient that does not come keeps those behind it until the step
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.in_order import InOrder
 from mpicomp.torch.states import require_counters
+from mpicomp.torch.step_agreement import StepAgreement
 
 
 class GradientAveraging:
@@ -30,6 +31,8 @@ class GradientAveraging:
     ----------
     reducers, comm
         What is averaged, between whom.
+    agreement
+        Travels with one bucket of each step.
     overlap
         Whether buckets begin during backward.
     passes
@@ -44,16 +47,23 @@ class GradientAveraging:
     models_differ = False
     """The ranks' models are always equal."""
 
-    def __init__(self, reducers: BucketReducers, comm: Communicator, overlap: bool, passes: int) -> None:
+    def __init__(
+        self,
+        reducers: BucketReducers,
+        comm: Communicator,
+        agreement: StepAgreement,
+        overlap: bool,
+        passes: int,
+    ) -> None:
         self.reducers = reducers
         self.synchronizations = 0
         self.models_compared = False
         self.arrivals = Arrivals([member.name for member in reducers.members], passes)
         self._comm, self._overlap = comm, overlap
-        self._averaged = self._scaled = False
+        self.agreement = agreement
+        self._averaged = self._scaled = self._dropped = False
         self._error: NonFiniteGradient | None = None  # of gradients that were averaged ahead of the step
-        self._changed = ""  # the name of a gradient that was changed in vain
-        self._queue = InOrder(reducers, comm, self._begin)
+        self._queue = InOrder(reducers, comm, self._fill, agreement)
         # Freed together before the next backward: memory freed here would go back to the system, and be cleared anew
         self._replaced: list[Tensor | None] = []
         listen(self, [member.parameter for member in reducers.members])
@@ -69,13 +79,21 @@ class GradientAveraging:
         return self._overlap and self.arrivals.any_complete and not self._averaged
 
     @property
+    def averaged(self) -> bool:
+        """Whether the gradients are the ranks' mean already, for the step to come."""
+        return self._averaged
+
+    @property
     def _begins_early(self) -> bool:
-        return self._overlap and self.models_compared and not self.arrivals.overtaken
+        """Whether buckets begin during backward; the last one, which may be the only one, never does."""
+        early = self._overlap and self.models_compared and not self.arrivals.overtaken
+        return early and len(self.reducers) > 1
 
     def gradient_came(self, position: int) -> None:
         """Begin the buckets that this gradient completes; called by hooks during backward."""
         if self._scaled:  # the scaler has skipped the step, which this is not told
             self.drop_gradients(set_to_none=True)
+        self._dropped = False
         self._replaced.clear()
         sent = self._averaged or self._begins_early
         if self.arrivals.complete(position, sent) and self.in_flight:
@@ -91,6 +109,8 @@ class GradientAveraging:
 
     def before_scaler(self) -> None:
         """Average ahead of the search for infinities in the gradients, so that all ranks find the same."""
+        if self._scaled:
+            return
         self.synchronize()
         self._scaled = True
 
@@ -118,27 +138,29 @@ class GradientAveraging:
         return nullcontext()
 
     def end_step(self) -> None:
-        """Refuse changes of gradients that had been sent. The ranks have made the same step, without these.
-
-        Raises
-        ------
-        RuntimeError
-            Names the gradient; the other ranks get CollectiveMismatch in their next call.
-        """
-        name, self._changed = self._changed, ""
-        if name:
-            self._comm.reject(
-                RuntimeError(
-                    f"{self._comm.here}: the gradient of {name!r} was changed or dropped between backward() and "
-                    "step(), after it was sent, so that the step was made without the change; call "
-                    "optimizer.synchronize() before clipping, and zero_grad() after step(), or pass overlap=False; a "
-                    "model in DistributedDataParallel, which averages by itself, takes ddp_hook instead"
-                ),
-                "an optimizer step",
-            )
+        """Nothing: the gradients were averaged before the step."""
 
     def fail_step(self) -> None:
         """Nothing: the model is the common one."""
+
+    def refuse(self, error: Exception) -> NoReturn:
+        """Raise `error` here, and CollectiveMismatch on the ranks that make the step; no rank makes it."""
+        self.arrivals.restart()
+        if self._overlap and self.reducers:
+            self._queue.finish(refusal=error)
+        self._comm.reject(error, "an optimizer step")
+
+    def drop_step(self) -> None:
+        """Forget gradients that have been sent; collective.
+
+        Raises
+        ------
+        CollectiveMismatch
+            Other ranks make the step.
+        """
+        self.arrivals.restart()
+        self._dropped = True
+        self._queue.finish(drops=True)
 
     @torch.no_grad()
     def synchronize(self) -> None:
@@ -153,22 +175,9 @@ class GradientAveraging:
         ended: list[BucketReducer] = []
         try:
             if self._overlap:
-
-                def take(reducer: BucketReducer) -> None:
-                    ended.append(reducer)
-                    self._show_mean(reducer)
-
-                self._queue.complete_all()
-                self._changed = self._queue.find_change()
-                self._queue.wait(take)
+                self._finish(ended)
             else:
-                for reducer in self.reducers:
-                    gradients = self._gradients(reducer)
-                    if not reducer.take_alone(gradients):
-                        torch._foreach_copy_(reducer.vector_views, gradients)
-                        reducer.aggregate()
-                        ended.append(reducer)
-                        self._take_mean(reducer)
+                self._average_one_by_one(ended)
         except BaseException as error:
             for reducer in ended:
                 reducer.undo()
@@ -183,8 +192,56 @@ class GradientAveraging:
         self.synchronizations += self._error is None
         self._averaged = True
 
+    def _finish(self, ended: list[BucketReducer]) -> None:
+        """Average the buckets that have not begun, and take the means of all."""
+
+        def take(reducer: BucketReducer) -> None:
+            ended.append(reducer)
+            self._show_mean(reducer)
+
+        self._queue.finish(take, self._find_refusal())
+
+    def _average_one_by_one(self, ended: list[BucketReducer]) -> None:
+        refusal = self._find_refusal()
+        if refusal is not None:
+            self._comm.reject(refusal, "an optimizer step")
+        for reducer in self.reducers:
+            first = reducer is self.reducers[0]
+            if first:
+                self.agreement.attach(reducer.aggregator)
+            try:
+                sent = self._fill_alone(reducer)
+            except ValueError as error:
+                self._comm.reject(error, "averaging gradients")
+            if sent:
+                reducer.aggregate()
+                ended.append(reducer)
+            if first:
+                self.agreement.conclude()
+            if sent:
+                self._take_mean(reducer)
+
+    def _find_refusal(self) -> Exception | None:
+        """Why this rank cannot make the step with the gradients that are there."""
+        name = self._queue.find_change()
+        if name:
+            return RuntimeError(
+                f"{self._comm.here}: the gradient of {name!r} was changed or dropped between backward() and step(), "
+                "after it was sent; no rank has made this step. Call optimizer.synchronize() before clipping or other "
+                "changes, and zero_grad() after step(), or pass overlap=False; a model in DistributedDataParallel, "
+                "which averages by itself, takes ddp_hook instead"
+            )
+        if self._dropped and not any(member.parameter.grad is not None for member in self.reducers.members):
+            self._dropped = False
+            return RuntimeError(
+                f"{self._comm.here}: zero_grad() between backward() and step() has dropped the gradients of this step; "
+                "call zero_grad() after step() or before backward()"
+            )
+        return None
+
     def drop_gradients(self, set_to_none: bool) -> None:
         """Forget that they were averaged; the optimizer, which holds the model's own parameters, clears them."""
+        self._dropped |= self.arrivals.any_complete and not self._averaged
         self._averaged = self._scaled = False
         self._error = None
         self._replaced.clear()
@@ -203,11 +260,16 @@ class GradientAveraging:
         self.synchronizations = state["rounds"]
 
     @torch.no_grad()
-    def _begin(self, reducer: BucketReducer) -> None:
+    def _fill(self, reducer: BucketReducer) -> bool:
+        """See `mpicomp.torch.in_order.Fill`."""
+        return self._fill_alone(reducer, behind=True)
+
+    def _fill_alone(self, reducer: BucketReducer, behind: bool = False) -> bool:
         gradients = self._gradients(reducer)
-        if not reducer.take_alone(gradients, behind=True):
-            torch._foreach_copy_(reducer.vector_views, gradients)
-            reducer.begin()
+        if reducer.take_alone(gradients, behind):
+            return False
+        torch._foreach_copy_(reducer.vector_views, gradients)
+        return True
 
     def _gradients(self, reducer: BucketReducer) -> list[Tensor]:
         return [self._gradient(member) for member in reducer.bucket.members]
@@ -219,7 +281,7 @@ class GradientAveraging:
 
     def _show_mean(self, reducer: BucketReducer) -> None:
         """Let the gradients be views of the mean, which spares a copy; vectors must not be shared with others."""
-        for parameter, mean in zip(reducer.parameters, reducer.mean_views, strict=True):
+        for parameter, mean in zip(reducer.parameters, reducer.fresh_mean_views(), strict=True):
             if parameter.grad is not None and parameter.grad.stride() != mean.stride():  # a layout of its own: keep it
                 parameter.grad.copy_(mean)
             else:
@@ -231,11 +293,8 @@ class GradientAveraging:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         elif parameter.grad.layout != torch.strided:
-            self._comm.reject(
-                ValueError(
-                    f"{self._comm.here}: the gradient of {member.name!r} is sparse, which cannot be averaged element "
-                    'by element; build its layer with sparse=False or use synchronize="updates"'
-                ),
-                "averaging gradients",
+            raise ValueError(
+                f"{self._comm.here}: the gradient of {member.name!r} is sparse, which cannot be averaged element by "
+                'element; build its layer with sparse=False or use synchronize="updates"'
             )
         return parameter.grad

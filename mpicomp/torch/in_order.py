@@ -1,4 +1,8 @@
-"""Buckets in flight: begun in one order on all ranks, each as soon as its last gradient has come."""
+"""Buckets in flight: begun in one order on all ranks, each as soon as its last gradient has come.
+
+The last bucket waits for the step. It carries the ranks' agreement on the step, to which belongs all that happens
+between backward and step. Its gradients are the last ones that backward brings, so little time is lost.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +11,32 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakMethod
 
-from torch import Tensor
-
 from collectives import Communicator
 from collectives.errors import NonFiniteGradient, explains_itself
 from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
-from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.devices import current_stream, wait_for
+from mpicomp.torch.sent_gradients import SentGradients
+from mpicomp.torch.step_agreement import StepAgreement
+
+Fill = Callable[[BucketReducer], bool]
+"""Fills a reducer's vector, and returns True; or takes the values as their own mean, and returns False."""
 
 
 class InOrder:
     """Begins buckets while backward runs, and waits for them.
 
-    An error in backward would end it half-way, on one rank alone; it is kept until `wait`.
+    An error in backward would end it half-way, on one rank alone; it is kept until `finish`.
 
     Parameters
     ----------
     reducers : BucketReducers
     comm : Communicator
         Is given a progress thread where MPI allows one.
-    begin : method
-        Fills a reducer's vector and begins to average it. It is referred to weakly: its object, which has this one, is
-        gone with its last user, and with it the hooks on parameters.
+    fill : method
+        Fills a reducer's vector; see `Fill`. It is referred to weakly: its object, which has this one, is gone with its
+        last user, and with it the hooks on parameters.
+    agreement : StepAgreement
+        Travels with the last bucket.
 
     Attributes
     ----------
@@ -36,13 +44,14 @@ class InOrder:
         Buckets of this step that have begun: the first ones.
     """
 
-    def __init__(self, reducers: BucketReducers, comm: Communicator, begin: Callable[[BucketReducer], None]) -> None:
-        self._reducers, self._comm, self._begin = reducers, comm, WeakMethod(begin)
+    def __init__(self, reducers: BucketReducers, comm: Communicator, fill: Fill, agreement: StepAgreement) -> None:
+        self._reducers, self._comm, self._fill, self._agreement = reducers, comm, WeakMethod(fill), agreement
         self.begun = 0
         self._missing: list[int] = []
         self._streams: dict[int, set[Any]] = defaultdict(set)  # on which the gradients of each bucket came
-        self._sent: list[tuple[NamedParameter, Tensor, int]] = []  # gradients, and the versions that were sent
-        self._error: Exception | None = None
+        self._sent = SentGradients()
+        self._refusal: Exception | None = None  # why this rank cannot fill a bucket
+        self._failure: Exception | None = None  # by which a call could not begin
 
     def complete(self, position: int) -> None:
         """A gradient is complete: begin the next buckets that lack none."""
@@ -51,59 +60,102 @@ class InOrder:
         bucket = self._reducers.bucket_of[position]
         self._missing[bucket] -= 1
         self._streams[bucket].add(current_stream(self._reducers.members[position].parameter))
-        while self.begun < len(self._reducers) and not self._missing[self.begun] and self._error is None:
+        while self.begun < len(self._reducers) - 1 and not self._missing[self.begun] and self._is_well:
+            reducer = self._reducers[self.begun]
             self._begin_next()
+            self._sent.add(reducer.bucket.members)
         self._comm.advance()
 
-    def complete_all(self) -> None:
-        """Begin the others: their gradients will not come any more."""
-        while self.begun < len(self._reducers) and self._error is None:
-            self._begin_next()
+    @property
+    def _is_well(self) -> bool:
+        return self._refusal is None and self._failure is None
 
     def find_change(self) -> str:
-        """The name of a gradient that was changed after it was sent, or nothing. The change does not count."""
-        for member, sent, version in self._sent:
-            if member.parameter.grad is not sent or sent._version != version:
-                return member.name
-        return ""
+        """Return the name of a gradient that was changed after it was sent, or an empty string."""
+        return self._sent.find_change()
 
-    def wait(self, take: Callable[[BucketReducer], None]) -> None:
-        """Wait for all that have begun, and hand each to `take`.
+    def finish(
+        self,
+        take: Callable[[BucketReducer], None] = lambda reducer: None,
+        refusal: Exception | None = None,
+        drops: bool = False,
+    ) -> None:
+        """Begin the remaining buckets, wait for all, and hand each to `take` once all ranks are known to make the step.
+
+        Parameters
+        ----------
+        take
+            Called with every reducer whose ``mean`` is there.
+        refusal
+            Why this rank cannot make the step. It takes part in the calls that the others have begun, by zeros.
+        drops
+            Whether this rank drops the step; if all do, no reducer is taken.
 
         Raises
         ------
-        NonFiniteGradient
-            Of the first bucket in which there was NaN or infinity. All others have ended well.
         Exception
-            The first other error, also of beginning a bucket. Where it is this rank's alone, the others get
-            CollectiveMismatch.
+            `refusal`, or the error by which a bucket could not be filled.
+        NonFiniteGradient
+            Of the first bucket in which there was NaN or infinity. All others have been taken.
+        CollectiveMismatch
+            Another rank refuses the step, or the ranks differ: see `StepAgreement.conclude`.
         """
+        refusal = refusal or self._refusal
+        while self.begun < len(self._reducers) and self._failure is None:
+            self._begin_next(refusal, drops)
+        refusal = refusal or self._refusal
         begun, self.begun, self._missing = self.begun, 0, []
-        error, self._error = self._error, None
+        failure, self._failure, self._refusal = self._failure, None, None
         self._sent.clear()
         self._streams.clear()
+        ended: list[BucketReducer] = []
+        taken = 0
         for reducer in self._reducers[:begun]:
             try:
                 if reducer.wait():
-                    take(reducer)
+                    ended.append(reducer)
+                while taken < len(ended) and self._agreement.is_settled:
+                    take(ended[taken])
+                    taken += 1
             except NonFiniteGradient as one:
-                error = error or one
+                failure = failure or one
             except Exception as one:  # noqa: BLE001 - the others are waited for, lest they are in flight for ever
-                error = one if error is None or isinstance(error, NonFiniteGradient) else error
-        if error is not None and not explains_itself(error):
-            self._comm.reject(error, "averaging")  # whose bucket the others have begun
-        if error is not None:
-            raise error
+                failure = one if failure is None or isinstance(failure, NonFiniteGradient) else failure
+        if failure is None or isinstance(failure, NonFiniteGradient):
+            made = False
+            try:
+                made = self._agreement.conclude(refusal, drops)
+            finally:
+                for reducer in ended[taken:]:
+                    take(reducer) if made else reducer.undo()
+        else:
+            for reducer in ended[taken:]:
+                reducer.undo()
+        if failure is not None and not explains_itself(failure):
+            self._comm.reject(failure, "averaging")  # whose bucket the others have begun
+        if failure is not None and not drops:
+            raise failure
 
-    def _begin_next(self) -> None:
-        begin, reducer = self._begin(), self._reducers[self.begun]
-        assert begin is not None
+    def _begin_next(self, refusal: Exception | None = None, drops: bool = False) -> None:
+        reducer = self._reducers[self.begun]
+        sends = reducer.aggregator.comm.size > 1
+        idle = drops or refusal is not None
         try:
             wait_for(self._streams.pop(self.begun, ()))
-            begin(reducer)
-        except Exception as error:  # noqa: BLE001 - raised where the calls are waited for
-            self._error = error
+            fill = self._fill()
+            assert fill is not None
+            if not idle:
+                sends = fill(reducer)
+        except Exception as error:  # noqa: BLE001 - raised by `finish`, on all ranks in the same step
+            self._refusal, idle = error, True
+        if idle:
+            reducer.clear()
+        if self.begun == len(self._reducers) - 1:
+            self._agreement.attach(reducer.aggregator, bool(refusal or self._refusal), drops)
+        try:
+            if sends:
+                reducer.begin()
+        except Exception as error:  # noqa: BLE001 - raised by `finish`
+            self._failure = error
             return
         self.begun += 1
-        gradients = ((member, member.parameter.grad) for member in reducer.bucket.members)
-        self._sent += [(member, one, one._version) for member, one in gradients if one is not None]

@@ -17,7 +17,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -25,12 +25,14 @@ from torch import Tensor
 
 from collectives import Communicator
 from collectives.consistency.call_check import fingerprint
+from collectives.errors import CollectiveError, marked
 from mpicomp.torch.arrivals import Arrivals, listen
 from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
 from mpicomp.torch.devices import all_finite
 from mpicomp.torch.in_order import InOrder
 from mpicomp.torch.master_weights import MasterWeights
 from mpicomp.torch.states import require_counters, require_like
+from mpicomp.torch.step_agreement import StepAgreement
 
 
 class LocalUpdates:
@@ -40,8 +42,8 @@ class LocalUpdates:
     ----------
     optimizer
         The wrapped one.
-    reducers, comm, masters
-        What is averaged, between whom, and the float32 copies among it.
+    reducers, comm, agreement, masters
+        What is averaged, between whom, what travels with one bucket, and the float32 copies among it.
     local_steps
         H.
     skip_nonfinite
@@ -59,7 +61,7 @@ class LocalUpdates:
         The ranks have compared their models, in a step. Buckets begin during backward only from then on.
     """
 
-    to_be_averaged = False
+    to_be_averaged = averaged = False
     """No gradients are averaged."""
 
     def __init__(
@@ -67,6 +69,7 @@ class LocalUpdates:
         optimizer: torch.optim.Optimizer,
         reducers: BucketReducers,
         comm: Communicator,
+        agreement: StepAgreement,
         masters: MasterWeights,
         local_steps: int,
         skip_nonfinite: bool,
@@ -82,7 +85,8 @@ class LocalUpdates:
         self._checked = self._skipping = self._warned = self._scaled = self._in_backward = False
         self._aside: list[list[Tensor]] = []  # memory beside the common model, of each bucket, like its parameters
         self._common: dict[Tensor, Tensor] = {}  # the common model, by the parameters that are aside
-        self._queue = InOrder(reducers, comm, self._begin)
+        self.agreement, agreement.common = agreement, self._common
+        self._queue = InOrder(reducers, comm, self._fill, agreement)
         listen(self, [masters.original(member.parameter) for member in reducers.members])
 
     @property
@@ -98,7 +102,7 @@ class LocalUpdates:
     @property
     def _moves_in_backward(self) -> bool:
         early = self._overlap and self.models_compared and not self.arrivals.overtaken
-        return early and self.steps + 1 >= self._local_steps
+        return early and len(self.reducers) > 1 and self.steps + 1 >= self._local_steps
 
     def gradient_came(self, position: int) -> None:
         """Move the parameters of the buckets that this gradient completes; called by hooks during backward."""
@@ -128,6 +132,8 @@ class LocalUpdates:
 
     def before_scaler(self) -> None:
         """Agree on infinities ahead of the search for them in the gradients, so that all ranks find some or none."""
+        if self._scaled:
+            return
         if self._overlap:
             raise RuntimeError(
                 f'{self._comm.here}: a GradScaler cannot be combined with overlap under "updates", where backward has '
@@ -180,35 +186,69 @@ class LocalUpdates:
             self._return(tuple(self._common))
 
     @torch.no_grad()
+    def refuse(self, error: Exception) -> NoReturn:
+        """Raise `error` here, and CollectiveMismatch on the ranks that make the step; all have the common model then.
+
+        Local steps are kept where all ranks refuse for the same reason in a step that does not synchronize.
+        """
+        self.arrivals.restart()
+        if self._moves_in_backward:  # on all ranks or on none, whatever gradients have come here
+            try:
+                self._queue.finish(refusal=error)
+            finally:
+                self._abandon()
+        reason = f"rejects an optimizer step: {error}"
+        text = reason.replace(self._comm.here, "")
+        try:
+            self._comm.agree(fingerprint(text), lambda: f"rank {self._comm.rank} {reason}")
+        except CollectiveError:
+            self._abandon()
+        raise marked(error)
+
+    @torch.no_grad()
     def synchronize(self) -> None:
         """Average what the ranks moved since the last synchronization; return at once if they made no step."""
         if self.steps == 0:
             return
-        changed = ""
         try:
             if self._overlap:
-                self._queue.complete_all()
-                changed = self._queue.find_change()
-                self._queue.wait(self._move_common)
+                self._queue.finish(self._move_common, self._find_refusal())
             else:
-                for reducer in self.reducers:
-                    self._take_update(reducer)
-                    reducer.aggregate()
-                    self._move_common(reducer)
+                self._average_one_by_one()
             self.synchronizations += 1
         finally:
-            self._return(tuple(self._common))
-            self._masters.publish()
-            self.steps = 0
-        if changed:
-            self._comm.reject(
-                RuntimeError(
-                    f"{self._comm.here}: the gradient of {changed!r} was changed or dropped between backward() and "
-                    "step(), after the optimizer had moved the parameter by it; pass overlap=False to clip it, and "
-                    "call zero_grad() after step()"
-                ),
-                "an optimizer step",
-            )
+            self._abandon()
+
+    def _abandon(self) -> None:
+        """Return to the common model."""
+        self._return(tuple(self._common))
+        self._masters.publish()
+        self.steps = 0
+
+    def _find_refusal(self) -> Exception | None:
+        name = self._queue.find_change()
+        if not name:
+            return None
+        return RuntimeError(
+            f"{self._comm.here}: the gradient of {name!r} was changed or dropped between backward() and step(), after "
+            "the optimizer had moved the parameter by it; no rank has made this step. Pass overlap=False to clip it, "
+            "and call zero_grad() after step()"
+        )
+
+    def _average_one_by_one(self) -> None:
+        for reducer in self.reducers:
+            first = reducer is self.reducers[0]
+            if first:
+                self.agreement.attach(reducer.aggregator)
+            self._take_update(reducer)
+            reducer.aggregate()
+            if first:
+                try:
+                    self.agreement.conclude()
+                except BaseException:
+                    reducer.undo()
+                    raise
+            self._move_common(reducer)
 
     def drop_gradients(self, set_to_none: bool) -> None:
         """Clear the gradients that the optimizer cannot see, because it holds masters in their place."""
@@ -217,14 +257,15 @@ class LocalUpdates:
         self.arrivals.restart()
 
     @torch.no_grad()
-    def _begin(self, reducer: BucketReducer) -> None:
+    def _fill(self, reducer: BucketReducer) -> bool:
+        """See `mpicomp.torch.in_order.Fill`."""
         if self._in_backward:
             if self.steps == 0:
                 self._step_aside(reducer)
             with _only(self._optimizer, reducer.parameters):
                 self._optimizer.step()
         self._take_update(reducer)
-        reducer.begin()
+        return True
 
     def _step_aside(self, reducer: BucketReducer) -> None:
         """Give the parameters a copy of themselves in other memory, for the optimizer to move."""
@@ -238,7 +279,7 @@ class LocalUpdates:
 
     def _memory_aside(self, reducer: BucketReducer) -> list[Tensor]:
         """The reducer's own vector if it shares that with no other, and new memory for other orders of elements."""
-        pairs = zip(reducer.parameters, reducer.vector_views, strict=True)
+        pairs = zip(reducer.parameters, reducer.fresh_vector_views(), strict=True)
         return [view if self._overlap and one.is_contiguous() else torch.empty_like(one) for one, view in pairs]
 
     def _return(self, parameters: Iterable[Tensor]) -> None:

@@ -30,7 +30,7 @@ from collectives.consistency.call_check import fingerprint
 from collectives.json_file import one_line, shown
 from mpicomp.algorithms import Aggregator, Algorithm, Dense, DoubleSqueeze
 from mpicomp.torch import arguments
-from mpicomp.torch.adam_groups import GROUP_OPTIONS, check_group
+from mpicomp.torch.adam_groups import check_group
 from mpicomp.torch.adam_moments import AdamMoments
 from mpicomp.torch.algorithms import algorithms_by_name
 from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
@@ -48,6 +48,7 @@ from mpicomp.torch.states import (
     require_like,
     require_rank,
 )
+from mpicomp.torch.step_agreement import StepAgreement
 from mpicomp.torch.variance_freeze import VarianceFreeze
 
 _MOST_BUCKET = 4096
@@ -151,7 +152,7 @@ class OneBitAdam(NotCopied, torch.optim.Optimizer):
             super().__init__(params, defaults)
             for group in self.param_groups:
                 check_group(group)
-            self._parameters = Parameters(self, arguments.names(named_parameters))
+            self._parameters = Parameters(self, arguments.names(named_parameters), self.comm.here)
         except (ValueError, TypeError) as error:
             self._reject(error, "making OneBitAdam")
         self._options = (
@@ -160,7 +161,9 @@ class OneBitAdam(NotCopied, torch.optim.Optimizer):
         )
         self.comm.agree(fingerprint(self._options), lambda: self._options)
         require_alike(self._parameters.trained, self.comm)
-        self._checked_values, self._agreed = False, ""
+        self._checked_values = False
+        self._agreement = StepAgreement(self, self.comm, self._parameters.trained, all_options=True)
+        self._agreement.require_same_options()
         self._masters = MasterWeights(self)
         self._parameters.hold(self)
         members = self._masters.substitute(self._parameters.trained)
@@ -268,8 +271,12 @@ class OneBitAdam(NotCopied, torch.optim.Optimizer):
                 moments.own_gradients(reducer)
                 if self.frozen:
                     moments.own_momentum(reducer, self.param_groups)
+                if not done:
+                    self._agreement.attach(reducer.aggregator)
                 reducer.aggregate()
                 done.append(reducer)
+                if len(done) == 1:
+                    self._agreement.conclude()
                 moments.result.copy_(reducer.mean)
         except BaseException:
             for reducer in done:
@@ -336,7 +343,7 @@ class OneBitAdam(NotCopied, torch.optim.Optimizer):
             for moments in self._moments:
                 moments.find_masked()
         load_aggregators(own, self.aggregators)
-        self._checked_values, self._agreed = False, ""
+        self._checked_values = False
 
     def _own_state(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return our part of a state; raise ValueError unless all of it can be loaded."""
@@ -383,7 +390,9 @@ class OneBitAdam(NotCopied, torch.optim.Optimizer):
 
     def _check_before_step(self) -> None:
         """Refuse what would make the ranks' models differ; without communication if nothing has changed."""
-        self._parameters.require_unchanged(self, self.comm)
+        problem = self._parameters.find_change(self)
+        if problem is not None:
+            self.comm.reject(problem, "a step of OneBitAdam")
         try:
             for group in self.param_groups:
                 check_group(group)
@@ -397,13 +406,8 @@ class OneBitAdam(NotCopied, torch.optim.Optimizer):
         except ValueError as error:
             self._reject(error, "a step of OneBitAdam")
         if not self._checked_values:
-            require_same_values((member.parameter for member in self._parameters.trained), self.comm)
+            require_same_values({one.name: one.parameter for one in self._parameters.trained}, self.comm)
             self._checked_values = True
-        options = str([[group[key] for key in GROUP_OPTIONS] for group in self.param_groups])
-        if options != self._agreed:
-            text = f"a step of OneBitAdam with {', '.join(GROUP_OPTIONS)} of {options}"
-            self.comm.agree(fingerprint(text), lambda: text)
-            self._agreed = options
 
     def _reject(self, error: Exception, call: str) -> NoReturn:
         self.comm.reject(type(error)(f"{self.comm.here}: {error}"), call)

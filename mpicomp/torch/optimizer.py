@@ -13,6 +13,7 @@ Marsit asks for (section 5 of its paper), with H = ``local_steps``.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -30,6 +31,11 @@ from mpicomp.torch.options import Options, open_synchronizer
 from mpicomp.torch.parameters import Parameters
 from mpicomp.torch.rank_state import RankState
 from mpicomp.torch.replication import require_same_values
+
+COMPARE_EVERY = 1000
+"""Synchronizations after which the ranks compare their whole models once more; samples are compared in each step."""
+_UNSCALES = "_unscale_grads_"
+"""The function of GradScaler that reads the parameter groups only to look for infinities in the gradients."""
 
 
 class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
@@ -133,7 +139,7 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
                 raise TypeError("the optimizer is a DistributedOptimizer already; wrap a plain one, once")
             if getattr(optimizer, "synchronizes_ranks", False):
                 raise TypeError(f"{type(optimizer).__name__} synchronizes the ranks itself; use it as it is")
-            self._parameters = Parameters(optimizer, arguments.names(named_parameters))
+            self._parameters = Parameters(optimizer, arguments.names(named_parameters), self.comm.here)
             members = self._parameters.trained
             algorithms = algorithms_by_name(algorithm, members)
             self.mode = preferred_mode(algorithms) if synchronize is None else synchronize
@@ -171,16 +177,23 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """The wrapped optimizer's parameter groups.
 
-        Who asks for them between backward and step, such as a GradScaler, finds averaged gradients with overlap: they
-        are waited for.
+        A caller that reads them between backward and step finds averaged gradients with overlap: they are waited for.
+        A GradScaler that is about to unscale gradients finds infinities on all ranks or on none.
         """
-        if self._synchronizer.to_be_averaged:
+        if sys._getframe(1).f_code.co_name == _UNSCALES:
+            self._prepare_for_scaler()
+        elif self._synchronizer.to_be_averaged:
             self.synchronize()
         return self.optimizer.param_groups
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """False. A GradScaler asks for it just before it looks for infinities, which are agreed on here."""
+        """False. A GradScaler reads it just before it looks for infinities, which are agreed on here."""
+        self._prepare_for_scaler()
+        return False
+
+    def _prepare_for_scaler(self) -> None:
+        """Agree on infinities among the gradients."""
         if self._joining:
             raise RuntimeError(
                 f"{self.comm.here}: a GradScaler cannot be combined with join(), where ranks without batches know no "
@@ -188,7 +201,6 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
             )
         self._check_before_step()
         self._synchronizer.before_scaler()
-        return False
 
     @property
     def state(self) -> Any:  # type: ignore[override]
@@ -226,15 +238,42 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
         finally:
             arrivals.paused = before
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of all parameters, 16-bit ones included.
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Step with the gradients as :meth:`synchronize` and the caller have left them, as loops for Horovod do.
+
+        A step after :meth:`synchronize` averages nothing in any case: this block only checks that it was called.
 
         Raises
         ------
         RuntimeError
-            Gradients have been sent during backward, and the step has not taken them.
+            :meth:`synchronize` has not been called since backward.
         """
-        self._require_nothing_sent("zero_grad", "; wrap a backward() that does not count in no_sync()")
+        if not self._synchronizer.averaged:
+            raise RuntimeError(
+                f"{self.comm.here}: skip_synchronize() where no gradients have been averaged; call synchronize() after "
+                'backward() and before this block, under synchronize="gradients"'
+            )
+        yield
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of all parameters, 16-bit ones included.
+
+        Between backward and step this drops the step, on all ranks alike. With overlap, where gradients have been sent,
+        it is collective then; residuals are those of before, but for Marsit, which cannot take a vote back unless
+        ``Marsit(transactional=True)``.
+
+        Raises
+        ------
+        CollectiveMismatch
+            Other ranks make the step.
+        RuntimeError
+            With overlap under "updates": parameters have moved during backward, and the step has not taken them.
+        """
+        if self._fused:
+            self._require_nothing_sent("zero_grad", "; wrap a backward() that does not count in no_sync()")
+        elif self._synchronizer.in_flight:
+            self._synchronizer.drop_step()  # type: ignore[union-attr]
         self.optimizer.zero_grad(set_to_none)
         self._synchronizer.drop_gradients(set_to_none)
 
@@ -258,9 +297,11 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
         NonFiniteGradient
             A rank has NaN or infinity; names the ranks, and this rank's parameters. The ranks' models are equal.
         RuntimeError
-            A gradient was changed after it had been sent; names the parameter. The step was made without the change.
+            A gradient was changed after it had been sent, or all were dropped by `zero_grad`. No rank makes the step.
         CollectiveMismatch
-            The ranks do not make the same call. If this step was to synchronize, the model is now the common one.
+            The ranks do not make the same call, another rank raised ValueError or RuntimeError, or the optimizers
+            differ in class or options, or the models in value. No rank makes the step; if it was to synchronize, the
+            model is now the common one.
         CollectiveError
             A rank does not answer.
         """
@@ -268,7 +309,9 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
             raise ValueError(
                 f'{self.comm.here}: a closure cannot be combined with overlap under "updates"; pass overlap=False'
             )
+        self._synchronizer.agreement.evaluation = 0
         self._check_before_step()
+        before = self.synchronizations
         try:
             self._synchronizer.begin_step()
             loss = self._step(closure)
@@ -276,6 +319,8 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
             self._synchronizer.fail_step()
             raise
         self._synchronizer.end_step()
+        if self.synchronizations // COMPARE_EVERY > before // COMPARE_EVERY:
+            self._synchronizer.models_compared = False  # which the next step does
         return loss
 
     def _step(self, closure: Callable[[], float] | None) -> float | None:
@@ -285,9 +330,14 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
             with self._synchronizer.stepping():
                 return self.optimizer.step()
 
+        agreement = self._synchronizer.agreement
+
         def evaluate() -> float:
             self._synchronizer.before_evaluation()
             value = closure()
+            if self.mode == "gradients":  # else each rank's optimizer follows its own loss
+                agreement.evaluation += 1
+                agreement.loss = float(value) if isinstance(self.optimizer, torch.optim.LBFGS) else None
             self._synchronizer.take_gradients()
             return value
 
@@ -386,7 +436,11 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
             )
 
     def _check_before_step(self) -> None:
-        self._parameters.require_unchanged(self.optimizer, self.comm)
+        if self._synchronizer.averaged:
+            return  # the other ranks make this step without another call, in which a refusal could reach them
+        problem = self._parameters.find_change(self.optimizer)
+        if problem is not None:
+            self._synchronizer.refuse(problem)
         if not self._synchronizer.models_compared:
-            require_same_values((member.parameter for member in self._parameters.trained), self.comm)
+            require_same_values({one.name: one.parameter for one in self._parameters.trained}, self.comm)
             self._synchronizer.models_compared = True

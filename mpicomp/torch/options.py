@@ -17,6 +17,7 @@ from mpicomp.torch.local_updates import LocalUpdates
 from mpicomp.torch.master_weights import SIXTEEN_BIT, MasterWeights
 from mpicomp.torch.progress import overlap_by_thread
 from mpicomp.torch.replication import require_alike
+from mpicomp.torch.step_agreement import StepAgreement
 
 Synchronizer = GradientAveraging | LocalUpdates
 
@@ -92,10 +93,12 @@ def open_synchronizer(
     Raises
     ------
     CollectiveMismatch
-        The ranks' options differ, or their parameters in name, shape or dtype.
+        The ranks' options differ, their optimizers in class or options, or their parameters in name, shape or dtype.
     """
     comm.agree(fingerprint(str(options)), lambda: str(options))
     require_alike(members, comm)
+    agreement = StepAgreement(optimizer, comm, members, all_options=options.synchronize == "gradients")
+    agreement.require_same_options()
     overlap, passes = options.overlap, options.backward_passes_per_step
     # of a model on a device backward calls hooks in a thread of its own, and calls need one thread
     on_device = any(member.parameter.device.type != "cpu" for member in members)
@@ -103,11 +106,12 @@ def open_synchronizer(
         overlap = overlap_by_thread(comm, on_device) or not on_device
     if options.synchronize == "gradients":
         reducers = BucketReducers(members, algorithms, comm, options.bucket_mb, one_by_one=not overlap)
-        return GradientAveraging(reducers, comm, overlap, passes)
+        return GradientAveraging(reducers, comm, agreement, overlap, passes)
     masters = MasterWeights(optimizer)
-    reducers = BucketReducers(masters.substitute(members), algorithms, comm, options.bucket_mb, one_by_one=not overlap)
+    agreement.members = masters.substitute(members)
+    reducers = BucketReducers(agreement.members, algorithms, comm, options.bucket_mb, one_by_one=not overlap)
     skips = _skips_nonfinite(algorithms)
-    return LocalUpdates(optimizer, reducers, comm, masters, options.local_steps, skips, overlap, passes)
+    return LocalUpdates(optimizer, reducers, comm, agreement, masters, options.local_steps, skips, overlap, passes)
 
 
 def _skips_nonfinite(algorithms: Mapping[str, Algorithm]) -> bool:

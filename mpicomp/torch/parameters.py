@@ -9,7 +9,6 @@ from operator import is_not
 import torch
 from torch import Tensor
 
-from collectives import Communicator
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.devices import require_reachable
 from mpicomp.torch.master_weights import is_master
@@ -24,6 +23,8 @@ class Parameters:
         Its parameters are looked at, not changed.
     names
         What error messages call them; the others are called by their position.
+    here
+        This rank, for messages.
 
     Attributes
     ----------
@@ -37,7 +38,8 @@ class Parameters:
         trained.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], here: str) -> None:
+        self._here = here
         self.trained: list[NamedParameter] = []
         self.frozen: list[NamedParameter] = []
         for g, group in enumerate(optimizer.param_groups):
@@ -68,17 +70,13 @@ class Parameters:
         """Take note of what the optimizer holds now, which may be masters in the place of parameters."""
         self._held = _held(optimizer)
 
-    def require_unchanged(self, optimizer: torch.optim.Optimizer, comm: Communicator) -> None:
-        """Refuse to go on if the optimizer or a parameter was changed since; without communication if none was.
+    def find_change(self, optimizer: torch.optim.Optimizer) -> ValueError | None:
+        """Return the error for an optimizer or a parameter that was changed since; it names the parameter.
 
-        Raises
-        ------
-        ValueError
-            Names the parameter; the other ranks get CollectiveMismatch.
+        Without communication.
         """
         problem = self._change(_held(optimizer))
-        if problem:
-            comm.reject(ValueError(f"{comm.here}: {problem}"), "an optimizer step")
+        return ValueError(f"{self._here}: {problem}") if problem else None
 
     def _change(self, held: list[Tensor]) -> str:
         """What was changed, and the cure; nothing if nothing was."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 
 import numpy as np
@@ -12,6 +12,8 @@ from torch import Tensor
 
 from collectives import Communicator
 from collectives.consistency.call_check import fingerprint
+from collectives.consistency.missing_ranks import named
+from collectives.errors import CollectiveMismatch
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.devices import require_reachable
 
@@ -97,12 +99,53 @@ def require_alike(members: Sequence[NamedParameter], comm: Communicator) -> None
     require_same_layout(named, comm, f" on {' and '.join(kinds)}")
 
 
-def require_same_values(tensors: Iterable[Tensor], comm: Communicator) -> None:
-    """Raise CollectiveMismatch on every rank unless all hold the same bits."""
-    crc = 0
-    for tensor in tensors:
-        crc = zlib.crc32(_bytes_of(tensor).numpy().data, crc)
-    comm.agree(crc, lambda: f"parameters of checksum {crc:x}, which broadcast_parameters(model, comm) makes equal")
+def require_same(module_or_state_dict: torch.nn.Module | Mapping[str, Tensor], comm: Communicator) -> None:
+    """Raise an error on every rank unless all ranks have the same model, to the bit. Collective.
+
+    Parameters
+    ----------
+    module_or_state_dict
+        A module, of which the trained and frozen parameters are compared, or tensors by name. Tensors may lie on the
+        CPU or a GPU, from which they are copied.
+    comm
+        Communicator of the ranks that have the model.
+
+    Raises
+    ------
+    CollectiveMismatch
+        The ranks' tensors differ in name, shape, dtype or value. Names the first one that differs, and the ranks.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from mpicomp import Communicator
+    >>> from mpicomp.torch import require_same
+    >>> with Communicator() as comm:
+    ...     require_same(torch.nn.Linear(2, 1), comm)
+    """
+    if isinstance(module_or_state_dict, torch.nn.Module):
+        module_or_state_dict = dict(module_or_state_dict.named_parameters())
+    require_same_layout(module_or_state_dict, comm)
+    require_same_values(module_or_state_dict, comm)
+
+
+def require_same_values(named_tensors: Mapping[str, Tensor], comm: Communicator) -> None:
+    """Raise CollectiveMismatch on every rank unless all hold the same bits; names, shapes and dtypes are equal."""
+    sums = [zlib.crc32(_bytes_of(tensor).numpy().data) for tensor in named_tensors.values()]
+    of_ranks = comm.allgather(np.array([fingerprint(str(sums))], np.int64))
+    if len(set(np.ravel(of_ranks).tolist())) == 1:
+        return
+    tensors = comm.allgather(np.array(sums, np.int64)).reshape(comm.size, -1)
+    differs = (tensors != tensors[0]).any(0)
+    first = int(differs.argmax())
+    ranks: dict[int, list[int]] = {}
+    for rank, crc in enumerate(tensors[:, first].tolist()):
+        ranks.setdefault(crc, []).append(rank)
+    listed = ", ".join(f"checksum {crc:x} on {named(of_sum)}" for crc, of_sum in ranks.items())
+    raise CollectiveMismatch(
+        f"the ranks' models differ in {int(differs.sum())} of {len(sums)} tensors, the first of which is "
+        f"{list(named_tensors)[first]!r} ({listed}): broadcast_parameters(model, comm) makes them equal"
+    )
 
 
 @torch.no_grad()

@@ -1,0 +1,96 @@
+"""Gradients that were sent during backward, and signs of changes that came too late to count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mpicomp.torch.buckets import NamedParameter
+
+WINDOW_ELEMENTS = 4096
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class _Sent(NamedTuple):
+    member: NamedParameter
+    gradient: Tensor
+    version: int
+    address: int
+
+
+class _Window(NamedTuple):
+    """A part of a gradient, and the sum of its bits when it was sent."""
+
+    name: str
+    values: Tensor
+    bits: Tensor
+
+
+class SentGradients:
+    """The gradients of one step that have been sent.
+
+    PyTorch counts changes that are made through a tensor, and ``p.grad = ...`` makes another one. Changes through
+    ``.data``, NumPy or DLPack leave no trace but the values. So sums of the gradients' bits are compared: of all
+    elements in steps 1, 2, 4, 8, ..., and in the other steps of one window, which moves from step to step. A loop that
+    changes gradients too late does so from its first steps on.
+    """
+
+    def __init__(self) -> None:
+        self._sent: list[_Sent] = []
+        self._windows: list[_Window] = []
+        self._step = 1
+        self._n_buckets, self._buckets_before = 0, 1
+
+    def add(self, members: Sequence[NamedParameter]) -> None:
+        """Note the gradients of a bucket's parameters, which are sent now."""
+        there = [(member, gradient) for member in members if (gradient := member.parameter.grad) is not None]
+        self._sent += [_Sent(member, one, one._version, one.data_ptr()) for member, one in there]
+        if self._step & (self._step - 1) == 0:
+            self._watch(there, whole=True)
+        elif self._n_buckets == self._step % self._buckets_before:
+            turn = self._step // self._buckets_before
+            self._watch(there[turn % len(there) :][:1] if there else [], whole=False)
+        self._n_buckets += 1
+
+    def find_change(self) -> str:
+        """Return the name of a gradient that was changed or replaced since it was sent, or an empty string."""
+        for member, gradient, version, address in self._sent:
+            now = member.parameter.grad
+            if now is not gradient or gradient._version != version or gradient.data_ptr() != address:
+                return member.name
+        by_device: dict[torch.device, list[_Window]] = {}
+        for window in self._windows:
+            by_device.setdefault(window.values.device, []).append(window)
+        for windows in by_device.values():  # the host waits once for each device
+            before = torch.stack([window.bits for window in windows])
+            now = torch.stack([_sum_of_bits(window.values) for window in windows])
+            if not torch.equal(before, now):
+                return windows[int((before != now).nonzero()[0])].name
+        return ""
+
+    def clear(self) -> None:
+        """Begin another step."""
+        if self._sent:
+            self._step += 1
+            self._buckets_before = self._n_buckets
+        self._n_buckets = 0
+        self._sent.clear()
+        self._windows.clear()
+
+    def _watch(self, gradients: Sequence[tuple[NamedParameter, Tensor]], whole: bool) -> None:
+        for member, gradient in gradients:
+            values = gradient.detach()
+            if not whole:
+                if values.device.type != "cpu" or not values.is_contiguous():
+                    continue  # the host would wait for the device in every step, or copy the whole gradient
+                values = values.view(-1)
+                start = self._step * WINDOW_ELEMENTS % values.numel()
+                values = values[start : start + WINDOW_ELEMENTS]
+            self._windows.append(_Window(member.name, values, _sum_of_bits(values)))
+
+
+def _sum_of_bits(values: Tensor) -> Tensor:
+    return values.view(_INTEGERS[values.element_size()]).sum(dtype=torch.int64)

@@ -1,0 +1,250 @@
+"""Agreement of the ranks on each step: the same optimizer, the same options, the same model, and no rank refusing.
+
+Three numbers per rank are summed in the messages by which one bucket's call is compared anyway, so that they cost
+nothing: how many ranks refuse the step, how many drop it, and a fingerprint of all that must be equal. Only where the
+sums show a difference do the ranks exchange descriptions. All of them then raise in the same step, with no call in
+flight, and no rank makes the step.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from collectives import Communicator
+from collectives.consistency.call_check import fingerprint
+from collectives.consistency.missing_ranks import named
+from collectives.errors import CollectiveMismatch, marked
+from collectives.json_file import one_line, shown
+from mpicomp.aggregator.base import Aggregator
+from mpicomp.torch.buckets import NamedParameter
+
+SAMPLE_ELEMENTS = 1024
+DEVICE_SAMPLE_STEPS = 64
+"""Steps between two samples of parameters on a device, since the host waits for the device to read one."""
+SET_BY_USERS = frozenset(
+    ("lr", "initial_lr", "momentum", "dampening", "nesterov", "betas", "alpha", "eps", "weight_decay", "maximize")
+)
+"""Options that are compared under "updates", where optimizers such as Prodigy keep estimates of a rank's own."""
+
+_PLAIN = (float, int, bool, str, type(None), tuple)
+_MASK = (1 << 62) - 1
+_WORD = (1 << 64) - 1
+
+
+class StepAgreement:
+    """Comparison of the ranks' optimizers at each step.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        The wrapped one.
+    comm : Communicator
+    members : sequence of NamedParameter
+        The parameters that are synchronized.
+    all_options : bool
+        Whether all options of the groups must be equal, or those in `SET_BY_USERS`.
+
+    Attributes
+    ----------
+    members : sequence of NamedParameter
+    common : mapping
+        The values in the model that all ranks have, of parameters that hold others now.
+    evaluation : int
+        How often a closure has been called in this step.
+    loss : float or None
+        Loss that a closure has returned, for optimizers that decide by it.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        comm: Communicator,
+        members: Sequence[NamedParameter],
+        all_options: bool,
+    ) -> None:
+        self.members = members
+        self.common: Mapping[Tensor, Tensor] = {}
+        self.evaluation = 0
+        self.loss: float | None = None
+        self._optimizer, self._comm, self._all_options = optimizer, comm, all_options
+        self._snapshot: list[list[Any]] | None = None
+        self._options = self._mark = self._turn = 0
+        self._sums = np.empty(3, np.int64)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is known that all ranks make the step."""
+        return self._comm.size > 1 and bool(self._sums[0] == 0 == self._sums[1]) and self._is_equal()
+
+    def attach(self, aggregator: Aggregator, refuses: bool = False, drops: bool = False) -> None:
+        """Let the next call of `aggregator` carry this rank's numbers.
+
+        Parameters
+        ----------
+        refuses
+            Whether this rank cannot make the step.
+        drops
+            Whether it drops the step's gradients.
+        """
+        if self._comm.size == 1:
+            return
+        self._turn = aggregator.step  # which the call compares
+        _, crc = self._sample()
+        loss = 0 if self.loss is None else fingerprint(repr(self.loss))
+        # of integers, which Python hashes to the same value in every process
+        self._mark = hash((self._options_mark(), self.evaluation, crc, loss)) & _MASK
+        self._sums[:] = -1  # until the ranks' sums are there
+        aggregator.carry(np.array((refuses, drops, self._mark), np.int64), self._sums)
+
+    def conclude(self, refusal: Exception | None = None, drops: bool = False) -> bool:
+        """Return whether the step is made, once the call with the numbers has ended; collective if the ranks differ.
+
+        Parameters
+        ----------
+        refusal
+            Why this rank cannot make the step.
+        drops
+            As in `attach`.
+
+        Returns
+        -------
+        bool
+            True: all ranks make the step. False: all ranks drop it.
+
+        Raises
+        ------
+        Exception
+            `refusal`.
+        CollectiveMismatch
+            Another rank refuses the step, only some ranks drop it, or the optimizers, their options or the models
+            differ. The text names the first difference, and is the same on all ranks.
+        """
+        if self._comm.size == 1:
+            if refusal is not None:
+                raise marked(refusal)
+            return not drops
+        refusals, dropping = int(self._sums[0]), int(self._sums[1])
+        if refusals or dropping not in (0, self._comm.size) or not self._is_equal():
+            self._raise(refusal, drops)
+        return not drops
+
+    def require_same_options(self) -> None:
+        """Raise CollectiveMismatch on all ranks unless their optimizers have one class and equal options."""
+        ranks = self._comm.allgather_object({"refusal": "", "drops": False, "compared": self.describe()})
+        if any(of_rank != ranks[0] for of_rank in ranks):
+            raise CollectiveMismatch(_difference(ranks, ""))
+
+    def describe(self) -> dict[str, Any]:
+        """Return all that the ranks compare, by its name in messages."""
+        found: dict[str, Any] = {"the class of the optimizer": type(self._optimizer).__name__}
+        for number, group in enumerate(self._optimizer.param_groups):
+            found[f"the number of tensors in parameter group {number}"] = len(group["params"])
+            for key, value in group.items():
+                if self._is_compared(key):
+                    found[f"{key!r} of parameter group {number}"] = _text(value)
+        return found
+
+    def _is_equal(self) -> bool:
+        return (int(self._sums[2]) - self._mark * self._comm.size) & _WORD == 0
+
+    def _is_compared(self, key: str) -> bool:
+        return key != "params" and (self._all_options or key in SET_BY_USERS)
+
+    def _options_mark(self) -> int:
+        snapshot = [
+            [value if type(value) in _PLAIN else _text(value) for value in group.values() if type(value) is not list]
+            for group in self._optimizer.param_groups
+        ]
+        if snapshot != self._snapshot:  # a list of ten options is compared in 0.3 us, and described in 10 us
+            self._snapshot, self._options = snapshot, fingerprint(str(self.describe()))
+        return self._options
+
+    def _sample(self) -> tuple[str, int]:
+        """Name of a parameter, and the checksum of some of its elements: other ones at each step."""
+        turn, place = divmod(self._turn, len(self.members))
+        member = self.members[place]
+        values = self.common.get(member.parameter, member.parameter).detach()
+        if values.device.type != "cpu" and self._turn % DEVICE_SAMPLE_STEPS:
+            return member.name, 0
+        if not values.is_contiguous():
+            values = values.select(0, turn % values.shape[0])  # all of it would be copied
+        start = turn * SAMPLE_ELEMENTS % values.numel()
+        part = values.reshape(-1)[start : start + SAMPLE_ELEMENTS]
+        return member.name, zlib.crc32(part.cpu().view(torch.uint8).numpy().data)
+
+    def _raise(self, refusal: Exception | None, drops: bool) -> NoReturn:
+        name, crc = self._sample()
+        mine = {
+            "refusal": "" if refusal is None else one_line(refusal),
+            "drops": drops,
+            "compared": {**self.describe(), "loss": _text(self.loss), "evaluation": self.evaluation, "sample": crc},
+        }
+        ranks = self._comm.allgather_object(mine)
+        if refusal is not None:
+            raise marked(refusal)
+        raise CollectiveMismatch(f"{_difference(ranks, name)}. No rank has made the step")
+
+
+def _difference(ranks: Sequence[dict[str, Any]], sampled: str) -> str:
+    """What the ranks differ in, and the cure."""
+    for rank, of_rank in enumerate(ranks):
+        if of_rank["refusal"]:
+            return f"rank {rank} refuses the step: {of_rank['refusal']}"
+    dropping = [rank for rank, of_rank in enumerate(ranks) if of_rank["drops"]]
+    if dropping:
+        others = [rank for rank in range(len(ranks)) if rank not in dropping]
+        return (
+            f"{named(dropping)} dropped the gradients of this step by zero_grad(), while {named(others)} made it: "
+            "decide on all ranks alike, for instance by comm.allreduce(bad) where bad is a bool of each rank"
+        )
+    compared = [of_rank["compared"] for of_rank in ranks]
+    for key in dict.fromkeys(key for of_rank in compared for key in of_rank):
+        values: dict[Any, list[int]] = {}
+        for rank, of_rank in enumerate(compared):
+            values.setdefault(of_rank.get(key, "missing"), []).append(rank)
+        if len(values) > 1:
+            listed = ", ".join(f"{value} on {named(of_value)}" for value, of_value in values.items())
+            return _WORDS.get(key, _OPTION).format(key=key, listed=listed, sampled=sampled)
+    return "the ranks' optimizers differ"
+
+
+_OPTION = (
+    "{key} is {listed}: give all ranks the same optimizer with the same options; a scheduler such as ReduceLROnPlateau "
+    "takes the mean of the ranks' losses, comm.allreduce(loss, op='mean'), and is restored on all ranks or on none"
+)
+_WORDS = {
+    "loss": (
+        "the closure's loss is {listed}, and the optimizer decides by it: return the mean of the ranks' losses from "
+        "the closure, comm.allreduce(loss, op='mean')"
+    ),
+    "evaluation": (
+        "the optimizer has called its closure {listed} times in this step: it must do so equally often on all ranks, "
+        "so return the mean of the ranks' losses from the closure, comm.allreduce(loss, op='mean')"
+    ),
+    "sample": (
+        "the models differ between the ranks, in parameter {sampled!r}: load or change the model on all ranks alike, "
+        "or make it equal by broadcast_parameters(model, comm)"
+    ),
+}
+
+
+def _text(value: Any) -> str:
+    """An option as ranks compare it, with nothing of it that differs between processes."""
+    if isinstance(value, Tensor):
+        if value.numel() == 1 and value.device.type == "cpu":
+            return repr(float(value))
+        return f"a tensor on {value.device}, version {value._version}"  # to read it the host would wait
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return repr(float(value))
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(_text, value))})"
+    if isinstance(value, str | bool | None):
+        return shown(value)
+    return f"of type {type(value).__name__}"

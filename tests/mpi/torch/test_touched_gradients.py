@@ -1,0 +1,248 @@
+"""Gradients whose memory a loop replaces, or whose values it changes where PyTorch does not count it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from collectives import Communicator
+from collectives.errors import CollectiveMismatch
+from mpicomp import Dense, Marsit
+from mpicomp.torch import DistributedOptimizer
+from tests.mpi.lanes import few_ranks
+from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, train, wrap, wrapped
+
+pytestmark = few_ranks
+FUSED = {"synchronize": "updates", "overlap": True}
+Change = Callable[[nn.Module], Any]
+
+
+def for_each(change: Callable[[Tensor], Any]) -> Change:
+    def apply(model: nn.Module) -> None:
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            change(parameter)
+
+    return apply
+
+
+def rebind(parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.data = torch.full_like(parameter.grad, 7.0)
+
+
+def give_other_memory(parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.set_(torch.full_like(parameter.grad, 7.0))  # type: ignore[call-overload]
+
+
+REBINDINGS: dict[str, Change] = {
+    "grad.data": for_each(rebind),
+    "grad.set_": for_each(give_other_memory),
+    "double and float": lambda model: model.double().float(),
+    "half and float": lambda model: model.half().float(),
+    "memory format": lambda model: model.to(memory_format=torch.channels_last),
+    "share_memory": lambda model: model.share_memory(),
+    "zero_grad": lambda model: model.zero_grad(set_to_none=False),
+    "detach_": for_each(lambda parameter: parameter.grad.detach_()),
+    "a copy": for_each(lambda parameter: setattr(parameter, "grad", parameter.grad.clone())),
+    "another view": for_each(lambda parameter: setattr(parameter, "grad", parameter.grad.view_as(parameter))),
+}
+
+
+@pytest.mark.parametrize("options", [{}, FUSED, {**FUSED, "local_steps": 2}], ids=["gradients", "updates", "local"])
+@pytest.mark.parametrize("name", REBINDINGS)
+def test_gradients_given_other_memory_between_steps_change_no_later_step(
+    name: str, options: dict[str, Any], comm: Communicator
+) -> None:
+    models = [make_convolution(), make_convolution()]
+    for model, touched in zip(models, (True, False), strict=True):
+        optimizer = wrap(model, Dense(), comm, **options)
+        for step in range(6):
+            train(model, optimizer, comm, range(step, step + 1))
+            if touched:
+                REBINDINGS[name](model)
+            elif name == "half and float":
+                model.half().float()
+    rounding = 1e-6 if name == "memory format" else 0.0  # PyTorch then convolves in another order
+    torch.testing.assert_close(*map(parameters_of, models), rtol=0, atol=rounding)
+    assert same_on_all_ranks(models[0], comm)
+
+
+def make_convolution() -> nn.Module:
+    torch.manual_seed(0)
+    head = nn.Sequential(nn.ReLU(), nn.Linear(4, 30), nn.ReLU(), nn.Linear(30, 3))
+    return nn.Sequential(nn.Unflatten(1, (10, 1, 1)), nn.Conv2d(10, 4, 1), nn.Flatten(), head)
+
+
+def replace_by_numpy(parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    np.clip(parameter.grad.numpy(), -1e-3, 1e-3, out=parameter.grad.numpy())
+
+
+def halve_by_dlpack(parameter: Tensor) -> None:
+    np.from_dlpack(parameter.grad)[...] *= 0.5  # type: ignore[arg-type]
+
+
+BEHIND_BACKWARD: dict[str, Change] = {
+    "data.clamp_": for_each(lambda parameter: parameter.grad.data.clamp_(-1e-3, 1e-3)),
+    "data.mul_": for_each(lambda parameter: parameter.grad.data.mul_(0.5)),
+    "data =": for_each(rebind),
+    "data[:]": for_each(lambda parameter: parameter.grad.data.__setitem__(slice(None), 0.0)),
+    "data.neg_": for_each(lambda parameter: parameter.grad.data.neg_()),
+    "detach().add_": for_each(lambda parameter: parameter.grad.detach().add_(0.1)),
+    "NumPy": for_each(replace_by_numpy),
+    "DLPack": for_each(halve_by_dlpack),
+    "clip_grad_norm_": lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1e-3),
+    "clip_grad_value_": lambda model: nn.utils.clip_grad_value_(model.parameters(), 1e-3),
+}
+
+
+def backward(model: nn.Module, comm: Communicator, step: int) -> None:
+    inputs, labels = batch(1000 * comm.rank + step)
+    nn.functional.cross_entropy(model(inputs), labels).backward()
+
+
+@pytest.mark.parametrize("options", [{}, FUSED], ids=["gradients", "updates"])
+@pytest.mark.parametrize("name", BEHIND_BACKWARD)
+def test_a_change_behind_backward_is_refused_and_no_rank_makes_the_step(
+    name: str, options: dict[str, Any], comm: Communicator
+) -> None:
+    model, optimizer = wrapped(Dense(), comm, **options)
+    train(model, optimizer, comm, range(1))
+    before = parameters_of(model)
+    optimizer.zero_grad()
+    backward(model, comm, 1)
+    BEHIND_BACKWARD[name](model)
+    with pytest.raises(RuntimeError, match=r"gradient of '2\.bias' was changed or dropped .* no rank has made this"):
+        optimizer.step()
+    assert torch.equal(parameters_of(model), before)
+
+
+def test_a_change_that_begins_late_is_found_within_a_few_steps(comm: Communicator) -> None:
+    model, optimizer = wrapped(Dense(), comm)
+    train(model, optimizer, comm, range(6))
+
+    def change_too_late() -> None:
+        for step in range(6, 9):
+            optimizer.zero_grad()
+            backward(model, comm, step)
+            BEHIND_BACKWARD["data.mul_"](model)
+            optimizer.step()
+
+    with pytest.raises(RuntimeError, match="was changed or dropped"):
+        change_too_late()
+
+
+@pytest.mark.parametrize("options", [{"overlap": False}, {"bucket_mb": 25}, {"synchronize": "updates"}])
+@pytest.mark.parametrize("name", ["data.clamp_", "NumPy", "clip_grad_norm_"])
+def test_changes_before_anything_was_sent_count(name: str, options: dict[str, Any], comm: Communicator) -> None:
+    changed, plain = make_model(), make_model()
+    options = {"bucket_mb": 0.001, **options}
+    for model, touches in ((changed, True), (plain, False)):
+        inner = torch.optim.SGD(model.parameters(), lr=0.5)
+        optimizer = DistributedOptimizer(inner, Dense(), comm, model.named_parameters(), **options)
+        for step in range(3):
+            optimizer.zero_grad()
+            backward(model, comm, step)
+            if touches:
+                BEHIND_BACKWARD[name](model)
+            optimizer.step()
+    assert same_on_all_ranks(changed, comm)
+    assert not torch.equal(*map(parameters_of, (changed, plain)))
+
+
+# Steps that are dropped, and averaged by hand -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("algorithm", [Dense(), Marsit(transactional=True)], ids=["dense", "marsit"])
+def test_a_step_dropped_on_all_ranks_leaves_no_trace(algorithm: Any, overlap: bool, comm: Communicator) -> None:
+    models = [make_model(), make_model()]
+    for model, drops in zip(models, (True, False), strict=True):
+        optimizer = wrap(model, algorithm, comm, synchronize="gradients", overlap=overlap)
+        for step in range(6):
+            optimizer.zero_grad()
+            if drops and step in (2, 3):
+                backward(model, comm, 100 + step)
+                optimizer.zero_grad()
+            backward(model, comm, step)
+            optimizer.step()
+    assert same_on_all_ranks(models[0], comm)
+    if isinstance(algorithm, Dense):
+        assert torch.equal(*map(parameters_of, models))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_step_dropped_on_one_rank_alone_is_an_error_on_all(comm: Communicator) -> None:
+    model, optimizer = wrapped(Dense(), comm)
+    train(model, optimizer, comm, range(2))
+    optimizer.zero_grad()
+    backward(model, comm, 2)
+    before = parameters_of(model)
+    with pytest.raises(CollectiveMismatch, match=r"rank 1 dropped the gradients of this step by zero_grad\(\), while"):
+        optimizer.zero_grad() if comm.rank == 1 else optimizer.step()
+    assert torch.equal(parameters_of(model), before)
+    optimizer.zero_grad()
+    train(model, optimizer, comm, range(3, 5))
+    assert same_on_all_ranks(model, comm)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_step_whose_gradients_zero_grad_has_dropped_is_refused(overlap: bool, comm: Communicator) -> None:
+    model, optimizer = wrapped(Dense(), comm, overlap=overlap)
+    train(model, optimizer, comm, range(2))
+    backward(model, comm, 2)
+    optimizer.zero_grad()
+    with pytest.raises(RuntimeError, match=r"zero_grad\(\) between backward\(\) and step\(\) has dropped"):
+        optimizer.step()
+    train(model, optimizer, comm, range(2, 4))
+    assert same_on_all_ranks(model, comm)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_loop_written_for_horovod_clips_the_mean(overlap: bool, comm: Communicator) -> None:
+    models = [make_model(), make_model()]
+    for model, skips in zip(models, (True, False), strict=True):
+        optimizer = wrap(model, Dense(), comm, overlap=overlap)
+        with pytest.raises(RuntimeError, match=r"skip_synchronize\(\) where no gradients have been averaged"):
+            optimizer.skip_synchronize().__enter__()
+        for step in range(3):
+            optimizer.zero_grad()
+            backward(model, comm, step)
+            optimizer.synchronize()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            if skips:
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+            else:
+                optimizer.step()
+    assert torch.equal(*map(parameters_of, models))
+
+
+# The first step -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap": False}, {"synchronize": "updates"}], ids=str)
+@pytest.mark.parametrize("name", ["sgd", "lbfgs"])
+def test_a_closure_serves_the_first_step_too(name: str, options: dict[str, Any], comm: Communicator) -> None:
+    model = make_model()
+    inner = torch.optim.LBFGS(model.parameters(), lr=0.1) if name == "lbfgs" else torch.optim.SGD(model.parameters())
+    optimizer = DistributedOptimizer(inner, Dense(), comm, bucket_mb=0.001, **options)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        inputs, labels = batch(comm.rank)
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        loss.backward()
+        # each rank's LBFGS follows its own loss under "updates", by evaluations of its own number
+        return loss if optimizer.mode == "updates" else comm.allreduce(loss.detach(), op="mean")
+
+    first, *_, last = [float(optimizer.step(closure)) for _ in range(4)]
+    assert last < first
+    assert same_on_all_ranks(model, comm)
