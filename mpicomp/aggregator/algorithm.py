@@ -38,6 +38,11 @@ class Algorithm(ABC):
         """Whether results are estimates of the ranks' mean; where not, the caller scales them, or they have a past."""
         return True
 
+    @property
+    def keeps_scale(self) -> bool:
+        """Whether results have the size of the vectors; where not, a learning rate behind them must give them one."""
+        return True
+
     def encodes_on_devices(self, dtype: str) -> bool:
         """Whether vectors of this type on GPUs can be encoded where they lie."""
         return False

@@ -53,6 +53,11 @@ class MajorityVote(Algorithm):
         """Results are signs."""
         return False
 
+    @property
+    def keeps_scale(self) -> bool:
+        """Results are -1 and +1."""
+        return False
+
     def encodes_on_devices(self, dtype: str) -> bool:
         """See `Algorithm`."""
         return True

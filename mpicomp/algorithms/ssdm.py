@@ -81,6 +81,11 @@ class SSDM(Algorithm):
         """Results are of the vectors' size, and of these alone."""
         return self.scale == "norm" and not self.momentum
 
+    @property
+    def keeps_scale(self) -> bool:
+        """Results without a norm are means of signs."""
+        return self.scale == "norm"
+
     def encodes_on_devices(self, dtype: str) -> bool:
         """See `Algorithm`."""
         return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -44,6 +44,10 @@ def require_algorithm(algorithm: Any) -> None:
     if isinstance(algorithm, str):
         name = algorithm if algorithm in NAMES else nearest(algorithm, NAMES) or "marsit"
         raise TypeError(f"the algorithm is text, {algorithm!r}: pass an instance, mpicomp.algorithm({name!r})")
+    if isinstance(algorithm, Iterator) or (isinstance(algorithm, list | tuple) and algorithm):
+        raise TypeError(
+            f"the algorithm is a {type(algorithm).__name__}, as named parameters are, which come fourth: write {_USAGE}"
+        )
     if isinstance(algorithm, type):
         raise TypeError(f"the algorithm is a class: write {algorithm.__name__}(), with parentheses")
     chosen_by = isinstance(algorithm, Mapping) or (callable(algorithm) and not isinstance(algorithm, torch.nn.Module))

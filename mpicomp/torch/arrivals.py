@@ -115,7 +115,8 @@ class Arrivals:
                 f"{'once' if self._passes == 1 else f'{self._passes} times'} between two steps; to accumulate "
                 "gradients, call the others under `with optimizer.no_sync():`, or pass backward_passes_per_step=; if "
                 "one backward() brings a gradient several times, as with reentrant checkpoints, pass overlap=False; "
-                "drop an optimizer that is not to step any more"
+                "drop an optimizer that is not to step any more; gradients that model.zero_grad() has dropped still "
+                "count, so call optimizer.zero_grad() in its place"
             )
         complete = self._counts[position] == self._passes
         self.any_complete |= complete

@@ -337,7 +337,8 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
             value = closure()
             if self.mode == "gradients":  # else each rank's optimizer follows its own loss
                 agreement.evaluation += 1
-                agreement.loss = float(value) if isinstance(self.optimizer, torch.optim.LBFGS) else None
+                decides = isinstance(self.optimizer, torch.optim.LBFGS)
+                agreement.loss = float(torch.as_tensor(value).detach()) if decides else None
             self._synchronizer.take_gradients()
             return value
 

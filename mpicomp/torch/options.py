@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 
 from collectives import Communicator
 from collectives.consistency.call_check import fingerprint
-from mpicomp.algorithms import Algorithm
+from mpicomp.algorithms import SSDM, Algorithm
 from mpicomp.torch.bucket_reducers import BucketReducers
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.gradient_averaging import GradientAveraging
@@ -58,7 +60,7 @@ class Options:
         if mode not in ("gradients", "updates"):
             raise ValueError(f'synchronize is {mode!r}; choose "gradients", "updates" or None')
         for name, count in (("local_steps", local_steps), ("backward_passes_per_step", passes)):
-            if not isinstance(count, int) or count < 1:
+            if not isinstance(count, Integral) or count < 1:
                 raise ValueError(f"{name} is {count!r}; choose a whole number, 1 or more")
         if local_steps > 1 and mode == "gradients":
             raise ValueError(
@@ -69,6 +71,8 @@ class Options:
             raise ValueError(f"bucket_mb is {self.bucket_mb!r}; a bucket needs a positive size")
         if not isinstance(self.overlap, bool):
             raise ValueError(f"overlap is {self.overlap!r}; choose True, False or None")
+        if mode == "updates":
+            _require_scales(algorithms)
         if not self.moves_in_backward:
             return
         cure = 'under "updates"; pass overlap=False'
@@ -112,6 +116,24 @@ def open_synchronizer(
     reducers = BucketReducers(agreement.members, algorithms, comm, options.bucket_mb, one_by_one=not overlap)
     skips = _skips_nonfinite(algorithms)
     return LocalUpdates(optimizer, reducers, comm, agreement, masters, options.local_steps, skips, overlap, passes)
+
+
+def _require_scales(algorithms: Mapping[str, Algorithm]) -> None:
+    """Refuse methods whose results have not the size of updates, and warn of one whose noise is many times larger."""
+    for one in algorithms.values():
+        if not one.keeps_scale:
+            raise ValueError(
+                f'{one} returns signs, which under "updates" no learning rate makes small: every parameter would move by '
+                'about 1 at each synchronization; pass synchronize="gradients", or take Marsit, which scales its signs'
+            )
+    noisy = next((one for one in algorithms.values() if isinstance(one, SSDM)), None)
+    if noisy is not None:
+        warnings.warn(
+            f'{noisy} under "updates": with n elements and M ranks the error of a result is about sqrt(n / M) times as '
+            "long as the update, and models diverge where the optimizer's rate is not that much lower; Marsit and "
+            "EFSignSGD have no such error",
+            stacklevel=4,
+        )
 
 
 def _skips_nonfinite(algorithms: Mapping[str, Algorithm]) -> bool:

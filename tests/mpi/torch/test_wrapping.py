@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from collectives import Communicator
 from collectives.errors import CollectiveMismatch
-from mpicomp import Dense, Marsit
+from mpicomp import SSDM, Dense, MajorityVote, Marsit
 from mpicomp.torch import DistributedOptimizer
 from tests.mpi.lanes import few_ranks
 from tests.mpi.torch.training import make_model, train, wrap, wrapped
@@ -71,6 +72,26 @@ def test_what_cannot_be_wrapped_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), Marsit(), comm, **options)
+
+
+@pytest.mark.parametrize("algorithm", [MajorityVote(), SSDM(), SSDM(momentum=0.9)], ids=str)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_methods_that_return_signs_are_refused_under_updates(algorithm: Any, overlap: bool, comm: Communicator) -> None:
+    with pytest.raises(ValueError, match=r'returns signs, .*; pass synchronize="gradients", or take Marsit'):
+        wrap(make_model(), algorithm, comm, synchronize="updates", overlap=overlap)
+    model, optimizer = wrapped(algorithm, comm)
+    train(model, optimizer, comm, range(2))
+
+
+def test_noise_many_times_longer_than_updates_is_warned_of(comm: Communicator) -> None:
+    with pytest.warns(UserWarning, match=r"the error of a result is about sqrt\(n / M\) times as long as the update"):
+        wrap(make_model(), SSDM(scale="norm"), comm, synchronize="updates")
+
+
+def test_whole_numbers_of_numpy_are_taken(comm: Communicator) -> None:
+    model, optimizer = wrapped(Marsit(), comm, local_steps=np.int64(2))
+    train(model, optimizer, comm, range(4))
+    assert optimizer.synchronizations == 2
 
 
 @pytest.mark.mpi(min_size=2)

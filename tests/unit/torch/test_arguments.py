@@ -20,6 +20,10 @@ WRONG: dict[str, tuple[Callable[[Communicator], Any], str]] = {
     "misspelt": (lambda c: DistributedOptimizer(SGD, "Marsitt", c), r"mpicomp.algorithm\('marsit'\)"),
     "class": (lambda c: DistributedOptimizer(SGD, Dense, c), r"the algorithm is a class: write Dense\(\)"),
     "number": (lambda c: DistributedOptimizer(SGD, 3, c), "the algorithm is of type int: pass a method"),
+    "Horovod's order": (
+        lambda c: DistributedOptimizer(SGD, MODEL.named_parameters(), c),
+        r"is a generator, as named parameters are, which come fourth: write DistributedOptimizer\(optimizer, algorithm",
+    ),
     "swapped": (lambda c: DistributedOptimizer(Dense(), SGD, c), "the optimizer comes before the algorithm"),
     "parameters": (
         lambda c: DistributedOptimizer(MODEL.parameters(), Dense(), c),
