@@ -123,8 +123,8 @@ def _require_scales(algorithms: Mapping[str, Algorithm]) -> None:
     for one in algorithms.values():
         if not one.keeps_scale:
             raise ValueError(
-                f'{one} returns signs, which under "updates" no learning rate makes small: every parameter would move by '
-                'about 1 at each synchronization; pass synchronize="gradients", or take Marsit, which scales its signs'
+                f'{one} returns signs, which under "updates" no learning rate makes small: every parameter would move '
+                'by about 1 each time; pass synchronize="gradients", or take Marsit, which scales its signs'
             )
     noisy = next((one for one in algorithms.values() if isinstance(one, SSDM)), None)
     if noisy is not None:
