@@ -13,6 +13,7 @@ from apps.train.redistribute import redistribute
 from apps.train.training import Training
 from collectives import Communicator
 from collectives.json_file import shown
+from mpicomp.torch import require_same
 
 
 class Saver:
@@ -40,6 +41,8 @@ class Saver:
 
     def _save(self) -> None:
         run = self._training
+        if not run.optimizer.models_differ:
+            require_same(run.model, self._comm)  # a checkpoint of models that differ would hide the error for good
         checkpoint.save(self._folder, self._comm, run.step, self._options, run.model.state_dict(), run.state_dict())
         self._last_step = run.step
 

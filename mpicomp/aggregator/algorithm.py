@@ -40,7 +40,7 @@ class Algorithm(ABC):
 
     @property
     def keeps_scale(self) -> bool:
-        """Whether results have the size of the vectors; where not, a learning rate behind them must give them one."""
+        """Flag: results have the size of the vectors. If False, a learning rate must scale them afterwards."""
         return True
 
     def encodes_on_devices(self, dtype: str) -> bool:

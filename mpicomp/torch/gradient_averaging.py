@@ -30,7 +30,7 @@ class GradientAveraging:
     Parameters
     ----------
     reducers, comm
-        What is averaged, between whom.
+        The buckets, and the communicator of the ranks that average them.
     agreement
         Travels with one bucket of each step.
     overlap
@@ -80,12 +80,12 @@ class GradientAveraging:
 
     @property
     def averaged(self) -> bool:
-        """Whether the gradients are the ranks' mean already, for the step to come."""
+        """Flag: the gradients are the ranks' mean already, and the next step takes them."""
         return self._averaged
 
     @property
     def _begins_early(self) -> bool:
-        """Whether buckets begin during backward; the last one, which may be the only one, never does."""
+        """Flag: buckets begin during backward. The last one, which may be the only one, waits for the step."""
         early = self._overlap and self.models_compared and not self.arrivals.overtaken
         return early and len(self.reducers) > 1
 
@@ -138,10 +138,10 @@ class GradientAveraging:
         return nullcontext()
 
     def end_step(self) -> None:
-        """Nothing: the gradients were averaged before the step."""
+        """No-op. The gradients were averaged before the step."""
 
     def fail_step(self) -> None:
-        """Nothing: the model is the common one."""
+        """No-op. The model is the common one."""
 
     def refuse(self, error: Exception) -> NoReturn:
         """Raise `error` here, and CollectiveMismatch on the ranks that make the step; no rank makes it."""

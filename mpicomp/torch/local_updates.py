@@ -43,7 +43,8 @@ class LocalUpdates:
     optimizer
         The wrapped one.
     reducers, comm, agreement, masters
-        What is averaged, between whom, what travels with one bucket, and the float32 copies among it.
+        The buckets, the communicator of the ranks that average them, the comparison that travels with one bucket, and
+        the float32 copies of 16-bit parameters.
     local_steps
         H.
     skip_nonfinite
@@ -192,7 +193,7 @@ class LocalUpdates:
         Local steps are kept where all ranks refuse for the same reason in a step that does not synchronize.
         """
         self.arrivals.restart()
-        if self._moves_in_backward:  # on all ranks or on none, whatever gradients have come here
+        if self._moves_in_backward:  # on all ranks or on none: it does not depend on the gradients that have come here
             try:
                 self._queue.finish(refusal=error)
             finally:

@@ -389,7 +389,7 @@ class OneBitAdam(NotCopied, torch.optim.Optimizer):
             ) from error
 
     def _check_before_step(self) -> None:
-        """Refuse what would make the ranks' models differ; without communication if nothing has changed."""
+        """Refuse changes that would make the ranks' models differ; without communication if there are none."""
         problem = self._parameters.find_change(self)
         if problem is not None:
             self.comm.reject(problem, "a step of OneBitAdam")

@@ -259,8 +259,8 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of all parameters, 16-bit ones included.
 
-        Between backward and step this drops the step, on all ranks alike. With overlap, where gradients have been sent,
-        it is collective then; residuals are those of before, but for Marsit, which cannot take a vote back unless
+        Between backward and step this drops the step, which all ranks must do. With overlap, where gradients have been
+        sent, it is collective then; residuals are those of before, but for Marsit, which cannot take a vote back unless
         ``Marsit(transactional=True)``.
 
         Raises

@@ -92,7 +92,7 @@ def open_synchronizer(
     comm: Communicator,
     options: Options,
 ) -> Synchronizer:
-    """Make what averages these parameters of an optimizer, by these algorithms; collective.
+    """Make the object that averages these parameters of an optimizer, by these algorithms. Collective.
 
     Raises
     ------

@@ -80,7 +80,7 @@ class StepAgreement:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is known that all ranks make the step."""
+        """Flag: the sums have come, and all ranks make the step."""
         return self._comm.size > 1 and bool(self._sums[0] == 0 == self._sums[1]) and self._is_equal()
 
     def attach(self, aggregator: Aggregator, refuses: bool = False, drops: bool = False) -> None:
@@ -193,7 +193,7 @@ class StepAgreement:
 
 
 def _difference(ranks: Sequence[dict[str, Any]], sampled: str) -> str:
-    """What the ranks differ in, and the cure."""
+    """Return the first difference between the ranks, and the cure."""
     for rank, of_rank in enumerate(ranks):
         if of_rank["refusal"]:
             return f"rank {rank} refuses the step: {of_rank['refusal']}"
@@ -202,7 +202,7 @@ def _difference(ranks: Sequence[dict[str, Any]], sampled: str) -> str:
         others = [rank for rank in range(len(ranks)) if rank not in dropping]
         return (
             f"{named(dropping)} dropped the gradients of this step by zero_grad(), while {named(others)} made it: "
-            "decide on all ranks alike, for instance by comm.allreduce(bad) where bad is a bool of each rank"
+            "make the same decision on all ranks, for instance by comm.allreduce(bad) where bad is a bool of each rank"
         )
     compared = [of_rank["compared"] for of_rank in ranks]
     for key in dict.fromkeys(key for of_rank in compared for key in of_rank):

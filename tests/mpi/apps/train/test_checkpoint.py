@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import hashlib
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,9 +18,12 @@ import torch
 from safetensors.torch import save as to_safetensors
 
 from apps.train import checkpoint
+from apps.train import saver as saver_module
 from apps.train.agreement import JobError
 from apps.train.checkpoint_files import CheckpointFiles
+from apps.train.saver import Saver
 from collectives import Communicator
+from collectives.errors import CollectiveMismatch
 from tests.mpi.apps.train.ranks import first_ranks
 from tests.mpi.lanes import few_ranks
 
@@ -218,3 +223,16 @@ def test_a_folder_that_cannot_be_made_is_told(folder: Path, comm: Communicator) 
     comm.barrier()
     with pytest.raises(JobError, match=r"^rank 0 of .*Not a directory"):
         save(folder / "file" / "checkpoints", comm, 1)
+
+
+@pytest.mark.mpi(min_size=2, max_size=3)
+def test_models_that_differ_are_not_saved(folder: Path, comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Linear(3, 2)
+    torch.nn.init.constant_(model.weight, comm.rank)
+    training = SimpleNamespace(model=model, optimizer=SimpleNamespace(models_differ=False), step=4)
+    options = argparse.Namespace(checkpoint=folder / "run", checkpoint_every=(1, "steps"))
+    monkeypatch.setattr(saver_module, "identity", lambda options: {})
+    saver = Saver(options, comm, training, SimpleNamespace(requested=True))  # type: ignore[arg-type]
+    with pytest.raises(CollectiveMismatch, match=r"the first of which is 'weight'"):
+        saver.after_step()
+    assert not options.checkpoint.exists()
