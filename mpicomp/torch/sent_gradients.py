@@ -47,7 +47,7 @@ class SentGradients:
     def add(self, members: Sequence[NamedParameter]) -> None:
         """Note the gradients of a bucket's parameters, which are sent now."""
         there = [(member, gradient) for member in members if (gradient := member.parameter.grad) is not None]
-        self._sent += [_Sent(member, one, one._version, one.data_ptr()) for member, one in there]
+        self._sent += [_Sent(member, one, one._version, _values_of(one).data_ptr()) for member, one in there]
         if self._step & (self._step - 1) == 0:
             self._watch(there, whole=True)
         elif self._n_buckets == self._step % self._buckets_before:
@@ -59,7 +59,7 @@ class SentGradients:
         """Return the name of a gradient that was changed or replaced since it was sent, or an empty string."""
         for member, gradient, version, address in self._sent:
             now = member.parameter.grad
-            if now is not gradient or gradient._version != version or gradient.data_ptr() != address:
+            if now is not gradient or gradient._version != version or _values_of(gradient).data_ptr() != address:
                 return member.name
         by_device: dict[torch.device, list[_Window]] = {}
         for window in self._windows:
@@ -82,7 +82,7 @@ class SentGradients:
 
     def _watch(self, gradients: Sequence[tuple[NamedParameter, Tensor]], whole: bool) -> None:
         for member, gradient in gradients:
-            values = gradient.detach()
+            values = _values_of(gradient)
             if not whole:
                 if values.device.type != "cpu" or not values.is_contiguous():
                     continue  # the host would wait for the device in every step, or copy the whole gradient
@@ -90,6 +90,11 @@ class SentGradients:
                 start = self._step * WINDOW_ELEMENTS % values.numel()
                 values = values[start : start + WINDOW_ELEMENTS]
             self._windows.append(_Window(member.name, values, _sum_of_bits(values)))
+
+
+def _values_of(gradient: Tensor) -> Tensor:
+    """Return the gradient's values, which of a sparse one are those that it stores."""
+    return gradient._values() if gradient.is_sparse else gradient.detach()
 
 
 def _sum_of_bits(values: Tensor) -> Tensor:

@@ -246,3 +246,17 @@ def test_a_closure_serves_the_first_step_too(name: str, options: dict[str, Any],
     first, *_, last = [float(optimizer.step(closure)) for _ in range(4)]
     assert last < first
     assert same_on_all_ranks(model, comm)
+
+
+def test_sparse_gradients_may_move_parameters_during_backward(comm: Communicator) -> None:
+    torch.manual_seed(0)
+    first, second = nn.Embedding(9, 40, sparse=True), nn.Embedding(9, 40, sparse=True)
+    head = nn.Linear(80, 3)
+    model = nn.ModuleList([first, second, head])
+    optimizer = wrap(model, Dense(), comm, **FUSED)
+    for step in range(4):
+        optimizer.zero_grad()
+        found = first(torch.tensor([step, comm.rank])), second(torch.tensor([step, 8]))
+        nn.functional.cross_entropy(head(torch.cat(found, 1)), torch.tensor([0, 1])).backward()
+        optimizer.step()
+    assert same_on_all_ranks(model, comm)
