@@ -8,7 +8,7 @@ import numpy as np
 
 from collectives.consistency.call_check import fingerprint
 from collectives.group import Group
-from collectives.memory import COMBINE, FLOATS, INTEGERS, Flat, empty_like, flat
+from collectives.memory import COMBINE, FLOATS, INTEGERS, Flat, empty_like, flat, is_read_only
 
 
 def operand(group: Group, x: Any, call: str, allowed: tuple[str, ...], crosses: bool = True) -> Flat:
@@ -30,7 +30,7 @@ def operand(group: Group, x: Any, call: str, allowed: tuple[str, ...], crosses: 
 def writable_operand(group: Group, x: Any, call: str, allowed: tuple[str, ...]) -> Flat:
     """Like `operand`, but it must not be read-only."""
     vector = operand(group, x, call, allowed)
-    if not vector.values.flags.writeable:
+    if is_read_only(vector, x):
         _refuse(group, call, "the array is read-only; pass one that can be written")
     return vector
 
@@ -45,8 +45,10 @@ def operands(group: Group, x: Any, op: str, out: Any) -> tuple[Flat, Flat, Any]:
     source = operand(group, x, call, FLOATS if op == "mean" else FLOATS + INTEGERS, crosses=False)
     result = like_operand(group, x, call) if out is None else out
     target = operand(group, result, f"{call}, out", (source.dtype,), crosses=False)
-    if target.shape != source.shape or not target.values.flags.writeable:
-        _refuse(group, call, f"out has shape {target.shape}, the array {source.shape}, and out must be writeable")
+    if target.shape != source.shape:
+        _refuse(group, call, f"out has shape {target.shape}, the array {source.shape}: pass one of the same shape")
+    if is_read_only(target, result):
+        _refuse(group, call, "out is read-only: pass an array that can be written")
     if overlap(source, target) and not in_place(source, target):
         _refuse(group, call, "out overlaps the array; pass the array itself or one that shares no memory with it")
     return source, target, result
@@ -67,11 +69,13 @@ def in_place(source: Flat, target: Flat) -> bool:
 
 
 def like_operand(group: Group, x: Any, call: str, shape: tuple[int, ...] | None = None) -> Any:
-    """A new array of the library and element type of one; raises TypeError as `operand` does if none can be made."""
+    """A new array of the library and element type of one; raises as `operand` does if none can be made."""
     try:
         return empty_like(x, shape)
-    except TypeError as error:
-        group.reject(TypeError(f"{group.here}, {call}: {error}"), call)
+    except (TypeError, MemoryError) as error:
+        group.reject(type(error)(f"{group.here}, {call}: {error}"), call)
+    except RuntimeError as error:  # PyTorch's, where there is no memory
+        group.reject(MemoryError(f"{group.here}, {call}: {error}"), call)
 
 
 def rows_operand(group: Group, x: Any, call: str, allowed: tuple[str, ...]) -> Flat:

@@ -16,7 +16,7 @@ from collectives.consistency.call_check import fingerprint
 from collectives.dense.on_device import are_on_one_device, settled_before
 from collectives.devices import named
 from collectives.execution.staged import deliver, fetch, use_in_background
-from collectives.memory import Flat, empty_like, flat, on_device
+from collectives.memory import Flat, empty_like, flat, is_read_only, on_device
 from collectives.operands import overlap
 from collectives.routes import VERSION
 from mpicomp.aggregator import state as states
@@ -62,7 +62,7 @@ class Aggregator:
         self.feedback, self.codec, self.reducer = algorithm.parts(comm, spec)
         self._device = None if spec.device == "cpu" else named(spec.device)
         self._widening = Widening(spec, self._device) if spec.sixteen_bit else None
-        self._plain = None if spec.sixteen_bit else spec.compute
+        self._plain = None if spec.dtype == "bfloat16" else spec.stored  # uint16 may be anything
         self._call: VectorCall | None = None  # it has not ended, or its caller has not heard of its end
         self._can_undo = False
         self._self: ref[User] = ref(self)
@@ -155,7 +155,7 @@ class Aggregator:
             source = self._view(vector if difference is None else difference.vector)
             result = empty_like(vector) if out is None else out
             target = self._view(result)
-            if target.place is None and not target.values.flags.writeable:
+            if is_read_only(target, result):
                 raise ValueError("out is read-only: pass an array that can be written")
             if overlap(source, target):
                 raise ValueError("out shares memory with the vector: pass another array")
@@ -259,6 +259,7 @@ class Aggregator:
         if (
             type(array) is np.ndarray
             and self._device is None
+            and self._plain is not None  # which NumPy takes for float64
             and array.dtype == self._plain
             and array.shape == (self.spec.n,)
             and array.flags.c_contiguous

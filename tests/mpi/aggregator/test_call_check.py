@@ -68,6 +68,10 @@ UNFIT: dict[str, tuple[Any, type[Exception], str]] = {
     "non-contiguous": (np.ones(2 * N, np.float32)[::2], ValueError, "not contiguous"),
     "requires grad": (torch.ones(N, requires_grad=True), TypeError, r"tensor\.detach\(\)"),
     "another dtype": (np.ones(N), TypeError, "type float64, the aggregator was started for float32"),
+    "a list": ([1.0] * N, TypeError, "list: pass a NumPy array"),
+    "negated": (torch._neg_view(torch.ones(N)), ValueError, r"tensor\.resolve_neg\(\)"),
+    "masked": (np.ma.ones(N, np.float32), TypeError, "masked"),
+    "no values": (torch.ones(N, device="meta"), ValueError, "device meta"),
     "another length": (np.ones(N - 1, np.float32), ValueError, f"{N - 1} elements, .* for {N}"),
 }
 
@@ -86,6 +90,20 @@ def test_what_one_rank_cannot_aggregate_all_hear_of_and_the_run_goes_on(comm: Co
     assert comm.rank < odd or re.search(f"rank {odd} of {comm.size}, vector 0: .*{told}", str(caught.value))
     assert re.search(f"rank {odd} rejects aggregate: .*{told}", text)
     assert (aggregator.aggregate(ones) == twin.aggregate(ones)).all()
+
+
+@pytest.mark.parametrize("odd_one", ["vector", "out"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_float64_vector_of_one_rank_is_no_16_bit_one(comm: Communicator, dtype: str, odd_one: str) -> None:
+    """NumPy takes float64 for equal to no type at all, which stands for bfloat16."""
+    culprit = comm.rank == comm.size - 1
+    aggregator = Dense().start(comm, N, dtype=dtype)
+    given = {"vector": torch.ones(N, dtype=getattr(torch, dtype)), "out": torch.ones(N, dtype=getattr(torch, dtype))}
+    if culprit:
+        given[odd_one] = np.full(N, 7.0)
+    with pytest.raises(TypeError if culprit else CollectiveMismatch, match=f"started for {dtype}"):
+        aggregator.aggregate(**given)
+    assert not culprit or (given[odd_one] == 7).all()
 
 
 def test_what_one_rank_cannot_start_all_hear_of_in_their_next_call(comm: Communicator) -> None:
