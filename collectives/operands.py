@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import numpy as np
+from mpi4py import MPI
 
 from collectives.consistency.call_check import fingerprint
 from collectives.group import Group
 from collectives.memory import COMBINE, FLOATS, INTEGERS, Flat, empty_like, flat, is_read_only
+
+_OPS_OF_MPI = ("SUM", "MIN", "MAX", "PROD", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR", "MINLOC", "MAXLOC")
+_SYNONYMS = {"avg": "mean", "average": "mean", "add": "sum", "minimum": "min", "maximum": "max"}
 
 
 def operand(group: Group, x: Any, call: str, allowed: tuple[str, ...], crosses: bool = True) -> Flat:
@@ -87,11 +91,33 @@ def rows_operand(group: Group, x: Any, call: str, allowed: tuple[str, ...]) -> F
     return rows
 
 
-def require_op(group: Group, op: str) -> None:
+def operation(group: Group, op: Any) -> str:
+    """Return an all-reduce's operation by its name here; raises as `require_op` does.
+
+    MPI's own operations have names of MPI's, and are compared by identity alone.
+    """
+    if isinstance(op, MPI.Op):
+        name = next((one for one in _OPS_OF_MPI if getattr(MPI, one) == op), "")
+        if name.lower() in COMBINE:
+            return name.lower()
+        op = f"MPI.{name}" if name else "an operation of MPI.Op.Create"
+        choices = f"MPI.SUM, MPI.MIN, MPI.MAX, {_choices()}"
+        group.reject(ValueError(f"{group.here}: op is {op}; choose one of {choices}"), f"allreduce({op})")
+    require_op(group, op)
+    return str(op)
+
+
+def require_op(group: Group, op: Any) -> None:
     """Raise ValueError on every rank unless an all-reduce can do this."""
-    if op not in COMBINE:
-        one_of = ", ".join(map(repr, COMBINE))
-        group.reject(ValueError(f"{group.here}: op is {op!r}; choose one of {one_of}"), f"allreduce({op})")
+    if not isinstance(op, str) or op not in COMBINE:
+        word = str(op).rpartition(".")[2].lower()
+        meant = word if word in COMBINE else _SYNONYMS.get(word)
+        cure = f"write {meant!r}, or choose" if meant else "choose"
+        group.reject(ValueError(f"{group.here}: op is {op!r}; {cure} one of {_choices()}"), f"allreduce({op})")
+
+
+def _choices() -> str:
+    return ", ".join(map(repr, COMBINE))
 
 
 def require_root(group: Group, root: int, call: str) -> None:

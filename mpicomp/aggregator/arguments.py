@@ -61,12 +61,14 @@ def require_communicator(comm: Any, call: str, usage: str, *others: Any) -> None
         cure = f"the arguments are in another order: write {usage}"
     elif isinstance(comm, MPI.Comm):
         cure = "wrap it: Communicator(mpi_comm)"
+    elif isinstance(comm, int) and "root" in usage:
+        cure = f"the root comes behind the communicator: write {usage}"
     else:
         cure = "pass a Communicator"
     error = f"{call}: comm is {type(comm).__name__} {comm!r:.80}: {cure}"
     if swapped is not None:
         swapped.reject(TypeError(f"{swapped.here}, {error}"), call)
-    raise marked(TypeError(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}, {error}"))
+    raise marked(TypeError(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}, {error}")) from None
 
 
 def _check_device(spec: VectorSpec, method: Encoding) -> None:

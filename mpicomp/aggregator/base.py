@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any, NoReturn, Protocol
 from weakref import ref
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives import Communicator, Handle, TrafficLog
-from collectives.consistency.call_check import fingerprint
+from collectives.consistency.call_check import Description, fingerprint
 from collectives.dense.on_device import are_on_one_device, settled_before
 from collectives.devices import named
 from collectives.execution.staged import deliver, fetch, use_in_background
@@ -24,6 +25,8 @@ from mpicomp.aggregator.call import User, VectorCall
 from mpicomp.aggregator.difference import Difference
 from mpicomp.aggregator.parts import Parts, StateKind, VectorSpec
 from mpicomp.aggregator.widening import Widening
+
+RESTORED = ", restored "  # in a description, before what of the restored state ranks compare
 
 
 class Method(Protocol):
@@ -163,9 +166,7 @@ class Aggregator:
             here = f"{comm.here}, vector {self.vector_id}: {error}"
             comm.reject(type(error)(here), "aggregate")
         traffic = self.traffic.begin()
-        # the words of the call are made up only if somebody asks for them
-        text = self._text
-        call = VectorCall(comm, lambda: f"{text}, step {step}", traffic.clock)
+        call = VectorCall(comm, self._describe(step), traffic.clock)
         call.spec, call.step, call.user = spec, step, self._self
         call.out, call.traffic, call.result = target.values, traffic, result
         if difference is None:
@@ -173,6 +174,31 @@ class Aggregator:
         call.difference = difference
         check = comm.check(call, self._fingerprint + step, traffic, meanwhile=partial(self.reducer.prepare, step))
         return call, self._steps(call, check, source, target)
+
+    def _describe(self, step: int) -> Callable[[], Description]:
+        """Return what makes up the words of a call, which nobody may ask for."""
+        text, algorithm, spec, comm, tag = self._text, self.algorithm, self.spec, self.comm, self._tag
+
+        def describe() -> Description:
+            by = type(algorithm).__name__
+            lengths = spec.tensor_lengths
+            options: tuple[str, ...] = tuple(one.name for one in fields(algorithm)) if is_dataclass(algorithm) else ()
+            return Description(
+                f"{text}, step {step}",
+                f"aggregate by {by}",
+                (
+                    f"{spec.dtype}[{spec.n}]",
+                    f"vector number {spec.vector_id}",
+                    "no tensor_lengths" if lengths is None else f"in {len(lengths)} tensors {_listed(lengths)}",
+                    *(f"{name}={getattr(algorithm, name)!r}" for name in options),
+                    *comm.route_parts,
+                    f"aggregator {tag} of the communicator",
+                    f"step {step}",
+                    f"restored {restored}" if (restored := text.partition(RESTORED)[2]) else "not restored",
+                ),
+            )
+
+        return describe
 
     def _steps(self, call: VectorCall, check: Iterator[bool], source: Flat, target: Flat) -> Iterator[bool]:
         self._call, self._can_undo = call, False
@@ -323,7 +349,7 @@ class Aggregator:
         self.step = taken["step"]
         self._can_undo = False
         if told:  # the ranks then also agree on what they have restored
-            self._text = f"{self._text.partition(', restored')[0]}, restored with {told}"
+            self._text = f"{self._text.partition(RESTORED)[0]}{RESTORED}with {told}"
             self._fingerprint = fingerprint(self._text)
 
     def _state(self, entries: dict[str, Any]) -> dict[str, Any]:

@@ -59,6 +59,9 @@ def test_every_rank_is_told_who_differs_in_what(comm: Communicator, what: str) -
     assert theirs is not None
     assert told in mine[1]
     assert told not in theirs[1]
+    assert len(text) < 600
+    if what != "method":
+        assert re.search(rf"call 1, aggregate by Marsit: rank.* 0[-0-9]*: [^;]*; rank {odd}: [^;]*\. Make", text)
     assert (comm.allreduce(np.ones(3)) == comm.size).all()
 
 

@@ -74,7 +74,9 @@ def test_what_one_rank_cannot_pass_is_a_mismatch_on_the_others(comm: Communicato
         "no room": lambda: comm.allreduce(Failing("room") if culprit else x),
     }[case]
     kinds = {"a list": TypeError, "masked": TypeError, "no room": MemoryError}
-    with pytest.raises(kinds.get(case, ValueError) if culprit else CollectiveMismatch, match=f"rank {comm.size - 1} of"):
+    with pytest.raises(
+        kinds.get(case, ValueError) if culprit else CollectiveMismatch, match=f"rank {comm.size - 1} of"
+    ):
         call()
     assert (comm.allreduce(np.ones(4)) == comm.size).all()
 

@@ -95,7 +95,7 @@ def array(name: str, dtype: str) -> Any:
     return np.linspace(1, 2, N).astype(dtype)
 
 
-OTHERS = [("numpy", name) for name in ("float16", "float32", "float64", "longdouble", "uint16", "int16", "int64", ">f2")]
+OTHERS = [("numpy", name) for name in ("float16", "float32", "float64", "longdouble", "uint16", "int64", ">f2")]
 OTHERS += [("torch", name) for name in (*DTYPES, "int16", "uint16")]
 
 

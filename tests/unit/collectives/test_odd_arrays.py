@@ -1,4 +1,4 @@
-"""Arrays whose memory does not hold their values, or must not be written: resolved, or refused before anything moves."""
+"""Arrays whose memory does not hold their values, or must not be written: refused before anything moves."""
 
 from __future__ import annotations
 
