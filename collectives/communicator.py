@@ -215,6 +215,7 @@ class Communicator(Exchanges):
         mark, describe = self._routes.all_reduce(source, name, "iallreduce")
         call = Call(self, describe)
         call.result = result
+        call.is_compared = is_small(self, source.values, source.dtype)
         steps = self._sums.of_arrays(self, call, source, target, name, Traffic(), mark, background=True)
         with self._span("iallreduce", op=name, bytes=source.values.nbytes):
             return self.begin(call, steps)
