@@ -118,3 +118,18 @@ def test_what_one_rank_cannot_start_all_hear_of_in_their_next_call(comm: Communi
         aggregator = OURS.start(comm, N)
         with pytest.raises(CollectiveMismatch, match=rf"rank {odd} rejects start: .*1000.5 is no number of elements"):
             aggregator.aggregate(np.ones(N, np.float32))
+
+
+def test_vectors_larger_than_memory_are_refused_on_all_ranks_and_the_run_goes_on(comm: Communicator) -> None:
+    with pytest.raises(MemoryError, match=rf"rank {comm.rank} of {comm.size}, start: a vector of 10{{12}} elements"):
+        OURS.start(comm, 10**12)
+    assert (OURS.start(comm, N).aggregate(np.ones(N, np.float32)) == 1).all()
+
+
+def test_a_vector_larger_than_memory_on_one_rank_is_a_mismatch_on_the_others(comm: Communicator) -> None:
+    culprit = comm.rank == comm.size - 1
+    with pytest.raises(
+        MemoryError if culprit else CollectiveMismatch, match=f"rank {comm.size - 1} .*10{{12}} elements"
+    ):
+        OURS.start(comm, 10**12 if culprit else N).aggregate(np.ones(N, np.float32))
+    assert comm.allreduce(1) == comm.size
