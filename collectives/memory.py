@@ -200,7 +200,7 @@ def _exported(array: Any) -> Any:
 
 
 def _not_plain(array: Any, error: Exception) -> ValueError:
-    """Return what to raise of an array that its own library does not export: sparse, conjugated, traced, ..."""
+    """Return the error for an array that its own library does not export: sparse, conjugated, traced, ..."""
     if str(getattr(array, "device", "")) == "meta":
         cure = "make it where it has values, such as by module.to_empty(device='cpu') and an initialization"
         return ValueError(f"the tensor is on device meta, where it has a shape and no values: {cure}")
@@ -217,7 +217,7 @@ def _described(array: Any, capsule: Any) -> tuple[_Tensor, bool]:
 
 
 def _is_immutable(array: Any) -> bool:
-    """Whether an array that DLPack says nothing of, in its versions before 1, is read-only as NumPy sees it."""
+    """Return True if NumPy sees the array as read-only; versions of DLPack before 1 have no flag for it."""
     try:
         if hasattr(array, "__array_interface__"):
             return bool(array.__array_interface__["data"][1])
@@ -227,7 +227,7 @@ def _is_immutable(array: Any) -> bool:
 
 
 def is_read_only(vector: Flat, array: Any) -> bool:
-    """Whether the array that a vector was taken from cannot be written."""
+    """Return True if the array that a vector was taken from cannot be written."""
     if vector.place is None:
         return not vector.values.flags.writeable
     jax = sys.modules.get("jax")  # the one library on GPUs whose arrays never change
@@ -319,7 +319,7 @@ def empty_like(array: Any, shape: tuple[int, ...] | None = None) -> Any:
     Raises
     ------
     TypeError
-        The array tells by DLPack where its memory is, but not how another one is made; or others cannot be written.
+        The library of the array exports memory by DLPack, but makes no other arrays, or none that can be written.
     """
     shape = getattr(array, "shape", ()) if shape is None else shape
     if isinstance(array, np.ndarray):

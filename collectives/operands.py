@@ -51,7 +51,7 @@ def operands(group: Group, x: Any, op: str, out: Any) -> tuple[Flat, Flat, Any]:
     target = operand(group, result, f"{call}, out", (source.dtype,), crosses=False)
     if target.shape != source.shape:
         _refuse(group, call, f"out has shape {target.shape}, the array {source.shape}: pass one of the same shape")
-    if is_read_only(target, result):
+    if not target.values.flags.writeable or (target.place is not None and is_read_only(target, result)):
         _refuse(group, call, "out is read-only: pass an array that can be written")
     if overlap(source, target) and not in_place(source, target):
         _refuse(group, call, "out overlaps the array; pass the array itself or one that shares no memory with it")

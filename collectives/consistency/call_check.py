@@ -207,7 +207,7 @@ class CallCheck:
 
 
 def _difference(texts: Mapping[int, str]) -> str:
-    """Return in which part of their descriptions the ranks differ first, or all that they say."""
+    """Return the first part in which the descriptions of the ranks differ, or else the whole descriptions."""
     split = {rank: texts[rank].split(_BETWEEN_PARTS) for rank in sorted(texts)}  # as `Description.wire` has them
     kinds = {tuple(told[1:2]) for told in split.values()}
     if len(kinds) == 1 and kinds != {()}:

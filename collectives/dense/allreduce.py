@@ -69,7 +69,8 @@ class DenseSums:
         """See `Communicator.dense_steps`.
 
         A `mark` is compared among the ranks before the sum or with it, and only then `combine` may be another than
-        `add`. With `overlapped` messages are cut for work that goes on beside; the sum has the same bits.
+        `add`. With `overlapped` the messages are cut for work that goes on meanwhile; the sum has the same
+        bits.
         """
         nbytes = values.size * itemsize_in_messages(values, dtype)
         if is_small(comm, values, dtype):

@@ -70,7 +70,7 @@ class Algorithm(ABC):
     symbols: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        """Look at the names of the options, which a dataclass would only reject."""
+        """Check the names of the options, since the error of a dataclass names neither the nearest option nor all."""
         known: list[str] = [field.name for field in fields(cls) if field.init] if is_dataclass(cls) else []
         for name in options:
             if name not in known:

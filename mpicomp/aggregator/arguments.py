@@ -93,7 +93,7 @@ def _check_memory(spec: VectorSpec) -> None:
 
 
 def memory_in_words() -> str:
-    """Return what memory this machine has, and how much of it is available where the system says so."""
+    """Return the memory of this machine in words, and the available part where the system reports it."""
     text = f"this machine has {_gib(_machine_bytes())}"
     with suppress(OSError, StopIteration, ValueError):
         lines = Path("/proc/meminfo").read_text().splitlines()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any, NoReturn, Protocol
@@ -166,7 +166,9 @@ class Aggregator:
             here = f"{comm.here}, vector {self.vector_id}: {error}"
             comm.reject(type(error)(here), "aggregate")
         traffic = self.traffic.begin()
-        call = VectorCall(comm, self._describe(step), traffic.clock)
+        call = VectorCall(
+            comm, partial(_described, comm, self.algorithm, spec, self._tag, self._text, step), traffic.clock
+        )
         call.spec, call.step, call.user = spec, step, self._self
         call.out, call.traffic, call.result = target.values, traffic, result
         if difference is None:
@@ -174,31 +176,6 @@ class Aggregator:
         call.difference = difference
         check = comm.check(call, self._fingerprint + step, traffic, meanwhile=partial(self.reducer.prepare, step))
         return call, self._steps(call, check, source, target)
-
-    def _describe(self, step: int) -> Callable[[], Description]:
-        """Return what makes up the words of a call, which nobody may ask for."""
-        text, algorithm, spec, comm, tag = self._text, self.algorithm, self.spec, self.comm, self._tag
-
-        def describe() -> Description:
-            by = type(algorithm).__name__
-            lengths = spec.tensor_lengths
-            options: tuple[str, ...] = tuple(one.name for one in fields(algorithm)) if is_dataclass(algorithm) else ()
-            return Description(
-                f"{text}, step {step}",
-                f"aggregate by {by}",
-                (
-                    f"{spec.dtype}[{spec.n}]",
-                    f"vector number {spec.vector_id}",
-                    "no tensor_lengths" if lengths is None else f"in {len(lengths)} tensors {_listed(lengths)}",
-                    *(f"{name}={getattr(algorithm, name)!r}" for name in options),
-                    *comm.route_parts,
-                    f"aggregator {tag} of the communicator",
-                    f"step {step}",
-                    f"restored {restored}" if (restored := text.partition(RESTORED)[2]) else "not restored",
-                ),
-            )
-
-        return describe
 
     def _steps(self, call: VectorCall, check: Iterator[bool], source: Flat, target: Flat) -> Iterator[bool]:
         self._call, self._can_undo = call, False
@@ -366,6 +343,26 @@ class Aggregator:
         if check_owner is not None:
             check_owner(state, where)
         return taken
+
+
+def _described(comm: Communicator, algorithm: Method, spec: VectorSpec, tag: int, text: str, step: int) -> Description:
+    """Return the description of a call, which only errors and warnings need; the call keeps no aggregator alive."""
+    lengths, restored, by = spec.tensor_lengths, text.partition(RESTORED)[2], type(algorithm).__name__
+    options = [one.name for one in fields(algorithm)] if is_dataclass(algorithm) else list[str]()
+    return Description(
+        f"{text}, step {step}",
+        f"aggregate by {by}",
+        (
+            f"{spec.dtype}[{spec.n}]",
+            (f"{spec.vector_id}", f"vector of {spec.dtype}[{spec.n}] number {spec.vector_id} by {by}"),
+            "no tensor_lengths" if lengths is None else f"in {len(lengths)} tensors {_listed(lengths)}",
+            *(f"{name}={getattr(algorithm, name)!r}" for name in options),
+            *comm.route_parts,
+            f"aggregator {tag} of the communicator",
+            f"step {step}",
+            f"restored {restored}" if restored else "not restored",
+        ),
+    )
 
 
 def _listed(lengths: Sequence[int]) -> str:

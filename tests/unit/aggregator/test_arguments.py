@@ -94,7 +94,7 @@ def test_a_method_that_finds_no_memory_says_what_there_is(comm: Communicator, mo
 @pytest.mark.parametrize("method", [Marsit, Dense, QSGD])
 def test_options_are_no_aggregator_and_a_class_has_no_options(method: Any, comm: Communicator) -> None:
     name = method.__name__
-    for wanted in ("aggregate", "begin", "load_state_dict", "residual"):
+    for wanted in ("aggregate", "begin", "load_state_dict", "state_dict"):
         cure = rf"write aggregator = {name}\(\.\.\.\)\.start\(comm, n\), then aggregator\.{wanted}"
         with pytest.raises(AttributeError, match=f"'{name}' object has no attribute '{wanted}': .*{cure}"):
             getattr(method(), wanted)
