@@ -89,7 +89,8 @@ def __getattr__(name: str) -> object:
     for module, names in _HOMES.items():
         if name in names:
             return getattr(import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = "" if name.startswith("_") else import_module("collectives.spelling").suggestion(name, __all__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{found}")
 
 
 def __dir__() -> list[str]:

@@ -20,7 +20,7 @@ from collectives.making import examined
 from collectives.memory import Flat
 from collectives.numbers import NUMBERS, allreduce_number
 from collectives.open_trace import open_trace
-from collectives.operands import operands
+from collectives.operands import operands, operation
 from collectives.progress import eager_limit
 from collectives.routes import Routes
 from collectives.schedules.plan import Topology, TopologyError
@@ -29,7 +29,7 @@ from collectives.trace.traffic import Traffic
 
 SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces; between nodes, see `eager_limit`
 
-Op = Literal["sum", "mean", "min", "max"]
+Op = Literal["sum", "mean", "min", "max"] | MPI.Op
 
 
 class Communicator(Exchanges):
@@ -142,6 +142,11 @@ class Communicator(Exchanges):
         """How messages go, in words: what ranks must agree on."""
         return str(self._routes)
 
+    @property
+    def route_parts(self) -> tuple[str, ...]:
+        """The same, one thing each."""
+        return self._routes.parts
+
     # Choosing and preparing ------------------------------------------------------------------------------------------
 
     def select(self, payload_bytes: int) -> Topology:
@@ -171,7 +176,7 @@ class Communicator(Exchanges):
             float16, bfloat16, float32, float64; but for means int32 and int64 too. Contiguous. Left alone unless it is
             `out`. Of numbers bool, int and float, also NumPy's; of one type on all ranks.
         op : "sum", "mean", "min" or "max"
-            Minimum and maximum are NaN where a rank has NaN.
+            Minimum and maximum are NaN where a rank has NaN. ``MPI.SUM``, ``MPI.MIN`` and ``MPI.MAX`` are taken too.
         out : like x, optional
             Overwritten with the result. None for numbers.
 
@@ -186,30 +191,33 @@ class Communicator(Exchanges):
         TypeError, ValueError
             This rank's array or number cannot be reduced; the others then raise CollectiveMismatch.
         """
+        name = op if type(op) is str else operation(self, op)
         if isinstance(x, NUMBERS):
-            with self._span("allreduce", op=op):
-                return allreduce_number(self, x, op, out, self.traffic)
-        source, target, result = operands(self, x, op, out)
-        mark, describe = self._routes.all_reduce(source, op, "allreduce")
+            with self._span("allreduce", op=name):
+                return allreduce_number(self, x, name, out, self.traffic)
+        source, target, result = operands(self, x, name, out)
+        mark, describe = self._routes.all_reduce(source, name, "allreduce")
         call = Call(self, describe, self.traffic.clock)
         call.is_compared = is_small(self, source.values, source.dtype)
-        steps = self._sums.of_arrays(self, call, source, target, op, self.traffic, mark)
+        steps = self._sums.of_arrays(self, call, source, target, name, self.traffic, mark)
         if self.trace is None:
             self.run(call, steps)
         else:
-            with self._span("allreduce", op=op, bytes=source.values.nbytes):
+            with self._span("allreduce", op=name, bytes=source.values.nbytes):
                 self.run(call, steps)
         self.traffic.calls += 1
         return result
 
     def iallreduce(self, x: Any, op: Op = "sum", out: Any = None) -> Handle:
         """Like `allreduce` of an array, but returns at once. Do not touch `x` and `out` until the handle is done."""
-        source, target, result = operands(self, x, op, out)
-        mark, describe = self._routes.all_reduce(source, op, "iallreduce")
+        name = op if type(op) is str else operation(self, op)
+        source, target, result = operands(self, x, name, out)
+        mark, describe = self._routes.all_reduce(source, name, "iallreduce")
         call = Call(self, describe)
         call.result = result
-        steps = self._sums.of_arrays(self, call, source, target, op, Traffic(), mark, background=True)
-        with self._span("iallreduce", op=op, bytes=source.values.nbytes):
+        call.is_compared = is_small(self, source.values, source.dtype)
+        steps = self._sums.of_arrays(self, call, source, target, name, Traffic(), mark, background=True)
+        with self._span("iallreduce", op=name, bytes=source.values.nbytes):
             return self.begin(call, steps)
 
     def dense(self, values: NDArray[Any], dtype: str, mean: bool, out: NDArray[Any], traffic: Traffic) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
@@ -70,6 +71,23 @@ class _Tensor(ctypes.Structure):
     )
 
 
+class _Versioned(ctypes.Structure):
+    """DLManagedTensorVersioned of the DLPack specification, version 1, up to the tensor."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
+_NOT_TO_BE_WRITTEN = 0b11  # flags: the memory is read-only, or a copy that the array will not see written
+_name_of = ctypes.pythonapi.PyCapsule_GetName
+_name_of.restype = ctypes.c_char_p
+_name_of.argtypes = (ctypes.py_object,)
 _pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer_of.restype = ctypes.c_void_p
 _pointer_of.argtypes = (ctypes.py_object, ctypes.c_char_p)
@@ -96,13 +114,15 @@ def flat(array: Any, allowed: tuple[str, ...] = FLOATS, crosses: bool = True) ->
     Raises
     ------
     TypeError
-        Not an array, or of another element type, or it requires grad.
+        Not an array, or of another element type, or it requires grad, or has a mask.
     ValueError
-        Not contiguous, or on a device that cannot be reached.
+        Not contiguous, or no plain memory, or on a device that cannot be reached.
     MemoryError
         There is no pinned memory.
     """
     if isinstance(array, np.ndarray):
+        if type(array) is not np.ndarray:
+            array = _memory_of(array)
         name = dtype_name(array.dtype)
         if name not in allowed or not array.flags.c_contiguous:
             _check(name, allowed, array.flags.c_contiguous, f"strides {array.strides} bytes")
@@ -110,39 +130,116 @@ def flat(array: Any, allowed: tuple[str, ...] = FLOATS, crosses: bool = True) ->
         return Flat(values.view(np.uint16) if name == "bfloat16" else values, name, array.shape)
     if not hasattr(array, "__dlpack__"):
         raise TypeError(f"cannot reduce {type(array).__name__}: pass a NumPy array or a tensor that supports DLPack")
-    if getattr(array, "requires_grad", False):
-        raise TypeError("the tensor requires grad, so reducing it would cut the graph: pass tensor.detach()")
-    kind, number = map(int, array.__dlpack_device__())
+    _require_values(array)
+    kind, number = _device_of(array)
     if kind not in devices.HOST:
         vector = _staged(devices.of(kind, number), array, allowed)
         return crossing(vector) if crosses else vector
-    try:
-        capsule = array.__dlpack__()
-    except (BufferError, RuntimeError) as error:  # sparse, conjugated, ...
-        raise ValueError(f"the tensor is not plain memory ({error}): pass a dense contiguous copy") from error
-    tensor = _Tensor.from_address(_pointer_of(capsule, b"dltensor"))
-    name = f"{_CODES.get(tensor.code, 'type')}{tensor.bits}"
+    capsule = _exported(array)
+    tensor, is_writable = _described(array, capsule)
+    name = f"{_CODES[tensor.code]}{tensor.bits}" if tensor.code in _CODES else str(getattr(array, "dtype", "unknown"))
     if name == "bool8":
         name = "bool"  # as NumPy says
+    if tensor.lanes != 1:
+        name = f"{name}x{tensor.lanes}"
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else None
     _check(name, allowed, strides is None or _contiguous(shape, strides), f"strides {strides}")
     storage = _storage(name)
     n = math.prod(shape)
     if not n:
-        return Flat(np.empty(0, storage), name, shape)
-    memory = (ctypes.c_uint8 * (n * storage.itemsize)).from_address(tensor.data + tensor.byte_offset)
-    memory.owner = array, capsule  # whoever keeps the vector keeps its memory
-    return Flat(np.frombuffer(memory, storage), name, shape)
+        values = np.empty(0, storage)
+    elif not tensor.data:
+        raise ValueError(
+            f"the {type(array).__name__} has no memory of its own, as it was freed or stands for another tensor: pass "
+            "a dense tensor that holds the values"
+        )
+    else:
+        memory = (ctypes.c_uint8 * (n * storage.itemsize)).from_address(tensor.data + tensor.byte_offset)
+        memory.owner = array, capsule  # whoever keeps the vector keeps its memory
+        values = np.frombuffer(memory, storage)
+    if not is_writable:
+        values.flags.writeable = False
+    return Flat(values, name, shape)
+
+
+def _memory_of(array: NDArray[Any]) -> NDArray[Any]:
+    """Return the array as one of NumPy's own class, which a matrix or a file in memory is as well."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError("the array is masked, and its mask would be lost: pass array.filled(0), or another value")
+    return array.view(np.ndarray)
+
+
+def _require_values(array: Any) -> None:
+    """Raise unless the memory of a tensor holds its values, and all that is to be known of them."""
+    if getattr(array, "requires_grad", False):
+        raise TypeError("the tensor requires grad, so reducing it would cut the graph: pass tensor.detach()")
+    is_negated = getattr(array, "is_neg", None)  # of PyTorch alone; DLPack forgets it
+    if is_negated is not None and is_negated():
+        raise ValueError("the tensor is a negated view of its memory: pass tensor.resolve_neg()")
+
+
+def _device_of(array: Any) -> tuple[int, int]:
+    """Kind and number of the device that an array is on, as DLPack has them."""
+    try:
+        kind, number = array.__dlpack_device__()
+        return int(kind), int(number)
+    except Exception as error:
+        raise _not_plain(array, error) from error
+
+
+def _exported(array: Any) -> Any:
+    """Capsule of DLPack."""
+    try:
+        try:
+            return array.__dlpack__(max_version=(1, 0))
+        except TypeError:  # a library from before version 1
+            return array.__dlpack__()
+    except Exception as error:
+        raise _not_plain(array, error) from error
+
+
+def _not_plain(array: Any, error: Exception) -> ValueError:
+    """Return the error for an array that its own library does not export: sparse, conjugated, traced, ..."""
+    if str(getattr(array, "device", "")) == "meta":
+        cure = "make it where it has values, such as by module.to_empty(device='cpu') and an initialization"
+        return ValueError(f"the tensor is on device meta, where it has a shape and no values: {cure}")
+    told = (str(error).splitlines() or [type(error).__name__])[0]
+    return ValueError(f"the {type(array).__name__} is not plain memory ({told:.200}): pass a dense contiguous copy")
+
+
+def _described(array: Any, capsule: Any) -> tuple[_Tensor, bool]:
+    """Return the tensor that a capsule of DLPack describes, and whether it may be written."""
+    if _name_of(capsule) == b"dltensor_versioned":
+        versioned = _Versioned.from_address(_pointer_of(capsule, b"dltensor_versioned"))
+        return versioned.tensor, not versioned.flags & _NOT_TO_BE_WRITTEN
+    return _Tensor.from_address(_pointer_of(capsule, b"dltensor")), not _is_immutable(array)
+
+
+def _is_immutable(array: Any) -> bool:
+    """Return True if NumPy sees the array as read-only; versions of DLPack before 1 have no flag for it."""
+    try:
+        if hasattr(array, "__array_interface__"):
+            return bool(array.__array_interface__["data"][1])
+        return hasattr(array, "__array__") and not np.asarray(array).flags.writeable
+    except Exception:  # noqa: BLE001 - of any library, which does not let NumPy see it
+        return False
+
+
+def is_read_only(vector: Flat, array: Any) -> bool:
+    """Return True if the array that a vector was taken from cannot be written."""
+    if vector.place is None:
+        return not vector.values.flags.writeable
+    jax = sys.modules.get("jax")  # the one library on GPUs whose arrays never change
+    return jax is not None and isinstance(array, jax.Array)
 
 
 def on_device(device: devices.Device, array: Any) -> Flat:
     """View an array on this device as a vector there, of PyTorch's kind; raises what `flat` does, and for others."""
     if not hasattr(array, "__dlpack__"):
         raise TypeError(f"{type(array).__name__} is no array on {device.name}: pass a tensor there")
-    if getattr(array, "requires_grad", False):
-        raise TypeError("the tensor requires grad, so reducing it would cut the graph: pass tensor.detach()")
-    kind, number = map(int, array.__dlpack_device__())
+    _require_values(array)
+    kind, number = _device_of(array)
     if kind in devices.HOST or devices.of(kind, number) is not device:
         raise ValueError(f"the array is on device {(kind, number)}, not on {device.name}: pass a copy there")
     taken = _taken(device, array, FLOATS)
@@ -222,7 +319,7 @@ def empty_like(array: Any, shape: tuple[int, ...] | None = None) -> Any:
     Raises
     ------
     TypeError
-        The array tells by DLPack where its memory is, but not how another one is made.
+        The library of the array exports memory by DLPack, but makes no other arrays, or none that can be written.
     """
     shape = getattr(array, "shape", ()) if shape is None else shape
     if isinstance(array, np.ndarray):
@@ -230,9 +327,14 @@ def empty_like(array: Any, shape: tuple[int, ...] | None = None) -> Any:
     if hasattr(array, "new_empty"):
         return array.new_empty(shape)
     if hasattr(array, "__array_namespace__"):
-        return array.__array_namespace__().empty(shape, dtype=array.dtype, device=array.device)
+        made = array.__array_namespace__().empty(shape, dtype=array.dtype, device=array.device)
+        if not is_read_only(flat(made, COPIED, crosses=False), made):
+            return made
+        reason = "its kind cannot be written"
+    else:
+        reason = "it has no __array_namespace__"
     raise TypeError(
-        f"no other {type(array).__name__} can be made for the result, as it has no __array_namespace__: "
+        f"no other {type(array).__name__} can be made for the result, as {reason}: "
         "pass out where the call takes it, or a NumPy array"
     )
 

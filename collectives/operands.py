@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import numpy as np
+from mpi4py import MPI
 
 from collectives.consistency.call_check import fingerprint
 from collectives.group import Group
-from collectives.memory import COMBINE, FLOATS, INTEGERS, Flat, empty_like, flat
+from collectives.memory import COMBINE, FLOATS, INTEGERS, Flat, empty_like, flat, is_read_only
+
+_OPS_OF_MPI = ("SUM", "MIN", "MAX", "PROD", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR", "MINLOC", "MAXLOC")
+_SYNONYMS = {"avg": "mean", "average": "mean", "add": "sum", "minimum": "min", "maximum": "max"}
 
 
 def operand(group: Group, x: Any, call: str, allowed: tuple[str, ...], crosses: bool = True) -> Flat:
@@ -30,7 +34,7 @@ def operand(group: Group, x: Any, call: str, allowed: tuple[str, ...], crosses: 
 def writable_operand(group: Group, x: Any, call: str, allowed: tuple[str, ...]) -> Flat:
     """Like `operand`, but it must not be read-only."""
     vector = operand(group, x, call, allowed)
-    if not vector.values.flags.writeable:
+    if is_read_only(vector, x):
         _refuse(group, call, "the array is read-only; pass one that can be written")
     return vector
 
@@ -45,8 +49,10 @@ def operands(group: Group, x: Any, op: str, out: Any) -> tuple[Flat, Flat, Any]:
     source = operand(group, x, call, FLOATS if op == "mean" else FLOATS + INTEGERS, crosses=False)
     result = like_operand(group, x, call) if out is None else out
     target = operand(group, result, f"{call}, out", (source.dtype,), crosses=False)
-    if target.shape != source.shape or not target.values.flags.writeable:
-        _refuse(group, call, f"out has shape {target.shape}, the array {source.shape}, and out must be writeable")
+    if target.shape != source.shape:
+        _refuse(group, call, f"out has shape {target.shape}, the array {source.shape}: pass one of the same shape")
+    if not target.values.flags.writeable or (target.place is not None and is_read_only(target, result)):
+        _refuse(group, call, "out is read-only: pass an array that can be written")
     if overlap(source, target) and not in_place(source, target):
         _refuse(group, call, "out overlaps the array; pass the array itself or one that shares no memory with it")
     return source, target, result
@@ -67,11 +73,13 @@ def in_place(source: Flat, target: Flat) -> bool:
 
 
 def like_operand(group: Group, x: Any, call: str, shape: tuple[int, ...] | None = None) -> Any:
-    """A new array of the library and element type of one; raises TypeError as `operand` does if none can be made."""
+    """A new array of the library and element type of one; raises as `operand` does if none can be made."""
     try:
         return empty_like(x, shape)
-    except TypeError as error:
-        group.reject(TypeError(f"{group.here}, {call}: {error}"), call)
+    except (TypeError, MemoryError) as error:
+        group.reject(type(error)(f"{group.here}, {call}: {error}"), call)
+    except RuntimeError as error:  # PyTorch's, where there is no memory
+        group.reject(MemoryError(f"{group.here}, {call}: {error}"), call)
 
 
 def rows_operand(group: Group, x: Any, call: str, allowed: tuple[str, ...]) -> Flat:
@@ -83,11 +91,33 @@ def rows_operand(group: Group, x: Any, call: str, allowed: tuple[str, ...]) -> F
     return rows
 
 
-def require_op(group: Group, op: str) -> None:
+def operation(group: Group, op: Any) -> str:
+    """Return an all-reduce's operation by its name here; raises as `require_op` does.
+
+    MPI's own operations have names of MPI's, and are compared by identity alone.
+    """
+    if isinstance(op, MPI.Op):
+        name = next((one for one in _OPS_OF_MPI if getattr(MPI, one) == op), "")
+        if name.lower() in COMBINE:
+            return name.lower()
+        op = f"MPI.{name}" if name else "an operation of MPI.Op.Create"
+        choices = f"MPI.SUM, MPI.MIN, MPI.MAX, {_choices()}"
+        group.reject(ValueError(f"{group.here}: op is {op}; choose one of {choices}"), f"allreduce({op})")
+    require_op(group, op)
+    return str(op)
+
+
+def require_op(group: Group, op: Any) -> None:
     """Raise ValueError on every rank unless an all-reduce can do this."""
-    if op not in COMBINE:
-        one_of = ", ".join(map(repr, COMBINE))
-        group.reject(ValueError(f"{group.here}: op is {op!r}; choose one of {one_of}"), f"allreduce({op})")
+    if not isinstance(op, str) or op not in COMBINE:
+        word = str(op).rpartition(".")[2].lower()
+        meant = word if word in COMBINE else _SYNONYMS.get(word)
+        cure = f"write {meant!r}, or choose" if meant else "choose"
+        group.reject(ValueError(f"{group.here}: op is {op!r}; {cure} one of {_choices()}"), f"allreduce({op})")
+
+
+def _choices() -> str:
+    return ", ".join(map(repr, COMBINE))
 
 
 def require_root(group: Group, root: int, call: str) -> None:

@@ -19,7 +19,7 @@ from collectives.closing import Closable
 from collectives.errors import CollectiveMismatch
 from collectives.execution.handle import Call, Handle, Steps
 from collectives.execution.staged import staged
-from collectives.memory import COPIED, Flat, flat
+from collectives.memory import COPIED, Flat, flat, is_read_only
 from collectives.progress.polling import wait
 from collectives.users import FIXED_TAGS
 
@@ -116,7 +116,7 @@ class PointToPoint(Closable):
                 raise ValueError(f"there is no rank {peer}")
             if index(tag) not in range(LARGEST_TAG + 1):
                 raise ValueError(f"the tag must lie in 0 .. {LARGEST_TAG}, not {tag}")
-            if preposition == "from" and not vector.values.flags.writeable:
+            if preposition == "from" and is_read_only(vector, x):
                 raise ValueError("the array is read-only: pass one that can be written")
         except (TypeError, ValueError, MemoryError) as error:
             raise type(error)(f"{self.here}, {call}: {error}") from None

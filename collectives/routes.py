@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from collectives import planner
-from collectives.consistency.call_check import fingerprint
+from collectives.consistency.call_check import Description, fingerprint
 from collectives.cost.link import LinkModel
 from collectives.execution.program import Program, compile_plan
 from collectives.memory import Flat
@@ -61,6 +61,13 @@ class Routes:
         network = f" on {self._network}" if self._network is not None else ""
         return f"{self._topology}{pieces}{network}"
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The same, one thing each."""
+        pieces = f"{self._piece_bytes} bytes" if self._piece_bytes else "the default length"
+        network = "no known network" if self._network is None else str(self._network)
+        return f"routes by {self._topology}", f"in pieces of {pieces}", f"on {network}", f"wire format {VERSION}"
+
     def select(self, payload_bytes: int) -> Topology:
         """See `Communicator.select`."""
         if not isinstance(self._topology, str):
@@ -94,8 +101,10 @@ class Routes:
         key = (name, op, source.dtype, source.shape)
         found = self._calls.get(key)
         if found is None:
-            text = f"{name}({op}) of {source.dtype}{list(source.shape)} by {self}, wire format {VERSION}"
-            found = _remember(self._calls, key, (fingerprint(text), lambda: text))
+            summing = f"{name}({op}) of {source.dtype}{list(source.shape)}"
+            text = f"{summing} by {self}, wire format {VERSION}"
+            described = Description(text, name, (summing, *self.parts))
+            found = _remember(self._calls, key, (fingerprint(text), lambda: described))
         return found
 
 

@@ -90,7 +90,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise import_module("mpicomp.other_names").missing(__name__, name, __all__)
     others = "collectives" if name in import_module("collectives").__all__ else "mpicomp.algorithms"
     return getattr(import_module(_HOMES.get(name, others)), name)
 

@@ -9,7 +9,7 @@ at once.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,33 @@ AT_ONCE = 8  # checks under way; a later one waits for the check of that many ca
 HEAR_EACH = 64  # calls: a rank that is always the last never waits, and would not hear who has asked for it
 TEXT_TAG = 32_200  # and above: of descriptions
 CLOSES = b"\0"  # ends the description by a rank that cannot use the communicator after a mismatch
+LONGEST_SHOWN = 200  # characters of a description whose details a message leaves out
+_BETWEEN_PARTS, _IN_PART = "\x1f", "\x1e"
 _MASK = (1 << 62) - 1
+
+
+class Description(str):
+    """The words of a call, and its parts: where ranks differ, the message has the first part that is not the same.
+
+    Parameters
+    ----------
+    text : str
+        All of it, in words.
+    kind : str
+        Calls of one kind have the same things at the same places.
+    parts : sequence of str, or of pairs of str
+        Of a pair the first text is compared, and the second one shown.
+    """
+
+    __slots__ = ("wire",)
+    wire: str
+
+    def __new__(cls, text: str, kind: str, parts: Sequence[str | tuple[str, str]]) -> Description:
+        """Return the text, with its parts."""
+        made = super().__new__(cls, text)
+        pairs = [(one, one) if isinstance(one, str) else one for one in parts]
+        made.wire = _BETWEEN_PARTS.join([text, kind, *map(_IN_PART.join, pairs)])
+        return made
 
 
 def fingerprint(text: str) -> int:
@@ -159,10 +185,11 @@ class CallCheck:
             f"{self._here}: the ranks differ in collective call {number}, here {mine}, and not all say what they call"
         )
         closes = not call.group.tolerates_mismatch(call)  # what one rank cannot use any more, no rank can
-        text = np.frombuffer(mine.encode() + CLOSES * closes, np.uint8)
+        told = mine.wire if isinstance(mine, Description) else mine
+        text = np.frombuffer(told.encode() + CLOSES * closes, np.uint8)
         others = [rank for rank in range(comm.size) if rank != comm.rank]
         sends = [comm.Isend([text, text.size, MPI.BYTE], rank, tag) for rank in others]
-        texts, status = {comm.rank: mine}, MPI.Status()
+        texts, status = {comm.rank: told}, MPI.Status()
         for rank in others:
             while not comm.Iprobe(rank, tag, status):
                 yield False
@@ -172,15 +199,36 @@ class CallCheck:
             texts[rank] = bytes(landed).removesuffix(CLOSES).decode()
         for send in sends:
             yield from until(send, call)
-        calls: dict[str, list[int]] = {}
-        for rank in range(comm.size):
-            calls.setdefault(texts[rank], []).append(rank)
-        listed = "; ".join(f"{named(ranks)}: {call}" for call, ranks in calls.items())
         raise CollectiveMismatch(
-            f"the ranks differ in collective call {number}: {listed}. "
+            f"the ranks differ in collective call {number}{_difference(texts)}. "
             "Make the same calls in the same order with the same shapes, dtypes and options on every rank",
             closes,
         )
+
+
+def _difference(texts: Mapping[int, str]) -> str:
+    """Return the first part in which the descriptions of the ranks differ, or else the whole descriptions."""
+    split = {rank: texts[rank].split(_BETWEEN_PARTS) for rank in sorted(texts)}  # as `Description.wire` has them
+    kinds = {tuple(told[1:2]) for told in split.values()}
+    if len(kinds) == 1 and kinds != {()}:
+        kind = kinds.pop()[0]
+        for place in range(2, min(map(len, split.values()))):
+            parts = {rank: told[place].split(_IN_PART) for rank, told in split.items()}
+            if len({compared for compared, _ in parts.values()}) > 1:
+                return f", {kind}: {_listed({rank: shown for rank, (_, shown) in parts.items()})}"
+    return f": {_listed({rank: _shortened(*told) for rank, told in split.items()})}"
+
+
+def _shortened(text: str, *parts: str) -> str:
+    return f"{text[:LONGEST_SHOWN]} ..." if parts and len(text) > LONGEST_SHOWN else text
+
+
+def _listed(texts: Mapping[int, str]) -> str:
+    """Return each text behind the ranks that have it."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, text in texts.items():
+        ranks_of.setdefault(text, []).append(rank)
+    return "; ".join(f"{named(ranks)}: {text}" for text, ranks in ranks_of.items())
 
 
 def gather_texts(comm: MPI.Comm, text: str, timeout_s: float) -> list[str]:

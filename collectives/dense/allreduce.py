@@ -64,11 +64,13 @@ class DenseSums:
         scratch: Sequence[NDArray[Any]],
         mark: int | None,
         combine: Combine = add,
+        overlapped: bool = False,
     ) -> Steps:
         """See `Communicator.dense_steps`.
 
         A `mark` is compared among the ranks before the sum or with it, and only then `combine` may be another than
-        `add`.
+        `add`. With `overlapped` the messages are cut for work that goes on meanwhile; the sum has the same
+        bits.
         """
         nbytes = values.size * itemsize_in_messages(values, dtype)
         if is_small(comm, values, dtype):
@@ -97,26 +99,10 @@ class DenseSums:
             _finish(comm.size, sums, dtype, mean, out)
             traffic.seconds_total += traffic.clock() - start
         else:
-            buffers = partial(self._buffers, scratch) if comm.calls_in_flight == 1 else fresh_buffers
+            alone = comm.calls_in_flight == 1 and not overlapped
+            buffers = partial(self._buffers, scratch) if alone else fresh_buffers
             program, payload = along_the_plan(comm, values, dtype, mean, out, buffers, combine)
-            yield from execute(call, program, payload, call.tag, traffic)
-
-    def along_the_plan(
-        self,
-        comm: Communicator,
-        call: Call,
-        values: NDArray[Any],
-        dtype: str,
-        mean: bool,
-        out: NDArray[Any],
-        traffic: Traffic,
-        mark: int,
-        combine: Combine,
-    ) -> Steps:
-        """Sum by messages of this call alone, whatever the size, so that no call has to wait for another."""
-        yield from comm.check(call, mark, traffic)
-        program, payload = along_the_plan(comm, values, dtype, mean, out, fresh_buffers, combine)
-        yield from execute(call, program, payload, call.tag, traffic, overlapped=True)
+            yield from execute(call, program, payload, call.tag, traffic, overlapped=overlapped)
 
     def of_arrays(
         self,
@@ -129,14 +115,14 @@ class DenseSums:
         mark: int | None,
         background: bool = False,
     ) -> Steps:
-        """Steps of a sum of arrays, wherever they are: `steps`, or with a mark `along_the_plan` in the background."""
+        """Steps of a sum of arrays, wherever they are; in the background it has the same bits."""
         through_host = partial(self._through_host, comm, call, op, traffic, mark, background)
         if source.place is None and target.place is None:
             return through_host(source, target)
         itemsize = itemsize_in_messages(source.values, source.dtype)
         nbytes = source.values.size * itemsize
         small = is_small(comm, source.values, source.dtype) or _by_mpi(comm, nbytes, COMBINE[op])
-        if not are_on_one_device(source, target) or (small and comm.size > 1 and not background):
+        if not are_on_one_device(source, target) or (small and comm.size > 1):
             try:
                 return through_host(crossing(source), crossing(target))
             except MemoryError as error:
@@ -168,10 +154,7 @@ class DenseSums:
     ) -> Steps:
         """Steps of a sum of arrays in the host's memory, or with memory there that they cross through."""
         vectors, combine = (source.values, source.dtype, op == "mean", target.values), COMBINE[op]
-        if background and mark is not None:
-            steps = self.along_the_plan(comm, call, *vectors, traffic, mark, combine)
-        else:
-            steps = self.steps(comm, call, *vectors, traffic, (), mark, combine)
+        steps = self.steps(comm, call, *vectors, traffic, (), mark, combine, background)
         return staged(call, steps, source.staging, target.staging)
 
     def _buffers(self, scratch: Sequence[NDArray[Any]], nbytes: int) -> list[Bytes]:

@@ -3,18 +3,51 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from functools import update_wrapper, wraps
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 
 from collectives import Communicator
-from mpicomp.aggregator.arguments import vector_spec
+from collectives.spelling import suggestion
+from mpicomp.aggregator.arguments import memory_in_words, vector_spec
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.aggregator.parts import MessageModel, Parts, Reducer, StateKind, Synchronize, VectorSpec
 
 __all__ = ["Algorithm", "MessageModel", "Parts", "Reducer", "StateKind", "Synchronize", "VectorSpec"]
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+class _OnInstances:
+    """A method of instances, which raises a TypeError with the cure where it is called on the class."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self._method = method
+        update_wrapper(cast(Any, self), method)
+
+    def __get__(self, instance: Any, owner: type[Any]) -> Callable[..., Any]:
+        if instance is not None:
+            return cast(Callable[..., Any], self._method.__get__(instance, owner))
+
+        @wraps(self._method)
+        def call(*args: Any, **options: Any) -> Any:
+            if args and isinstance(args[0], owner):
+                return self._method(*args, **options)
+            name = f"{owner.__name__}.{self._method.__name__}"
+            cure = f"write {owner.__name__}().start(comm, n), with parentheses behind {owner.__name__}"
+            raise TypeError(f"{name} was called on the class, which has no options yet: {cure}") from None
+
+        return call
+
+
+def on_instances(method: _Method) -> _Method:
+    """Decorate a method of `Algorithm` that users call, at times on the class."""
+    return cast(_Method, _OnInstances(method))
 
 
 class Algorithm(ABC):
@@ -24,9 +57,38 @@ class Algorithm(ABC):
     ----------
     synchronize : "updates" or "gradients"
         What it is best given: the local optimizer's updates, or the gradients.
+    symbols : mapping
+        Options by the symbols of the paper, for messages.
+
+    Raises
+    ------
+    TypeError
+        There is no such option; names the nearest one.
     """
 
     synchronize: ClassVar[Synchronize] = "gradients"
+    symbols: ClassVar[Mapping[str, str]] = MappingProxyType({})
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Check the names of the options, since the error of a dataclass names neither the nearest option nor all."""
+        known: list[str] = [field.name for field in fields(cls) if field.init] if is_dataclass(cls) else []
+        for name in options:
+            if name not in known:
+                meant = cls.symbols.get(name.lower())
+                found = f" (did you mean {meant!r}?)" if meant else suggestion(name, known)
+                has = f"it has {', '.join(known)}" if known else "it has none"
+                raise TypeError(f"{cls.__name__} has no option {name!r}{found}: {has}")
+        return super().__new__(cls)
+
+    if not TYPE_CHECKING:  # else no misspelt attribute would be found
+
+        def __getattr__(self, name: str) -> Any:
+            kind = type(self).__name__
+            problem = f"{kind!r} object has no attribute {name!r}"
+            if not name.startswith("_") and hasattr(Aggregator, name):
+                cure = f"aggregator = {kind}(...).start(comm, n), then aggregator.{name}"
+                problem += f": {kind} holds options, and its aggregator has {name!r}; write {cure}"
+            raise AttributeError(problem)
 
     @property
     def uses_tensor_lengths(self) -> bool:
@@ -55,6 +117,7 @@ class Algorithm(ABC):
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
         """What travels between `ranks` for vectors of `n`; packed payloads go in pieces of `piece_bytes` at most."""
 
+    @on_instances
     def start(
         self,
         comm: Communicator,
@@ -88,12 +151,21 @@ class Algorithm(ABC):
         TypeError, ValueError
             An argument cannot be used; the other ranks raise CollectiveMismatch in their next call.
         MemoryError
-            The device lacks memory; the others raise CollectiveMismatch in their next call, and all can start again.
+            The vector is larger than this machine's memory, or this rank or the device lacks memory for what the
+            method keeps; the others raise CollectiveMismatch in their next call, and all can start again.
         """
         lengths = tensor_lengths if self.uses_tensor_lengths else None
         spec = vector_spec(comm, n, dtype, vector_id, lengths, str(device), self)
         if spec.device == "cpu":
-            return Aggregator(self, comm, spec)
+            try:
+                return Aggregator(self, comm, spec)
+            except MemoryError as error:
+                problem = (
+                    f"there is no memory for what {self} keeps for {spec.n} elements ({error}; {memory_in_words()})"
+                )
+                comm.reject(
+                    MemoryError(f"{comm.here}, start: {problem}; free memory, or take fewer ranks a node"), "start"
+                )
         try:
             with comm.tags_unused_on_error():
                 return Aggregator(self, comm, spec)

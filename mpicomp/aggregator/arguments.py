@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from operator import index
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,17 +41,18 @@ def vector_spec(
 
     Raises
     ------
-    TypeError, ValueError
+    TypeError, ValueError, MemoryError
         An argument cannot be used; the other ranks raise CollectiveMismatch in their next call.
     """
     require_communicator(comm, "start", "start(comm, n)", n)
     try:
         lengths = None if tensor_lengths is None else tuple(map(_whole, tensor_lengths))
         spec = VectorSpec(_whole(n), _name(dtype), vector_id, lengths, device)
+        _check_memory(spec)
         if device != "cpu":
             _check_device(spec, method)
         return spec
-    except (TypeError, ValueError, ImportError) as error:
+    except (TypeError, ValueError, ImportError, MemoryError) as error:
         comm.reject(type(error)(f"{comm.here}, start: {error}"), "start")
 
 
@@ -61,12 +65,14 @@ def require_communicator(comm: Any, call: str, usage: str, *others: Any) -> None
         cure = f"the arguments are in another order: write {usage}"
     elif isinstance(comm, MPI.Comm):
         cure = "wrap it: Communicator(mpi_comm)"
+    elif isinstance(comm, int) and "root" in usage:
+        cure = f"the root comes behind the communicator: write {usage}"
     else:
         cure = "pass a Communicator"
     error = f"{call}: comm is {type(comm).__name__} {comm!r:.80}: {cure}"
     if swapped is not None:
         swapped.reject(TypeError(f"{swapped.here}, {error}"), call)
-    raise marked(TypeError(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}, {error}"))
+    raise marked(TypeError(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}, {error}")) from None
 
 
 def _check_device(spec: VectorSpec, method: Encoding) -> None:
@@ -78,7 +84,42 @@ def _check_device(spec: VectorSpec, method: Encoding) -> None:
     kernels.of("cuda")
 
 
+def _check_memory(spec: VectorSpec) -> None:
+    """Raise MemoryError if a vector alone takes more memory than there is, before anything is allocated for it."""
+    nbytes = spec.n * spec.stored.itemsize
+    if nbytes > _machine_bytes():
+        problem = f"a vector of {spec.n} elements of {spec.dtype} takes {_gib(nbytes)}, and {memory_in_words()}"
+        raise MemoryError(f"{problem}: pass the number of elements of your vector, or cut it into several")
+
+
+def memory_in_words() -> str:
+    """Return the memory of this machine in words, and the available part where the system reports it."""
+    text = f"this machine has {_gib(_machine_bytes())}"
+    with suppress(OSError, StopIteration, ValueError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+        text += f", of which {_gib(1024 * int(free))} are available"
+    return text
+
+
+def _machine_bytes() -> int:
+    """Return how much memory there is, or this job may take."""
+    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):
+        most = min(most, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return most
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / 2**30:,.1f} GiB"
+
+
 def _whole(n: Any) -> int:
+    if getattr(n, "shape", ()) or isinstance(n, list | tuple):
+        raise TypeError(
+            f"{type(n).__name__} {n!r:.80} is no number of elements: pass a whole one, such as vector.size or "
+            "len(vector), and the vector itself to aggregate"
+        )
     if isinstance(n, float | np.floating) and float(n).is_integer():
         return int(n)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any, NoReturn, Protocol
 from weakref import ref
@@ -12,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives import Communicator, Handle, TrafficLog
-from collectives.consistency.call_check import fingerprint
+from collectives.consistency.call_check import Description, fingerprint
 from collectives.dense.on_device import are_on_one_device, settled_before
 from collectives.devices import named
 from collectives.execution.staged import deliver, fetch, use_in_background
-from collectives.memory import Flat, empty_like, flat, on_device
+from collectives.memory import Flat, empty_like, flat, is_read_only, on_device
 from collectives.operands import overlap
 from collectives.routes import VERSION
 from mpicomp.aggregator import state as states
@@ -26,6 +27,7 @@ from mpicomp.aggregator.parts import Parts, StateKind, VectorSpec
 from mpicomp.aggregator.widening import Widening
 
 _NO_NUMBERS = None, None
+RESTORED = ", restored "  # in a description, before what of the restored state ranks compare
 
 
 class Method(Protocol):
@@ -64,7 +66,7 @@ class Aggregator:
         self.feedback, self.codec, self.reducer = algorithm.parts(comm, spec)
         self._device = None if spec.device == "cpu" else named(spec.device)
         self._widening = Widening(spec, self._device) if spec.sixteen_bit else None
-        self._plain = None if spec.sixteen_bit else spec.compute
+        self._plain = None if spec.dtype == "bfloat16" else spec.stored  # uint16 may be anything
         self._call: VectorCall | None = None  # it has not ended, or its caller has not heard of its end
         self._can_undo = False
         self._carried: tuple[NDArray[Any] | None, NDArray[Any] | None] = _NO_NUMBERS
@@ -171,7 +173,7 @@ class Aggregator:
             source = self._view(vector if difference is None else difference.vector)
             result = empty_like(vector) if out is None else out
             target = self._view(result)
-            if target.place is None and not target.values.flags.writeable:
+            if is_read_only(target, result):
                 raise ValueError("out is read-only: pass an array that can be written")
             if overlap(source, target):
                 raise ValueError("out shares memory with the vector: pass another array")
@@ -179,9 +181,9 @@ class Aggregator:
             here = f"{comm.here}, vector {self.vector_id}: {error}"
             comm.reject(type(error)(here), "aggregate")
         traffic = self.traffic.begin()
-        # the words of the call are made up only if somebody asks for them
-        text = self._text
-        call = VectorCall(comm, lambda: f"{text}, step {step}", traffic.clock)
+        call = VectorCall(
+            comm, partial(_described, comm, self.algorithm, spec, self._tag, self._text, step), traffic.clock
+        )
         call.spec, call.step, call.user = spec, step, self._self
         call.out, call.traffic, call.result = target.values, traffic, result
         if difference is None:
@@ -276,6 +278,7 @@ class Aggregator:
         if (
             type(array) is np.ndarray
             and self._device is None
+            and self._plain is not None  # which NumPy takes for float64
             and array.dtype == self._plain
             and array.shape == (self.spec.n,)
             and array.flags.c_contiguous
@@ -339,7 +342,7 @@ class Aggregator:
         self.step = taken["step"]
         self._can_undo = False
         if told:  # the ranks then also agree on what they have restored
-            self._text = f"{self._text.partition(', restored')[0]}, restored with {told}"
+            self._text = f"{self._text.partition(RESTORED)[0]}{RESTORED}with {told}"
             self._fingerprint = fingerprint(self._text)
 
     def _state(self, entries: dict[str, Any]) -> dict[str, Any]:
@@ -356,6 +359,26 @@ class Aggregator:
         if check_owner is not None:
             check_owner(state, where)
         return taken
+
+
+def _described(comm: Communicator, algorithm: Method, spec: VectorSpec, tag: int, text: str, step: int) -> Description:
+    """Return the description of a call, which only errors and warnings need; the call keeps no aggregator alive."""
+    lengths, restored, by = spec.tensor_lengths, text.partition(RESTORED)[2], type(algorithm).__name__
+    options = [one.name for one in fields(algorithm)] if is_dataclass(algorithm) else list[str]()
+    return Description(
+        f"{text}, step {step}",
+        f"aggregate by {by}",
+        (
+            f"{spec.dtype}[{spec.n}]",
+            (f"{spec.vector_id}", f"vector of {spec.dtype}[{spec.n}] number {spec.vector_id} by {by}"),
+            "no tensor_lengths" if lengths is None else f"in {len(lengths)} tensors {_listed(lengths)}",
+            *(f"{name}={getattr(algorithm, name)!r}" for name in options),
+            *comm.route_parts,
+            f"aggregator {tag} of the communicator",
+            f"step {step}",
+            f"restored {restored}" if restored else "not restored",
+        ),
+    )
 
 
 def _listed(lengths: Sequence[int]) -> str:

@@ -17,7 +17,7 @@ from collectives.dense.allreduce import PIECE_BYTES
 from collectives.devices import named
 from collectives.memory import SIXTEEN_BIT
 from collectives.schedules.direct import Direct
-from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
+from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec, on_instances
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.codecs.full_precision import FullPrecision
 from mpicomp.codecs.options import choice
@@ -60,6 +60,7 @@ class Dense(Algorithm):
         """See `Algorithm.encodes_on_devices`: what is rounded to 16 bits is rounded there."""
         return self.wire is not None
 
+    @on_instances
     def start(self, comm: Communicator, n: int, *, device: Any = "cpu", **about: Any) -> Aggregator:
         """See `Algorithm.start`.
 

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -97,6 +98,9 @@ class Marsit(Algorithm):
     transactional: bool = False
 
     synchronize: ClassVar[Synchronize] = "updates"
+    symbols: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"k": "full_precision_every", "s": "global_step", "tau": "clip"}
+    )
 
     def __post_init__(self) -> None:
         integer(self, "full_precision_every", 1, also=(None,))

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
+from collectives.spelling import suggestion
+
 DTYPES = ("float16", "float32", "float64")
 MOST_COUNTS = 1000
 
@@ -15,7 +17,7 @@ MOST_COUNTS = 1000
 def choice(option: str, text: str, choices: Collection[str]) -> str:
     """One of several words."""
     if text not in choices:
-        raise ValueError(f"{option} {text}: choose one of {', '.join(choices)}")
+        raise ValueError(f"{option} {text}{suggestion(text, choices)}: choose one of {', '.join(choices)}")
     return text
 
 

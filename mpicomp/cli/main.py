@@ -6,9 +6,10 @@ import argparse
 import ast
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
+from collectives.spelling import suggestion
 from mpicomp import __version__
 
 # Each module has add_arguments(parser) and run(args) -> exit status.
@@ -25,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(prog="mpicomp", description="Gradient all-reduce with few bits over plain MPI.")
     parser.add_argument("--version", action="version", version=f"mpicomp {__version__}")
+    options: Collection[str] = ()
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="|".join(COMMANDS))
     for name, (module, summary) in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
@@ -33,7 +35,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             command = importlib.import_module(module)
             command.add_arguments(subparser)
             subparser.set_defaults(run=command.run)
-    args = parser.parse_args(arguments)
+            options = subparser._option_string_actions  # argparse has no public list of them
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+        found = suggestion(arguments[0], COMMANDS)
+        parser.error(f"there is no command {arguments[0]!r}{found}: choose one of {', '.join(COMMANDS)}")
+    args, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        name = unknown[0].partition("=")[0]
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{suggestion(name, options)}")
     return int(args.run(args))
 
 

@@ -53,7 +53,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise import_module("mpicomp.other_names").missing(__name__, name, __all__)
     return getattr(import_module(f"mpicomp.torch.{_HOMES[name]}"), name)
 
 

@@ -21,6 +21,11 @@ def require_reachable(what: str, tensor: Tensor) -> None:
     """Raise ValueError, with `what` the tensor is, unless it lives in host memory or on a GPU that can be reached."""
     if tensor.device.type == "cpu":
         return
+    if tensor.is_meta:
+        raise ValueError(
+            f"{what} lives on meta, which cannot be reached (it has a shape and no values); move it to the CPU or to a "
+            "GPU by module.to_empty(device='cpu'), and initialize it there or load its state"
+        )
     try:
         named(str(tensor.device))
     except ValueError as error:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from collectives import Communicator
-from collectives.consistency.call_check import fingerprint
+from collectives.consistency.call_check import Description, fingerprint
 from collectives.consistency.missing_ranks import named
 from collectives.errors import CollectiveMismatch
+from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.devices import require_reachable
 
@@ -43,6 +44,9 @@ def broadcast_parameters(
     CollectiveMismatch
         The ranks' tensors differ in name, shape or dtype.
     """
+    if comm is not None or isinstance(module_or_state_dict, Communicator):
+        usage = "broadcast_parameters(model, comm, root=0)"
+        require_communicator(comm, "broadcast_parameters", usage, module_or_state_dict)
     if isinstance(module_or_state_dict, torch.nn.Module):
         module_or_state_dict = module_or_state_dict.state_dict()
     with Communicator() if comm is None else nullcontext(comm) as used:
@@ -51,7 +55,7 @@ def broadcast_parameters(
 
 @torch.no_grad()
 def average_buffers(module: torch.nn.Module, comm: Communicator) -> None:
-    """Replace a module's floating-point buffers by their mean over the ranks, densely.
+    """Replace a module's floating-point and complex buffers by their mean over the ranks, densely.
 
     BatchNorm's running statistics are buffers, which each rank gathers from its own shard and no optimizer sees. Call
     this before evaluating or saving the model, and under Marsit with each full-precision round
@@ -61,32 +65,65 @@ def average_buffers(module: torch.nn.Module, comm: Communicator) -> None:
     Parameters
     ----------
     module
-        Its floating-point buffers are **overwritten**.
+        Its floating-point and complex buffers are **overwritten**.
     comm
         Communicator of the ranks that train the module.
+
+    Raises
+    ------
+    TypeError
+        The arguments are no module and no communicator, or in another order.
+    ValueError
+        A buffer of this rank's is on a device that cannot be reached; the others then raise CollectiveMismatch.
     """
-    buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point() and buffer.numel()]
+    require_communicator(comm, "average_buffers", "average_buffers(model, comm)", module)
+    call = "average_buffers"
+    if not isinstance(module, torch.nn.Module):
+        given = f"{type(module).__name__} has no buffers: pass a module"
+        comm.reject(TypeError(f"{comm.here}, {call}: {given}"), call)
+    buffers: list[Tensor] = []
+    try:
+        for name, buffer in module.named_buffers():
+            if (buffer.is_floating_point() or buffer.is_complex()) and buffer.numel():
+                require_reachable(f"buffer {name!r}", buffer)
+                buffers.append(buffer)
+    except ValueError as error:
+        comm.reject(ValueError(f"{comm.here}, {call}: {error}"), call)
     if not buffers or comm.size == 1:
         return
-    dtype = torch.float64 if any(buffer.dtype == torch.float64 for buffer in buffers) else torch.float32
-    flat = torch.cat([buffer.reshape(-1).to(buffers[0].device, dtype) for buffer in buffers])
-    parts = torch.split(comm.allreduce(flat, op="mean"), [buffer.numel() for buffer in buffers])
-    for buffer, part in zip(buffers, parts, strict=True):
-        buffer.copy_(part.view(buffer.shape))
+    wide = {torch.float64, torch.complex128}
+    dtype = torch.float64 if any(buffer.dtype in wide for buffer in buffers) else torch.float32
+    numbers = [_as_real(buffer) for buffer in buffers]
+    flat = torch.cat([one.reshape(-1).to(buffers[0].device, dtype) for one in numbers])
+    parts = torch.split(comm.allreduce(flat, op="mean"), [one.numel() for one in numbers])
+    for buffer, one, part in zip(buffers, numbers, parts, strict=True):
+        mean = part.view(one.shape)
+        buffer.copy_(torch.view_as_complex(mean) if buffer.is_complex() else mean)
+
+
+def _as_real(tensor: Tensor) -> Tensor:
+    """Return real numbers: of complex ones pairs, in one more dimension."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def require_same_layout(named: Mapping[str, Tensor], comm: Communicator, on: str = "") -> None:
     """Raise CollectiveMismatch on every rank unless all have the same names, shapes and dtypes in the same order.
 
+    The message names the first tensor that differs.
+
     on : where the tensors are, which must be the same words on all ranks.
     """
-    layout = fingerprint("".join(f"{name} {tuple(tensor.shape)} {tensor.dtype}, " for name, tensor in named.items()))
-    n_elements = sum(tensor.numel() for tensor in named.values())
-    tensors = f"{len(named)} tensors{on} of {n_elements} elements"
-    comm.agree(
-        fingerprint(f"{layout:x}{on}"),
-        lambda: f"{tensors} whose names, shapes and dtypes have checksum {layout:x}",
-    )
+    layout = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in named.items()]
+
+    def describe() -> Description:
+        count, elements = f"{len(named)} tensors", f"of {sum(tensor.numel() for tensor in named.values())} elements"
+        each = [(one, f"{count} {elements}, of which number {i} is {one}") for i, one in enumerate(layout)]
+        text = f"{count}{on} {elements}"
+        return Description(
+            text, "a comparison of tensors", ((on, text), *each, ("", f"{count} {elements}, and no other"))
+        )
+
+    comm.agree(fingerprint(f"{', '.join(layout)}{on}"), describe)
 
 
 def require_alike(members: Sequence[NamedParameter], comm: Communicator) -> None:
@@ -158,8 +195,11 @@ def broadcast_tensors(named: Mapping[str, Tensor], comm: Communicator, root: int
             if not torch.is_tensor(tensor):
                 raise TypeError(f"{name!r} is a {type(tensor).__name__}, not a tensor; leave it out")
             require_reachable(f"parameter {name!r}", tensor)
-            if tensor.layout != torch.strided:
-                raise ValueError(f"{name!r} is a {tensor.layout} tensor; make it dense, or leave it out")
+            if tensor.layout != torch.strided or tensor.is_quantized:
+                kind = "quantized" if tensor.is_quantized else str(tensor.layout)
+                raise ValueError(f"{name!r} is a {kind} tensor; make it dense, or leave it out")
+            if any(not stride and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+                raise ValueError(f"{name!r} is expanded, so that elements share memory; pass tensor.contiguous()")
     except (TypeError, ValueError) as error:
         comm.reject(type(error)(f"{comm.here}, {call}: {error}"), call)
     require_same_layout(named, comm)
@@ -186,4 +226,4 @@ def _broadcast_batch(batch: Sequence[Tensor], comm: Communicator, root: int) -> 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
     """Its memory, or a copy in the host's."""
-    return tensor.detach().contiguous().cpu().view(-1).view(torch.uint8)
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().cpu().view(-1).view(torch.uint8)

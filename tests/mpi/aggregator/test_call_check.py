@@ -59,6 +59,9 @@ def test_every_rank_is_told_who_differs_in_what(comm: Communicator, what: str) -
     assert theirs is not None
     assert told in mine[1]
     assert told not in theirs[1]
+    assert len(text) < 600
+    if what != "method":
+        assert re.search(rf"call 1, aggregate by Marsit: rank.* 0[-0-9]*: [^;]*; rank {odd}: [^;]*\. Make", text)
     assert (comm.allreduce(np.ones(3)) == comm.size).all()
 
 
@@ -68,6 +71,10 @@ UNFIT: dict[str, tuple[Any, type[Exception], str]] = {
     "non-contiguous": (np.ones(2 * N, np.float32)[::2], ValueError, "not contiguous"),
     "requires grad": (torch.ones(N, requires_grad=True), TypeError, r"tensor\.detach\(\)"),
     "another dtype": (np.ones(N), TypeError, "type float64, the aggregator was started for float32"),
+    "a list": ([1.0] * N, TypeError, "list: pass a NumPy array"),
+    "negated": (torch._neg_view(torch.ones(N)), ValueError, r"tensor\.resolve_neg\(\)"),
+    "masked": (np.ma.ones(N, np.float32), TypeError, "masked"),
+    "no values": (torch.ones(N, device="meta"), ValueError, "device meta"),
     "another length": (np.ones(N - 1, np.float32), ValueError, f"{N - 1} elements, .* for {N}"),
 }
 
@@ -88,6 +95,20 @@ def test_what_one_rank_cannot_aggregate_all_hear_of_and_the_run_goes_on(comm: Co
     assert (aggregator.aggregate(ones) == twin.aggregate(ones)).all()
 
 
+@pytest.mark.parametrize("odd_one", ["vector", "out"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_float64_vector_of_one_rank_is_no_16_bit_one(comm: Communicator, dtype: str, odd_one: str) -> None:
+    """NumPy takes float64 for equal to no type at all, which stands for bfloat16."""
+    culprit = comm.rank == comm.size - 1
+    aggregator = Dense().start(comm, N, dtype=dtype)
+    given = {"vector": torch.ones(N, dtype=getattr(torch, dtype)), "out": torch.ones(N, dtype=getattr(torch, dtype))}
+    if culprit:
+        given[odd_one] = np.full(N, 7.0)
+    with pytest.raises(TypeError if culprit else CollectiveMismatch, match=f"started for {dtype}"):
+        aggregator.aggregate(**given)
+    assert not culprit or (given[odd_one] == 7).all()
+
+
 def test_what_one_rank_cannot_start_all_hear_of_in_their_next_call(comm: Communicator) -> None:
     odd = comm.size - 1
     if comm.rank == odd:
@@ -97,3 +118,18 @@ def test_what_one_rank_cannot_start_all_hear_of_in_their_next_call(comm: Communi
         aggregator = OURS.start(comm, N)
         with pytest.raises(CollectiveMismatch, match=rf"rank {odd} rejects start: .*1000.5 is no number of elements"):
             aggregator.aggregate(np.ones(N, np.float32))
+
+
+def test_vectors_larger_than_memory_are_refused_on_all_ranks_and_the_run_goes_on(comm: Communicator) -> None:
+    with pytest.raises(MemoryError, match=rf"rank {comm.rank} of {comm.size}, start: a vector of 10{{12}} elements"):
+        OURS.start(comm, 10**12)
+    assert (OURS.start(comm, N).aggregate(np.ones(N, np.float32)) == 1).all()
+
+
+def test_a_vector_larger_than_memory_on_one_rank_is_a_mismatch_on_the_others(comm: Communicator) -> None:
+    culprit = comm.rank == comm.size - 1
+    with pytest.raises(
+        MemoryError if culprit else CollectiveMismatch, match=f"rank {comm.size - 1} .*10{{12}} elements"
+    ):
+        OURS.start(comm, 10**12 if culprit else N).aggregate(np.ones(N, np.float32))
+    assert comm.allreduce(1) == comm.size

@@ -105,3 +105,30 @@ def test_an_op_that_is_none_is_refused(comm: Communicator) -> None:
 def test_numbers_are_summed_where_ranks_do_not_compare(mpi_comm: MPI.Intracomm) -> None:
     with Communicator(mpi_comm, "ring", TIMEOUT_S, verify=False) as comm:
         assert comm.allreduce(1) == comm.size
+
+
+@over_some
+def test_operations_of_mpi_are_taken_by_their_names(comm: Communicator) -> None:
+    x, most = np.full(5, comm.rank + 1.0), comm.size
+    for op, want in ((MPI.SUM, most * (most + 1) / 2), (MPI.MIN, 1.0), (MPI.MAX, float(most))):
+        assert (comm.allreduce(x, op) == want).all()
+        assert (comm.iallreduce(x, op).wait() == want).all()
+        assert comm.allreduce(comm.rank + 1.0, op) == want
+    kept = x.copy()
+    assert (comm.allreduce(x, MPI.SUM if comm.rank else "sum") == most * (most + 1) / 2).all()
+    for op, told in (
+        (MPI.PROD, r"op is MPI\.PROD; choose one of MPI\.SUM, MPI\.MIN, MPI\.MAX, 'sum'"),
+        (MPI.MAXLOC, r"op is MPI\.MAXLOC; choose"),
+        (MPI.Op.Create(lambda a, b, kind: None), r"an operation of MPI\.Op\.Create; choose"),
+        (torch.distributed.ReduceOp.SUM, "write 'sum', or choose one of"),
+        (torch.distributed.ReduceOp.AVG, "write 'mean', or"),
+        ("average", "op is 'average'; write 'mean', or"),
+        ("SUM", "op is 'SUM'; write 'sum', or"),
+        (np.maximum, "choose one of 'sum'"),
+        (None, "op is None; choose one of"),
+        (["sum"], r"op is \['sum'\]; choose one of"),
+    ):
+        for call in (comm.allreduce, comm.iallreduce):
+            with pytest.raises(ValueError, match=f"^rank {comm.rank} of {comm.size}: .*{told}"):
+                call(x, op)  # type: ignore[arg-type]
+    assert (x == kept).all()

@@ -18,6 +18,24 @@ pytestmark = few_ranks
 over_both = pytest.mark.parametrize("comm", ["ring", "auto"], indirect=True)
 
 
+class Failing:
+    """An array of a library that fails in its own way, in exporting itself or in making another."""
+
+    def __init__(self, at: str) -> None:
+        self.at, self.values = at, np.ones(4, np.float32)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        if self.at == "dlpack":
+            raise LookupError("no such buffer")
+        return self.values.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.values.__dlpack_device__()
+
+    def new_empty(self, shape: Any) -> Any:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+
 def unaligned(n: int) -> Any:
     return np.zeros(4 * n + 1, np.uint8)[1:].view(np.float32)
 
@@ -40,7 +58,7 @@ def test_an_out_that_overlaps_the_array_is_refused(comm: Communicator) -> None:
 
 @pytest.mark.mpi(min_size=2)
 @over_both
-@pytest.mark.parametrize("case", ["read-only", "sparse"])
+@pytest.mark.parametrize("case", ["read-only", "sparse", "a list", "negated", "masked", "failing", "no room"])
 def test_what_one_rank_cannot_pass_is_a_mismatch_on_the_others(comm: Communicator, case: str) -> None:
     culprit = comm.rank == comm.size - 1
     x = np.ones(4, np.float32)
@@ -49,8 +67,16 @@ def test_what_one_rank_cannot_pass_is_a_mismatch_on_the_others(comm: Communicato
     call = {
         "read-only": lambda: comm.broadcast(x),
         "sparse": lambda: comm.allreduce(matrix.to_sparse() if culprit else matrix),
+        "a list": lambda: comm.allreduce([1.0] * 4 if culprit else x),
+        "negated": lambda: comm.allgather(torch._neg_view(matrix) if culprit else matrix),
+        "masked": lambda: comm.iallreduce(x, out=np.ma.masked_array(x, [0, 1, 0, 1]) if culprit else x).wait(),
+        "failing": lambda: comm.allreduce(Failing("dlpack") if culprit else x),
+        "no room": lambda: comm.allreduce(Failing("room") if culprit else x),
     }[case]
-    with pytest.raises(ValueError if culprit else CollectiveMismatch, match=f"rank {comm.size - 1} of"):
+    kinds = {"a list": TypeError, "masked": TypeError, "no room": MemoryError}
+    with pytest.raises(
+        kinds.get(case, ValueError) if culprit else CollectiveMismatch, match=f"rank {comm.size - 1} of"
+    ):
         call()
     assert (comm.allreduce(np.ones(4)) == comm.size).all()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from collectives import Communicator
 from collectives.errors import CollectiveMismatch
 from mpicomp import Dense
 from mpicomp.torch import average_buffers, broadcast_parameters
+from tests.mpi.lanes import same_text_on
 from tests.mpi.torch.training import make_model, on_all_ranks, parameters_of, train, wrap
 
 
@@ -40,11 +43,37 @@ def test_broadcast_between_different_models_is_refused_on_every_rank(comm: Commu
         broadcast_parameters(nn.Linear(3, 2) if comm.rank == 0 else nn.Linear(2, 2), comm)
 
 
+SIZES = {"first": torch.zeros(3), "second": torch.zeros(2, 4), "third": torch.zeros(4)}
+OTHERS = {
+    "shape": (SIZES | {"second": torch.zeros(4, 2)}, r"number 1 is second \(4, 2\) torch.float32"),
+    "dtype": (SIZES | {"second": torch.zeros(2, 4).half()}, r"number 1 is second \(2, 4\) torch.float16"),
+    "name": ({"first": torch.zeros(3), "2nd": torch.zeros(2, 4)}, r"number 1 is 2nd \(2, 4\) torch.float32"),
+    "one less": ({"first": torch.zeros(3)}, "1 tensors of 3 elements, and no other"),
+    "order": (dict(reversed(SIZES.items())), r"number 0 is third \(4,\) torch.float32"),
+}
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("other", OTHERS)
+def test_the_first_tensor_that_differs_is_named(comm: Communicator, other: str) -> None:
+    odd, (tensors, told) = comm.size - 1, OTHERS[other]
+    named = "first" if other == "order" else "second"
+    with pytest.raises(CollectiveMismatch) as caught:
+        broadcast_parameters(tensors if comm.rank == odd else SIZES, comm)
+    text = same_text_on(comm, caught.value, range(comm.size))
+    theirs = rf"rank[^;]*: 3 tensors of 15 elements, of which number . is {named} \([^;]*"
+    assert re.search(rf"a comparison of tensors: {theirs}; rank {odd}: [^;]*{told}\. Make", text), text
+
+
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize(
     ("entry", "message"),
-    [(3, "'a' is a int"), (torch.zeros(2, device="meta"), "'a' lives on meta")],
-    ids=["type", "device"],
+    [
+        (3, "'a' is a int"),
+        (torch.zeros(2, device="meta"), r"'a' lives on meta, .* a shape and no values\); .*module.to_empty"),
+        (torch.zeros(1).expand(2), r"'a' is expanded, .*; pass tensor\.contiguous"),
+    ],
+    ids=["type", "device", "expanded"],
 )
 def test_what_one_rank_cannot_broadcast_is_told_on_every_rank(comm: Communicator, entry: object, message: str) -> None:
     mine = entry if comm.rank == 1 else torch.zeros(2)
@@ -63,6 +92,60 @@ def test_average_buffers_averages_floats_and_leaves_counts(comm: Communicator) -
     torch.testing.assert_close(norm.running_mean, torch.full((4,), (comm.size - 1) / 2))
     torch.testing.assert_close(norm.running_var, torch.full((4,), float(comm.size - 1)))
     assert norm.num_batches_tracked == comm.rank
+
+
+class Spectrum(nn.Module):
+    """Buffers whose memory does not hold what they are."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        numbers = torch.full((3,), complex(value, 2 * value))
+        self.register_buffer("plain", numbers.clone())
+        self.register_buffer("wide", numbers.to(torch.complex128))
+        self.register_buffer("conjugated", numbers.clone().conj())
+        self.register_buffer("imaginary", numbers.clone().conj().imag)
+        self.register_buffer("negated", torch._neg_view(torch.full((2, 2), value)))
+        self.register_buffer("count", torch.tensor(int(value)))
+
+    def expected(self, value: float) -> dict[str, torch.Tensor]:
+        """What the buffers are, in plain memory."""
+        numbers = torch.full((3,), complex(value, 2 * value))
+        conjugated = torch.full((3,), complex(value, -2 * value))
+        negated, imaginary = torch.full((2, 2), -value), torch.full((3,), -2 * value)
+        return {
+            "plain": numbers,
+            "wide": numbers.to(torch.complex128),
+            "conjugated": conjugated,
+            "imaginary": imaginary,
+            "negated": negated,
+        }
+
+
+def test_buffers_that_are_complex_conjugated_or_negated_are_averaged(comm: Communicator) -> None:
+    model = Spectrum(float(comm.rank))
+    average_buffers(model, comm)
+    for name, want in model.expected((comm.size - 1) / 2).items():
+        torch.testing.assert_close(getattr(model, name).resolve_conj().resolve_neg(), want)
+    assert model.count == comm.rank
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("root", [0, 1])
+def test_tensors_that_are_complex_conjugated_or_negated_are_broadcast(comm: Communicator, root: int) -> None:
+    model = Spectrum(comm.rank + 1.0)
+    broadcast_parameters(model, comm, root)
+    for name, want in model.expected(root + 1.0).items():
+        torch.testing.assert_close(getattr(model, name).resolve_conj().resolve_neg(), want)
+    mine = torch.arange(3.0) if comm.rank == root else torch._neg_view(torch.zeros(3))
+    broadcast_parameters({"negated on others": mine}, comm, root)
+    assert torch.equal(mine.resolve_neg(), torch.arange(3.0))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_buffer_without_values_on_one_rank_is_told_on_every_rank(comm: Communicator) -> None:
+    model = nn.BatchNorm1d(4, device="meta" if comm.rank == 1 else "cpu")
+    with pytest.raises(ValueError if comm.rank == 1 else CollectiveMismatch, match=r"average_buffers.*running_mean"):
+        average_buffers(model, comm)
 
 
 @pytest.mark.mpi(min_size=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from mpi4py import MPI
 
-from mpicomp import Communicator, Marsit
+from mpicomp import QSGD, Communicator, Dense, Marsit
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,19 @@ def test_whole_numbers_are_taken(n: Any, comm: Communicator) -> None:
     [
         ({"n": 10.5}, TypeError, "10.5 is no number of elements: pass a whole one"),
         ({"n": np.ones(2)}, TypeError, "no number of elements: pass a whole one, such as vector.size"),
+        (
+            {"n": np.ones(2, np.float32)},
+            TypeError,
+            r"ndarray array\(.*: pass .* len\(vector\), and the vector itself to agg",
+        ),
+        ({"n": torch.ones(1, dtype=torch.int64)}, TypeError, r"Tensor tensor\(\[1\]\) is no number of elements"),
+        ({"n": [1, 2]}, TypeError, r"list \[1, 2\] is no number of elements"),
+        ({"n": 10**12}, MemoryError, "10{12} elements of float32 takes 3,725.3 GiB, and this machine has [0-9.,]+ GiB"),
+        (
+            {"n": 10**30, "dtype": "bfloat16"},
+            MemoryError,
+            "elements of bfloat16 takes [0-9.,]+ GiB, and this machine has",
+        ),
         ({"n": "10"}, TypeError, "'10' is no number of elements"),
         ({"n": -3}, ValueError, "0 or more elements, not -3"),
         ({"n": 3, "dtype": "bf16"}, TypeError, "no type 'bf16': choose one of float16, bfloat16, float32, float64"),
@@ -63,3 +77,32 @@ def test_arguments_in_another_order_and_mpis_own_communicators_are_refused(comm:
         Marsit().start(MPI.COMM_WORLD, 1000)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="pass a Communicator"):
         Marsit().start(None, 1000)  # type: ignore[arg-type]
+
+
+def test_a_method_that_finds_no_memory_says_what_there_is(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*args: Any) -> None:
+        raise MemoryError("Unable to allocate 7.45 GiB")
+
+    monkeypatch.setattr(Marsit, "parts", no_room)
+    told = (
+        r"no memory for what Marsit\(.* keeps for 1000 elements \(Unable to allocate 7.45 GiB; this machine has .* GiB"
+    )
+    with pytest.raises(MemoryError, match=f"^rank 0 of 1, start: .*{told}"):
+        Marsit().start(comm, 1000)
+
+
+@pytest.mark.parametrize("method", [Marsit, Dense, QSGD])
+def test_options_are_no_aggregator_and_a_class_has_no_options(method: Any, comm: Communicator) -> None:
+    name = method.__name__
+    for wanted in ("aggregate", "begin", "load_state_dict", "state_dict"):
+        cure = rf"write aggregator = {name}\(\.\.\.\)\.start\(comm, n\), then aggregator\.{wanted}"
+        with pytest.raises(AttributeError, match=f"'{name}' object has no attribute '{wanted}': .*{cure}"):
+            getattr(method(), wanted)
+    assert not hasattr(method(), "param_groups")
+    for arguments in ((comm, 10), (comm,), ()):
+        with pytest.raises(
+            TypeError, match=rf"{name}\.start was called on the class.*: write {name}\(\)\.start\(comm, n\)"
+        ):
+            method.start(*arguments)
+    assert method.start(method(), comm, 10).n == 10
+    assert list(inspect.signature(method.start).parameters)[:2] == ["self", "comm"]

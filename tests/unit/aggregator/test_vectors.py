@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mpicomp import Communicator
+from mpicomp import Communicator, Dense, Marsit
 from mpicomp.algorithms import ALGORITHMS, Aggregator, Auto, CascadingSSDM
 from tests.methods import METHODS
 
@@ -86,6 +86,38 @@ def test_topologies_of_one_rank_give_the_same(topology: str, comm: Communicator)
             for step in range(3):
                 given = vector(seed=step)
                 np.testing.assert_array_equal(ours.aggregate(given), theirs.aggregate(given))
+
+
+def array(name: str, dtype: str) -> Any:
+    """N elements, in a library that has the type."""
+    if name == "torch":
+        return torch.linspace(1, 2, N, dtype=torch.float64).to(getattr(torch, dtype))
+    return np.linspace(1, 2, N).astype(dtype)
+
+
+OTHERS = [("numpy", name) for name in ("float16", "float32", "float64", "longdouble", "uint16", "int64", ">f2")]
+OTHERS += [("torch", name) for name in (*DTYPES, "int16", "uint16")]
+
+
+@pytest.mark.parametrize("method", [Dense(), Marsit()], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("other", OTHERS, ids=" ".join)
+def test_a_vector_or_out_of_another_type_is_refused(
+    method: Any, dtype: str, other: tuple[str, str], comm: Communicator
+) -> None:
+    aggregator, odd, good = start(method, comm, N, dtype), array(*other), array("torch", dtype)
+    if other[1] == dtype:
+        want = start(method, comm, N, dtype).aggregate(good)
+        assert aggregator.aggregate(good, odd) is odd
+        assert (torch.as_tensor(odd) == want).all()
+        return
+    refused = "was started for|cannot reduce elements of type"
+    with pytest.raises(TypeError, match=refused):
+        aggregator.aggregate(odd)
+    before = odd.copy() if other[0] == "numpy" else odd.clone()
+    with pytest.raises(TypeError, match=refused):
+        aggregator.begin(good, odd)
+    assert (odd == before).all()
 
 
 BAD_VECTORS = {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 import re
 from functools import partial
 from typing import Any
@@ -183,3 +185,30 @@ def test_no_message_of_two_passes_is_longer_than_a_piece(name: str) -> None:
         wire = algorithm(name).message_model(10_000_000, "float32", 4, piece_bytes)
         longest = max(wire.nbytes(wire.piece_elements, weight) for weight in (1, 4))
         assert longest <= piece_bytes or wire.piece_elements == wire.alignment
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: Marsit(k=3), r"Marsit has no option 'k' \(did you mean 'full_precision_every'\?\): it has full_prec"),  # type: ignore[call-arg]
+        (lambda: Marsit(full_precision_evry=3), r"'full_precision_evry' \(did you mean 'full_precision_every'\?\)"),  # type: ignore[call-arg]
+        (lambda: algorithm("marsit", tau=2.0), r"'tau' \(did you mean 'clip'\?\): .*, transactional$"),
+        (lambda: Dense(wires="float16"), r"Dense has no option 'wires' \(did you mean 'wire'\?\): it has wire$"),  # type: ignore[call-arg]
+        (lambda: QSGD(xyz=1), "QSGD has no option 'xyz': it has levels, "),  # type: ignore[call-arg]
+    ],
+)
+def test_a_misspelt_option_is_told_with_the_nearest_one(make: Any, told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        make()
+
+
+def test_options_are_copied_and_stored_as_before() -> None:
+    for name in ALGORITHMS:
+        made = algorithm(name)
+        for copied in (
+            copy.copy(made),
+            copy.deepcopy(made),
+            pickle.loads(pickle.dumps(made)),
+            dataclasses.replace(made),
+        ):
+            assert copied == made

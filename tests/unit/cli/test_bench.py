@@ -112,3 +112,27 @@ def test_arguments_that_cannot_be_used_end_in_one_line_and_status_2(
     assert error.startswith("mpicomp bench: error: ")
     assert error.count("\n") == 1
     assert arguments[-1].split("=")[0] in error or arguments[-2] in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["bench", "--algoritm", "marsit"], "unrecognized arguments: --algoritm marsit (did you mean '--algorithm'?)"),
+        (["bench", "--coutn=5"], "unrecognized arguments: --coutn=5 (did you mean '--count'?)"),
+        (["advise", "--topolgy", "ring"], "unrecognized arguments: --topolgy ring"),
+        (["benhc"], "there is no command 'benhc' (did you mean 'bench'?): choose one of doctor, bench"),
+        (["bench", "--algorithm", "marsti"], "--algorithm marsti (did you mean 'marsit'?): choose one of dense"),
+        (["bench", "--topology", "rng"], "there is no topology 'rng' (did you mean 'ring'?)"),
+        (["bench", "--dtype", "float33"], "--dtype float33 (did you mean 'float32'?)"),
+        (["bench", "--option", "full_precision_evry=3"], "has no option 'full_precision_evry' (did you mean 'full_pre"),
+    ],
+)
+def test_a_misspelt_name_is_told_with_the_nearest_one(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = main(arguments)
+    except SystemExit as end:
+        status = int(end.code or 0)
+    assert status == 2
+    assert told in capsys.readouterr().err

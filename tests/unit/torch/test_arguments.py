@@ -11,7 +11,7 @@ from mpi4py import MPI
 from torch import nn
 
 from mpicomp import Communicator, Dense
-from mpicomp.torch import DistributedOptimizer, OneBitAdam, broadcast_parameters, ddp_hook
+from mpicomp.torch import DistributedOptimizer, OneBitAdam, average_buffers, broadcast_parameters, ddp_hook
 
 MODEL = nn.Linear(3, 2)
 SGD = torch.optim.SGD(MODEL.parameters(), lr=0.1)
@@ -42,6 +42,24 @@ WRONG: dict[str, tuple[Callable[[Communicator], Any], str]] = {
     "hook, swapped": (lambda c: ddp_hook(c, Dense()), r"in another order: write ddp_hook\(algorithm, comm, model\)"),  # type: ignore[arg-type]
     "no rate": (lambda c: OneBitAdam(MODEL.parameters(), c, comm=c), r"are not all numbers; write OneBitAdam\("),  # type: ignore[arg-type]
     "one beta": (lambda c: OneBitAdam(MODEL.parameters(), betas=0.9, comm=c), "are not all numbers"),  # type: ignore[arg-type]
+    "broadcast, swapped": (
+        lambda c: broadcast_parameters(c, MODEL),  # type: ignore[arg-type]
+        r"in another order: write broadcast_parameters\(model, comm, root=0\)",
+    ),
+    "broadcast of nothing": (lambda c: broadcast_parameters(c), r"write broadcast_parameters\(model, comm, root=0\)"),  # type: ignore[arg-type]
+    "Horovod's root": (
+        lambda c: broadcast_parameters(MODEL.state_dict(), 0),  # type: ignore[arg-type]
+        r"comm is int 0: the root comes behind the communicator: write broadcast_parameters\(model, comm, root=0\)",
+    ),
+    "buffers, swapped": (
+        lambda c: average_buffers(c, MODEL),
+        r"in another order: write average_buffers\(model, comm\)",
+    ),  # type: ignore[arg-type]
+    "buffers of none": (lambda c: average_buffers(MODEL, None), "comm is NoneType None: pass a Communicator"),  # type: ignore[arg-type]
+    "buffers of a dict": (
+        lambda c: average_buffers(MODEL.state_dict(), c),
+        "OrderedDict has no buffers: pass a module",
+    ),  # type: ignore[arg-type]
     "broadcast": (lambda c: broadcast_parameters(MODEL.parameters(), c), "no tensors by name; pass a module"),
 }
 

@@ -57,6 +57,20 @@ def test_floats_are_added_in_the_plans_order_on_every_rank(comm: Communicator, o
 
 
 @over_all
+@every_size
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_a_sum_in_the_background_has_the_same_bits(comm: Communicator, op: Any) -> None:
+    for n, dtype in ((5, np.float32), (1000, np.float32), (1000, np.float16), (30_000, np.float64), (LONG, np.float32)):
+        mine = vectors(comm.size, n, dtype)[comm.rank]
+        want, other = comm.allreduce(mine, op), comm.allreduce(mine[::-1].copy(), op)
+        handles = [comm.iallreduce(mine, op), comm.iallreduce(mine[::-1].copy(), op), comm.iallreduce(mine, op)]
+        for handle, expected in reversed([*zip(handles, (want, other, want), strict=True)]):
+            assert (handle.wait() == expected).all(), (n, dtype)
+        written = mine.copy()
+        assert (comm.iallreduce(written, op, out=written).wait() == want).all(), (n, dtype)
+
+
+@over_all
 def test_integers_are_summed_exactly(comm: Communicator) -> None:
     for n, dtype in ((0, np.int32), (5, np.int32), (1000, np.int64)):
         every = vectors(comm.size, n, dtype)

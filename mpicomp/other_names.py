@@ -1,0 +1,86 @@
+"""Names that users of Horovod and torch.distributed look for in this package, and what stands in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from collectives.spelling import suggestion
+
+_MAKE = "comm = mpicomp.Communicator()"
+_TORCH = (
+    "DDPHookState",
+    "DistributedOptimizer",
+    "OneBitAdam",
+    "average_buffers",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "ddp_hook",
+    "redistribute_states",
+    "register_backend",
+)
+_OF_COMMUNICATORS = (
+    *("rank", "size", "local_rank", "local_size"),
+    *("allgather", "allgather_object", "barrier", "broadcast", "broadcast_object", "grid", "iallreduce", "irecv"),
+    *("isend", "recv", "send", "split"),
+)
+
+COUNTERPARTS: Mapping[str, str] = MappingProxyType(
+    {
+        **{name: f"write comm.{name}, where {_MAKE}" for name in _OF_COMMUNICATORS},
+        **{name: f"it is in mpicomp.torch: from mpicomp.torch import {name}" for name in _TORCH},
+        "init": f"there is nothing to initialize: {_MAKE}",
+        "init_process_group": f"there is nothing to initialize: {_MAKE}",
+        "is_initialized": f"there is nothing to initialize: {_MAKE}",
+        "shutdown": f"write comm.close(), where {_MAKE}",
+        "get_rank": f"write comm.rank, where {_MAKE}",
+        "get_world_size": f"write comm.size, where {_MAKE}",
+        "cross_rank": "write cross = comm.split(comm.local_rank), then cross.rank",
+        "cross_size": "write cross = comm.split(comm.local_rank), then cross.size",
+        "allreduce": f"write comm.allreduce(x, op='mean'), where {_MAKE}",
+        "all_reduce": f"write comm.allreduce(x, out=x), where {_MAKE}",
+        "all_gather": f"write comm.allgather(x), where {_MAKE}",
+        "allreduce_": "write comm.allreduce(x, op='mean', out=x)",
+        "allreduce_async": "write handle = comm.iallreduce(x, op='mean'), then handle.wait()",
+        "allreduce_async_": "write handle = comm.iallreduce(x, op='mean', out=x), then handle.wait()",
+        "grouped_allreduce": "write comm.iallreduce(x, op='mean') for each tensor, then wait() on each handle",
+        "broadcast_": "comm.broadcast(x, root) works in place",
+        "broadcast_global_variables": "write mpicomp.torch.broadcast_parameters(model, comm)",
+        "poll": "write handle.poll(), where handle = comm.iallreduce(x)",
+        "synchronize": "write handle.wait(), where handle = comm.iallreduce(x), or optimizer.synchronize()",
+        "join": "write for batch in optimizer.join(batches), with the optimizer of mpicomp.torch.DistributedOptimizer",
+        "Average": "write op='mean'",
+        "Sum": "write op='sum'",
+        "Min": "write op='min'",
+        "Max": "write op='max'",
+        "ReduceOp": "write op='sum', 'mean', 'min' or 'max'",
+        "Adasum": "it has no counterpart: write op='mean'",
+        "Product": "it has no counterpart here: torch.distributed has it, on the backend 'mpicomp'",
+        "alltoall": "it has no counterpart here: torch.distributed has it, on the backend 'mpicomp'",
+        "reducescatter": "it has no counterpart here: torch.distributed has it, on the backend 'mpicomp'",
+        "Compression": "pass a method, such as mpicomp.Marsit() or mpicomp.Dense(wire='float16')",
+        "ProcessSet": "write part = comm.split(color)",
+        "add_process_set": "write part = comm.split(color)",
+        "SyncBatchNorm": "it has no counterpart: write mpicomp.torch.average_buffers(model, comm)",
+        "elastic": "it has no counterpart: save states, and start again with mpicomp.torch.redistribute_states",
+        "run": "start the program with mpirun, or call mpicomp.run_local(n, work) for ranks that are threads",
+        "start_timeline": "write mpicomp.Communicator(trace='traces')",
+        "stop_timeline": "a trace ends with comm.close()",
+        "mpi_enabled": "all goes by MPI: run mpicomp doctor",
+        "mpi_built": "all goes by MPI: run mpicomp doctor",
+        "nccl_built": "all goes by MPI: run mpicomp doctor",
+        "gloo_built": "all goes by MPI: run mpicomp doctor",
+    }
+)
+"""What to write in place of each name."""
+
+
+def missing(module: str, name: str, known: Iterable[str]) -> AttributeError:
+    """Return what a module raises of a name that it does not have, with the cure where one is known."""
+    told = f"module {module!r} has no attribute {name!r}"
+    if name.startswith("_"):
+        return AttributeError(told)
+    cure = COUNTERPARTS.get(name)
+    if cure is None:
+        return AttributeError(f"{told}{suggestion(name, [*known, *COUNTERPARTS])}")
+    return AttributeError(f"{told}: {cure}; docs/migrating.md has all counterparts")
