@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from collectives import Communicator
+from collectives.compiling import keep_uncompiled
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.torch import arguments
 from mpicomp.torch.algorithms import AlgorithmChoice, algorithms_by_name, preferred_mode
@@ -168,6 +169,7 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
         return self._synchronizer.models_differ
 
     @property
+    @keep_uncompiled
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """The wrapped optimizer's parameter groups.
 
@@ -179,6 +181,7 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
         return self.optimizer.param_groups
 
     @property
+    @keep_uncompiled
     def _step_supports_amp_scaling(self) -> bool:
         """False. A GradScaler asks for it just before it looks for infinities, which are agreed on here."""
         if self._joining:
@@ -226,6 +229,7 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
         finally:
             arrivals.paused = before
 
+    @keep_uncompiled
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of all parameters, 16-bit ones included.
 
@@ -238,6 +242,7 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
         self.optimizer.zero_grad(set_to_none)
         self._synchronizer.drop_gradients(set_to_none)
 
+    @keep_uncompiled
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One optimizer step, and a synchronization if one is due.
 
@@ -319,6 +324,7 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
         finally:
             self._joining = False
 
+    @keep_uncompiled
     def synchronize(self) -> None:
         """Do now what the mode averages.
 
@@ -336,6 +342,7 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
             self._require_nothing_sent("synchronize")
         self._synchronizer.synchronize()
 
+    @keep_uncompiled
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state plus this rank's residuals and counters, under the key "mpicomp".
 
@@ -349,6 +356,7 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
         self._require_nothing_sent("state_dict")
         return self._saved.take()
 
+    @keep_uncompiled
     def check_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Look at a state that is not to be loaded yet; not collective.
 
@@ -359,6 +367,7 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
         """
         self._saved.check(state_dict)
 
+    @keep_uncompiled
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned, on the same rank of as many ranks; collective.
 

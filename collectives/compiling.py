@@ -1,0 +1,38 @@
+"""Functions that `torch.compile` leaves as they are: what communicates has effects that no graph holds.
+
+A compiler that traced them would replace NumPy by tensors, record addresses and counters as constants, and run hooks in
+an order of its own. PyTorch is not imported here. Where it has not loaded its compiler, a function runs without detour.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+_COMPILER = "torch._dynamo"
+_REASON = (
+    "it communicates, or keeps account of what was communicated, which no graph can hold: compile the model or the "
+    "function that computes the loss, and leave this call outside, or compile without fullgraph=True"
+)
+
+
+def keep_uncompiled(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """Return `function` as a function that `torch.compile` neither traces nor compiles, with all that it calls."""
+    disabled: Callable[_Parameters, _Result] | None = None
+
+    @functools.wraps(function)
+    def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        nonlocal disabled
+        if disabled is None:
+            if _COMPILER not in sys.modules:  # whose import takes a second, and which has nothing to compile yet
+                return function(*args, **kwargs)
+            disabled = sys.modules["torch"].compiler.disable(function, reason=_REASON)
+        return disabled(*args, **kwargs)
+
+    marked: Any = run  # as torch.compiler.disable would mark it, so that a graph ends before the call
+    marked._torchdynamo_disable, marked._torchdynamo_disable_msg = True, _REASON
+    return run
