@@ -9,10 +9,12 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
+_Class = TypeVar("_Class")
 _COMPILER = "torch._dynamo"
 _REASON = (
     "it communicates, or keeps account of what was communicated, which no graph can hold: compile the model or the "
@@ -36,3 +38,15 @@ def keep_uncompiled(function: Callable[_Parameters, _Result]) -> Callable[_Param
     marked: Any = run  # as torch.compiler.disable would mark it, so that a graph ends before the call
     marked._torchdynamo_disable, marked._torchdynamo_disable_msg = True, _REASON
     return run
+
+
+def keep_methods_uncompiled(cls: type[_Class]) -> type[_Class]:
+    """Replace the functions and properties of a class, special methods left out, by such that are kept uncompiled."""
+    for name, member in tuple(vars(cls).items()):
+        if name.startswith("__"):
+            continue
+        if isinstance(member, FunctionType):
+            setattr(cls, name, keep_uncompiled(member))
+        elif isinstance(member, property) and member.fget is not None:
+            setattr(cls, name, property(keep_uncompiled(member.fget), member.fset, member.fdel))
+    return cls

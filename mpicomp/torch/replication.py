@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from collectives import Communicator
+from collectives.compiling import keep_uncompiled
 from collectives.consistency.call_check import fingerprint
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.devices import require_reachable
@@ -18,6 +19,7 @@ from mpicomp.torch.devices import require_reachable
 _BROADCAST_BYTES = 25 * 2**20
 
 
+@keep_uncompiled
 def broadcast_parameters(
     module_or_state_dict: torch.nn.Module | Mapping[str, Tensor], comm: Communicator | None = None, root: int = 0
 ) -> None:
@@ -47,6 +49,7 @@ def broadcast_parameters(
         broadcast_tensors(module_or_state_dict, used, root, "broadcast_parameters")
 
 
+@keep_uncompiled
 @torch.no_grad()
 def average_buffers(module: torch.nn.Module, comm: Communicator) -> None:
     """Replace a module's floating-point buffers by their mean over the ranks, densely.

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed import Work as TorchWork
 
 from collectives import CollectiveTimeout
+from collectives.compiling import keep_methods_uncompiled
 from collectives.execution.handle import Handle
 from mpicomp.torch.devices import devices_of
 
@@ -88,6 +89,7 @@ class Future(torch.futures.Future[Any]):
 _Base: Any = TorchWork
 
 
+@keep_methods_uncompiled
 class Work(_Base):  # type: ignore[misc]
     """A call in flight.
 
