@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from collectives import Communicator
+from collectives.compiling import keep_uncompiled
 from mpicomp.aggregator.arguments import vector_spec
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.aggregator.parts import MessageModel, Parts, Reducer, StateKind, Synchronize, VectorSpec
@@ -50,6 +51,7 @@ class Algorithm(ABC):
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
         """What travels between `ranks` for vectors of `n`; packed payloads go in pieces of `piece_bytes` at most."""
 
+    @keep_uncompiled
     def start(
         self,
         comm: Communicator,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from collectives import Communicator
+from collectives.compiling import keep_uncompiled
 from collectives.dense.allreduce import PIECE_BYTES
 from collectives.devices import named
 from collectives.memory import SIXTEEN_BIT
@@ -60,6 +61,7 @@ class Dense(Algorithm):
         """See `Algorithm.encodes_on_devices`: what is rounded to 16 bits is rounded there."""
         return self.wire is not None
 
+    @keep_uncompiled
     def start(self, comm: Communicator, n: int, *, device: Any = "cpu", **about: Any) -> Aggregator:
         """See `Algorithm.start`.
 
