@@ -111,7 +111,6 @@ def accumulating(model: nn.Module, optimizer: Any) -> Step:
             backward(model, inputs[:8])
         backward(model, inputs[8:])
         optimizer.synchronize()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -134,7 +133,7 @@ def test_hooks_run_as_they_are_in_a_compiled_backward(comm: Communicator) -> Non
     assert same_on_all_ranks(models[1], comm)
 
 
-def test_gradients_are_accumulated_averaged_and_clipped_in_a_compiled_step(comm: Communicator) -> None:
+def test_gradients_are_accumulated_and_averaged_in_a_compiled_step(comm: Communicator) -> None:
     compiled = partial(torch.compile, backend="aot_eager")
     steps = accumulating, lambda model, optimizer: compiled(accumulating(model, optimizer))
     models = [train(comm, one, _gradients) for one in steps]
@@ -147,7 +146,8 @@ def test_compilers_that_change_the_order_of_gradients_leave_the_ranks_one_model(
 
 
 @pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="inductor needs a C++ compiler")
-@pytest.mark.timeout(180)
+@pytest.mark.mpi(min_size=2, max_size=2)
+@pytest.mark.timeout(300)
 def test_inductor_trains_the_same_model_to_rounding(comm: Communicator) -> None:
     def in_full_precision(model: nn.Module, comm: Communicator) -> Any:  # whose signs no rounding turns
         return wrap(model, Marsit(1), comm, overlap=True)
