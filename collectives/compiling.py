@@ -1,4 +1,4 @@
-"""Functions that `torch.compile` leaves as they are: what communicates has effects that no graph holds.
+"""Functions that `torch.compile` leaves as they are: communication has effects that no graph holds.
 
 A compiler that traced them would replace NumPy by tensors, record addresses and counters as constants, and run hooks in
 an order of its own. PyTorch is not imported here. Where it has not loaded its compiler, a function runs without detour.
@@ -54,7 +54,7 @@ def _lookup() -> Callable[[], object]:
 
 
 def keep_methods_uncompiled(cls: type[_Class]) -> type[_Class]:
-    """Replace the functions and properties of a class, special methods left out, by such that are kept uncompiled."""
+    """Apply `keep_uncompiled` to the functions and properties of a class, special methods left out."""
     for name, member in tuple(vars(cls).items()):
         if name.startswith("__"):
             continue

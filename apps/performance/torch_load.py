@@ -1,4 +1,4 @@
-"""All-reduces over the backend "mpicomp" and over Gloo where ranks share cores, with and without other work beside."""
+"""All-reduces over the backend "mpicomp" and over Gloo where ranks share cores, alone and among busy processes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ LARGE = 1 << 25  # bytes, from which on calls are timed a tenth as often
 SETTLING_S = 1.0  # of busy processes, before anything is timed
 
 
-def measure(sizes: Sequence[int], beside: Sequence[int], repeats: int) -> Record | None:
-    """Time all-reduces of tensors of so many bytes beside so many busy processes; collective."""
+def measure(sizes: Sequence[int], busy: Sequence[int], repeats: int) -> Record | None:
+    """Time all-reduces of tensors of so many bytes among so many busy processes; collective."""
     import torch
     import torch.distributed as dist
 
@@ -34,7 +34,7 @@ def measure(sizes: Sequence[int], beside: Sequence[int], repeats: int) -> Record
     groups = {name: dist.new_group(backend=name) for name in BACKENDS}
     rows: list[Row] = []
     with Communicator() as comm:
-        for n_busy in beside:
+        for n_busy in busy:
             with busy_processes(n_busy if comm.rank == 0 else 0):
                 comm.barrier()
                 for nbytes in sizes:
@@ -46,7 +46,7 @@ def measure(sizes: Sequence[int], beside: Sequence[int], repeats: int) -> Record
                         call()
                     for name in turns(dict.fromkeys(calls, times)):
                         timed[name].append(elapsed_and_processor(calls[name], comm))
-                    row: Row = {"beside": n_busy, "bytes": nbytes}
+                    row: Row = {"busy": n_busy, "bytes": nbytes}
                     for name, pairs in timed.items():
                         seconds, processor = np.array(pairs).T
                         row[f"{name}_s"] = float(np.median(slowest(seconds.copy(), comm)))
@@ -79,18 +79,18 @@ def _milliseconds(name: str) -> Column:
 
 
 COLUMNS: Sequence[Column] = (
-    ("busy processes beside", lambda row: str(row["beside"])),
+    ("busy processes", lambda row: str(row["busy"])),
     ("bytes", lambda row: f"{row['bytes']:,}"),
     *map(_milliseconds, BACKENDS),
     ("over Gloo", lambda row: f"{row['mpicomp_s'] / row['gloo_s']:.2f}"),
 )
 PART = Part(
     "torch_load",
-    'All-reduces over "mpicomp" and over Gloo, 4 ranks on the cores there are, with and without other work beside.',
+    'All-reduces over "mpicomp" and over Gloo, 4 ranks on the cores there are, alone and among busy processes.',
     measure,
     COLUMNS,
-    quick={"sizes": (1 << 16,), "beside": (0, 1), "repeats": 5},
-    full={"sizes": (1 << 16, 4_000_000, 100_000_000), "beside": (0, 2), "repeats": 100},
+    quick={"sizes": (1 << 16,), "busy": (0, 1), "repeats": 5},
+    full={"sizes": (1 << 16, 4_000_000, 100_000_000), "busy": (0, 2), "repeats": 100},
     ranks=(4,),
 )
 

@@ -111,7 +111,7 @@ class CoreShare:
     """Gets the thread its core back where more threads want to run than there are cores.
 
     Linux lets a thread that has always something to do run for its fair share alone, and interrupts it for each thread
-    that wakes up; a thread that wakes up itself runs at once. With 4 ranks on 2 cores, beside some 20 busy processes,
+    that wakes up; a thread that wakes up itself runs at once. With 4 ranks on 2 cores, among some 20 busy processes,
     the threads of an all-reduce of 100 MB waited 9 tenths of the time for a core. So a thread that has had to wait
     sleeps for a moment, now and then.
     """
