@@ -50,7 +50,7 @@ def measure(sizes: Sequence[int], busy: Sequence[int], repeats: int) -> Record |
                     for name, pairs in timed.items():
                         seconds, processor = np.array(pairs).T
                         row[f"{name}_s"] = float(np.median(slowest(seconds.copy(), comm)))
-                        row[f"{name}_processor_s"] = float(np.median(comm.allreduce(processor.copy(), op="mean")))
+                        row[f"{name}_processor_s"] = float(np.median(comm.allreduce(processor.copy())))
                     rows.append(row)
         told = made(rows, sizes=list(sizes), ranks=comm.size, repeats=repeats)
         rank = comm.rank
