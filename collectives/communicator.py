@@ -10,6 +10,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from collectives import planner
+from collectives.compiling import keep_uncompiled
 from collectives.cost.link import LinkModel
 from collectives.dense.allreduce import DenseSums, is_small
 from collectives.exchanges import Exchanges
@@ -167,6 +168,7 @@ class Communicator(Exchanges):
 
     # Dense collectives -----------------------------------------------------------------------------------------------
 
+    @keep_uncompiled
     def allreduce(self, x: Any, op: Op = "sum", out: Any = None) -> Any:
         """Sum, mean, minimum or maximum over ranks of equally shaped arrays, or of numbers; equal on every rank.
 
@@ -208,6 +210,7 @@ class Communicator(Exchanges):
         self.traffic.calls += 1
         return result
 
+    @keep_uncompiled
     def iallreduce(self, x: Any, op: Op = "sum", out: Any = None) -> Handle:
         """Like `allreduce` of an array, but returns at once. Do not touch `x` and `out` until the handle is done."""
         name = op if type(op) is str else operation(self, op)
@@ -264,6 +267,7 @@ class Communicator(Exchanges):
 
     # Parts -----------------------------------------------------------------------------------------------------------
 
+    @keep_uncompiled
     def split(self, color: int | None, key: int = 0, topology: str | Topology | None = None) -> Communicator | None:
         """A communicator of the ranks that give the same colour; collective.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from collectives.compiling import keep_uncompiled
 from collectives.consistency.call_check import fingerprint
 from collectives.dense.broadcast import broadcast, is_long, way_of
 from collectives.dense.gather import all_gather_rows
@@ -22,6 +23,7 @@ class Exchanges(PointToPoint):
 
     _routes: Routes  # made by `Communicator`, once the ranks know the network
 
+    @keep_uncompiled
     def broadcast(self, x: Any, root: int = 0) -> Any:
         """Overwrite `x`, of equal shape and dtype everywhere, with rank `root`'s; returns `x`.
 
@@ -43,6 +45,7 @@ class Exchanges(PointToPoint):
             self.run(call, broadcast(call, vector, root, check, program))
         return x
 
+    @keep_uncompiled
     def allgather(self, x: Any) -> Any:
         """The rows of all ranks in one new array, rank 0's first; as on every rank.
 
@@ -71,6 +74,7 @@ class Exchanges(PointToPoint):
             steps = all_gather_rows(call, self.check(call, fingerprint(text)), x, rows)
             return self.run(call, staged(call, steps, rows.staging, None))
 
+    @keep_uncompiled
     def barrier(self) -> None:
         """Wait until every rank is here."""
         call = Call(self, lambda: "barrier()")
@@ -84,6 +88,7 @@ class Exchanges(PointToPoint):
             missing = f"{self.here}: not all ranks reach the barrier"
             yield from self.await_request(call, self.mpi_comm.Ibarrier(), lambda: missing)
 
+    @keep_uncompiled
     def broadcast_object(self, obj: Any, root: int = 0) -> Any:
         """Rank `root`'s object on every rank: itself there, and copies elsewhere, where `obj` does not matter.
 
@@ -101,6 +106,7 @@ class Exchanges(PointToPoint):
         with self._span("broadcast_object", root=root):
             return broadcast_object(self, obj, root)
 
+    @keep_uncompiled
     def allgather_object(self, obj: Any) -> list[Any]:
         """Copies of every rank's object, in rank order, on every rank; pickled, and raises, as `broadcast_object`."""
         with self._span("allgather_object"):

@@ -11,6 +11,7 @@ from typing import Any, NoReturn, Protocol
 
 from mpi4py import MPI
 
+from collectives.compiling import keep_uncompiled
 from collectives.execution.workers import Workers
 from collectives.progress.polling import POLLS, Backoff
 from collectives.progress.thread import Completion
@@ -257,6 +258,7 @@ class Handle:
     def __init__(self, call: Call) -> None:
         self._call = call
 
+    @keep_uncompiled
     def poll(self) -> bool:
         """Make progress with all calls of the thread, without waiting; True once the result is there.
 
@@ -277,6 +279,7 @@ class Handle:
 
     test = poll
 
+    @keep_uncompiled
     def wait(self) -> Any:
         """The result; raises what `poll` does."""
         call = self._call

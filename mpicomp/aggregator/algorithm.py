@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 import numpy as np
 
 from collectives import Communicator
+from collectives.compiling import keep_uncompiled
 from collectives.spelling import suggestion
 from mpicomp.aggregator.arguments import memory_in_words, vector_spec
 from mpicomp.aggregator.base import Aggregator
@@ -118,6 +119,7 @@ class Algorithm(ABC):
         """What travels between `ranks` for vectors of `n`; packed payloads go in pieces of `piece_bytes` at most."""
 
     @on_instances
+    @keep_uncompiled
     def start(
         self,
         comm: Communicator,

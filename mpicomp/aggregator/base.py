@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives import Communicator, Handle, TrafficLog
+from collectives.compiling import keep_uncompiled
 from collectives.consistency.call_check import Description, fingerprint
 from collectives.dense.on_device import are_on_one_device, settled_before
 from collectives.devices import named
@@ -99,6 +100,7 @@ class Aggregator:
 
     # One step --------------------------------------------------------------------------------------------------------
 
+    @keep_uncompiled
     def aggregate(self, vector: Any, out: Any = None) -> Any:
         """Approximate the mean of the ranks' vectors.
 
@@ -132,6 +134,7 @@ class Aggregator:
         with trace.span("call", "aggregate", method=named, vector=self.vector_id, step=self.step, elements=self.n):
             return self.comm.run(*self._open(vector, out))
 
+    @keep_uncompiled
     def begin(self, vector: Any, out: Any = None) -> Handle:
         """Like `aggregate`, but returns at once.
 
@@ -240,6 +243,7 @@ class Aggregator:
         """Whether there is a step that `undo` would take back."""
         return self._call is None and self._can_undo and hasattr(self.reducer, "undo")  # it keeps what was before
 
+    @keep_uncompiled
     def undo(self) -> None:
         """Take the last step back: residual and step counter are those of before it. What was sent stays counted.
 
@@ -299,6 +303,7 @@ class Aggregator:
         own: dict[str, StateKind] = {} if self.feedback is None else self.feedback.state_kinds
         return {"method": "shared", "n": "shared", "step": "shared", **own}
 
+    @keep_uncompiled
     def state_dict(self) -> dict[str, Any]:
         """Arrays and numbers that `load_state_dict` takes up again exactly; copies.
 
@@ -315,6 +320,7 @@ class Aggregator:
         self.feedback.check_ready()
         return self._state(self.feedback.state())
 
+    @keep_uncompiled
     def check_state_dict(self, state: dict[str, Any]) -> None:
         """Look at a state that is not to be loaded yet.
 
@@ -325,6 +331,7 @@ class Aggregator:
         """
         self._checked_state(state)
 
+    @keep_uncompiled
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken, to the bit; all ranks load what was taken at one step.
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from collectives import Communicator
+from collectives.compiling import keep_uncompiled
 from collectives.dense.allreduce import PIECE_BYTES
 from collectives.devices import named
 from collectives.memory import SIXTEEN_BIT
@@ -61,6 +62,7 @@ class Dense(Algorithm):
         return self.wire is not None
 
     @on_instances
+    @keep_uncompiled
     def start(self, comm: Communicator, n: int, *, device: Any = "cpu", **about: Any) -> Aggregator:
         """See `Algorithm.start`.
 

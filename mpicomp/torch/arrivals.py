@@ -10,6 +10,8 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from collectives.compiling import keep_uncompiled
+
 
 class Listener(Protocol):
     """Who is told of gradients."""
@@ -40,6 +42,7 @@ def listen(listener: Listener, parameters: Sequence[Tensor]) -> None:
     one_by_one = threading.RLock()
 
     def hook_of(position: int) -> Callable[[Tensor], None]:
+        @keep_uncompiled
         def hook(_: Tensor) -> None:
             alive = told()
             if alive is not None:

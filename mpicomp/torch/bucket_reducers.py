@@ -27,6 +27,7 @@ from mpicomp.algorithms import Algorithm, Dense
 from mpicomp.torch.buckets import ALIGNMENT, Bucket, NamedParameter, group_parameters, make_bucket, total_mb
 from mpicomp.torch.devices import all_finite, encoding_device
 from mpicomp.torch.master_weights import SIXTEEN_BIT
+from mpicomp.torch.profiling import begin_event
 from mpicomp.torch.states import members_by_name
 
 FEWEST = 8
@@ -68,6 +69,8 @@ class BucketReducer:
         self._handle: Handle | None = None
         self._alone: Callable[[], None] | None = None  # what `wait` has yet to do about values taken alone
         self._moves: Difference | None = None
+        self._event_name = type(algorithm).__name__  # in profiles
+        self._end_event: Callable[[], None] | None = None
 
     def take_moves(self, before: list[Tensor], after: list[Tensor]) -> None:
         """Let what the members were less what they have become be the ``vector`` of the next call.
@@ -107,6 +110,7 @@ class BucketReducer:
     def begin(self) -> Handle:
         """Begin to average ``vector`` over the ranks. Its padding is zeroed first."""
         self.vector.index_fill_(0, self._padding, 0)
+        self._end_event = begin_event(self._event_name)
         self._handle = self.aggregator.begin(self._moves or self._vector_array, out=self._mean_array)
         self._handle.detach()  # whoever lets the optimizer go behind backward has not begun this
         return self._handle
@@ -129,15 +133,20 @@ class BucketReducer:
             handle.wait()
         except NonFiniteGradient as error:
             raise self._naming_tensors(error) from None
+        finally:
+            self._finish_event()
         return True
 
     def aggregate(self) -> None:
         """Write the ranks' mean of ``vector`` into ``mean``; raises what `wait` raises."""
         self.vector.index_fill_(0, self._padding, 0)
+        self._end_event = begin_event(self._event_name)
         try:
             self.aggregator.aggregate(self._moves or self._vector_array, out=self._mean_array)
         except NonFiniteGradient as error:
             raise self._naming_tensors(error) from None
+        finally:
+            self._finish_event()
 
     def take_alone(self, values: Sequence[Tensor], behind: bool = False) -> bool:
         """On a single rank, and where nothing is rounded: take the values as their mean, uncopied, and return True.
@@ -168,6 +177,11 @@ class BucketReducer:
         """Take the last step back, where the method can: what it averaged does not count."""
         if self.aggregator.can_undo:
             self.aggregator.undo()
+
+    def _finish_event(self) -> None:
+        end, self._end_event = self._end_event, None
+        if end is not None:
+            end()
 
     def _take_finite(self, values: Sequence[Tensor]) -> None:
         names: list[str] = []

@@ -10,6 +10,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from collectives import Communicator
+from collectives.compiling import keep_uncompiled
 from collectives.consistency.call_check import fingerprint
 from collectives.json_file import shown
 from mpicomp.aggregator.arguments import require_communicator
@@ -24,6 +25,7 @@ from mpicomp.torch.progress import overlap_by_thread
 Hook = Callable[[DDPHookState, GradBucket], Future[Tensor]]
 
 
+@keep_uncompiled
 def ddp_hook(
     algorithm: AlgorithmChoice, comm: Communicator, model: DistributedDataParallel | None = None
 ) -> tuple[DDPHookState, Hook]:
@@ -91,6 +93,7 @@ def ddp_hook(
     return DDPHookState(algorithm, comm, members, in_background), average_bucket
 
 
+@keep_uncompiled
 def average_bucket(state: DDPHookState, bucket: GradBucket) -> Future[Tensor]:
     """The hook: begin to average a bucket's gradients."""
     return state.average(bucket)

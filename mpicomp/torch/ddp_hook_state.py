@@ -20,6 +20,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 
 from collectives import Communicator
+from collectives.compiling import keep_uncompiled
 from collectives.consistency.call_check import fingerprint
 from collectives.json_file import shown
 from mpicomp.aggregator.base import Aggregator
@@ -109,6 +110,7 @@ class DDPHookState(NotCopied):
             self._end_iteration(vectors)
         return future
 
+    @keep_uncompiled
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's residuals and counters, by the parameters' names: tensors and numbers.
 
@@ -124,6 +126,7 @@ class DDPHookState(NotCopied):
         part = rank_part(self.comm, self.aggregators)
         return {STATE_KEY: {"iterations": self.iterations, "buckets": self.buckets, **part}}
 
+    @keep_uncompiled
     def check_state_dict(self, state: dict[str, Any]) -> None:
         """Look at a state that is not to be loaded yet; not collective.
 
@@ -134,6 +137,7 @@ class DDPHookState(NotCopied):
         """
         self._own_state(state)
 
+    @keep_uncompiled
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned, on the same rank of as many ranks, between iterations; collective.
 
@@ -224,6 +228,7 @@ class DDPHookState(NotCopied):
             )
         queue: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
 
+        @keep_uncompiled
         def before_ddp_waits() -> None:
             vectors.wait()
             queue(self._raise_error)
@@ -231,6 +236,7 @@ class DDPHookState(NotCopied):
         with suppress(RuntimeError):  # a rank that has left DDP's join() is not in backward
             queue(before_ddp_waits)
 
+    @keep_uncompiled
     def _raise_error(self) -> None:
         error = (self._vectors if self._dense is None else self._dense).take_error()
         if error is not None:

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from collectives import Communicator
+from collectives.compiling import keep_uncompiled
 from collectives.consistency.call_check import fingerprint
 from collectives.json_file import one_line, shown
 from mpicomp.algorithms import Aggregator, Algorithm, Dense, DoubleSqueeze
@@ -207,11 +208,13 @@ class OneBitAdam(NotCopied, torch.optim.Optimizer):
             raise NotImplementedError("give OneBitAdam all parameter groups when you make it")
         super().add_param_group(param_group)
 
+    @keep_uncompiled
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of all parameters, 16-bit ones included."""
         super().zero_grad(set_to_none)
         self._masters.drop_gradients(set_to_none)
 
+    @keep_uncompiled
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One step, the same on all ranks.
@@ -283,6 +286,7 @@ class OneBitAdam(NotCopied, torch.optim.Optimizer):
                 reducer.aggregator.undo()
             raise
 
+    @keep_uncompiled
     def state_dict(self) -> dict[str, Any]:
         """The groups' options, and under the key "mpicomp" this rank's copy of moments, residuals and counters.
 
@@ -298,6 +302,7 @@ class OneBitAdam(NotCopied, torch.optim.Optimizer):
         }
         return {**super().state_dict(), STATE_KEY: own}
 
+    @keep_uncompiled
     def check_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Look at a state that is not to be loaded yet; not collective.
 
@@ -308,6 +313,7 @@ class OneBitAdam(NotCopied, torch.optim.Optimizer):
         """
         self._own_state(state_dict)
 
+    @keep_uncompiled
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned, on the same rank of as many ranks; collective.

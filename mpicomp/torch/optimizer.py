@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from collectives import Communicator
+from collectives.compiling import keep_uncompiled
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.torch import arguments
 from mpicomp.torch.algorithms import AlgorithmChoice, algorithms_by_name, preferred_mode
@@ -36,6 +37,9 @@ COMPARE_EVERY = 1000
 """Synchronizations after which the ranks compare their whole models once more; samples are compared in each step."""
 _UNSCALES = "_unscale_grads_"
 """The function of GradScaler that reads the parameter groups only to look for infinities in the gradients."""
+
+_WRAPPERS = 4
+"""Frames between a property of the optimizer and its caller, at most."""
 
 
 class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
@@ -174,19 +178,21 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
         return self._synchronizer.models_differ
 
     @property
+    @keep_uncompiled
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """The wrapped optimizer's parameter groups.
 
         A caller that reads them between backward and step finds averaged gradients with overlap: they are waited for.
         A GradScaler that is about to unscale gradients finds infinities on all ranks or on none.
         """
-        if sys._getframe(1).f_code.co_name == _UNSCALES:
+        if _is_called_by(_UNSCALES):
             self._prepare_for_scaler()
         elif self._synchronizer.to_be_averaged:
             self.synchronize()
         return self.optimizer.param_groups
 
     @property
+    @keep_uncompiled
     def _step_supports_amp_scaling(self) -> bool:
         """False. A GradScaler reads it just before it looks for infinities, which are agreed on here."""
         self._prepare_for_scaler()
@@ -256,6 +262,7 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
             )
         yield
 
+    @keep_uncompiled
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of all parameters, 16-bit ones included.
 
@@ -277,6 +284,7 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
         self.optimizer.zero_grad(set_to_none)
         self._synchronizer.drop_gradients(set_to_none)
 
+    @keep_uncompiled
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One optimizer step, and a synchronization if one is due.
 
@@ -370,6 +378,7 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
         finally:
             self._joining = False
 
+    @keep_uncompiled
     def synchronize(self) -> None:
         """Do now what the mode averages.
 
@@ -387,6 +396,7 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
             self._require_nothing_sent("synchronize")
         self._synchronizer.synchronize()
 
+    @keep_uncompiled
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state plus this rank's residuals and counters, under the key "mpicomp".
 
@@ -400,6 +410,7 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
         self._require_nothing_sent("state_dict")
         return self._saved.take()
 
+    @keep_uncompiled
     def check_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Look at a state that is not to be loaded yet; not collective.
 
@@ -410,6 +421,7 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
         """
         self._saved.check(state_dict)
 
+    @keep_uncompiled
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned, on the same rank of as many ranks; collective.
 
@@ -445,3 +457,15 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
         if not self._synchronizer.models_compared:
             require_same_values({one.name: one.parameter for one in self._parameters.trained}, self.comm)
             self._synchronizer.models_compared = True
+
+
+def _is_called_by(name: str) -> bool:
+    """Whether a function of this name is among the next callers, wrappers of `keep_uncompiled` between them."""
+    frame = sys._getframe(2)
+    for _ in range(_WRAPPERS):
+        if frame.f_code.co_name == name:
+            return True
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return False

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from collectives import Communicator
+from collectives.compiling import keep_uncompiled
 from collectives.consistency.call_check import fingerprint
 from collectives.json_file import one_line
 from mpicomp.torch.one_bit_adam import OneBitAdam
@@ -20,6 +21,7 @@ from mpicomp.torch.replication import broadcast_tensors, require_same_layout
 _CALL = "broadcast_optimizer_state"
 
 
+@keep_uncompiled
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, comm: Communicator | None = None, root: int = 0
 ) -> None:

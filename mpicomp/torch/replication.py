@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from collectives import Communicator
+from collectives.compiling import keep_uncompiled
 from collectives.consistency.call_check import Description, fingerprint
 from collectives.consistency.missing_ranks import named
 from collectives.errors import CollectiveMismatch
@@ -21,6 +22,7 @@ from mpicomp.torch.devices import require_reachable
 _BROADCAST_BYTES = 25 * 2**20
 
 
+@keep_uncompiled
 def broadcast_parameters(
     module_or_state_dict: torch.nn.Module | Mapping[str, Tensor], comm: Communicator | None = None, root: int = 0
 ) -> None:
@@ -53,6 +55,7 @@ def broadcast_parameters(
         broadcast_tensors(module_or_state_dict, used, root, "broadcast_parameters")
 
 
+@keep_uncompiled
 @torch.no_grad()
 def average_buffers(module: torch.nn.Module, comm: Communicator) -> None:
     """Replace a module's floating-point and complex buffers by their mean over the ranks, densely.

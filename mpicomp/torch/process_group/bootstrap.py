@@ -20,6 +20,7 @@ from torch.distributed.constants import default_pg_timeout
 from collectives import CollectiveTimeout, Communicator
 from collectives.consistency.call_check import fingerprint
 from collectives.consistency.missing_ranks import named
+from mpicomp.torch.process_group.environment import set_by_launcher
 
 VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")  # of torchrun
 CONNECT_S = 3.0  # how long one address of rank 0 is tried
@@ -45,7 +46,7 @@ def or_from_environment(original: Callable[..., Rendezvous]) -> Callable[..., Re
     """A handler of ``env://``: the original one where all its variables are there, and else `over_mpi`."""
 
     def handler(url: str, **options: Any) -> Rendezvous:
-        given = {*parse_qs(urlparse(url).query), *(name.lower() for name in VARIABLES if os.environ.get(name))}
+        given = {*parse_qs(urlparse(url).query), *(name.lower() for name in VARIABLES if set_by_launcher(name))}
         chosen = original if given.issuperset(map(str.lower, VARIABLES)) else over_mpi
         yield from chosen(url, **options)
 

@@ -18,6 +18,7 @@ from mpicomp.torch.process_group.operation import Operation, require_dense
 from mpicomp.torch.process_group.packed import Packed
 from mpicomp.torch.process_group.twins import Twins
 from mpicomp.torch.process_group.work import Work
+from mpicomp.torch.profiling import begin_event
 
 HEARD_S = 0.5  # how long a rank that rejects a call waits for the others to make it
 _NO_TIME = timedelta(0)
@@ -64,7 +65,7 @@ class Calls:
         call = Call(comm, lambda: text)
         result = twins.originals(made.result)
         steps = self._staged(call, twins, partial(operation, comm, *on_host)) if twins else self._steps(call, made)
-        return self._work(call, self._ended(call, steps), result, opts)
+        return self._work(name, call, self._ended(call, steps), result, opts)
 
     def _reject(self, text: str) -> None:
         """Have the other ranks hear why this one does not make their call."""
@@ -116,7 +117,7 @@ class Calls:
             moved = self._sent(call, begun, twins, packed, self.messages.turn(call, peer, tag))
         else:
             moved = self._received(call, begun, twins, packed)
-        return self._work(call, moved, tensors)
+        return self._work(name, call, moved, tensors)
 
     @staticmethod
     def _sent(
@@ -141,11 +142,14 @@ class Calls:
         yield from twins.deliver(call)
         call.mark_seen()
 
-    def _work(self, call: Call, steps: Steps, result: Sequence[Tensor], opts: Any = None) -> Work:
+    def _work(self, name: str, call: Call, steps: Steps, result: Sequence[Tensor], opts: Any = None) -> Work:
         timeout = getattr(opts, "timeout", None)
         if timeout is not None and timeout > _NO_TIME:
             call.timeout = timeout.total_seconds()
+        end_event = begin_event(name)
         work = Work([self._comm.begin(call, steps)], result)
+        if end_event is not None:
+            work.when_ended(end_event)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work

@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import ProcessGroup
 
 from collectives import Communicator, CommunicatorClosed
+from collectives.compiling import keep_methods_uncompiled
 from mpicomp.torch.process_group.bootstrap import communicator_of
 from mpicomp.torch.process_group.calls import Calls
 from mpicomp.torch.process_group.messages import Messages
@@ -26,6 +27,7 @@ _log = logging.getLogger("mpicomp")
 _Base: Any = ProcessGroup  # whose overloads `Methods` does not repeat
 
 
+@keep_methods_uncompiled
 class MPIProcessGroup(Methods, _Base):  # type: ignore[misc]
     """A process group over MPI, for tensors on the CPU and on GPUs, which travel through memory of the host.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from collectives import Communicator
+from collectives.compiling import keep_methods_uncompiled
 from mpicomp.torch.process_group import moving, reducing, sparse
 from mpicomp.torch.process_group.calls import Calls
 from mpicomp.torch.process_group.operation import Operation, require
@@ -25,6 +26,7 @@ class _Timed(NamedTuple):
     timeout: timedelta
 
 
+@keep_methods_uncompiled
 class Methods:
     """What a process group does; tensors come in lists, as C++ passes them, or alone.
 

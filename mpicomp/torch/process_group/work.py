@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed import Work as TorchWork
 
 from collectives import CollectiveTimeout
+from collectives.compiling import keep_methods_uncompiled
 from collectives.execution.handle import Handle
 from mpicomp.torch.devices import devices_of
 
@@ -88,6 +89,7 @@ class Future(torch.futures.Future[Any]):
 _Base: Any = TorchWork
 
 
+@keep_methods_uncompiled
 class Work(_Base):  # type: ignore[misc]
     """A call in flight.
 
@@ -127,10 +129,10 @@ class Work(_Base):  # type: ignore[misc]
     def ended_within(self, seconds: float) -> bool:
         """Whether it ends so soon, well or not."""
         ended = threading.Event()
-        self._when_ended(ended.set)
+        self.when_ended(ended.set)
         return ended.wait(seconds)
 
-    def _when_ended(self, callback: Callable[[], None]) -> None:
+    def when_ended(self, callback: Callable[[], None]) -> None:
         """Have the progress thread call this once all handles have ended."""
         if not self.handles:
             callback()
@@ -184,7 +186,7 @@ class Work(_Base):  # type: ignore[misc]
         """A future that holds the result."""
         if self._future is None:
             self._future = Future(devices=devices_of(self._tensors))
-            self._when_ended(self._complete)
+            self.when_ended(self._complete)
         return self._future
 
     def _complete(self) -> None:

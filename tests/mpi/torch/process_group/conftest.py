@@ -9,14 +9,21 @@ import pytest
 import torch.distributed as dist
 from mpi4py import MPI
 
-from mpicomp.torch import register_backend
+from mpicomp.torch.process_group import registration
 from tests.mpi.lanes import TIMEOUT_S
+
+
+@pytest.fixture(autouse=True)
+def variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take away what `register_backend` sets, when the test ends: other tests start programs of their own."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "")  # which is as if it was not set, and is undone
+    registration.register_backend()
 
 
 @pytest.fixture
 def group(mpi_comm: MPI.Intracomm) -> Iterator[dist.ProcessGroup]:
     """Return the default process group."""
-    register_backend()
     dist.init_process_group("mpicomp", timeout=timedelta(seconds=TIMEOUT_S))
     try:
         yield dist.group.WORLD

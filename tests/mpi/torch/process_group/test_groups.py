@@ -245,8 +245,49 @@ def test_a_rank_that_ends_a_group_while_others_use_it_is_not_waited_for_when_the
     mpi_comm.Barrier()
 
 
-def test_no_variable_of_the_environment_is_set(group: MPIProcessGroup) -> None:
+def test_a_program_finds_the_variables_of_torchrun(mpi_comm: MPI.Intracomm) -> None:
+    found = [int(os.environ.get(name, -1)) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
+    assert found == [mpi_comm.rank, mpi_comm.size] * 2
     assert "MASTER_ADDR" not in os.environ
+
+
+def test_an_address_alone_does_not_keep_ranks_from_meeting_over_mpi(
+    mpi_comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "nowhere.invalid")  # where nobody serves a store
+    monkeypatch.setenv("MASTER_PORT", "1")
+    dist.init_process_group("mpicomp", timeout=timedelta(seconds=TIMEOUT_S))
+    assert total() == mpi_comm.size
+    dist.destroy_process_group()
+
+
+def test_a_number_of_ranks_that_contradicts_mpi_is_refused_when_the_backend_is_registered(
+    mpi_comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "99")
+    with pytest.raises(ValueError, match=f"WORLD_SIZE is 99, and MPI has started {mpi_comm.size} rank"):
+        register_backend()
+
+
+@two_ranks
+@pytest.mark.usefixtures("group")
+def test_a_monitored_barrier_names_the_ranks_that_do_not_come() -> None:
+    dist.monitored_barrier()
+    group, size = dist.new_group(), dist.get_world_size()
+    if dist.get_rank() < size - 1:
+        with pytest.raises(
+            CollectiveTimeout, match=rf"not all ranks have come to .*barrier.*no answer from rank {size - 1}"
+        ):
+            dist.monitored_barrier(group, timedelta(seconds=0.3), wait_all_ranks=True)
+    dist.barrier()
+
+
+@pytest.mark.usefixtures("group")
+def test_a_monitored_barrier_of_gloo_stays_gloos() -> None:
+    gloo = dist.new_group(backend="gloo")
+    dist.monitored_barrier(gloo, timedelta(seconds=TIMEOUT_S))
+    nowhere = dist.new_group([0], backend="gloo")
+    dist.monitored_barrier(nowhere)  # warns on ranks that are no members
 
 
 @pytest.mark.usefixtures("group")
