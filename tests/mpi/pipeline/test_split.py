@@ -337,7 +337,7 @@ def test_training_goes_on_from_a_state_bit_by_bit_and_from_ends_that_differ(comm
         assert train_turn(party, client) == train_turn(again, client)
     behind = again.state_dict()
     if comm.rank == 0:
-        behind["cuts"][1][0]["activations"]["store"]["stamps"][:3] -= np.uint32(1)
+        behind["cuts"][1][0]["activations"]["store"]["stamps"][:3] -= 1
     again.load_state_dict(behind)
     assert again.compare_stores() == 0
     stamps = again.state_dict()["cuts"].get(1)
