@@ -224,4 +224,5 @@ class Deltas:
         store = FileMessageStore(path, self.examples, row_shape, codec=self.stored, fingerprint=self.run)
         if not (resuming or self.run):  # the file may be that of any run before
             store.forget_all()
+            store.pair = 0  # so that the states of those runs do not take the file for theirs
         return store

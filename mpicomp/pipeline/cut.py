@@ -149,7 +149,7 @@ class CutEnd:
         """Have all messages sent in full precision again; call it on both ends."""
         for coding in self._keeping:
             coding.forget_all()
-        self.lost = ""
+        self._begin_again()
 
     def compare(self) -> int:
         """Have both ends forget the examples whose messages they do not share; how many; both ends call it."""
@@ -167,8 +167,12 @@ class CutEnd:
         for name in (*_DIRECTIONS, *(name for name in state if name not in _DIRECTIONS)):
             which, _, part = name.partition(" ")
             self._coding(_DIRECTIONS.index(which), int(part or 0)).load_state_dict(state[name])
-        for link in (self.activations, self.gradients):
-            link.forget_layout()  # and have messages announced again, which the state may have more or fewer of
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        """Have the next message announced, and so what both ends keep settled."""
+        self.activations.forget_layout()
+        self.gradients.forget_layout()
         self.lost = ""
 
     def close(self) -> None:
