@@ -77,13 +77,13 @@ class Coding(Protocol):
         ...
 
     def pairing(self) -> Stamps | None:
-        """Return what the other end needs for `settle`, as many words on both ends; None: no messages are kept."""
+        """Return the words that the other end needs for `settle`, equally many there; None: no messages are kept."""
         ...
 
     def settle(self, mine: Stamps, theirs: Stamps) -> int:
         """Forget the examples whose messages are not those of the other end; return how many.
 
-        `mine` and `theirs` are what `pairing` has returned on both ends.
+        `mine` and `theirs` are the results of `pairing` on both ends.
         """
         ...
 
@@ -106,7 +106,7 @@ class Coding(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CodingPlace:
-    """Where a coding is, and so which random words are its own.
+    """Place of a coding, which determines its random words.
 
     Attributes
     ----------
@@ -174,8 +174,9 @@ class Deltas:
         Keep messages in files there, one for each end of a cut, and not in memory; the same on all stages. It is made
         if it is not there.
     run : str
-        Name of this run and model: a file of another one is refused, and a run of the same name goes on from what both
-        ends of a cut have. Without a name, messages in files serve a run again only once it has loaded its state.
+        Name of this run and model: a file of another one is refused, and a run of the same name goes on from the
+        messages that both ends of a cut have. Without a name, messages in files serve a run again only once it has
+        loaded its state.
     stored : RowCodec, optional
         Keep messages in fewer bits; None: float32.
     check_every : int

@@ -103,7 +103,7 @@ def agree_on_batch(comm: Communicator, batch: Batch, wrong: str | None, kept: tu
     Raises
     ------
     PipelineError
-        A stage cannot begin, or the stages differ; on all of them. MessagesDiffer if it is for what they have kept.
+        A stage cannot begin, or the stages differ; on all of them. MessagesDiffer: their checksums differ.
     """
     everyones = comm.allgather(np.array([[wrong is not None, batch.examples, batch.mark(), *kept]], np.int64))
     cuts = np.flatnonzero(everyones[:-1, 4] != everyones[1:, 3]).tolist()

@@ -137,12 +137,12 @@ class CutEnd:
     # What is kept ----------------------------------------------------------------------------------------------------
 
     def checksum(self) -> int:
-        """Of what was kept since the last call, as a signed number; 0 where it is not time for one."""
+        """Return the sum of messages kept since the last call, as a signed number; 0 where it is not time for one."""
         found = sum(coding.checksum() or 0 for coding in self._keeping)
         return int(np.uint64(found % 2**64).astype(np.int64))
 
     def digest(self) -> int:
-        """Of all that is kept, equal on both ends, as 63 bits."""
+        """Return 63 bits for all messages that are kept, equal on both ends."""
         return sum(coding.digest() for coding in self._keeping) % 2**63
 
     def forget_messages(self) -> None:
@@ -170,7 +170,7 @@ class CutEnd:
         self._begin_again()
 
     def _begin_again(self) -> None:
-        """Have the next message announced, and so what both ends keep settled."""
+        """Have the next message announced, and so the messages of both ends settled."""
         self.activations.forget_layout()
         self.gradients.forget_layout()
         self.lost = ""

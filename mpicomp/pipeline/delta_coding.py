@@ -39,7 +39,7 @@ class DeltaCoding:
         Returns a store of messages. Arguments: their shape, which is known when the first one passes, and whether a
         state is about to be loaded.
     source : int
-        Of random words: the number that keeps them apart from those of other pipelines.
+        Number of the pipeline, each of which draws random words of its own.
     """
 
     def __init__(

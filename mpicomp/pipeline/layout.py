@@ -38,7 +38,7 @@ class Field:
 
     @property
     def nbytes(self) -> int:
-        """Of an example that is not coded."""
+        """Bytes of an example that is not coded."""
         return self.item_bytes * prod(self.row_shape)
 
 
@@ -59,12 +59,12 @@ class Layout:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is one coded tensor of few dimensions, which is announced in numbers."""
+        """True for one coded tensor, which is announced in numbers."""
         return self.structure == ONE and self.fields[0].coded
 
     @property
     def gradients(self) -> Layout:
-        """Of the message that comes back."""
+        """Layout of the message that comes back."""
         return Layout("gradients", tuple(field for field in self.fields if field.coded))
 
     def text(self) -> str:
@@ -100,7 +100,7 @@ def describe(value: Any, is_tensor: type, tensors: list[Any]) -> Any:
 
 
 def rebuild(structure: Any, tensors: Iterator[Any]) -> Any:
-    """Return the value that `describe` has taken apart."""
+    """Return the value that `describe` has described."""
     if structure == "*":
         return next(tensors)
     kind, *parts = structure

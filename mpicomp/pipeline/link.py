@@ -88,7 +88,7 @@ class Link:
         return [self._codings(next(numbers)) if field.coded else None for field in layout.fields]
 
     def _refusal(self, layout: Layout) -> Exception | None:
-        """Return why there is no room for what is kept of tensors like these."""
+        """Return why there is no room for messages of tensors like these."""
         try:
             for field, coding in zip(layout.fields, self._coded(layout), strict=True):
                 if coding is not None:
@@ -292,7 +292,7 @@ def settle(comm: Communicator, neighbour: int, tag: int, codings: Sequence[Codin
     Raises
     ------
     ValueError, OSError
-        What is kept cannot be changed.
+        The stores cannot be changed.
     """
     mine = [one for one in (coding.pairing() for coding in codings) if one is not None]
     sizes, theirs = (np.array([len(mine), sum(one.size for one in mine)], np.int64), np.zeros(2, np.int64))

@@ -230,7 +230,7 @@ class PipelineStage:
             return agree_on_end(self.comm, loss, failure)
 
     def predict(self, inputs: Any = None) -> Any:
-        """Return what the last stage's module returns for a batch, on the last stage; None on the others; collective.
+        """Return the last stage's output for a batch, on that stage, and None on the others; collective.
 
         Otherwise as `evaluate`, without a loss.
         """
@@ -240,7 +240,7 @@ class PipelineStage:
         return output if self.is_last else None
 
     def _evaluated(self, inputs: Any, *targets: Any) -> tuple[Any, Exception | None]:
-        """Run a batch forward, if all stages can begin; returns this stage's output and what failed."""
+        """Run a batch forward, if all stages can begin; returns this stage's output and its failure."""
         batch, wrong = Batch(), None
         try:
             last = self.is_last and bool(targets)

@@ -177,7 +177,7 @@ class Step:
 
 
 class Undo:
-    """What a step changes of modules: gradients of parameters, and buffers such as running statistics.
+    """Modules as they were before a step: gradients of parameters, and buffers such as running statistics.
 
     Parameters
     ----------
@@ -223,7 +223,7 @@ def _restored(tensor: Tensor | None, saved: Tensor | None) -> Tensor | None:
 def pass_forward(
     module: nn.Module, before: Downstream | None, after: Upstream | None, inputs: Any, ids: Ids
 ) -> tuple[Any, Exception | None]:
-    """Run a batch forward through a slice, uncompressed and in evaluation mode; returns its output and what failed.
+    """Run a batch forward through a slice, uncompressed and in evaluation mode; returns its output and its failure.
 
     Parameters are those of `Step`. There is no output where the slice, or one before it, has failed.
     """
@@ -261,7 +261,7 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
 def _received(
     inputs: Any, before: Downstream | None, arrays: Arrays | None, evaluating: bool = False
 ) -> tuple[Any, list[Tensor]]:
-    """Return what a slice takes, and its tensors whose gradients go back."""
+    """Return the input of a slice, and its tensors whose gradients go back."""
     if before is None or arrays is None:
         return inputs, []
     layout = (before.evaluated if evaluating else before.activations).layout

@@ -1,4 +1,4 @@
-"""Tensors of batches and messages: cut into micro-batches, packed for a link, and made again from what arrives."""
+"""Tensors of batches and messages: cut into micro-batches, packed for a link, and made again from a message."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def examples_of(value: Any) -> int:
 
 
 def _has_parts(value: Any) -> bool:
-    """Whether a batch is several tensors, each with all examples; lists are of examples."""
+    """Return whether a batch is several tensors, each with all examples; lists are of examples."""
     return isinstance(value, dict) or (
         isinstance(value, tuple) and any(isinstance(one, Tensor | tuple | dict) for one in value)
     )
@@ -95,7 +95,7 @@ class Parcel:
         if not self._tensors:
             raise PipelineError("the stage returns no tensor: let its module return what the next one takes")
         alone = structure == ONE
-        # Of a slice that is not trained, all activations are; a mask beside activations that are trained is none.
+        # A mask needs no gradient. Where no tensor does, as in a slice that is not trained, all floats are activations.
         trained = any(one.requires_grad for one in self._tensors)
         fields = []
         for one in self._tensors:
@@ -133,7 +133,7 @@ class Parcel:
         self.layout = known
 
     def message(self) -> tuple[Layout, Arrays]:
-        """Return what a link sends."""
+        """Return the message for a link."""
         pairs = zip(self._tensors, self.layout.fields, strict=True)
         return self.layout, [as_rows(one) if field.coded else _as_bytes(one) for one, field in pairs]
 

@@ -240,7 +240,7 @@ class Party(ABC, Generic[Ends]):
     # Making ----------------------------------------------------------------------------------------------------------
 
     def _agree_on_options(self, wrong: str | None) -> int:
-        """Return the number that keeps random words apart from those of other servers' clients."""
+        """Return the number of this group of ranks, each of which draws random words of its own."""
         try:
             self._check_arguments()
         except (TypeError, ValueError) as error:

@@ -36,7 +36,7 @@ def over_files(comm: Communicator, folder: Path, shift: float = 0.0, **options: 
 
 
 def forward_bytes(comm: Communicator, stage: PipelineStage) -> tuple[float, int]:
-    """The loss of a step, and what the first stage sends in it."""
+    """Return the loss of a step, and the bytes of the first stage's activations in it."""
     before = stage.bytes_sent[0]
     loss = stage.step(**given(comm))
     return loss, comm.allgather_object(stage.bytes_sent[0] - before)[0]

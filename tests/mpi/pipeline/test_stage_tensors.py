@@ -1,4 +1,4 @@
-"""What stages return and take: several tensors, masks, skips over stages, shared weights, small batches."""
+"""Stages with several tensors, masks, skips over stages, shared weights, small batches and other types."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.mpi.lanes import few_ranks
 from tests.mpi.pipeline.stages import EXAMPLES, MICRO_BATCHES, WIDTH, data, layer, staged
 
 several = pytest.mark.mpi(min_size=2, max_size=3)
-Way = Callable[[Any, Any], Any]  # what a slice's layer makes of a stage's input
+Way = Callable[[Any, Any], Any]  # of a slice's layer and its input
 
 
 class Slice(nn.Module):
-    """A layer inside of a function of what arrives."""
+    """A layer inside of a function of its input."""
 
     def __init__(self, inner: nn.Module, way: Way) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def skipped(inner: Any, x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def doubled(inner: Any, x: Any) -> list[Any]:
-    """A tensor beside one that a stage makes of it."""
+    """A part of a tensor, and the tensor."""
     now = inner(x[1] if isinstance(x, list) else x)
     return [now[:, :3].reshape(-1, 1, 3), now, None, {"k": 3, "flag": True}]
 
