@@ -94,7 +94,8 @@ class CutEnd:
     def know_layouts(self) -> None:
         """Gradients have the layout of the activations that have passed."""
         layout = self.activations.layout
-        self.gradients.layout = None if layout is None else layout.gradients
+        if layout is not None and self.gradients.layout is None:
+            self.gradients.layout = layout.gradients
 
     def finish(self) -> None:
         """Wait for what is still being sent: the step ends."""

@@ -66,6 +66,8 @@ class Link:
         self._comm, self._neighbour, self._tag = comm, neighbour, tag
         self._codings, self._announced = codings, announced
         self.layout: Layout | None = None
+        self._codings_of: Layout | None = None  # the layout that the list of codings was last made for
+        self._found: list[Coding | None] = []
         self._silent = False  # in this step: the ends have agreed on no layout, and neither waits for the other
 
     def forget_layout(self) -> None:
@@ -84,8 +86,11 @@ class Link:
 
     def _coded(self, layout: Layout) -> list[Coding | None]:
         """Return the coding of each tensor; None: it travels as its bytes."""
-        numbers = iter(range(len(layout.fields)))
-        return [self._codings(next(numbers)) if field.coded else None for field in layout.fields]
+        if self._codings_of is not layout:
+            numbers = iter(range(len(layout.fields)))
+            self._found = [self._codings(next(numbers)) if field.coded else None for field in layout.fields]
+            self._codings_of = layout
+        return self._found
 
     def _refusal(self, layout: Layout) -> Exception | None:
         """Return why there is no room for messages of tensors like these."""
@@ -218,7 +223,7 @@ class Incoming(Link):
         announced: bool = True,
     ) -> None:
         super().__init__(comm, neighbour, tag, codings, announced)
-        self._begun: deque[tuple[Handle, Bytes]] = deque()
+        self._begun: deque[tuple[Handle, Bytes, list[tuple[Field, Coding | None, slice]]]] = deque()
         self._free: list[Bytes] = []
 
     def expect(self, ids: Ids) -> bool:
@@ -230,7 +235,7 @@ class Incoming(Link):
         same = [payload for payload in self._free if payload.size == nbytes]
         payload = same[0] if same else np.empty(nbytes, np.uint8)
         self._free = [one for one in self._free if one is not payload and one.size == nbytes]
-        self._begun.append((self._comm.irecv(payload, self._neighbour, self._tag), payload))
+        self._begun.append((self._comm.irecv(payload, self._neighbour, self._tag), payload, parts))
         return True
 
     def take(self, ids: Ids) -> Arrays | None:
@@ -249,7 +254,7 @@ class Incoming(Link):
             return None
         if not self._begun:
             self.expect(ids)
-        handle, payload = self._begun.popleft()
+        handle, payload, parts = self._begun.popleft()
         handle.wait()
         self._free.append(payload)
         if not payload[0]:
@@ -258,7 +263,7 @@ class Incoming(Link):
             payload[place].reshape(ids.size, -1).copy()
             if coding is None
             else coding.decode(payload[place], ids, field.row_shape)
-            for field, coding, place in self._parts(self.layout, ids)
+            for field, coding, place in parts
         ]
 
     def finish(self) -> None:

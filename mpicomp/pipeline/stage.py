@@ -30,7 +30,7 @@ from mpicomp.pipeline.cut import CutEnd, Downstream, Upstream, check_compression
 from mpicomp.pipeline.errors import PipelineError
 from mpicomp.pipeline.link import REFUSABLE
 from mpicomp.pipeline.rows import Ids
-from mpicomp.pipeline.schedule import Schedule
+from mpicomp.pipeline.schedule import Action, Schedule
 from mpicomp.pipeline.schedule import schedule as schedule_of
 from mpicomp.pipeline.states import with_arrays, with_tensors
 from mpicomp.pipeline.step import Loss, Step, Undo, loss_of, pass_forward
@@ -103,7 +103,7 @@ class PipelineStage:
             self._check_arguments(tied)
             check_compressions(compressions)
             self._schedule = schedule_of(schedule)
-            self._schedule(self.stage, self.stages, micro_batches)
+            self._planned = micro_batches, self._schedule(self.stage, self.stages, micro_batches)
             self.micro_batches, seed = index(micro_batches), index(seed)
         except (TypeError, ValueError) as error:
             wrong = str(error)
@@ -187,7 +187,7 @@ class PipelineStage:
         with shared_with_replicas(self._everyone):
             listed = self._agreed(inputs, targets, ids)
         micro_batches = min(self.micro_batches, listed.size)
-        actions = self._schedule(self.stage, self.stages, micro_batches)
+        actions = self._actions(micro_batches)
         parts = np.array_split(listed, micro_batches)
         run = Step(self.module, self._before, self._after, self._loss, inputs, targets, parts)
         undo = Undo(self.module, self._loss)
@@ -250,6 +250,11 @@ class PipelineStage:
         with shared_with_replicas(self._everyone):
             listed = agree_on_batch(self.comm, batch, wrong, (0, 0))
         return pass_forward(self.module, self._before, self._after, inputs, listed)
+
+    def _actions(self, micro_batches: int) -> tuple[Action, ...]:
+        if micro_batches != self._planned[0]:
+            self._planned = micro_batches, self._schedule(self.stage, self.stages, micro_batches)
+        return self._planned[1]
 
     def _agreed(self, inputs: Any, targets: Any, ids: Any) -> Ids:
         """Return the ids of a step's examples, if all stages can begin."""

@@ -85,6 +85,11 @@ class Parcel:
 
     def __init__(self, output: Any, examples: int, known: Layout | None = None, evaluating: bool = False) -> None:
         self._tensors: list[Tensor] = []
+        if known is not None and known.structure == ONE and _is_like(output, examples, known.fields[0]):
+            # Nearly all micro-batches: describing them again takes 20 us each.
+            self._tensors.append(output)
+            self.layout, self.coded = known, self._tensors
+            return
         try:
             structure = json.dumps(describe(output, Tensor, self._tensors))
         except TypeError as error:
@@ -140,6 +145,9 @@ class Parcel:
 
 def arrived(layout: Layout, arrays: Arrays) -> tuple[Any, list[Tensor]]:
     """Return the value that a neighbour has sent, and its tensors whose gradients go back."""
+    if layout.structure == ONE:
+        alone = torch.from_numpy(arrays[0]).to(getattr(torch, layout.fields[0].dtype)).requires_grad_()
+        return alone, [alone]
     tensors, coded = [], []
     for field, values in zip(layout.fields, arrays, strict=True):
         dtype = getattr(torch, field.dtype)
@@ -149,6 +157,11 @@ def arrived(layout: Layout, arrays: Arrays) -> tuple[Any, list[Tensor]]:
         else:
             tensors.append(torch.from_numpy(values).reshape(-1).view(dtype).reshape(len(values), *field.row_shape))
     return rebuild(json.loads(layout.structure), iter(tensors)), coded
+
+
+def _is_like(output: Any, examples: int, field: Field) -> bool:
+    """Return whether an output is the one coded tensor that was described before."""
+    return isinstance(output, Tensor) and output.dtype in _CODED and output.shape == (examples, *field.row_shape)
 
 
 def as_rows(tensor: Tensor) -> NDArray[np.float32]:
