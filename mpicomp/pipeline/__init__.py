@@ -3,7 +3,8 @@
 ``schedule.py`` says which micro-batch a stage takes next, as data; ``simulate.py`` proves it. ``store.py`` describes
 what keeps the last message of every example, ``memory_store.py`` and ``file_store.py`` do so. ``stage.py`` has a stage,
 ``step.py`` a batch on its way through it, ``agreement.py`` what stages agree on before and after. ``cut.py`` is one end
-of a cut between stages, ``link.py`` its messages, ``activations.py`` how rows are coded in these.
+of a cut between stages, ``link.py`` its messages, ``layout.py`` and ``tensors.py`` their tensors, ``activations.py``
+how rows are coded in these. ``tied.py`` has weights that stages share.
 ``split.py`` has server and clients of split learning, ``turns.py`` how clients take turns.
 """
 

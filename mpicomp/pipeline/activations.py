@@ -12,12 +12,14 @@ NeurIPS 2022). Both ends of a cut keep the last message m of every example, with
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from mpicomp.codecs import options
 from mpicomp.codecs.base import Bytes
 from mpicomp.codecs.rows_base import DeltaCodec, RowCodec, Rows
 from mpicomp.codecs.rows_full import FullRows
@@ -74,12 +76,19 @@ class Coding(Protocol):
         """Go on from there; ValueError, and nothing has changed, if it is of something else."""
         ...
 
-    def stamps(self) -> Stamps | None:
-        """Visits of all examples; None: nothing is kept of them."""
+    def pairing(self) -> Stamps | None:
+        """Return the words that the other end needs for `settle`, equally many there; None: no messages are kept."""
         ...
 
-    def forget(self, ids: Ids, theirs: Stamps) -> None:
-        """Have these examples sent in full precision the next time; `theirs` are the other end's stamps of them."""
+    def settle(self, mine: Stamps, theirs: Stamps) -> int:
+        """Forget the examples whose messages are not those of the other end; return how many.
+
+        `mine` and `theirs` are the results of `pairing` on both ends.
+        """
+        ...
+
+    def forget_all(self) -> None:
+        """Have all examples sent in full precision the next time."""
         ...
 
     def checksum(self) -> int | None:
@@ -95,11 +104,40 @@ class Coding(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class CodingPlace:
+    """Place of a coding, which determines its random words.
+
+    Attributes
+    ----------
+    direction : int
+        Number of the cut and direction: activations have even numbers.
+    end : "before" or "after"
+        The cut.
+    part : int
+        Number of the tensor, of those that travel together.
+    seed : int
+        Of stochastic rounding.
+    pipeline : int
+        Number of the pipeline, of those side by side.
+    """
+
+    direction: int
+    end: str = ""
+    part: int = 0
+    seed: int = 0
+    pipeline: int = 0
+
+    def stream(self, purpose: str) -> Stream:
+        """Return the random words that both ends draw."""
+        return Stream(self.seed, self.direction, f"{purpose} {self.part}" if self.part else purpose)
+
+
 class Compression(Protocol):
     """Options of one direction, the same on all stages."""
 
-    def start(self, seed: int, cut: int, end: str) -> Coding:
-        """One end of a cut, "before" or "after" it."""
+    def start(self, place: CodingPlace) -> Coding:
+        """Return the coding of one tensor on one end of a cut."""
         ...
 
 
@@ -116,9 +154,9 @@ class Direct:
 
     codec: RowCodec = field(default_factory=FullRows)
 
-    def start(self, seed: int, cut: int, end: str) -> DirectCoding:
+    def start(self, place: CodingPlace) -> DirectCoding:
         """See `Compression`."""
-        return DirectCoding(self.codec, Stream(seed, cut, "direct rows"))
+        return DirectCoding(self.codec, place.stream("direct rows"), place.pipeline)
 
 
 @dataclass(frozen=True)
@@ -133,9 +171,12 @@ class Deltas:
         The ids given to `PipelineStage.step` are 0 to examples - 1. Augmented examples need an id for each variant,
         such as ``2 * id + flipped``.
     folder : str or Path, optional
-        Keep messages in files there, one for each end of a cut, and not in memory; the same on all stages.
+        Keep messages in files there, one for each end of a cut, and not in memory; the same on all stages. It is made
+        if it is not there.
     run : str
-        What stands for this run and model: a file of another one is refused.
+        Name of this run and model: a file of another one is refused, and a run of the same name goes on from the
+        messages that both ends of a cut have. Without a name, messages in files serve a run again only once it has
+        loaded its state.
     stored : RowCodec, optional
         Keep messages in fewer bits; None: float32.
     check_every : int
@@ -151,21 +192,38 @@ class Deltas:
 
     def __post_init__(self) -> None:
         for name in ("examples", "check_every"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a positive integer, not {value!r:.80}")
+            options.integer(self, name, 1)
         if not hasattr(self.codec, "encode_delta"):
             raise TypeError(
                 f"{self.codec!r:.80} sends no differences: pass another codec, such as RowQuantizer(bits=3)"
             )
+        if getattr(self.codec, "rounding", "") == "stochastic" and getattr(self.codec, "bits", 0) == 2:
+            # Of rows of 256 normal values. Differences shrink from visit to visit only below 0.707.
+            warnings.warn(
+                f"{self.codec!r:.80} errs by 0.84 of a difference's norm, and AQ-SGD is known to converge below 0.707: "
+                "use rounding='nearest', which errs by 0.44, or 3 bits",
+                stacklevel=3,
+            )
 
-    def start(self, seed: int, cut: int, end: str) -> DeltaCoding:
+    def start(self, place: CodingPlace) -> DeltaCoding:
         """See `Compression`."""
-        stream, make_store = Stream(seed, cut, "row differences"), partial(self._store, f"cut-{cut}-{end}")
-        return DeltaCoding(self.codec, stream, self.examples, self.check_every, make_store)
+        name = f"cut-{place.direction}-{place.end}" + (f"-{place.part}" if place.part else "")
+        return DeltaCoding(
+            self.codec,
+            place.stream("row differences"),
+            self.examples,
+            self.check_every,
+            partial(self._store, name),
+            place.pipeline,
+        )
 
-    def _store(self, name: str, row_shape: tuple[int, ...]) -> Store:
+    def _store(self, name: str, row_shape: tuple[int, ...], resuming: bool) -> Store:
         if self.folder is None:
             return MessageStore(self.examples, row_shape, codec=self.stored)
         path = Path(self.folder) / name
-        return FileMessageStore(path, self.examples, row_shape, codec=self.stored, fingerprint=self.run)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        store = FileMessageStore(path, self.examples, row_shape, codec=self.stored, fingerprint=self.run)
+        if not (resuming or self.run):  # the file may be that of any run before
+            store.forget_all()
+            store.pair = 0  # so that the states of those runs do not take the file for theirs
+        return store

@@ -9,11 +9,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 from torch import Tensor
 
 from collectives import Communicator
 from mpicomp.pipeline.errors import PipelineError
 from mpicomp.pipeline.rows import Ids
+from mpicomp.pipeline.tensors import examples_of
+
+DIFFERENT = (
+    "have kept different messages of the same examples: load the last checkpoint, or call forget_messages() on all "
+    "ranks, and all are sent in full again"
+)
 
 
 @dataclass(frozen=True)
@@ -41,13 +48,13 @@ class Batch:
         """
         sizes = {}
         if first:
-            if not isinstance(inputs, Tensor) or not inputs.ndim:
+            if not (isinstance(inputs, tuple | dict) or (isinstance(inputs, Tensor) and inputs.ndim)):
                 raise TypeError("the first stage has no inputs: pass a tensor with an example in each row")
-            sizes["inputs"] = len(inputs)
+            sizes["inputs"] = examples_of(inputs)
         if last:
             if targets is None:
                 raise TypeError("the last stage has no targets: pass a tensor with an example in each row")
-            sizes["targets"] = len(targets)
+            sizes["targets"] = examples_of(targets)
         listed = None
         if ids is not None:
             given = np.asarray(ids)
@@ -68,7 +75,20 @@ class Batch:
         return int.from_bytes(hashlib.blake2b(self.ids.tobytes(), digest_size=8).digest(), "little", signed=True)
 
 
-def agree_on_batch(comm: Communicator, batch: Batch, wrong: str | None, kept: tuple[int, int], parts: int) -> Ids:
+class MessagesDiffer(PipelineError):
+    """The ends of some cuts have kept different messages.
+
+    Attributes
+    ----------
+    cuts : list of int
+    """
+
+    def __init__(self, cuts: list[int], text: str) -> None:
+        super().__init__(text)
+        self.cuts = cuts
+
+
+def agree_on_batch(comm: Communicator, batch: Batch, wrong: str | None, kept: tuple[int, int]) -> Ids:
     """Return the ids of all stages' examples, or numbers in place of them; collective.
 
     Parameters
@@ -79,22 +99,18 @@ def agree_on_batch(comm: Communicator, batch: Batch, wrong: str | None, kept: tu
         Why this stage cannot begin.
     kept : (int, int)
         Checksums of what was kept for the cuts before and behind this stage.
-    parts : int
-        Into which the batch is cut.
 
     Raises
     ------
     PipelineError
-        A stage cannot begin, or the stages differ; on all of them.
+        A stage cannot begin, or the stages differ; on all of them. MessagesDiffer: their checksums differ.
     """
     everyones = comm.allgather(np.array([[wrong is not None, batch.examples, batch.mark(), *kept]], np.int64))
+    cuts = np.flatnonzero(everyones[:-1, 4] != everyones[1:, 3]).tolist()
+    if cuts:  # before other errors: a checksum is compared only once
+        raise MessagesDiffer(cuts, f"{comm.here}: stages {cuts[0]} and {cuts[0] + 1} {DIFFERENT}")
     if everyones[:, 0].any():
         raise_first(comm.allgather_object(wrong), "the step was not begun")
-    for cut in np.flatnonzero(everyones[:-1, 4] != everyones[1:, 3]).tolist():
-        raise PipelineError(
-            f"{comm.here}: stages {cut} and {cut + 1} have kept different messages of the same examples: "
-            "load the last checkpoint, or call forget_messages() on all stages, and all are sent in full again"
-        )
     sizes = {int(size) for size in everyones[:, 1] if size >= 0}
     if len(sizes) != 1 or len(set(everyones[:, 2].tolist())) != 1:
         told = ", ".join(
@@ -106,11 +122,6 @@ def agree_on_batch(comm: Communicator, batch: Batch, wrong: str | None, kept: tu
             "in the same order"
         )
     (examples,) = sizes
-    if examples % parts:
-        raise PipelineError(
-            f"{comm.here}: {examples} examples do not divide into {parts} micro-batches: leave "
-            "some out, as drop_last of a DataLoader does"
-        )
     return np.arange(examples) if batch.ids is None else batch.ids
 
 
@@ -140,6 +151,11 @@ def shared_with_replicas(everyone: Communicator | None) -> Iterator[None]:
             raise PipelineError(f"{everyone.here}: the pipeline of rank {rank} failed, and so this one does: {first}")
     if error is not None:
         raise error
+
+
+def job_rank(comm: Communicator) -> int:
+    """Number of this rank in the job, or of its thread where ranks are threads of one process."""
+    return int(getattr(comm.mpi_comm, "thread", MPI.COMM_WORLD.Get_rank()))
 
 
 def in_words(failure: BaseException | None) -> str | None:

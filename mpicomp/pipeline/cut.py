@@ -6,18 +6,18 @@ Forward go activations, back their gradients. In evaluation activations go forwa
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collectives import Communicator
-from mpicomp.pipeline.activations import Coding, Compression, Deltas, Direct
-from mpicomp.pipeline.link import Incoming, Outgoing
+from mpicomp.pipeline.activations import Coding, CodingPlace, Compression, Deltas, Direct
+from mpicomp.pipeline.link import Incoming, Outgoing, settle
 from mpicomp.pipeline.rows import Ids
-from mpicomp.pipeline.stamps import differing
 
 _ACTIVATIONS, _GRADIENTS, _EVALUATION, _TAGS = 0, 2, 4, 6  # a link uses its tag and the next one
+_DIRECTIONS = ("activations", "gradients")
 
 Compressions = tuple[Compression, Compression]
 
@@ -40,15 +40,17 @@ class CutEnd:
         Its number. Two ranks may share two cuts, if their numbers are an even one and an odd one.
     compressions : (Compression, Compression)
         Of activations and of gradients; the same on both ends.
-    seed : int
-        Of stochastic rounding; the same on both ends.
+    seed, pipeline : int
+        Of stochastic rounding; the same on both ends. Pipelines side by side have different numbers.
 
     Attributes
     ----------
     codings : dict of str to Coding
-        Of "activations" and "gradients".
+        Of "activations" and "gradients", and where several tensors travel together, of "activations 1" and so on.
     activations, gradients, evaluated : Outgoing or Incoming
         Messages in steps, and activations in evaluation.
+    lost : str
+        Why no step can go on from the messages that are kept; empty: it can.
     """
 
     _name: str
@@ -56,12 +58,28 @@ class CutEnd:
     gradients: Outgoing | Incoming
     evaluated: Outgoing | Incoming
 
-    def __init__(self, comm: Communicator, neighbour: int, cut: int, compressions: Compressions, seed: int) -> None:
-        forward, backward = compressions
+    def __init__(
+        self, comm: Communicator, neighbour: int, cut: int, compressions: Compressions, seed: int, pipeline: int
+    ) -> None:
         self._comm, self._neighbour, self._tag = comm, neighbour, cut % 2 * _TAGS
-        self._activations = forward.start(seed, 2 * cut, self._name)
-        self._gradients = backward.start(seed, 2 * cut + 1, self._name)
-        self.codings: dict[str, Coding] = {"activations": self._activations, "gradients": self._gradients}
+        self._cut, self._compressions, self._seed, self._pipeline = cut, compressions, seed, pipeline
+        self.lost = ""
+        self.codings: dict[str, Coding] = {}
+        for direction in range(len(_DIRECTIONS)):
+            self._coding(direction, 0)
+
+    def _coding(self, direction: int, part: int) -> Coding:
+        """Return the coding of a tensor, by its number of those that travel together."""
+        name = f"{_DIRECTIONS[direction]} {part}" if part else _DIRECTIONS[direction]
+        if name not in self.codings:
+            place = CodingPlace(2 * self._cut + direction, self._name, part, self._seed, self._pipeline)
+            self.codings[name] = self._compressions[direction].start(place)
+        return self.codings[name]
+
+    @property
+    def _keeping(self) -> list[Coding]:
+        """The codings that may keep messages."""
+        return [coding for name, coding in self.codings.items() if name.startswith(_DIRECTIONS[0])]
 
     # Steps -----------------------------------------------------------------------------------------------------------
 
@@ -73,9 +91,11 @@ class CutEnd:
         )
         return forward, backward
 
-    def know_shapes(self) -> None:
-        """Gradients have the shape of the activations that have passed."""
-        self.gradients.row_shape = self.activations.row_shape
+    def know_layouts(self) -> None:
+        """Gradients have the layout of the activations that have passed."""
+        layout = self.activations.layout
+        if layout is not None and self.gradients.layout is None:
+            self.gradients.layout = layout.gradients
 
     def finish(self) -> None:
         """Wait for what is still being sent: the step ends."""
@@ -83,23 +103,32 @@ class CutEnd:
         self.gradients.finish()
 
     def finish_evaluation(self) -> None:
-        """Wait for what is still being sent; the next batch that is evaluated may have rows of another shape."""
+        """Wait for what is still being sent; the next batch that is evaluated may have another layout."""
         self.evaluated.finish()
-        self.evaluated.forget_shape()
+        self.evaluated.forget_layout()
 
     def check(self, ids: Ids | None) -> None:
         """Raise TypeError or ValueError unless a step of these examples can be coded."""
+        if self.lost:
+            raise ValueError(self.lost)
         for coding in self.codings.values():
             coding.check(ids)
 
     def prefetch(self, ids: Ids) -> None:
         """These examples are the next."""
-        self._activations.prefetch(ids)
+        for coding in self._keeping:
+            coding.prefetch(ids)
 
-    def commit(self) -> None:
-        """The step has ended well; raises OSError where what is to be kept cannot be written."""
+    def commit(self, step: int) -> None:
+        """The step with this number has ended well; `lost` has the reason where its messages cannot be kept."""
         for coding in self.codings.values():
-            coding.commit()
+            try:
+                coding.commit()
+            except OSError as error:  # too late to take the step back on the other end
+                self.lost = (
+                    f"messages of step {step} could not be kept ({error}): load the last checkpoint, or call "
+                    "forget_messages() on all ranks"
+                )
 
     def roll_back(self) -> None:
         """The step has failed somewhere."""
@@ -109,37 +138,24 @@ class CutEnd:
     # What is kept ----------------------------------------------------------------------------------------------------
 
     def checksum(self) -> int:
-        """Of what was kept since the last call, as a signed number; 0 where it is not time for one."""
-        return int(np.uint64(self._activations.checksum() or 0).astype(np.int64))
+        """Return the sum of messages kept since the last call, as a signed number; 0 where it is not time for one."""
+        found = sum(coding.checksum() or 0 for coding in self._keeping)
+        return int(np.uint64(found % 2**64).astype(np.int64))
 
     def digest(self) -> int:
-        """Of all that is kept, equal on both ends."""
-        return self._activations.digest()
+        """Return 63 bits for all messages that are kept, equal on both ends."""
+        return sum(coding.digest() for coding in self._keeping) % 2**63
 
     def forget_messages(self) -> None:
         """Have all messages sent in full precision again; call it on both ends."""
-        stamps = self._activations.stamps()
-        if stamps is not None:
-            rows = np.flatnonzero(stamps)
-            self._activations.forget(rows, stamps[rows])
-            self._activations.checksum()
+        for coding in self._keeping:
+            coding.forget_all()
+        self._begin_again()
 
     def compare(self) -> int:
-        """Have both ends forget the examples whose visits they count differently; how many; both ends call it."""
-        stamps = self._activations.stamps()
-        if stamps is None:
-            return 0
-        theirs = self._exchanged(stamps.view(np.int32)).view(np.uint32)
-        rows = differing(stamps, theirs)
-        self._activations.forget(rows, theirs[rows])
-        return rows.size
-
-    def _exchanged(self, mine: NDArray[np.int32]) -> NDArray[np.int32]:
-        theirs = np.empty_like(mine)
-        receiving = self._comm.irecv(theirs, self._neighbour, self._tag + _EVALUATION)
-        self._comm.send(mine, self._neighbour, self._tag + _EVALUATION)
-        receiving.wait()
-        return theirs
+        """Have both ends forget the examples whose messages they do not share; how many; both ends call it."""
+        codings = [coding for coding in self._keeping if coding.pairing() is not None]
+        return settle(self._comm, self._neighbour, self._tag + _EVALUATION, codings) if codings else 0
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs of each coding."""
@@ -147,8 +163,18 @@ class CutEnd:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict`; ValueError or KeyError if it is of something else."""
-        for name, coding in self.codings.items():
-            coding.load_state_dict(state[name])
+        for name in [name for name in self.codings if name not in state and name not in _DIRECTIONS]:
+            self.codings.pop(name).close()  # of a tensor that the state does not have
+        for name in (*_DIRECTIONS, *(name for name in state if name not in _DIRECTIONS)):
+            which, _, part = name.partition(" ")
+            self._coding(_DIRECTIONS.index(which), int(part or 0)).load_state_dict(state[name])
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        """Have the next message announced, and so the messages of both ends settled."""
+        self.activations.forget_layout()
+        self.gradients.forget_layout()
+        self.lost = ""
 
     def close(self) -> None:
         """Let go of what is kept, and of files."""
@@ -164,11 +190,13 @@ class Upstream(CutEnd):
     gradients: Incoming
     evaluated: Outgoing
 
-    def __init__(self, comm: Communicator, neighbour: int, cut: int, compressions: Compressions, seed: int) -> None:
-        super().__init__(comm, neighbour, cut, compressions, seed)
-        self.activations = Outgoing(comm, neighbour, self._tag + _ACTIVATIONS, self._activations)
-        self.gradients = Incoming(comm, neighbour, self._tag + _GRADIENTS, self._gradients, tells=False)
-        self.evaluated = Outgoing(comm, neighbour, self._tag + _EVALUATION, Direct().start(0, 0, ""))
+    def __init__(
+        self, comm: Communicator, neighbour: int, cut: int, compressions: Compressions, seed: int, pipeline: int
+    ) -> None:
+        super().__init__(comm, neighbour, cut, compressions, seed, pipeline)
+        self.activations = Outgoing(comm, neighbour, self._tag + _ACTIVATIONS, partial(self._coding, 0))
+        self.gradients = Incoming(comm, neighbour, self._tag + _GRADIENTS, partial(self._coding, 1), announced=False)
+        self.evaluated = Outgoing(comm, neighbour, self._tag + _EVALUATION, _exact)
 
 
 class Downstream(CutEnd):
@@ -179,8 +207,14 @@ class Downstream(CutEnd):
     gradients: Outgoing
     evaluated: Incoming
 
-    def __init__(self, comm: Communicator, neighbour: int, cut: int, compressions: Compressions, seed: int) -> None:
-        super().__init__(comm, neighbour, cut, compressions, seed)
-        self.activations = Incoming(comm, neighbour, self._tag + _ACTIVATIONS, self._activations)
-        self.gradients = Outgoing(comm, neighbour, self._tag + _GRADIENTS, self._gradients, tells=False)
-        self.evaluated = Incoming(comm, neighbour, self._tag + _EVALUATION, Direct().start(0, 0, ""))
+    def __init__(
+        self, comm: Communicator, neighbour: int, cut: int, compressions: Compressions, seed: int, pipeline: int
+    ) -> None:
+        super().__init__(comm, neighbour, cut, compressions, seed, pipeline)
+        self.activations = Incoming(comm, neighbour, self._tag + _ACTIVATIONS, partial(self._coding, 0))
+        self.gradients = Outgoing(comm, neighbour, self._tag + _GRADIENTS, partial(self._coding, 1), announced=False)
+        self.evaluated = Incoming(comm, neighbour, self._tag + _EVALUATION, _exact)
+
+
+def _exact(_: int) -> Coding:
+    return Direct().start(CodingPlace(0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
@@ -13,11 +14,12 @@ from numpy.typing import NDArray
 from mpicomp.codecs.base import Bytes, Draw
 from mpicomp.codecs.rows_base import DeltaCodec, Rows
 from mpicomp.kernels.streams import Stream
-from mpicomp.pipeline.rows import Ids, as_matrix, matrix, row_keys
-from mpicomp.pipeline.stamps import Stamps, seen
+from mpicomp.pipeline.rows import Ids, as_matrix, coded_matrix, row_keys
+from mpicomp.pipeline.stamps import Stamps, differing, seen
 from mpicomp.pipeline.store import Store
 
 _READ_TOGETHER = 64
+_WORDS = 4  # of the two numbers before the stamps in `pairing`
 
 
 class DeltaCoding:
@@ -34,7 +36,10 @@ class DeltaCoding:
     check_every : int
         Steps between two checksums.
     make_store : callable
-        A store of messages of the shape that it is given, which is known when the first one passes.
+        Returns a store of messages. Arguments: their shape, which is known when the first one passes, and whether a
+        state is about to be loaded.
+    source : int
+        Number of the pipeline, each of which draws random words of its own.
     """
 
     def __init__(
@@ -43,10 +48,11 @@ class DeltaCoding:
         stream: Stream,
         examples: int,
         check_every: int,
-        make_store: Callable[[tuple[int, ...]], Store],
+        make_store: Callable[[tuple[int, ...], bool], Store],
+        source: int = 0,
     ) -> None:
         self._codec, self._stream, self._examples, self._check_every = codec, stream, examples, check_every
-        self._make_store = make_store
+        self._make_store, self._source = make_store, source
         self._store: Store | None = None
         self._pending: list[tuple[Ids, Rows]] = []
         self._steps = 0
@@ -72,7 +78,7 @@ class DeltaCoding:
     def nbytes(self, ids: Ids, row_shape: tuple[int, ...]) -> int:
         """See `Coding`."""
         full = self._full(ids, row_shape)
-        rows, columns = matrix(row_shape)
+        rows, columns = coded_matrix(row_shape)
         new = int(full.sum())
         return 4 * new * rows * columns + self._codec.nbytes((ids.size - new) * rows, columns)
 
@@ -100,7 +106,7 @@ class DeltaCoding:
         if not ids.size:
             return
         messages = self._opened(rows.shape[1:]).read(ids)
-        draw, numbers = Draw(self._stream, self._steps, 0), row_keys(ids, rows.shape[1:])
+        draw, numbers = Draw(self._stream, self._steps, self._source), row_keys(ids, rows.shape[1:])
         self._codec.encode_delta(as_matrix(rows), as_matrix(messages), payload, draw, numbers)
         self._pending.append((ids, messages))
 
@@ -126,10 +132,10 @@ class DeltaCoding:
     def commit(self) -> None:
         """See `Coding`."""
         pending, self._pending = self._pending, []
+        self._steps += 1  # first: it stays equal on both ends also where a write fails
         for ids, rows in pending:
             if ids.size:
                 self._opened(rows.shape[1:]).write(ids, rows)
-        self._steps += 1
 
     def roll_back(self) -> None:
         """See `Coding`."""
@@ -146,20 +152,36 @@ class DeltaCoding:
         if set(state) != {"steps", "row_shape", "store"}:
             raise ValueError(f"a state with {', '.join(state)} is not one of Deltas: load that of the same compression")
         if state["store"] is not None:
-            self._opened(tuple(state["row_shape"])).load_state_dict(state["store"])
+            self._opened(tuple(state["row_shape"]), resuming=True).load_state_dict(state["store"])
         elif self._store is not None:
-            stamps = self._store.all_stamps()
-            self._store.forget(np.flatnonzero(stamps), None)
+            self._store.forget_all()
         self._steps = int(state["steps"])
 
-    def stamps(self) -> Stamps | None:
-        """See `Coding`."""
-        return np.zeros(self._examples, np.uint32) if self._store is None else self._store.all_stamps()
+    def pairing(self) -> Stamps | None:
+        """See `Coding`: the store's number, a random one in its place, and the stamps of all examples."""
+        store = self._store
+        numbers = np.array([0 if store is None else store.pair, 1 + secrets.randbits(62)], np.uint64)
+        stamps = np.zeros(self._examples, np.uint32) if store is None else store.all_stamps()
+        return np.concatenate([numbers.view(np.uint32), stamps])
 
-    def forget(self, ids: Ids, theirs: Stamps) -> None:
+    def settle(self, mine: Stamps, theirs: Stamps) -> int:
+        """See `Coding`."""
+        (my_pair, my_offer), (their_pair, their_offer) = (one[:_WORDS].view(np.uint64) for one in (mine, theirs))
+        my_stamps, their_stamps = mine[_WORDS:], theirs[_WORDS:]
+        rows = differing(my_stamps, their_stamps)
+        if my_pair != their_pair:  # equal stamps may stand for messages of two runs
+            rows = np.union1d(rows, np.flatnonzero(seen(my_stamps) | seen(their_stamps)))
+        if self._store is not None:
+            self._store.forget(rows, their_stamps[rows])
+            if my_pair != their_pair or not my_pair:
+                self._store.pair = int(max(my_offer, their_offer))
+        return rows.size
+
+    def forget_all(self) -> None:
         """See `Coding`."""
         if self._store is not None:
-            self._store.forget(ids, theirs)
+            self._store.forget_all()
+            self._store.reset_checksum()
 
     def checksum(self) -> int | None:
         """See `Coding`."""
@@ -194,12 +216,12 @@ class DeltaCoding:
         split = 4 * count * prod(row_shape)
         return payload[:split].view(np.float32).reshape(count, *row_shape), payload[split:]
 
-    def _opened(self, row_shape: tuple[int, ...]) -> Store:
+    def _opened(self, row_shape: tuple[int, ...], resuming: bool = False) -> Store:
         if self._store is not None and self._store.row_shape != row_shape:
             raise ValueError(
                 f"the messages kept have shape {[*self._store.row_shape]}, and an example's is now {[*row_shape]}: "
                 "load the state of this model, or make a new stage"
             )
         if self._store is None:
-            self._store = self._make_store(row_shape)
+            self._store = self._make_store(row_shape, resuming)
         return self._store

@@ -10,15 +10,15 @@ import numpy as np
 from mpicomp.codecs.base import Bytes, Draw
 from mpicomp.codecs.rows_base import RowCodec, Rows
 from mpicomp.kernels.streams import Stream
-from mpicomp.pipeline.rows import Ids, as_matrix, matrix, row_keys
+from mpicomp.pipeline.rows import Ids, as_matrix, coded_matrix, row_keys
 from mpicomp.pipeline.stamps import Stamps
 
 
 class DirectCoding:
     """One end of a cut whose messages stand for themselves."""
 
-    def __init__(self, codec: RowCodec, stream: Stream) -> None:
-        self._codec, self._stream, self._step = codec, stream, 0
+    def __init__(self, codec: RowCodec, stream: Stream, source: int = 0) -> None:
+        self._codec, self._stream, self._source, self._step = codec, stream, source, 0
 
     def check(self, ids: Ids | None) -> None:
         """See `Coding`."""
@@ -28,7 +28,7 @@ class DirectCoding:
 
     def nbytes(self, ids: Ids, row_shape: tuple[int, ...]) -> int:
         """See `Coding`."""
-        rows, columns = matrix(row_shape)
+        rows, columns = coded_matrix(row_shape)
         return self._codec.nbytes(ids.size * rows, columns)
 
     def prefetch(self, ids: Ids) -> None:
@@ -37,7 +37,8 @@ class DirectCoding:
     def encode(self, rows: Rows, ids: Ids, payload: Bytes) -> None:
         """See `Coding`."""
         values = as_matrix(rows)
-        self._codec.encode(values, payload, Draw(self._stream, self._step, 0), row_keys(ids, rows.shape[1:]))
+        draw = Draw(self._stream, self._step, self._source)
+        self._codec.encode(values, payload, draw, row_keys(ids, rows.shape[1:]))
 
     def decode(self, payload: Bytes, ids: Ids, row_shape: tuple[int, ...]) -> Rows:
         """See `Coding`."""
@@ -62,11 +63,15 @@ class DirectCoding:
             raise ValueError(f"a state with {', '.join(state)} is not one of Direct: load that of the same compression")
         self._step = int(state["step"])
 
-    def stamps(self) -> Stamps | None:
+    def pairing(self) -> Stamps | None:
         """See `Coding`."""
         return None
 
-    def forget(self, ids: Ids, theirs: Stamps) -> None:
+    def settle(self, mine: Stamps, theirs: Stamps) -> int:
+        """See `Coding`."""
+        return 0
+
+    def forget_all(self) -> None:
         """See `Coding`."""
 
     def checksum(self) -> int | None:

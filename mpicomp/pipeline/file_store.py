@@ -119,13 +119,14 @@ class FileMessageStore(Store):
     def state_dict(self) -> State:
         """Flush, and return the stamps of all rows. The rows are in the file, which belongs to the checkpoint."""
         self.flush()
-        return {**self._description(), "stamps": self.all_stamps()}
+        return {**self._description(), "pair": self.pair, "stamps": self.all_stamps()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Check that a state is one of this store. What counts is the file, which may be ahead of the state.
 
         `differing(state["stamps"], store.all_stamps())` are the rows that have changed since; whether they can be used
-        depends on the other end's stamps. The checksum begins anew.
+        depends on the other end's stamps. If another run has taken the file over since, all rows are forgotten. The
+        checksum begins anew.
 
         Raises
         ------
@@ -134,7 +135,20 @@ class FileMessageStore(Store):
         """
         self._ready()
         self._check_state(state, ("stamps",))
+        if state.get("pair", self.pair) != self.pair:
+            self.forget_all()
         self._behind.reset_checksum()
+
+    @property
+    def pair(self) -> int:
+        """See `Store.pair`."""
+        return self._file.pair
+
+    @pair.setter
+    def pair(self, number: int) -> None:
+        self._ready()
+        self._behind.drain()
+        self._file.set_pair(number)
 
     def _description(self) -> State:
         return {**super()._description(), "fingerprint": self._fingerprint}
@@ -148,5 +162,4 @@ class FileMessageStore(Store):
 
     def _forgotten(self, rows: Ids) -> None:
         self._behind.drain()
-        for row, mark in zip(rows.tolist(), self._ledger.marks[rows].tolist(), strict=True):
-            self._file.forget(row, mark)
+        self._file.forget(rows, self._ledger.marks[rows])

@@ -60,7 +60,7 @@ class MessageStore(Store):
             self._payload = np.zeros((self.rows, self.row_bytes), np.uint8)  # zero pages until they are written to
         except (MemoryError, ValueError):
             raise MemoryError(f"{refusal}; the system refuses that many") from None
-        self._sum = 0
+        self._sum = self.pair = 0
 
     def _load(self, rows: Ids, places: Ids, out: Rows) -> None:
         for row, place in zip(rows.tolist(), places.tolist(), strict=True):
@@ -89,7 +89,8 @@ class MessageStore(Store):
         """Copies of the rows that have a message, with their ids, and the stamps of all rows."""
         self._ready()
         ids = np.flatnonzero(seen(self._ledger.marks))
-        return {**self._description(), "stamps": self.all_stamps(), "ids": ids, "rows": self._payload[ids]}
+        found = {"pair": self.pair, "stamps": self.all_stamps(), "ids": ids, "rows": self._payload[ids]}
+        return {**self._description(), **found}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Store.load_state_dict`; all rows become those of the state."""
@@ -105,6 +106,7 @@ class MessageStore(Store):
             )
         self._payload[ids] = payload
         self._ledger.marks[:] = marks
+        self.pair = int(state.get("pair", 0))
         self._sum = 0
 
     def close(self) -> None:

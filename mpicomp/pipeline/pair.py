@@ -40,10 +40,12 @@ class Pair:
         self._comm.recv(found, self._other, _TAG)
         return found
 
-    def agree(
-        self, what: str, wrong: str | None, numbers: Sequence[int] = (), cause: BaseException | None = None
-    ) -> Ids:
-        """Tell each other what is wrong, and numbers, of which the other rank's are returned; both call this.
+    def exchange(self, numbers: Sequence[int]) -> Ids:
+        """Send numbers, and return as many of the other rank's."""
+        return self._exchanged(np.asarray(numbers, np.int64), np.empty(len(numbers), np.int64))
+
+    def agree(self, what: str, wrong: str | None, cause: BaseException | None = None) -> None:
+        """Tell each other what is wrong; both call this.
 
         Raises
         ------
@@ -51,12 +53,11 @@ class Pair:
             Something is wrong on one of the two; on both, and in the same words.
         """
         text = np.frombuffer((wrong or "").encode(), np.uint8)
-        theirs = self._exchanged(np.array([text.size, *numbers], np.int64), np.empty(1 + len(numbers), np.int64))
-        if text.size or theirs[0]:
-            told = self._exchanged(text, np.empty(theirs[0], np.uint8)).tobytes().decode()
+        (theirs,) = self.exchange([text.size])
+        if text.size or theirs:
+            told = self._exchanged(text, np.empty(theirs, np.uint8)).tobytes().decode()
             pairs = sorted(zip(self._names, (wrong, told), strict=True))
             raise PipelineError(f"{what}: {'; '.join(f'{name}: {one}' for name, one in pairs if one)}") from cause
-        return theirs[1:]
 
     def _exchanged(self, mine: NDArray[Any], theirs: NDArray[Any]) -> NDArray[Any]:
         receiving = self._comm.irecv(theirs, self._other, _TAG)

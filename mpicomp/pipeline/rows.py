@@ -14,6 +14,7 @@ from mpicomp.codecs.options import whole
 from mpicomp.codecs.rows_base import RowCodec, Rows
 
 Ids = NDArray[np.int64]
+_LEAST_COLUMNS = 32  # of a coded image's row: a scale of 16 bits then takes half a bit for each element
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +87,31 @@ class RowFormat:
 
 
 def matrix(row_shape: tuple[int, ...]) -> tuple[int, int]:
-    """How many rows with a scale of their own an example has, and their length: the last dimension."""
+    """Rows of a message in a store, and their length: the last dimension."""
     return (math.prod(row_shape[:-1]), row_shape[-1]) if row_shape else (1, 1)
+
+
+def coded_matrix(row_shape: tuple[int, ...]) -> tuple[int, int]:
+    """Rows of an example that travel with a scale of their own, and their length.
+
+    A row is the last dimension, such as a token. Examples of three dimensions or more are images, whose last one may be
+    so short that the scale takes as much as the codes. Their rows have further dimensions, until they are long enough.
+    """
+    columns = row_shape[-1] if row_shape else 1
+    for length in reversed(row_shape[:-1] if len(row_shape) > 2 else ()):
+        if columns >= _LEAST_COLUMNS:
+            break
+        columns *= length
+    return math.prod(row_shape) // max(columns, 1), columns
 
 
 def as_matrix(rows: Rows) -> Rows:
     """Examples as rows with a scale of their own; a view."""
-    count, columns = matrix(rows.shape[1:])
+    count, columns = coded_matrix(rows.shape[1:])
     return rows.reshape(len(rows) * count, columns)
 
 
 def row_keys(ids: Ids, row_shape: tuple[int, ...]) -> Ids:
     """A number for each row of these examples, whatever batch they are in."""
-    rows, _ = matrix(row_shape)
+    rows, _ = coded_matrix(row_shape)
     return (ids[:, None] * rows + np.arange(rows)).reshape(-1)

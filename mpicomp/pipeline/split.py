@@ -13,12 +13,11 @@ Reference: AQ-SGD (Wang et al., NeurIPS 2022), appendix H.6.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from collectives import Communicator
 from mpicomp.pipeline.activations import Compression, Direct
@@ -40,7 +39,7 @@ class SplitClient(Party[tuple[Upstream, Downstream]]):
     Parameters
     ----------
     first : nn.Module
-        Takes inputs and returns one tensor, as a `PipelineStage`'s module does.
+        Takes inputs and returns a tensor, or several, as a `PipelineStage`'s module does.
     last : nn.Module
         Takes what the server's layers return.
     comm : Communicator
@@ -87,13 +86,13 @@ class SplitClient(Party[tuple[Upstream, Downstream]]):
         compressions = forward or Direct(), backward or Direct()
         super().__init__(comm, clients, (first, last), compressions, seed, wrong)
 
-    def step(self, inputs: Tensor, targets: Any, ids: Any = None) -> float:
+    def step(self, inputs: Any, targets: Any, ids: Any = None) -> float:
         """Add the gradients of a batch's loss to ``.grad`` of all layers, while the server is in `SplitServer.serve`.
 
         Parameters
         ----------
-        inputs : tensor[examples, ...]
-        targets : tensor[examples, ...]
+        inputs, targets : tensor[examples, ...]
+            Or several, in a tuple or dictionary.
         ids : integers[examples]
             Which of the client's examples these are. `Deltas` needs them. An example that augmentation changes needs
             an id for each variant, such as ``2 * id + flipped``.
@@ -106,8 +105,9 @@ class SplitClient(Party[tuple[Upstream, Downstream]]):
         Raises
         ------
         PipelineError
-            Something failed on the client or on the server, which the error names; on both. Gradients that the step
-            has added are gone, messages that are kept for examples are as before, and the step can be repeated.
+            Something failed on the client or on the server, which the error names; on both. Gradients, buffers of
+            layers, such as running statistics, and messages that are kept for examples are as before the step, and it
+            can be repeated.
         RuntimeError
             It is the turn of no client on this rank.
         CollectiveTimeout, PeerFailure
@@ -128,7 +128,7 @@ class SplitClient(Party[tuple[Upstream, Downstream]]):
         self._take(pair, (up, down), [(head, _FORWARD), (tail, _FORWARD), (tail, _BACKWARD), (head, _BACKWARD)])
         return tail.loss
 
-    def predict(self, inputs: Tensor) -> Tensor:
+    def predict(self, inputs: Any) -> Any:
         """What the whole model returns, while the server is in `SplitServer.serve`.
 
         All layers are in evaluation mode meanwhile, activations travel in full precision and are not kept. Errors are
@@ -142,13 +142,11 @@ class SplitClient(Party[tuple[Upstream, Downstream]]):
             wrong = str(error)
         listed = _ask(pair, PREDICT, batch)
         pair.agree("the batch was not evaluated", wrong)
-        with _evaluating(self.first, self.last):
-            _, failure = pass_forward(self.first, None, up, inputs, listed)
-            output, late = pass_forward(self.last, down, None, None, listed)
+        _, failure = pass_forward(self.first, None, up, inputs, listed)
+        output, late = pass_forward(self.last, down, None, None, listed)
         failure = failure or late
         pair.agree("the evaluation failed", in_words(failure), cause=failure)
-        found: Tensor = output
-        return found
+        return output
 
     def _at_work(self) -> tuple[Pair, tuple[Upstream, Downstream]]:
         if self.client is None or not self.has(self.client):
@@ -162,8 +160,8 @@ class SplitClient(Party[tuple[Upstream, Downstream]]):
 
     def _ends(self, client: int) -> tuple[Upstream, Downstream]:
         return (
-            Upstream(self.comm, SERVER, 2 * client, self._compressions, self._seed),
-            Downstream(self.comm, SERVER, 2 * client + 1, self._compressions, self._seed),
+            Upstream(self.comm, SERVER, 2 * client, self._compressions, self._seed, self._pipeline),
+            Downstream(self.comm, SERVER, 2 * client + 1, self._compressions, self._seed, self._pipeline),
         )
 
 
@@ -173,7 +171,7 @@ class SplitServer(Party[tuple[Downstream, Upstream]]):
     Parameters
     ----------
     middle : nn.Module
-        Takes what the clients' first layers return, and returns one tensor for their last ones.
+        Takes what the clients' first layers return, and returns what their last ones take.
     comm, clients, forward, backward, seed
         As of `SplitClient`; the same on all ranks.
 
@@ -234,8 +232,7 @@ class SplitServer(Party[tuple[Downstream, Upstream]]):
 
     def _evaluate(self, pair: Pair, cuts: tuple[Downstream, Upstream], listed: Ids) -> None:
         pair.agree("the batch was not evaluated", None)
-        with _evaluating(self.middle):
-            _, failure = pass_forward(self.middle, *cuts, None, listed)
+        _, failure = pass_forward(self.middle, *cuts, None, listed)
         pair.agree("the evaluation failed", in_words(failure), cause=failure)
 
     def _begin(self, client: int) -> None:
@@ -251,15 +248,17 @@ class SplitServer(Party[tuple[Downstream, Upstream]]):
             kind, *_ = _hear(pair)
             self._ended = kind == END
             if kind != END:
-                kept = [cut.checksum() for cut in self._cuts[self.client]] if kind == STEP else []
                 with suppress(PipelineError):  # which the client raises
-                    pair.agree("the client's request was refused", wrong, kept)
+                    if kind == STEP:
+                        self._open(pair, self._cuts[self.client], wrong)
+                    else:
+                        pair.agree("the client's request was refused", wrong)
 
     def _ends(self, client: int) -> tuple[Downstream, Upstream]:
         rank = self.rank_of(client)
         return (
-            Downstream(self.comm, rank, 2 * client, self._compressions, self._seed),
-            Upstream(self.comm, rank, 2 * client + 1, self._compressions, self._seed),
+            Downstream(self.comm, rank, 2 * client, self._compressions, self._seed, self._pipeline),
+            Upstream(self.comm, rank, 2 * client + 1, self._compressions, self._seed, self._pipeline),
         )
 
 
@@ -277,16 +276,3 @@ def _hear(pair: Pair) -> tuple[int, Ids | None, Ids]:
     kind, examples, has_ids = pair.receive(3).tolist()
     ids = pair.receive(examples) if has_ids else None
     return kind, ids, np.arange(examples) if ids is None else ids
-
-
-@contextmanager
-def _evaluating(*modules: nn.Module) -> Iterator[None]:
-    """Layers that were in training mode are in evaluation mode meanwhile."""
-    training = [one for module in modules for one in module.modules() if one.training]
-    for one in training:
-        one.training = False
-    try:
-        yield
-    finally:
-        for one in training:
-            one.training = True

@@ -7,22 +7,34 @@ receive is begun up to two actions ahead, and no send is waited for before the s
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import index
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+import torch
+from torch import nn
 
 from collectives import Communicator
 from collectives.errors import CollectiveError
 from mpicomp.pipeline.activations import Compression, Direct
-from mpicomp.pipeline.agreement import Batch, agree_on_batch, agree_on_end, raise_first, shared_with_replicas
+from mpicomp.pipeline.agreement import (
+    Batch,
+    MessagesDiffer,
+    agree_on_batch,
+    agree_on_end,
+    job_rank,
+    raise_first,
+    shared_with_replicas,
+)
 from mpicomp.pipeline.cut import CutEnd, Downstream, Upstream, check_compressions
 from mpicomp.pipeline.errors import PipelineError
 from mpicomp.pipeline.link import REFUSABLE
 from mpicomp.pipeline.rows import Ids
-from mpicomp.pipeline.schedule import Schedule
+from mpicomp.pipeline.schedule import Action, Schedule
 from mpicomp.pipeline.schedule import schedule as schedule_of
-from mpicomp.pipeline.step import Loss, NewGradients, Step, loss_of, pass_forward
+from mpicomp.pipeline.states import with_arrays, with_tensors
+from mpicomp.pipeline.step import Loss, Step, Undo, loss_of, pass_forward
+from mpicomp.pipeline.tied import TiedParameters
 
 
 class PipelineStage:
@@ -31,20 +43,24 @@ class PipelineStage:
     Parameters
     ----------
     module : nn.Module
-        Takes one tensor and returns one: floating point, the examples of the micro-batch along its first dimension, and
-        always of the same shape for an example.
+        Takes what the stage before returns: a tensor, or tensors in tuples, lists and dictionaries. The examples of the
+        micro-batch lie along the first dimension of each, and an example always has the same shape.
     comm : Communicator
         Of the stages, in their order; see `Communicator.grid` for several pipelines side by side.
     micro_batches : int
-        Into which a batch is cut.
+        Into which a batch is cut, as evenly as can be; a batch of fewer examples is cut into so many.
     loss : callable, on the last stage
         ``loss(output, targets)`` of a micro-batch: a mean over its examples.
+    tied : dict of str to Parameter, optional
+        Parameters that stages share, such as an embedding of the first one that is the last one's output layer, by a
+        name that these stages have in common. They begin with the values of the first of the stages, and a step adds
+        the sum of all these stages' gradients. Give them the same optimizer and options on all these stages.
     schedule : "1f1b", "gpipe" or a function
         See `mpicomp.pipeline.schedule`.
     forward, backward : Direct or Deltas
         How activations and their gradients travel; the same on all stages. `Deltas` only forward.
     seed : int
-        Of stochastic rounding; the same on all stages.
+        Of stochastic rounding; the same on all stages. Pipelines side by side draw independently under one seed.
     everyone : Communicator, optional
         Of the stages of all pipelines whose gradients are averaged: a step that fails in one of them then fails in all,
         with a PipelineError. Nobody may use it during a step.
@@ -69,6 +85,7 @@ class PipelineStage:
         micro_batches: int,
         *,
         loss: Loss | None = None,
+        tied: Mapping[str, nn.Parameter] | None = None,
         schedule: str | Schedule = "1f1b",
         forward: Compression | None = None,
         backward: Compression | None = None,
@@ -78,35 +95,44 @@ class PipelineStage:
         self.module, self.comm, self._loss, self._everyone = module, comm, loss, everyone
         self.stage, self.stages, self.micro_batches = comm.rank, comm.size, micro_batches
         self.most_alive = self.steps = 0
-        self._lost = ""  # what this stage could not keep
         self._before: Downstream | None = None
         self._after: Upstream | None = None
         compressions = forward or Direct(), backward or Direct()
         wrong: str | None = None
         try:
-            self._check_arguments()
+            self._check_arguments(tied)
             check_compressions(compressions)
-            self._actions = schedule_of(schedule)(self.stage, self.stages, micro_batches)
-            if not self.is_first:
-                self._before = Downstream(comm, self.stage - 1, self.stage - 1, compressions, seed)
-            if not self.is_last:
-                self._after = Upstream(comm, self.stage + 1, self.stage, compressions, seed)
+            self._schedule = schedule_of(schedule)
+            self._planned = micro_batches, self._schedule(self.stage, self.stages, micro_batches)
+            self.micro_batches, seed = index(micro_batches), index(seed)
         except (TypeError, ValueError) as error:
             wrong = str(error)
         said = f"{micro_batches} micro-batches, {schedule}, forward {forward}, backward {backward}, seed {seed}"
         said += "" if everyone is None else f", one of {everyone.size} stages of all replicas"
-        answers = comm.allgather_object((wrong, said))
-        raise_first((text for text, _ in answers), "the pipeline cannot be made")
-        if len({text for _, text in answers}) > 1:
-            told = "; ".join(f"stage {stage}: {text}" for stage, (_, text) in enumerate(answers))
+        answers = comm.allgather_object((wrong, said, job_rank(comm)))
+        raise_first((text for text, _, _ in answers), "the pipeline cannot be made")
+        if len({text for _, text, _ in answers}) > 1:
+            told = "; ".join(f"stage {stage}: {text}" for stage, (_, text, _) in enumerate(answers))
             raise PipelineError(f"{comm.here}: the stages are given different options, give all the same: {told}")
+        # The first stage's place in the job is another one in each of the pipelines side by side.
+        pipeline = answers[0][2]
+        if not self.is_first:
+            self._before = Downstream(comm, self.stage - 1, self.stage - 1, compressions, seed, pipeline)
+        if not self.is_last:
+            self._after = Upstream(comm, self.stage + 1, self.stage, compressions, seed, pipeline)
+        self._tied = TiedParameters(comm, tied or {})
         comm.start_progress_thread()  # where it is not supported, messages go on while the stage waits
 
-    def _check_arguments(self) -> None:
+    def _check_arguments(self, tied: Mapping[str, nn.Parameter] | None) -> None:
         if not isinstance(self.module, nn.Module):
             raise TypeError(f"the module is a {type(self.module).__name__}: pass the stage's nn.Module")
         if self.is_last and not callable(self._loss):
             raise TypeError("the last stage has no loss: pass loss=, which is called with outputs and targets")
+        if tied and self._everyone is not None:
+            raise ValueError(
+                "gradients of tied parameters are summed after backward, when those between replicas are already under "
+                "way: train without replicas, or without tied="
+            )
 
     @property
     def is_first(self) -> bool:
@@ -132,13 +158,15 @@ class PipelineStage:
 
     # Steps -----------------------------------------------------------------------------------------------------------
 
-    def step(self, inputs: Tensor | None = None, targets: Any = None, ids: Any = None) -> float:
+    def step(self, inputs: Any = None, targets: Any = None, ids: Any = None) -> float:
         """Add the gradients of a batch's mean loss to ``.grad`` of the stage's parameters; collective.
 
         Parameters
         ----------
         inputs : tensor[examples, ...], on the first stage
+            Or several, in a tuple or dictionary.
         targets : tensor[examples, ...], on the last stage
+            Or several, as above.
         ids : integers[examples]
             Which examples these are, on all stages alike. `Deltas` needs them.
 
@@ -150,76 +178,113 @@ class PipelineStage:
         Raises
         ------
         PipelineError
-            Something failed on a stage, which the error names; on every stage. Gradients that the step has added are
-            gone, messages that are kept for examples are as before, and the step can be repeated.
+            Something failed on a stage, which the error names; on every stage. Gradients, buffers of the module, such
+            as running statistics, and messages that are kept for examples are as before the step, and it can be
+            repeated.
         CollectiveTimeout, PeerFailure
             A stage does not answer. The communicator can be used no longer.
         """
         with shared_with_replicas(self._everyone):
-            listed = self._agreed(inputs, targets, ids, self.micro_batches)
-        run = Step(
-            self.module, self._before, self._after, self._loss, inputs, targets, np.split(listed, self.micro_batches)
-        )
-        gradients = NewGradients(self.module)
+            listed = self._agreed(inputs, targets, ids)
+        micro_batches = min(self.micro_batches, listed.size)
+        actions = self._actions(micro_batches)
+        parts = np.array_split(listed, micro_batches)
+        run = Step(self.module, self._before, self._after, self._loss, inputs, targets, parts)
+        undo = Undo(self.module, self._loss)
         try:
-            for number, action in enumerate(self._actions):
-                run.take(action, self._actions[number + 1 : number + 3])
+            self._tied.begin(self.steps)
+            for number, action in enumerate(actions):
+                run.take(action, actions[number + 1 : number + 3])
             run.finish()
             self.most_alive = max(self.most_alive, run.most_alive)
             with shared_with_replicas(self._everyone):
                 loss = agree_on_end(self.comm, run.loss, run.failure)
+            self._tied.add_gradients()
         except BaseException as error:
-            gradients.drop()
+            undo.restore()
             for cut in self._cuts.values():
                 cut.roll_back()
             if not isinstance(error, PipelineError | CollectiveError):  # such as KeyboardInterrupt: on this stage alone
                 self.comm.give_up(error)
             raise
-        try:
-            for cut in self._cuts.values():
-                cut.commit()
-        except OSError as error:  # too late to take the step back on the other stages
-            self._lost = f"messages of step {self.steps} could not be kept ({error}): load the last checkpoint"
+        for cut in self._cuts.values():
+            cut.commit(self.steps)
         self.steps += 1
         return loss
 
-    def evaluate(self, inputs: Tensor | None = None, targets: Any = None) -> float:
-        """Mean loss of a batch, whose activations travel in full precision and are not kept; collective.
+    def evaluate(self, inputs: Any = None, targets: Any = None) -> float:
+        """Return the mean loss of a batch; collective.
 
-        Put the module into evaluation mode before. Arguments and errors are those of `step`.
+        The module is in evaluation mode meanwhile. Activations travel in full precision and are not kept. Arguments and
+        errors are those of `step`.
         """
-        with shared_with_replicas(self._everyone):
-            listed = self._agreed(inputs, targets, None, None)
-        output, failure = pass_forward(self.module, self._before, self._after, inputs, listed)
+        output, failure = self._evaluated(inputs, targets)
         loss = 0.0
-        if self.is_last and output is not None:
+        if self.is_last and failure is None and output is not None:
             try:
-                loss = loss_of(self._loss, output, targets).item()
+                with torch.no_grad():
+                    loss = loss_of(self._loss, output, targets).item()
             except Exception as error:  # noqa: BLE001 - told to all stages
                 failure = error
         with shared_with_replicas(self._everyone):
             return agree_on_end(self.comm, loss, failure)
 
-    def _agreed(self, inputs: Any, targets: Any, ids: Any, micro_batches: int | None) -> Ids:
-        """Return the examples' ids, if all stages can begin; without micro-batches nothing is kept of examples."""
+    def predict(self, inputs: Any = None) -> Any:
+        """Return the last stage's output for a batch, on that stage, and None on the others; collective.
+
+        Otherwise as `evaluate`, without a loss.
+        """
+        output, failure = self._evaluated(inputs)
+        with shared_with_replicas(self._everyone):
+            agree_on_end(self.comm, 0.0, failure)
+        return output if self.is_last else None
+
+    def _evaluated(self, inputs: Any, *targets: Any) -> tuple[Any, Exception | None]:
+        """Run a batch forward, if all stages can begin; returns this stage's output and its failure."""
         batch, wrong = Batch(), None
         try:
-            if self._lost:
-                raise ValueError(self._lost)
+            last = self.is_last and bool(targets)
+            batch = Batch.of(inputs, targets[0] if last else None, None, first=self.is_first, last=last)
+        except (TypeError, ValueError) as error:
+            wrong = str(error)
+        with shared_with_replicas(self._everyone):
+            listed = agree_on_batch(self.comm, batch, wrong, (0, 0))
+        return pass_forward(self.module, self._before, self._after, inputs, listed)
+
+    def _actions(self, micro_batches: int) -> tuple[Action, ...]:
+        if micro_batches != self._planned[0]:
+            self._planned = micro_batches, self._schedule(self.stage, self.stages, micro_batches)
+        return self._planned[1]
+
+    def _agreed(self, inputs: Any, targets: Any, ids: Any) -> Ids:
+        """Return the ids of a step's examples, if all stages can begin."""
+        batch, wrong = Batch(), None
+        try:
             batch = Batch.of(inputs, targets, ids, first=self.is_first, last=self.is_last)
-            for cut in self._cuts.values() if micro_batches else ():
+            for cut in self._cuts.values():
                 cut.check(batch.ids)
         except (TypeError, ValueError) as error:
             wrong = str(error)
         before, after = (0 if cut is None else cut.checksum() for cut in (self._before, self._after))
-        return agree_on_batch(self.comm, batch, wrong, (before, after), micro_batches or 1)
+        try:
+            return agree_on_batch(self.comm, batch, wrong, (before, after))
+        except MessagesDiffer as error:
+            for side, number in (("before", self.stage - 1), ("after", self.stage)):
+                if number in error.cuts:
+                    self._cuts[side].lost = str(error)
+            raise
 
     # States ----------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Steps made, and the messages that are kept for examples; not the module's parameters."""
+        """Steps made, and the messages that are kept for examples; not the module's parameters.
+
+        It has tensors, numbers and texts alone, so ``torch.load`` reads it with its defaults.
+        """
         states = {
-            f"{name} {side}": state for side, cut in self._cuts.items() for name, state in cut.state_dict().items()
+            f"{name} {side}": with_tensors(state)
+            for side, cut in self._cuts.items()
+            for name, state in cut.state_dict().items()
         }
         return {"stage": self.stage, "stages": self.stages, "steps": self.steps, "codings": states}
 
@@ -234,20 +299,23 @@ class PipelineStage:
         """
         wrong = None
         place = f"stage {state.get('stage')} of {state.get('stages')}"
-        names = {side: {name: f"{name} {side}" for name in cut.codings} for side, cut in self._cuts.items()}
+        sides: dict[str, dict[str, Any]] = {}
+        for key, one in state.get("codings", {}).items():
+            name, _, side = key.rpartition(" ")
+            sides.setdefault(side, {})[name] = with_arrays(one)
         if (state.get("stage"), state.get("stages")) != (self.stage, self.stages):
             wrong = f"the state is that of {place}: load what this stage has saved"
-        elif set(state["codings"]) != {key for keys in names.values() for key in keys.values()}:
+        elif set(sides) != set(self._cuts):
             wrong = "the state has other cuts: load what this stage has saved"
         raise_first(self.comm.allgather_object(wrong), "the state was not loaded")
         failure: str | None = None
         try:
             for side, cut in self._cuts.items():
-                cut.load_state_dict({name: state["codings"][key] for name, key in names[side].items()})
+                cut.load_state_dict(sides[side])
         except (TypeError, KeyError, *REFUSABLE) as error:
             failure = str(error)
         raise_first(self.comm.allgather_object(failure), "the state was not loaded on all stages: load another")
-        self.steps, self._lost = int(state["steps"]), ""
+        self.steps = int(state["steps"])
         self.compare_stores()
 
     def forget_messages(self) -> None:
@@ -256,7 +324,7 @@ class PipelineStage:
             cut.forget_messages()
 
     def compare_stores(self) -> int:
-        """Have both ends of each cut forget the examples whose visits they count differently; how many; collective."""
+        """Have both ends of each cut forget the examples whose messages they do not share; how many; collective."""
         return sum(cut.compare() for cut in (self._after, self._before) if cut is not None)
 
     def stores_alike(self) -> bool:

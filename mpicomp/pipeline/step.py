@@ -6,24 +6,25 @@ refused what they wait for, so that the step ends on all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from collectives.errors import CollectiveError
 from mpicomp.pipeline.cut import Downstream, Upstream
 from mpicomp.pipeline.errors import PipelineError
-from mpicomp.pipeline.link import REFUSABLE, Incoming
+from mpicomp.pipeline.link import REFUSABLE, Arrays, Incoming
 from mpicomp.pipeline.rows import Ids
 from mpicomp.pipeline.schedule import Action, Forward
+from mpicomp.pipeline.tensors import Parcel, arrived, as_rows, part_of
 
-_SENT = (torch.float32, torch.float16, torch.bfloat16)  # as float32
-
-Loss = Callable[[Tensor, Any], Tensor]
+Loss = Callable[[Any, Any], Tensor]
 
 
 class Step:
@@ -39,12 +40,12 @@ class Step:
         The cut behind it; None: the model ends here.
     loss : callable or None
         Where the model ends: a micro-batch's mean loss, of outputs and targets.
-    inputs : tensor[examples, ...] or None
+    inputs : tensors[examples, ...] or None
         Where the model begins.
-    targets : tensor[examples, ...] or None
+    targets : tensors[examples, ...] or None
         Where the model ends.
     ids : sequence of int64[examples of a micro-batch]
-        Equally many examples of each micro-batch.
+        Each has one or more.
 
     Attributes
     ----------
@@ -67,10 +68,12 @@ class Step:
         ids: Sequence[Ids],
     ) -> None:
         self._module, self._before, self._after, self._loss, self._ids = module, before, after, loss, ids
-        parts = [slice(k * ids[0].size, (k + 1) * ids[0].size) for k in range(len(ids))]
-        self._inputs = [inputs[part] for part in parts] if before is None else [None] * len(ids)
-        self._targets = [targets[part] for part in parts] if after is None else [None] * len(ids)
-        self._alive: dict[int, tuple[Any, Any]] = {}
+        ends = np.cumsum([0, *(one.size for one in ids)]).tolist()
+        parts = [slice(*pair) for pair in pairwise(ends)]
+        self._examples = ends[-1]
+        self._inputs = [part_of(inputs, part) for part in parts] if before is None else [None] * len(ids)
+        self._targets = [part_of(targets, part) for part in parts] if after is None else [None] * len(ids)
+        self._alive: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
         self.loss, self.most_alive = 0.0, 0
         self._refused = False  # a neighbour has failed
         self.failure: Exception | None = None
@@ -105,44 +108,53 @@ class Step:
             self._expected.add(action)
 
     def _forward(self, k: int) -> None:
-        rows = None
-        arrived = None if self._before is None else self._taken(self._before.activations, k)
+        message, size = None, self._ids[k].size
+        arrays = None if self._before is None else self._taken(self._before.activations, k)
         if self._goes_on:
             try:
-                into = self._inputs[k] if arrived is None else torch.from_numpy(arrived).requires_grad_()
-                output = self._module(into)
+                value, came = _received(self._inputs[k], self._before, arrays)
+                output = self._module(value)
                 if self._after is None:
-                    output = loss_of(self._loss, output, self._targets[k]) / len(self._ids)
-                    self.loss += output.item()
+                    # a division by the number of micro-batches, where these are of one size
+                    loss = loss_of(self._loss, output, self._targets[k]) / (self._examples / size)
+                    self.loss += loss.item()
+                    self._alive[k] = came, [loss]
                 else:
-                    rows = rows_of(output.detach() if isinstance(output, Tensor) else output, self._ids[k].size)
-                self._alive[k] = into, output
+                    parcel = Parcel(output, size, self._after.activations.layout)
+                    message = parcel.message()
+                    self._alive[k] = came, parcel.coded
                 self.most_alive = max(self.most_alive, len(self._alive))
             except Exception as error:  # noqa: BLE001 - told to all ranks
                 self._fail(error)
         if self._after is not None:
-            self._fail(self._after.activations.send(rows, self._ids[k]))
+            self._fail(self._after.activations.send(message, self._ids[k]))
         for cut in (self._before, self._after):
             if cut is not None:
-                cut.know_shapes()
+                cut.know_layouts()
 
     def _backward(self, k: int) -> None:
-        rows = None
-        arrived = None if self._after is None else self._taken(self._after.gradients, k)
+        message = None
+        arrays = None if self._after is None else self._taken(self._after.gradients, k)
         if self._goes_on:
             try:
-                into, output = self._alive.pop(k)
-                gradient = None if arrived is None else torch.from_numpy(arrived).to(output.dtype)
-                if output.requires_grad:  # else nothing of the slice is trained
-                    torch.autograd.backward(output, gradient)
-                if self._before is not None:
-                    rows = np.zeros(into.shape, np.float32) if into.grad is None else rows_of(into.grad, len(into))
+                came, outputs = self._alive.pop(k)
+                gradients = [None] if arrays is None else [torch.from_numpy(one) for one in arrays]
+                pairs = [
+                    (output, None if gradient is None else gradient.to(output.dtype))
+                    for output, gradient in zip(outputs, gradients, strict=True)
+                    if output.requires_grad
+                ]
+                if pairs:  # else nothing of the slice is trained
+                    torch.autograd.backward([one for one, _ in pairs], [gradient for _, gradient in pairs])
+                if self._before is not None and self._before.gradients.layout is not None:
+                    rows = [np.zeros(one.shape, np.float32) if one.grad is None else as_rows(one.grad) for one in came]
+                    message = self._before.gradients.layout, rows
             except Exception as error:  # noqa: BLE001 - told to all ranks
                 self._fail(error)
         if self._before is not None:
-            self._fail(self._before.gradients.send(rows, self._ids[k]))
+            self._fail(self._before.gradients.send(message, self._ids[k]))
 
-    def _taken(self, link: Incoming, k: int) -> NDArray[np.float32] | None:
+    def _taken(self, link: Incoming, k: int) -> Arrays | None:
         try:
             rows = link.take(self._ids[k])
         except CollectiveError:
@@ -164,66 +176,103 @@ class Step:
             self._alive.clear()
 
 
-class NewGradients:
-    """Those that a step adds to parameters that have none before.
+class Undo:
+    """Modules as they were before a step: gradients of parameters, and buffers such as running statistics.
 
     Parameters
     ----------
-    *modules : nn.Module
+    *modules
+        Others than `nn.Module` have nothing that changes.
     """
 
-    def __init__(self, *modules: nn.Module) -> None:
-        self._parameters = [one for module in modules for one in module.parameters() if one.grad is None]
+    def __init__(self, *modules: Any) -> None:
+        found = [one for one in modules if isinstance(one, nn.Module)]
+        parameters = {id(one): one for module in found for one in module.parameters()}.values()
+        self._gradients = [(one, one.grad, _copy(one.grad)) for one in parameters]
+        self._buffers = [
+            (one, name, buffer, _copy(buffer))
+            for module in found
+            for one in module.modules()
+            for name, buffer in one._buffers.items()
+            if buffer is None or not is_lazy(buffer)
+        ]
 
-    def drop(self) -> None:
+    @torch.no_grad()
+    def restore(self) -> None:
         """The step has failed."""
-        for parameter in self._parameters:
-            parameter.grad = None
+        for parameter, gradient, saved in self._gradients:
+            parameter.grad = _restored(gradient, saved)
+        for module, name, buffer, saved in self._buffers:
+            module._buffers[name] = _restored(buffer, saved)
+
+
+def _copy(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach().clone()
+
+
+def _restored(tensor: Tensor | None, saved: Tensor | None) -> Tensor | None:
+    """Return the tensor as it was, in its own memory: others may have views of it."""
+    if tensor is None or saved is None:
+        return None
+    if tensor.is_sparse:  # whose entries cannot be copied into
+        return saved
+    return tensor.copy_(saved)
 
 
 @torch.no_grad()
 def pass_forward(
     module: nn.Module, before: Downstream | None, after: Upstream | None, inputs: Any, ids: Ids
 ) -> tuple[Any, Exception | None]:
-    """Run a batch forward through a slice, uncompressed; returns its output and what failed.
+    """Run a batch forward through a slice, uncompressed and in evaluation mode; returns its output and its failure.
 
     Parameters are those of `Step`. There is no output where the slice, or one before it, has failed.
     """
-    output, rows, failure = None, None, None
-    arrived = None if before is None else before.evaluated.take(ids)
-    if before is None or arrived is not None:
+    output, message, failure = None, None, None
+    arrays = None if before is None else before.evaluated.take(ids)
+    if before is None or arrays is not None:
         try:
-            output = module(inputs if arrived is None else torch.from_numpy(arrived))
-            rows = None if after is None else rows_of(output, ids.size)
+            value, _ = _received(inputs, before, arrays, evaluating=True)
+            with _evaluating(module):
+                output = module(value)
+            message = None if after is None else Parcel(output, ids.size, evaluating=True).message()
         except Exception as error:  # noqa: BLE001 - told to all ranks
             output, failure = None, error
     if after is not None:
-        failure = after.evaluated.send(rows, ids) or failure
+        failure = after.evaluated.send(message, ids) or failure
     for cut in (before, after):
         if cut is not None:
             cut.finish_evaluation()
     return output, failure
 
 
-def loss_of(loss: Loss | None, output: Tensor, targets: Any) -> Tensor:
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Layers that were in training mode are in evaluation mode meanwhile."""
+    training = [one for one in module.modules() if one.training]
+    for one in training:
+        one.training = False
+    try:
+        yield
+    finally:
+        for one in training:
+            one.training = True
+
+
+def _received(
+    inputs: Any, before: Downstream | None, arrays: Arrays | None, evaluating: bool = False
+) -> tuple[Any, list[Tensor]]:
+    """Return the input of a slice, and its tensors whose gradients go back."""
+    if before is None or arrays is None:
+        return inputs, []
+    layout = (before.evaluated if evaluating else before.activations).layout
+    assert layout is not None  # as there are arrays
+    return arrived(layout, arrays)
+
+
+def loss_of(loss: Loss | None, output: Any, targets: Any) -> Tensor:
     """A batch's loss, which is one number; else raises PipelineError."""
     assert loss is not None
     found = loss(output, targets)
     if not isinstance(found, Tensor) or found.numel() != 1:
         raise PipelineError("the loss is not one number: return the mean over the examples of a micro-batch")
     return found
-
-
-def rows_of(output: Any, examples: int) -> NDArray[np.float32]:
-    """What is sent of a slice's output; raises PipelineError if it cannot be."""
-    if not isinstance(output, Tensor) or output.dtype not in _SENT:
-        what = f"a tensor of {output.dtype}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
-        raise PipelineError(
-            f"the stage returns {what}: let its module return one tensor of float32, float16 or bfloat16"
-        )
-    if output.ndim < 2 or len(output) != examples:
-        raise PipelineError(
-            f"the stage returns shape {list(output.shape)} for {examples} examples: keep the examples along the first "
-            "of two or more dimensions"
-        )
-    return output.to(torch.float32).contiguous().numpy()

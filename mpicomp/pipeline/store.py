@@ -43,9 +43,16 @@ class Store(ABC):
         ids of variants, and all other methods take these.
     codec : RowCodec, optional
         Keeps rows in fewer bits, such as ``RowQuantizer(bits=8)``; None: float32. Both ends need the same.
+
+    Attributes
+    ----------
+    pair : int
+        Number that the stores of both ends of a cut share, which the ends agree on; 0: none yet. Stamps of stores with
+        different numbers cannot be compared.
     """
 
     kind = ""
+    pair: int
 
     def __init__(self, examples: int, row_shape: Any, *, variants: int = 1, codec: RowCodec | None = None) -> None:
         self._format = RowFormat(row_shape, codec)
@@ -164,6 +171,10 @@ class Store(ABC):
         self._ledger.forget(rows, stamps)
         self._forgotten(rows)
 
+    def forget_all(self) -> None:
+        """Give up the messages of all rows."""
+        self.forget(np.flatnonzero(seen(self.all_stamps())))
+
     def prefetch(self, ids: Any) -> None:
         """Tell which rows will be read soon; in a file's store a thread reads them meanwhile.
 
@@ -254,7 +265,7 @@ class Store(ABC):
     def _check_state(self, state: Mapping[str, Any], arrays: tuple[str, ...]) -> Stamps:
         """Return the stamps of a state of a store like this."""
         mine = self._description()
-        if not isinstance(state, Mapping) or set(state) != {*mine, *arrays}:
+        if not isinstance(state, Mapping) or set(state) - {"pair"} != {*mine, *arrays}:  # older states have no pair
             held = listed(state) if isinstance(state, Mapping) else shown(state)
             raise ValueError(f"a state with {held} is not one of this store, which has {listed([*mine, *arrays])}")
         for name, value in mine.items():
@@ -265,6 +276,8 @@ class Store(ABC):
                     "load the state that belongs to it, or make the store like that"
                 )
         marks = np.asarray(state["stamps"])
+        if marks.dtype == np.int32:  # of a state with tensors
+            marks = marks.view(np.uint32)
         if marks.dtype != np.uint32 or marks.shape != (self.rows,):
             raise ValueError(
                 f"the state's stamps are {marks.dtype} of shape {marks.shape}, not uint32 of {self.rows} rows: it is "

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from collectives.json_file import one_line
 from mpicomp.codecs.base import Bytes
 from mpicomp.pipeline.checksum import code
-from mpicomp.pipeline.stamps import FORGOTTEN, Ids, seen
-from mpicomp.pipeline.store_header import CLEAN, CLEAN_AT, MAKING, PAGE, UNCLEAN, is_clean, packed
+from mpicomp.pipeline.stamps import FORGOTTEN, Ids, Stamps, seen
+from mpicomp.pipeline.store_header import CLEAN, CLEAN_AT, MAKING, PAGE, PAIR, PAIR_AT, UNCLEAN, is_clean, packed
 
 _MARK = struct.Struct("<II")
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -52,6 +52,8 @@ class StoreFile:
         Stamp and code of each row, as they are in the file.
     torn : int64[k]
         Rows that a process which was killed had not finished; they are forgotten.
+    pair : int
+        Number that the files of both ends of a cut share; 0: none yet.
 
     Raises
     ------
@@ -67,7 +69,7 @@ class StoreFile:
         self._start = -(-(PAGE + 8 * rows) // PAGE) * PAGE
         self._size = self._start + rows * row_bytes
         self.torn: Ids = np.zeros(0, np.int64)
-        self._clean = True
+        self._clean, self.pair = True, 0
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             self._lock()
@@ -77,6 +79,7 @@ class StoreFile:
             else:
                 size = os.fstat(self._file).st_size
                 self._clean = is_clean(head, size, self._size, description, self.name)
+                (self.pair,) = PAIR.unpack_from(head, PAIR_AT)
             self.marks: NDArray[np.uint32] = np.empty((rows, 2), np.uint32)
             self._read(self.marks.reshape(-1).view(np.uint8), PAGE)
             if not self._clean:
@@ -112,11 +115,23 @@ class StoreFile:
         self._mark(row, stamp, check)
         return check
 
-    def forget(self, row: int, mark: int) -> None:
-        """Change a row's stamp, and nothing else."""
+    def forget(self, rows: Ids, stamps: Stamps) -> None:
+        """Change the stamps of rows, and nothing else."""
+        if not rows.size:
+            return
         if self._clean:
             self._set_clean(False)
-        self._mark(row, mark, int(self.marks[row, 1]))
+        self.marks[rows, 0] = stamps
+        first, last = int(rows.min()), int(rows.max())
+        # One write for the rows between, too: a write for each of a million rows takes seconds.
+        self._write(self.marks[first : last + 1].tobytes(), PAGE + 8 * first)
+
+    def set_pair(self, pair: int) -> None:
+        """Change the pair's number, once everything before it is on the disk."""
+        os.fdatasync(self._file)
+        self._write(PAIR.pack(pair), PAIR_AT)
+        os.fdatasync(self._file)
+        self.pair = pair
 
     def sync(self) -> None:
         """Have everything on the disk."""

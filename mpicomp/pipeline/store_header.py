@@ -1,6 +1,7 @@
 """The first page of a store's file: whose it is, and whether all that was written to it is whole.
 
 0      magic, version, length and CRC-32 of a JSON text (20 bytes), and the text
+4080   number that the files of both ends of a cut share, uint64; 0: none yet
 4088   whether the rows are whole: a process that is about to write says so first
 """
 
@@ -18,6 +19,7 @@ from collectives.json_file import one_line, parse_json, shown
 PAGE = 4096
 MAKING = b"mpicNEW\n"  # instead of the magic, until the file is complete for the first time
 CLEAN_AT, CLEAN, UNCLEAN = PAGE - 8, b"whole..\n", b"writing\n"
+PAIR_AT, PAIR = CLEAN_AT - 8, struct.Struct("<Q")
 _MAGIC, _VERSION = b"mpicMSG\n", 1
 _HEAD = struct.Struct("<8sIII")
 
@@ -31,7 +33,7 @@ def packed(description: Mapping[str, Any], name: str) -> bytes:
         The description does not fit.
     """
     text = json.dumps(_with_byte_order(description)).encode()
-    if _HEAD.size + len(text) > CLEAN_AT:
+    if _HEAD.size + len(text) > PAIR_AT:
         raise ValueError(f"{name}: a store's description has {len(text)} characters: shorten its fingerprint")
     return _HEAD.pack(_MAGIC, _VERSION, len(text), zlib.crc32(text)) + text
 

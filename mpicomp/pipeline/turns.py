@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import index
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -19,13 +20,14 @@ from torch import Tensor, nn
 from collectives import Communicator
 from collectives.errors import CollectiveError
 from mpicomp.codecs.options import whole
-from mpicomp.pipeline.agreement import in_words, raise_first
+from mpicomp.pipeline.agreement import DIFFERENT, in_words, job_rank, raise_first
 from mpicomp.pipeline.cut import Compressions, CutEnd, check_compressions
 from mpicomp.pipeline.errors import PipelineError
 from mpicomp.pipeline.link import REFUSABLE
 from mpicomp.pipeline.pair import Pair
 from mpicomp.pipeline.schedule import Action
-from mpicomp.pipeline.step import NewGradients, Step
+from mpicomp.pipeline.states import with_arrays, with_tensors
+from mpicomp.pipeline.step import Step, Undo
 
 Ends = TypeVar("Ends", bound=tuple[CutEnd, CutEnd])
 SERVER = 0
@@ -50,9 +52,9 @@ class Party(ABC, Generic[Ends]):
         self.client: int | None = None
         self._modules, self._compressions, self._seed = modules, compressions, seed
         self._weights_of: int | None = None  # the client whose turn was the last
-        self._lost = ""  # what this rank could not keep
         self._cuts: dict[int, Ends] = {}
-        self._agree_on_options(wrong)
+        self._pipeline = self._agree_on_options(wrong)
+        self.clients = int(clients)
         own = range(clients) if comm.rank == SERVER else range(comm.rank - 1, clients, comm.size - 1)
         self._cuts = {client: self._ends(client) for client in own}
         comm.start_progress_thread()  # where it is not supported, messages go on while a rank waits
@@ -108,7 +110,7 @@ class Party(ABC, Generic[Ends]):
         """Agree on whose turn it is, and bring the weights there."""
         if self.client is not None:
             raise RuntimeError(f"the turn of client {self.client} has not ended: leave its `with` block first")
-        named = client if whole(client, 0, self.clients - 1) else -1
+        named = int(client) if whole(client, 0, self.clients - 1) else -1
         everyones = self.comm.allgather(np.array([[named]], np.int64))[:, 0].tolist()
         if len(set(everyones)) > 1 or named < 0:
             told = ", ".join(f"rank {rank}: {'none' if one < 0 else one}" for rank, one in enumerate(everyones))
@@ -116,7 +118,7 @@ class Party(ABC, Generic[Ends]):
                 f"{self.comm.here}: the ranks name no client alike ({told}): let all begin the turn of one of the "
                 f"clients 0 to {self.clients - 1}"
             )
-        before, self._weights_of, self.client = self._weights_of, client, client
+        before, self._weights_of, self.client = self._weights_of, named, named
         if before is not None and self.rank_of(before) != self.rank_of(client):
             self._bring_weights(self.rank_of(before), self.rank_of(client))
 
@@ -154,17 +156,17 @@ class Party(ABC, Generic[Ends]):
     def _open(self, pair: Pair, cuts: Ends, wrong: str | None) -> None:
         """Begin a step on both ranks, or on neither."""
         kept = [cut.checksum() for cut in cuts]
-        theirs = pair.agree("the step was not begun", self._lost or wrong, kept)
-        if kept != theirs.tolist():
-            raise PipelineError(
-                f"{self.comm.here}: the server and client {self.client} have kept different messages of the same "
-                "examples: load the last checkpoint, or call forget_messages() on all ranks, and all are sent in full "
-                "again"
-            )
+        theirs = pair.exchange(kept)
+        text = f"{self.comm.here}: the server and client {self.client} {DIFFERENT}"
+        for cut, one, other in zip(cuts, kept, theirs.tolist(), strict=True):
+            cut.lost = text if one != other else cut.lost
+        if kept != theirs.tolist():  # before other errors: a checksum is compared only once
+            raise PipelineError(text)
+        pair.agree("the step was not begun", wrong)
 
     def _take(self, pair: Pair, cuts: Ends, actions: Sequence[tuple[Step, Action]]) -> None:
         """Take the actions of a step, and end it well on both ranks, or on neither."""
-        gradients = NewGradients(*self._modules)
+        undo = Undo(*self._modules, getattr(self, "_loss", None))
         try:
             for run, action in actions:
                 run.take(action)
@@ -173,24 +175,21 @@ class Party(ABC, Generic[Ends]):
             failure = next((run.failure for run, _ in actions if run.failure is not None), None)
             pair.agree("the step failed", in_words(failure), cause=failure)
         except BaseException as error:
-            gradients.drop()
+            undo.restore()
             for cut in cuts:
                 cut.roll_back()
             if not isinstance(error, PipelineError | CollectiveError):  # such as KeyboardInterrupt: on this rank alone
                 self.comm.give_up(error)
             raise
-        try:
-            for cut in cuts:
-                cut.commit()
-        except OSError as error:  # too late to take the step back on the other rank
-            self._lost = f"messages of step {self.steps} could not be kept ({error}): load the last checkpoint"
+        for cut in cuts:
+            cut.commit(self.steps)
         self.steps += 1
 
     # States ----------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Steps made, whose turn was the last, and messages that are kept; not the parameters of modules."""
-        cuts = {client: [cut.state_dict() for cut in both] for client, both in self._cuts.items()}
+        cuts = {client: [with_tensors(cut.state_dict()) for cut in both] for client, both in self._cuts.items()}
         return {**self._place(), "steps": self.steps, "weights_of": self._weights_of, "cuts": cuts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -210,13 +209,13 @@ class Party(ABC, Generic[Ends]):
         try:
             for client, both in self._cuts.items():
                 for cut, saved in zip(both, state["cuts"][client], strict=True):
-                    cut.load_state_dict(saved)
+                    cut.load_state_dict(with_arrays(saved))
         except (TypeError, KeyError, *REFUSABLE) as error:
             failure = in_words(error)
         raise_first(
             self.comm.allgather_object(failure), "the state was not loaded on all ranks: load another", name="rank"
         )
-        self.steps, self._weights_of, self._lost = int(state["steps"]), state["weights_of"], ""
+        self.steps, self._weights_of = int(state["steps"]), state["weights_of"]
         self.compare_stores()
 
     def _place(self) -> dict[str, int]:
@@ -229,7 +228,7 @@ class Party(ABC, Generic[Ends]):
                 cut.forget_messages()
 
     def compare_stores(self) -> int:
-        """Have both ends of each cut forget the examples whose visits they count differently; how many; collective."""
+        """Have both ends of each cut forget the examples whose messages they do not share; how many; collective."""
         return sum(cut.compare() for both in self._cuts.values() for cut in both)
 
     def close(self) -> None:
@@ -240,7 +239,8 @@ class Party(ABC, Generic[Ends]):
 
     # Making ----------------------------------------------------------------------------------------------------------
 
-    def _agree_on_options(self, wrong: str | None) -> None:
+    def _agree_on_options(self, wrong: str | None) -> int:
+        """Return the number of this group of ranks, each of which draws random words of its own."""
         try:
             self._check_arguments()
         except (TypeError, ValueError) as error:
@@ -248,17 +248,18 @@ class Party(ABC, Generic[Ends]):
         forward, backward = self._compressions
         said = f"{self.clients} clients, forward {forward}, backward {backward}, seed {self._seed}"
         weights = [f"{tensor.dtype}{list(tensor.shape)}" for tensor in self._tensors()] if wrong is None else []
-        answers = self.comm.allgather_object((wrong, said, weights))
-        raise_first([one for one, _, _ in answers], "split learning cannot begin", name="rank")
-        if len({text for _, text, _ in answers}) > 1:
-            told = "; ".join(f"rank {rank}: {text}" for rank, (_, text, _) in enumerate(answers))
+        answers = self.comm.allgather_object((wrong, said, weights, job_rank(self.comm)))
+        raise_first([one for one, *_ in answers], "split learning cannot begin", name="rank")
+        if len({text for _, text, *_ in answers}) > 1:
+            told = "; ".join(f"rank {rank}: {text}" for rank, (_, text, *_) in enumerate(answers))
             raise PipelineError(f"{self.comm.here}: the ranks are given different options, give all the same: {told}")
-        for rank, (_, _, theirs) in enumerate(answers[2:], 2):
+        for rank, (_, _, theirs, _) in enumerate(answers[2:], 2):
             if theirs != answers[1][2]:
                 raise PipelineError(
                     f"{self.comm.here}: the layers of the clients on ranks 1 and {rank} have weights of different "
                     "shapes or types, but clients go on from each other's weights: make the same layers on both"
                 )
+        return int(answers[SERVER][3])
 
     def _check_arguments(self) -> None:
         for module in self._modules:
@@ -269,6 +270,7 @@ class Party(ABC, Generic[Ends]):
         if not whole(self.clients, self.comm.size - 1):
             raise ValueError(f"{self.clients!r:.80} clients are spread over {self.comm.size - 1} ranks: give each one")
         check_compressions(self._compressions)
+        self._seed = index(self._seed)
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:

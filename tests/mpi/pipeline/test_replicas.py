@@ -61,9 +61,10 @@ class Replica:
         algorithm = options.get("algorithm", Dense())
         return DistributedOptimizer(inner, algorithm, self.replicas, named, backward_passes_per_step=MICRO_BATCHES)
 
-    def step(self, step: int, ids: Any = None) -> float:
+    def step(self, step: int, ids: Any = None, keep: bool = False) -> float:
         inputs, targets = batch(self.replicas.rank, step)
-        self.optimizer.zero_grad()
+        if not keep:
+            self.optimizer.zero_grad()
         loss = self.stage.step(
             inputs if self.first else None,
             targets if self.last else None,
@@ -149,3 +150,78 @@ def test_a_pipeline_that_cannot_begin_keeps_the_others_from_it(comm: Communicato
             own.step(0, wrong)
         own.optimizer.synchronize()  # type: ignore[attr-defined]
         assert own.step(0) > 0
+
+
+@four_ranks
+@pytest.mark.parametrize("failing", [0, 1, 2])
+@pytest.mark.parametrize("bits", [0, 4])
+def test_a_step_can_be_repeated_though_gradients_were_set_to_zero(comm: Communicator, failing: int, bits: int) -> None:
+    found = []
+    for fails in (False, True):
+        with replica(comm, bits=bits) as own:
+            for step in range(STEPS):
+                own.optimizer.zero_grad(set_to_none=False)
+                if fails and step == failing:
+                    own.fails = own.replicas.rank == 1
+                    with pytest.raises(PipelineError, match="RuntimeError: out of luck"):
+                        own.step(step, keep=True)
+                    own.fails = False
+                    if not bits:
+                        own.optimizer.synchronize()  # type: ignore[attr-defined]
+                        own.optimizer.zero_grad(set_to_none=False)
+                own.step(step, keep=True)
+            found.append(own.weights())
+    assert torch.equal(*found)
+
+
+@four_ranks
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("axes", ["replica first", "stage first"])
+def test_pipelines_side_by_side_round_independently_under_one_seed(
+    comm: Communicator, direction: str, axes: str
+) -> None:
+    order = ("replica", "stage") if axes == "replica first" else ("stage", "replica")
+    with comm.grid(**dict.fromkeys(order, REPLICAS)) as grid:
+        stages = grid.along("stage")
+        last = stages.rank == 1
+        module = nn.Linear(WIDTH, WIDTH)
+        with torch.no_grad():
+            module.weight.copy_(torch.eye(WIDTH))
+            module.bias.zero_()
+        options: dict[str, Any] = {direction: Direct(RowQuantizer(4, "stochastic"))}
+        stage = PipelineStage(module, stages, 1, loss=nn.functional.mse_loss if last else None, **options)
+        inputs = torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(1))
+        arrived: list[Tensor] = []
+        module.register_forward_pre_hook(lambda _, given: arrived.append(given[0].detach()))
+        module.register_full_backward_hook(lambda _, __, given: arrived.append(given[0].detach()))  # type: ignore[arg-type]
+        stage.step(None if last else inputs, torch.zeros(64, WIDTH) if last else None)
+        errors = arrived[0] - inputs if direction == "forward" else arrived[-1] - inputs / (32 * WIDTH)
+        mine = errors.flatten().numpy()
+        everyones = grid.along("replica").allgather_object(mine)
+        if last == (direction == "forward"):
+            assert np.abs(mine).max() > 0
+            assert abs(np.corrcoef(everyones)[0, 1]) < 0.2
+
+
+@four_ranks
+@pytest.mark.parametrize("examples", [EXAMPLES - 1, MICRO_BATCHES - 1])
+def test_replicas_train_with_a_smaller_batch_on_one_of_them(comm: Communicator, examples: int) -> None:
+    with replica(comm) as own:
+        inputs, targets = batch(own.replicas.rank, 0)
+        taken = examples if own.replicas.rank else EXAMPLES
+        for _ in range(2):
+            own.optimizer.zero_grad()
+            own.stage.step(inputs[:taken] if own.first else None, targets[:taken] if own.last else None)
+            own.optimizer.step()
+        model = nn.Sequential(*(layer(number) for number in range(2)))
+        for _ in range(2):
+            model.zero_grad()
+            for number, size in ((0, EXAMPLES), (1, examples)):
+                inputs, targets = batch(number, 0)
+                torch.autograd.backward(nn.functional.mse_loss(model(inputs[:size]), targets[:size]) / REPLICAS)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    parameter -= LR * parameter.grad
+        expected = torch.cat([one.detach().flatten() for one in model[own.stage.stage].parameters()])
+        torch.testing.assert_close(own.weights(), expected, rtol=0, atol=1e-6)

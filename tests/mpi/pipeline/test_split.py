@@ -222,6 +222,30 @@ def test_layers_that_fail_are_told_on_both_ends_and_the_step_can_be_repeated(
     assert visits(party) == visits(other)
 
 
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("number", [FIRST, MIDDLE, LAST])
+def test_a_step_that_is_repeated_finds_gradients_and_buffers_as_they_were(
+    comm: Communicator, number: int, zeros: bool
+) -> None:
+    party, other = made(comm), made(comm)
+    for one in (party, other):
+        one_step(one)
+        for layer in layers(one) if zeros else ():
+            layer.zero_grad(set_to_none=False)
+    failing = [layer for layer in layers(party) if (number == MIDDLE) == (comm.rank == 0)][number // 2 :][:1]
+    for layer in failing:
+        layer.fails_backward = True
+    with pytest.raises(PipelineError, match="no layer today"):
+        one_step(party)
+    for layer in failing:
+        layer.fails_backward = False
+    assert one_step(party) == one_step(other)
+    for mine, theirs in zip(layers(party), layers(other), strict=True):
+        assert torch.equal(mine.seen, theirs.seen)
+        for weights, same in zip(mine.parameters(), theirs.parameters(), strict=True):
+            assert weights.grad is None or same.grad is None or torch.equal(weights.grad, same.grad)
+
+
 def _not_a_number(x: Tensor) -> Tensor:
     return x * float("nan")
 
@@ -337,7 +361,7 @@ def test_training_goes_on_from_a_state_bit_by_bit_and_from_ends_that_differ(comm
         assert train_turn(party, client) == train_turn(again, client)
     behind = again.state_dict()
     if comm.rank == 0:
-        behind["cuts"][1][0]["activations"]["store"]["stamps"][:3] -= np.uint32(1)
+        behind["cuts"][1][0]["activations"]["store"]["stamps"][:3] -= 1
     again.load_state_dict(behind)
     assert again.compare_stores() == 0
     stamps = again.state_dict()["cuts"].get(1)
@@ -359,8 +383,10 @@ def test_messages_that_differ_between_the_two_ends_are_noticed(comm: Communicato
     if comm.rank == 0:
         store = party._cuts[0][1].codings["activations"]._store  # type: ignore[attr-defined]
         store.write([3], np.ones((1, WIDTH), np.float32), stamps=[1])
-    with pytest.raises(PipelineError, match="kept different messages"):
-        one_step(party)
+    for _ in range(3):
+        with pytest.raises(PipelineError, match="kept different messages"):
+            one_step(party)
+    one_step(party, 1)  # whose messages are others
     party.forget_messages()
     for _ in range(2):
         one_step(party)

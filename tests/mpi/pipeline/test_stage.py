@@ -94,7 +94,7 @@ def test_training_goes_on_from_a_state_bit_by_bit_and_from_ends_that_differ(comm
 def staged_state(stage: PipelineStage, other: PipelineStage) -> dict[str, Any]:
     """A state whose store counts a visit less."""
     state = stage.state_dict()
-    state["codings"]["activations after"]["store"]["stamps"] -= np.uint32(1)
+    state["codings"]["activations after"]["store"]["stamps"] -= 1
     return state
 
 

@@ -1,0 +1,114 @@
+"""Parameters that stages of a pipeline share, such as an embedding that is the output layer too."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from collectives import Communicator
+from mpicomp.pipeline.errors import PipelineError
+from mpicomp.pipeline.link import exchange
+
+_TAG = 22  # above those of cuts, pairs and weights
+_CHECK_EVERY = 100  # steps: a checksum reads all of the parameters
+_CHECKED = (0, 1)  # of these: the first steps show options that differ
+
+
+class TiedParameters:
+    """Those of a stage.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Of the stages.
+    tied : dict of str to Parameter
+        By a name that the stages which share a parameter have in common.
+
+    Raises
+    ------
+    PipelineError
+        The stages that share a parameter have it in different shapes or types, or one stage alone has a name; on every
+        stage.
+    """
+
+    def __init__(self, comm: Communicator, tied: Mapping[str, nn.Parameter]) -> None:
+        self._comm, self._parameters = comm, dict(tied)
+        self._before: dict[str, Tensor | None] = {}
+        wrong = {name for name, one in tied.items() if not isinstance(one, nn.Parameter)}
+        mine = {
+            name: "no parameter" if name in wrong else f"{one.dtype}{list(one.shape)}" for name, one in tied.items()
+        }
+        everyones = comm.allgather_object(mine)
+        self._stages = {
+            name: [stage for stage, theirs in enumerate(everyones) if name in theirs]
+            for name in sorted({name for theirs in everyones for name in theirs})
+        }
+        for name, stages in self._stages.items():
+            held = {everyones[stage][name] for stage in stages}
+            if (len(stages) < 2 <= comm.size) or len(held) > 1 or "no parameter" in held:
+                told = ", ".join(f"stage {stage}: {everyones[stage][name]}" for stage in stages)
+                raise PipelineError(
+                    f"{comm.here}: the tied parameter {name!r} must be one of the same shape and type on two stages or "
+                    f"more, and it is {told}: pass it in tied= on all stages that share it"
+                )
+        for name, stages in self._shared():
+            with torch.no_grad():
+                self._parameters[name].copy_(self._everyones(name, stages, self._parameters[name])[0])
+
+    def begin(self, step: int) -> None:
+        """Put gradients of earlier steps aside, and compare the parameters now and then; collective over the stages.
+
+        Raises
+        ------
+        PipelineError
+            A parameter differs between the stages that share it; on all of them.
+        """
+        self._before = {}
+        for name, one in self._parameters.items():
+            self._before[name], one.grad = one.grad, None
+        if not self._stages or step % _CHECK_EVERY not in _CHECKED:
+            return
+        sums = {name: zlib.crc32(_bytes(one)) for name, one in self._parameters.items()}
+        everyones = self._comm.allgather_object(sums)
+        for name, stages in self._stages.items():
+            if len({everyones[stage][name] for stage in stages}) > 1:
+                raise PipelineError(
+                    f"{self._comm.here}: the tied parameter {name!r} differs between the stages {stages}: load one "
+                    "checkpoint on all of them, and give it the same optimizer and options there"
+                )
+
+    def add_gradients(self) -> None:
+        """Add the sum of the step's gradients to those before, on all stages that share a parameter."""
+        for name, stages in self._shared():
+            one, before = self._parameters[name], self._before.pop(name)
+            mine = torch.zeros_like(one) if one.grad is None else one.grad.to_dense()
+            first, *others = self._everyones(name, stages, mine.detach())
+            for other in others:  # in the order of the stages, so that all have the same bits
+                first = first + other
+            one.grad = first if before is None else before.add_(first)
+
+    def _shared(self) -> list[tuple[str, list[int]]]:
+        """Return the parameters of this stage and the stages that share them, in an order that all have in common."""
+        return [(name, stages) for name, stages in self._stages.items() if name in self._parameters]
+
+    def _everyones(self, name: str, stages: list[int], mine: Tensor) -> list[Tensor]:
+        """Return a tensor of each of the stages."""
+        found = []
+        for stage in stages:
+            if stage == self._comm.rank:
+                found.append(mine.detach().clone())
+                continue
+            theirs = torch.empty_like(mine, memory_format=torch.contiguous_format)
+            exchange(self._comm, stage, _TAG, _bytes(mine), _bytes(theirs))
+            found.append(theirs)
+        return found
+
+
+def _bytes(tensor: Tensor) -> Any:
+    found: np.ndarray[Any, np.dtype[np.uint8]] = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return found

@@ -1,0 +1,126 @@
+"""Stages that are made again over files of messages: of a crashed run, of another run, and of one that goes on."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from collectives import Communicator
+from mpicomp.codecs.rows import RowQuantizer
+from mpicomp.pipeline import Deltas, PipelineStage
+from tests.mpi.pipeline.stages import EXAMPLES, given, layer, staged
+
+pytestmark = pytest.mark.mpi(min_size=2, max_size=3)
+LOST = "cut-0-after"  # a file of rank 1
+
+
+@contextmanager
+def over_files(comm: Communicator, folder: Path, shift: float = 0.0, **options: Any) -> Iterator[PipelineStage]:
+    """A stage whose activations depend on `shift`, with messages in a folder."""
+    module = layer(comm.rank)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += shift
+    stage = staged(comm, module, forward=Deltas(RowQuantizer(4), EXAMPLES, folder=folder, **options))
+    try:
+        yield stage
+    finally:
+        stage.close()
+        comm.barrier()
+
+
+def forward_bytes(comm: Communicator, stage: PipelineStage) -> tuple[float, int]:
+    """Return the loss of a step, and the bytes of the first stage's activations in it."""
+    before = stage.bytes_sent[0]
+    loss = stage.step(**given(comm))
+    return loss, comm.allgather_object(stage.bytes_sent[0] - before)[0]
+
+
+def put(comm: Communicator, source: Path, target: Path) -> None:
+    """Give rank 1 another file."""
+    if comm.rank == 1:
+        shutil.copy(source, target)
+    comm.barrier()
+
+
+@pytest.mark.parametrize("lost", ["rows", "file"])
+def test_rows_that_one_end_has_lost_are_sent_in_full_after_a_crash(comm: Communicator, folder: Path, lost: str) -> None:
+    with over_files(comm, folder, run="one") as stage:
+        full = forward_bytes(comm, stage)[1]
+    put(comm, folder / LOST, folder / "earlier")
+    with over_files(comm, folder, 0.5, run="one") as stage:
+        stage.step(**given(comm))
+    if lost == "rows":
+        put(comm, folder / "earlier", folder / LOST)
+    elif comm.rank == 1:
+        (folder / LOST).unlink()
+    comm.barrier()
+    with over_files(comm, folder, 0.5, run="one") as stage:
+        exact = stage.evaluate(given(comm)["inputs"], given(comm)["targets"])
+        for _ in range(2):
+            loss, sent = forward_bytes(comm, stage)
+            assert stage.stores_alike()
+            assert loss == pytest.approx(exact, abs=1e-2)
+            assert (sent == full) == (_ == 0)
+
+
+def test_files_of_different_runs_are_no_pair_though_their_examples_were_visited_equally_often(
+    comm: Communicator, folder: Path
+) -> None:
+    with over_files(comm, folder / "other", 0.5, run="one") as stage:
+        stage.step(**given(comm))
+    with over_files(comm, folder, run="one") as stage:
+        full = forward_bytes(comm, stage)[1]
+    put(comm, folder / "other" / LOST, folder / LOST)
+    with over_files(comm, folder, run="one") as stage:
+        assert forward_bytes(comm, stage)[1] == full
+        assert stage.stores_alike()
+
+
+def test_files_that_agree_serve_a_run_of_the_same_name(comm: Communicator, folder: Path) -> None:
+    with over_files(comm, folder, run="one") as stage:
+        full = forward_bytes(comm, stage)[1]
+    with over_files(comm, folder, run="one") as stage:
+        assert forward_bytes(comm, stage)[1] < full
+        assert stage.stores_alike()
+
+
+def test_a_second_run_without_a_name_does_not_begin_with_the_first_ones_messages(
+    comm: Communicator, folder: Path
+) -> None:
+    found = []
+    for folder_of_run in (folder / "same", folder / "same", folder / "other"):
+        with over_files(comm, folder_of_run) as stage:
+            found.append([forward_bytes(comm, stage) for _ in range(2)])
+        with over_files(comm, folder_of_run, 0.5) as stage:
+            stage.step(**given(comm))
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_run_without_a_name_goes_on_from_its_files_once_it_has_loaded_its_state(
+    comm: Communicator, folder: Path
+) -> None:
+    with over_files(comm, folder) as stage:
+        full = forward_bytes(comm, stage)[1]
+        state = stage.state_dict()
+    with over_files(comm, folder) as stage:
+        stage.load_state_dict(state)
+        assert forward_bytes(comm, stage)[1] < full
+
+
+def test_a_state_whose_files_another_run_has_taken_over_finds_no_messages(comm: Communicator, folder: Path) -> None:
+    with over_files(comm, folder) as stage:
+        full = forward_bytes(comm, stage)[1]
+        state = stage.state_dict()
+    with over_files(comm, folder, 0.5) as stage:
+        stage.step(**given(comm))
+    with over_files(comm, folder) as stage:
+        stage.load_state_dict(state)
+        assert forward_bytes(comm, stage)[1] == full
+        assert stage.stores_alike()
