@@ -13,6 +13,7 @@ from collectives import Communicator
 from mpicomp.aggregator.arguments import vector_spec
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.aggregator.parts import MessageModel, Parts, Reducer, StateKind, Synchronize, VectorSpec
+from mpicomp.aggregator.rehearsal import compile_kernels
 
 __all__ = ["Algorithm", "MessageModel", "Parts", "Reducer", "StateKind", "Synchronize", "VectorSpec"]
 
@@ -88,6 +89,7 @@ class Algorithm(ABC):
         lengths = tensor_lengths if self.uses_tensor_lengths else None
         spec = vector_spec(comm, n, dtype, vector_id, lengths, str(device), self)
         if spec.device == "cpu":
+            compile_kernels(self, comm, spec)
             return Aggregator(self, comm, spec)
         try:
             with comm.tags_unused_on_error():

@@ -14,6 +14,7 @@ from mpicomp import __version__
 # Each module has add_arguments(parser) and run(args) -> exit status.
 COMMANDS = {
     "doctor": ("mpicomp.cli.doctor", "find out whether a job can run here, and what would slow it down"),
+    "warm": ("mpicomp.cli.warm", "compile all kernels once for this machine, so that no job has to"),
     "bench": ("mpicomp.cli.bench", "time an all-reduce against MPI's own"),
     "advise": ("mpicomp.cli.advise", "predict what each method would make of a training step on this network"),
     "trace": ("mpicomp.cli.trace", "join the ranks' traces into one, and tell what their time was spent on"),

@@ -76,8 +76,9 @@ class CacheFolder:
         self._places: list[Path] | None = None
         self._to_write: Path | None = None
         self._refused: set[Path] = set()
-        self._problem = ""
         self._locks_work = True
+        self.problem = ""
+        """Why kernels are not kept where they should be; empty as long as they are."""
 
     @property
     def places(self) -> list[Path]:
@@ -88,6 +89,15 @@ class CacheFolder:
                 with suppress(OSError):
                     os.utime(place)  # the latest use is what clearing goes by
         return self._places
+
+    @property
+    def folder(self) -> Path:
+        """Where new kernels are kept, or would be if they could."""
+        return self._to_write or self.places[0]
+
+    def count(self) -> int:
+        """Return how many compiled kernels there are."""
+        return len({file.name for place in self.places for file in place.glob("*.nbc")})
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a file, or None where no place has it."""
@@ -138,7 +148,7 @@ class CacheFolder:
         """Use a place no longer for writing."""
         self._refused.add(place)
         self._to_write = None
-        self._problem = self._problem or f"{place.parent} takes no compiled kernels ({error.strerror or error})"
+        self.problem = self.problem or f"{place.parent} takes no compiled kernels ({error.strerror or error})"
 
     def _fall_back(self) -> Path | None:
         """Return a folder among temporary files that is this user's own; warns of it."""
@@ -153,12 +163,12 @@ class CacheFolder:
             _create(place)
         except OSError as error:
             self._refused.update((*self.places, Path()))
-            problem = f"{self._problem}, nor do temporary files ({error.strerror or error})"
+            problem = f"{self.problem}, nor do temporary files ({error.strerror or error})"
             warnings.warn(f"{problem}: every process compiles them again; {_CURE}", RuntimeWarning, stacklevel=2)
             self._locks_work = False  # processes would compile one after the other, and all of them
             return None
         if is_new:
-            warnings.warn(f"{self._problem}: they are kept in {place.parent}; {_CURE}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{self.problem}: they are kept in {place.parent}; {_CURE}", RuntimeWarning, stacklevel=2)
         self.places.append(place)
         return place
 

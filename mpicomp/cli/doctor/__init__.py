@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     """Examine, report on rank 0, and return the exit status, the same on every rank."""
     mpi, loaded = library.load()
     if mpi is None:
-        return _report([loaded, *environment.findings(1)], args.json)
+        return _report([loaded, *environment.findings(1, len(os.sched_getaffinity(0)))], args.json)
     comm = mpi.COMM_WORLD
     launcher = examine("launcher", lambda: job.launcher(comm.size, os.environ))
     found = [loaded, *library.findings(mpi), launcher, job.messages(comm, args.deadline)]
@@ -39,7 +39,8 @@ def run(args: argparse.Namespace) -> int:
         comm.Abort(status)
     places = comm.allgather(job.here(mpi.Get_library_version().split(",")[0].rstrip("\0")))
     found += job.hosts(places)
-    found += environment.findings(sum(place.host == places[comm.rank].host for place in places))
+    here = [place.cores for place in places if place.host == places[comm.rank].host]
+    found += environment.findings(len(here), len(frozenset[int]().union(*here)))
     found += comm.bcast(gpu.findings() if comm.rank == 0 else None)
     return _report(found, args.json) if comm.rank == 0 else _status(found)
 

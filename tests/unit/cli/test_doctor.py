@@ -84,15 +84,6 @@ def test_the_package_that_overwrites_pytest_mpi_is_found(packages: list[str], st
 
 
 @pytest.mark.parametrize(
-    ("n_ranks", "environ", "status"), [(1, {}, "ok"), (2, {}, "warn"), (2, {"OMP_NUM_THREADS": "1"}, "ok")]
-)
-def test_unlimited_thread_pools_are_a_warning_from_two_ranks_on(
-    n_ranks: int, environ: dict[str, str], status: str
-) -> None:
-    assert environment.threads(n_ranks, environ).status == status
-
-
-@pytest.mark.parametrize(
     ("environ", "offered", "status"),
     [
         ({}, "always [madvise] never", "warn"),
