@@ -31,7 +31,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         # Only the chosen command is imported: the doctor must work where the others cannot even be loaded.
         if name in arguments[:1]:
-            command = importlib.import_module(module)
+            try:
+                command = importlib.import_module(module)
+            except (ImportError, RuntimeError) as error:
+                problem = importlib.import_module("collectives.mpi_library").cause(error)
+                if not problem:
+                    raise
+                parser.exit(1, f"mpicomp {name}: error: {problem}\n")
             command.add_arguments(subparser)
             subparser.set_defaults(run=command.run)
     args = parser.parse_args(arguments)

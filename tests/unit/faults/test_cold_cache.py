@@ -31,7 +31,7 @@ with mpicomp.Communicator(timeout=NEVER_S) as comm:
 
 
 @pytest.mark.timeout(3 * JOB_S)
-def test_ranks_that_start_on_an_empty_kernel_cache_compile_each_kernel_once_and_before_the_first_call(
+def test_ranks_that_start_on_an_empty_cache_compile_each_kernel_once_and_before_a_call(
     jobs: Jobs, tmp_path: Path
 ) -> None:
     env = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
