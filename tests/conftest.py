@@ -6,7 +6,7 @@ Tests that need a package of an extra, such as PyTorch, are skipped where that i
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -60,9 +60,20 @@ if MISSING:
     def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> Module:
         return Module.from_parent(parent, path=module_path)  # type: ignore[no-any-return]
 
+    def skipping() -> Generator[None, Any, Any]:
+        """Make the error of a test's own import a skip, where it lacks an extra."""
+        try:
+            return (yield)
+        except ImportError as error:
+            lacking = missing_extra(error)
+            if not lacking:
+                raise
+            pytest.skip(f"{lacking} is not installed")
+
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Iterator[None]:
-        lacking = missing_extra(call.excinfo.value) if call.excinfo is not None else ""
-        if lacking:
-            call.excinfo = pytest.ExceptionInfo.from_exception(pytest.skip.Exception(f"{lacking} is not installed"))
-        return (yield)
+    def pytest_runtest_setup() -> Generator[None, Any, Any]:
+        return (yield from skipping())
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call() -> Generator[None, Any, Any]:
+        return (yield from skipping())

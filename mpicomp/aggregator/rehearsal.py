@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import sys
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import fields, replace
@@ -59,19 +60,25 @@ def compile_kernels(method: Any, comm: Communicator, spec: VectorSpec) -> None:
             # "auto" goes by a payload's length times the ranks that it comes from
             n = min(MOST_ELEMENTS, spec.n * max(1, comm.size - 1) // max(1, ranks - 1))
             short = VectorSpec(1 << (n.bit_length() - 1), spec.dtype)
-            rehearse(getattr(method, "method", method), short, ranks, comm.topology)
+            # only its optimizers pass differences, which have kernels of their own
+            with_moves = "mpicomp.torch.bucket_reducers" in sys.modules
+            rehearse(getattr(method, "method", method), short, ranks, comm.topology, with_moves)
         _done.add(key)
 
 
-def rehearse(method: Any, spec: VectorSpec, ranks: int, topology: str | Topology) -> None:
-    """Make a few steps of a method on ranks that are threads, unless this machine has seen them."""
+def rehearse(method: Any, spec: VectorSpec, ranks: int, topology: str | Topology, with_moves: bool) -> None:
+    """Make a few steps of a method on ranks that are threads, unless this machine has seen them.
+
+    with_moves : also with vectors that are a `Difference`, where the method is meant for these.
+    """
     method = _shortened(method)
-    text = f"{method!r} {spec.dtype}[{spec.n}] on {ranks} ranks over {topology!r}"
+    with_moves = with_moves and method.synchronize == "updates" and not spec.sixteen_bit
+    text = f"{method!r} {spec.dtype}[{spec.n}]{' of moves' * with_moves} on {ranks} ranks over {topology!r}"
     mark = f"rehearsed-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
     if CACHE.has(mark):
         return
     try:
-        _make_steps(method, spec, ranks, topology)
+        _make_steps(method, spec, ranks, topology, with_moves)
     except Exception as error:  # noqa: BLE001 - kernels are then compiled when they are called
         _log.debug("no rehearsal of %s: %s", text, error)
     CACHE.write(mark, text.encode())
@@ -83,14 +90,14 @@ def _shortened(method: Any) -> Any:
     return replace(method, **{name: _SHORTER[name](value) for name, value in options.items() if value is not None})
 
 
-def _make_steps(method: Method, spec: VectorSpec, ranks: int, topology: str | Topology) -> None:
+def _make_steps(method: Method, spec: VectorSpec, ranks: int, topology: str | Topology, with_moves: bool) -> None:
     from collectives.threads.run_local import run_local
 
     waiting = logging.getLogger("collectives")
     waiting.addFilter(_is_no_rehearsal)
     try:
         options = {"timeout": PATIENCE_S, "arrival_timeout": PATIENCE_S}
-        run_local(ranks, lambda comm: _steps_of_rank(method, comm, spec), topology, **options)
+        run_local(ranks, lambda comm: _steps_of_rank(method, comm, spec, with_moves), topology, **options)
     finally:
         waiting.removeFilter(_is_no_rehearsal)
 
@@ -110,13 +117,13 @@ class _Rehearsal(Aggregator):
         return Flat(array, self.dtype, array.shape)
 
 
-def _steps_of_rank(method: Method, comm: Communicator, spec: VectorSpec) -> None:
+def _steps_of_rank(method: Method, comm: Communicator, spec: VectorSpec, with_moves: bool) -> None:
     _thread.rehearses = True
     aggregator = _Rehearsal(method, comm, spec)
     vector, out = _vector(spec, comm.rank), np.empty(spec.n, spec.stored)
     for _ in range(STEPS):
         aggregator.aggregate(vector, out)
-    if getattr(method, "synchronize", "") == "updates" and not spec.sixteen_bit:
+    if with_moves:
         room = np.zeros_like(vector)
         for _ in range(STEPS):
             moves = Difference([vector.copy()], [out.copy()], [room], room)

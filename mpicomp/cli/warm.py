@@ -99,7 +99,7 @@ def warm_method(method: Algorithm) -> None:
     """Compile the kernels of a method for every dtype."""
     for dtype in DTYPES:
         for ranks, n, topology in ROUTES:
-            rehearse(method, VectorSpec(n, dtype), ranks, topology)
+            rehearse(method, VectorSpec(n, dtype), ranks, topology, with_moves=True)
 
 
 def warm_rows() -> None:
