@@ -164,6 +164,16 @@ def test_the_doctor_works_where_collectives_is_anothers(tmp_path: Path) -> None:
     assert "torch" in found, "the rest is still examined"
 
 
+def test_the_doctor_needs_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')"
+    )
+    status, found = doctor(tmp_path, PYTHONPATH=str(tmp_path))
+    assert status == 0
+    assert found["kernels"]["text"].startswith("Numba ")
+
+
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
