@@ -1,4 +1,4 @@
-"""Threads against cores: what `mpicomp doctor` says of thread pools, and the cores that a container has."""
+"""Threads against cores, and what MPI needs to start: findings of `mpicomp doctor` about a machine's resources."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpicomp.cli.doctor import environment
+from mpicomp.cli.doctor import environment, start
 from mpicomp.cli.doctor.cores import quota
 
 
@@ -60,3 +60,27 @@ def test_the_limit_of_a_control_group_is_found(own: str, files: dict[str, str], 
 
 def test_without_control_groups_nothing_is_limited(tmp_path: Path) -> None:
     assert quota(tmp_path, tmp_path / "missing") == math.inf
+
+
+@pytest.mark.parametrize(
+    ("environ", "folder", "told"),
+    [
+        ({"HOME": "/root"}, "/tmp", []),
+        ({}, "/tmp", ["HOME is not set, without which Open MPI does not start"]),
+        ({"HOME": ""}, "/tmp", ["HOME is not set, without which Open MPI does not start"]),
+        ({"HOME": "/root"}, "/proc", ["/proc has room for 0 MiB, and Open MPI takes 16 MiB for the ranks of a host"]),
+        ({"HOME": "/root"}, "/none", ["/none cannot be used (No such file or directory)"]),
+        ({"HOME": "/root", "OMPI_MCA_btl_sm_backing_directory": "/tmp"}, "/none", []),
+        (
+            {"HOME": "/root", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"},
+            "/proc",
+            ["/proc has room for 0 MiB, and Open MPI takes 64 MiB for the ranks of a host"],
+        ),
+    ],
+)
+def test_what_keeps_mpi_from_starting_is_found_before_it_is_loaded(
+    environ: dict[str, str], folder: str, told: list[str]
+) -> None:
+    found = start.findings(environ, Path(folder))
+    assert [finding.text for finding in found] == told
+    assert all(finding.cure for finding in found)
