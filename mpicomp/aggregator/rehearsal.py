@@ -1,8 +1,7 @@
-"""Compiling ahead of the first call what a method needs: by a few steps on threads, with vectors of their own.
+"""Rehearsal of a method: a few steps on threads, by which its kernels are compiled ahead of the first call.
 
-Which kernels a step calls, and with which types, follows from options, dtype, topology and length. No list says it: a
-rehearsal makes the same steps on a few ranks that are threads, and leaves a file beside the kernels, so that it
-takes place once for a machine.
+Which kernels a step calls, and with which types, follows from options, dtype, topology and length, and no list has
+them. A rehearsal makes the same steps, and leaves a file next to the kernels, so that it takes place once for a machine.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ MOST_ELEMENTS = 1 << 18  # merged on the way with every method, where topologies
 STEPS = 3
 PATIENCE_S = 1e6  # of a rank that waits while another one compiles
 WARM = "warm-"
-"""File beside the kernels that says that those of all methods are there, of the dtype that is named behind it."""
+"""Name of the file that marks the kernels of all methods as compiled; the dtype follows."""
 _SHORTER: dict[str, Callable[[Any], Any]] = {
     "seed": lambda seed: 0,
     "full_precision_every": lambda steps: min(steps, 2),
@@ -85,7 +84,7 @@ def rehearse(method: Any, spec: VectorSpec, ranks: int, topology: str | Topology
 
 
 def _shortened(method: Any) -> Any:
-    """Return the method with options by which a few steps show all that it does."""
+    """Return the method with options by which a few steps call all of its kernels."""
     options = {field.name: getattr(method, field.name) for field in fields(method) if field.name in _SHORTER}
     return replace(method, **{name: _SHORTER[name](value) for name, value in options.items() if value is not None})
 

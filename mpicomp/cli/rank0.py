@@ -73,7 +73,7 @@ def write(comm: Communicator, option: str, file: TextIO | None, text: str) -> No
         except OSError as error:
             problem = f"rank 0, {option} {file.name}: {error.strerror}; make room there, or name another file"
             with suppress(OSError):
-                file.close()  # here, as closing it writes what is left
+                file.close()  # closing writes the rest, which fails again
     require_none(comm.mpi_comm, problem, comm.timeout)
 
 

@@ -74,12 +74,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compile what this machine lacks, and return 0 unless it cannot be kept."""
+    """Compile the kernels that this machine lacks, and return 0 unless they cannot be kept."""
     world = MPI.COMM_WORLD
     start, before = time.perf_counter(), CACHE.count()
     if not all(CACHE.has(WARM + dtype) for dtype in DTYPES):
         work: list[Algorithm | str] = [*FORMS, ROWS]
-        first = world.rank * len(work) // world.size  # ranks begin at different places, and skip what others have done
+        first = world.rank * len(work) // world.size  # ranks begin at different places, and share the work
         with Steps("mpicomp warm", len(work), world.rank == 0) as steps:
             for form in (*work[first:], *work[:first]):
                 steps.begin(f"kernels of {type(form).__name__}" if isinstance(form, Algorithm) else form)

@@ -2,7 +2,7 @@
 
 A folder's name has a hash of everything that compiled code depends on: the sources of all kernels, since kernels have
 functions of other files compiled in, the versions of the packages that compile them, and the processor. So nothing in a
-folder ever becomes stale, whether it lies in ``NUMBA_CACHE_DIR``, beside the sources or in a user's cache, and
+folder ever becomes stale, whether it lies in ``NUMBA_CACHE_DIR``, next to the sources or in a user's cache, and
 installations that differ share such a place without harm.
 """
 
@@ -78,21 +78,21 @@ class CacheFolder:
         self._refused: set[Path] = set()
         self._locks_work = True
         self.problem = ""
-        """Why kernels are not kept where they should be; empty as long as they are."""
+        """Reason for which kernels are not kept in the preferred place; empty as long as they are."""
 
     @property
     def places(self) -> list[Path]:
-        """Where kernels may lie, the preferred place first; the folders need not exist."""
+        """Folders in which kernels may lie, the preferred one first; they need not exist."""
         if self._places is None:
             self._places = list(_preferred())
             for place in self._places:
                 with suppress(OSError):
-                    os.utime(place)  # the latest use is what clearing goes by
+                    os.utime(place)  # `_clear` keeps the folders that were used last
         return self._places
 
     @property
     def folder(self) -> Path:
-        """Where new kernels are kept, or would be if they could."""
+        """Folder of new kernels."""
         return self._to_write or self.places[0]
 
     def count(self) -> int:
@@ -176,7 +176,7 @@ class CacheFolder:
     def only_one(self, name: str, is_done: Callable[[], bool]) -> Iterator[None]:
         """Let one process at a time make a file; the others wait until `is_done`, or the maker has ended.
 
-        The lock is the kernel's own of a file beside the kernels: it ends with its holder, and reaches as far as the
+        The lock is that of a file next to the kernels: it ends with its holder, and reaches as far as the
         folder does. Where it does not work, or the holder stands still, everyone makes the file.
         """
         place = self.to_write() if self._locks_work and not is_done() else None
@@ -219,7 +219,7 @@ def _create(place: Path) -> None:
 
 
 def _private(folder: Path) -> Path:
-    """Return a folder that nobody else can write to, since what is loaded from it is run."""
+    """Return a folder that nobody else can write to, since files that are loaded from it are executed."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     status = folder.lstat()
@@ -231,7 +231,7 @@ def _private(folder: Path) -> Path:
 def _clear(parent: Path) -> None:
     """Remove the folders of other states of the sources that were not used for the longest time.
 
-    A process that still uses one compiles again what it has not loaded yet.
+    A process that still uses one compiles again the kernels that it has not loaded yet.
     """
     with suppress(OSError):
         found = [place for place in parent.iterdir() if _NAME.fullmatch(place.name) and place.name != NAME]

@@ -18,7 +18,7 @@ HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def findings(n_local_ranks: int, usable_cores: int) -> list[Finding]:
-    """Return what is to say of this process's packages and environment.
+    """Return the findings about this process's packages and environment.
 
     n_local_ranks, usable_cores : ranks on this host, and the cores that one of them or another may run on.
     """

@@ -18,7 +18,7 @@ from mpicomp.kernels.cache_folder import CACHE
 
 
 class _KernelCache(_Cache):
-    """What Numba calls to keep a function's compiled forms: a file for each, in the folder of `CACHE`.
+    """Store of a function's compiled forms, as Numba calls it: a file for each, in the folder of `CACHE`.
 
     Numba's own cache has an index beside these files. It is rewritten without a lock, so that two processes may give
     one name to two forms.
