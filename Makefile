@@ -92,6 +92,7 @@ test-unit: warm
 
 test-core: $(READY_CORE)
 	export MPICOMP_VENV="$$PWD/.venv-core" && source slurm/env.sh && timeout -k 10 1800 python -m pytest tests/unit \
+	    --ignore tests/unit/apps --ignore tests/unit/torch --ignore tests/unit/kernels/gpu \
 	    --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-mpi: $(READY)

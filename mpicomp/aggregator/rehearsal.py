@@ -1,7 +1,7 @@
 """Rehearsal of a method: a few steps on threads, by which its kernels are compiled ahead of the first call.
 
 Which kernels a step calls, and with which types, follows from options, dtype, topology and length, and no list has
-them. A rehearsal makes the same steps, and leaves a file next to the kernels, so that it takes place once for a machine.
+them. A rehearsal makes the same steps, and leaves a file next to the kernels, so that it takes place once a machine.
 """
 
 from __future__ import annotations
