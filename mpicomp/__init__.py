@@ -91,8 +91,10 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise import_module("mpicomp.other_names").missing(__name__, name, __all__)
-    others = "collectives" if name in import_module("collectives").__all__ else "mpicomp.algorithms"
-    return getattr(import_module(_HOMES.get(name, others)), name)
+    collectives = import_module("collectives")
+    others = "collectives" if name in collectives.__all__ else "mpicomp.algorithms"
+    with import_module("collectives.mpi_library").explained():
+        return getattr(import_module(_HOMES.get(name, others)), name)
 
 
 def __dir__() -> list[str]:

@@ -1,10 +1,17 @@
-"""What holds for all tests: examples that are drawn alike, and Triton's interpreter where there is no GPU."""
+"""What holds for all tests: examples that are drawn alike, Triton's interpreter where there is no GPU, and extras.
+
+Tests that need a package of an extra, such as PyTorch, are skipped where that is not installed.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Every run and every rank must draw the same examples: no randomness, no stored examples, no clocks.
@@ -20,3 +27,53 @@ settings.load_profile("repeatable")
 # Triton reads it when it is imported: PyTorch may do that in any test, long before those of the kernels for GPUs.
 if not any(Path(driver).exists() for driver in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")):
     os.environ["TRITON_INTERPRET"] = "1"
+
+EXTRAS = ("matplotlib", "rich", "safetensors", "scipy", "sklearn", "torch", "triton")
+MISSING = frozenset(name for name in EXTRAS if find_spec(name) is None)
+
+
+def missing_extra(error: BaseException | None) -> str:
+    """Return the package of an extra that an import lacked; empty where the error is another one."""
+    while error is not None:
+        name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        if name in MISSING:
+            return name
+        error = error.__cause__
+    return ""
+
+
+class Module(pytest.Module):
+    """A file of tests, skipped where what it imports needs an extra."""
+
+    def _getobj(self) -> Any:
+        try:
+            return super()._getobj()
+        except self.CollectError as error:
+            lacking = missing_extra(error)
+            if not lacking:
+                raise
+            pytest.skip(f"{lacking} is not installed", allow_module_level=True)
+
+
+if MISSING:
+
+    def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> Module:
+        return Module.from_parent(parent, path=module_path)  # type: ignore[no-any-return]
+
+    def skipping() -> Generator[None, Any, Any]:
+        """Make the error of a test's own import a skip, where it lacks an extra."""
+        try:
+            return (yield)
+        except ImportError as error:
+            lacking = missing_extra(error)
+            if not lacking:
+                raise
+            pytest.skip(f"{lacking} is not installed")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup() -> Generator[None, Any, Any]:
+        return (yield from skipping())
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call() -> Generator[None, Any, Any]:
+        return (yield from skipping())

@@ -17,6 +17,7 @@ from collectives.spelling import suggestion
 from mpicomp.aggregator.arguments import memory_in_words, vector_spec
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.aggregator.parts import MessageModel, Parts, Reducer, StateKind, Synchronize, VectorSpec
+from mpicomp.aggregator.rehearsal import compile_kernels
 
 __all__ = ["Algorithm", "MessageModel", "Parts", "Reducer", "StateKind", "Synchronize", "VectorSpec"]
 
@@ -159,6 +160,7 @@ class Algorithm(ABC):
         lengths = tensor_lengths if self.uses_tensor_lengths else None
         spec = vector_spec(comm, n, dtype, vector_id, lengths, str(device), self)
         if spec.device == "cpu":
+            compile_kernels(self, comm, spec)
             try:
                 return Aggregator(self, comm, spec)
             except MemoryError as error:

@@ -48,7 +48,7 @@ def save_state(path: str | PathLike[str], state: State) -> None:
     ValueError
         The state has an integer of more than 64 digits.
     OSError
-        The file cannot be written.
+        The file cannot be written; names it, and the cure.
     """
     arrays, text = split(state, {"array": np.ndarray})
     for array in arrays.values():
@@ -56,8 +56,12 @@ def save_state(path: str | PathLike[str], state: State) -> None:
             raise TypeError(f"cannot pack an array of {array.dtype} into a checkpoint")
     content = text.encode()
     members = {_TEXT: np.frombuffer(content, np.uint8), _DIGEST: _digest(arrays, content), **arrays}
-    with replacing(Path(path)) as file:
-        np.savez(file, **members)
+    try:
+        with replacing(Path(path)) as file:
+            np.savez(file, **members)
+    except OSError as error:
+        cure = "make room there, or name a file in another folder that exists"
+        raise OSError(error.errno, f"cannot be written ({error.strerror}): {cure}", str(path)) from error
 
 
 def load_state(path: str | PathLike[str]) -> State:

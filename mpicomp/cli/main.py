@@ -15,6 +15,7 @@ from mpicomp import __version__
 # Each module has add_arguments(parser) and run(args) -> exit status.
 COMMANDS = {
     "doctor": ("mpicomp.cli.doctor", "find out whether a job can run here, and what would slow it down"),
+    "warm": ("mpicomp.cli.warm", "compile all kernels once for this machine, so that no job has to"),
     "bench": ("mpicomp.cli.bench", "time an all-reduce against MPI's own"),
     "advise": ("mpicomp.cli.advise", "predict what each method would make of a training step on this network"),
     "trace": ("mpicomp.cli.trace", "join the ranks' traces into one, and tell what their time was spent on"),
@@ -32,7 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         # Only the chosen command is imported: the doctor must work where the others cannot even be loaded.
         if name in arguments[:1]:
-            command = importlib.import_module(module)
+            try:
+                command = importlib.import_module(module)
+            except (ImportError, RuntimeError) as error:
+                problem = importlib.import_module("collectives.mpi_library").cause(error)
+                if not problem:
+                    raise
+                parser.exit(1, f"mpicomp {name}: error: {problem}\n")
             command.add_arguments(subparser)
             subparser.set_defaults(run=command.run)
             options = subparser._option_string_actions  # argparse has no public list of them

@@ -63,6 +63,20 @@ def open_file(comm: Communicator, option: str, path: str | None) -> AbstractCont
     return file
 
 
+def write(comm: Communicator, option: str, file: TextIO | None, text: str) -> None:
+    """Write a text to the file that `open_file` has opened on rank 0; collective. UsageError if it takes no more."""
+    problem = ""
+    if file is not None:
+        try:
+            file.write(text)
+            file.flush()
+        except OSError as error:
+            problem = f"rank 0, {option} {file.name}: {error.strerror}; make room there, or name another file"
+            with suppress(OSError):
+                file.close()  # closing writes the rest, which fails again
+    require_none(comm.mpi_comm, problem, comm.timeout)
+
+
 def _reject(mpi_comm: MPI.Comm, command: str, error: UsageError) -> int:
     """Let rank 0 tell an error that every rank has; no rank ends, taking the job along, before it has."""
     if mpi_comm.rank == 0:

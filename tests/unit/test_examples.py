@@ -75,6 +75,7 @@ def test_an_example_learns_on_two_ranks(name: str, images: Path) -> None:
 
 
 def test_without_the_images_an_example_says_where_to_get_them(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     environment = mpi_environment() | {"FASHION_MNIST": str(tmp_path / "none")}
     status, output = run(python_command(None, [str(FILES["plain_loop"]), "--steps", "1"]), environment, timeout_s=50)
     assert status != 0

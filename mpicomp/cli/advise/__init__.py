@@ -29,7 +29,7 @@ from mpicomp.cli.advise import report
 from mpicomp.cli.advise.predict import MOST_WALKED, WALKED, Job, break_even, fastest_dense, ways
 from mpicomp.cli.advise.request import COMPARED, METHODS, Request
 from mpicomp.cli.advise.speeds import Speed, measure_speed, without_dense_rounds
-from mpicomp.cli.rank0 import UsageError, conduct, open_file, require_none
+from mpicomp.cli.rank0 import UsageError, conduct, open_file, require_none, write
 from mpicomp.cli.terminal import Steps
 from mpicomp.cli.timing import alternate
 
@@ -94,13 +94,13 @@ def _run(request: Request, comm: Communicator, args: argparse.Namespace) -> int:
         raise UsageError(ALONE)
     with open_file(comm, "--json", args.json) as record_file, open_file(comm, "--save", args.save) as network_file:
         job, speeds, mpi_s, hosts = _measure(request, comm, network_file)
+        record: dict[str, Any] = {}
         if comm.rank == 0:
             record = predictions(request, job, speeds, mpi_s) | {"hosts": hosts}
             print(report.text(record), flush=True)
-            if record_file is not None:
-                record_file.write(json.dumps(record, indent=1) + "\n")
         here = f"rank {comm.rank} of {comm.size}"
         wait(comm.mpi_comm.Ibarrier(), PREDICTING_S, lambda: f"{here}: rank 0 does not end its predictions")
+        write(comm, "--json", record_file, json.dumps(record, indent=1) + "\n")
     return 0
 
 
@@ -118,8 +118,7 @@ def _measure(
         if network is None:
             steps.begin("measuring the network")
             network = measure_network(comm)
-        if network_file is not None:
-            network_file.write(json.dumps(asdict(network), indent=1) + "\n")
+        write(comm, "--save", network_file, json.dumps(asdict(network), indent=1) + "\n")
         measured: dict[Algorithm, Speed] = {}
         for name, one in plain.items():
             if one not in measured:

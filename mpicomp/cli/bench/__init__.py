@@ -25,7 +25,7 @@ from mpicomp.cli.bench.gpus import DEVICES, HOST_ONLY, Gpu, find_gpu
 from mpicomp.cli.bench.measure import Subject, aggregated, allreduce, baseline, measure
 from mpicomp.cli.bench.request import ALLREDUCE, BASELINES, Request
 from mpicomp.cli.bench.vectors import Vectors, make_vectors
-from mpicomp.cli.rank0 import UsageError, conduct, open_file, require_none
+from mpicomp.cli.rank0 import UsageError, conduct, open_file, require_none, write
 
 COMMAND = "mpicomp bench"
 
@@ -112,9 +112,7 @@ def _run(request: Request, comm: Communicator, path: str | None) -> int:
             status |= line["check"] not in (None, "ok")
             if comm.rank == 0:
                 print("\n".join([report.row(line), *report.notes(line, every)]), flush=True)
-            if file is not None:
-                file.write(json.dumps(line) + "\n")
-                file.flush()
+            write(comm, "--json", file, json.dumps(line) + "\n")
     return status
 
 

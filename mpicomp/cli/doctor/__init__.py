@@ -12,7 +12,7 @@ import os
 import sys
 from dataclasses import asdict
 
-from mpicomp.cli.doctor import environment, gpu, job, library
+from mpicomp.cli.doctor import environment, gpu, job, library, start
 from mpicomp.cli.doctor.finding import Finding, examine
 
 
@@ -26,12 +26,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Examine, report on rank 0, and return the exit status, the same on every rank."""
+    obstacles = start.findings(os.environ)
+    if os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
+        for finding in obstacles:  # at once, as MPI may end this process
+            print(finding.line(), file=sys.stderr, flush=True)
     mpi, loaded = library.load()
     if mpi is None:
-        return _report([loaded, *environment.findings(1)], args.json)
+        return _report([*obstacles, loaded, *environment.findings(1, len(os.sched_getaffinity(0)))], args.json)
     comm = mpi.COMM_WORLD
     launcher = examine("launcher", lambda: job.launcher(comm.size, os.environ))
-    found = [loaded, *library.findings(mpi), launcher, job.messages(comm, args.deadline)]
+    found = [*obstacles, loaded, *library.findings(mpi), launcher, job.messages(comm, args.deadline)]
     if found[-1].status == "FAIL":
         # The other ranks cannot be asked any more, and MPI would wait for them at exit.
         status = _report(found, args.json)
@@ -39,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
         comm.Abort(status)
     places = comm.allgather(job.here(mpi.Get_library_version().split(",")[0].rstrip("\0")))
     found += job.hosts(places)
-    found += environment.findings(sum(place.host == places[comm.rank].host for place in places))
+    here = [place.cores for place in places if place.host == places[comm.rank].host]
+    found += environment.findings(len(here), len(frozenset[int]().union(*here)))
     found += comm.bcast(gpu.findings() if comm.rank == 0 else None)
     return _report(found, args.json) if comm.rank == 0 else _status(found)
 

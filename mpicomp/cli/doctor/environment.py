@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import importlib
 import os
-import pkgutil
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 
+from mpicomp.cli.doctor import cores
 from mpicomp.cli.doctor.finding import Finding, examine
 from mpicomp.cli.doctor.packages import own_packages
 
+POOLS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
-def findings(n_local_ranks: int) -> list[Finding]:
-    """Return what is to say of this process's packages and environment, with `n_local_ranks` ranks on this host."""
+def findings(n_local_ranks: int, usable_cores: int) -> list[Finding]:
+    """Return the findings about this process's packages and environment.
+
+    n_local_ranks, usable_cores : ranks on this host, and the cores that one of them or another may run on.
+    """
+    host_cores = min(float(usable_cores), cores.quota())
     return [
         examine("packages", own_packages),
         examine("kernels", kernels, "FAIL"),
-        examine("threads", lambda: threads(n_local_ranks, os.environ)),
+        examine("threads", lambda: threads(n_local_ranks, os.environ, len(os.sched_getaffinity(0)), host_cores)),
         examine("pytest_mpi", lambda: pytest_mpi(packages_distributions())),
         examine("torch", torch),
         examine("huge pages", lambda: huge_pages(os.environ, _read(HUGE_PAGES))),
@@ -28,42 +34,38 @@ def findings(n_local_ranks: int) -> list[Finding]:
 
 
 def kernels() -> Finding:
-    """Load all kernels and look into the folders where Numba keeps the compiled ones."""
-    try:
-        folders = set(_cache_folders())
-    except Exception as error:
-        if "no locator available" not in str(error):
-            raise
-        cure = "set NUMBA_CACHE_DIR to a folder that you may write"
-        return Finding("kernels", "FAIL", f"Numba {version('numba')} finds no folder for its cache", cure)
-    existing = [next(place for place in (folder, *folder.parents) if place.exists()) for folder in folders]
-    n_compiled = sum(1 for folder in folders for _ in folder.glob("*.nbc"))
+    """Load all kernels and look for the folder of the compiled ones."""
+    importlib.import_module("mpicomp.kernels").of("cpu")
+    cache = importlib.import_module("mpicomp.kernels.cache_folder").CACHE
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        to_write = cache.to_write()
     cure = ""
-    if not all(os.access(folder, os.W_OK) for folder in existing):
-        cure = "not writable: set NUMBA_CACHE_DIR to a folder that you may write, or every start compiles anew"
-    elif not n_compiled:
-        cure = "the first calls will compile: run a job once with one rank before you start many"
-    text = f"Numba {version('numba')}, {n_compiled} compiled in {', '.join(map(str, sorted(folders)))}"
+    if cache.problem:
+        kept = f"they are kept in {to_write.parent}" if to_write else "every process compiles them again"
+        cure = f"{cache.problem}, and {kept}: set NUMBA_CACHE_DIR to a folder that you may write and that has room"
+    elif not cache.count():
+        cure = "the first calls will compile: run 'mpicomp warm' once"
+    text = f"Numba {version('numba')}, {cache.count()} compiled in {cache.folder}"
     return Finding("kernels", "warn" if cure else "ok", text, cure)
 
 
-def _cache_folders() -> Iterator[Path]:
-    package = importlib.import_module("mpicomp.kernels")
-    for module in pkgutil.walk_packages(package.__path__, "mpicomp.kernels."):
-        if ".cuda" in module.name:
-            continue
-        for kernel in vars(importlib.import_module(module.name)).values():
-            path = getattr(getattr(kernel, "stats", None), "cache_path", None)
-            if path is not None:
-                yield Path(path)
+def threads(n_local_ranks: int, environ: Mapping[str, str], own_cores: int, host_cores: float) -> Finding:
+    """Look for thread pools that would fight: NumPy's and torch's take every core unless they are limited.
 
-
-def threads(n_local_ranks: int, environ: Mapping[str, str]) -> Finding:
-    """Look for thread pools that would fight: NumPy's and torch's take every core unless told otherwise."""
+    own_cores, host_cores : that this rank may run on, and that all ranks of this host may use at once.
+    """
     shown = ", ".join(f"{name}={value}" for name, value in sorted(environ.items()) if name.endswith("_NUM_THREADS"))
-    if n_local_ranks > 1 and "OMP_NUM_THREADS" not in environ:
-        text = f"OMP_NUM_THREADS is not set, and {n_local_ranks} ranks are on this host"
-        return Finding("threads", "warn", text, "set OMP_NUM_THREADS=1, or the cores of a rank")
+    limits = [environ.get(name, "").partition(",")[0] for name in POOLS]
+    set_to = max((int(limit) for limit in limits if limit.isdecimal()), default=0)
+    n_threads = set_to or own_cores
+    if n_threads > 1 and (n_threads > own_cores or n_threads * n_local_ranks > host_cores):
+        ranks = f"each of {n_local_ranks} ranks" if n_local_ranks > 1 else "the rank"
+        text = f"{shown or 'no limit set'}: {ranks} may start {n_threads} threads, and there are {host_cores:g} cores"
+        if own_cores < host_cores:
+            text += f", {own_cores} of them for a rank"
+        fair = max(1, int(min(own_cores, host_cores / n_local_ranks)))
+        return Finding("threads", "warn", text, f"set OMP_NUM_THREADS={fair}")
     return Finding("threads", "ok", shown or "no limit set")
 
 

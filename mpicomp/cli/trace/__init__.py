@@ -43,7 +43,10 @@ def run(args: argparse.Namespace) -> int:
 def join(traces: list[Trace], path: Path) -> None:
     """Write all ranks' events into one file: their times are aligned already."""
     about = {"ranks": [trace["otherData"] for trace in traces]}
-    with path.open("w") as file:
-        file.write(f'{{"displayTimeUnit": "ns", "otherData": {json.dumps(about)},\n"traceEvents": [\n')
-        file.write(",\n".join(json.dumps(event) for trace in traces for event in trace["traceEvents"]))
-        file.write("\n]}\n")
+    try:
+        with path.open("w") as file:
+            file.write(f'{{"displayTimeUnit": "ns", "otherData": {json.dumps(about)},\n"traceEvents": [\n')
+            file.write(",\n".join(json.dumps(event) for trace in traces for event in trace["traceEvents"]))
+            file.write("\n]}\n")
+    except OSError as error:
+        raise OSError(f"--out {path}: {error.strerror}; make room there, or name another file") from error

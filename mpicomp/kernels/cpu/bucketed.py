@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, float64, int64, njit, uint64
 
+from mpicomp.kernels.cpu.kernel import kernel
 from mpicomp.kernels.cpu.lanes import bit_count, fold, from_bits, greatest, to_bits, to_integers, to_mask, widen
 from mpicomp.kernels.cpu.simd import LANES, absolute, load, select, splat, store
 from mpicomp.kernels.cpu.ssdm import FLOAT32_MAX, squares_of_block
@@ -76,7 +77,7 @@ def as_float32(found):  # type: ignore[no-untyped-def]
     return float32(bounded) if found == found else float32(0)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def norms(x, bucket, kind, found):  # type: ignore[no-untyped-def]
     """Sum of squares (L2), sum of magnitudes (L1) or largest magnitude (LINF) of each bucket.
 
@@ -87,7 +88,7 @@ def norms(x, bucket, kind, found):  # type: ignore[no-untyped-def]
         found[b] = of_bucket(x, b * bucket, min(x.size, (b + 1) * bucket), kind)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def clipped_scales(x, bucket, clip, scales):  # type: ignore[no-untyped-def]
     """Largest magnitude of each bucket, but at most `clip` times the root of its mean square.
 
@@ -128,7 +129,7 @@ def _sides(x, start, stop):  # type: ignore[no-untyped-def]
     return fold(total_up) + rest_up, fold(total_down) + rest_down, count
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def side_sums(x, bucket, above, below, n_above):  # type: ignore[no-untyped-def]
     """Sums of the elements that are 0 or more and of the others, and how many the former are, of each bucket.
 
@@ -143,7 +144,7 @@ def side_sums(x, bucket, above, below, n_above):  # type: ignore[no-untyped-def]
         above[b], below[b], n_above[b] = up, down, count
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def spread(bits, numbers, bucket, out, adding):  # type: ignore[no-untyped-def]
     """out[i] = its bucket's upper number where bit i is 1, else its lower; `adding`: added to what is there.
 
@@ -205,7 +206,7 @@ def _pack_and_subtract(x, bits, start, end, high, low):  # type: ignore[no-untyp
     return fold(strange) + rest
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def keep_signs(values, residual, left, bits, scales, bucket, kind):  # type: ignore[no-untyped-def]
     """Signs of p = values + residual, a scale for each bucket, and left = p - scale sgn(p); p is in the caches by then.
 
@@ -233,7 +234,7 @@ def keep_signs(values, residual, left, bits, scales, bucket, kind):  # type: ign
     return strange == 0
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def keep_sides(values, residual, left, bits, means, bucket):  # type: ignore[no-untyped-def]
     """As `keep_signs`, with the mean of each side. means : float32[2, ceil(n / bucket)], the upper sides' first."""
     strange = float64(0)

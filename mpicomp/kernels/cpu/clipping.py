@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, uint8, uint32
 
+from mpicomp.kernels.cpu.kernel import kernel
 from mpicomp.kernels.cpu.lanes import to_uint32
 from mpicomp.kernels.cpu.simd import LANES, load, splat, store
 
@@ -12,7 +13,7 @@ BLOCK = 4096  # words that stay in the caches
 EXPONENT = np.uint32(0x7F800000)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def split_bytes(words, columns):  # type: ignore[no-untyped-def]
     """Column j has byte j, the highest first, of each word. words : uint32[n]; columns : uint8[k, n], overwritten."""
     for j in range(columns.shape[0]):
@@ -34,7 +35,7 @@ def _or_in(column, shift, words, fresh):  # type: ignore[no-untyped-def]
         words[i] = moved_one if fresh else words[i] | moved_one
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def join_bytes(columns, rest, shift, words):  # type: ignore[no-untyped-def]
     """The opposite of `split_bytes`; bytes that are not there are 0, and so are words of NaN and infinity.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from numba import float64, njit, uint64
 
+from mpicomp.kernels.cpu.kernel import kernel
 from mpicomp.kernels.cpu.lanes import fold, to_bits, widen
 from mpicomp.kernels.cpu.sign import BLOCK_WORDS
 from mpicomp.kernels.cpu.simd import LANES, absolute, fence, load, put, select, splat
@@ -57,7 +58,7 @@ def _encode_block(g, before, scale, streaming, after, bits, first, start, stop):
     return fold(total) + rest
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def compensate_and_pack(g, before, last_scales, starts, stops, firsts, cut, low, high, streaming, after, bits, sums):  # type: ignore[no-untyped-def]
     """after = g + e, with e = before - s sgn(before), and the signs of `after`: one pass over a piece.
 
@@ -110,7 +111,7 @@ def compensate_and_pack(g, before, last_scales, starts, stops, firsts, cut, low,
         fence()
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def settle(p, scales, starts, stops):  # type: ignore[no-untyped-def]
     """p -= s sgn(p), s of each stretch. p : float32[n] or float64[n], overwritten. scales : like p [stretches]."""
     for b in range(starts.size):

@@ -7,15 +7,17 @@ one. Its delta code: the gamma code of z + 1, the z digits. No code here is long
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, uint32, uint64
+from numba import uint32, uint64
 from numba.cpython.unsafe.numbers import trailing_zeros
+
+from mpicomp.kernels.cpu.kernel import kernel
 
 LOW = np.uint64(0xFFFFFFFF)
 ONE = np.uint64(1)
 MOST_DIGITS = 15  # below a leading one
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def coded_bits(counts, gamma_lengths, delta_lengths):  # type: ignore[no-untyped-def]
     """How many bits all codes together take, as gamma and as delta codes.
 
@@ -28,7 +30,7 @@ def coded_bits(counts, gamma_lengths, delta_lengths):  # type: ignore[no-untyped
     return gamma, delta
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def write_codes(counts, codes, lengths, out):  # type: ignore[no-untyped-def]
     """Counts as a stream of codes.
 
@@ -50,7 +52,7 @@ def write_codes(counts, codes, lengths, out):  # type: ignore[no-untyped-def]
     out[at:] = uint32(0)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def read_codes(words, delta, values, counts):  # type: ignore[no-untyped-def]
     """The opposite of `write_codes`, of any words whatever.
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from numba import njit
-
+from mpicomp.kernels.cpu.kernel import kernel
 from mpicomp.kernels.cpu.lanes import fold
 from mpicomp.kernels.cpu.simd import LANES, load, splat, store
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def compensate(values, residual, alpha, out):  # type: ignore[no-untyped-def]
     """out = values + alpha residual.
 
@@ -21,7 +20,7 @@ def compensate(values, residual, alpha, out):  # type: ignore[no-untyped-def]
         out[i] = kept + values[i]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def keep(values, sent, residual, beta, out):  # type: ignore[no-untyped-def]
     """out = values - sent, and with `beta` that added to beta residual.
 

@@ -21,6 +21,7 @@ import numpy as np
 from numba import njit, uint64
 from numba.cpython.unsafe.numbers import trailing_zeros
 
+from mpicomp.kernels.cpu.kernel import kernel
 from mpicomp.kernels.cpu.lanes import as_bytes, as_words, first_halves, join, lookup, second_halves, to_bits
 from mpicomp.kernels.cpu.simd import iota, load_bytes, load_words, select, splat_like, splat_word, store
 
@@ -167,7 +168,7 @@ def _select(table, low_draws, high_draws, ties, out):  # type: ignore[no-untyped
         store(out, 4 * j, as_words(even) | (as_words(odd) << four))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def draw_words(schedule, first_group, step, source, table, rest, scratch, out):  # type: ignore[no-untyped-def]
     """Random words of the groups from `first_group` on, each bit 1 with the probability behind the table.
 
@@ -194,7 +195,7 @@ def draw_words(schedule, first_group, step, source, table, rest, scratch, out): 
         _settle(schedule, first, step, source, table, rest, ties, scratch[20 * tile :], words)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def merge_words(words, incoming, held):  # type: ignore[no-untyped-def]
     """held = (incoming AND words) OR (held AND NOT words); all uint64[k], held is overwritten."""
     for j in range(held.size):

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, uint64
+from numba import uint64
 from numpy.typing import DTypeLike, NDArray
 
+from mpicomp.kernels.cpu.kernel import kernel
 from mpicomp.kernels.cpu.lanes import to_bits, to_mask
 from mpicomp.kernels.cpu.simd import LANES, load, select, splat, store
 
@@ -21,7 +22,7 @@ def powers_of_two(bits: int, dtype: DTypeLike) -> NDArray[Any]:
     return (np.uint64(1) << np.arange(bits, dtype=np.uint64)).astype(dtype)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def pack_planes(codes, powers, planes):  # type: ignore[no-untyped-def]
     """Codes of `planes.shape[0]` bits into planes.
 
@@ -44,7 +45,7 @@ def pack_planes(codes, powers, planes):  # type: ignore[no-untyped-def]
             planes[j, n // 64] = word
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def unpack_planes(planes, powers, codes):  # type: ignore[no-untyped-def]
     """The opposite of `pack_planes`; codes : overwritten. Bits past the end are not looked at."""
     n = codes.size

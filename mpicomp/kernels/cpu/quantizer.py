@@ -9,6 +9,7 @@ import numpy as np
 from numba import float64, int32, njit, uint32, uint64
 
 from mpicomp.kernels.cpu.bucketed import L2, as_float32, of_bucket
+from mpicomp.kernels.cpu.kernel import kernel
 from mpicomp.kernels.cpu.lanes import narrow, to_float64, to_uint8, to_uint32, widen
 from mpicomp.kernels.cpu.philox import draw_two, load_keys_of_two
 from mpicomp.kernels.cpu.planes import pack_planes, powers_of_two, unpack_planes
@@ -89,7 +90,7 @@ def _write_values(codes, base, start, stop, bucket, scales, levels, negative, ou
             i += 1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def quantize(schedule, first, step, source, x, bucket, scales, levels, negative, work, codes):  # type: ignore[no-untyped-def]
     """Code of each element: level floor(min(levels |x| / scale, levels) + u), u uniform in [0, 1).
 
@@ -105,7 +106,7 @@ def quantize(schedule, first, step, source, x, bucket, scales, levels, negative,
         _draw_codes(x, start, stop, bucket, scales, levels, negative, uniform, codes, 0)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def encode(schedule, first, step, source, x, bucket, norm, scales, levels, negative, work, sent, planes):  # type: ignore[no-untyped-def]
     """As `quantize`, with codes to bit planes, and scales that are the buckets' norms.
 
@@ -139,7 +140,7 @@ def encode(schedule, first, step, source, x, bucket, norm, scales, levels, negat
     return finite
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def dequantize(codes, bucket, scales, levels, negative, out, adding):  # type: ignore[no-untyped-def]
     """Values of codes, finite whatever the codes; `adding`: they are added to what is there.
 
@@ -148,7 +149,7 @@ def dequantize(codes, bucket, scales, levels, negative, out, adding):  # type: i
     _write_values(codes, 0, 0, out.size, bucket, scales, levels, negative, out, adding)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def decode(planes, bucket, scales, levels, negative, work, out, adding):  # type: ignore[no-untyped-def]
     """As `dequantize`, of codes in bit planes.
 

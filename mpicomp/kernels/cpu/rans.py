@@ -13,8 +13,9 @@ The encoder divides by f with a multiplication by its reciprocal, rounded up, wh
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, uint8, uint64
+from numba import uint8, uint64
 
+from mpicomp.kernels.cpu.kernel import kernel
 from mpicomp.kernels.cpu.simd import LANES, load, store
 
 MOST_BITS = 14  # of frequencies, which must not exceed those of the lowest state
@@ -28,7 +29,7 @@ _LIMIT, _RECIPROCAL, _SHIFT, _ONCE, _EACH = range(5)
 ENCODER_COLUMNS = 8  # a power of two
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def group(symbols, places, packed, counts):  # type: ignore[no-untyped-def]
     """Make every `len(places)` symbols one super-symbol, and count these; returns the largest symbol.
 
@@ -47,7 +48,7 @@ def group(symbols, places, packed, counts):  # type: ignore[no-untyped-def]
     return largest
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def ungroup(packed, digits, width, symbols):  # type: ignore[no-untyped-def]
     """The opposite of `group`.
 
@@ -63,7 +64,7 @@ def ungroup(packed, digits, width, symbols):  # type: ignore[no-untyped-def]
             symbols[width * rest + j] = digits[LANES * packed[rest] + j]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def normalise(counts, bits, frequencies):  # type: ignore[no-untyped-def]
     """Frequencies that add up to 2^bits and are 1 at least where a count is not 0.
 
@@ -92,7 +93,7 @@ def normalise(counts, bits, frequencies):  # type: ignore[no-untyped-def]
         missing -= change
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def count_symbols(counts, width, found):  # type: ignore[no-untyped-def]
     """How often each symbol occurs in super-symbols of `width`.
 
@@ -105,7 +106,7 @@ def count_symbols(counts, width, found):  # type: ignore[no-untyped-def]
             rest //= found.size
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def expect(symbols, width, bits, total, expected):  # type: ignore[no-untyped-def]
     """Probabilities of super-symbols whose symbols do not depend on each other, out of 2^30.
 
@@ -122,7 +123,7 @@ def expect(symbols, width, bits, total, expected):  # type: ignore[no-untyped-de
         expected[code] = p if 4 * p * total >= CERTAIN else 0
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def coded_bits(counts, frequencies, bits):  # type: ignore[no-untyped-def]
     """Length of super-symbols that occur so often and have these frequencies out of 2^bits.
 
@@ -135,7 +136,7 @@ def coded_bits(counts, frequencies, bits):  # type: ignore[no-untyped-def]
     return found
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def write_frequencies(frequencies, out):  # type: ignore[no-untyped-def]
     """Elias gamma codes of frequency + 1, lowest bits first; returns how many bytes they take.
 
@@ -169,7 +170,7 @@ def write_frequencies(frequencies, out):  # type: ignore[no-untyped-def]
     return at + (n_held > 0)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def read_frequencies(payload, start, bits, frequencies):  # type: ignore[no-untyped-def]
     """The opposite of `write_frequencies`, from byte `start`; returns where they end, or -1 if they are damaged."""
     at, missing, s = 8 * start, 1 << bits, 0
@@ -188,7 +189,7 @@ def read_frequencies(payload, start, bits, frequencies):  # type: ignore[no-unty
     return -1 if missing else (at + 7) >> 3
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _read_gamma(payload, at):  # type: ignore[no-untyped-def]
     """The number whose code begins at bit `at`, and the bit behind it; 0 if there is none below 2^(MOST_BITS + 1)."""
     end, length = 8 * payload.size, 0
@@ -205,7 +206,7 @@ def _read_gamma(payload, at):  # type: ignore[no-untyped-def]
     return number, at
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def make_encoder(frequencies, bits, table):  # type: ignore[no-untyped-def]
     """What `push` needs to know of each super-symbol; table : uint32[at least m, ENCODER_COLUMNS], overwritten."""
     start = 0
@@ -225,7 +226,7 @@ def make_encoder(frequencies, bits, table):  # type: ignore[no-untyped-def]
         start += f
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def push(packed, table, low, payload, states):  # type: ignore[no-untyped-def]
     """Code super-symbols, from the last to the first.
 
@@ -248,7 +249,7 @@ def push(packed, table, low, payload, states):  # type: ignore[no-untyped-def]
     return at
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def make_decoder(frequencies, slots, ranges):  # type: ignore[no-untyped-def]
     """What `pull` needs: whose each slot is, and each super-symbol's frequency and first slot.
 
@@ -262,7 +263,7 @@ def make_decoder(frequencies, slots, ranges):  # type: ignore[no-untyped-def]
         start += frequencies[s]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def pull(payload, at, states, slots, ranges, bits, packed):  # type: ignore[no-untyped-def]
     """Decode super-symbols; returns where their words end, beyond the payload if it is damaged.
 

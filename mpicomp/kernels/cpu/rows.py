@@ -13,6 +13,7 @@ import numpy as np
 from numba import float32, float64, int32, int64, njit, uint8, uint16, uint32, uint64
 from numba.cpython.unsafe.numbers import trailing_zeros
 
+from mpicomp.kernels.cpu.kernel import kernel
 from mpicomp.kernels.cpu.lanes import (
     fold,
     greatest,
@@ -243,7 +244,7 @@ def _write(codes, n, most, unit, scale, adding, out, at):  # type: ignore[no-unt
         out[at + i] = np.float32(out[at + i] + value) if adding else value
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def encode(  # type: ignore[no-untyped-def]
     values, message, columns, bits, unit, sixteen, stochastic, row_keys, schedule, step, source, codes, words, payload
 ):
@@ -325,7 +326,7 @@ def encode(  # type: ignore[no-untyped-def]
     return 0
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def decode(payload, columns, bits, unit, sixteen, adding, codes, words, out):  # type: ignore[no-untyped-def]
     """Values of a payload, written or added; rows whose scale is 0 are zeros, or stay as they are.
 
@@ -349,7 +350,7 @@ def decode(payload, columns, bits, unit, sixteen, adding, codes, words, out):  #
             _write(codes, end - begin, most, unit, scale, adding, out, begin)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def mark(places, columns, keep, payload):  # type: ignore[no-untyped-def]
     """Bit i of a row is 1 where column i is among its places. places : uint32[rows keep].
 
@@ -363,7 +364,7 @@ def mark(places, columns, keep, payload):  # type: ignore[no-untyped-def]
         payload[i // keep * row_bytes + place // 8] |= uint8(1 << (place % 8))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def spread(payload, columns, keep, found, out):  # type: ignore[no-untyped-def]
     """The opposite of `mark`: a row's values where its bits are 1, else 0.
 

@@ -31,6 +31,7 @@ from __future__ import annotations
 import numpy as np
 from numba import int64, njit, uint64
 
+from mpicomp.kernels.cpu.kernel import kernel
 from mpicomp.kernels.cpu.lanes import to_mask
 from mpicomp.kernels.cpu.philox import HALF, draw_words, single
 from mpicomp.kernels.cpu.simd import LANES, WORDS, fence, load_words, put, select, splat, store
@@ -39,7 +40,7 @@ ROW = 8  # words
 EVERY_BIT = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def draw_labels(schedule, first_group, step, sources, tables, rests, ranks, scratch, labels):  # type: ignore[no-untyped-def]
     """Labels of the groups from `first_group` on.
 
@@ -98,7 +99,7 @@ def draw_labels(schedule, first_group, step, sources, tables, rests, ranks, scra
             m, k = m // 2, k + 1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def draw_distances(schedule, first_group, step, source, ranks, distances):  # type: ignore[no-untyped-def]
     """Distances of the groups from `first_group` on; distances : int64[groups], overwritten."""
     for g in range(distances.size):
@@ -166,7 +167,7 @@ def _select_all(words, labels, planes, distances, rank, ranks, scratch, payload)
         payload[row + i] = sent[i]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def select_rows(words, labels, planes, distances, rank, ranks, scratch, payload):  # type: ignore[no-untyped-def]
     """Keep the signs of the elements that this rank wins.
 
@@ -238,7 +239,7 @@ def _scatter_all(payloads, stride, labels, planes, distances, ranks, scratch, bi
         bits[base + i] = last[i // width * ROW + i % width]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def scatter_rows(payloads, stride, labels, planes, distances, ranks, scratch, first, second):  # type: ignore[no-untyped-def]
     """Put the ranks' payloads where their elements are.
 
@@ -251,7 +252,7 @@ def scatter_rows(payloads, stride, labels, planes, distances, ranks, scratch, fi
         _scatter_all(seconds, stride, labels, planes, distances, ranks, scratch, second)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def unpack_pair(first, second, positive, zero, negative, streaming, out):  # type: ignore[no-untyped-def]
     """out[i] = positive where bit i is 1 in both, negative where it is 0 in both, else zero.
 

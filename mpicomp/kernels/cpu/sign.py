@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numba import float64, int32, njit, uint16, uint64
 
+from mpicomp.kernels.cpu.kernel import kernel
 from mpicomp.kernels.cpu.lanes import count, fold, to_bits, to_mask, widen
 from mpicomp.kernels.cpu.simd import LANES, absolute, fence, load, select, splat, store, stream
 from mpicomp.kernels.cpu.vote_counts import segment_totals
@@ -101,7 +102,7 @@ def _encode_tail(  # type: ignore[no-untyped-def]
     return magnitude, clipped
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def encode(  # type: ignore[no-untyped-def]
     u, whole, residual, bits, step, limit, previous, odd_positive, zero, tiny, sums
 ):
@@ -183,7 +184,7 @@ def _pack_word(x, j, threshold, nothing, check):  # type: ignore[no-untyped-def]
     return word, check
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def pack(x, bits, odd_positive, zero, tiny):  # type: ignore[no-untyped-def]
     """Signs of x as bits, zeros alternating as in `encode`; returns whether all of x is finite.
 
@@ -210,7 +211,7 @@ def pack(x, bits, odd_positive, zero, tiny):  # type: ignore[no-untyped-def]
     return total == 0
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def unpack(bits, positive, negative, streaming, out):  # type: ignore[no-untyped-def]
     """out[i] = positive where bit i is 1, else negative.
 
@@ -233,7 +234,7 @@ def unpack(bits, positive, negative, streaming, out):  # type: ignore[no-untyped
         out[i] = positive if (bits[words] >> uint64(i - 64 * words)) & uint64(1) else negative
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def all_finite(x):  # type: ignore[no-untyped-def]
     """Whether x, float32[n] or float64[n], has neither NaN nor infinity."""
     nothing = splat(x.dtype.type(0))
@@ -248,7 +249,7 @@ def all_finite(x):  # type: ignore[no-untyped-def]
     return total == 0
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def all_finite_16(bits, exponent):  # type: ignore[no-untyped-def]
     """Whether 16-bit floats, uint16[n], have neither NaN nor infinity. exponent : uint16, the bits that it takes."""
     found = uint16(0)
@@ -257,7 +258,7 @@ def all_finite_16(bits, exponent):  # type: ignore[no-untyped-def]
     return found == 0
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def add_and_clear(u, residual, bits, previous, out, sums):  # type: ignore[no-untyped-def]
     """A full-precision round's input: out = u + residual, residual = 0, and sums of |u| per block of 4096.
 
@@ -295,7 +296,7 @@ def add_and_clear(u, residual, bits, previous, out, sums):  # type: ignore[no-un
         sums[b] = fold(total) + rest
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def subtract_result(x, bits, step):  # type: ignore[no-untyped-def]
     """x -= step where bit i is 1, x += step elsewhere. x : float32[n] or float64[n]; bits : uint64[ceil(n / 64)]."""
     plus, minus = splat(step), splat(-step)
@@ -308,7 +309,7 @@ def subtract_result(x, bits, step):  # type: ignore[no-untyped-def]
         x[i] = x[i] - step if (bits[words] >> uint64(i - 64 * words)) & uint64(1) else x[i] + step
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def add_up(sums, firsts, clipped, report):  # type: ignore[no-untyped-def]
     """What a rank reports: the number of elements clipped, then the sum of |u| of each segment.
 
@@ -319,7 +320,7 @@ def add_up(sums, firsts, clipped, report):  # type: ignore[no-untyped-def]
     return segment_totals(sums, firsts, report[1:])
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def follow(gathered, counts, average, magnitudes):  # type: ignore[no-untyped-def]
     """Take in what the ranks gathered: the running magnitudes, and how many elements they clipped.
 
@@ -349,7 +350,7 @@ def follow(gathered, counts, average, magnitudes):  # type: ignore[no-untyped-de
     return clipped
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def set_steps(magnitudes, gamma, clip, positive, negative, limits):  # type: ignore[no-untyped-def]
     """The step s = gamma a of each segment, -s, and the residual's limit clip * s, or the largest number instead.
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, int32, njit, uint16, uint32
 
+from mpicomp.kernels.cpu.kernel import kernel
+
 _REBIAS = np.uint32(127 - 15 << 23)  # what the exponents of the same float32 and float16 differ by
 _INFINITY = np.uint32(0x7F800000)  # of float32
 _INFINITY_16 = np.uint16(0x7C00)
@@ -54,7 +56,7 @@ def _from_bfloat16(code):  # type: ignore[no-untyped-def]
     return np.uint32(uint32(code) << uint32(16)).view(np.float32)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def narrow(values, bfloat16, out):  # type: ignore[no-untyped-def]
     """Round to 16 bits; float64 numbers are rounded to float32 before.
 
@@ -79,7 +81,7 @@ def narrow(values, bfloat16, out):  # type: ignore[no-untyped-def]
     return largest < _INFINITY_16
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def widen(codes, bfloat16, out):  # type: ignore[no-untyped-def]
     """The opposite, which is exact. codes : uint16[n]. out : float32[n] or float64[n], overwritten."""
     if bfloat16:
@@ -90,7 +92,7 @@ def widen(codes, bfloat16, out):  # type: ignore[no-untyped-def]
             out[i] = _from_float16(codes[i])
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def add(codes, bfloat16, sums):  # type: ignore[no-untyped-def]
     """Add what `widen` would write to `sums`."""
     if bfloat16:

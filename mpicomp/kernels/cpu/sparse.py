@@ -6,6 +6,7 @@ import numpy as np
 from numba import float64, int64, njit, uint64
 from numba.cpython.unsafe.numbers import trailing_zeros
 
+from mpicomp.kernels.cpu.kernel import kernel
 from mpicomp.kernels.cpu.lanes import fold, lane
 from mpicomp.kernels.cpu.philox import LOW, draw, load_keys
 from mpicomp.kernels.cpu.simd import LANES, load, splat, store
@@ -15,7 +16,7 @@ STRETCH = 4096  # elements, whole words of them, that stay in the caches from th
 # Places of elements -------------------------------------------------------------------------------------------------
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def expand(indices, chunk, keep, start, stop, places):  # type: ignore[no-untyped-def]
     """Places within chunks to places in the vector; such as lie outside, by damage, to the nearest inside.
 
@@ -31,7 +32,7 @@ def expand(indices, chunk, keep, start, stop, places):  # type: ignore[no-untype
         places[j] = min(base + min(int64(indices[j]), chunk - 1), stop - 1)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def draw_strata(schedule, first, step, source, chunk, start, stop, places):  # type: ignore[no-untyped-def]
     """One place of each chunk, each with the same probability up to chunk 2^-32.
 
@@ -57,7 +58,7 @@ def draw_strata(schedule, first, step, source, chunk, start, stop, places):  # t
 # A vector and its residual ------------------------------------------------------------------------------------------
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def finite_sum(x, residual, left):  # type: ignore[no-untyped-def]
     """Whether x + residual, float32[n] or float64[n], has neither NaN nor infinity.
 
@@ -80,7 +81,7 @@ def finite_sum(x, residual, left):  # type: ignore[no-untyped-def]
     return total == 0
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def pick(x, residual, places, limit, past, values, kept):  # type: ignore[no-untyped-def]
     """values = x + residual at these places; returns whether all their magnitudes are at most `limit`.
 
@@ -97,7 +98,7 @@ def pick(x, residual, places, limit, past, values, kept):  # type: ignore[no-unt
     return within
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def remember(x, residual, past, part, start, places, kept, out):  # type: ignore[no-untyped-def]
     """out = past * residual + part * (x + residual), but `kept` at these places.
 
@@ -120,7 +121,7 @@ def remember(x, residual, past, part, start, places, kept, out):  # type: ignore
             out[places[j] - start] = kept[j]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def put(values, places, out):  # type: ignore[no-untyped-def]
     """out[places] = values, of any type."""
     for j in range(places.size):
@@ -143,7 +144,7 @@ def _clear(out, start, stop):  # type: ignore[no-untyped-def]
 # Payloads -----------------------------------------------------------------------------------------------------------
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def spread_chunks(values, indices, chunk, keep, out, adding):  # type: ignore[no-untyped-def]
     """Overwrite `out` with zeros but for `values`, `keep` of each chunk; `adding`: add them to what is there.
 
@@ -163,7 +164,7 @@ def spread_chunks(values, indices, chunk, keep, out, adding):  # type: ignore[no
             j += 1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def compress_masked(x, words, divisor, most, kept):  # type: ignore[no-untyped-def]
     """The elements of x whose bit is 1, divided, in order, as far as there is room; returns how many.
 
@@ -184,7 +185,7 @@ def compress_masked(x, words, divisor, most, kept):  # type: ignore[no-untyped-d
     return found
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def spread_masked(words, kept, out):  # type: ignore[no-untyped-def]
     """The opposite of `compress_masked`: zeros but where a bit is 1 and there is an element left.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, float64, njit, uint64
 
+from mpicomp.kernels.cpu.kernel import kernel
 from mpicomp.kernels.cpu.lanes import as_lanes, fold, lane, to_bits, to_float64, widen
 from mpicomp.kernels.cpu.philox import LOW, draw, draw_two, load_keys, load_keys_of_two
 from mpicomp.kernels.cpu.simd import LANES, load, splat, store
@@ -46,7 +47,7 @@ def squares_of_block(g, momentum, beta, gain, start, end):  # type: ignore[no-un
     return fold(total) + rest
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def squares(g, momentum, beta, gain, sums):  # type: ignore[no-untyped-def]
     """Sum of squares of beta momentum + gain g per block of 4096, in float64; nothing else is written.
 
@@ -57,7 +58,7 @@ def squares(g, momentum, beta, gain, sums):  # type: ignore[no-untyped-def]
         sums[b] = squares_of_block(g, momentum, beta, gain, b * BLOCK, min(g.size, (b + 1) * BLOCK))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def norm(g, out):  # type: ignore[no-untyped-def]
     """Two-norm of g, summed in float64 block by block and rounded once; where it is beyond float32, its largest number.
 
@@ -70,7 +71,7 @@ def norm(g, out):  # type: ignore[no-untyped-def]
     out[0] = float32(FLOAT32_MAX if FLOAT32_MAX < root < np.inf else root)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def stochastic_signs(schedule, first, step, source, g, momentum, moved, beta, gain, norm, bits):  # type: ignore[no-untyped-def]
     """moved = beta momentum + gain g; bit i = 1 with probability 1/2 + x[i] / (2 norm), to 2^-32, x = moved.
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from numba import int64, njit, uint64
 from numba.cpython.unsafe.numbers import trailing_zeros
 
+from mpicomp.kernels.cpu.kernel import kernel
 from mpicomp.kernels.cpu.lanes import bit_count, greatest, to_bits, to_integers
 from mpicomp.kernels.cpu.simd import LANES, load, select, splat, store
 
@@ -45,7 +46,7 @@ def _one(x, residual, left, i, mask):  # type: ignore[no-untyped-def]
     return uint64(to_integers(v)) & uint64(mask)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def largest(x, residual, left, chunk, mask, indices, values):  # type: ignore[no-untyped-def]
     """The largest magnitude of each chunk; of equal ones the first.
 
@@ -180,7 +181,7 @@ def _candidates(x, residual, start, stop, bound, k, mask, places, sizes):  # typ
     return found
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def several(  # type: ignore[no-untyped-def]
     x, residual, left, chunk, keep, depth, mask, high, maxima, places, sizes, indices, values
 ):

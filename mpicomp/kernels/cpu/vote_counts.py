@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import float64, njit, uint64
 
+from mpicomp.kernels.cpu.kernel import kernel
 from mpicomp.kernels.cpu.lanes import to_byte_mask, to_floats, to_mask
 from mpicomp.kernels.cpu.simd import (
     BYTES,
@@ -73,7 +74,7 @@ def _add(incoming, incoming_planes, held, held_planes, planes, words, w, wide): 
         _put(held, most * words + w, carry, wide)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def add_counts(incoming, incoming_planes, held, held_planes, planes, words):  # type: ignore[no-untyped-def]
     """held += incoming.
 
@@ -104,7 +105,7 @@ def _decide(counts, planes, words, w, half, coins, bits, wide):  # type: ignore[
     _put(bits, w, above, wide)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def majority(counts, planes, words, half, coins, bits):  # type: ignore[no-untyped-def]
     """Bit i = 1 where count i is above `half`; where it equals it, the coin.
 
@@ -175,7 +176,7 @@ def _values(counts, planes, words, powers, lowest, factors, starts, stops, first
         fence()
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def few_values(counts, planes, words, powers, lowest, factors, starts, stops, first, low, high, streaming, out):  # type: ignore[no-untyped-def]
     """out[i] = (2 count - weight) * the factor of its stretch, and 0 between stretches.
 
@@ -187,13 +188,13 @@ def few_values(counts, planes, words, powers, lowest, factors, starts, stops, fi
     _values(counts, planes, words, powers, lowest, factors, starts, stops, first, low, high, streaming, out, True)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def many_values(counts, planes, words, powers, lowest, factors, starts, stops, first, low, high, streaming, out):  # type: ignore[no-untyped-def]
     """Like `few_values` for counts of any size; powers, lowest : of out's type."""
     _values(counts, planes, words, powers, lowest, factors, starts, stops, first, low, high, streaming, out, None)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def segment_totals(sums, firsts, totals):  # type: ignore[no-untyped-def]
     """Add up blocks' sums, in index order; returns whether all totals are finite.
 

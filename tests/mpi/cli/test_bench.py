@@ -185,6 +185,13 @@ def test_bad_arguments_end_every_rank_and_are_told_once(capsys: pytest.CaptureFi
     assert capsys.readouterr().err.count("error:") == (3 if WORLD.rank == 0 else 0)
 
 
+def test_a_full_disk_is_told_once_and_ends_every_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *QUICK, "--count", "100", "--json", "/dev/full"]) == 2
+    told = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    cause = "rank 0, --json /dev/full: No space left on device; make room there, or name another file"
+    assert told == ([f"mpicomp bench: error: {cause}"] if WORLD.rank == 0 else [])
+
+
 @pytest.mark.mpi(min_size=2)
 def test_the_slowest_rank_counts(mpi_comm: MPI.Intracomm) -> None:
     def slow_on_the_last_rank(x: np.ndarray, out: np.ndarray) -> None:

@@ -167,7 +167,7 @@ def test_a_file_is_replaced_whole_or_left(path: Path, monkeypatch: pytest.Monkey
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=r"No space left on device.*state"):
+    with pytest.raises(OSError, match=r"cannot be written \(No space left on device\): make room there.*state"):
         save_state(path, {"step": 3})
     assert load_state(path) == {"step": 2}
     assert list(path.parent.iterdir()) == [path]

@@ -271,11 +271,14 @@ def test_a_torus_follows_the_groups() -> None:
     ],
 )
 def test_arguments_that_cannot_be_used_are_told(arguments: tuple[str, ...], problem: str) -> None:
+    if "--model" in arguments:
+        pytest.importorskip("torch")
     with pytest.raises(ValueError, match=problem.replace(".", r"\.")):
         request(*arguments)
 
 
 def test_a_model_says_how_long_its_gradient_is() -> None:
+    pytest.importorskip("torch")
     found = request("--model", "tests.unit.cli.test_advise:linear")
     assert found.count == 7 * 3 + 3
 

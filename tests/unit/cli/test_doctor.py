@@ -84,15 +84,6 @@ def test_the_package_that_overwrites_pytest_mpi_is_found(packages: list[str], st
 
 
 @pytest.mark.parametrize(
-    ("n_ranks", "environ", "status"), [(1, {}, "ok"), (2, {}, "warn"), (2, {"OMP_NUM_THREADS": "1"}, "ok")]
-)
-def test_unlimited_thread_pools_are_a_warning_from_two_ranks_on(
-    n_ranks: int, environ: dict[str, str], status: str
-) -> None:
-    assert environment.threads(n_ranks, environ).status == status
-
-
-@pytest.mark.parametrize(
     ("environ", "offered", "status"),
     [
         ({}, "always [madvise] never", "warn"),
@@ -171,6 +162,16 @@ def test_the_doctor_works_where_collectives_is_anothers(tmp_path: Path) -> None:
     assert found["packages"]["status"] == "FAIL"
     assert "PYTHONPATH" in found["packages"]["cure"]
     assert "torch" in found, "the rest is still examined"
+
+
+def test_the_doctor_needs_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')"
+    )
+    status, found = doctor(tmp_path, PYTHONPATH=str(tmp_path))
+    assert status == 0
+    assert found["kernels"]["text"].startswith("Numba ")
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,6 +31,7 @@ def test_without_a_terminal_each_step_is_a_line_of_stderr(capsys: pytest.Capture
 def test_on_a_terminal_a_bar_moves_and_vanishes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("rich")
     monkeypatch.setattr(terminal, "on_terminal", lambda: True)
     work()
     out, err = capsys.readouterr()

@@ -153,6 +153,13 @@ def test_what_is_no_trace_is_an_error(
     assert error.count("\n") == 1
 
 
+def test_a_full_disk_is_named_with_the_cure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rank-0.json").write_text(json.dumps(trace(0, [], ranks=1)))
+    assert main(["trace", str(tmp_path), "--out", "/dev/full"]) == 2
+    told = "--out /dev/full: No space left on device; make room there, or name another file"
+    assert capsys.readouterr().err == f"mpicomp trace: error: {told}\n"
+
+
 def test_whatever_files_hold_a_table_or_one_line_comes_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     statuses = []
     good = trace(0, [{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "rank 0"}}, *SENDER])

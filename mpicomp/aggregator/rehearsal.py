@@ -1,0 +1,135 @@
+"""Rehearsal of a method: a few steps on threads, by which its kernels are compiled ahead of the first call.
+
+Which kernels a step calls, and with which types, follows from options, dtype, topology and length, and no list has
+them. A rehearsal makes the same steps, and leaves a file next to the kernels, so that it takes place once a machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import sys
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectives import Communicator
+from collectives.memory import Flat
+from collectives.schedules.plan import Topology
+from mpicomp.aggregator.base import Aggregator, Method
+from mpicomp.aggregator.difference import Difference
+from mpicomp.aggregator.spec import VectorSpec
+from mpicomp.kernels.cache_folder import CACHE
+
+MOST_RANKS = 3  # and 4 where the number of ranks is even: votes may be equal
+MOST_ELEMENTS = 1 << 18  # merged on the way with every method, where topologies are chosen by size
+STEPS = 3
+PATIENCE_S = 1e6  # of a rank that waits while another one compiles
+WARM = "warm-"
+"""Name of the file that marks the kernels of all methods as compiled; the dtype follows."""
+_SHORTER: dict[str, Callable[[Any], Any]] = {
+    "seed": lambda seed: 0,
+    "full_precision_every": lambda steps: min(steps, 2),
+    "warmup_steps": lambda steps: min(steps, 1),
+}
+
+_lock = threading.Lock()
+_done: set[Hashable] = set()
+_log = logging.getLogger("mpicomp")
+
+
+def compile_kernels(method: Any, comm: Communicator, spec: VectorSpec) -> None:
+    """Compile the kernels that steps of such vectors call, unless this machine has them; not collective."""
+    key = method, comm.topology, comm.size, spec.dtype, spec.n.bit_length()
+    try:
+        if key in _done:
+            return
+    except TypeError:  # an option or a topology of the user's own is not hashable
+        return
+    with _lock:
+        if key in _done:
+            return
+        is_ours = type(method).__module__.startswith("mpicomp.")
+        if is_ours and spec.n and not CACHE.has(WARM + spec.dtype):
+            ranks = min(comm.size, MOST_RANKS + 1 - comm.size % 2)
+            # "auto" goes by a payload's length times the ranks that it comes from
+            n = min(MOST_ELEMENTS, spec.n * max(1, comm.size - 1) // max(1, ranks - 1))
+            short = VectorSpec(1 << (n.bit_length() - 1), spec.dtype)
+            # only its optimizers pass differences, which have kernels of their own
+            with_moves = "mpicomp.torch.bucket_reducers" in sys.modules
+            rehearse(getattr(method, "method", method), short, ranks, comm.topology, with_moves)
+        _done.add(key)
+
+
+def rehearse(method: Any, spec: VectorSpec, ranks: int, topology: str | Topology, with_moves: bool) -> None:
+    """Make a few steps of a method on ranks that are threads, unless this machine has seen them.
+
+    with_moves : also with vectors that are a `Difference`, where the method is meant for these.
+    """
+    method = _shortened(method)
+    with_moves = with_moves and method.synchronize == "updates" and not spec.sixteen_bit
+    text = f"{method!r} {spec.dtype}[{spec.n}]{' of moves' * with_moves} on {ranks} ranks over {topology!r}"
+    mark = f"rehearsed-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
+    if CACHE.has(mark):
+        return
+    try:
+        _make_steps(method, spec, ranks, topology, with_moves)
+    except Exception as error:  # noqa: BLE001 - kernels are then compiled when they are called
+        _log.debug("no rehearsal of %s: %s", text, error)
+    CACHE.write(mark, text.encode())
+
+
+def _shortened(method: Any) -> Any:
+    """Return the method with options by which a few steps call all of its kernels."""
+    options = {field.name: getattr(method, field.name) for field in fields(method) if field.name in _SHORTER}
+    return replace(method, **{name: _SHORTER[name](value) for name, value in options.items() if value is not None})
+
+
+def _make_steps(method: Method, spec: VectorSpec, ranks: int, topology: str | Topology, with_moves: bool) -> None:
+    from collectives.threads.run_local import run_local
+
+    waiting = logging.getLogger("collectives")
+    waiting.addFilter(_is_no_rehearsal)
+    try:
+        options = {"timeout": PATIENCE_S, "arrival_timeout": PATIENCE_S}
+        run_local(ranks, lambda comm: _steps_of_rank(method, comm, spec, with_moves), topology, **options)
+    finally:
+        waiting.removeFilter(_is_no_rehearsal)
+
+
+_thread = threading.local()
+
+
+def _is_no_rehearsal(record: logging.LogRecord) -> bool:
+    """Keep from the log that a rank of a rehearsal waits for another one, which compiles."""
+    return not hasattr(_thread, "rehearses")
+
+
+class _Rehearsal(Aggregator):
+    """Takes NumPy's arrays for every type."""
+
+    def _view(self, array: Any) -> Flat:
+        return Flat(array, self.dtype, array.shape)
+
+
+def _steps_of_rank(method: Method, comm: Communicator, spec: VectorSpec, with_moves: bool) -> None:
+    _thread.rehearses = True
+    aggregator = _Rehearsal(method, comm, spec)
+    vector, out = _vector(spec, comm.rank), np.empty(spec.n, spec.stored)
+    for _ in range(STEPS):
+        aggregator.aggregate(vector, out)
+    if with_moves:
+        room = np.zeros_like(vector)
+        for _ in range(STEPS):
+            moves = Difference([vector.copy()], [out.copy()], [room], room)
+            aggregator.aggregate(moves, np.empty_like(out))
+            moves.subtract_result()
+
+
+def _vector(spec: VectorSpec, rank: int) -> NDArray[Any]:
+    values = np.random.default_rng(rank).standard_normal(spec.n, np.float32)
+    return (values.view(np.uint32) >> 16).astype(np.uint16) if spec.dtype == "bfloat16" else values.astype(spec.stored)
