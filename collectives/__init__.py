@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from collectives.children import leave_mpi_uninitialized
+
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
     from collectives.cost.link import LinkModel
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
         CommunicatorClosed,
         LauncherMismatch,
         NonFiniteGradient,
+        NotARank,
         PeerFailure,
     )
     from collectives.execution.handle import Handle
@@ -40,6 +43,7 @@ _HOMES = {
         "CommunicatorClosed",
         "LauncherMismatch",
         "NonFiniteGradient",
+        "NotARank",
         "PeerFailure",
     ),
     "execution.handle": ("Handle",),
@@ -68,6 +72,7 @@ __all__ = [
     "LauncherMismatch",
     "LinkModel",
     "NonFiniteGradient",
+    "NotARank",
     "PeerFailure",
     "Plan",
     "PlanError",
@@ -83,6 +88,9 @@ __all__ = [
     "Tree",
     "topology",
 ]
+
+
+leave_mpi_uninitialized()
 
 
 def __getattr__(name: str) -> object:

@@ -14,6 +14,10 @@ from types import TracebackType
 from typing import Any, NoReturn, Protocol
 from weakref import WeakSet
 
+from mpi4py import MPI
+
+from collectives.children import mark
+
 
 class Forkable(Protocol):
     """What must not be used in a child."""
@@ -29,7 +33,13 @@ _status = 0
 
 def reject_in_children(one: Forkable) -> None:
     """Have `forked` called in each process that is forked from this one."""
+    _mark_rank()
     _inherited.add(one)
+
+
+def _mark_rank() -> None:
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        mark(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}")
 
 
 def _after_fork() -> None:
@@ -63,3 +73,4 @@ def _leave() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+_mark_rank()

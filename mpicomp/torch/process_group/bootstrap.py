@@ -20,6 +20,7 @@ from torch.distributed.constants import default_pg_timeout
 from collectives import CollectiveTimeout, Communicator
 from collectives.consistency.call_check import fingerprint
 from collectives.consistency.missing_ranks import named
+from collectives.making import require_rank
 
 VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")  # of torchrun
 CONNECT_S = 3.0  # how long one address of rank 0 is tried
@@ -31,6 +32,7 @@ Rendezvous = Iterator[tuple[Store, int, int]]
 
 def over_mpi(url: str, timeout: timedelta = default_pg_timeout, **_: Any) -> Rendezvous:
     """A handler of ``mpicomp://``: rank and number of ranks are MPI's, and rank 0 serves a store."""
+    require_rank()
     query = parse_qs(urlparse(url).query)
     world = MPI.COMM_WORLD
     rank, size = (
