@@ -65,6 +65,10 @@ class CallGroup(Protocol):
         """Take note that a call has failed; returns the error to raise."""
         ...
 
+    def hear(self) -> None:
+        """Note that the caller has been given an error."""
+        ...
+
     def raise_failure(self) -> NoReturn:
         """Raise what the communicator was given up for."""
         ...
@@ -196,6 +200,7 @@ class Call(Backoff):
             finally:
                 self.busy = False
         if self.error is not None:
+            self.hear()
             try:
                 raise self.error
             finally:
@@ -208,6 +213,11 @@ class Call(Backoff):
         # a call that is driven further down the stack, though this one is not driven by its waiting, was interrupted
         moving = (one for one in self.group.before(self) if (not rest if one.busy else one.background))
         return min((one.stalled_s for one in moving), default=math.inf)
+
+    def hear(self) -> None:
+        """Note that the caller is given an error, of this call or of one that took the communicator along."""
+        super().hear()
+        self.group.hear()
 
     def mark_seen(self) -> None:
         """Take note that the caller has heard that the call ended."""
@@ -272,6 +282,7 @@ class Handle:
         if call.done:
             call.mark_seen()
         if call.error is not None:
+            call.hear()
             raise call.error
         return call.done
 
