@@ -48,7 +48,7 @@ class GivingUp:
         self._in_flight: list[Call] = []
         self._apart: list[Call] = []  # in flight too, and outside the order of calls
         self._dropped: Call | None = None
-        self._heard = False  # the caller knows that the communicator was given up
+        self._raised = False  # whether the failure was raised to the caller
         self._unheard: Call | None = None  # whose mismatch its caller may not have heard of
         self._driver: ProgressThread | None = None
 
@@ -147,9 +147,9 @@ class GivingUp:
             call.end_by(self.failure)
         self._driver = None  # it stays with the parent
 
-    def hear(self) -> None:
-        """Note that the caller has been given an error: if the communicator was given up, later ones only say so."""
-        self._heard = self.failure is not None
+    def mark_raised(self) -> None:
+        """Note that an error was raised to the caller: later calls then raise CommunicatorClosed."""
+        self._raised = self.failure is not None
 
     def raise_failure(self) -> NoReturn:
         """Raise what the communicator was given up for, in another call than the one that failed."""

@@ -65,8 +65,8 @@ class CallGroup(Protocol):
         """Take note that a call has failed; returns the error to raise."""
         ...
 
-    def hear(self) -> None:
-        """Note that the caller has been given an error."""
+    def mark_raised(self) -> None:
+        """Note that an error was raised to the caller."""
         ...
 
     def raise_failure(self) -> NoReturn:
@@ -200,7 +200,7 @@ class Call(Backoff):
             finally:
                 self.busy = False
         if self.error is not None:
-            self.hear()
+            self.mark_raised()
             try:
                 raise self.error
             finally:
@@ -214,10 +214,10 @@ class Call(Backoff):
         moving = (one for one in self.group.before(self) if (not rest if one.busy else one.background))
         return min((one.stalled_s for one in moving), default=math.inf)
 
-    def hear(self) -> None:
-        """Note that the caller is given an error, of this call or of one that took the communicator along."""
-        super().hear()
-        self.group.hear()
+    def mark_raised(self) -> None:
+        """Note that an error was raised to the caller, of this call or of one that took the communicator along."""
+        super().mark_raised()
+        self.group.mark_raised()
 
     def mark_seen(self) -> None:
         """Take note that the caller has heard that the call ended."""
@@ -282,7 +282,7 @@ class Handle:
         if call.done:
             call.mark_seen()
         if call.error is not None:
-            call.hear()
+            call.mark_raised()
             raise call.error
         return call.done
 

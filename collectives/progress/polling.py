@@ -134,7 +134,7 @@ def calls_of_this_thread() -> list[Advancing]:
 
 
 def forget_mismatch() -> None:
-    """Note that an exception ends what the calling thread does: a mismatch of its calls is no news then."""
+    """Drop the mismatch of a call of the calling thread, which leaves a communicator by an exception."""
     _threads.own.mismatch = None
 
 
@@ -302,8 +302,8 @@ class Backoff:
         if stalled_s > notice_s:
             self._notice(stalled_s, limit_s)
 
-    def hear(self) -> None:
-        """Note that the caller is given an error: a mismatch of another call is then no news."""
+    def mark_raised(self) -> None:
+        """Note that an error was raised to the caller: no call raises an earlier mismatch of another one after it."""
         (self.caller or self.thread).mismatch = None
 
     def _mismatch_elsewhere(self) -> str:
