@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from collectives.children import leave_mpi_uninitialized
 from collectives.mpi_library import explained
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
         CommunicatorClosed,
         LauncherMismatch,
         NonFiniteGradient,
+        NotARank,
         PeerFailure,
     )
     from collectives.execution.handle import Handle
@@ -42,6 +44,7 @@ _HOMES = {
         "CommunicatorClosed",
         "LauncherMismatch",
         "NonFiniteGradient",
+        "NotARank",
         "PeerFailure",
     ),
     "execution.handle": ("Handle",),
@@ -70,6 +73,7 @@ __all__ = [
     "LauncherMismatch",
     "LinkModel",
     "NonFiniteGradient",
+    "NotARank",
     "PeerFailure",
     "Plan",
     "PlanError",
@@ -85,6 +89,9 @@ __all__ = [
     "Tree",
     "topology",
 ]
+
+
+leave_mpi_uninitialized()
 
 
 def __getattr__(name: str) -> object:

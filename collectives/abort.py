@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from types import TracebackType
 
@@ -14,7 +16,9 @@ from mpi4py import MPI
 
 from collectives import trace as traces
 from collectives.errors import explains_itself
+from collectives.progress import exit_status
 
+GRACE_S = 1.0  # in which ranks that end for the same reason print theirs
 OURS = ("collectives", "mpicomp")
 _installed = False
 
@@ -22,10 +26,12 @@ _installed = False
 def install_abort_hook() -> None:
     """After an uncaught exception: print its traceback with the rank, write traces if there are any, then MPI_Abort.
 
+    A program that ends by `sys.exit`, `exit` or `quit` with a status other than 0 ends the job too, with this status.
+    After a status of 0 it does not: ranks may end one after the other.
+
     The first `Communicator` over all ranks of a job calls it. Call it early in the program, so that it holds for what
     comes before, too. It wraps the hooks that are installed, for the main thread and others; calling it again does
-    nothing. KeyboardInterrupt aborts too, SystemExit never: a program that ends by ``sys.exit`` does so on all ranks. A
-    program started with ``python -m mpi4py`` has a similar behaviour.
+    nothing. KeyboardInterrupt aborts too. A program started with ``python -m mpi4py`` has a similar behaviour.
 
     Of an error that says by itself what is wrong, such as CollectiveMismatch, the traceback shows the caller's lines
     only; of any other error, and with ``MPICOMP_TRACEBACK=full``, it shows all.
@@ -36,9 +42,9 @@ def install_abort_hook() -> None:
     _installed = True
     previous, previous_thread, rank = sys.excepthook, threading.excepthook, os.getpid()
 
-    def end_job() -> None:
+    def end_job(status: int = 1, reason: str = "") -> None:
         if os.getpid() == rank:  # a process that was forked from one ends alone
-            _abort()
+            _abort(status, reason)
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         with _at_once():
@@ -51,9 +57,18 @@ def install_abort_hook() -> None:
             args = threading.ExceptHookArgs((args.exc_type, args.exc_value, trace, args.thread))
         with _at_once():
             previous_thread(args)
-        if args.exc_type is not SystemExit:
+        if not isinstance(args.exc_value, SystemExit):
             end_job()
+        elif args.thread is None:  # in a callback of the progress thread; in another thread it ends that thread alone
+            end_after_status(exit_status.code_of(args.exc_value.code))
 
+    def end_after_status(status: int) -> None:
+        if status and os.getpid() == rank:
+            time.sleep(GRACE_S)
+            end_job(status, f"the program ends with status {status}, ")
+
+    exit_status.watch()
+    atexit.register(lambda: end_after_status(exit_status.noted()))
     sys.excepthook, threading.excepthook = hook, thread_hook
 
 
@@ -94,11 +109,11 @@ def _shortened(error: BaseException, trace: TracebackType | None) -> TracebackTy
     return kept
 
 
-def _abort() -> None:
+def _abort(status: int, reason: str) -> None:
     if not MPI.Is_initialized() or MPI.Is_finalized() or MPI.COMM_WORLD.size == 1:
         return
     sys.stdout.flush()
     traces.flush()
     with _at_once():
-        print(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}: ending the job", file=sys.stderr)
-    MPI.COMM_WORLD.Abort(1)
+        print(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}: {reason}ending the job", file=sys.stderr)
+    MPI.COMM_WORLD.Abort(status)

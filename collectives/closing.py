@@ -11,7 +11,7 @@ from mpi4py import MPI
 from collectives.consistency.call_check import fingerprint
 from collectives.execution.handle import Call, Steps
 from collectives.group import Group
-from collectives.progress.polling import keep_alive, until
+from collectives.progress.polling import forget_mismatch, keep_alive, until
 from collectives.trace.clock import compare
 
 
@@ -29,7 +29,8 @@ class Closable(Group):
         else:
             if not self._broken:
                 self._broken = "it was left by an exception"
-                self.missing.leave()
+                self.missing.leave(error)
+            forget_mismatch()
             keep_alive(self)
             if self.workers is not None:
                 self.workers.dismiss()

@@ -15,6 +15,10 @@ class LauncherMismatch(CollectiveError):
     """A launcher started more processes than MPI has joined: each would train a model of its own."""
 
 
+class NotARank(CollectiveError):
+    """A process that a rank started, such as a worker that loads data, is no rank and cannot use MPI."""
+
+
 class CollectiveMismatch(CollectiveError):
     """The ranks do not make the same call; raised on every rank, listing who differs in what.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import NoReturn
@@ -47,6 +48,7 @@ class GivingUp:
         self._in_flight: list[Call] = []
         self._apart: list[Call] = []  # in flight too, and outside the order of calls
         self._dropped: Call | None = None
+        self._raised = False  # whether the failure was raised to the caller
         self._unheard: Call | None = None  # whose mismatch its caller may not have heard of
         self._driver: ProgressThread | None = None
 
@@ -61,6 +63,8 @@ class GivingUp:
         if isinstance(error, CollectiveMismatch) and call.apart:
             return error
         if isinstance(error, CollectiveMismatch):
+            if call.background:
+                (call.caller or call.thread).mismatch = call
             self._unheard = call if call.background and self._in_flight == [call] else None  # else others tell of it
             # a call that was begun while the ranks told each other what they called may wait for ranks that do not
             # make it
@@ -98,7 +102,7 @@ class GivingUp:
             error = PeerFailure(told + known)
             error.__cause__ = cause
         if first:
-            self.missing.announce()
+            self.missing.announce(error)
             self.failure = error
             for other in (*self._in_flight, *self._apart):
                 other.end_by(self._failure())
@@ -132,7 +136,7 @@ class GivingUp:
         if self._in_flight or self._apart:
             keep_alive(self)
         if self.size > 1 and not self._broken:
-            self.missing.leave()
+            self.missing.leave(getattr(sys, "last_value", None))  # of an exception that nobody has caught
 
     def forked(self) -> None:
         """Reject all calls in a process that was forked from this one, and end those in flight there."""
@@ -142,6 +146,10 @@ class GivingUp:
         for call in (*self._in_flight, *self._apart):
             call.end_by(self.failure)
         self._driver = None  # it stays with the parent
+
+    def mark_raised(self) -> None:
+        """Note that an error was raised to the caller: later calls then raise CommunicatorClosed."""
+        self._raised = self.failure is not None
 
     def raise_failure(self) -> NoReturn:
         """Raise what the communicator was given up for, in another call than the one that failed."""

@@ -114,6 +114,9 @@ class Group(GivingUp, Users):
             if not unheard.seen:  # the other ranks may have heard, and not make this call
                 raise CollectiveMismatch(str(unheard.error)) from unheard.error
         if self._broken:
+            if self.failure is not None and not self._raised:
+                call.mark_raised()
+                self.raise_failure()
             raise self._closed()
         if self._gone:
             self._free_unused()

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-ALONE = "MPICOMP_ALONE"
+from collectives.children import ALONE
+
 _OF_ANOTHER_MPI = "it belongs to another MPI than the library that mpi4py loaded: use the mpirun beside that library"
 _NO_MPI = "it starts no MPI ranks: use mpirun"
 _NO_PMIX = "use srun --mpi=pmix (srun --mpi=list shows what your Slurm has), or mpirun within the allocation"

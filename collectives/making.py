@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from numbers import Integral
 from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
-from collectives import gpu_mpi, launcher
+from collectives import children, gpu_mpi, launcher
 from collectives.abort import install_unless_attended
 from collectives.consistency.assembly import refuse
-from collectives.errors import LauncherMismatch, marked
+from collectives.errors import LauncherMismatch, NotARank, marked
 from collectives.execution.workers import MOST_THREADS, Workers
 from collectives.progress.timeouts import timeouts
 from collectives.schedules.plan import Topology
@@ -45,9 +46,12 @@ def examined(
 
     Raises
     ------
+    NotARank
+        See `require_rank`.
     TypeError, ValueError, LauncherMismatch
         An argument cannot be used, or MPI has not joined all processes. The other ranks are told.
     """
+    require_rank(alone)
     swapped = isinstance(mpi_comm, str) or hasattr(mpi_comm, "plan")
     parent = MPI.COMM_WORLD if swapped else _parent(mpi_comm)
     if abort_hook and isinstance(parent, MPI.Comm) and parent.size == MPI.COMM_WORLD.size > 1:
@@ -71,6 +75,18 @@ def examined(
     except (TypeError, ValueError, LauncherMismatch) as error:
         refuse(parent)
         raise marked(type(error)(f"rank {parent.rank} of {parent.size}: {error}")) from None
+
+
+def require_rank(alone: bool = False) -> None:
+    """Raise NotARank in a process that a rank has started, unless it is to be `alone`: it then is a job of its own."""
+    problem = children.problem()
+    if not problem:
+        return
+    if MPI.Is_initialized() or not (alone or os.environ.get(children.ALONE, "0") == "1"):
+        raise NotARank(problem)
+    children.forget_launcher()
+    MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    atexit.register(MPI.Finalize)
 
 
 def _parent(mpi_comm: Any) -> MPI.Comm:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+import collectives  # before mpi4py.MPI is loaded by any module of ours
+
 if TYPE_CHECKING:
     from collectives import (
         CollectiveError,
@@ -91,7 +93,6 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise import_module("mpicomp.other_names").missing(__name__, name, __all__)
-    collectives = import_module("collectives")
     others = "collectives" if name in collectives.__all__ else "mpicomp.algorithms"
     with import_module("collectives.mpi_library").explained():
         return getattr(import_module(_HOMES.get(name, others)), name)

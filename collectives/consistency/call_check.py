@@ -184,6 +184,7 @@ class CallCheck:
         call.describe = lambda: (
             f"{self._here}: the ranks differ in collective call {number}, here {mine}, and not all say what they call"
         )
+        call.mismatch = mine
         closes = not call.group.tolerates_mismatch(call)  # what one rank cannot use any more, no rank can
         told = mine.wire if isinstance(mine, Description) else mine
         text = np.frombuffer(told.encode() + CLOSES * closes, np.uint8)
@@ -192,6 +193,8 @@ class CallCheck:
         texts, status = {comm.rank: told}, MPI.Status()
         for rank in others:
             while not comm.Iprobe(rank, tag, status):
+                if self._missing.has_left(rank) and not comm.Iprobe(rank, tag):
+                    raise CollectiveMismatch(f"{call.describe()}: {named([rank])} left before", closes=True)
                 yield False
             landed = np.empty(status.Get_count(MPI.BYTE), np.uint8)
             yield from until(comm.Irecv([landed, landed.size, MPI.BYTE], rank, tag), call)

@@ -3,7 +3,9 @@
 A collective that does not go on says that somebody is missing, not who. So a rank that has waited for long asks the
 others. Those that wait too, in whichever call, see it and answer with the number of calls that they have come to; who
 does not answer is missing. In the same way a rank that gives up tells the others, which then give up as well, and a
-rank whose program ends tells those that would wait for it. While all ranks come in time nothing is sent.
+rank whose program ends tells those that would wait for it. If the cause is a mismatch, its text goes with the message:
+the other ranks may have no part in the call that it was found in, and raise the same error. While all ranks come in
+time nothing is sent.
 """
 
 from __future__ import annotations
@@ -18,13 +20,16 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from collectives.consistency.recursive_doubling import rounds_of
+from collectives.errors import CollectiveMismatch
 from collectives.progress.polling import SLEEP_S
 
 TAG = 0  # used for nothing else
 ANSWER_S = 1.0  # how long answers are awaited
 ANSWER_PART = 0.25  # and at most this part of the timeout
-# What a message says; the number of calls that its sender has come to follows.
+LONGEST_TEXT = 2000  # bytes of a mismatch
+# What a message says; the number of calls that its sender has come to and the text of a mismatch follow.
 _IS_HERE, _ASKS, _GIVES_UP, _LEAVES = range(4)
+_HEAD = np.dtype(np.int64)
 
 
 class MissingRanks:
@@ -54,6 +59,7 @@ class MissingRanks:
         self._here: dict[int, int] = {}
         self._left: dict[int, int] = {}
         self._told: dict[int, int] = {}
+        self._mismatches: dict[int, str] = {}  # by rank: why it left or gave up; no entry for other causes
         self._gave_up: set[int] = set()
         self._announced = self._silent = self._asks = False
         self._asked_by_lower = 0
@@ -65,12 +71,14 @@ class MissingRanks:
         if not self._hearing.acquire(blocking=False):
             return  # another thread does it, or this one when a signal interrupted it
         try:
-            message, status = np.empty(2, np.int64), MPI.Status()
+            status = MPI.Status()
             while self._comm.Iprobe(MPI.ANY_SOURCE, TAG, status):
-                rank = status.source
-                self._comm.Recv([message, message.nbytes, MPI.BYTE], rank, TAG)
+                rank, message = status.source, np.empty(status.Get_count(MPI.BYTE), np.uint8)
+                self._comm.Recv([message, message.size, MPI.BYTE], rank, TAG)
                 self._heard[rank] += 1
-                self._take(rank, *message.tolist())
+                if message.size > _HEAD.itemsize * 2:
+                    self._mismatches.setdefault(rank, bytes(message[_HEAD.itemsize * 2 :]).decode(errors="replace"))
+                self._take(rank, *message[: _HEAD.itemsize * 2].view(_HEAD).tolist())
         finally:
             self._hearing.release()
 
@@ -87,12 +95,13 @@ class MissingRanks:
                 if self._told.get(rank, 0) < self.calls and not self._silent:
                     self._tell(_IS_HERE, [rank])
 
-    def _tell(self, what: int, ranks: Iterable[int]) -> None:
+    def _tell(self, what: int, ranks: Iterable[int], cause: BaseException | None = None) -> None:
+        text = str(cause).encode()[:LONGEST_TEXT] if isinstance(cause, CollectiveMismatch) else b""
         with self._telling:
             self._requests = [request for request in self._requests if not request.Test()]
-            message = np.array([what, self.calls], np.int64)
+            message = np.frombuffer(np.array([what, self.calls], _HEAD).tobytes() + text, np.uint8)
             for rank in ranks:
-                self._requests.append(self._comm.Isend([message, message.nbytes, MPI.BYTE], rank, TAG))
+                self._requests.append(self._comm.Isend([message, message.size, MPI.BYTE], rank, TAG))
                 self._sent[rank] += 1
                 self._told[rank] = self.calls
 
@@ -116,29 +125,38 @@ class MissingRanks:
         gone = [rank for rank, calls in sorted(self._left.items()) if calls < call]
         return f"{named(gone)} left by an exception or at the end of the program" if gone else ""
 
+    def has_left(self, rank: int) -> bool:
+        """Return whether a rank makes no more calls, as far as this one has received."""
+        return rank in self._left or rank in self._gave_up
+
     def another_gave_up(self) -> bool:
         """Whether another rank has given up."""
         self.hear()
         return bool(self._gave_up)
 
+    @property
+    def mismatch(self) -> str:
+        """Text of a mismatch for which another rank has left or given up; empty if there is none."""
+        return next(iter(self._mismatches.values()), "")
+
     # At the end ------------------------------------------------------------------------------------------------------
 
-    def leave(self) -> None:
+    def leave(self, cause: BaseException | None) -> None:
         """Tell those that would wait for this rank, and by giving up tell the others, that it makes no more calls."""
         with suppress(MPI.Exception):
-            self._tell(_LEAVES, {one.peer for one in rounds_of(self._comm.rank, self._comm.size)})
+            self._tell(_LEAVES, {one.peer for one in rounds_of(self._comm.rank, self._comm.size)}, cause)
 
     def fall_silent(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Tell nothing more; returns how many messages went to each rank, and how many have come, which goes on."""
         self._silent = True
         return self._sent, self._heard
 
-    def announce(self) -> None:
+    def announce(self, cause: BaseException | None = None) -> None:
         """Tell the others that this rank has given up, so that they give up too and do not take it for missing."""
         if not self._announced:
             self._announced = True
             with suppress(MPI.Exception):  # beyond a rank that MPI knows to be dead
-                self._tell(_GIVES_UP, self._others)
+                self._tell(_GIVES_UP, self._others, cause)
 
     def find(self) -> list[int]:
         """Give up: ranks that do not do so too, in order."""

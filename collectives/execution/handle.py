@@ -66,6 +66,10 @@ class CallGroup(Protocol):
         """Take note that a call has failed; returns the error to raise."""
         ...
 
+    def mark_raised(self) -> None:
+        """Note that an error was raised to the caller."""
+        ...
+
     def raise_failure(self) -> NoReturn:
         """Raise what the communicator was given up for."""
         ...
@@ -197,6 +201,7 @@ class Call(Backoff):
             finally:
                 self.busy = False
         if self.error is not None:
+            self.mark_raised()
             try:
                 raise self.error
             finally:
@@ -209,6 +214,11 @@ class Call(Backoff):
         # a call that is driven further down the stack, though this one is not driven by its waiting, was interrupted
         moving = (one for one in self.group.before(self) if (not rest if one.busy else one.background))
         return min((one.stalled_s for one in moving), default=math.inf)
+
+    def mark_raised(self) -> None:
+        """Note that an error was raised to the caller, of this call or of one that took the communicator along."""
+        super().mark_raised()
+        self.group.mark_raised()
 
     def mark_seen(self) -> None:
         """Take note that the caller has heard that the call ended."""
@@ -274,6 +284,7 @@ class Handle:
         if call.done:
             call.mark_seen()
         if call.error is not None:
+            call.mark_raised()
             raise call.error
         return call.done
 

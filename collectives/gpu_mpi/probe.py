@@ -9,21 +9,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from collectives.children import without_launcher
 from collectives.gpu_mpi.child import NO_START, WORKS, WRONG
 
 PATIENCE_S = 120.0  # PyTorch, from a disk that many ranks read at once, and CUDA
 CHILD = Path(__file__).with_name("child.py")
-# By these a process would find the job that this one is a rank of. Open MPI's other settings, such as the transport,
-# are what is to be tried.
-LAUNCHERS = (
-    "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "OMPI_APP_", "OMPI_NUM_APP", "OMPI_FIRST_RANKS", "OMPI_MCA_ess",
-    "OMPI_MCA_orte_", "OMPI_MCA_pmix", "PRTE_", "PMIX_", "PMI_", "PMI2_", "PALS_", "HYDI_", "HYDRA_",
-    "MPI_LOCAL", "MV2_COMM_WORLD_", "MPISPAWN_", "FLUX_", "SLURM_",
-)  # fmt: skip
 
 
 class Outcome(NamedTuple):
@@ -64,7 +57,11 @@ class Probe:
         command = [sys.executable, "-P", str(CHILD), device]  # -P: this folder is no place to import from
         try:
             self._process = subprocess.Popen(
-                command, env=alone(os.environ), stdin=subprocess.DEVNULL, stdout=self._told, stderr=self._complained
+                command,
+                env=without_launcher(os.environ),
+                stdin=subprocess.DEVNULL,
+                stdout=self._told,
+                stderr=self._complained,
             )
         except OSError as error:
             self._end(Outcome(works=False, said=f"could not start: {error}"))
@@ -116,8 +113,3 @@ def judged(status: int, told: str, complained: str) -> Outcome:
     if verdict == NO_START:
         return Outcome(works=False, said=f"could not start: {said}")
     return Outcome(works=False, said=f"ended with status {status} and no result: {complained or 'it said nothing'}")
-
-
-def alone(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which a process is no rank of this job, and else finds the same MPI and the same GPUs."""
-    return {name: value for name, value in environ.items() if not name.startswith(LAUNCHERS)}

@@ -11,8 +11,13 @@ import atexit
 import os
 import sys
 from types import TracebackType
-from typing import Any, NoReturn, Protocol
+from typing import Protocol
 from weakref import WeakSet
+
+from mpi4py import MPI
+
+from collectives.children import mark
+from collectives.progress import exit_status
 
 
 class Forkable(Protocol):
@@ -24,42 +29,39 @@ class Forkable(Protocol):
 
 
 _inherited: WeakSet[Forkable] = WeakSet()
-_status = 0
 
 
 def reject_in_children(one: Forkable) -> None:
     """Have `forked` called in each process that is forked from this one."""
+    _mark_rank()
     _inherited.add(one)
+
+
+def _mark_rank() -> None:
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        mark(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}")
 
 
 def _after_fork() -> None:
     for one in tuple(_inherited):
         one.forked()
-    exit_by_system_exit, report = sys.exit, sys.excepthook
-
-    def exit_noting_status(status: Any = None, /) -> NoReturn:
-        _note(0 if status is None else status if isinstance(status, int) else 1)
-        exit_by_system_exit(status)
+    report = sys.excepthook
 
     def report_noting_status(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        _note(1)
+        exit_status.note(1)
         report(kind, error, trace)
 
-    # Python tells nobody the status that it ends with
-    sys.exit, sys.excepthook = exit_noting_status, report_noting_status
+    exit_status.watch()
+    sys.excepthook = report_noting_status
     atexit.register(_leave)  # called before all that the parent registered, and instead of it
-
-
-def _note(status: int) -> None:
-    global _status
-    _status = status
 
 
 def _leave() -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
-    os._exit(_status & 0xFF)
+    os._exit(exit_status.noted() & 0xFF)
 
 
 os.register_at_fork(after_in_child=_after_fork)
+_mark_rank()

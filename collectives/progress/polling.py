@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from mpi4py import MPI
 
-from collectives.errors import CollectiveTimeout, PeerFailure
+from collectives.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, PeerFailure
 from collectives.testable import Testable
 
 POLLS = 16  # of a request in a row, where no other call is to be advanced
@@ -27,6 +27,7 @@ SLEEP_S = 0.0005
 LONGEST_LOOK_S = 0.5  # between two looks; the rest of a longer time was spent elsewhere
 WARN_S = 15.0  # then a stall is logged, and again whenever it has become twice as long
 WARN_PART = 0.25  # and no later than after this part of the timeout
+MISMATCH_S = 1.0  # a call that stalls for longer ends by the mismatch of another one of its thread
 
 _log = logging.getLogger("collectives")
 _increase_reference_count = ctypes.pythonapi.Py_IncRef
@@ -65,6 +66,21 @@ class Advancing(Protocol):
         ...
 
 
+class Failed(Protocol):
+    """A call in the background that has ended by an error.
+
+    Attributes
+    ----------
+    seen, dropped, detached : bool
+        Its caller knows that it has ended, or does not mean to.
+    """
+
+    error: BaseException | None
+    seen: bool
+    dropped: bool
+    detached: bool
+
+
 class _Thread:
     """What a thread has of its own.
 
@@ -74,13 +90,16 @@ class _Thread:
         See `rest_by`.
     in_flight : list
         Its calls that go on in the background, whatever their communicator; may be edited.
+    mismatch : Failed or None
+        The last of its calls in the background in which the ranks differed.
     """
 
-    __slots__ = ("in_flight", "rest")
+    __slots__ = ("in_flight", "mismatch", "rest")
 
     def __init__(self) -> None:
         self.rest: Callable[[], None] | None = None
         self.in_flight: list[Advancing] = []
+        self.mismatch: Failed | None = None
 
 
 class _Threads(threading.local):
@@ -112,6 +131,11 @@ class Limits(NamedTuple):
 def calls_of_this_thread() -> list[Advancing]:
     """The calls that go on in the background and that the calling thread drives; may be edited."""
     return _threads.own.in_flight
+
+
+def forget_mismatch() -> None:
+    """Drop the mismatch of a call of the calling thread, which leaves a communicator by an exception."""
+    _threads.own.mismatch = None
 
 
 def rest_by(rest: Callable[[], None] | None) -> Callable[[], None] | None:
@@ -159,6 +183,10 @@ class Backoff:
         Seconds in which nothing moved, so far.
     timeout : float or None
         Seconds after which `idle` raises; None: the group's.
+    caller : object
+        Of the thread that has made this, where another one drives it; else None.
+    mismatch : str
+        How the ranks are known to differ in this call, so that no rank can wait for more than the others' words.
     rest_meanwhile : callable or None
         Sleeps while other threads of this process work for this, and returns whether they do.
     """
@@ -168,6 +196,8 @@ class Backoff:
     arrival: int | None = None
     timeout: float | None = None
     rest_meanwhile: Callable[[], bool] | None = None
+    caller: _Thread | None = None
+    mismatch = ""
     polls = 1
     since = waited_s = 0.0
     idle_turns, _asked = 0, False
@@ -179,7 +209,7 @@ class Backoff:
 
     def drive_here(self) -> None:
         """Have the thread that calls this drive it, where another one has made it."""
-        self.thread = _threads.own
+        self.caller, self.thread = self.thread, _threads.own
 
     def moved(self) -> None:
         """Something happened: start over."""
@@ -262,13 +292,34 @@ class Backoff:
         if stalled_s > min(notice_s, limit_s):
             stalled_s = self._stalled_s = min(stalled_s, self.standstill_s(rest))
         if stalled_s > limit_s:
-            raise CollectiveTimeout(f"{self.describe()} after {_rounded(stalled_s)} s")
+            raise self._error(f"{self.describe()} after {_rounded(stalled_s)} s")
         if given_up is not None and given_up():
-            raise CollectiveTimeout(f"{self.describe()} after {_rounded(stalled_s)} s, and another rank has given up")
+            raise self._error(f"{self.describe()} after {_rounded(stalled_s)} s, and another rank has given up")
         if self.arrival and (gone := group.missing.gone(self.arrival)):
-            raise CollectiveTimeout(f"{self.describe()}: {gone}")
+            raise self._error(f"{self.describe()}: {gone}")
+        if stalled_s > MISMATCH_S and self._mismatch_elsewhere():
+            raise self._error(f"{self.describe()} after {_rounded(stalled_s)} s")
         if stalled_s > notice_s:
             self._notice(stalled_s, limit_s)
+
+    def mark_raised(self) -> None:
+        """Note that an error was raised to the caller: no call raises an earlier mismatch of another one after it."""
+        (self.caller or self.thread).mismatch = None
+
+    def _mismatch_elsewhere(self) -> str:
+        """Return how the ranks differ in a call in flight of this thread, of which the caller does not know yet."""
+        call = (self.caller or self.thread).mismatch
+        if call is None or call.seen or call.dropped or call.detached:
+            return ""
+        return str(call.error)
+
+    def _error(self, text: str) -> CollectiveError:
+        """Return a mismatch if one is known to be the cause, on whichever rank and communicator, else a timeout."""
+        missing = getattr(self.group, "missing", None)
+        cause = self.mismatch or (missing and missing.mismatch) or self._mismatch_elsewhere()
+        if not cause:
+            return CollectiveTimeout(text)
+        return CollectiveMismatch(text if cause == self.mismatch else f"{text}: {cause}", closes=True)
 
     def _notice(self, stalled_s: float, limit_s: float) -> None:
         """Log a long stall; where ranks are yet to come, find out first which ones."""

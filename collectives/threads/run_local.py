@@ -17,6 +17,7 @@ from mpi4py import MPI
 
 from collectives.communicator import Communicator
 from collectives.errors import CollectiveError, CollectiveMismatch
+from collectives.making import require_rank
 from collectives.progress.polling import rest_by
 from collectives.schedules.plan import Topology
 from collectives.threads.thread_comm import Ended, LocalComm, World
@@ -49,6 +50,8 @@ def run_local(
 
     Raises
     ------
+    NotARank
+        This is a process that a rank of MPI has started.
     ValueError
         There is no rank.
     BaseException
@@ -60,6 +63,7 @@ def run_local(
     The ranks share all that processes have of their own: modules, global random generators, current folder. Kernels
     and NumPy work on all processors, Python on one at a time.
     """
+    require_rank()
     if ranks < 1:
         raise ValueError(f"there must be 1 rank or more, not {ranks}")
     world = World(ranks)

@@ -20,6 +20,7 @@ from torch.distributed.constants import default_pg_timeout
 from collectives import CollectiveTimeout, Communicator
 from collectives.consistency.call_check import fingerprint
 from collectives.consistency.missing_ranks import named
+from collectives.making import require_rank
 from mpicomp.torch.process_group.environment import set_by_launcher
 
 VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")  # of torchrun
@@ -32,6 +33,7 @@ Rendezvous = Iterator[tuple[Store, int, int]]
 
 def over_mpi(url: str, timeout: timedelta = default_pg_timeout, **_: Any) -> Rendezvous:
     """A handler of ``mpicomp://``: rank and number of ranks are MPI's, and rank 0 serves a store."""
+    require_rank()
     query = parse_qs(urlparse(url).query)
     world = MPI.COMM_WORLD
     rank, size = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 import threading
 import traceback
@@ -19,6 +20,8 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(abort, "_installed", False)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    monkeypatch.setattr(sys, "exit", sys.exit)
+    monkeypatch.setattr(atexit, "register", lambda function: function)
 
 
 @pytest.mark.usefixtures("fresh")

@@ -109,6 +109,38 @@ while True:
     assert re.search("RuntimeError: the disk is on fire$.*^ *rank 1 of 3: ending the job", output, re.M | re.S), output
 
 
+@pytest.mark.parametrize(("leave", "left"), [("sys.exit(3)", 3), ("exit('no such file')", 1)])
+def test_a_status_other_than_0_of_one_rank_ends_the_job(jobs: Jobs, leave: str, left: int) -> None:
+    program = """
+comm = mpicomp.Communicator(timeout=NEVER_S)
+if comm.rank == 1:
+    try:
+        sys.exit(5)
+    except SystemExit:
+        pass  # it is the last one that counts
+    with comm:
+        LEAVE
+time.sleep(NEVER_S)  # in no call, so that the rank is not missed
+"""
+    status, output = jobs.run(3, program.replace("LEAVE", leave)).finish()
+    assert status == left
+    assert f"rank 1 of 3: the program ends with status {left}, ending the job" in output, output
+
+
+def test_a_caught_exit_and_a_status_of_0_end_nothing(jobs: Jobs) -> None:
+    program = """
+    comm = mpicomp.Communicator()
+    if comm.rank == 1:
+        try:
+            sys.exit(5)
+        except SystemExit:
+            sys.exit(0)
+    time.sleep(0.5)
+    """
+    status, output = jobs.run(2, program).finish()
+    assert status == 0, output
+
+
 def test_a_rank_whose_program_has_ended_is_not_waited_for(jobs: Jobs) -> None:
     program = """
     comm = mpicomp.Communicator(arrival_timeout=NEVER_S)

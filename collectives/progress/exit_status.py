@@ -1,0 +1,66 @@
+"""The status by which a program ends, which Python reports to nobody: that of `sys.exit`, `exit` and `quit`.
+
+A `SystemExit` may also be caught, and then ends nothing. So the exception holds an `_Ending`. It is freed with the
+exception, and if no frame of Python is left by then, the exception has ended the program.
+"""
+
+from __future__ import annotations
+
+import _sitebuiltins
+import sys
+import threading
+from contextlib import suppress
+from typing import Any, NoReturn
+
+_status: int | None = None
+
+
+def watch() -> None:
+    """Note from now on how the program ends. A bare ``raise SystemExit(3)`` cannot be noted."""
+    if sys.exit is not _noting_exit:
+        sys.exit = _noting_exit
+        setattr(_sitebuiltins.Quitter, "__call__", _quit)  # noqa: B010 - assigned otherwise it has no type
+
+
+def noted() -> int:
+    """Return the status that the program ends with; valid when its last frame has ended."""
+    return _status or 0
+
+
+def note(status: int) -> None:
+    """Note the status by which the program ends; later ones, as of exceptions that were caught before, do not count."""
+    global _status
+    if _status is None:
+        _status = status
+
+
+class _Ending:
+    def __init__(self, status: int) -> None:
+        self._status = status
+
+    def __del__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            try:
+                sys._getframe(1)
+            except ValueError:
+                note(self._status)
+
+
+def code_of(status: Any) -> int:
+    """Return the number that the system receives for an argument of `sys.exit`."""
+    return 0 if status is None else status if isinstance(status, int) else 1
+
+
+def _noting_exit(status: Any = None, /) -> NoReturn:
+    error = SystemExit() if status is None else SystemExit(status)
+    error._ending = _Ending(code_of(status))  # type: ignore[attr-defined]
+    try:
+        raise error
+    finally:
+        del error  # the traceback has this frame, and they would keep each other
+
+
+def _quit(quitter: object, code: Any = None) -> NoReturn:
+    with suppress(Exception):
+        sys.stdin.close()  # as without this module
+    sys.exit(code)
