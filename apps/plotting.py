@@ -145,14 +145,14 @@ class Bars:
 
 def draw_bars(
     panels: Sequence[Bars], names: Sequence[str], x_label: str, looks: Sequence[Look] | None = None,
-    size: tuple[float, float] | None = None, share_x: bool = True, title: str = "",
+    size: tuple[float, float] | None = None, share_x: bool = True, share_y: bool = True, title: str = "",
 ) -> Figure:  # fmt: skip
     """Draw panels side by side, with one legend for the `names` and `looks` (`COLORS`) of the parts.
 
-    `size` is that of the figure in inches; with `share_x` the panels have one scale.
+    `size` is that of the figure in inches. With `share_x` the panels have one scale, and with `share_y` one list of bars.
     """
     shown = [{"color": color} for color in COLORS] if looks is None else looks
-    figure, axes = new_figure(len(panels), size=size or (1.5 + 4 * len(panels), 3.6), sharex=share_x)
+    figure, axes = new_figure(len(panels), size=size or (1.5 + 4 * len(panels), 3.6), sharex=share_x, sharey=share_y)
     for axis, panel in zip(axes[0], panels, strict=True):
         for place, (name, parts) in enumerate(panel.parts.items()):
             ends = np.minimum(np.cumsum([0.0, *parts]), panel.end)  # a bar without parts ends where it begins
@@ -165,7 +165,7 @@ def draw_bars(
         cut = any(sum(parts) > panel.end * (1 + 1e-9) for parts in panel.parts.values())
         axis.set_xlabel(f"{x_label} (cut at {panel.end:.3g})" if cut else x_label)
         axis.margins(x=0.17)
-    axes[0][0].invert_yaxis()
+        axis.set_ylim(len(panel.parts) - 0.5, -0.5)
     if title:
         figure.suptitle(title)
     legend(figure, [Patch(label=name, **look) for name, look in zip(names, shown, strict=False)])
