@@ -149,7 +149,7 @@ def draw_bars(
 ) -> Figure:  # fmt: skip
     """Draw panels side by side, with one legend for the `names` and `looks` (`COLORS`) of the parts.
 
-    `size` is that of the figure in inches. With `share_x` the panels have one scale, and with `share_y` one list of bars.
+    `size` is that of the figure in inches. Panels have one scale with `share_x`, and one list of bars with `share_y`.
     """
     shown = [{"color": color} for color in COLORS] if looks is None else looks
     figure, axes = new_figure(len(panels), size=size or (1.5 + 4 * len(panels), 3.6), sharex=share_x, sharey=share_y)
