@@ -59,7 +59,6 @@ def test_labels_of_the_figure_and_a_column_have_ratios_as_they_were_measured() -
     ]  # fmt: skip
 
 
-
 def test_whole_steps_of_all_implementations_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     def build(name: str) -> tuple[nn.Module, Any]:
         torch.manual_seed(0)
