@@ -103,8 +103,15 @@ def curves(
     return save(figure, path)
 
 
-def panels(path: Path, grid: Sequence[Sequence[tuple[str, Sequence[Curve]]]], x_label: str, y_label: str) -> Path:
-    """Draw a grid of titled panels with one legend; x begins at 0. Returns the path."""
+def panels(
+    path: Path,
+    grid: Sequence[Sequence[tuple[str, Sequence[Curve]]]],
+    x_label: str,
+    y_label: str,
+    *,
+    legends: bool = False,
+) -> Path:
+    """Draw a grid of titled panels with one legend, or with `legends` one in each; x begins at 0. Returns the path."""
     n_rows, n_columns = len(grid), len(grid[0])
     figure, axes = new_figure(n_columns, n_rows, size=(4 * n_columns, 3 * n_rows + 0.5))
     for row, titled in zip(axes, grid, strict=True):
@@ -112,10 +119,13 @@ def panels(path: Path, grid: Sequence[Sequence[tuple[str, Sequence[Curve]]]], x_
             draw_curves(part, lines)
             part.set_title(title, fontsize="medium")
             part.set_xlim(left=0)
+            if legends:
+                part.legend(fontsize="small")
     for part in axes[-1]:
         part.set_xlabel(x_label)
     figure.supylabel(y_label)
-    legend(figure, axes[0][0].get_lines())
+    if not legends:
+        legend(figure, axes[0][0].get_lines())
     return save(figure, path)
 
 
