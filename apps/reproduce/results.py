@@ -16,11 +16,11 @@ class Results:
     def __init__(self, folder: Path, fresh: bool = False) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        # Several parts of a study ask for the same result, so that only files that are there now count as old.
+        # Parts of a study share results, so that only files that are there now count as old.
         self._old = {path: _version(path) for path in folder.glob("*.json")} if fresh else {}
 
     def kept(self, name: str, settings: Record) -> Record | None:
-        """Return the result of the file `name`; None if there is none with these settings."""
+        """Return the result of the file `name`; None if the file is missing or has other settings."""
         path = self.folder / f"{name}.json"
         if not path.exists() or self._old.get(path) == _version(path):
             return None
@@ -53,7 +53,7 @@ def slug(name: str) -> str:
 
 
 def _version(path: Path) -> tuple[int, int]:
-    """What changes whenever the file is replaced."""
+    """Inode and time of change, of which one differs once the file was replaced."""
     found = path.stat()
     return found.st_ino, found.st_mtime_ns
 

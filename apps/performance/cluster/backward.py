@@ -191,7 +191,7 @@ def over(row: dict[str, Any]) -> float:
 
 
 def over_communication(row: dict[str, Any]) -> float:
-    """How many times as long as communication backward was."""
+    """Return the ratio of the times of backward and of communication."""
     return float(row["backward_s"] / row["communication_s"])
 
 

@@ -85,7 +85,7 @@ def exposed(records: Sequence[Record]) -> Figure:
                     apart, overlapped = (f"{over_communication(row):.2f}×, {how}" for how in ("apart", "overlapped"))
                     parts[apart], texts[apart] = [alone, 0.0, sending], scaled(alone + sending, 1)
                     parts[overlapped] = [alone, max(0.0, both - alone - waits), waits]
-                    # Medians of parts need not add up to the median of the step, which is what the text states.
+                    # Medians of parts need not add up to the median of the step. The text states the latter.
                     texts[overlapped] = scaled(both, 1)
             panels.append(Bars(f"{method}, {_rate_title([record])}", parts, texts))
     return draw_bars(

@@ -90,7 +90,7 @@ def _step_s(costs: Record, name: str, epoch: str, options: Options, by_model: bo
 
 
 def _source(costs: Record, by_model: bool) -> str:
-    """How the seconds of a step were found, and what the other way gives for float32 and for AQ-SGD."""
+    """Source of the seconds of a step, and the seconds of float32 and AQ-SGD by the other way."""
     carried = f"links that carried {costs['payload_bits_per_s'] / 1e6:.3g} Mbit/s between {DEEP.stages} emulated hosts"
     other = ", ".join(
         f"{name.split(',')[0]} {1e3 * _step_s(costs, name, LATER, TIMED[name], not by_model):.0f} ms"

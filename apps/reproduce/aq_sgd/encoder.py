@@ -31,7 +31,7 @@ TESTED_AT_ONCE = 81
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """A run: what travels in how many bits, and the training. Without bits activations and gradients travel in float32.
+    """A run: bits forward and backward, and the training. Without bits activations and gradients travel in float32.
 
     `per_label` and `tested_per_label` have the texts of each label. Word embeddings keep their pretrained values.
     """
@@ -107,7 +107,7 @@ def run_on_threads(options: dict[str, Any]) -> Record:
     parts = examples.load()
     training = encode(first_of_each_label(parts.train, made.per_label), TOKENS)
     test = encode(first_of_each_label(parts.test, made.tested_per_label), TOKENS)
-    whole = classifier(made.seed)  # here, as what makes it may not bear threads
+    whole = classifier(made.seed)  # here, as its library may not bear threads
     found = run_local(made.stages, lambda comm: _train(made, comm, whole, training, test))[0]
     return {"options": options, "texts": parts.digest(), **found}
 

@@ -83,7 +83,7 @@ def trained(
 def _train(
     results: Results, plan: Mapping[tuple[str, int], tuple[Options, str | None]]
 ) -> dict[tuple[str, int], Record]:
-    """Train what is not kept, and save weights where a file is named; returns the records of all."""
+    """Make the runs that are not kept, and save weights where a file is named; returns the records of all."""
     made: dict[tuple[str, int], Record] = {}
     missing: dict[tuple[str, int], Run] = {}
     for (name, seed), (options, save) in plan.items():

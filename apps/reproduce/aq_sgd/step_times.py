@@ -34,8 +34,8 @@ def measured(results: Results, name: str, runs: Mapping[str, Record], ranks: int
     -------
     dict
         ``costs`` by name and by `FIRST` and `LATER`: ``elapsed_s`` and ``processor_s`` of a step, and ``forward_bytes``
-        and ``backward_bytes`` of a cut and step. ``payload_bits_per_s``: what a link carried. ``others_use``: the
-        processors that other programs used.
+        and ``backward_bytes`` of a cut and step. ``payload_bits_per_s`` of a link.
+        ``others_use``: the processors that other programs used.
     """
     arguments = {"runs": dict(runs), "epochs": EPOCHS}
 
@@ -47,7 +47,7 @@ def measured(results: Results, name: str, runs: Mapping[str, Record], ranks: int
 
 
 def time_steps(runs: Mapping[str, dict[str, Any]], epochs: int) -> Record:
-    """Train with each of these options, an epoch of each by turns; returns what steps cost. For all ranks of a job."""
+    """Train epochs with each of these options by turns; returns the cost of steps. For all ranks of a job."""
     with Communicator() as comm:
         trainings = {name: _training(Options(**options), comm) for name, options in runs.items()}
         found: dict[str, list[Record]] = {name: [] for name in runs}

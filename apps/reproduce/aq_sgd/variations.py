@@ -69,7 +69,7 @@ def figure_9(results: Results, seeds: int, full: bool, quick: bool = False) -> t
 
 
 def _gaps(found: Mapping[str, list[Record]], names: Mapping[str, str], to: str) -> dict[str, Difference]:
-    """Differences of the last losses to those of a run, by what a table calls the others."""
+    """Differences of the last losses to those of the run `to`, by the labels of the others."""
     return {shown: gap(found[name], found[to]) for shown, name in names.items()}
 
 
