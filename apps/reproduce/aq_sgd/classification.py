@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from apps.finetune import examples
-from apps.plotting import Curve, panels
+from apps.plotting import Curve, curves
 from apps.records import Record
 from apps.reproduce.aq_sgd.encoder import TOKENS, Options, run_on_threads
 from apps.reproduce.aq_sgd.runs import MOST, how_many
@@ -70,7 +70,7 @@ def figure_3_classification(
             ),
         ]
     lines = [Curve(name, *_smoothed([record["losses"] for record in records])) for name, records in found.items()]
-    return claims, [panels(results.folder / "classification.png", [[("", lines)]], "step", "training loss, nats")]
+    return claims, [curves(results.folder / "classification.png", lines, "step", "training loss, nats")]
 
 
 def _suffix(bits: tuple[int, int]) -> str:

@@ -5,7 +5,7 @@ The default is 4 stages and 2 bits forward, 4 backward. The model has 8 blocks, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from apps.reproduce.aq_sgd.runs import FP32, MOST, PRETRAINED, by_epoch, gap, ho
 from apps.reproduce.claims import Claim, Difference
 from apps.reproduce.results import Results
 
-STAGES, STORED = (2, 4, 8), (2, 8)
+STAGES, STAGES_FULL, STORED = (4, 8), (2, 4, 8), (2, 8)
 DEEP_PRETRAINED = replace(PRETRAINED, layers=STAGES[-1], epochs=3, characters=100_000)
 DEEP = replace(
     FP32, layers=STAGES[-1], characters=12_000, skip=DEEP_PRETRAINED.characters, micro_batches=2,
@@ -45,10 +45,10 @@ def deep(
 
 def figure_9(results: Results, seeds: int, full: bool, quick: bool = False) -> tuple[list[Claim], list[Path]]:
     """Vary one thing at a time, and compare the last validation losses."""
-    many = how_many(seeds, full, quick)
+    many, stages = how_many(seeds, full, quick), STAGES_FULL if full else STAGES
     runs = {
         f"{method} {FEW}, {count} stages": replace(DEEP, stages=count, direct=direct)
-        for count in STAGES
+        for count in stages
         for method, direct in (("DirectQ", True), ("AQ-SGD", False))
     }
     runs |= {f"AQ-SGD {FEW}, kept in {bits} bits": replace(DEEP, stored_bits=bits) for bits in STORED}
@@ -62,10 +62,10 @@ def figure_9(results: Results, seeds: int, full: bool, quick: bool = False) -> t
         f"thousand characters, {shown.epochs} epochs, {many} seeds; there DeBERTa-base on QNLI and CoLA"
     )
     return [
-        *_of_stages(found, differs),
+        *_of_stages(found, stages, differs),
         *_of_kept_messages(found, f"{differs}; {DEEP.stages} stages"),
         *_of_rounding(found, f"{differs}; {DEEP.stages} stages"),
-    ], [_draw(results, found, shown.epochs)]
+    ], [_draw(results, found, stages, shown.epochs)]
 
 
 def _gaps(found: Mapping[str, list[Record]], names: Mapping[str, str], to: str) -> dict[str, Difference]:
@@ -77,17 +77,17 @@ def _listed(gaps: Mapping[str, Difference]) -> str:
     return ", ".join(f"{one} with {shown}" for shown, one in gaps.items())
 
 
-def _of_stages(found: Mapping[str, list[Record]], differs: str) -> list[Claim]:
+def _of_stages(found: Mapping[str, list[Record]], counts: Sequence[int], differs: str) -> list[Claim]:
     ours, direct = (
-        _gaps(found, {f"{count} stages": f"{method} {FEW}, {count} stages" for count in STAGES}, "fp32")
+        _gaps(found, {f"{count} stages": f"{method} {FEW}, {count} stages" for count in counts}, "fp32")
         for method in ("AQ-SGD", "DirectQ")
     )
-    fewest, most = (f"DirectQ {FEW}, {count} stages" for count in (STAGES[0], STAGES[-1]))
+    fewest, most = (f"DirectQ {FEW}, {count} stages" for count in (counts[0], counts[-1]))
     grown = gap(found[most], found[fewest])
     return [
         Claim(
             "Fig. 9a, b",
-            f"AQ-SGD {FEW} stays near float32 with up to {STAGES[-1]} stages",
+            f"AQ-SGD {FEW} stays near float32 with up to {counts[-1]} stages",
             "curves lie on each other",
             f"above float32's {np.mean(losses(found['fp32'])):.4f} nats: {_listed(ours)}",
             all(one.most <= LOST for one in ours.values()),
@@ -97,7 +97,7 @@ def _of_stages(found: Mapping[str, list[Record]], differs: str) -> list[Claim]:
             "Fig. 9a, b",
             f"DirectQ {FEW} gets worse with more stages",
             "not bad with 2 stages, unsatisfactory with more",
-            f"above float32: {_listed(direct)}; {STAGES[-1]} stages less {STAGES[0]} {grown}",
+            f"above float32: {_listed(direct)}; {counts[-1]} stages less {counts[0]} {grown}",
             grown.above,
             differs,
         ),
@@ -154,7 +154,7 @@ def _of_rounding(found: Mapping[str, list[Record]], differs: str) -> list[Claim]
     ]
 
 
-def _draw(results: Results, found: Mapping[str, list[Record]], epochs: int) -> Path:
+def _draw(results: Results, found: Mapping[str, list[Record]], stages: Sequence[int], epochs: int) -> Path:
     def curves(*names: str) -> list[Curve]:
         return [
             Curve(f"{name}: {np.mean(losses(found[name])):.3f}", range(1, epochs + 1), by_epoch(found[name]))
@@ -163,8 +163,8 @@ def _draw(results: Results, found: Mapping[str, list[Record]], epochs: int) -> P
 
     grid = [
         [
-            ("AQ-SGD, stages", curves("fp32", *(f"AQ-SGD {FEW}, {count} stages" for count in STAGES))),
-            ("DirectQ, stages", curves("fp32", *(f"DirectQ {FEW}, {count} stages" for count in STAGES))),
+            ("AQ-SGD, stages", curves("fp32", *(f"AQ-SGD {FEW}, {count} stages" for count in stages))),
+            ("DirectQ, stages", curves("fp32", *(f"DirectQ {FEW}, {count} stages" for count in stages))),
             ("messages kept", curves("fp32", OURS, *(f"AQ-SGD {FEW}, kept in {bits} bits" for bits in STORED))),
             ("stochastic rounding",
              curves("fp32", STOCHASTIC, *(f"{STOCHASTIC}, kept in {bits} bits" for bits in STORED))),
