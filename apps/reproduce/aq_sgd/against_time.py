@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -69,9 +69,9 @@ def figure_4(results: Results, seeds: int, full: bool, quick: bool = False) -> t
         differs = (
             f"character model of {DEEP.layers} blocks in {DEEP.stages} stages, {many} seeds; "
             + _source(costs, by_model)
-            + f"; reached: within {MARGIN} nats of float32's last loss"
+            + f"; reached: within {MARGIN} nats of float32's last loss with the same seed"
         )
-        claims += _judge(runs, ends, seconds, float(np.mean(losses(found["fp32"]))) + MARGIN, called, differs)
+        claims += _judge(runs, ends, seconds, [loss + MARGIN for loss in losses(found["fp32"])], called, differs)
         grid.append((called, [Curve(name.split(",")[0], ends[name], of_one) for name, of_one in runs.items()]))
     if not grid:
         return claims, []
@@ -109,11 +109,14 @@ def _judge(
     runs: Mapping[str, list[list[float]]],
     ends: Mapping[str, list[float]],
     seconds: Mapping[str, Mapping[str, float]],
-    goal: float,
+    goals: Sequence[float],
     called: str,
     differs: str,
 ) -> list[Claim]:
-    at = {name: [reached_s(goal, run, ends[name]) for run in of_one] for name, of_one in runs.items()}
+    at = {
+        name: [reached_s(goal, run, ends[name]) for goal, run in zip(goals, of_one, strict=True)]
+        for name, of_one in runs.items()
+    }
     spent = {name: [ends[name][-1] if one is None else one for one in of_one] for name, of_one in at.items()}
     missed = {name: sum(one is None for one in of_one) for name, of_one in at.items()}
     shown = ", ".join(
