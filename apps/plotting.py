@@ -103,8 +103,15 @@ def curves(
     return save(figure, path)
 
 
-def panels(path: Path, grid: Sequence[Sequence[tuple[str, Sequence[Curve]]]], x_label: str, y_label: str) -> Path:
-    """Draw a grid of titled panels with one legend; x begins at 0. Returns the path."""
+def panels(
+    path: Path,
+    grid: Sequence[Sequence[tuple[str, Sequence[Curve]]]],
+    x_label: str,
+    y_label: str,
+    *,
+    legends: bool = False,
+) -> Path:
+    """Draw a grid of titled panels with one legend, or with `legends` one in each; x begins at 0. Returns the path."""
     n_rows, n_columns = len(grid), len(grid[0])
     figure, axes = new_figure(n_columns, n_rows, size=(4 * n_columns, 3 * n_rows + 0.5))
     for row, titled in zip(axes, grid, strict=True):
@@ -112,10 +119,13 @@ def panels(path: Path, grid: Sequence[Sequence[tuple[str, Sequence[Curve]]]], x_
             draw_curves(part, lines)
             part.set_title(title, fontsize="medium")
             part.set_xlim(left=0)
+            if legends:
+                part.legend(fontsize="small")
     for part in axes[-1]:
         part.set_xlabel(x_label)
     figure.supylabel(y_label)
-    legend(figure, axes[0][0].get_lines())
+    if not legends:
+        legend(figure, axes[0][0].get_lines())
     return save(figure, path)
 
 
@@ -145,14 +155,14 @@ class Bars:
 
 def draw_bars(
     panels: Sequence[Bars], names: Sequence[str], x_label: str, looks: Sequence[Look] | None = None,
-    size: tuple[float, float] | None = None, share_x: bool = True, title: str = "",
+    size: tuple[float, float] | None = None, share_x: bool = True, share_y: bool = True, title: str = "",
 ) -> Figure:  # fmt: skip
     """Draw panels side by side, with one legend for the `names` and `looks` (`COLORS`) of the parts.
 
-    `size` is that of the figure in inches; with `share_x` the panels have one scale.
+    `size` is that of the figure in inches. Panels have one scale with `share_x`, and one list of bars with `share_y`.
     """
     shown = [{"color": color} for color in COLORS] if looks is None else looks
-    figure, axes = new_figure(len(panels), size=size or (1.5 + 4 * len(panels), 3.6), sharex=share_x)
+    figure, axes = new_figure(len(panels), size=size or (1.5 + 4 * len(panels), 3.6), sharex=share_x, sharey=share_y)
     for axis, panel in zip(axes[0], panels, strict=True):
         for place, (name, parts) in enumerate(panel.parts.items()):
             ends = np.minimum(np.cumsum([0.0, *parts]), panel.end)  # a bar without parts ends where it begins
@@ -165,7 +175,7 @@ def draw_bars(
         cut = any(sum(parts) > panel.end * (1 + 1e-9) for parts in panel.parts.values())
         axis.set_xlabel(f"{x_label} (cut at {panel.end:.3g})" if cut else x_label)
         axis.margins(x=0.17)
-    axes[0][0].invert_yaxis()
+        axis.set_ylim(len(panel.parts) - 0.5, -0.5)
     if title:
         figure.suptitle(title)
     legend(figure, [Patch(label=name, **look) for name, look in zip(names, shown, strict=False)])

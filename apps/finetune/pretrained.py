@@ -23,7 +23,7 @@ CURE = 'pip install "mpicomp[examples]"'
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Tokens, int64 of shape (examples, TOKENS), 0 where a text has ended; and labels, int64 of shape (examples,)."""
+    """Tokens, int64 of shape (examples, tokens), 0 where a text has ended; and labels, int64 of shape (examples,)."""
 
     tokens: Tensor
     labels: Tensor
@@ -59,12 +59,12 @@ def classifier(seed: int) -> Classifier:
     return Classifier(encoder, encoder.config.hidden_size, len(LABELS), seed)
 
 
-def encode(examples: Sequence[Example]) -> Encoded:
-    """The tokens of examples, as the pretrained transformer knows them."""
+def encode(examples: Sequence[Example], tokens: int = TOKENS) -> Encoded:
+    """The tokens of examples, so many of each, as the pretrained transformer knows them."""
     tokenizer = _transformers().AutoTokenizer.from_pretrained(folder(), local_files_only=True)
     found = tokenizer(
         [one.text for one in examples],
-        padding="max_length", truncation=True, max_length=TOKENS, return_tensors="pt",
+        padding="max_length", truncation=True, max_length=tokens, return_tensors="pt",
     )  # fmt: skip
     return Encoded(found["input_ids"], torch.tensor([one.label for one in examples]))
 

@@ -1,4 +1,4 @@
-"""Runs as functions that an MPI job calls on each rank, with options and records that can be written as JSON."""
+"""Runs whose options and records can be written as JSON."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from apps.pipeline.text import Corpus, load
 from apps.pipeline.training import Training
 from apps.records import Record
 from collectives import Communicator
+from collectives.threads.run_local import run_local
 
 
-def run(runs: Sequence[dict[str, Any]], save: str | None = None) -> Record:
-    """Train with each of these options, one after the other; returns the record of each under ``runs``.
+def run_on_threads(options: dict[str, Any], save: str | None = None) -> Record:
+    """Train on ranks that are threads of this process; returns the record, whose losses are those of MPI ranks.
 
-    `save` is a file for the weights that the last run ends with.
+    `save` is a file for the weights that the run ends with.
     """
-    torch.set_num_threads(1)
-    with Communicator() as comm:
-        return {"runs": [_trained(Options(**each), comm, save) for each in runs]}
+    made = Options(**options)
+    return run_local(made.stages * made.replicas, lambda comm: _trained(made, comm, save))[0]
 
 
-def _trained(options: Options, comm: Communicator, save: str | None) -> Record:
+def _trained(options: Options, comm: Communicator, save: str | None = None) -> Record:
+    torch.set_num_threads(1)  # of this thread
     start = time.perf_counter()
     corpus = corpus_of(options)
     training = Training(options, comm, corpus, weights=weights_of(options))

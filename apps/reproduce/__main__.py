@@ -32,12 +32,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _reproduce(options: argparse.Namespace) -> int:
-    results = Results((options.folder or FOLDER) / options.paper, options.fresh)
-    parts: Sequence[Part] = import_module(f"apps.reproduce.{options.paper.replace('-', '_')}").PARTS
+    study = import_module(f"apps.reproduce.{options.paper.replace('-', '_')}")
+    parts: Sequence[Part] = getattr(study, "QUICK", study.PARTS) if options.quick else study.PARTS
+    name, seeds = (f"{options.paper}-quick", 2) if options.quick else (options.paper, options.seeds)
+    results = Results((options.folder or FOLDER) / name, options.fresh)
     claims: list[Claim] = []
     written: list[Path] = []
     for part in parts:
-        found, figures = part(results, options.seeds, options.full)
+        found, figures = part(results, seeds, options.full)
         claims += found
         written += figures
     text = table(claims)
@@ -46,6 +48,8 @@ def _reproduce(options: argparse.Namespace) -> int:
     print(text)
     for path in written:
         print(f"wrote {path}")
+    if options.quick:
+        print("A look at few seeds and short runs, whose verdicts are not those of the study.")
     failed = sum(claim.holds is False for claim in claims)
     judged = sum(claim.holds is not None for claim in claims)
     print(f"{judged - failed} of {judged} claims found again; {results.seconds():.0f} s of computing")
@@ -62,7 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seeds", type=int, default=SEEDS, metavar="N", help="seeds of each run (default: %(default)s)"
     )
-    parser.add_argument("--full", action="store_true", help="longer runs")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--full", action="store_true", help="longer runs")
+    length.add_argument("--quick", action="store_true", help="a look: 2 seeds, and shorter runs where they take long")
     parser.add_argument("--fresh", action="store_true", help="run again what has results already")
     parser.add_argument("--folder", type=Path, metavar="DIR", help=f"folder of the results (default: {FOLDER})")
     return parser

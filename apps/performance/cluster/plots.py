@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from apps.performance.cluster import ratios
+from apps.performance.cluster.backward import over_communication
 from apps.performance.cluster.grid import size_text
 from apps.performance.cluster.implementations import (
     DENSE_RING,
@@ -75,22 +76,27 @@ def exposed(records: Sequence[Record]) -> Figure:
     for record in sorted(records, key=ratios.payload_rate, reverse=True):
         for method in dict.fromkeys(row["method"] for row in record["rows"]):
             parts: dict[str, list[float]] = {}
+            texts: dict[str, str] = {}
             for row in record["rows"]:
                 if row["method"] == method:
-                    alone, waits = 1e3 * row["backward_s"], 1e3 * row["exposed_s"]
-                    ours = max(0.0, 1e3 * row["both_s"] - alone - waits)
-                    parts[f"{row['factor']:g}×, apart"] = [alone, 0.0, 1e3 * row["communication_s"]]
-                    parts[f"{row['factor']:g}×, overlapped"] = [alone, ours, waits]
-            texts = {name: scaled(sum(lengths), 1) for name, lengths in parts.items()}
+                    alone, sending, both, waits = (
+                        1e3 * row[f"{name}_s"] for name in ("backward", "communication", "both", "exposed")
+                    )
+                    apart, overlapped = (f"{over_communication(row):.2f}×, {how}" for how in ("apart", "overlapped"))
+                    parts[apart], texts[apart] = [alone, 0.0, sending], scaled(alone + sending, 1)
+                    parts[overlapped] = [alone, max(0.0, both - alone - waits), waits]
+                    # Medians of parts need not add up to the median of the step. The text states the latter.
+                    texts[overlapped] = scaled(both, 1)
             panels.append(Bars(f"{method}, {_rate_title([record])}", parts, texts))
     return draw_bars(
         panels,
         ("backward alone", "copies, and backward while it shares its core", "communication that the rank waits for"),
         "ms",
         [{"color": "C7"}, {"color": "C1"}, {"color": "C0"}],
-        (2 + 3.6 * len(panels), 3.6),
+        (2 + 4.6 * len(panels), 3.6),
         share_x=False,
-        title="Backward of 0.5, 1 and 2 times its communication: median of the slowest rank",
+        share_y=False,
+        title="Backward of so many times its communication, as measured: median of the slowest rank",
     )
 
 

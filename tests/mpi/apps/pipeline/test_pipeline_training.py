@@ -16,6 +16,7 @@ from apps.pipeline.options import FULL, Options
 from apps.pipeline.text import SYMBOLS, Corpus
 from apps.pipeline.training import Record, Training
 from collectives import Communicator
+from collectives.threads.run_local import run_local
 from mpicomp.pipeline import PipelineError
 
 EPOCHS = 3
@@ -49,6 +50,21 @@ def trained(options: Options, comm: Communicator, folder: Path | None = None) ->
 
 def weights(run: Training) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in run.model.parameters()])
+
+
+@up_to_four
+@pytest.mark.parametrize(
+    "options",
+    [replace(SMALL, forward_bits=2, backward_bits=4), replace(SMALL, replicas=2, micro_batches=2, gradient_bits=4)],
+    ids=["stages", "replicas"],
+)
+def test_ranks_that_are_threads_lose_what_processes_lose_bit_by_bit(comm: Communicator, options: Options) -> None:
+    if comm.size % options.replicas:
+        pytest.skip("ranks do not divide into replicas")
+    _, here = trained(options, comm)
+    if comm.rank == 0:
+        on_threads = run_local(comm.size, lambda local: trained(options, local)[1].losses)
+        assert on_threads == [here.losses] * comm.size
 
 
 @up_to_four

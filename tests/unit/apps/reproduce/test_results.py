@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,20 @@ def test_what_is_done_is_not_done_again_unless_settings_differ(tmp_path: Path) -
     assert Results(tmp_path).get("a", {"n": [1, 3]}, make) == {"found": 2}
     assert Results(tmp_path, fresh=True).get("a", {"n": [1, 3]}, make) == {"found": 3}
     assert Results(tmp_path).seconds() >= 0
+
+
+def test_a_fresh_result_that_several_parts_ask_for_is_made_once(tmp_path: Path) -> None:
+    made = []
+
+    def make() -> dict[str, int]:
+        made.append(1)
+        return {"found": len(made)}
+
+    Results(tmp_path).get("a", {}, make)
+    fresh = Results(tmp_path, fresh=True)
+    assert fresh.kept("a", {}) is None
+    assert [fresh.get("a", {}, make) for _ in range(3)] == [{"found": 2}] * 3
+    assert pickle.loads(pickle.dumps(fresh)).kept("a", {}) == {"found": 2}  # as a run in another process has it
 
 
 @pytest.mark.parametrize(
