@@ -155,3 +155,15 @@ def go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         assert known, f"no module has {name}"
         for module in known:
             monkeypatch.setattr(module, name, value)
+
+
+@pytest.fixture(autouse=True)
+def _variables_of_torchrun() -> Iterator[None]:
+    """Take away what `register_backend` sets, also in examples: other tests start programs of their own."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    before = {name: os.environ.get(name) for name in names}
+    yield
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
