@@ -67,7 +67,7 @@ class Communicator(Exchanges):
         (quantizers, entropy coding, top-k) on a rank that has several cores to itself; dense sums go on without.
     alone : bool
         Let COMM_WORLD be all there is, even where a launcher started more processes than MPI has joined; so does
-        ``MPICOMP_ALONE=1``.
+        ``MPICOMP_ALONE=1``. In a process that a rank has started, MPI then makes a job of this process alone.
     abort_hook : bool
         Call `install_abort_hook`, if there are several ranks and these are all of the job; not in an interactive
         session, nor under pytest.
@@ -84,6 +84,8 @@ class Communicator(Exchanges):
         Names the ranks that do not make a communicator.
     CollectiveMismatch
         Names the ranks that make none because of an argument, of which they raise the error.
+    NotARank
+        A rank has started this process, such as a worker that loads data.
     LauncherMismatch
         A launcher started more processes than MPI has joined, which would train separate models.
     OSError
