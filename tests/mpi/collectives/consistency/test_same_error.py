@@ -72,9 +72,11 @@ def test_a_late_rank_is_waited_for_though_a_handle_has_met_a_mismatch(mpi_comm: 
 
 def test_a_new_call_raises_what_the_communicator_was_given_up_for(mpi_comm: MPI.Intracomm) -> None:
     def program(first: Communicator, second: Communicator) -> None:
-        handles = [first.iallreduce(ones(1000 + first.rank)), first.iallreduce(ones())]
+        # a second call that is still in flight when the ranks find that they differ in the first one
+        handles = [first.iallreduce(ones(1000 + first.rank)), first.iallreduce(ones(1_000_000))]
         second.barrier()
-        while first.failure is None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while first.failure is None and time.monotonic() < deadline:
             second.advance()
             handles[0]._call.advance_all()
         first.allreduce(ones())
