@@ -12,7 +12,7 @@ from apps.plotting import Curve, curves, panels
 from apps.records import Record
 from apps.reproduce.aq_sgd.runs import BITS, FP32, MOST, SAME, gap, how_many, losses, mean_gap, trained
 from apps.reproduce.claims import Claim
-from apps.reproduce.results import Results
+from apps.studies.results import Results
 
 TIMES_WORSE = 3.0
 SETTLED = 0.1

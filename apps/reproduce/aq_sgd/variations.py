@@ -16,7 +16,7 @@ from apps.plotting import Curve, panels
 from apps.records import Record
 from apps.reproduce.aq_sgd.runs import FP32, MOST, PRETRAINED, by_epoch, gap, how_many, losses, shrink, trained
 from apps.reproduce.claims import Claim, Difference
-from apps.reproduce.results import Results
+from apps.studies.results import Results
 
 STAGES, STAGES_FULL, STORED = (4, 8), (2, 4, 8), (2, 8)
 DEEP_PRETRAINED = replace(PRETRAINED, layers=STAGES[-1], epochs=3, characters=100_000)
