@@ -148,8 +148,8 @@ def _of_rounding(found: Mapping[str, list[Record]], differs: str) -> list[Claim]
             "the same rate; Q is to be unbiased",
             f"above float32: {_listed(gaps)}",
             all(one.most <= LOST for one in gaps.values()),
-            f"{differs}; messages that travel are rounded stochastically, and those that are kept to the nearest value, "
-            f"as both ends must keep the same; judged: surely at most {LOST} nats above float32",
+            f"{differs}; messages that travel are rounded stochastically, and those that are kept to the nearest "
+            f"value, as both ends must keep the same; judged: surely at most {LOST} nats above float32",
         )
     ]
 
