@@ -112,9 +112,8 @@ def figure_1b(results: Results, seeds: int, full: bool, quick: bool = False) -> 
             "Fig. 1b",
             "activations change by less and less from visit to visit, and by far less than their size",
             "changes fall far below activations",
-            f"change over activation {first:.3f} in a tenth of the steps from the second epoch on, {last:.3f} in the last "
-            f"tenth; activations "
-            f"{np.mean(sizes[:, :tenth]):.3f} and {np.mean(sizes[:, -tenth:]):.3f}",
+            f"change over activation {first:.3f} in a tenth of the steps from the second epoch on, {last:.3f} in the "
+            f"last tenth; activations {np.mean(sizes[:, :tenth]):.3f} and {np.mean(sizes[:, -tenth:]):.3f}",
             bool(last < first and last <= SETTLED),
             f"{SAME}, {many} seeds, first cut; judged: the last is less, and at most {SETTLED:g}",
         )
