@@ -15,7 +15,7 @@ from apps.finetune import report, study
 from apps.finetune.methods import METHODS
 from apps.launch import PROJECT
 from apps.performance.part import chosen_from, replace_block
-from apps.reproduce.results import Results
+from apps.studies.results import Results
 from apps.train.options import positive
 
 FOLDER = Path("runs") / "finetune"

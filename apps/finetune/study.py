@@ -9,9 +9,9 @@ from apps.finetune import examples, pretrained
 from apps.finetune.methods import METHODS, RATES
 from apps.finetune.training import BATCH, EVALUATIONS, RANKS, Run, score, train
 from apps.records import Record
-from apps.reproduce.parallel import run_seeds
-from apps.reproduce.results import Results, slug
-from apps.reproduce.tuning import climb
+from apps.studies.parallel import run_seeds
+from apps.studies.results import Results, slug
+from apps.studies.tuning import climb
 
 LADDER = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 TUNING_SEED = 1000  # of the runs that choose a learning rate, and of no others

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from apps.launch import JobFailed, exit_on_signals
 from apps.reproduce.claims import Claim, Part, table
-from apps.reproduce.results import Results
+from apps.studies.results import Results
 
 PAPERS = ("aq-sgd", "doublesqueeze", "ecq-sgd", "marsit", "scalecom")
 FOLDER = Path("runs") / "reproduce"

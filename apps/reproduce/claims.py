@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from apps.reproduce.results import Results
+from apps.studies.results import Results
 
 CONFIDENCE = 0.95
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch.nn import functional as F  # noqa: N812
 
 from apps.records import Record
-from apps.reproduce.results import Results
+from apps.studies.results import Results
 from apps.train.data import Dataset, Split, load
 from apps.train.models import build
 from apps.train.options import parse

@@ -10,7 +10,7 @@ import numpy as np
 from apps.plotting import Curve, curves
 from apps.reproduce.aq_sgd.runs import FP32, SAME, by_epoch, gap, how_many, losses, mean_gap, trained
 from apps.reproduce.claims import Claim
-from apps.reproduce.results import Results
+from apps.studies.results import Results
 
 GRID = replace(FP32, stages=2, replicas=2, batch=8, micro_batches=2)
 MOST = 0.06

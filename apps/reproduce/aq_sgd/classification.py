@@ -14,8 +14,8 @@ from apps.records import Record
 from apps.reproduce.aq_sgd.encoder import TOKENS, Options, run_on_threads
 from apps.reproduce.aq_sgd.runs import MOST, how_many
 from apps.reproduce.claims import Claim, paired
-from apps.reproduce.parallel import Run, run_parallel
-from apps.reproduce.results import Results, slug
+from apps.studies.parallel import Run, run_parallel
+from apps.studies.results import Results, slug
 
 BITS = ((2, 4),)
 SMOOTHED = 5  # steps

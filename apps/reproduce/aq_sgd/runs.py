@@ -17,8 +17,8 @@ from apps.pipeline.job import run_on_threads
 from apps.pipeline.options import FULL, Options
 from apps.records import Record
 from apps.reproduce.claims import Difference, paired
-from apps.reproduce.parallel import Run, run_parallel
-from apps.reproduce.results import Results, slug
+from apps.studies.parallel import Run, run_parallel
+from apps.studies.results import Results, slug
 
 SEEDS, SEEDS_FULL, SEEDS_QUICK = 3, 5, 2
 PRETRAINED = Options(stages=1, forward_bits=FULL, backward_bits=FULL, epochs=6, characters=200_000)

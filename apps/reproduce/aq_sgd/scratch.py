@@ -13,7 +13,7 @@ from apps.plotting import Curve, panels
 from apps.records import Record
 from apps.reproduce.aq_sgd.runs import FP32, MOST, by_epoch, gap, how_many, losses, shrink, trained
 from apps.reproduce.claims import Claim, paired
-from apps.reproduce.results import Results
+from apps.studies.results import Results
 
 BITS, BITS_FULL = ((2, 4),), ((2, 4), (4, 8))
 """The fewest that the paper uses, and the most too: it does not state those of this figure."""

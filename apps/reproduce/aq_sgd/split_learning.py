@@ -14,7 +14,7 @@ from apps.pipeline.split.options import METHODS, Options
 from apps.plotting import Curve, curves
 from apps.reproduce.aq_sgd.runs import how_many
 from apps.reproduce.claims import Claim, paired
-from apps.reproduce.results import Results
+from apps.studies.results import Results
 
 RANKS, ROUNDS, ROUNDS_FULL, ROUNDS_QUICK = 2, 20, 40, 4
 QUICK_EXAMPLES = 512

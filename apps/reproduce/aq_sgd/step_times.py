@@ -15,7 +15,7 @@ from apps.pipeline.options import Options
 from apps.pipeline.training import Training
 from apps.records import Record
 from apps.reproduce.marsit.step_time import others_use
-from apps.reproduce.results import Results
+from apps.studies.results import Results
 from collectives import Communicator
 from mpicomp.pipeline.schedule import schedule
 from mpicomp.pipeline.simulate import Times, all_stages, simulate_time

@@ -16,7 +16,7 @@ from apps.plotting import Curve, panels
 from apps.records import Record
 from apps.reproduce.aq_sgd.runs import FP32, MOST, PRETRAINED, by_epoch, gap, how_many, losses, shrink, trained
 from apps.reproduce.claims import Claim, Difference
-from apps.reproduce.results import Results
+from apps.studies.results import Results
 
 STAGES, STAGES_FULL, STORED = (4, 8), (2, 4, 8), (2, 8)
 DEEP_PRETRAINED = replace(PRETRAINED, layers=STAGES[-1], epochs=3, characters=100_000)
@@ -148,8 +148,8 @@ def _of_rounding(found: Mapping[str, list[Record]], differs: str) -> list[Claim]
             "the same rate; Q is to be unbiased",
             f"above float32: {_listed(gaps)}",
             all(one.most <= LOST for one in gaps.values()),
-            f"{differs}; what travels is rounded stochastically, and what is kept to the nearest value, as both ends "
-            f"must keep the same; judged: surely at most {LOST} nats above float32",
+            f"{differs}; messages that travel are rounded stochastically, and those that are kept to the nearest "
+            f"value, as both ends must keep the same; judged: surely at most {LOST} nats above float32",
         )
     ]
 

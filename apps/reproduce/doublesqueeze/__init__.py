@@ -11,7 +11,7 @@ from pathlib import Path
 
 from apps.reproduce.claims import Claim
 from apps.reproduce.doublesqueeze import against_time, learning, times
-from apps.reproduce.results import Results
+from apps.studies.results import Results
 
 
 def study(results: Results, seeds: int, full: bool) -> tuple[list[Claim], list[Path]]:

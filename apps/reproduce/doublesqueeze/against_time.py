@@ -13,7 +13,7 @@ from apps.reproduce.doublesqueeze.learning import MARGIN, Runs, steps_per_epoch
 from apps.reproduce.doublesqueeze.methods import DENSE, GROUPS, RIVALS, TOPOLOGIES
 from apps.reproduce.doublesqueeze.times import MODEL, RATES, Times, seconds
 from apps.reproduce.networks import last, per_epoch
-from apps.reproduce.results import slug
+from apps.studies.results import slug
 
 SHOWN = ("100mbit", "1gbit", "none")
 JUDGED = "100mbit"

@@ -13,9 +13,9 @@ from apps.records import Record
 from apps.reproduce.claims import Claim, paired
 from apps.reproduce.doublesqueeze.methods import DENSE, FAMILIES, GROUPS, METHODS, RANKS, WHOLE, methods
 from apps.reproduce.networks import Task, last, per_epoch, trained
-from apps.reproduce.parallel import run_seeds
-from apps.reproduce.results import Results, slug
-from apps.reproduce.tuning import climb
+from apps.studies.parallel import run_seeds
+from apps.studies.results import Results, slug
+from apps.studies.tuning import climb
 
 LEARNING_RATES = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 FIRST = 0.2

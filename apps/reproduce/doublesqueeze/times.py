@@ -13,7 +13,7 @@ from apps.reproduce.claims import Claim
 from apps.reproduce.doublesqueeze.job import DETERMINISTIC, compare_topologies, time_calls, time_step
 from apps.reproduce.doublesqueeze.learning import BATCH, HIDDEN
 from apps.reproduce.doublesqueeze.methods import BUCKET, METHODS, RANKS, RIVALS, TOPOLOGIES
-from apps.reproduce.results import Results, slug
+from apps.studies.results import Results, slug
 
 RATES = {"100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s", "none": "not limited"}
 MODEL = 784 * HIDDEN + HIDDEN + HIDDEN * 10 + 10  # elements of the trained model

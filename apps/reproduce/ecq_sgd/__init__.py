@@ -19,8 +19,8 @@ from apps.plotting import Curve, curves
 from apps.reproduce.claims import Claim, paired
 from apps.reproduce.ecq_sgd.residual import residual, sizes, table_2
 from apps.reproduce.ecq_sgd.studies import ALPHAS, BATCH, BETAS, RANKS, SYN, Found, cell, ends, one_seed, studies
-from apps.reproduce.parallel import run_parallel
-from apps.reproduce.results import Results
+from apps.studies.parallel import run_parallel
+from apps.studies.results import Results
 
 AXES = {"loss": "loss over all samples", "distance": "distance to w*"}
 

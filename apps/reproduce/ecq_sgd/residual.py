@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from apps.records import Record
 from apps.reproduce.claims import Claim, paired
 from apps.reproduce.ecq_sgd.studies import ALPHAS, BETAS, DATA, SPARSE, WIDE, Found, cell, ends
-from apps.reproduce.results import Results
+from apps.studies.results import Results
 from mpicomp.codecs import Draw, Quantizer
 from mpicomp.codecs.base import sent_bytes
 from mpicomp.kernels.streams import Stream

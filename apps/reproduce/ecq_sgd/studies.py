@@ -8,7 +8,7 @@ from functools import cache, partial
 
 from apps.records import Record
 from apps.reproduce.ecq_sgd.linear_models import Problem, classification, regression, synthetic, train
-from apps.reproduce.results import Results
+from apps.studies.results import Results
 from mpicomp import ECQSGD, QSGD, Dense, OneBitSGD, TernGrad
 from mpicomp.algorithms import Algorithm
 

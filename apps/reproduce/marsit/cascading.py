@@ -10,8 +10,8 @@ import numpy as np
 from apps.records import Record
 from apps.reproduce.claims import Claim, paired
 from apps.reproduce.networks import Task, trained
-from apps.reproduce.parallel import Run, run_seeds
-from apps.reproduce.results import Results, slug
+from apps.studies.parallel import Run, run_seeds
+from apps.studies.results import Results, slug
 from mpicomp import CascadingSSDM, Dense
 from mpicomp.algorithms import Algorithm
 

@@ -14,8 +14,8 @@ import numpy as np
 from apps.records import Record
 from apps.reproduce.claims import Claim
 from apps.reproduce.networks import Task, trained
-from apps.reproduce.parallel import Run, run_seeds
-from apps.reproduce.results import Results
+from apps.studies.parallel import Run, run_seeds
+from apps.studies.results import Results
 from mpicomp import Dense, Marsit
 from mpicomp.algorithms import Algorithm
 

@@ -11,9 +11,9 @@ from apps.plotting import Curve, curves
 from apps.records import Record
 from apps.reproduce.claims import Claim, paired
 from apps.reproduce.networks import Task, per_epoch, trained
-from apps.reproduce.parallel import run_seeds
-from apps.reproduce.results import Results, slug
-from apps.reproduce.tuning import climb
+from apps.studies.parallel import run_seeds
+from apps.studies.results import Results, slug
+from apps.studies.tuning import climb
 from mpicomp import SSDM, Dense, EFSignSGD, MajorityVote, Marsit
 from mpicomp.algorithms import Algorithm
 

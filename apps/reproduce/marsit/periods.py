@@ -15,8 +15,8 @@ from apps.records import Record
 from apps.reproduce.claims import Claim, paired
 from apps.reproduce.marsit.job import count_bits
 from apps.reproduce.marsit.perceptron import Perceptron, garments, train
-from apps.reproduce.parallel import Run, run_seeds
-from apps.reproduce.results import Results
+from apps.studies.parallel import Run, run_seeds
+from apps.studies.results import Results
 from mpicomp import Marsit
 
 PERIODS = (1, 50, 100, 200, None)

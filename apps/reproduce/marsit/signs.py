@@ -13,7 +13,7 @@ from apps.plotting import Curve, curves
 from apps.records import Record
 from apps.reproduce.claims import Claim
 from apps.reproduce.marsit.perceptron import Perceptron, garments
-from apps.reproduce.results import Results
+from apps.studies.results import Results
 from collectives import Communicator
 from collectives.threads.run_local import run_local
 from mpicomp import SSDM, CascadingSSDM, MajorityVote, Marsit

@@ -17,7 +17,7 @@ from apps.plotting import Bars, draw_bars, save
 from apps.records import Record
 from apps.reproduce.claims import Claim, paired
 from apps.reproduce.marsit.job import split_steps
-from apps.reproduce.results import Results
+from apps.studies.results import Results
 
 HOSTS, RATE = 4, "1gbit"
 BUSY = 0.5  # processors that other programs use before the job

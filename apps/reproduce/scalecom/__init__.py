@@ -13,11 +13,11 @@ from apps.plotting import Curve, curves
 from apps.records import Record
 from apps.reproduce.claims import Claim, paired
 from apps.reproduce.networks import Task, per_epoch, trained
-from apps.reproduce.parallel import Run, run_seeds
-from apps.reproduce.results import Results
 from apps.reproduce.scalecom.bytes_sent import guidance, volume
 from apps.reproduce.scalecom.leaders import leaders
 from apps.reproduce.scalecom.memories import similarity
+from apps.studies.parallel import Run, run_seeds
+from apps.studies.results import Results
 from mpicomp import Dense, ScaleCom
 from mpicomp.algorithms import Algorithm
 

@@ -11,8 +11,8 @@ from apps.mpi_jobs import call_on_ranks
 from apps.plotting import Curve, curves
 from apps.records import Record
 from apps.reproduce.claims import Claim
-from apps.reproduce.results import Results
 from apps.reproduce.scalecom.job import measure_all
+from apps.studies.results import Results
 from apps.train.models import build
 from mpicomp.torch.buckets import NamedParameter, make_bucket
 from mpicomp.torch.layer_rates import compression_rates

@@ -13,9 +13,9 @@ from apps.plotting import Curve, curves
 from apps.records import Record
 from apps.reproduce.claims import Claim
 from apps.reproduce.networks import Task, train
-from apps.reproduce.parallel import Run, run_seeds
-from apps.reproduce.results import Results
 from apps.reproduce.scalecom.memories import EVERY, MODEL, SAME, length, plot, recorded
+from apps.studies.parallel import Run, run_seeds
+from apps.studies.results import Results
 from apps.train.training import Training
 from collectives import Communicator
 from mpicomp import ScaleCom

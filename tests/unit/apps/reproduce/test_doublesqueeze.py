@@ -25,7 +25,7 @@ from apps.reproduce.doublesqueeze.methods import (
     methods,
 )
 from apps.reproduce.doublesqueeze.times import BYTES_OFF, MODEL, RATES, RESNET_18
-from apps.reproduce.results import Results
+from apps.studies.results import Results
 from collectives import Communicator
 from collectives.threads.run_local import run_local
 

@@ -13,7 +13,7 @@ from apps.reproduce.ecq_sgd import table_1
 from apps.reproduce.ecq_sgd.linear_models import Problem, classification, message_bits, regression, synthetic, train
 from apps.reproduce.ecq_sgd.residual import growth, relative_error
 from apps.reproduce.ecq_sgd.studies import Study, one_seed, studies
-from apps.reproduce.results import Results
+from apps.studies.results import Results
 from collectives import Communicator
 from collectives.threads.run_local import run_local
 from mpicomp import ECQSGD, QSGD, Dense, Marsit, OneBitSGD, TernGrad

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from apps.reproduce.networks import Task, train, trained
-from apps.reproduce.results import Results
+from apps.studies.results import Results
 from apps.train.training import Training
 from collectives import Communicator
 from mpicomp import Dense, Marsit

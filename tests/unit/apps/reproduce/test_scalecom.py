@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from apps.reproduce.networks import Task, heavy_tailed
-from apps.reproduce.results import Results
 from apps.reproduce.scalecom import bytes_sent, compare
 from apps.reproduce.scalecom.bytes_sent import guided, volume
 from apps.reproduce.scalecom.job import measure
 from apps.reproduce.scalecom.leaders import choices
 from apps.reproduce.scalecom.memories import EVERY, distances
+from apps.studies.results import Results
 from collectives.threads.run_local import run_local
 from mpicomp import LocalTopK, ScaleCom
 

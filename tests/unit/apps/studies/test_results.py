@@ -11,8 +11,8 @@ import pytest
 
 from apps.records import Record
 from apps.reproduce.__main__ import main
-from apps.reproduce.parallel import run_seeds
-from apps.reproduce.results import Results
+from apps.studies.parallel import run_seeds
+from apps.studies.results import Results
 
 
 def test_what_is_done_is_not_done_again_unless_settings_differ(tmp_path: Path) -> None:

@@ -8,14 +8,14 @@ from functools import partial
 import pytest
 
 from apps.records import Record
-from apps.reproduce.tuning import climb
+from apps.studies.tuning import climb
 
 LADDER = (0.01, 0.03, 0.1, 0.3, 1.0)
 
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apps.reproduce.parallel.os.cpu_count", lambda: 1)
+    monkeypatch.setattr("apps.studies.parallel.os.cpu_count", lambda: 1)
 
 
 @pytest.mark.parametrize("best", LADDER)

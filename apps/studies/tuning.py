@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from apps.records import Record
-from apps.reproduce.parallel import Run, run_parallel
+from apps.studies.parallel import Run, run_parallel
 
 
 def climb(
