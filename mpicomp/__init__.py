@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-import collectives  # before mpi4py.MPI is loaded by any module of ours
+with suppress(ImportError):  # of a package of this name that is not ours, which `mpicomp doctor` reports
+    import collectives  # before mpi4py.MPI is loaded by any module of ours
 
 if TYPE_CHECKING:
     from collectives import (

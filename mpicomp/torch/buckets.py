@@ -78,8 +78,10 @@ class Bucket:
     def tensors(self, rows: Tensor, row: int) -> list[Tensor]:
         """Return each member's part of ``rows[row]``, of `rows` [r, at least ``n``], as a tensor that is not a view.
 
-        PyTorch refuses ``detach_()`` of views, which loops call on gradients.
+        PyTorch refuses ``detach_()`` of views, which loops call on gradients. On devices the tensors are views.
         """
+        if rows.device.type != "cpu":
+            return self.views(rows[row])
         storage, start = rows.untyped_storage(), rows.storage_offset() + row * rows.stride(0)
         places = zip(accumulate(self.lengths, initial=start), self.members, strict=False)
         return [

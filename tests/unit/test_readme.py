@@ -70,7 +70,10 @@ PROGRAMS = {
     "slurm/bench.sbatch": "mpicomp/cli/bench/__init__.py",
 }
 # Options of mpirun, pip, scancel and the like.
-FOREIGN = {"--bind-to", "--oversubscribe", "--allow-run-as-root", "--mca", "--batch", "--signal"}
+FOREIGN = {
+    "--allow-run-as-root", "--batch", "--bind-to", "--mca", "--ntasks-per-node", "--oversubscribe", "--shm-size",
+    "--signal",
+}  # fmt: skip
 
 documents = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 

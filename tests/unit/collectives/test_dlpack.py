@@ -90,7 +90,6 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> set[int]:
         monkeypatch.setattr(owner, name, observed)
 
     observe(DenseSums, "steps")
-    observe(DenseSums, "along_the_plan")
     observe(variable_size, "broadcast")
     observe(variable_size, "all_gather")
     return addresses

@@ -193,14 +193,14 @@ def test_a_call_left_under_way_by_an_exception_does_no_harm_to_memory(jobs: Jobs
                 comm.allreduce(np.ones(30000))
         try:
             train()
-        except (OSError, mpicomp.CollectiveTimeout) as error:
+        except (OSError, mpicomp.CollectiveError) as error:
             print(type(error).__name__, flush=True)
         gc.collect()
         """,
     )
     _, output = job.finish()
     assert "OSError" in output
-    assert "CollectiveTimeout" in output, output
+    assert re.search("Collective(Timeout|Mismatch)", output), output
     assert "signal" not in output.lower(), output
 
 

@@ -26,7 +26,8 @@ def test_a_run_learns_and_is_the_same_each_time() -> None:
 def test_bytes_are_those_that_a_rank_sends() -> None:
     dense, marsit = (train(DIGITS, method, seed=0) for method in (Dense(), Marsit(full_precision_every=None)))
     assert dense["epochs"][0]["bits_per_element"] == pytest.approx(32, rel=0.02)
-    assert 1 < marsit["epochs"][0]["bits_per_element"] < 1.1
+    # the agreement on each step takes 80 bytes more a message, which a model of 2,000 elements feels
+    assert 1 < marsit["epochs"][0]["bits_per_element"] < 1.2
     assert dense["epochs"][1]["bytes_so_far_per_rank"] == 2 * dense["epochs"][0]["bytes_so_far_per_rank"]
 
 
