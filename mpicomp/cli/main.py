@@ -9,7 +9,6 @@ import sys
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from collectives.spelling import suggestion
 from mpicomp import __version__
 
 # Each module has add_arguments(parser) and run(args) -> exit status.
@@ -44,13 +43,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             subparser.set_defaults(run=command.run)
             options = subparser._option_string_actions  # argparse has no public list of them
     if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
-        found = suggestion(arguments[0], COMMANDS)
+        found = _suggestion(arguments[0], COMMANDS)
         parser.error(f"there is no command {arguments[0]!r}{found}: choose one of {', '.join(COMMANDS)}")
     args, unknown = parser.parse_known_args(arguments)
     if unknown:
         name = unknown[0].partition("=")[0]
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{suggestion(name, options)}")
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{_suggestion(name, options)}")
     return int(args.run(args))
+
+
+def _suggestion(name: str, names: Collection[str]) -> str:
+    from collectives.spelling import suggestion  # the doctor must work where this package is another one
+
+    return suggestion(name, names)
 
 
 def assignment(text: str) -> tuple[str, Any]:
