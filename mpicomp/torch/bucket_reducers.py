@@ -174,9 +174,11 @@ class BucketReducer:
         return True
 
     def undo(self) -> None:
-        """Take the last step back, where the method can: what it averaged does not count."""
+        """Take the last step back, which no rank makes; of a residual that cannot be taken back, the count of steps."""
         if self.aggregator.can_undo:
             self.aggregator.undo()
+        else:
+            self.aggregator.step -= 1  # or full-precision rounds of the buckets would fall in different steps
 
     def _finish_event(self) -> None:
         end, self._end_event = self._end_event, None

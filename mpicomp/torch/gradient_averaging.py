@@ -78,6 +78,9 @@ class GradientAveraging:
         """Whether gradients of this step have come, and whoever looks at them is to find their mean."""
         return self._overlap and self.arrivals.any_complete and not self._averaged
 
+    can_refuse = True
+    """A refusal of a step whose gradients are not averaged yet reaches the other ranks in that step."""
+
     @property
     def averaged(self) -> bool:
         """Flag: the gradients are the ranks' mean already, and the next step takes them."""
@@ -128,7 +131,10 @@ class GradientAveraging:
         scaled, self._scaled = self._scaled, False
         self.arrivals.restart()
         if error is not None and not scaled:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # its traceback has this frame, and they would keep each other
         if error is not None:
             for member in self.reducers.members:
                 member.parameter.grad = None  # which optimizers pass over
@@ -146,9 +152,12 @@ class GradientAveraging:
     def refuse(self, error: Exception) -> NoReturn:
         """Raise `error` here, and CollectiveMismatch on the ranks that make the step; no rank makes it."""
         self.arrivals.restart()
-        if self._overlap and self.reducers:
-            self._queue.finish(refusal=error)
-        self._comm.reject(error, "an optimizer step")
+        try:
+            if self._overlap and self.models_compared and self.reducers:  # else the others compare models first
+                self._queue.finish(refusal=error)
+            self._comm.reject(error, "an optimizer step")
+        finally:
+            del error  # its traceback has this frame, and they would keep each other
 
     def drop_step(self) -> None:
         """Forget gradients that have been sent; collective.
@@ -199,16 +208,14 @@ class GradientAveraging:
             ended.append(reducer)
             self._show_mean(reducer)
 
-        self._queue.finish(take, self._find_refusal())
+        self._queue.finish(take, self._find_refusal(), emptied=self._is_emptied())
 
     def _average_one_by_one(self, ended: list[BucketReducer]) -> None:
-        refusal = self._find_refusal()
-        if refusal is not None:
-            self._comm.reject(refusal, "an optimizer step")
+        emptied = self._is_emptied()
         for reducer in self.reducers:
             first = reducer is self.reducers[0]
             if first:
-                self.agreement.attach(reducer.aggregator)
+                self.agreement.attach(reducer.aggregator, emptied=emptied)
             try:
                 sent = self._fill_alone(reducer)
             except ValueError as error:
@@ -217,7 +224,7 @@ class GradientAveraging:
                 reducer.aggregate()
                 ended.append(reducer)
             if first:
-                self.agreement.conclude()
+                self.agreement.conclude(emptied=emptied)
             if sent:
                 self._take_mean(reducer)
 
@@ -231,13 +238,12 @@ class GradientAveraging:
                 "changes, and zero_grad() after step(), or pass overlap=False; a model in DistributedDataParallel, "
                 "which averages by itself, takes ddp_hook instead"
             )
-        if self._dropped and not any(member.parameter.grad is not None for member in self.reducers.members):
-            self._dropped = False
-            return RuntimeError(
-                f"{self._comm.here}: zero_grad() between backward() and step() has dropped the gradients of this step; "
-                "call zero_grad() after step() or before backward()"
-            )
         return None
+
+    def _is_emptied(self) -> bool:
+        """Whether there are no gradients since `zero_grad` has dropped those of this step; asked once a step."""
+        dropped, self._dropped = self._dropped, False
+        return dropped and all(member.parameter.grad is None for member in self.reducers.members)
 
     def drop_gradients(self, set_to_none: bool) -> None:
         """Forget that they were averaged; the optimizer, which holds the model's own parameters, clears them."""
@@ -258,6 +264,7 @@ class GradientAveraging:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.synchronizations = state["rounds"]
+        self._dropped = False
 
     @torch.no_grad()
     def _fill(self, reducer: BucketReducer) -> bool:

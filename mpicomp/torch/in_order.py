@@ -63,7 +63,7 @@ class InOrder:
         while self.begun < len(self._reducers) - 1 and not self._missing[self.begun] and self._is_well:
             reducer = self._reducers[self.begun]
             self._begin_next()
-            self._sent.add(reducer.bucket.members)
+            self._sent.add(reducer.bucket.members, reducer.mean)
         self._comm.advance()
 
     @property
@@ -79,6 +79,7 @@ class InOrder:
         take: Callable[[BucketReducer], None] = lambda reducer: None,
         refusal: Exception | None = None,
         drops: bool = False,
+        emptied: bool = False,
     ) -> None:
         """Begin the remaining buckets, wait for all, and hand each to `take` once all ranks are known to make the step.
 
@@ -90,6 +91,8 @@ class InOrder:
             Why this rank cannot make the step. It takes part in the calls that the others have begun, by zeros.
         drops
             Whether this rank drops the step; if all do, no reducer is taken.
+        emptied
+            Whether this rank has dropped the gradients of the step that it makes; an error if all have.
 
         Raises
         ------
@@ -102,7 +105,7 @@ class InOrder:
         """
         refusal = refusal or self._refusal
         while self.begun < len(self._reducers) and self._failure is None:
-            self._begin_next(refusal, drops)
+            self._begin_next(refusal, drops, emptied)
         refusal = refusal or self._refusal
         begun, self.begun, self._missing = self.begun, 0, []
         failure, self._failure, self._refusal = self._failure, None, None
@@ -124,8 +127,9 @@ class InOrder:
         if failure is None or isinstance(failure, NonFiniteGradient):
             made = False
             try:
-                made = self._agreement.conclude(refusal, drops)
+                made = self._agreement.conclude(refusal, drops, emptied)
             finally:
+                refusal = None  # see below
                 for reducer in ended[taken:]:
                     take(reducer) if made else reducer.undo()
         else:
@@ -133,10 +137,14 @@ class InOrder:
                 reducer.undo()
         if failure is not None and not explains_itself(failure):
             self._comm.reject(failure, "averaging")  # whose bucket the others have begun
-        if failure is not None and not drops:
+        if failure is None or (drops and isinstance(failure, NonFiniteGradient)):
+            return
+        try:
             raise failure
+        finally:
+            failure = None  # its traceback has this frame, and they would keep each other and the optimizer
 
-    def _begin_next(self, refusal: Exception | None = None, drops: bool = False) -> None:
+    def _begin_next(self, refusal: Exception | None = None, drops: bool = False, emptied: bool = False) -> None:
         reducer = self._reducers[self.begun]
         sends = reducer.aggregator.comm.size > 1
         idle = drops or refusal is not None
@@ -151,7 +159,7 @@ class InOrder:
         if idle:
             reducer.clear()
         if self.begun == len(self._reducers) - 1:
-            self._agreement.attach(reducer.aggregator, bool(refusal or self._refusal), drops)
+            self._agreement.attach(reducer.aggregator, bool(refusal or self._refusal), drops, emptied)
         try:
             if sends:
                 reducer.begin()

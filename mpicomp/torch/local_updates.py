@@ -96,6 +96,14 @@ class LocalUpdates:
         return self.steps > 0
 
     @property
+    def can_refuse(self) -> bool:
+        """Flag: a refusal of the step to come reaches the other ranks in that step.
+
+        With overlap they make local steps without a call, and may have begun the next synchronization meanwhile.
+        """
+        return not self._overlap or self.steps + 1 >= self._local_steps
+
+    @property
     def in_flight(self) -> bool:
         """Whether parameters have moved and been sent during backward, or may have been on another rank."""
         return self._moves_in_backward and self.arrivals.any_complete
@@ -204,7 +212,10 @@ class LocalUpdates:
             self._comm.agree(fingerprint(text), lambda: f"rank {self._comm.rank} {reason}")
         except CollectiveError:
             self._abandon()
-        raise marked(error)
+        try:
+            raise marked(error)
+        finally:
+            del error  # its traceback has this frame, and they would keep each other
 
     @torch.no_grad()
     def synchronize(self) -> None:

@@ -153,6 +153,7 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
         except (ValueError, TypeError) as error:
             self.comm.reject(type(error)(f"{self.comm.here}: {error}"), "wrapping an optimizer")
         self._fused, self._joining = options.moves_in_backward, False
+        self._compared_at = 0  # synchronizations, when the whole models were compared last
         self._synchronizer = open_synchronizer(optimizer, members, algorithms, self.comm, options)
         self._parameters.hold(optimizer)
         self._saved = RankState(optimizer, self._synchronizer, self.mode, self.comm)
@@ -319,7 +320,6 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
             )
         self._synchronizer.agreement.evaluation = 0
         self._check_before_step()
-        before = self.synchronizations
         try:
             self._synchronizer.begin_step()
             loss = self._step(closure)
@@ -327,8 +327,9 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
             self._synchronizer.fail_step()
             raise
         self._synchronizer.end_step()
-        if self.synchronizations // COMPARE_EVERY > before // COMPARE_EVERY:
-            self._synchronizer.models_compared = False  # which the next step does
+        if self.synchronizations - self._compared_at >= COMPARE_EVERY and not self.models_differ:
+            self._compared_at = self.synchronizations
+            self._synchronizer.models_compared = False  # the next step compares them
         return loss
 
     def _step(self, closure: Callable[[], float] | None) -> float | None:
@@ -451,9 +452,12 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
     def _check_before_step(self) -> None:
         if self._synchronizer.averaged:
             return  # the other ranks make this step without another call, in which a refusal could reach them
-        problem = self._parameters.find_change(self.optimizer)
+        problem = self._parameters.find_change(self.optimizer) if self._synchronizer.can_refuse else None
         if problem is not None:
-            self._synchronizer.refuse(problem)
+            try:
+                self._synchronizer.refuse(problem)
+            finally:
+                del problem  # its traceback has this frame, and they would keep each other
         if not self._synchronizer.models_compared:
             require_same_values({one.name: one.parameter for one in self._parameters.trained}, self.comm)
             self._synchronizer.models_compared = True

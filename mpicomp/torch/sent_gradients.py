@@ -44,10 +44,15 @@ class SentGradients:
         self._step = 1
         self._n_buckets, self._buckets_before = 0, 1
 
-    def add(self, members: Sequence[NamedParameter]) -> None:
-        """Note the gradients of a bucket's parameters, which are sent now."""
+    def add(self, members: Sequence[NamedParameter], mean: Tensor) -> None:
+        """Note the gradients of a bucket's parameters, which are sent now.
+
+        mean : the memory that their mean is going to be written to, where gradients may lie that a loop has kept.
+        """
         there = [(member, gradient) for member in members if (gradient := member.parameter.grad) is not None]
         self._sent += [_Sent(member, one, one._version, _values_of(one).data_ptr()) for member, one in there]
+        overwritten = mean.untyped_storage().data_ptr()
+        there = [pair for pair in there if _values_of(pair[1]).untyped_storage().data_ptr() != overwritten]
         if self._step & (self._step - 1) == 0:
             self._watch(there, whole=True)
         elif self._n_buckets == self._step % self._buckets_before:

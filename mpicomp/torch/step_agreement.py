@@ -76,15 +76,18 @@ class StepAgreement:
         self.loss: float | None = None
         self._optimizer, self._comm, self._all_options = optimizer, comm, all_options
         self._snapshot: list[Any] | None = None
+        self._raw: list[Any] | None = None
+        self._has_tensors = False
         self._options = self._mark = self._turn = 0
-        self._sums = np.empty(3, np.int64)
+        self._sums = np.empty(4, np.int64)
 
     @property
     def is_settled(self) -> bool:
         """Flag: the sums have come, and all ranks make the step."""
-        return self._comm.size > 1 and bool(self._sums[0] == 0 == self._sums[1]) and self._is_equal()
+        refusals, dropping, emptied = self._sums[:3].tolist()
+        return self._comm.size > 1 and refusals == dropping == 0 <= emptied < self._comm.size and self._is_equal()
 
-    def attach(self, aggregator: Aggregator, refuses: bool = False, drops: bool = False) -> None:
+    def attach(self, aggregator: Aggregator, refuses: bool = False, drops: bool = False, emptied: bool = False) -> None:
         """Let the next call of `aggregator` carry this rank's numbers.
 
         Parameters
@@ -93,6 +96,8 @@ class StepAgreement:
             Whether this rank cannot make the step.
         drops
             Whether it drops the step's gradients.
+        emptied
+            Whether it makes the step with no gradients, since `zero_grad` has dropped them.
         """
         if self._comm.size == 1:
             return
@@ -102,16 +107,16 @@ class StepAgreement:
         # of integers, which Python hashes to the same value in every process
         self._mark = hash((self._options_mark(), self.evaluation, crc, loss)) & _MASK
         self._sums[:] = -1  # until the ranks' sums are there
-        aggregator.carry(np.array((refuses, drops, self._mark), np.int64), self._sums)
+        aggregator.carry(np.array((refuses, drops, emptied, self._mark), np.int64), self._sums)
 
-    def conclude(self, refusal: Exception | None = None, drops: bool = False) -> bool:
+    def conclude(self, refusal: Exception | None = None, drops: bool = False, emptied: bool = False) -> bool:
         """Return whether the step is made, once the call with the numbers has ended; collective if the ranks differ.
 
         Parameters
         ----------
         refusal
             Why this rank cannot make the step.
-        drops
+        drops, emptied
             As in `attach`.
 
         Returns
@@ -123,17 +128,27 @@ class StepAgreement:
         ------
         Exception
             `refusal`.
+        RuntimeError
+            All ranks make the step with gradients that they have dropped.
         CollectiveMismatch
             Another rank refuses the step, only some ranks drop it, or the optimizers, their options or the models
             differ. The text names the first difference, and is the same on all ranks.
         """
+        refusals, dropping, n_emptied = self._sums[:3].tolist()
         if self._comm.size == 1:
-            if refusal is not None:
-                raise marked(refusal)
-            return not drops
-        refusals, dropping = int(self._sums[0]), int(self._sums[1])
-        if refusals or dropping not in (0, self._comm.size) or not self._is_equal():
-            self._raise(refusal, drops)
+            refusals, dropping, n_emptied = refusal is not None, drops, emptied
+        try:
+            if refusals or dropping not in (0, self._comm.size) or not self._is_equal():
+                self._raise(refusal, drops)
+        finally:
+            refusal = None  # its traceback has this frame, and they would keep each other
+        if n_emptied == self._comm.size:
+            raise marked(
+                RuntimeError(
+                    f"{self._comm.here}: zero_grad() between backward() and step() has dropped the gradients of this "
+                    "step; call zero_grad() after step() or before backward()"
+                )
+            )
         return not drops
 
     def require_same_options(self) -> None:
@@ -153,12 +168,16 @@ class StepAgreement:
         return found
 
     def _is_equal(self) -> bool:
-        return (int(self._sums[2]) - self._mark * self._comm.size) & _WORD == 0
+        return self._comm.size == 1 or (int(self._sums[3]) - self._mark * self._comm.size) & _WORD == 0
 
     def _is_compared(self, key: str) -> bool:
         return key not in _LISTS and (self._all_options or key in SET_BY_USERS)
 
     def _options_mark(self) -> int:
+        raw = [[*group.values()] for group in self._optimizer.param_groups]
+        if not self._has_tensors and raw == self._raw:  # objects are mostly the same: 0.3 us a group
+            return self._options
+        self._raw, self._has_tensors = raw, any(isinstance(one, Tensor) for values in raw for one in values)
         # sorted, since a group that was loaded from a state may have its options in another order
         snapshot = [
             [len(group["params"]), *sorted((key, _plain(group[key])) for key in group if self._is_compared(key))]
@@ -188,9 +207,12 @@ class StepAgreement:
             "drops": drops,
             "compared": {**self.describe(), "loss": _text(self.loss), "evaluation": self.evaluation, "sample": crc},
         }
-        ranks = self._comm.allgather_object(mine)
+        ranks = [mine] if self._comm.size == 1 else self._comm.allgather_object(mine)
         if refusal is not None:
-            raise marked(refusal)
+            try:
+                raise marked(refusal)
+            finally:
+                refusal = None
         raise CollectiveMismatch(f"{_difference(ranks, name)}. No rank has made the step")
 
 

@@ -163,6 +163,52 @@ def test_models_are_compared_as_a_whole_from_time_to_time(comm: Communicator, mo
         train(model, optimizer, comm, range(3, 9))
 
 
+def test_models_are_compared_where_gradients_are_averaged_before_the_step(
+    comm: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimizer_module, "COMPARE_EVERY", 2)
+    model, optimizer = wrapped(Dense(), comm)
+    inputs, labels = batch(comm.rank)
+
+    def train_with_the_mean() -> None:
+        for step in range(6):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.synchronize()
+            optimizer.step()
+            if step == 0 and comm.rank == 1:
+                with torch.no_grad():
+                    model[0].weight[36, 9] += 1e-6
+
+    with pytest.raises(CollectiveMismatch, match=r"the ranks' models differ in \d of 4 tensors"):
+        train_with_the_mean()
+
+
+def test_a_refusal_is_named_where_the_ranks_compare_their_models(comm: Communicator) -> None:
+    model, optimizer = wrapped(Dense(), comm)
+    train(model, optimizer, comm, range(2))
+    optimizer.load_state_dict(optimizer.state_dict())
+    if comm.rank == 1:
+        model[0].weight.requires_grad_(False)
+    with pytest.raises((ValueError, CollectiveMismatch), match=r"parameter '0\.weight' was frozen after"):
+        train(model, optimizer, comm, range(2, 3))
+    comm.barrier()
+
+
+@pytest.mark.parametrize("options", [{"synchronize": "gradients"}, {"synchronize": "gradients", "overlap": False}, {}])
+def test_a_refused_step_keeps_full_precision_rounds_of_all_buckets_together(
+    options: dict[str, Any], comm: Communicator
+) -> None:
+    model, optimizer = wrapped(Marsit(3), comm, **options)
+    train(model, optimizer, comm, range(2))
+    optimizer.param_groups[0]["lr"] = 0.05 * (1 + comm.rank)
+    with pytest.raises(CollectiveMismatch, match="'lr' of parameter group 0"):
+        train(model, optimizer, comm, range(2, 3))
+    optimizer.param_groups[0]["lr"] = 0.05
+    train(model, optimizer, comm, range(2, 6))
+    assert {one.step for one in optimizer.aggregators} == {optimizer.synchronizations} == {6}
+
+
 @every_size
 @pytest.mark.mpi(min_size=2, max_size=8)
 def test_require_same_names_the_tensor_and_the_ranks(comm: Communicator) -> None:

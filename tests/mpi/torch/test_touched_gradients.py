@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -260,3 +262,66 @@ def test_sparse_gradients_may_move_parameters_during_backward(comm: Communicator
         nn.functional.cross_entropy(head(torch.cat(found, 1)), torch.tensor([0, 1])).backward()
         optimizer.step()
     assert same_on_all_ranks(model, comm)
+
+
+@pytest.mark.parametrize("algorithm", [Dense(), Marsit()], ids=["dense", "marsit"])
+@pytest.mark.parametrize("zeroes", [True, False])
+def test_gradients_that_a_loop_keeps_are_no_change_though_their_mean_lands_early(
+    zeroes: bool, algorithm: Any, comm: Communicator
+) -> None:
+    model, optimizer = wrapped(algorithm, comm, synchronize="gradients")
+    for step in range(6):
+        if zeroes:
+            optimizer.zero_grad(set_to_none=False)
+        backward(model, comm, step)
+        time.sleep(0.02)  # in which the means of the first buckets are written to the gradients' memory
+        optimizer.step()
+    assert same_on_all_ranks(model, comm)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.communicator(parting=True)
+def test_an_error_of_a_dropped_step_is_raised_on_all_ranks(comm: Communicator) -> None:
+    model, optimizer = wrapped(Dense(), comm)
+    train(model, optimizer, comm, range(2))
+    optimizer.zero_grad()
+    backward(model, comm, 2)
+    with pytest.raises(CollectiveMismatch, match="barrier"):
+        optimizer.zero_grad() if comm.rank == 0 else comm.barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_rank_without_a_batch_makes_the_step_of_the_others_though_it_has_dropped_a_probe(
+    overlap: bool, comm: Communicator
+) -> None:
+    model, optimizer = wrapped(Dense(), comm, overlap=overlap)
+    train(model, optimizer, comm, range(2))
+    backward(model, comm, 100)  # a probe, whose gradients nobody wants
+    optimizer.zero_grad()
+    if comm.rank:
+        backward(model, comm, 2)
+    optimizer.step()
+    train(model, optimizer, comm, range(3, 5))
+    assert same_on_all_ranks(model, comm)
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap": False}, FUSED], ids=["gradients", "one by one", "updates"])
+def test_an_optimizer_is_gone_at_once_after_a_step_that_raised(options: dict[str, Any], comm: Communicator) -> None:
+    model, optimizer = wrapped(Dense(), comm, **options)
+    train(model, optimizer, comm, range(2))
+    gc.disable()
+    try:
+        optimizer.zero_grad()
+        backward(model, comm, 2)
+        if options.get("overlap", True):
+            BEHIND_BACKWARD["data.mul_"](model)
+        else:
+            BEHIND_BACKWARD["data ="](model)
+            model[0].bias.grad.fill_(float("nan"))
+        with pytest.raises(RuntimeError) as raised:
+            optimizer.step()
+        del optimizer, raised
+        assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+    finally:
+        gc.enable()
