@@ -153,8 +153,9 @@ def test_an_interrupt_of_who_waits_gives_up_the_call_and_tells_the_other_ranks(
     comm = Communicator(mpi_comm, timeout=TIMEOUT_S)
     assert comm.start_progress_thread()
     start = time.monotonic()
+    # a sum that does not travel with the check of the call, or it would be there before the interrupt
     if comm.rank == 0:
-        handle = comm.iallreduce(np.ones(3))
+        handle = comm.iallreduce(np.ones(300_000))
         call: Call = handle._call
         assert call.completion is not None
 
@@ -175,7 +176,7 @@ def test_an_interrupt_of_who_waits_gives_up_the_call_and_tells_the_other_ranks(
         mpi_comm.Barrier()
         time.sleep(0.5)
         with pytest.raises((mpicomp.CollectiveTimeout, CommunicatorClosed)):
-            comm.iallreduce(np.ones(3)).wait()
+            comm.iallreduce(np.ones(300_000)).wait()
     assert time.monotonic() - start < TIMEOUT_S / 2
     mpi_comm.Barrier()
 
