@@ -51,8 +51,8 @@ class SentGradients:
         """
         there = [(member, gradient) for member in members if (gradient := member.parameter.grad) is not None]
         self._sent += [_Sent(member, one, one._version, _values_of(one).data_ptr()) for member, one in there]
-        overwritten = mean.untyped_storage().data_ptr()
-        there = [pair for pair in there if _values_of(pair[1]).untyped_storage().data_ptr() != overwritten]
+        first, end = mean.data_ptr(), mean.data_ptr() + mean.nbytes
+        there = [pair for pair in there if not first <= _values_of(pair[1]).data_ptr() < end]
         if self._step & (self._step - 1) == 0:
             self._watch(there, whole=True)
         elif self._n_buckets == self._step % self._buckets_before:
