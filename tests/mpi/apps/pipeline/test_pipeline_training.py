@@ -59,8 +59,8 @@ def weights(run: Training) -> torch.Tensor:
     ids=["stages", "replicas"],
 )
 def test_ranks_that_are_threads_lose_what_processes_lose_bit_by_bit(comm: Communicator, options: Options) -> None:
-    if comm.size % options.replicas:
-        pytest.skip("ranks do not divide into replicas")
+    if comm.size % options.replicas:  # an odd number of ranks is one pipeline
+        options = replace(options, replicas=1)
     _, here = trained(options, comm)
     if comm.rank == 0:
         on_threads = run_local(comm.size, lambda local: trained(options, local)[1].losses)
