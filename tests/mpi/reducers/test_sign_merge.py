@@ -128,9 +128,9 @@ def test_merging_an_element_again_draws_new_words(
         drawn.append((first, step, int(source)))
         draw(merger, first, step, source, *rest)
 
-    monkeypatch.setattr(SignMerger, "draw", recorded)
     with Communicator(mpi_comm, topology, TIMEOUT_S, piece_bytes=512) as comm:
         aggregator = STATELESS.start(comm, N)
+        monkeypatch.setattr(SignMerger, "draw", recorded)  # not before, since `start` rehearses steps on threads
         for _ in range(2):
             aggregator.aggregate(np.ones(N, np.float32))
     again = Counter((element, step) for element, step, _ in drawn)
