@@ -1,7 +1,8 @@
 """Agreement of the ranks on each step: the same optimizer, the same options, the same model, and no rank refusing.
 
-Three numbers per rank are summed in the messages by which one bucket's call is compared anyway, so that they cost
-nothing: how many ranks refuse the step, how many drop it, and a fingerprint of all that must be equal. Only where the
+Four numbers per rank are summed in the messages by which one bucket's call is compared anyway, so that they cost
+nothing: how many ranks refuse the step, how many drop it, how many make it without the gradients that they have
+dropped, and a fingerprint of all that must be equal. Only where the
 sums show a difference do the ranks exchange descriptions. All of them then raise in the same step, with no call in
 flight, and no rank makes the step.
 """
