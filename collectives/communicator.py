@@ -195,7 +195,7 @@ class Communicator(Exchanges):
         TypeError, ValueError
             This rank's array or number cannot be reduced; the others then raise CollectiveMismatch.
         """
-        name = op if type(op) is str else operation(self, op)
+        name = operation(self, op)
         if isinstance(x, NUMBERS):
             with self._span("allreduce", op=name):
                 return allreduce_number(self, x, name, out, self.traffic)
@@ -215,7 +215,7 @@ class Communicator(Exchanges):
     @keep_uncompiled
     def iallreduce(self, x: Any, op: Op = "sum", out: Any = None) -> Handle:
         """Like `allreduce` of an array, but returns at once. Do not touch `x` and `out` until the handle is done."""
-        name = op if type(op) is str else operation(self, op)
+        name = operation(self, op)
         source, target, result = operands(self, x, name, out)
         mark, describe = self._routes.all_reduce(source, name, "iallreduce")
         call = Call(self, describe)

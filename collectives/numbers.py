@@ -12,7 +12,6 @@ from collectives.execution.handle import Call
 from collectives.group import Group
 from collectives.json_file import shown
 from collectives.memory import COMBINE
-from collectives.operands import require_op
 from collectives.trace.traffic import Traffic
 
 NUMBERS = (int, float, np.generic)  # as few as will do, since every all-reduce of an array asks
@@ -21,7 +20,6 @@ _MOST = 2**63 - 1
 
 def allreduce_number(group: Group, number: Any, op: str, out: Any, traffic: Traffic) -> bool | int | float:
     """See `Communicator.allreduce`. The number travels with the check of the call, whatever the topology."""
-    require_op(group, op)
     name = f"allreduce({op})"
     if out is not None:
         group.reject(TypeError(f"{group.here}, {name}: a number is returned, not written to out"), name)

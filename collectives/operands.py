@@ -12,6 +12,8 @@ from collectives.group import Group
 from collectives.memory import COMBINE, FLOATS, INTEGERS, Flat, empty_like, flat, is_read_only
 
 _OPS_OF_MPI = ("SUM", "MIN", "MAX", "PROD", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR", "MINLOC", "MAXLOC")
+_CALLS = {op: (f"allreduce({op})", f"allreduce({op}), out") for op in COMBINE}
+_NUMERIC = FLOATS + INTEGERS
 _SYNONYMS = {"avg": "mean", "average": "mean", "add": "sum", "minimum": "min", "maximum": "max"}
 
 
@@ -44,11 +46,10 @@ def operands(group: Group, x: Any, op: str, out: Any) -> tuple[Flat, Flat, Any]:
 
     Raises what `operand` does.
     """
-    call = f"allreduce({op})"
-    require_op(group, op)
-    source = operand(group, x, call, FLOATS if op == "mean" else FLOATS + INTEGERS, crosses=False)
+    call, out_of_call = _CALLS[op]
+    source = operand(group, x, call, FLOATS if op == "mean" else _NUMERIC, crosses=False)
     result = like_operand(group, x, call) if out is None else out
-    target = operand(group, result, f"{call}, out", (source.dtype,), crosses=False)
+    target = operand(group, result, out_of_call, (source.dtype,), crosses=False)
     if target.shape != source.shape:
         _refuse(group, call, f"out has shape {target.shape}, the array {source.shape}: pass one of the same shape")
     if not target.values.flags.writeable or (target.place is not None and is_read_only(target, result)):
@@ -92,10 +93,12 @@ def rows_operand(group: Group, x: Any, call: str, allowed: tuple[str, ...]) -> F
 
 
 def operation(group: Group, op: Any) -> str:
-    """Return an all-reduce's operation by its name here; raises as `require_op` does.
+    """Return the name of an all-reduce's operation; raises ValueError on every rank unless an all-reduce can do it.
 
     MPI's own operations have names of MPI's, and are compared by identity alone.
     """
+    if type(op) is str and op in COMBINE:
+        return op
     if isinstance(op, MPI.Op):
         name = next((one for one in _OPS_OF_MPI if getattr(MPI, one) == op), "")
         if name.lower() in COMBINE:
@@ -103,17 +106,12 @@ def operation(group: Group, op: Any) -> str:
         op = f"MPI.{name}" if name else "an operation of MPI.Op.Create"
         choices = f"MPI.SUM, MPI.MIN, MPI.MAX, {_choices()}"
         group.reject(ValueError(f"{group.here}: op is {op}; choose one of {choices}"), f"allreduce({op})")
-    require_op(group, op)
-    return str(op)
-
-
-def require_op(group: Group, op: Any) -> None:
-    """Raise ValueError on every rank unless an all-reduce can do this."""
-    if not isinstance(op, str) or op not in COMBINE:
-        word = str(op).rpartition(".")[2].lower()
-        meant = word if word in COMBINE else _SYNONYMS.get(word)
-        cure = f"write {meant!r}, or choose" if meant else "choose"
-        group.reject(ValueError(f"{group.here}: op is {op!r}; {cure} one of {_choices()}"), f"allreduce({op})")
+    if isinstance(op, str) and op in COMBINE:  # of a class of its own, such as NumPy's
+        return str(op)
+    word = str(op).rpartition(".")[2].lower()
+    meant = word if word in COMBINE else _SYNONYMS.get(word)
+    cure = f"write {meant!r}, or choose" if meant else "choose"
+    group.reject(ValueError(f"{group.here}: op is {op!r}; {cure} one of {_choices()}"), f"allreduce({op})")
 
 
 def _choices() -> str:

@@ -72,7 +72,6 @@ class DenseSums:
         `add`. With `overlapped` the messages are cut for work that goes on meanwhile; the sum has the same
         bits.
         """
-        nbytes = values.size * itemsize_in_messages(values, dtype)
         if is_small(comm, values, dtype):
             start = traffic.clock()
             source, sums = _operands(values, dtype, out)
@@ -90,7 +89,7 @@ class DenseSums:
                 out[:] = values
             else:
                 narrow(values, dtype, out)
-        elif _by_mpi(comm, nbytes, combine):
+        elif _by_mpi(comm, values.size * itemsize_in_messages(values, dtype), combine):
             start = traffic.clock()
             source, sums = _operands(values, dtype, out)
             if source is sums and dtype not in SIXTEEN_BIT:
@@ -116,9 +115,12 @@ class DenseSums:
         background: bool = False,
     ) -> Steps:
         """Steps of a sum of arrays, wherever they are; in the background it has the same bits."""
-        through_host = partial(self._through_host, comm, call, op, traffic, mark, background)
         if source.place is None and target.place is None:
-            return through_host(source, target)
+            mean, combine = op == "mean", COMBINE[op]
+            return self.steps(
+                comm, call, source.values, source.dtype, mean, target.values, traffic, (), mark, combine, background
+            )
+        through_host = partial(self._through_host, comm, call, op, traffic, mark, background)
         itemsize = itemsize_in_messages(source.values, source.dtype)
         nbytes = source.values.size * itemsize
         small = is_small(comm, source.values, source.dtype) or _by_mpi(comm, nbytes, COMBINE[op])
@@ -152,7 +154,7 @@ class DenseSums:
         source: Flat,
         target: Flat,
     ) -> Steps:
-        """Steps of a sum of arrays in the host's memory, or with memory there that they cross through."""
+        """Steps of a sum of arrays with memory of the host that they cross through."""
         vectors, combine = (source.values, source.dtype, op == "mean", target.values), COMBINE[op]
         steps = self.steps(comm, call, *vectors, traffic, (), mark, combine, background)
         return staged(call, steps, source.staging, target.staging)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import update_wrapper, wraps
-from types import MappingProxyType
+from types import MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
@@ -34,7 +34,7 @@ class _OnInstances:
 
     def __get__(self, instance: Any, owner: type[Any]) -> Callable[..., Any]:
         if instance is not None:
-            return cast(Callable[..., Any], self._method.__get__(instance, owner))
+            return MethodType(self._method, instance)
 
         @wraps(self._method)
         def call(*args: Any, **options: Any) -> Any:

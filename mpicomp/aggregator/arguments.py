@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from operator import index
 from pathlib import Path
 from typing import Any, Protocol
@@ -102,6 +103,7 @@ def memory_in_words() -> str:
     return text
 
 
+@cache
 def _machine_bytes() -> int:
     """Return how much memory there is, or this job may take."""
     most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

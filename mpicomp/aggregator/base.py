@@ -164,7 +164,9 @@ class Aggregator:
     def _open(self, vector: Any, out: Any) -> tuple[VectorCall, Iterator[bool]]:
         """A call of this vector, and its steps."""
         comm, spec, step = self.comm, self.spec, self.step
-        (numbers, sums), self._carried = self._carried, _NO_NUMBERS
+        numbers, sums = self._carried
+        if numbers is not None:
+            self._carried = _NO_NUMBERS
         try:
             if self._call is not None:
                 self._reject_second_call(self._call)

@@ -30,6 +30,7 @@ from mpicomp.torch.master_weights import SIXTEEN_BIT
 from mpicomp.torch.profiling import begin_event
 from mpicomp.torch.states import members_by_name
 
+_DENSE = Dense()
 FEWEST = 8
 """Buckets of a model that is not small: nothing is sent before the first is complete, nor computed behind the last."""
 SMALLEST_MB = 1.0
@@ -160,7 +161,7 @@ class BucketReducer:
             Names the tensors.
         """
         aggregator = self.aggregator
-        if aggregator.comm.size > 1 or aggregator.algorithm != Dense():
+        if aggregator.comm.size > 1 or aggregator.algorithm != _DENSE:
             return False
         if behind and self.bucket.device.type != "cpu":
             self._alone = partial(self._take_finite, values)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 import torch
@@ -48,12 +49,12 @@ class Bucket:
     members: tuple[NamedParameter, ...]
     alignment: int = ALIGNMENT
 
-    @property
+    @cached_property
     def lengths(self) -> tuple[int, ...]:
         """Elements each member occupies, padding included."""
         return tuple(_padded(member.parameter.numel(), self.alignment) for member in self.members)
 
-    @property
+    @cached_property
     def n(self) -> int:
         """Elements of the flat vector."""
         return sum(self.lengths)
@@ -82,12 +83,15 @@ class Bucket:
         """
         if rows.device.type != "cpu":
             return self.views(rows[row])
-        storage, start = rows.untyped_storage(), rows.storage_offset() + row * rows.stride(0)
-        places = zip(accumulate(self.lengths, initial=start), self.members, strict=False)
-        return [
-            torch.empty(0, dtype=rows.dtype, device=rows.device).set_(storage, at, one.parameter.shape)  # type: ignore[call-overload]
-            for at, one in places
-        ]
+        start = rows.storage_offset() + row * rows.stride(0)
+        return [rows.as_strided(shape, strides, start + at).data for shape, strides, at in self._layout]
+
+    @cached_property
+    def _layout(self) -> list[tuple[torch.Size, tuple[int, ...], int]]:
+        """Shape, strides and start of each member in the vector."""
+        shapes = [member.parameter.shape for member in self.members]
+        strides = [torch.empty(shape, device="meta").stride() for shape in shapes]
+        return list(zip(shapes, strides, accumulate(self.lengths, initial=0), strict=False))
 
 
 def group_parameters(
