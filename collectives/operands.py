@@ -101,17 +101,17 @@ def operation(group: Group, op: Any) -> str:
         return op
     if isinstance(op, MPI.Op):
         name = next((one for one in _OPS_OF_MPI if getattr(MPI, one) == op), "")
-        if name.lower() in COMBINE:
-            return name.lower()
-        op = f"MPI.{name}" if name else "an operation of MPI.Op.Create"
-        choices = f"MPI.SUM, MPI.MIN, MPI.MAX, {_choices()}"
-        group.reject(ValueError(f"{group.here}: op is {op}; choose one of {choices}"), f"allreduce({op})")
-    if isinstance(op, str) and op in COMBINE:  # of a class of its own, such as NumPy's
-        return str(op)
-    word = str(op).rpartition(".")[2].lower()
-    meant = word if word in COMBINE else _SYNONYMS.get(word)
-    cure = f"write {meant!r}, or choose" if meant else "choose"
-    group.reject(ValueError(f"{group.here}: op is {op!r}; {cure} one of {_choices()}"), f"allreduce({op})")
+        if name.lower() not in COMBINE:
+            op = f"MPI.{name}" if name else "an operation of MPI.Op.Create"
+            choices = f"MPI.SUM, MPI.MIN, MPI.MAX, {_choices()}"
+            group.reject(ValueError(f"{group.here}: op is {op}; choose one of {choices}"), f"allreduce({op})")
+        return name.lower()
+    if not isinstance(op, str) or op not in COMBINE:
+        word = str(op).rpartition(".")[2].lower()
+        meant = word if word in COMBINE else _SYNONYMS.get(word)
+        cure = f"write {meant!r}, or choose" if meant else "choose"
+        group.reject(ValueError(f"{group.here}: op is {op!r}; {cure} one of {_choices()}"), f"allreduce({op})")
+    return str(op)  # of a class of its own, such as NumPy's
 
 
 def _choices() -> str:

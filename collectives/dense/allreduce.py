@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 Bytes = NDArray[np.uint8]
 
 PIECE_BYTES = 1 << 20
+# Within a node a handover costs more than an addition that waits for a whole message, and most where ranks share cores:
+# a rank that lacks a piece gives its core away, and gets it back after a time slice.
+NODE_PIECE_BYTES = 1 << 22
 SHORT_BYTES = 1 << 17  # messages below this cost more on fast networks than they save on slow ones
 RECEIVE_BUFFERS = 3
 # From here up "auto" takes the ring, below MPI's own all-reduce: bytes a rank, and bytes altogether.
@@ -163,7 +166,7 @@ class DenseSums:
         """Receive buffers: memory that is lent, and else memory that is kept from one call to the next."""
         lent = [array.reshape(-1).view(np.uint8) for array in scratch if array.nbytes >= nbytes][:RECEIVE_BUFFERS]
         missing = RECEIVE_BUFFERS - len(lent)
-        if nbytes > PIECE_BYTES:
+        if nbytes > NODE_PIECE_BYTES:
             return lent + fresh_buffers(nbytes)[:missing]
         if any(buffer.nbytes < nbytes for buffer in self.kept):
             self.kept = []
@@ -226,9 +229,11 @@ def _piece_bytes(comm: Communicator, topology: Topology) -> int:
     """
     if comm.piece_bytes:
         return comm.piece_bytes
+    if comm.one_node:
+        return NODE_PIECE_BYTES
     eager = comm.packed_piece_bytes()
     swapping = comm.size == 2 or isinstance(topology, HalvingDoubling)
-    return eager if swapping and not comm.one_node and eager >= SHORT_BYTES else PIECE_BYTES
+    return eager if swapping and eager >= SHORT_BYTES else PIECE_BYTES
 
 
 def _by_mpi(comm: Communicator, nbytes: int, combine: Combine) -> bool:

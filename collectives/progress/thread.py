@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,10 +26,6 @@ LONG_NAP_S = 0.0005
 PATIENT = 2000  # turns without progress before its sleep becomes long, though somebody may wait
 STOPPING_S = 2.0  # how long the end of the process waits for the thread
 AHEAD = 32  # calls of a communicator that are driven at once: thousands may be in flight, and most would only wait
-SHARE_S = 0.0003  # how often the thread looks whether it gets the core that it needs
-LEAST_SHARE = 0.75  # of the time in which it is not asleep
-BLINK_S = 0.00001  # its sleep if it gets less
-BLINKS = 30  # so often in a row: a thread that has run for long is interrupted again
 LOOK_S = 1.0  # how often a waiting thread makes sure that this one lives
 
 
@@ -107,36 +102,6 @@ class Completion:
             _report_errors(self._callbacks.pop(0))
 
 
-class CoreShare:
-    """Gets the thread its core back where more threads want to run than there are cores.
-
-    Linux lets a thread that has always something to do run for its fair share alone, and interrupts it for each thread
-    that wakes up; a thread that wakes up itself runs at once. With 4 ranks on 2 cores, among some 20 busy processes,
-    the threads of an all-reduce of 100 MB waited 9 tenths of the time for a core. So a thread that has had to wait
-    sleeps for a moment, now and then.
-    """
-
-    def __init__(self) -> None:
-        self._blinks = 0
-        self.restart()
-
-    def restart(self) -> None:
-        """Begin to look from now on: the thread has slept."""
-        self._since, self._used_s = time.perf_counter(), time.thread_time()
-
-    def claim(self) -> None:
-        """Sleep for a moment if the thread has lately had too little of its core; call this in every turn."""
-        elapsed_s = time.perf_counter() - self._since
-        if elapsed_s < SHARE_S:
-            return
-        if time.thread_time() - self._used_s < LEAST_SHARE * elapsed_s:
-            self._blinks = BLINKS
-        if self._blinks:
-            self._blinks -= 1
-            time.sleep(BLINK_S)
-        self.restart()
-
-
 class ProgressThread:
     """Begins and advances calls; there is one in a process: see `shared`."""
 
@@ -204,7 +169,6 @@ class ProgressThread:
         calls = polling.calls_of_this_thread()
         driven: list[polling.Advancing] = []
         chosen = idle_turns = 0
-        share = CoreShare()
         while True:
             hurries = self._waiting and idle_turns < PATIENT
             if hurries and idle_turns > SPINS:
@@ -212,10 +176,8 @@ class ProgressThread:
             with self._changed:
                 if not self._tasks and idle_turns > SPINS and not hurries:
                     self._changed.wait(NAP_S if idle_turns < PATIENT else LONG_NAP_S)
-                    share.restart()
                 while not (self._tasks or calls or self._stopping):
                     self._changed.wait()
-                    share.restart()
                 if self._stopping:
                     return
                 tasks = tuple(self._tasks)
@@ -230,7 +192,6 @@ class ProgressThread:
             for call in driven:
                 moved |= call.advance()
             idle_turns = 0 if moved else idle_turns + 1
-            share.claim()
 
 
 def first_of_each(calls: Sequence[polling.Advancing]) -> list[polling.Advancing]:

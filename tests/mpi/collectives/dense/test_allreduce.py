@@ -142,11 +142,11 @@ def test_neither_pieces_nor_slots_nor_arrival_order_change_a_sum(
 
 @pytest.mark.mpi(min_size=2)
 def test_long_pieces_do_not_stay_in_memory(mpi_comm: MPI.Intracomm) -> None:
-    longest = 4 * allreduce.PIECE_BYTES
+    longest = 2 * allreduce.NODE_PIECE_BYTES
     with Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=longest) as comm:
         for nbytes in (100_000, 4 * longest):
             comm.allreduce(np.ones(nbytes // 4, np.float32))
-        assert sum(place.nbytes for place in comm._sums.kept) <= allreduce.RECEIVE_BUFFERS * allreduce.PIECE_BYTES
+        assert sum(place.nbytes for place in comm._sums.kept) <= allreduce.RECEIVE_BUFFERS * allreduce.NODE_PIECE_BYTES
     assert not comm._sums.kept
 
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from collectives import Communicator, HalvingDoubling, Ring, Tree
-from collectives.dense.allreduce import PIECE_BYTES, SHORT_BYTES, along_the_plan, fresh_buffers
+from collectives.dense.allreduce import NODE_PIECE_BYTES, PIECE_BYTES, SHORT_BYTES, along_the_plan, fresh_buffers
 from collectives.schedules.plan import Topology
 from collectives.threads.run_local import run_local
 
-CHUNK_BYTES = 2 * PIECE_BYTES  # a multiple of every length below
+CHUNK_BYTES = 2 * NODE_PIECE_BYTES  # a multiple of every length below
 ALMOST = SHORT_BYTES - 512
 
 
@@ -50,8 +50,8 @@ def test_around_a_ring_nobody_swaps(ranks: int) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "topology"), [(2, Ring()), (4, HalvingDoubling())])
-def test_on_one_node_there_is_no_hand_shake(ranks: int, topology: Topology) -> None:
-    assert longest(ranks, topology, SHORT_BYTES, one_node=True) == PIECE_BYTES
+def test_on_one_node_messages_are_longer(ranks: int, topology: Topology) -> None:
+    assert longest(ranks, topology, SHORT_BYTES, one_node=True) == NODE_PIECE_BYTES
 
 
 @pytest.mark.parametrize("one_node", [False, True])
