@@ -99,9 +99,9 @@ class LocalUpdates:
     def can_refuse(self) -> bool:
         """Flag: a refusal of the step to come reaches the other ranks in that step.
 
-        With overlap they make local steps without a call, and may have begun the next synchronization meanwhile.
+        They make local steps without a call, and with overlap may have begun the next synchronization meanwhile.
         """
-        return not self._overlap or self.steps + 1 >= self._local_steps
+        return self.steps + 1 >= self._local_steps
 
     @property
     def in_flight(self) -> bool:

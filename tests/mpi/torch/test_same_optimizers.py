@@ -12,7 +12,7 @@ from torch import nn
 from collectives import Communicator
 from collectives.errors import CollectiveMismatch
 from mpicomp import Dense, DoubleSqueeze, Marsit
-from mpicomp.torch import DistributedOptimizer, OneBitAdam, require_same
+from mpicomp.torch import DistributedOptimizer, OneBitAdam, broadcast_parameters, require_same
 from mpicomp.torch import optimizer as optimizer_module
 from tests.mpi.lanes import every_size
 from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, train, wrap, wrapped
@@ -247,3 +247,26 @@ def test_a_parameter_changed_on_one_rank_alone_is_refused_by_all_in_the_same_ste
     with pytest.raises((ValueError, CollectiveMismatch), match=r"parameter '1\.\w+' was (frozen|torch\.float32)"):
         optimizer.step()
     assert torch.equal(parameters_of(model).float(), before)
+
+
+@pytest.mark.parametrize("change", ["frozen", "unfrozen"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_parameter_changed_before_a_local_step_is_refused_by_all_in_one_step(
+    overlap: bool, change: str, comm: Communicator
+) -> None:
+    model = nn.Sequential(make_model(), nn.Linear(3, 3))
+    model[1].bias.requires_grad_(False)
+    optimizer = wrap(model, Dense(), comm, synchronize="updates", overlap=overlap, local_steps=2)
+    train(model, optimizer, comm, range(2))
+    common = parameters_of(model)
+    if comm.rank == 0:
+        (model[1].bias if change == "unfrozen" else model[1].weight).requires_grad_(change == "unfrozen")
+    train(model, optimizer, comm, range(2, 3))  # without a call, in which the other ranks could learn of it
+    with pytest.raises((ValueError, CollectiveMismatch), match=r"parameter '1\.\w+' was frozen"):
+        train(model, optimizer, comm, range(3, 4))
+    for parameter in model.parameters():
+        parameter.requires_grad_(parameter is not model[1].bias)
+    broadcast_parameters(model, comm)  # as an unfrozen parameter has moved in the local step
+    train(model, optimizer, comm, range(4, 6))
+    assert same_on_all_ranks(model, comm)
+    assert not torch.equal(parameters_of(model), common)

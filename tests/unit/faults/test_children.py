@@ -69,6 +69,42 @@ def test_no_process_that_a_rank_starts_takes_its_place(jobs: Jobs, tmp_path: Pat
     assert output.count("done") == 2, output
 
 
+LOADING = """
+import torch
+from torch import multiprocessing
+from torch.utils.data import DataLoader, TensorDataset
+import mpicomp
+
+def attempt(index, found):
+    try:
+        mpicomp.Communicator()
+    except RuntimeError as error:
+        found.put(type(error).__name__)
+
+if __name__ == "__main__":
+    comm = mpicomp.Communicator(timeout=60)
+    data = TensorDataset(torch.arange(4.0))
+    for method in "spawn", "forkserver":
+        options = {"multiprocessing_context": method, "persistent_workers": True}
+        loader = DataLoader(data, batch_size=2, num_workers=1, **options)
+        sums = [sum(float(comm.allreduce(batch).sum()) for batch, in loader) for epoch in range(2)]
+        assert sums == [12.0, 12.0], sums
+    found = multiprocessing.get_context("spawn").SimpleQueue()
+    multiprocessing.spawn(attempt, (found,), nprocs=1)
+    assert found.get() == "NotARank"
+    comm.close()
+    print("done", flush=True)
+"""
+
+
+def test_workers_of_pytorch_load_data_for_ranks(jobs: Jobs, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "program.py").write_text(LOADING)
+    status, output = jobs.start(2, [str(tmp_path / "program.py")]).finish()
+    assert status == 0, output
+    assert output.count("done") == 2, output
+
+
 UNGUARDED = {
     "Process": "process = context.Process(target=print)\nprocess.start()\nprocess.join()\nassert process.exitcode == 1",
     "Pool": "context.Pool(1).map(abs, [1])",
