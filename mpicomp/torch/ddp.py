@@ -96,6 +96,11 @@ def ddp_hook(
 @keep_uncompiled
 def average_bucket(state: DDPHookState, bucket: GradBucket) -> Future[Tensor]:
     """The hook: begin to average a bucket's gradients."""
+    if isinstance(bucket, tuple):
+        raise RuntimeError(
+            f"{state.comm.here}: PyTorch gives the hook one gradient at a time instead of buckets, as its setting "
+            'torch._dynamo.config.optimize_ddp is "python_reducer": leave it at True, or compile without DDP\'s hook'
+        )
     return state.average(bucket)
 
 
