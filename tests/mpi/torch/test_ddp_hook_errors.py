@@ -162,6 +162,16 @@ def test_a_second_hook_is_refused(comm: Communicator) -> None:
 
 
 @needs_group
+def test_gradients_without_a_bucket_are_refused_with_the_cure(comm: Communicator) -> None:
+    """PyTorch's reducer in Python calls hooks in this way."""
+    model = DistributedDataParallel(make_model())
+    state, hook = ddp_hook(Dense(), comm, model)
+    parameter = next(model.parameters())
+    with pytest.raises(RuntimeError, match='"python_reducer": leave it at True, or compile without'):
+        hook(state, (torch.zeros_like(parameter), parameter))
+
+
+@needs_group
 def test_a_state_registered_on_two_models_is_refused(comm: Communicator) -> None:
     models = [DistributedDataParallel(make_model()) for _ in range(2)]
     state, hook = ddp_hook(Dense(), comm)

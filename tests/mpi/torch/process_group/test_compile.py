@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._dynamo import compiled_autograd
 from torch.nn.parallel import DistributedDataParallel
 
 from collectives import Communicator
@@ -75,13 +74,3 @@ def test_calls_in_a_compiled_function() -> None:
 
     for one, other in zip(compiled(calls)(), calls(), strict=True):
         assert torch.equal(one, other)
-
-
-def test_a_reducer_in_python_that_has_no_buckets_for_a_hook_is_refused_with_the_cure(
-    comm: Communicator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch._dynamo.config, "optimize_ddp", "python_reducer")
-    wrapped = DistributedDataParallel(make_model())
-    wrapped.register_comm_hook(*ddp_hook(Marsit(3), comm, wrapped))
-    with compiled_autograd._enable(compiled), pytest.raises(RuntimeError, match="leave it at True, or compile without"):
-        compiled(wrapped)(batch(0)[0]).square().sum().backward()
