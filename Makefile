@@ -9,7 +9,7 @@
 # make test-gpu   the tests of GPU kernels, and of arrays and models on devices, with PyTorch for your GPU installed; without a GPU
 #              by Triton's interpreter
 # make test-core   the serial tests with nothing installed but what mpicomp itself needs: no PyTorch, no rich
-# make test-mpich   the multi-rank tests once more, on the other MPI library
+# make test-mpich   the multi-rank tests of what rests on MPI directly once more, on the other MPI library
 # make test-system  tests on emulated hosts and under Slurm (test-cluster, test-slurm); as root, with the Debian packages
 #              that .ci/run names
 # make torch-suite   PyTorch's own tests of process groups on 3 ranks; TORCH_SUITE="--ranks 4 --only gather" for others
@@ -26,6 +26,8 @@ SHELL := bash
 PYTHON ?= python3
 BENCH ?= --algorithm marsit --topology ring --count 25e6 --baseline mpi
 RANKS ?= 1,2,3,4,8
+# What depends on the MPI library. Programs, commands and optimizers rest on it.
+NEAR_MPI := $(addprefix tests/mpi/,aggregator algorithms collectives pipeline reducers torch/process_group)
 EXAMPLES ?=
 FIXTURES ?=
 TORCH_SUITE ?=
@@ -96,7 +98,7 @@ test-core: $(READY_CORE)
 	    --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-mpi: $(READY)
-	.venv/bin/python tests/run_lanes.py --ranks $(RANKS)
+	.venv/bin/python tests/run_lanes.py --at-once 2 --ranks $(RANKS)
 
 test-gpu: $(READY)
 	source slurm/env.sh && python -m pytest tests/unit/kernels/gpu tests/unit/collectives/test_devices.py \
@@ -105,7 +107,7 @@ test-gpu: $(READY)
 	.venv/bin/python tests/run_lanes.py --ranks 1,2 --tests tests/mpi/torch/test_on_device.py tests/mpi/torch/process_group/test_on_device.py
 
 test-mpich: $(READY_MPICH)
-	.venv-mpich/bin/python tests/run_lanes.py --ranks 2,4
+	.venv-mpich/bin/python tests/run_lanes.py --at-once 2 --ranks 2,4 --tests $(NEAR_MPI)
 
 test-system: test-cluster test-slurm
 

@@ -1,7 +1,8 @@
 """Runs the multi-rank tests in lanes: once under ``mpirun`` for every number of ranks.
 
 ``python tests/run_lanes.py [--ranks 1,2,3,4,8] [--tests PATH] [arguments of pytest]``. A lane that hangs is ended, a
-lane in which no test runs has failed, and all lanes are run whatever came of the earlier ones.
+lane in which no test runs has failed, and all lanes are run whatever came of the earlier ones. Ranks wait half of the
+time, for each other or for what must not happen: with ``--at-once 2`` another lane has the cores meanwhile.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
 KILL_AFTER_S = 10.0
+POLL_S = 0.1
 
 
 def environment() -> dict[str, str]:
@@ -29,30 +31,55 @@ def environment() -> dict[str, str]:
     return dict(line.split("=", 1) for line in listing.split("\0") if line)
 
 
-def run_lane(n_ranks: int, arguments: Sequence[str], env: Mapping[str, str], timeout_s: float) -> int:
-    """Run one lane and return its exit status: 124 where it had to be ended.
+class Lane:
+    """The tests under ``mpirun`` on one number of ranks, from the start of the job on.
 
     Three limits stand behind each other, a few seconds apart: the launcher's own, SIGTERM to the launcher, SIGKILL.
+
+    Parameters
+    ----------
+    output : path, optional
+        File that takes what the lane prints; None: it prints where this program does.
     """
-    command = ["mpirun", "-n", str(n_ranks), sys.executable, "-m", "pytest", "--with-mpi"]
-    color = "yes" if sys.stdout.isatty() else "no"  # the launcher gives its ranks a terminal of their own
-    command += ["-c", str(PROJECT / "pyproject.toml"), "-p", "no:cacheprovider", f"--color={color}", *arguments]
-    shared_memory = Path("/dev/shm")
-    with (
-        tempfile.TemporaryDirectory() as files,
-        tempfile.TemporaryDirectory(dir=shared_memory if shared_memory.is_dir() else None) as segments,
-    ):
+
+    def __init__(
+        self, n_ranks: int, arguments: Sequence[str], env: Mapping[str, str], timeout_s: float, output: Path | None
+    ) -> None:
+        self.n_ranks, self.output, self._timeout_s = n_ranks, output, timeout_s
+        command = ["mpirun", "-n", str(n_ranks), sys.executable, "-m", "pytest", "--with-mpi"]
+        color = "yes" if sys.stdout.isatty() else "no"  # the launcher gives its ranks a terminal of their own
+        command += ["-c", str(PROJECT / "pyproject.toml"), "-p", "no:cacheprovider", f"--color={color}", *arguments]
+        shared_memory = Path("/dev/shm")
         # A lane that is ended by force cleans nothing up: it must not fill the machine.
+        self._folders = contextlib.ExitStack()
+        files = self._folders.enter_context(tempfile.TemporaryDirectory())
+        parent = shared_memory if shared_memory.is_dir() else None
+        segments = self._folders.enter_context(tempfile.TemporaryDirectory(dir=parent))
         lane_env = {**env, "TMPDIR": files, "OMPI_MCA_btl_sm_backing_directory": segments}
         # Both launchers take their limit from here: Open MPI's and MPICH's hydra.
         lane_env |= {"MPIEXEC_TIMEOUT": str(int(timeout_s)), "PYTHONUNBUFFERED": "1"}
-        process = subprocess.Popen(command, cwd=PROJECT, env=lane_env, stdin=subprocess.DEVNULL, start_new_session=True)
-        try:
-            return process.wait(timeout_s + KILL_AFTER_S)
-        except subprocess.TimeoutExpired:
+        target = None if output is None else self._folders.enter_context(output.open("wb"))
+        self.started = time.monotonic()
+        self._process = subprocess.Popen(
+            command,
+            cwd=PROJECT,
+            env=lane_env,
+            stdin=subprocess.DEVNULL,
+            stdout=target,
+            stderr=None if target is None else subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def poll(self) -> int | None:
+        """Return the exit status, 124 where the lane has taken too long, or None while it runs."""
+        if self._process.poll() is None and time.monotonic() - self.started > self._timeout_s + KILL_AFTER_S:
             return 124
-        finally:
-            _end(process)
+        return self._process.returncode
+
+    def end(self) -> None:
+        """End what still runs of it, and remove its files."""
+        _end(self._process)
+        self._folders.close()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -71,17 +98,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", default="1,2,3,4,8", help="numbers of ranks, with commas (default %(default)s)")
     parser.add_argument("--tests", default=str(PROJECT / "tests" / "mpi"), help="file, folder or test (%(default)s)")
     parser.add_argument("--lane-timeout", type=float, default=1200.0, help="seconds a lane may take")
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="lanes that run at one time, and print when they end (%(default)s)"
+    )
     options, arguments = parser.parse_known_args(argv)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the lane ends as well
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the lanes end as well
     env = environment()
+    waiting, running = [int(one) for one in options.ranks.split(",")], list[Lane]()
     failed: list[str] = []
-    for n_ranks in map(int, options.ranks.split(",")):
-        print(f"\n=== {n_ranks} ranks ===", flush=True)
-        started = time.monotonic()
-        status = run_lane(n_ranks, [options.tests, *arguments], env, options.lane_timeout)
-        print(f"=== {n_ranks} ranks: exit {status} after {time.monotonic() - started:.1f} s ===", flush=True)
-        if status != 0:
-            failed.append(f"{n_ranks} ranks (exit {status})")
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            while waiting or running:
+                while waiting and len(running) < options.at_once:
+                    n_ranks = waiting.pop(0)
+                    print(f"\n=== {n_ranks} ranks ===", flush=True)
+                    output = Path(folder, str(n_ranks)) if options.at_once > 1 else None
+                    running.append(Lane(n_ranks, [options.tests, *arguments], env, options.lane_timeout, output))
+                time.sleep(POLL_S)
+                for lane in [one for one in running if one.poll() is not None]:
+                    status = lane.poll()
+                    running.remove(lane)
+                    lane.end()
+                    seconds = time.monotonic() - lane.started
+                    if lane.output is not None:
+                        print(lane.output.read_text(errors="replace"), flush=True)
+                    print(f"=== {lane.n_ranks} ranks: exit {status} after {seconds:.1f} s ===", flush=True)
+                    if status != 0:
+                        failed.append(f"{lane.n_ranks} ranks (exit {status})")
+        finally:
+            for lane in running:
+                lane.end()
     if failed:
         print(f"lanes that failed: {', '.join(failed)}", file=sys.stderr, flush=True)
     return 1 if failed else 0

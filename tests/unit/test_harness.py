@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -20,7 +21,7 @@ class Lane(NamedTuple):
     output: str
 
 
-def run_lane(folder: Path, n_ranks: int, body: str, *arguments: str) -> Lane:
+def run_lane(folder: Path, n_ranks: int | str, body: str, *arguments: str) -> Lane:
     """Run `body` as a lane of its own; TimeoutExpired says that the lane did not end by itself."""
     (folder / "conftest.py").write_text("from tests.mpi.conftest import *\n")
     source = "import time\nimport pytest\nfrom mpi4py import MPI\n" + textwrap.dedent(body)
@@ -51,6 +52,24 @@ def test_a_lane_passes_and_only_rank_0_prints(tmp_path: Path) -> None:
     )
     assert lane.status == 0, lane.output
     assert lane.output.count("2 passed, 2 deselected") == 1, lane.output
+
+
+def test_lanes_at_one_time_print_one_after_the_other_and_report_those_that_fail(tmp_path: Path) -> None:
+    lane = run_lane(
+        tmp_path,
+        "3,1,2",
+        """
+        def test_all(mpi_comm):
+            time.sleep(mpi_comm.size / 2)
+            assert mpi_comm.size != 1
+        """,
+        "--at-once",
+        "2",
+    )
+    assert lane.status == 1, lane.output
+    blocks = re.findall(r"1 (passed|failed) .*?=== (\d) ranks: exit (\d)", lane.output, re.DOTALL)
+    assert sorted(blocks) == [("failed", "1", "1"), ("passed", "2", "0"), ("passed", "3", "0")], lane.output
+    assert "lanes that failed: 1 ranks (exit 1)" in lane.output
 
 
 def test_one_rank_failing_fails_all_and_is_named(tmp_path: Path) -> None:
