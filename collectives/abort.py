@@ -29,11 +29,12 @@ def install_abort_hook() -> None:
     A program that ends by `sys.exit`, `exit` or `quit` with a status other than 0 ends the job too, with this status.
     After a status of 0 it does not: ranks may end one after the other.
 
-    The first `Communicator` over all ranks of a job calls it. Call it early in the program, so that it holds for what
-    comes before, too. It wraps the hooks that are installed, for the main thread and others; calling it again does
-    nothing. KeyboardInterrupt aborts too. A program started with ``python -m mpi4py`` has a similar behaviour.
+    The first `Communicator` over all ranks of a job calls it. Call it early in the program, so that it covers the lines
+    before the communicator, too. It wraps the hooks that are installed, for the main thread and others; calling it
+    again does nothing. KeyboardInterrupt aborts too. A program started with ``python -m mpi4py`` has a similar
+    behaviour.
 
-    Of an error that says by itself what is wrong, such as CollectiveMismatch, the traceback shows the caller's lines
+    Of an error whose message names cause and cure, such as CollectiveMismatch, the traceback shows the caller's lines
     only; of any other error, and with ``MPICOMP_TRACEBACK=full``, it shows all.
     """
     global _installed

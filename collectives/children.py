@@ -102,7 +102,7 @@ def _place() -> str:
 
 
 def _socket() -> int | None:
-    """Return the inode of the socket to MPICH's launcher; None where this process has none."""
+    """Return the inode of the socket to MPICH's launcher; None if this process has no such socket."""
     with suppress(KeyError, ValueError, OSError):
         found = os.fstat(int(os.environ["PMI_FD"]))
         if stat.S_ISSOCK(found.st_mode):
@@ -138,5 +138,5 @@ def _end_the_rank_of_a_pool(rank: int) -> None:
         report(kind, error, trace)
         os.kill(rank, signal.SIGTERM)
 
-    # called where the import fails, and for nothing else: what a worker's task raises goes to the rank
+    # called where the import fails, and for nothing else: an error of a worker's task goes to the rank
     sys.excepthook = report_and_end

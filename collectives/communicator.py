@@ -52,10 +52,10 @@ class Communicator(Exchanges):
     piece_bytes : int, optional
         Longest message; None: by transport. Equal on all ranks.
     network : LinkModel, str or Path, optional
-        What the ranks' network is like, or the file that ``mpicomp advise --save`` wrote: "auto" then takes the
+        Model of the ranks' network, or the file that ``mpicomp advise --save`` wrote: "auto" then takes the
         topology that the model of time finds fastest. The same on all ranks.
     trace : str or Path, optional
-        Folder for a file per rank which tells what each call spent its time on; see docs/traces.md. On all ranks or
+        Folder for a file per rank with the phases of each call; see docs/traces.md. On all ranks or
         on none.
     arrival_timeout : float, optional
         Seconds that a rank may come later to a call than the others, which warn of it from 15 s on. None: the
@@ -75,7 +75,7 @@ class Communicator(Exchanges):
     Attributes
     ----------
     traffic : Traffic
-        What all calls of `allreduce` cost so far.
+        Cost of all calls of `allreduce` so far.
     trace : Trace or None
 
     Raises

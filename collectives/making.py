@@ -42,14 +42,14 @@ def examined(
     alone: bool,
     abort_hook: bool,
 ) -> Made:
-    """What `Communicator` was given.
+    """Arguments of `Communicator`, checked.
 
     Raises
     ------
     NotARank
         See `require_rank`.
     TypeError, ValueError, LauncherMismatch
-        An argument cannot be used, or MPI has not joined all processes. The other ranks are told.
+        An argument cannot be used, or MPI has not joined all processes; the other ranks raise CollectiveMismatch.
     """
     require_rank(alone)
     swapped = isinstance(mpi_comm, str) or hasattr(mpi_comm, "plan")

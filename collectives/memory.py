@@ -156,7 +156,7 @@ def flat(array: Any, allowed: tuple[str, ...] = FLOATS, crosses: bool = True) ->
         )
     else:
         memory = (ctypes.c_uint8 * (n * storage.itemsize)).from_address(tensor.data + tensor.byte_offset)
-        memory.owner = array, capsule  # whoever keeps the vector keeps its memory
+        memory.owner = array, capsule  # a reference to the vector keeps its memory
         values = np.frombuffer(memory, storage)
     if not is_writable:
         values.flags.writeable = False

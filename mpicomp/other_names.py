@@ -1,4 +1,4 @@
-"""Names that users of Horovod and torch.distributed look for in this package, and what stands in their place."""
+"""Names that users of Horovod and torch.distributed look for in this package, and the names to use instead."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ COUNTERPARTS: Mapping[str, str] = MappingProxyType(
 
 
 def missing(module: str, name: str, known: Iterable[str]) -> AttributeError:
-    """Return what a module raises of a name that it does not have, with the cure where one is known."""
+    """Return the error of a name that a module does not have, with the cure where one is known."""
     told = f"module {module!r} has no attribute {name!r}"
     if name.startswith("_"):
         return AttributeError(told)

@@ -1,8 +1,9 @@
 """Runs the multi-rank tests in lanes: once under ``mpirun`` for every number of ranks.
 
 ``python tests/run_lanes.py [--ranks 1,2,3,4,8] [--tests PATH] [arguments of pytest]``. A lane that hangs is ended, a
-lane in which no test runs has failed, and all lanes are run whatever came of the earlier ones. Ranks wait half of the
-time, for each other or for what must not happen: with ``--at-once 2`` another lane has the cores meanwhile.
+lane in which no test runs has failed, and all lanes are run, whether or not earlier ones have passed. Ranks wait half
+of the time, for each other or for an event that must not come: with ``--at-once 2`` another lane has the cores
+meanwhile.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Lane:
     Parameters
     ----------
     output : path, optional
-        File that takes what the lane prints; None: it prints where this program does.
+        File for the lane's output; None: it prints where this program does.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Lane:
         return self._process.returncode
 
     def end(self) -> None:
-        """End what still runs of it, and remove its files."""
+        """End its processes that still run, and remove its files."""
         _end(self._process)
         self._folders.close()
 

@@ -185,7 +185,8 @@ class CallCheck:
             f"{self._here}: the ranks differ in collective call {number}, here {mine}, and not all say what they call"
         )
         call.mismatch = mine
-        closes = not call.group.tolerates_mismatch(call)  # what one rank cannot use any more, no rank can
+        # a communicator that one rank cannot use any more is of no use to others
+        closes = not call.group.tolerates_mismatch(call)
         told = mine.wire if isinstance(mine, Description) else mine
         text = np.frombuffer(told.encode() + CLOSES * closes, np.uint8)
         others = [rank for rank in range(comm.size) if rank != comm.rank]

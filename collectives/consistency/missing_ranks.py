@@ -1,11 +1,11 @@
-"""Who is missing: asked while a rank waits for others to come to a call, and once it has given up waiting.
+"""Search for missing ranks, while a rank waits for others to come to a call, and once it has given up waiting.
 
-A collective that does not go on says that somebody is missing, not who. So a rank that has waited for long asks the
-others. Those that wait too, in whichever call, see it and answer with the number of calls that they have come to; who
-does not answer is missing. In the same way a rank that gives up tells the others, which then give up as well, and a
-rank whose program ends tells those that would wait for it. If the cause is a mismatch, its text goes with the message:
-the other ranks may have no part in the call that it was found in, and raise the same error. While all ranks come in
-time nothing is sent.
+A collective that does not go on shows that some rank is missing, but not which one. So a rank that has waited for long
+sends a question to the other ranks. Ranks that wait too, in whichever call, answer with the number of calls that they
+have come to; a rank that does not answer is missing. In the same way a rank that gives up notifies the other ranks,
+which then give up as well, and a rank whose program ends notifies those that would wait for it. If the cause is a
+mismatch, its text goes with the message: the other ranks may have no part in the call that it was found in, and raise
+the same error. While all ranks come in time nothing is sent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TAG = 0  # used for nothing else
 ANSWER_S = 1.0  # how long answers are awaited
 ANSWER_PART = 0.25  # and at most this part of the timeout
 LONGEST_TEXT = 2000  # bytes of a mismatch
-# What a message says; the number of calls that its sender has come to and the text of a mismatch follow.
+# Kinds of messages. The number of calls that the sender has come to and the text of a mismatch follow.
 _IS_HERE, _ASKS, _GIVES_UP, _LEAVES = range(4)
 _HEAD = np.dtype(np.int64)
 

@@ -82,7 +82,7 @@ class Failed(Protocol):
 
 
 class _Thread:
-    """What a thread has of its own.
+    """State of one thread.
 
     Attributes
     ----------
@@ -158,9 +158,9 @@ class Backoff:
     group : Limits, or a communicator
         After whose timeouts `idle` raises.
     describe : callable
-        Says who waits for what, as in ``"rank 3 of 8, step 5: nothing from rank 2"``.
+        Returns a sentence with the waiting rank and its cause, as in ``"rank 3 of 8, step 5: nothing from rank 2"``.
     clock : callable
-        What `waited_s` is measured by; the timeout is always of time on the wall.
+        Clock of `waited_s`; the timeout is always of time on the wall.
 
     Attributes
     ----------
@@ -174,7 +174,7 @@ class Backoff:
     polls : int
         How often a request is tested before the other calls have their turn.
     wait_name : str or None
-        What a trace calls the waits of this phase; None: they are not recorded.
+        Name of this phase's waits in a trace; None: they are not recorded.
     idle_turns : int
         How often `idle` was called since something moved.
     since : float

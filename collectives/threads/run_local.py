@@ -46,7 +46,7 @@ def run_local(
     Returns
     -------
     list
-        What the function returned, in rank order.
+        Results of the function, in rank order.
 
     Raises
     ------
@@ -55,8 +55,8 @@ def run_local(
     ValueError
         There is no rank.
     BaseException
-        What the function raised, with a note that names the rank; if it did on several, on the lowest of those where
-        the cause was no other rank. The others end as soon as they wait for something.
+        The function's error, with a note that names the rank: the lowest one of those that failed by a cause of their
+        own. The others end as soon as they wait for something.
 
     Notes
     -----

@@ -58,7 +58,7 @@ class Algorithm(ABC):
     Attributes
     ----------
     synchronize : "updates" or "gradients"
-        What it is best given: the local optimizer's updates, or the gradients.
+        Its best input: the local optimizer's updates, or the gradients.
     symbols : mapping
         Options by the symbols of the paper, for messages.
 
@@ -141,21 +141,21 @@ class Algorithm(ABC):
         dtype : dtype or str
             Of the vectors: float16, bfloat16, float32 or float64, as NumPy, torch or text names it.
         vector_id : int
-            Tells vectors under one seed apart, so that they do not share random numbers.
+            Number of the vector: vectors under one seed with different numbers do not share random words.
         tensor_lengths : sequence of int, optional
             Lengths of parts, such as tensors, that get scales of their own. Each begins at a multiple of 64 elements:
             behind the one before, padded with zeros, which do not count.
         device : str or torch.device
-            Where vectors are encoded: "cpu", whatever device they are on, or "cuda" or "cuda:1", where they must be. Of
-            methods whose `encodes_on_devices` says so of `dtype`. Ranks may have different devices.
+            Where vectors are encoded: "cpu", whatever device they are on, or "cuda" or "cuda:1", where they must be.
+            For methods whose `encodes_on_devices(dtype)` is True. Ranks may have different devices.
 
         Raises
         ------
         TypeError, ValueError
             An argument cannot be used; the other ranks raise CollectiveMismatch in their next call.
         MemoryError
-            The vector is larger than this machine's memory, or this rank or the device lacks memory for what the
-            method keeps; the others raise CollectiveMismatch in their next call, and all can start again.
+            The vector is larger than this machine's memory, or this rank or the device lacks memory for the
+            method's state; the others raise CollectiveMismatch in their next call, and all can start again.
         """
         lengths = tensor_lengths if self.uses_tensor_lengths else None
         spec = vector_spec(comm, n, dtype, vector_id, lengths, str(device), self)

@@ -1,11 +1,11 @@
 """Pipeline parallelism with compressed activations.
 
-``schedule.py`` says which micro-batch a stage takes next, as data; ``simulate.py`` proves it. ``store.py`` describes
-what keeps the last message of every example, ``memory_store.py`` and ``file_store.py`` do so. ``stage.py`` has a stage,
-``step.py`` a batch on its way through it, ``agreement.py`` what stages agree on before and after. ``cut.py`` is one end
-of a cut between stages, ``link.py`` its messages, ``layout.py`` and ``tensors.py`` their tensors, ``activations.py``
-how rows are coded in these. ``tied.py`` has weights that stages share.
-``split.py`` has server and clients of split learning, ``turns.py`` how clients take turns.
+``schedule.py`` lists the micro-batches that a stage takes, as data; ``simulate.py`` proves it. ``store.py`` is the
+interface of stores, which keep the last message of every example in memory (``memory_store.py``) or in files
+(``file_store.py``). ``stage.py`` has a stage, ``step.py`` a batch on its way through it, ``agreement.py`` the
+agreements of stages before and after a batch. ``cut.py`` is one end of a cut between stages, ``link.py`` its messages,
+``layout.py`` and ``tensors.py`` their tensors, ``activations.py`` how rows are coded in these. ``tied.py`` has weights
+that stages share. ``split.py`` has server and clients of split learning, ``turns.py`` how clients take turns.
 """
 
 from __future__ import annotations

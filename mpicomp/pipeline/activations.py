@@ -180,7 +180,7 @@ class Deltas:
     stored : RowCodec, optional
         Keep messages in fewer bits; None: float32.
     check_every : int
-        Steps between two comparisons of what the two ends of a cut have kept.
+        Steps between two comparisons of the messages that the two ends of a cut have kept.
     """
 
     codec: DeltaCodec

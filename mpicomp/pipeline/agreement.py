@@ -98,7 +98,7 @@ def agree_on_batch(comm: Communicator, batch: Batch, wrong: str | None, kept: tu
     wrong : str or None
         Why this stage cannot begin.
     kept : (int, int)
-        Checksums of what was kept for the cuts before and behind this stage.
+        Checksums of the messages kept for the cuts before and behind this stage.
 
     Raises
     ------

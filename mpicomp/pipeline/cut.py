@@ -29,7 +29,7 @@ def check_compressions(compressions: Compressions) -> None:
 
 
 class CutEnd:
-    """What both ends of a cut have.
+    """Base of both ends of a cut.
 
     Parameters
     ----------

@@ -1,7 +1,8 @@
 """Messages between two neighbouring stages: tensors of a micro-batch, and whether there are any.
 
-A stage that has failed goes on through its schedule without computing, and refuses what its neighbours wait for. So
-no receive waits for ever, every buffer is free when the step ends, and the communicator can be used further.
+A stage that has failed goes on through its schedule without computing, and sends refusals in place of the messages that
+its neighbours wait for. So no receive waits for ever, every buffer is free when the step ends, and the communicator can
+be used further.
 
 The first message is announced by its layout, and both ends settle which kept messages they share before either codes
 anything. All that follow must have the same layout; gradients have that of the activations that they belong to, so
@@ -178,7 +179,7 @@ class Outgoing(Link):
         self._silent = False
 
     def _announce(self, layout: Layout | None) -> Exception | None:
-        """Agree with the neighbour on a layout, if there is one and both have room for what they keep."""
+        """Agree with the neighbour on a layout, if there is one and both have room for the messages that they keep."""
         told, answer = np.zeros(_SHAPE, np.int64), np.zeros(1, np.int64)
         error = None if layout is None else self._refusal(layout)
         text = b""
@@ -239,14 +240,14 @@ class Incoming(Link):
         return True
 
     def take(self, ids: Ids) -> Arrays | None:
-        """Return the tensors of the micro-batch expected first, in memory of their own; None: the neighbour has none.
+        """Return the tensors of the micro-batch expected first, in memory of their own; None after a refusal.
 
         Raises
         ------
         ValueError
-            What came cannot be decoded.
+            A message cannot be decoded.
         MemoryError, OSError
-            There is no room for what is kept of the rows, or it cannot be read.
+            There is no room for the kept rows, or they cannot be read.
         """
         if self.layout is None and self._announced and not self._silent:
             self._await_announcement()

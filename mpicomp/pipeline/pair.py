@@ -45,7 +45,7 @@ class Pair:
         return self._exchanged(np.asarray(numbers, np.int64), np.empty(len(numbers), np.int64))
 
     def agree(self, what: str, wrong: str | None, cause: BaseException | None = None) -> None:
-        """Tell each other what is wrong; both call this.
+        """Exchange the faults of both ends; both call this.
 
         Raises
         ------

@@ -41,7 +41,7 @@ class SplitClient(Party[tuple[Upstream, Downstream]]):
     first : nn.Module
         Takes inputs and returns a tensor, or several, as a `PipelineStage`'s module does.
     last : nn.Module
-        Takes what the server's layers return.
+        Takes the outputs of the server's layers.
     comm : Communicator
         Of the server, on rank 0, and the clients.
     clients : int
@@ -50,7 +50,7 @@ class SplitClient(Party[tuple[Upstream, Downstream]]):
         ``loss(output, targets)`` of a batch.
     forward, backward : Direct or Deltas
         How activations and their gradients travel, in both cuts; the same on all ranks. `Deltas` only forward. Each
-        client's ids begin at 0, and `Deltas` is told of the largest client's number of examples.
+        client's ids begin at 0, and `Deltas` takes the largest client's number of examples.
     seed : int
         Of stochastic rounding; the same on all ranks.
 
@@ -171,7 +171,7 @@ class SplitServer(Party[tuple[Downstream, Upstream]]):
     Parameters
     ----------
     middle : nn.Module
-        Takes what the clients' first layers return, and returns what their last ones take.
+        Takes the outputs of the clients' first layers, and returns the inputs of their last ones.
     comm, clients, forward, backward, seed
         As of `SplitClient`; the same on all ranks.
 

@@ -28,7 +28,7 @@ Loss = Callable[[Any, Any], Tensor]
 
 
 class Step:
-    """What a slice keeps in one step: micro-batches that have gone forward and not yet backward, and what failed.
+    """State of a slice in one step: micro-batches that have gone forward and not yet backward, and a failure.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class Step:
     loss : float
         Of the micro-batches that have passed here, where the model ends.
     failure : Exception or None
-        What failed here first.
+        The first failure here.
     most_alive : int
         Micro-batches whose activations were kept at one time, at most.
     """

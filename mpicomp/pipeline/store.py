@@ -30,7 +30,7 @@ State = dict[str, Any]
 
 
 class Store(ABC):
-    """What stores have in common; one thread of one process uses a store.
+    """Base of stores; one thread of one process uses a store.
 
     Parameters
     ----------

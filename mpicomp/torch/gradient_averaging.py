@@ -241,7 +241,7 @@ class GradientAveraging:
         return None
 
     def _is_emptied(self) -> bool:
-        """Whether there are no gradients since `zero_grad` has dropped those of this step; asked once a step."""
+        """Return True if `zero_grad` has dropped the gradients of this step and no others came; call it once a step."""
         dropped, self._dropped = self._dropped, False
         return dropped and all(member.parameter.grad is None for member in self.reducers.members)
 

@@ -464,7 +464,7 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
 
 
 def _is_called_by(name: str) -> bool:
-    """Whether a function of this name is among the next callers, wrappers of `keep_uncompiled` between them."""
+    """Return True if a function of this name is among the next callers, wrappers of `keep_uncompiled` between them."""
     frame = sys._getframe(2)
     for _ in range(_WRAPPERS):
         if frame.f_code.co_name == name:

@@ -22,7 +22,7 @@ class Parameters:
     optimizer
         Its parameters are looked at, not changed.
     names
-        What error messages call them; the others are called by their position.
+        Names for error messages; parameters without a name are called by their position.
     here
         This rank, for messages.
 

@@ -52,7 +52,7 @@ def set_variables(rank: int, size: int, environ: MutableMapping[str, str] = os.e
 
 
 def set_by_launcher(name: str) -> bool:
-    """Whether a variable is set, and not by `set_variables`."""
+    """Return True if a variable is set, and not by `set_variables`."""
     value = os.environ.get(name)
     return bool(value) and value != _set_here.get(name)
 

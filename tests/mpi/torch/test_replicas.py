@@ -95,7 +95,7 @@ def test_average_buffers_averages_floats_and_leaves_counts(comm: Communicator) -
 
 
 class Spectrum(nn.Module):
-    """Buffers whose memory does not hold what they are."""
+    """Buffers whose memory does not hold their values."""
 
     def __init__(self, value: float) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class Spectrum(nn.Module):
         self.register_buffer("count", torch.tensor(int(value)))
 
     def expected(self, value: float) -> dict[str, torch.Tensor]:
-        """What the buffers are, in plain memory."""
+        """Return the values of the buffers, in plain memory."""
         numbers = torch.full((3,), complex(value, 2 * value))
         conjugated = torch.full((3,), complex(value, -2 * value))
         negated, imaginary = torch.full((2, 2), -value), torch.full((3,), -2 * value)
