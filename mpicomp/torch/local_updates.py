@@ -157,9 +157,22 @@ class LocalUpdates:
                 (gradient._values() if gradient.is_sparse else gradient).fill_(float("nan"))
 
     def take_gradients(self) -> None:
-        """Hand the gradients, which are there now, to the masters; drop them all if the step is to be skipped."""
+        """Hand the gradients, which are there now, to the masters; drop them all if the step is to be skipped.
+
+        Raises
+        ------
+        RuntimeError
+            A gradient of a 16-bit parameter was changed after a GradScaler had unscaled its master's.
+        """
         if not self._scaled:
             self._masters.take_gradients()
+        elif self._masters.gradients_changed:
+            error = RuntimeError(
+                f"{self._comm.here}: gradients of 16-bit parameters were changed between scaler.unscale_(optimizer) "
+                "and step(), which uses float32 copies of them: clip the optimizer's parameters, "
+                "[p for group in optimizer.param_groups for p in group['params']], instead of the model's"
+            )
+            self._comm.reject(error, "an optimizer step")
         # Once a step: a closure may be called more often on one rank than on another.
         if self._skip_nonfinite and not self._checked:
             self._checked = True

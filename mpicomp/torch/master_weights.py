@@ -38,6 +38,7 @@ class MasterWeights:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.parameters: list[Tensor] = []
         self.masters: list[Tensor] = []
+        self._taken: list[tuple[Tensor | None, int]] = []  # gradients of the model, and their versions
         for group in optimizer.param_groups:
             for i, parameter in enumerate(group["params"]):
                 if parameter.dtype in SIXTEEN_BIT and parameter.requires_grad:
@@ -67,6 +68,17 @@ class MasterWeights:
         """Give each master its parameter's gradient, in float32."""
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             master.grad = None if parameter.grad is None else parameter.grad.to(torch.float32)
+        self._taken = self._gradients()
+
+    @property
+    def gradients_changed(self) -> bool:
+        """Whether gradients of the model were changed after the masters had taken them, which then lack the change."""
+        pairs = zip(self._gradients(), self._taken, strict=True)
+        return any(now is not before or version != then for (now, version), (before, then) in pairs)
+
+    def _gradients(self) -> list[tuple[Tensor | None, int]]:
+        gradients = [parameter.grad for parameter in self.parameters]
+        return [(one, 0 if one is None else one._version) for one in gradients]
 
     def drop_gradients(self, set_to_none: bool) -> None:
         """Clear the model's gradients; the masters' follow with the next `take_gradients`."""

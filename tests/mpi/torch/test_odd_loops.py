@@ -287,6 +287,31 @@ def test_scales_stay_equal_though_gradients_are_unscaled_before_the_step(bad: in
     assert same_on_all_ranks(model, comm)
 
 
+@pytest.mark.parametrize("clips", ["the model", "the optimizer"])
+def test_16_bit_gradients_are_clipped_where_the_optimizer_has_them(clips: str, comm: Communicator) -> None:
+    model = make_model().half()
+    optimizer = wrap(model, Dense(), comm, synchronize="updates", overlap=False)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    inputs, labels = batch(comm.rank)
+    before = parameters_of(model)
+    for attempt in range(2):
+        optimizer.zero_grad()
+        scaler.scale(nn.functional.cross_entropy(model(inputs.half()), labels)).backward()
+        scaler.unscale_(optimizer)
+        held = [one for group in optimizer.param_groups for one in group["params"]]
+        if clips == "the model" and not attempt:
+            nn.utils.clip_grad_norm_(model.parameters(), 1e-6)
+            with pytest.raises(RuntimeError, match=r"clip the optimizer's parameters, .* instead of the model's"):
+                scaler.step(optimizer)
+            assert torch.equal(parameters_of(model), before)
+        else:
+            nn.utils.clip_grad_norm_(held, 1e-6)
+            scaler.step(optimizer)
+            assert (parameters_of(model) - before).abs().max() < 1e-4
+        scaler.update()
+    assert same_on_all_ranks(model, comm)
+
+
 def test_a_gradscaler_is_refused_in_join(comm: Communicator) -> None:
     model, optimizer = wrapped(Dense(), comm)
     scaler = torch.amp.GradScaler("cpu")
