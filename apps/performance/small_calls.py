@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 import mpicomp
 from apps.performance.part import US, Column, Part, Row, both, made, scaled, vectors
@@ -63,6 +64,7 @@ def measure(counts: Sequence[int], repeats: int) -> Record | None:
             calls: Calls = {
                 "mpi": partial(comm.mpi_comm.Allreduce, x, out),
                 "auto": partial(comm.allreduce, x, out=out),
+                "background": partial(_begin_and_wait, comm, x, out),
                 "bare": partial(bare.aggregate, x, out),
                 "bare_kernels": kernels(n, comm.size, compensation=False),
                 "own": partial(own.aggregate, x, out),
@@ -71,6 +73,10 @@ def measure(counts: Sequence[int], repeats: int) -> Record | None:
             timed = {name: summary(seconds) for name, seconds in alternate(calls, repeats, 20, comm).items()}
             rows.append({"count": n, **timed})
         return None if comm.rank else made(rows, ranks=comm.size, repeats=repeats)
+
+
+def _begin_and_wait(comm: Communicator, x: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+    comm.iallreduce(x, out=out).wait()
 
 
 def _beyond(call: str, part: str) -> Column:
@@ -86,6 +92,7 @@ COLUMNS: Sequence[Column] = (
     ("MPI_Allreduce, µs", lambda row: both(row["mpi"], US)),
     ("allreduce, µs", lambda row: both(row["auto"], US)),
     _beyond("auto", "mpi"),
+    ("iallreduce, µs", lambda row: both(row["background"], US) if "background" in row else ""),
     ("one-bit alone, µs", lambda row: both(row["bare"], US)),
     ("its kernels", lambda row: scaled(row["bare_kernels"]["median_s"], US)),
     _beyond("bare", "bare_kernels"),
