@@ -238,7 +238,7 @@ class Communicator(Exchanges):
         mean: bool,
         out: NDArray[Any],
         traffic: Traffic,
-        scratch: Sequence[NDArray[Any]] = (),
+        scratch: Sequence[NDArray[Any]] | None = None,
         mark: int | None = None,
     ) -> Steps:
         """Sum or mean of flat vectors by the fastest way, as part of a call on which the ranks have agreed.
@@ -256,8 +256,9 @@ class Communicator(Exchanges):
             Overwritten with the result; may be `values`.
         traffic : Traffic
             Counted into.
-        scratch : sequence of ndarray
-            Memory for receive buffers; overwritten.
+        scratch : sequence of ndarray, optional
+            Memory for receive buffers; overwritten. With it, though it may be empty, messages are no longer than 1 MiB,
+            so that a method which needs little memory keeps little for its dense rounds.
         mark : int, optional
             Fingerprint of the call where the ranks have not agreed yet: they then do so before the sum, or with it.
         """

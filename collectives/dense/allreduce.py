@@ -64,7 +64,7 @@ class DenseSums:
         mean: bool,
         out: NDArray[Any],
         traffic: Traffic,
-        scratch: Sequence[NDArray[Any]],
+        scratch: Sequence[NDArray[Any]] | None,
         mark: int | None,
         combine: Combine = add,
         overlapped: bool = False,
@@ -102,8 +102,9 @@ class DenseSums:
             traffic.seconds_total += traffic.clock() - start
         else:
             alone = comm.calls_in_flight == 1 and not overlapped
-            buffers = partial(self._buffers, scratch) if alone else fresh_buffers
-            program, payload = along_the_plan(comm, values, dtype, mean, out, buffers, combine)
+            buffers = partial(self._buffers, scratch or ()) if alone else fresh_buffers
+            short = scratch is not None
+            program, payload = along_the_plan(comm, values, dtype, mean, out, buffers, combine, short)
             yield from execute(call, program, payload, call.tag, traffic, overlapped=overlapped)
 
     def of_arrays(
@@ -121,7 +122,7 @@ class DenseSums:
         if source.place is None and target.place is None:
             mean, combine = op == "mean", COMBINE[op]
             return self.steps(
-                comm, call, source.values, source.dtype, mean, target.values, traffic, (), mark, combine, background
+                comm, call, source.values, source.dtype, mean, target.values, traffic, None, mark, combine, background
             )
         through_host = partial(self._through_host, comm, call, op, traffic, mark, background)
         itemsize = itemsize_in_messages(source.values, source.dtype)
@@ -159,7 +160,7 @@ class DenseSums:
     ) -> Steps:
         """Steps of a sum of arrays with memory of the host that they cross through."""
         vectors, combine = (source.values, source.dtype, op == "mean", target.values), COMBINE[op]
-        steps = self.steps(comm, call, *vectors, traffic, (), mark, combine, background)
+        steps = self.steps(comm, call, *vectors, traffic, None, mark, combine, background)
         return staged(call, steps, source.staging, target.staging)
 
     def _buffers(self, scratch: Sequence[NDArray[Any]], nbytes: int) -> list[Bytes]:
@@ -206,22 +207,23 @@ def along_the_plan(
     out: NDArray[Any],
     buffers: Callable[[int], Sequence[Bytes]],
     combine: Combine = add,
+    short: bool = False,
 ) -> tuple[Program, DensePayload]:
     """A sum along the plan of a topology; `buffers` makes receive buffers for messages of so many bytes."""
     itemsize = itemsize_in_messages(values, dtype)
-    program = _program(comm, values.size, itemsize)
+    program = _program(comm, values.size, itemsize, short)
     landing = buffers(program.longest_piece * itemsize)
     return program, DensePayload(program, values, dtype, mean, landing, out, combine)
 
 
-def _program(comm: Communicator, n: int, itemsize: int) -> Program:
+def _program(comm: Communicator, n: int, itemsize: int, short: bool = False) -> Program:
     """One rank's part of a sum of elements that take so many bytes in messages, whatever memory they are in."""
     known = comm.network is not None or not isinstance(comm.topology, str)
     topology = comm.select(n * itemsize) if known else Ring()
-    return comm.program(topology, n, 64, max(1, _piece_bytes(comm, topology) // itemsize))
+    return comm.program(topology, n, 64, max(1, _piece_bytes(comm, topology, short) // itemsize))
 
 
-def _piece_bytes(comm: Communicator, topology: Topology) -> int:
+def _piece_bytes(comm: Communicator, topology: Topology, short: bool) -> int:
     """Longest message: long ones cost least, but two hosts that swap them over TCP must not shake hands first.
 
     The answer to the hand-shake waits behind the megabytes that its sender has handed to the kernel before, and so the
@@ -230,7 +232,7 @@ def _piece_bytes(comm: Communicator, topology: Topology) -> int:
     if comm.piece_bytes:
         return comm.piece_bytes
     if comm.one_node:
-        return NODE_PIECE_BYTES
+        return PIECE_BYTES if short else NODE_PIECE_BYTES
     eager = comm.packed_piece_bytes()
     swapping = comm.size == 2 or isinstance(topology, HalvingDoubling)
     return eager if swapping and eager >= SHORT_BYTES else PIECE_BYTES

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from collectives import Communicator, DoubleTree, Ring, Star, Traffic
 from collectives.dense import allreduce
 from collectives.execution import pipelined
+from collectives.execution.handle import Call
 from collectives.schedules.registry import TOPOLOGIES
 from tests.mpi.lanes import TIMEOUT_S, every_size, same_everywhere, topologies
 from tests.reference.one_process.allreduce import dense
@@ -138,6 +139,19 @@ def test_neither_pieces_nor_slots_nor_arrival_order_change_a_sum(
         for piece_bytes in (2048, None):
             with Communicator(mpi_comm, topology, TIMEOUT_S, piece_bytes=piece_bytes) as comm:
                 assert (comm.allreduce(every[comm.rank]) == dense(topology, every)).all(), topology
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(("scratch", "longest"), [([], allreduce.PIECE_BYTES), (None, allreduce.NODE_PIECE_BYTES)])
+def test_sums_of_methods_that_lend_memory_keep_less_of_their_own(
+    scratch: list[Any] | None, longest: int, mpi_comm: MPI.Intracomm
+) -> None:
+    values = np.ones(mpi_comm.size * allreduce.NODE_PIECE_BYTES // 4, np.float32)
+    with Communicator(mpi_comm, "ring", TIMEOUT_S) as comm:
+        call = Call(comm, lambda: "a sum")
+        comm.run(call, comm.dense_steps(call, values, "float32", False, values, Traffic(), scratch))
+        assert (values == comm.size).all()
+        assert {place.nbytes for place in comm._sums.kept} == {longest}
 
 
 @pytest.mark.mpi(min_size=2)
