@@ -89,7 +89,7 @@ class _Thread:
     rest : callable or None
         See `rest_by`.
     in_flight : list
-        Its calls that go on in the background, whatever their communicator; may be edited.
+        Its calls that go on in the background, on any communicator; may be edited.
     mismatch : Failed or None
         The last of its calls in the background in which the ranks differed.
     """

@@ -146,7 +146,7 @@ class Algorithm(ABC):
             Lengths of parts, such as tensors, that get scales of their own. Each begins at a multiple of 64 elements:
             behind the one before, padded with zeros, which do not count.
         device : str or torch.device
-            Where vectors are encoded: "cpu", whatever device they are on, or "cuda" or "cuda:1", where they must be.
+            Where vectors are encoded: "cpu", for vectors on any device, or "cuda" or "cuda:1", where they must be.
             For methods whose `encodes_on_devices(dtype)` is True. Ranks may have different devices.
 
         Raises

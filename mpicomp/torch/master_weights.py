@@ -72,7 +72,7 @@ class MasterWeights:
 
     @property
     def gradients_changed(self) -> bool:
-        """Whether gradients of the model were changed after the masters had taken them, which then lack the change."""
+        """Flag: gradients of the model were changed after the masters had taken them, which then lack the change."""
         pairs = zip(self._gradients(), self._taken, strict=True)
         return any(now is not before or version != then for (now, version), (before, then) in pairs)
 

@@ -103,7 +103,7 @@ def _values_of(gradient: Tensor) -> Tensor:
 
 
 def _sum_of_bits(values: Tensor) -> Tensor:
-    """Return the sum of the values' bits, read as integers, in a number that is equal where the bits are."""
+    """Return the sum of the values' bits, read as integers of a length that depends on their place in memory."""
     in_word = 8 // values.element_size()
     whole = values.numel() // in_word * in_word
     if not values.is_contiguous() or values.storage_offset() % in_word or not whole:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -16,113 +15,29 @@ from mpicomp.codecs.rows import RowQuantizer
 from mpicomp.codecs.rows_full import FullRows
 from mpicomp.codecs.rows_top import TopRows
 from mpicomp.pipeline import Deltas, Direct, PipelineError, SplitClient, SplitServer
+from tests.mpi.pipeline.split_parties import (
+    CLIENTS,
+    EXAMPLES,
+    FIRST,
+    LAST,
+    MIDDLE,
+    WIDTH,
+    Layer,
+    Party,
+    batches,
+    data,
+    fail,
+    in_turn,
+    layers,
+    made,
+    one_step,
+    optimizer,
+    prediction,
+    train_turn,
+    visits,
+)
 
 pytestmark = pytest.mark.mpi(min_size=2, max_size=3)
-CLIENTS, EXAMPLES, WIDTH, BATCH = 3, 8, 6, 4
-FIRST, MIDDLE, LAST = range(3)
-Party = SplitClient | SplitServer
-
-
-class Layer(nn.Module):
-    """A layer that fails, or returns something else, when it is told to."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        torch.manual_seed(number)
-        self.inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
-        self.seen: Tensor
-        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
-        self.ruin: Callable[[Tensor], Tensor] | None = None
-        self.fails_backward = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            self.seen += 1
-        out: Tensor = self.inner(x)
-        if self.fails_backward:
-            out.register_hook(_fail)  # type: ignore[no-untyped-call]
-        return out if self.ruin is None else self.ruin(out)
-
-
-def _fail(_: Tensor) -> Tensor:
-    raise ValueError("no layer today")
-
-
-def data(client: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(client)
-    return torch.randn(EXAMPLES, WIDTH, generator=generator), torch.randn(EXAMPLES, WIDTH, generator=generator)
-
-
-def batches() -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
-    yield from (np.arange(EXAMPLES)[start::2] for start in range(2))
-
-
-def made(comm: Communicator, last: nn.Module | None = None, **options: Any) -> Party:
-    if comm.rank == 0:
-        return SplitServer(Layer(MIDDLE), comm, CLIENTS, **options)
-    return SplitClient(Layer(FIRST), last or Layer(LAST), comm, CLIENTS, loss=nn.functional.mse_loss, **options)
-
-
-def layers(party: Party) -> list[Layer]:
-    found = [party.middle] if isinstance(party, SplitServer) else [party.first, party.last]
-    return [one for one in found if isinstance(one, Layer)]
-
-
-def optimizer(*modules: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD([one for module in modules for one in module.parameters()], lr=0.5)
-
-
-def train_turn(party: Party, client: int) -> list[float]:
-    """One pass over a client's examples; returns the losses that this rank knows."""
-    losses, steps = [], optimizer(*layers(party))
-    with party.turn(client) as takes_part:
-        if isinstance(party, SplitServer):
-            while party.serve():
-                steps.step()
-                steps.zero_grad()
-        elif takes_part:
-            inputs, targets = data(client)
-            for ids in batches():
-                losses.append(party.step(inputs[ids], targets[ids], ids))
-                steps.step()
-                steps.zero_grad()
-    return losses
-
-
-def one_step(party: Party, client: int = 0, **changed: Any) -> float | None:
-    """A step of a turn of its own; the gradients stay."""
-    loss = None
-    with party.turn(client) as takes_part:
-        if isinstance(party, SplitServer):
-            assert party.serve()
-            assert not party.serve()
-        elif takes_part:
-            inputs, targets = data(client)
-            batch: dict[str, Any] = {"inputs": inputs, "targets": targets, "ids": np.arange(EXAMPLES)} | changed
-            loss = party.step(**batch)
-    return loss
-
-
-def prediction(party: Party, client: int, inputs: Tensor) -> Tensor | None:
-    """What the client is told, in a turn of its own; None on other ranks."""
-    with party.turn(client) as takes_part:
-        if isinstance(party, SplitServer):
-            assert not party.serve()
-        elif takes_part:
-            return party.predict(inputs)
-    return None
-
-
-def visits(party: Party) -> dict[tuple[int, int], list[int]]:
-    """How often the examples of each client's cuts have passed."""
-    cuts = party.state_dict()["cuts"]
-    stores = {(client, cut): both[cut]["activations"]["store"] for client, both in cuts.items() for cut in range(2)}
-    return {place: [] if store is None else store["stamps"].tolist() for place, store in stores.items()}
-
-
-def in_turn(party: Party) -> bool:
-    """Whether this rank takes part in the turns of client 0."""
-    return isinstance(party, SplitServer) or party.has(0)
 
 
 def test_weights_are_those_of_one_process_after_all_clients_turns(comm: Communicator) -> None:
@@ -203,7 +118,7 @@ def test_layers_that_fail_are_told_on_both_ends_and_the_step_can_be_repeated(
             layer.zero_grad()
     failing = [layer for layer in layers(party) if (number == MIDDLE) == (comm.rank == 0)][number // 2 :][:1]
     for layer in failing:
-        layer.fails_backward, layer.ruin = backward, None if backward else _fail
+        layer.fails_backward, layer.ruin = backward, None if backward else fail
     where = "server" if number == MIDDLE else "client 0"
     if in_turn(party):
         with pytest.raises(PipelineError, match=f"the step failed: {where}: ValueError: no layer today"):
@@ -282,7 +197,7 @@ def test_a_step_can_be_repeated_in_its_turn_where_both_ends_catch_the_error(comm
     party, other = made(comm, **options), made(comm, **options)
     layer = layers(party)[0]
     if (number == MIDDLE) == (comm.rank == 0):
-        layer.ruin = _fail
+        layer.ruin = fail
     inputs, targets = data(0)
     begin = party.serve if isinstance(party, SplitServer) else partial(party.step, inputs, targets, np.arange(EXAMPLES))
     found: float | None = None
@@ -410,7 +325,7 @@ def test_predictions_are_those_of_one_process_and_keep_nothing(comm: Communicato
 def test_predictions_that_fail_are_told_on_both_ends(comm: Communicator, number: int) -> None:
     party = made(comm)
     for layer in [one for one in layers(party) if (number == MIDDLE) == (comm.rank == 0)][number // 2 :][:1]:
-        layer.ruin = _fail
+        layer.ruin = fail
     with pytest.raises(PipelineError, match=f"{'server' if number == MIDDLE else 'client 0'}: ValueError: no layer"):
         prediction(party, 0, data(0)[0])
     for layer in layers(party):
