@@ -54,7 +54,8 @@ class PipelineStage:
     tied : dict of str to Parameter, optional
         Parameters that stages share, such as an embedding of the first one that is the last one's output layer, by a
         name that these stages have in common. They begin with the values of the first of the stages, and a step adds
-        the sum of all these stages' gradients. Give them the same optimizer and options on all these stages.
+        the sum of all these stages' gradients. Give them the same optimizer and options on all these stages. With
+        `everyone`, call `sum_tied_gradients` in each step.
     schedule : "1f1b", "gpipe" or a function
         See `mpicomp.pipeline.schedule`.
     forward, backward : Direct or Deltas
@@ -100,7 +101,7 @@ class PipelineStage:
         compressions = forward or Direct(), backward or Direct()
         wrong: str | None = None
         try:
-            self._check_arguments(tied)
+            self._check_arguments()
             check_compressions(compressions)
             self._schedule = schedule_of(schedule)
             self._planned = micro_batches, self._schedule(self.stage, self.stages, micro_batches)
@@ -120,19 +121,14 @@ class PipelineStage:
             self._before = Downstream(comm, self.stage - 1, self.stage - 1, compressions, seed, pipeline)
         if not self.is_last:
             self._after = Upstream(comm, self.stage + 1, self.stage, compressions, seed, pipeline)
-        self._tied = TiedParameters(comm, tied or {})
+        self._tied = TiedParameters(comm, tied or {}, deferred=everyone is not None)
         comm.start_progress_thread()  # where it is not supported, messages go on while the stage waits
 
-    def _check_arguments(self, tied: Mapping[str, nn.Parameter] | None) -> None:
+    def _check_arguments(self) -> None:
         if not isinstance(self.module, nn.Module):
             raise TypeError(f"the module is a {type(self.module).__name__}: pass the stage's nn.Module")
         if self.is_last and not callable(self._loss):
             raise TypeError("the last stage has no loss: pass loss=, which is called with outputs and targets")
-        if tied and self._everyone is not None:
-            raise ValueError(
-                "gradients of tied parameters are summed after backward, when those between replicas are already under "
-                "way: train without replicas, or without tied="
-            )
 
     @property
     def is_first(self) -> bool:
@@ -211,6 +207,29 @@ class PipelineStage:
             cut.commit(self.steps)
         self.steps += 1
         return loss
+
+    def sum_tied_gradients(self) -> None:
+        """Sum the gradients of tied parameters over the stages that share them; collective over the stages.
+
+        For pipelines side by side, which have to average gradients over the replicas first: only then have all replicas
+        the same sum, to the bit, by any method. Call it between ``optimizer.synchronize()`` and the step::
+
+            stage.step(inputs, targets)
+            optimizer.synchronize()
+            stage.sum_tied_gradients()
+            with optimizer.skip_synchronize():
+                optimizer.step()
+
+        Optimizers that communicate inside ``step`` (`OneBitAdam`, ``synchronize="updates"``) cannot train tied
+        parameters of replicas.
+
+        Raises
+        ------
+        PipelineError
+            No step was made since the last call, or the pipeline was made without `everyone`, so that `step` has summed
+            them; on every stage.
+        """
+        self._tied.sum_averaged()
 
     def evaluate(self, inputs: Any = None, targets: Any = None) -> float:
         """Return the mean loss of a batch; collective.

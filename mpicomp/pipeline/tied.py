@@ -16,7 +16,7 @@ from mpicomp.pipeline.link import exchange
 
 _TAG = 22  # above those of cuts, pairs and weights
 _CHECK_EVERY = 100  # steps: a checksum reads all of the parameters
-_CHECKED = (0, 1)  # of these: the first steps show options that differ
+_CHECKED = (0, 1, 8)  # of these: the first steps show options that differ, the ninth after gradients of 2 to 8 steps
 
 
 class TiedParameters:
@@ -28,6 +28,9 @@ class TiedParameters:
         Of the stages.
     tied : dict of str to Parameter
         By a name that the stages which share a parameter have in common.
+    deferred : bool
+        Whether gradients are summed by `sum_averaged`, after they are averaged over replicas, instead of by
+        `add_gradients` in each step.
 
     Raises
     ------
@@ -36,8 +39,9 @@ class TiedParameters:
         stage.
     """
 
-    def __init__(self, comm: Communicator, tied: Mapping[str, nn.Parameter]) -> None:
-        self._comm, self._parameters = comm, dict(tied)
+    def __init__(self, comm: Communicator, tied: Mapping[str, nn.Parameter], deferred: bool) -> None:
+        self._comm, self._parameters, self._deferred = comm, dict(tied), deferred
+        self._due = False  # steps were made whose averaged gradients are not yet summed
         self._before: dict[str, Tensor | None] = {}
         wrong = {name for name, one in tied.items() if not isinstance(one, nn.Parameter)}
         mine = {
@@ -69,21 +73,27 @@ class TiedParameters:
             A parameter differs between the stages that share it; on all of them.
         """
         self._before = {}
-        for name, one in self._parameters.items():
-            self._before[name], one.grad = one.grad, None
+        if not self._deferred:
+            for name, one in self._parameters.items():
+                self._before[name], one.grad = one.grad, None
         if not self._stages or step % _CHECK_EVERY not in _CHECKED:
             return
         sums = {name: zlib.crc32(_bytes(one)) for name, one in self._parameters.items()}
         everyones = self._comm.allgather_object(sums)
         for name, stages in self._stages.items():
             if len({everyones[stage][name] for stage in stages}) > 1:
+                cure = "call sum_tied_gradients() between synchronize() and each step of the optimizer, "
                 raise PipelineError(
-                    f"{self._comm.here}: the tied parameter {name!r} differs between the stages {stages}: load one "
-                    "checkpoint on all of them, and give it the same optimizer and options there"
+                    f"{self._comm.here}: the tied parameter {name!r} differs between the stages {stages}: "
+                    f"{cure if self._deferred else ''}load one checkpoint on all of them, and give it the same "
+                    "optimizer and options there"
                 )
 
     def add_gradients(self) -> None:
         """Add the sum of the step's gradients to those before, on all stages that share a parameter."""
+        if self._deferred:
+            self._due = True
+            return
         for name, stages in self._shared():
             one, before = self._parameters[name], self._before.pop(name)
             mine = torch.zeros_like(one) if one.grad is None else one.grad.to_dense()
@@ -91,6 +101,36 @@ class TiedParameters:
             for other in others:  # in the order of the stages, so that all have the same bits
                 first = first + other
             one.grad = first if before is None else before.add_(first)
+
+    @torch.no_grad()
+    def sum_averaged(self) -> None:
+        """Replace the gradients by their sum over the stages that share a parameter; collective over the stages.
+
+        Raises
+        ------
+        PipelineError
+            No step was made since the last sum, or each step sums the gradients itself; on every stage.
+        """
+        if not self._due:
+            raise PipelineError(
+                f"{self._comm.here}: there are no gradients of tied parameters to sum: "
+                + (
+                    "call sum_tied_gradients() once after each synchronize() of the optimizer"
+                    if self._deferred
+                    else "step() has summed them, as the pipeline was made without everyone="
+                )
+            )
+        self._due = False
+        for name, stages in self._shared():
+            one = self._parameters[name]
+            mine = torch.zeros_like(one) if one.grad is None else one.grad.to_dense()
+            first, *others = self._everyones(name, stages, mine)
+            for other in others:
+                first = first + other
+            if one.grad is None or one.grad.is_sparse:
+                one.grad = first
+            else:
+                one.grad.copy_(first)  # in place: the optimizer gave this tensor out
 
     def _shared(self) -> list[tuple[str, list[int]]]:
         """Return the parameters of this stage and the stages that share them, in an order that all have in common."""
