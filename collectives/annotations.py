@@ -1,0 +1,34 @@
+"""Type aliases for annotations, and `override`, which `typing` has from Python 3.12 on.
+
+Annotations name the kind of array instead of `Any`: an alias says where the array lies and what it holds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+AnyArray: TypeAlias = NDArray[Any]
+"""Array of the host, of any type."""
+FloatArray: TypeAlias = NDArray[Any]
+"""Array of the host: float32, float64, or 16-bit floats (uint16 for bfloat16)."""
+Bytes: TypeAlias = NDArray[np.uint8]
+Words: TypeAlias = NDArray[np.uint64]
+"""Packed bits."""
+Indices: TypeAlias = NDArray[np.int64]
+Doubles: TypeAlias = NDArray[np.float64]
+Tensor: TypeAlias = Any
+"""PyTorch tensor on a device, in modules that do not import PyTorch."""
+Array: TypeAlias = Any
+"""Array of the host or tensor on a device: code that serves both."""
+
+if TYPE_CHECKING:
+    from typing_extensions import override as override
+else:
+    _Method = TypeVar("_Method")
+
+    def override(method: _Method) -> _Method:
+        """Mark a method that overrides one of a base class; its contract is documented there."""
+        return method
