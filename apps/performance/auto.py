@@ -16,8 +16,8 @@ import mpicomp
 from apps.performance.part import US, Column, Part, Row, get, in_unit, made, vectors
 from apps.records import Record
 from collectives import Communicator
+from mpicomp.auto.trials import Side, Stage
 from mpicomp.cli.timing import alternate
-from mpicomp.reducers.trials import Side, Stage
 
 COUNTS = (256, 4096, 65_536, 1 << 20, 5 << 20, 25_000_000)
 WARM_UPS = 5

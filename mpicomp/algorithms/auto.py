@@ -19,13 +19,13 @@ from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, Synchro
 from mpicomp.algorithms.dense import Dense
 from mpicomp.algorithms.marsit import Marsit
 from mpicomp.algorithms.registry import method
+from mpicomp.auto.chosen import Chosen
+from mpicomp.auto.chosen_feedback import ChosenFeedback
+from mpicomp.auto.pending import Pending
+from mpicomp.auto.trials import Schedule
 from mpicomp.codecs.options import integer
-from mpicomp.reducers.chosen import Chosen
-from mpicomp.reducers.chosen_feedback import ChosenFeedback
 from mpicomp.reducers.full_precision_mean import FullPrecisionMean, SkippingMean
 from mpicomp.reducers.full_precision_mean_device import staged
-from mpicomp.reducers.pending import Pending
-from mpicomp.reducers.trials import Schedule
 
 _MARSIT = Marsit()
 

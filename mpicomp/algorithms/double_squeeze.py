@@ -20,11 +20,11 @@ from collectives import Communicator
 from collectives.schedules.direct import Direct
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.codecs.base import Codec, encodes_on_devices
-from mpicomp.codecs.error_feedback import ErrorFeedback
 from mpicomp.codecs.full_precision import FullPrecision
 from mpicomp.codecs.options import integer
 from mpicomp.codecs.registry import compressor
 from mpicomp.codecs.scaled_sign import OneBit
+from mpicomp.feedback.error_feedback import ErrorFeedback
 from mpicomp.reducers.coded import piece_elements
 from mpicomp.reducers.two_pass import two_pass
 

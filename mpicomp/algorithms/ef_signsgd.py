@@ -29,10 +29,10 @@ from collectives.testable import Testable
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.codecs.options import integer
-from mpicomp.codecs.scale_groups import ScaleGroups
-from mpicomp.codecs.shared_scale import SharedScale
-from mpicomp.codecs.shared_scale_device import DeviceSharedScale
 from mpicomp.codecs.vote_counts import Counts
+from mpicomp.feedback.scale_groups import ScaleGroups
+from mpicomp.feedback.shared_scale import SharedScale
+from mpicomp.feedback.shared_scale_device import DeviceSharedScale
 from mpicomp.reducers.side_channel import SideChannel, bad_ranks
 from mpicomp.reducers.vote_count import VoteCount, counts_model
 

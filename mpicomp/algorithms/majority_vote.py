@@ -19,10 +19,10 @@ from collectives import Communicator
 from collectives.devices import named
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, Reducer, VectorSpec
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.codecs.majority import MajorityCodec
-from mpicomp.codecs.majority_device import DeviceMajority
 from mpicomp.codecs.options import integer
 from mpicomp.codecs.vote_counts import Counts
+from mpicomp.feedback.majority import MajorityCodec
+from mpicomp.feedback.majority_device import DeviceMajority
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.side_channel import SideChannel, bad_ranks
 from mpicomp.reducers.vote_count import VoteCount, counts_model

@@ -35,12 +35,12 @@ from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, Synchro
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.periodic import FullPrecisionRounds
 from mpicomp.codecs.options import choice, flag, integer, number
-from mpicomp.codecs.scale_groups import padded_lengths
 from mpicomp.codecs.shared_selection import SharedSelection
 from mpicomp.codecs.sign import Sign
-from mpicomp.codecs.sign_residual import SignResidual
-from mpicomp.codecs.sign_residual_device import DeviceSignResidual
-from mpicomp.codecs.sign_rule import GAMMA, SignRule
+from mpicomp.feedback.scale_groups import padded_lengths
+from mpicomp.feedback.sign_residual import SignResidual
+from mpicomp.feedback.sign_residual_device import DeviceSignResidual
+from mpicomp.feedback.sign_rule import GAMMA, SignRule
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.shared_selection import SelectionGather, selection_model
 from mpicomp.reducers.side_channel import SideChannel, bad_ranks

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from collectives import Communicator
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
-from mpicomp.codecs.error_feedback import ErrorFeedback
 from mpicomp.codecs.options import adopt
 from mpicomp.codecs.scaled_sign import TwoMeans
+from mpicomp.feedback.error_feedback import ErrorFeedback
 from mpicomp.reducers.all_gather import all_gather, gathered_model
 
 

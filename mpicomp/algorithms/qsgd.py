@@ -16,9 +16,9 @@ from typing import Literal
 
 from collectives import Communicator
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
-from mpicomp.codecs.error_feedback import ErrorAccumulation
 from mpicomp.codecs.options import adopt, integer, number
 from mpicomp.codecs.quantizer import Quantizer
+from mpicomp.feedback.error_feedback import ErrorAccumulation
 from mpicomp.reducers.all_gather import all_gather, gathered_model
 
 

@@ -30,10 +30,10 @@ from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorS
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.codecs.elias_counts import Elias
 from mpicomp.codecs.options import choice, integer, number
-from mpicomp.codecs.scale_groups import ScaleGroups
-from mpicomp.codecs.stochastic_votes import StochasticVotes
-from mpicomp.codecs.stochastic_votes_device import DeviceStochasticVotes
 from mpicomp.codecs.vote_counts import Counts
+from mpicomp.feedback.scale_groups import ScaleGroups
+from mpicomp.feedback.stochastic_votes import StochasticVotes
+from mpicomp.feedback.stochastic_votes_device import DeviceStochasticVotes
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.side_channel import SideChannel, bad_ranks
 from mpicomp.reducers.vote_count import EliasPayload, VoteCount, counts_model

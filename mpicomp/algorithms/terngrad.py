@@ -30,10 +30,10 @@ from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, Reducer
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.codecs.base import Bytes, Draw
 from mpicomp.codecs.bucketed import count
-from mpicomp.codecs.error_feedback import FeedbackEncoder
-from mpicomp.codecs.on_device import Mirror
 from mpicomp.codecs.options import adopt, integer, number
 from mpicomp.codecs.quantizer import Quantizer
+from mpicomp.feedback.error_feedback import FeedbackEncoder
+from mpicomp.feedback.on_device import Mirror
 from mpicomp.reducers.all_gather import all_gather, gathered_model
 from mpicomp.reducers.side_channel import SideChannel, bad_ranks
 

@@ -18,9 +18,9 @@ from numpy.typing import DTypeLike
 
 from collectives import Communicator
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
-from mpicomp.codecs.error_feedback import ErrorFeedback
 from mpicomp.codecs.options import adopt
 from mpicomp.codecs.top_k import TopK
+from mpicomp.feedback.error_feedback import ErrorFeedback
 from mpicomp.reducers.all_gather import all_gather, gathered_model
 
 

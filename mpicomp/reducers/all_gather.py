@@ -20,8 +20,8 @@ from collectives.schedules.star import Star
 from collectives.testable import Testable
 from mpicomp.aggregator.parts import MessageModel, Parts, VectorSpec
 from mpicomp.codecs.base import Codec, sent_bytes, varies
-from mpicomp.codecs.error_feedback import ErrorRule, FeedbackEncoder, take_mean
 from mpicomp.codecs.full_precision import FullPrecision
+from mpicomp.feedback.error_feedback import ErrorRule, FeedbackEncoder, take_mean
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.coded import CodedPayload, CodedRounds, Residuals, piece_elements
 from mpicomp.reducers.coded_device import Place, place_of

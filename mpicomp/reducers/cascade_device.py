@@ -8,7 +8,7 @@ from typing import Any
 
 from collectives.devices import Device
 from collectives.testable import Testable
-from mpicomp.codecs.on_device import Mirror
+from mpicomp.feedback.on_device import Mirror
 from mpicomp.reducers.cascade import CascadePayload
 from mpicomp.reducers.coded import Payloads
 from mpicomp.reducers.coded_device import DevicePayloads

@@ -16,8 +16,8 @@ from collectives.memory import add
 from collectives.routes import LATENCY_BYTES
 from collectives.schedules.broadcast import Broadcast
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.codecs.memory import Memory, Part
 from mpicomp.codecs.top_k import Selector, pack_indices, unpack_indices
+from mpicomp.feedback.memory import Memory, Part
 from mpicomp.kernels.streams import Stream, source
 
 BRIEF_ELEMENTS = 1 << 18  # up to here work takes less than keeping account of pieces

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from collectives import Communicator
 from collectives.progress.polling import done
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.codecs.memory import Memory
-from mpicomp.codecs.memory_device import DeviceMemory
 from mpicomp.codecs.top_k import pack_indices, unpack_indices
+from mpicomp.feedback.memory import Memory
+from mpicomp.feedback.memory_device import DeviceMemory
 from mpicomp.reducers.choosers import Chooser, LeaderChoice, ToldPlaces, TrueChoice
 
 

@@ -23,7 +23,7 @@ from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.nonfinite import all_finite_result
 from mpicomp.aggregator.parts import Reducer, StateKind, VectorSpec
 from mpicomp.codecs.base import Bytes, Codec
-from mpicomp.codecs.error_feedback import QUIET, FeedbackEncoder
+from mpicomp.feedback.error_feedback import QUIET, FeedbackEncoder
 from mpicomp.reducers.side_channel import SideChannel, bad_ranks
 
 LONG_PIECE = 1 << 19  # elements of which encoding and summing take place in the caches

@@ -16,9 +16,9 @@ from collectives.testable import Testable
 from mpicomp import kernels
 from mpicomp.aggregator.parts import VectorSpec
 from mpicomp.codecs.base import Codec
-from mpicomp.codecs.error_feedback import FeedbackEncoder
-from mpicomp.codecs.error_feedback_device import DeviceEncoder, Flag, on_devices
-from mpicomp.codecs.on_device import Mirror
+from mpicomp.feedback.error_feedback import FeedbackEncoder
+from mpicomp.feedback.error_feedback_device import DeviceEncoder, Flag, on_devices
+from mpicomp.feedback.on_device import Mirror
 from mpicomp.reducers.coded import Decode, Payloads, Results, buffers
 
 ALIGNMENT = 64  # bytes that each payload begins at a multiple of

@@ -7,8 +7,8 @@ from typing import Any
 
 from collectives.devices import Device
 from collectives.testable import Testable
-from mpicomp.codecs.on_device import Packed
 from mpicomp.codecs.shared_selection import Winners
+from mpicomp.feedback.on_device import Packed
 from mpicomp.reducers.selection_payload import SelectionPayload
 
 

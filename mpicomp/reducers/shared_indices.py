@@ -4,7 +4,7 @@
     v      = mean over ranks of (m + g)[I]       a dense all-reduce of len(I) values
     result = v at I, 0 elsewhere
 
-m is the residual ("memory", `mpicomp.codecs.memory`), g this rank's vector. I is the method's: a `Chooser` finds it.
+m is the residual ("memory", `mpicomp.feedback.memory`), g this rank's vector. I is the method's: a `Chooser` finds it.
 
 The next residual is made and the result filled with zeros while the values travel. The next residual is put into force
 when the step has ended well.
@@ -34,11 +34,11 @@ from collectives.progress.polling import done
 from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Reducer, VectorSpec
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.codecs.memory import Memory, lay_out
-from mpicomp.codecs.memory_device import DeviceMemory
 from mpicomp.codecs.options import MOST_ELEMENTS, integer, number
-from mpicomp.codecs.scale_groups import padded_lengths
 from mpicomp.codecs.top_k import kept
+from mpicomp.feedback.memory import Memory, lay_out
+from mpicomp.feedback.memory_device import DeviceMemory
+from mpicomp.feedback.scale_groups import padded_lengths
 from mpicomp.reducers.choosers import BRIEF_ELEMENTS, Chooser
 from mpicomp.reducers.full_precision_mean import FullPrecisionMean
 from mpicomp.reducers.full_precision_mean_device import staged

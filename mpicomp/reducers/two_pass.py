@@ -26,7 +26,7 @@ from collectives.testable import Testable
 from mpicomp.aggregator.parts import Parts, VectorSpec
 from mpicomp.aggregator.state import OWNED, check_owned
 from mpicomp.codecs.base import Codec, sent_bytes
-from mpicomp.codecs.error_feedback import ErrorRule, FeedbackEncoder, take_mean
+from mpicomp.feedback.error_feedback import ErrorRule, FeedbackEncoder, take_mean
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.coded import CodedPayload, CodedRounds, Residuals, after, buffers, piece_elements
 from mpicomp.reducers.coded_device import Place, place_of

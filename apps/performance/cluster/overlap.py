@@ -31,7 +31,7 @@ from collectives.execution.requests import Cache
 from collectives.progress.polling import rest_by
 from mpicomp.cli.timing import alternate, elapsed_and_processor, gather
 from mpicomp.codecs.sign import Sign
-from mpicomp.codecs.sign_residual import STREAMING_ELEMENTS
+from mpicomp.feedback.sign_residual import STREAMING_ELEMENTS
 from mpicomp.kernels.cpu.sign import pack, unpack
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.sign_merge import SignMerge, SignPayload

@@ -25,8 +25,8 @@ from apps.performance.part import get, table
 from apps.records import Record
 from collectives import Communicator
 from mpicomp.algorithms import Algorithm
+from mpicomp.auto.trials import Stage
 from mpicomp.cli.timing import Seconds, alternate, elapsed, slowest, summary
-from mpicomp.reducers.trials import Stage
 
 REPEATS = {"1gbit": 11, "10gbit": 15, "none": 15, "100mbit": 11}
 LONG_S, LONG_REPEATS = 4.0, 2

@@ -102,7 +102,7 @@ def compensate_and_pack(
     last_scales : like g [stretches]
         s of each stretch. 0: `before` is e itself.
     starts, stops, firsts : int64[stretches]
-        See `mpicomp.codecs.scale_groups.ScaleGroups`; what lies between stretches is left alone.
+        See `mpicomp.feedback.scale_groups.ScaleGroups`; what lies between stretches is left alone.
     cut : tuple of two integers
         The piece's elements; it begins and ends where blocks do, or with the vector.
     low, high : int

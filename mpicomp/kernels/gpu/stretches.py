@@ -1,4 +1,4 @@
-"""Stretches of a vector that have a number each, as `mpicomp.codecs.scale_groups.ScaleGroups` has them."""
+"""Stretches of a vector that have a number each, as `mpicomp.feedback.scale_groups.ScaleGroups` has them."""
 
 from __future__ import annotations
 

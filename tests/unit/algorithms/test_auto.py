@@ -28,7 +28,7 @@ from mpicomp import (
     run_local,
 )
 from mpicomp.algorithms import Aggregator
-from mpicomp.reducers.trials import Side, Stage
+from mpicomp.auto.trials import Side, Stage
 from tests.exact import gradient
 
 N, RANKS = 3001, 3

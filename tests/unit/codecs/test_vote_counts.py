@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mpicomp.codecs.majority import MajorityCodec
 from mpicomp.codecs.sign import Sign
 from mpicomp.codecs.vote_counts import Counts, planes_of
+from mpicomp.feedback.majority import MajorityCodec
 from mpicomp.kernels.streams import Stream
 from tests.contracts import LENGTHS, SignContract, draw_at, encoded, gaussian
 from tests.reference import vote_counts as reference

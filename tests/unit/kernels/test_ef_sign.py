@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from collectives.memory import aligned_empty
-from mpicomp.codecs.scale_groups import ScaleGroups
+from mpicomp.feedback.scale_groups import ScaleGroups
 from mpicomp.kernels.cpu.ef_sign import compensate_and_pack, settle
 from tests.contracts import guarded
 from tests.reference.signs import magnitude_from, magnitudes, pack_bits

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from mpicomp import Communicator
 from mpicomp.algorithms import RandomK, ScaleCom, TrueTopK
-from mpicomp.codecs.memory import PART_ELEMENTS, lay_out
 from mpicomp.codecs.top_k import kept
+from mpicomp.feedback.memory import PART_ELEMENTS, lay_out
 
 N = 4096 + 77
 

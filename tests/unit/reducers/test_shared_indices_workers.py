@@ -12,7 +12,7 @@ import pytest
 from collectives import Communicator, PeerFailure, Ring
 from collectives.threads.run_local import run_local
 from mpicomp import ScaleCom
-from mpicomp.codecs.memory import Memory
+from mpicomp.feedback.memory import Memory
 from mpicomp.reducers import shared_indices
 
 N = 4 * shared_indices.BRIEF_ELEMENTS

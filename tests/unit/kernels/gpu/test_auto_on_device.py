@@ -11,7 +11,7 @@ import pytest
 from collectives import Communicator
 from collectives.threads.run_local import run_local
 from mpicomp import Auto, Dense, Marsit, ScaleCom
-from mpicomp.reducers.trials import Times
+from mpicomp.auto.trials import Times
 from tests.fake_device import FakeArray, FakeDevice
 from tests.unit.kernels.gpu import on_device
 
@@ -23,7 +23,7 @@ DENSE, COMPRESSED = 3, 3  # steps of a trial with trial_steps=2
 @pytest.fixture(autouse=True)
 def dense_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the trial end with the choice of dense, whatever steps take."""
-    monkeypatch.setattr("mpicomp.reducers.chosen.slowest", lambda rows: Times([1.0, 3.0, 3.0], [[1.0, 3.0, 3.0]] * 4))
+    monkeypatch.setattr("mpicomp.auto.chosen.slowest", lambda rows: Times([1.0, 3.0, 3.0], [[1.0, 3.0, 3.0]] * 4))
 
 
 @pytest.mark.parametrize(

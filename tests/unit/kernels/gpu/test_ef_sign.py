@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpicomp.codecs.scale_groups import ScaleGroups
+from mpicomp.feedback.scale_groups import ScaleGroups
 from tests.unit.kernels.gpu.side_by_side import FLOATS, SideBySide, assert_same, numbers, words
 
 TENSORS = [5, 1000, 64, 70, 4000, 1, 999]

@@ -106,7 +106,7 @@ def test_a_step_with_nan_is_skipped_by_all_without_waiting_for_a_device(
     there: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 0 has the NaN, and one of both ranks a device."""
-    monkeypatch.setattr("mpicomp.codecs.on_device.OnDevice.all_finite", None)
+    monkeypatch.setattr("mpicomp.feedback.on_device.OnDevice.all_finite", None)
     n, method = 300, Marsit(full_precision_every=None, nonfinite="skip")
 
     def take(comm: Communicator) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpicomp.codecs.scale_groups import ScaleGroups
 from mpicomp.codecs.vote_counts import planes_of
+from mpicomp.feedback.scale_groups import ScaleGroups
 from mpicomp.kernels.cpu.planes import powers_of_two
 from tests.unit.kernels.gpu.side_by_side import FLOATS, SideBySide, numbers
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from collectives.devices import Device
 from collectives.testable import Testable
-from mpicomp.codecs.on_device import Mirror, OnDevice, Packed
-from mpicomp.codecs.scaled_votes import ScaledVotes
 from mpicomp.codecs.vote_counts import planes_of
+from mpicomp.feedback.on_device import Mirror, OnDevice, Packed
+from mpicomp.feedback.scaled_votes import ScaledVotes
 
 
 class DeviceScaledVotes(OnDevice, ScaledVotes):

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives.testable import Testable
-from mpicomp.codecs.on_device import Mirror, OnDevice, Packed
-from mpicomp.codecs.sign_residual import SignResidual
+from mpicomp.feedback.on_device import Mirror, OnDevice, Packed
+from mpicomp.feedback.sign_residual import SignResidual
 
 
 class DeviceSignResidual(OnDevice, SignResidual):

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from collectives.devices import Device
 from collectives.testable import Testable
 from mpicomp.codecs.base import Bytes, Codec, Draw
-from mpicomp.codecs.error_feedback import FeedbackEncoder
-from mpicomp.codecs.on_device import Mirror, OnDevice
+from mpicomp.feedback.error_feedback import FeedbackEncoder
+from mpicomp.feedback.on_device import Mirror, OnDevice
 
 
 class Flag:

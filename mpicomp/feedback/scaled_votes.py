@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from collectives.memory import SIXTEEN_BIT, aligned_empty, narrow, widen
 from collectives.testable import Testable
 from mpicomp import kernels
-from mpicomp.codecs.error_feedback import KeptArrays
-from mpicomp.codecs.scale_groups import ScaleGroups
 from mpicomp.codecs.vote_counts import write_values
+from mpicomp.feedback.error_feedback import KeptArrays
+from mpicomp.feedback.scale_groups import ScaleGroups
 
 STREAMING_ELEMENTS = 4 << 20  # vectors this long are written past the caches
 

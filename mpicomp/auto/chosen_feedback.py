@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpicomp.aggregator.parts import Feedback, State, StateKind
-from mpicomp.reducers.chosen import Chosen
-from mpicomp.reducers.trials import Plan
+from mpicomp.auto.chosen import Chosen
+from mpicomp.auto.trials import Plan
 
 KEY = "auto"  # of the entry that a state has beside those of the method
 

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from collectives.memory import aligned_empty
 from collectives.testable import Testable
 from mpicomp import kernels
-from mpicomp.codecs.error_feedback import KeptArrays
 from mpicomp.codecs.sign import UNSIGNED
 from mpicomp.codecs.top_k import index_bits, kept
+from mpicomp.feedback.error_feedback import KeptArrays
 
 PART_ELEMENTS = 1 << 18  # that one piece of work takes, at most where blocks allow it
 

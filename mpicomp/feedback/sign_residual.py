@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from collectives.memory import narrow, widen
 from collectives.testable import Testable
 from mpicomp import kernels
-from mpicomp.codecs.scale_groups import ScaleGroups, why
 from mpicomp.codecs.sign import UNSIGNED
-from mpicomp.codecs.sign_parts import SignPart, Source, Tensors, sign_parts
-from mpicomp.codecs.sign_rule import SignRule
+from mpicomp.feedback.scale_groups import ScaleGroups, why
+from mpicomp.feedback.sign_parts import SignPart, Source, Tensors, sign_parts
+from mpicomp.feedback.sign_rule import SignRule
 
 AVERAGE = 0.9  # of the magnitudes' running mean
 STREAMING_ELEMENTS = 4 << 20  # results this long are written past the caches

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mpicomp.codecs import Quantizer
-from mpicomp.codecs.error_feedback import ErrorAccumulation, ErrorFeedback, FeedbackEncoder
+from mpicomp.feedback.error_feedback import ErrorAccumulation, ErrorFeedback, FeedbackEncoder
 from mpicomp.kernels.streams import Stream
 
 LENGTHS = (1, 15, 16, 17, 1000)

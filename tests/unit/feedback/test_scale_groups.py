@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectives.execution.partition import pieces
-from mpicomp.codecs.scale_groups import ScaleGroups, padded_lengths
+from mpicomp.feedback.scale_groups import ScaleGroups, padded_lengths
 
 BLOCK = 4096
 # around multiples of words and of blocks

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives.testable import Testable
-from mpicomp.codecs.scaled_votes_device import DeviceScaledVotes
-from mpicomp.codecs.stochastic_votes import StochasticVotes
+from mpicomp.feedback.scaled_votes_device import DeviceScaledVotes
+from mpicomp.feedback.stochastic_votes import StochasticVotes
 
 
 class DeviceStochasticVotes(DeviceScaledVotes, StochasticVotes):

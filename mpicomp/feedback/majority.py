@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from collectives.memory import narrow
 from collectives.testable import Testable
 from mpicomp import kernels
-from mpicomp.codecs.scaled_votes import STREAMING_ELEMENTS
 from mpicomp.codecs.sign import UNSIGNED, Sign
 from mpicomp.codecs.vote_counts import planes_of
+from mpicomp.feedback.scaled_votes import STREAMING_ELEMENTS
 from mpicomp.kernels.streams import GROUP, Stream, source
 
 COMMON = source(0)  # where coins come from that all ranks draw alike

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from mpicomp.reducers.trials import TURNS, Place, Side, Times
+from mpicomp.auto.trials import TURNS, Place, Side, Times
 
 ALIKE = 0.1  # periods that differ by less are of one training step
 COUNT = len(Side) * (1 + TURNS)  # numbers that ranks exchange

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from collectives.devices import Device, Landed
 from collectives.testable import Testable
-from mpicomp.codecs.memory import Memory, Part
-from mpicomp.codecs.on_device import ALL, Mirror, OnDevice
 from mpicomp.codecs.top_k import Selector
+from mpicomp.feedback.memory import Memory, Part
+from mpicomp.feedback.on_device import ALL, Mirror, OnDevice
 
 _FINITE, _WITHIN = slice(0, 1), slice(1, 2)
 

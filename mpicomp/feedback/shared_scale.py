@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from collectives.testable import Testable
 from mpicomp import kernels
-from mpicomp.codecs.scale_groups import ScaleGroups, why
-from mpicomp.codecs.scaled_votes import STREAMING_ELEMENTS, ScaledVotes
+from mpicomp.feedback.scale_groups import ScaleGroups, why
+from mpicomp.feedback.scaled_votes import STREAMING_ELEMENTS, ScaledVotes
 
 
 class SharedScale(ScaledVotes):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
-from mpicomp.codecs.scale_groups import Run, ScaleGroups
+from mpicomp.feedback.scale_groups import Run, ScaleGroups
 
 Tensors = Sequence[tuple[NDArray[Any], NDArray[Any]]]
 """Pairs of vectors: what was before, and after."""

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from collectives.devices import Device
 from collectives.testable import Testable
-from mpicomp.codecs.on_device import Mirror
-from mpicomp.codecs.scaled_votes_device import DeviceScaledVotes
-from mpicomp.codecs.shared_scale import SharedScale
+from mpicomp.feedback.on_device import Mirror
+from mpicomp.feedback.scaled_votes_device import DeviceScaledVotes
+from mpicomp.feedback.shared_scale import SharedScale
 
 
 class DeviceSharedScale(DeviceScaledVotes, SharedScale):

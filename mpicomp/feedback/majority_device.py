@@ -7,8 +7,8 @@ from typing import Any
 
 from collectives.devices import Device, Landed
 from collectives.testable import Testable
-from mpicomp.codecs.majority import MajorityCodec
-from mpicomp.codecs.on_device import Mirror, OnDevice, Packed
+from mpicomp.feedback.majority import MajorityCodec
+from mpicomp.feedback.on_device import Mirror, OnDevice, Packed
 
 
 class DeviceMajority(OnDevice, MajorityCodec):
