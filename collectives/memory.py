@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives import devices
+from collectives.devices.host_device import PAGE as PAGE
+from collectives.devices.host_device import aligned_empty as aligned_empty
 
 SIXTEEN_BIT = ("float16", "bfloat16")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int32", "int64")
 COPIED = (*FLOATS, *INTEGERS, "uint8", "bool", "int8", "int16", "uint16")  # what is only moved, not computed with
-PAGE = 4096
 _CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
 
@@ -298,19 +299,6 @@ def _contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
             return 0 in shape
         expected *= length
     return True
-
-
-def aligned_empty(n: int, dtype: Any, alignment: int = PAGE) -> NDArray[Any]:
-    """A vector that begins at a multiple of `alignment` bytes; by default a page, as buffers of messages should.
-
-    memcpy, in MPI and in the kernel, is many times slower on some processors where the target's offset in its page is
-    1 to 31 bytes more than the source's (seen on AMD Zen 3). No such luck can befall a target that begins a page, since
-    vectors, and pieces of them, begin at multiples of 16 bytes at least.
-    """
-    nbytes = n * np.dtype(dtype).itemsize
-    room = np.empty(nbytes + alignment, np.uint8)
-    start = -room.ctypes.data % alignment
-    return room[start : start + nbytes].view(dtype)
 
 
 def empty_like(array: Any, shape: tuple[int, ...] | None = None) -> Any:

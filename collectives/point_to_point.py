@@ -124,9 +124,10 @@ class PointToPoint(Closable):
 
     def _sending(self, name: str, vector: Flat, to: int, tag: int) -> tuple[Call, Steps]:
         call = self._apart_call(name, lambda: f"{self.here}: rank {to} does not receive; {name}")
-        if vector.staging is not None:  # before the next message of this tag can begin
+        copied = None if vector.staging is None else vector.staging.fetch()
+        if copied is not None:  # before the next message of this tag can begin
             waiting = f"{self.here}: the device does not come to a copy; {name}"
-            wait(vector.staging.fetch(), self.arrival_timeout, lambda: waiting)
+            wait(copied, self.arrival_timeout, lambda: waiting)
         return call, self._send(call, vector, to, _FIRST_TAG + 2 * tag)
 
     def _send(self, call: Call, vector: Flat, to: int, tag: int) -> Steps:

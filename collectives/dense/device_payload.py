@@ -103,7 +103,7 @@ class DevicePayload:
     def prepare(self, message: Message, buffer: int) -> None:
         """Nothing can be done ahead of a sum."""
 
-    def merge(self, message: Message, buffer: int) -> Testable:
+    def merge(self, message: Message, buffer: int) -> Testable | None:
         """Add; if that completes the sum, divide and round it as well, and have it ready if it is to be sent."""
         piece = message.piece
         complete = message.weight + message.held_weight == self._size
@@ -130,7 +130,7 @@ class DevicePayload:
         if complete and self._narrow:
             self._out[part].copy_(sums)
 
-    def _ready(self, piece: int, there: Any) -> Testable:
+    def _ready(self, piece: int, there: Any) -> Testable | None:
         """Tells when MPI can read a piece, which kernels have yet to write."""
         if self._direct:
             return self._device.done()

@@ -11,8 +11,9 @@ such array.
 from __future__ import annotations
 
 from collectives.devices.device import Device, Taken
-from collectives.devices.finding import CPU, CUDA, HOST, MAKERS, PINNED, ROCM, ROCM_PINNED, named, of
-from collectives.devices.landing import Landed, wait
+from collectives.devices.finding import CPU, CUDA, HOST, HOST_DEVICE, MAKERS, PINNED, ROCM, ROCM_PINNED, named, of
+from collectives.devices.host_device import HostDevice
+from collectives.devices.landing import Landed, after_copy, wait
 from collectives.devices.place import Place, Staging
 from collectives.devices.torch_device import TorchDevice
 
@@ -20,16 +21,19 @@ __all__ = [
     "CPU",
     "CUDA",
     "HOST",
+    "HOST_DEVICE",
     "MAKERS",
     "PINNED",
     "ROCM",
     "ROCM_PINNED",
     "Device",
+    "HostDevice",
     "Landed",
     "Place",
     "Staging",
     "Taken",
     "TorchDevice",
+    "after_copy",
     "named",
     "of",
     "wait",

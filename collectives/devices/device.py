@@ -37,7 +37,7 @@ class Taken(NamedTuple):
 
 
 class Device(Protocol):
-    """One device, as far as calls need it. It does later what it is given to do.
+    """One device, as far as calls need it. It may do later what it is given to do; `HostDevice` does it at once.
 
     Kernels follow upon kernels and upon copies to the device. They do not wait for copies to the host, which are made
     while others compute. Copies follow upon the kernels before and upon copies in the same direction; copies to the
@@ -68,14 +68,20 @@ class Device(Protocol):
         """Have kernels launched."""
         ...
 
-    def copy(self, source: Any, target: Any) -> Testable:
-        """Copy a vector, of which either end is the host's; tells when it and all before in its direction are done."""
+    def copy(self, source: Any, target: Any) -> Testable | None:
+        """Copy a vector, of which either end is the host's, byte by byte.
+
+        Returns
+        -------
+        Testable or None
+            Done once this copy and all earlier ones in its direction are; None: they are done already.
+        """
         ...
 
     def use(self) -> None:
         """Make it the calling thread's current one, for libraries that work with whichever that is."""
         ...
 
-    def done(self) -> Testable:
-        """Tells when all kernels that were launched before are done."""
+    def done(self) -> Testable | None:
+        """Return a handle that is done once all kernels launched so far are; None: they are done already."""
         ...

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import cache
 
 from collectives.devices.device import Device
+from collectives.devices.host_device import HostDevice
 from collectives.devices.torch_device import TorchDevice
 
 CPU, CUDA, PINNED, ROCM, ROCM_PINNED = 1, 2, 3, 10, 11  # kinds of devices, by their numbers in DLPack
@@ -30,13 +31,17 @@ def of(kind: int, index: int) -> Device:
 
 
 def named(name: str) -> Device:
-    """The device of a name such as ``"cuda"``, the current one, or ``"cuda:1"``, as PyTorch names NVIDIA's and AMD's.
+    """Return the device of a name such as ``"cpu"``, ``"cuda"`` (the current one) or ``"cuda:1"``.
+
+    PyTorch names devices of NVIDIA and AMD so.
 
     Raises
     ------
     ValueError
         There is none of this name.
     """
+    if name == "cpu":
+        return HOST_DEVICE
     kind, _, index = name.partition(":")
     if kind not in NAMES or not (index or "0").isdecimal():
         raise ValueError(f"there is no device {name!r}: write 'cpu', 'cuda' or 'cuda:1'")
@@ -64,6 +69,8 @@ def _current_index() -> int:
         return 0
     return torch.cuda.current_device() if torch.cuda.is_available() else 0
 
+
+HOST_DEVICE = HostDevice()
 
 MAKERS: dict[int, Callable[[int], Device]] = {CUDA: _torch_device, ROCM: _torch_device}
 """What makes a device of each kind that can be reached."""

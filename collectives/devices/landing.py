@@ -15,14 +15,15 @@ class Landed:
 
     Parameters
     ----------
-    copy : Testable
+    copy : Testable or None
+        None: it is there already.
     then : callable
         Called once, even if it raises or more tests follow.
     """
 
     __slots__ = ("_copy", "_then")
 
-    def __init__(self, copy: Testable, then: Callable[[], object]) -> None:
+    def __init__(self, copy: Testable | None, then: Callable[[], object]) -> None:
         self._copy = copy
         self._then: Callable[[], object] | None = then
 
@@ -30,15 +31,23 @@ class Landed:
         """See `Testable`."""
         if self._then is None:
             return True
-        if not self._copy.Test():
+        if self._copy is not None and not self._copy.Test():
             return False
         then, self._then = self._then, None
         then()
         return True
 
 
-def wait(copy: Testable) -> None:
-    """Wait for a copy outside of calls, as for a state.
+def after_copy(copy: Testable | None, then: Callable[[], object]) -> Testable | None:
+    """Call `then` once a copy is there: at once, and return None, where the device has made it already."""
+    if copy is not None:
+        return Landed(copy, then)
+    then()
+    return None
+
+
+def wait(copy: Testable | None) -> None:
+    """Wait for a copy outside of calls, as for a state; None is a copy that is there already.
 
     Raises
     ------
@@ -46,7 +55,7 @@ def wait(copy: Testable) -> None:
         The device does not come to it.
     """
     deadline = time.monotonic() + PATIENCE_S
-    while not copy.Test():
+    while not (copy is None or copy.Test()):
         if time.monotonic() > deadline:
             raise RuntimeError(f"the device has not come to a copy in {PATIENCE_S:g} s")
         time.sleep(0)

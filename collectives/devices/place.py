@@ -61,10 +61,10 @@ class Staging(Place):
             self.host = self.device.pinned(self._nbytes)
         return self.host
 
-    def fetch(self) -> Testable:
+    def fetch(self) -> Testable | None:
         """Begin to overwrite the host's memory with the array."""
         return self.device.copy(self.vector, self.host)
 
-    def deliver(self) -> Testable:
+    def deliver(self) -> Testable | None:
         """Begin to overwrite the array with the host's memory."""
         return self.device.copy(self.host, self.vector)

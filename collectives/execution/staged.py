@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from collectives.devices import Device, Staging
 from collectives.execution.handle import Call, Steps
-from collectives.progress.polling import until
+from collectives.progress.polling import done
 from collectives.testable import Testable
 
 _Found = TypeVar("_Found")
@@ -42,7 +42,7 @@ def use_in_background(call: Call, device: Device) -> None:
         device.use()
 
 
-def _copied(call: Call, device: Device, begin: Callable[[], Testable], way: str) -> Generator[bool, None, None]:
+def _copied(call: Call, device: Device, begin: Callable[[], Testable | None], way: str) -> Generator[bool, None, None]:
     use_in_background(call, device)
     yield from awaited(call, begin, f"the copy {way} {device.name} does not end, or the device does not come to it")
 
@@ -56,9 +56,9 @@ def late(call: Call, steps: Generator[bool, None, _Found]) -> Generator[bool, No
     return found
 
 
-def awaited(call: Call, begin: Callable[[], Testable], problem: str) -> Generator[bool, None, None]:
+def awaited(call: Call, begin: Callable[[], Testable | None], problem: str) -> Generator[bool, None, None]:
     """Begin something and wait for it, as part of a call; `problem` is what to say where it does not end."""
     describe, here = call.describe, call.group.here
     call.describe = lambda: f"{here}: {problem}; {call.name()}"
-    yield from until(begin(), call)
+    yield from done(call, begin())
     call.describe = describe

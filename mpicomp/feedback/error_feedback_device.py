@@ -32,7 +32,7 @@ class Flag:
         """Take note of a bool[] on the device, as one of its kernels."""
         self._mirror.there.mul_(well)
 
-    def fetch(self) -> Testable:
+    def fetch(self) -> Testable | None:
         """Have it copied to the host, whose value is that of the last copy that has ended."""
         return self._mirror.fetch()
 

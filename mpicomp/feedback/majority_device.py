@@ -35,7 +35,7 @@ class DeviceMajority(OnDevice, MajorityCodec):
         if not self._are_finite.here[piece]:
             self.finite = False
 
-    def finish(self, piece: int) -> Testable:
+    def finish(self, piece: int) -> Testable | None:
         """See `MajorityCodec`: tells when the result is there."""
         self._packed.deliver(piece, slice(self._words[piece]))
         self._device.run(partial(self._finish, piece, self._packed.pieces[piece]))

@@ -115,7 +115,7 @@ class DeviceMemory(OnDevice, Memory):
         if rest is not None:
             self._note(_FINITE, finite)
 
-    def fetch_indices(self) -> Testable:
+    def fetch_indices(self) -> Testable | None:
         """Copy the indices of `find` to the host; tells when they are there."""
         return self._indices.fetch()
 
@@ -156,11 +156,11 @@ class DeviceMemory(OnDevice, Memory):
 
     # Afterwards ------------------------------------------------------------------------------------------------------
 
-    def settled(self) -> Testable:
+    def settled(self) -> Testable | None:
         """See `Memory`."""
         return self._device.done()
 
-    def scatter(self, out: Any) -> Testable:
+    def scatter(self, out: Any) -> Testable | None:
         """See `Memory`."""
         self._device.copy(self.means, self._arrived)
         self._device.run(partial(self._kernels.sparse.put, self._arrived, self.places, self._as_integers(out)))

@@ -43,15 +43,15 @@ class Mirror:
         mirror.send(values)
         return mirror
 
-    def fetch(self, some: slice = ALL) -> Testable:
+    def fetch(self, some: slice = ALL) -> Testable | None:
         """Begin to overwrite the host's memory."""
         return self._device.copy(self.there[some], self.here[some])
 
-    def deliver(self, some: slice = ALL) -> Testable:
+    def deliver(self, some: slice = ALL) -> Testable | None:
         """Begin to overwrite the vector."""
         return self._device.copy(self.here[some], self.there[some])
 
-    def send(self, values: NDArray[Any]) -> Testable:
+    def send(self, values: NDArray[Any]) -> Testable | None:
         """Begin to overwrite the vector with values; what was sent before has arrived."""
         self.here[:] = values
         return self.deliver()
@@ -84,7 +84,7 @@ class Packed:
         first, stop, _ = some.indices(self._host[piece].size)
         return slice(self._starts[piece] + first, self._starts[piece] + stop)
 
-    def fetch(self, piece: int, some: slice = ALL) -> Testable:
+    def fetch(self, piece: int, some: slice = ALL) -> Testable | None:
         """Copy words of a piece to the reducer; tells when they are there."""
         return Landed(self._mirror.fetch(self._place(piece, some)), partial(self._land, piece, some))
 

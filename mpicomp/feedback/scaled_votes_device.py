@@ -41,7 +41,7 @@ class DeviceScaledVotes(OnDevice, ScaledVotes):
     def _take_out(self, out: Any) -> None:
         self._out = self._as_integers(out)
 
-    def finish(self, piece: int) -> Testable:
+    def finish(self, piece: int) -> Testable | None:
         """See `ScaledVotes`: tells when the values are there."""
         device, cut = self._device, self._pieces[piece]
         target, codes = (whole[cut.start : cut.stop] for whole in (self._target, self._out))

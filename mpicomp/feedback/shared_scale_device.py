@@ -24,7 +24,7 @@ class DeviceSharedScale(DeviceScaledVotes, SharedScale):
         # scales of the last step and of this one
         self._last, self._new = (Mirror.of(device, self.scales) for _ in range(2))
 
-    def encode(self, piece: int) -> Testable:
+    def encode(self, piece: int) -> Testable | None:
         """See `SharedScale`: tells when the signs are on the host, and sums with them."""
         self._device.run(partial(self._encode, piece, self._last.there))
         self._sums_mirror.fetch(self._blocks[piece])

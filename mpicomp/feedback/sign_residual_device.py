@@ -103,11 +103,11 @@ class DeviceSignResidual(OnDevice, SignResidual):
         self._sums_mirror.fetch()
         return self._device.copy(there, total)
 
-    def deliver(self, mean: NDArray[Any]) -> Testable:
+    def deliver(self, mean: NDArray[Any]) -> Testable | None:
         """See `SignResidual`."""
         return self._device.copy(mean, self._out)
 
-    def clear(self, out: Any) -> Testable:  # type: ignore[override]
+    def clear(self, out: Any) -> Testable | None:  # type: ignore[override]
         """See `SignResidual`."""
         self._device.run(out.zero_)
         return self._device.done()

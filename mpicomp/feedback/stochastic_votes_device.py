@@ -16,7 +16,7 @@ from mpicomp.feedback.stochastic_votes import StochasticVotes
 class DeviceStochasticVotes(DeviceScaledVotes, StochasticVotes):
     """Momentum and norms of one vector. Parameters: the device, then those of `StochasticVotes`."""
 
-    def square(self) -> Testable:
+    def square(self) -> Testable | None:
         """See `StochasticVotes`: tells when the sums are on the host."""
         self._device.run(super().square)
         return self._sums_mirror.fetch()
@@ -27,7 +27,7 @@ class DeviceStochasticVotes(DeviceScaledVotes, StochasticVotes):
         self._factors_there.send(self._factors)
         return representable
 
-    def encode(self, piece: int) -> Testable:
+    def encode(self, piece: int) -> Testable | None:
         """See `StochasticVotes`: tells when the signs are on the host."""
         self._device.run(partial(self._encode, piece))
         return self._packed.fetch(piece, slice(self._words(piece)))

@@ -34,8 +34,8 @@ class DeviceCascadePayload(CascadePayload):
     def _do(self, work: Callable[..., object], *operands: Any) -> None:
         self._device.run(partial(work, *operands))
 
-    def _over(self) -> Testable:
+    def _over(self) -> Testable | None:
         return self._device.done()
 
-    def _fetch_length(self) -> Testable:
+    def _fetch_length(self) -> Testable | None:
         return self._mirror.fetch()

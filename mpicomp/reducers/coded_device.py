@@ -39,7 +39,7 @@ class DevicePayloads(Payloads):
         if self._recoder is not None:
             self.host = buffers([codec.nbytes(n) for n in lengths])
 
-    def fetch(self, piece: int) -> Testable:
+    def fetch(self, piece: int) -> Testable | None:
         """See `Payloads`."""
         copy = self._mirror.fetch(self._spans[piece])
         return copy if self._recoder is None else Landed(copy, partial(self._recode, piece))
@@ -73,7 +73,7 @@ class DeviceResults(Results):
         if out is not None:
             self._well.hoist()
 
-    def write(self, cut: range, decode: Decode) -> Testable:
+    def write(self, cut: range, decode: Decode) -> Testable | None:
         """See `Results`."""
         self._device.run(partial(self._write, self._out[cut.start : cut.stop], decode))  # type: ignore[index]
         return self._well.fetch()

@@ -34,7 +34,7 @@ class DeviceSelectionPayload(SelectionPayload):
     def _draw(self, k: int, step: int) -> None:
         self._device.run(partial(super()._draw, k, step))
 
-    def _pick(self, k: int) -> Testable:
+    def _pick(self, k: int) -> Testable | None:
         size = self._winners[k].words
         mine = slice(self._rank * size, (self._rank + 1) * size)
         payload = self._packed.pieces[k][mine]

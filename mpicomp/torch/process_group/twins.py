@@ -41,11 +41,11 @@ class Twin:
         self._there = device.take(self._plain.view(-1).view(torch.uint8)).vector
         self._host = memory.view(torch.uint8).numpy()
 
-    def fetch(self) -> Testable:
+    def fetch(self) -> Testable | None:
         """Begin to overwrite the twin."""
         return self.device.copy(self._there, self._host)
 
-    def deliver(self) -> Testable:
+    def deliver(self) -> Testable | None:
         """Begin to overwrite the tensor."""
         copy = self.device.copy(self._host, self._there)
         if not self._is_copy:
@@ -127,7 +127,9 @@ class Twins:
             yield from _all(call, self._written, Twin.deliver, "to")
 
 
-def _all(call: Call, twins: Sequence[Twin], begin: Callable[[Twin], Testable], way: str) -> Generator[bool, None, None]:
+def _all(
+    call: Call, twins: Sequence[Twin], begin: Callable[[Twin], Testable | None], way: str
+) -> Generator[bool, None, None]:
     call.owners = (*call.owners, twins)  # should the call fail while they are copied
     use_in_background(call, twins[0].device)
     problem = f"the copy {way} {twins[0].device.name} does not end, or the device does not come to it"
@@ -135,7 +137,7 @@ def _all(call: Call, twins: Sequence[Twin], begin: Callable[[Twin], Testable], w
         yield from awaited(call, partial(_itself, copy), problem)
 
 
-def _itself(copy: Testable) -> Testable:
+def _itself(copy: Testable | None) -> Testable | None:
     return copy
 
 
