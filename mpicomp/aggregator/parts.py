@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
-
-from numpy.typing import NDArray
+from typing import Any, Literal, NamedTuple, Protocol
 
 from collectives import Topology
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.spec import VectorSpec
+from mpicomp.feedback.base import Feedback, State, StateKind
 
 __all__ = ["Feedback", "MessageModel", "Parts", "Reducer", "State", "StateKind", "Synchronize", "VectorSpec"]
 
 Synchronize = Literal["updates", "gradients"]
-StateKind = Literal["mean", "owner", "owned", "shared"]
-"""What an entry of a state becomes where other ranks go on with it: see `mpicomp.checkpoint.redistribute`."""
-State = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -43,47 +39,6 @@ class MessageModel:
     alignment: int = 64
     route: Topology | None = None
     decoded_once: bool = False
-
-
-class Feedback(Protocol):
-    """What a rank carries from step to step.
-
-    Where ranks own parts of the vector it also has ``check_owner(state, where)``, which raises ValueError if a state
-    has entries of elements that are another rank's; `where` names rank and vector. Other feedback has no such method.
-
-    Attributes
-    ----------
-    state_kinds : dict
-        Of each key that `state` may have. "mean": a float array whose mean over ranks is what is pending.
-        "owner": an array[n], zero but for the elements that the rank owns. "owned": the start and the stop of these
-        elements. "shared": equal on all ranks.
-    state_nan : str
-        The entry of a state that may hold NaN.
-    """
-
-    state_kinds: ClassVar[dict[str, StateKind]]
-    state_nan: ClassVar[str]
-
-    @property
-    def residual(self) -> NDArray[Any] | None:
-        """What compression has left out so far: float32 or float64[n]; a tensor where a device encodes."""
-        ...
-
-    def check_ready(self) -> None:
-        """Raise RuntimeError if an earlier error must be mended first."""
-        ...
-
-    def state(self) -> State:
-        """Copies of what the next step depends on, by the keys of `state_kinds`."""
-        ...
-
-    def like(self) -> State:
-        """Of each entry that a state must have, an array of its shape and type."""
-        ...
-
-    def load(self, state: State) -> str:
-        """Take over a state that has been checked; returns what ranks must compare of it, in words, or ""."""
-        ...
 
 
 class Reducer(Protocol):

@@ -17,24 +17,17 @@ compression schemes", ICML (2019).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
-from collectives import Communicator, NonFiniteGradient
+from collectives import Communicator
 from collectives.devices import named
-from collectives.progress.polling import done
-from collectives.testable import Testable
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
-from mpicomp.aggregator.call import VectorCall
 from mpicomp.codecs.options import integer
 from mpicomp.codecs.vote_counts import Counts
 from mpicomp.feedback.scale_groups import ScaleGroups
 from mpicomp.feedback.shared_scale import SharedScale
-from mpicomp.feedback.shared_scale_device import DeviceSharedScale
-from mpicomp.reducers.side_channel import SideChannel, bad_ranks
 from mpicomp.reducers.vote_count import VoteCount, counts_model
+from mpicomp.step import StepDriver
 
 
 @dataclass(frozen=True)
@@ -71,10 +64,9 @@ class EFSignSGD(Algorithm):
         """Signs of the vector and the residual are counted; scales travel beside."""
         reducer = VoteCount(self, comm, spec)
         groups = ScaleGroups.of(spec.tensor_lengths, spec.n, self.bucket)
-        about = groups, reducer.program.pieces, spec.dtype, comm.size
-        feedback = SharedScale(*about) if spec.device == "cpu" else DeviceSharedScale(named(spec.device), *about)
-        feedback.lay_out(reducer.payload.counts)
-        return Parts(feedback, Counts(), EFSignRounds(comm, feedback, reducer))
+        pieces, counts = reducer.program.pieces, reducer.payload.counts
+        feedback = SharedScale(named(spec.device), groups, pieces, counts, spec.dtype, comm.size)
+        return Parts(feedback, Counts(), StepDriver(comm, feedback, reducer))
 
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
         """See `Algorithm.message_model`; the scales, which go once to every rank, are spread over both phases."""
@@ -85,70 +77,3 @@ class EFSignSGD(Algorithm):
             return counts.nbytes(elements, weight) + scales
 
         return counts_model(n, ranks, piece_bytes, nbytes)
-
-
-class EFSignRounds:
-    """A step of EF-signSGD; see `Reducer`."""
-
-    def __init__(self, comm: Communicator, feedback: SharedScale, reducer: VoteCount) -> None:
-        self._feedback, self._reducer = feedback, reducer
-        self.commit, self.roll_back = feedback.commit, feedback.end  # see `Reducer`
-        self.encode = feedback.encode  # see `SignFeedback`
-        self._side_channel = SideChannel(comm, feedback.groups.starts.size)
-
-    def prepare(self, step: int) -> None:
-        """See `Reducer`."""
-
-    def steps(self, call: VectorCall) -> Iterator[bool]:
-        """See `Reducer`."""
-        if not call.spec.n:
-            return
-        feedback, traffic, channel = self._feedback, call.traffic, self._side_channel
-        feedback.begin(call.values, call.out, call.wide)
-        self._problem: NonFiniteGradient | None = None
-        self._scaled = False
-        self._counted: list[int] = []  # pieces whose counts were there before the scales
-        for moved in self._reducer.steps(call, self):
-            if not self._scaled and channel.started and channel.arrived():
-                describe = call.describe
-                yield from channel.collect(call, traffic)  # all of it has arrived
-                call.describe = describe
-                self._take_scales(call)
-            yield moved
-        if not self._scaled:
-            yield from channel.collect(call, traffic)
-            self._take_scales(call)
-        if self._problem is not None:
-            try:
-                raise self._problem
-            finally:
-                self._problem = None  # its traceback has this frame, and they would keep each other
-        start = traffic.clock()
-        for written in [self._feedback.finish(piece) for piece in self._counted]:
-            yield from done(call, written)
-        seconds = traffic.clock() - start
-        traffic.seconds_decoding += seconds
-        traffic.seconds_total += seconds
-
-    def encoded(self) -> None:
-        """Send this rank's norms while the signs are still travelling."""
-        self._feedback.report(self._side_channel.mine)
-        self._side_channel.start()
-
-    def finish(self, piece: int) -> Testable | None:
-        """See `SignFeedback`: at once, if the scales are there."""
-        if self._scaled and self._problem is None:
-            return self._feedback.finish(piece)
-        self._counted.append(piece)
-        return None
-
-    def _take_scales(self, call: VectorCall) -> None:
-        """Make scales of the ranks' norms, added up in rank order; messages may still be in flight, so do not raise."""
-        norms = self._side_channel.everyones
-        representable = self._feedback.take_scales(norms)
-        bad = bad_ranks(np.isnan(norms).any(axis=1))
-        if bad:
-            self._problem = call.non_finite(bad)
-        elif not representable:
-            self._problem = call.non_finite((), "the scale")
-        self._scaled = True  # last: from now on other threads use them

@@ -12,20 +12,17 @@ References: J. Bernstein et al., "signSGD with majority vote is communication ef
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from collectives import Communicator
 from collectives.devices import named
-from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, Reducer, VectorSpec
-from mpicomp.aggregator.call import VectorCall
+from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.codecs.options import integer
 from mpicomp.codecs.vote_counts import Counts
-from mpicomp.feedback.majority import MajorityCodec
-from mpicomp.feedback.majority_device import DeviceMajority
+from mpicomp.feedback.majority import MajorityVotes
 from mpicomp.kernels.streams import Stream
-from mpicomp.reducers.side_channel import SideChannel, bad_ranks
 from mpicomp.reducers.vote_count import VoteCount, counts_model
+from mpicomp.step import StepDriver
 
 
 @dataclass(frozen=True)
@@ -65,10 +62,12 @@ class MajorityVote(Algorithm):
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Votes are counted, the majority's signs go round."""
         reducer = VoteCount(self, comm, spec)
+        pieces, counts = reducer.program.pieces, reducer.payload.counts
         stream = Stream(self.seed, spec.vector_id, "tie")
-        about = reducer.program.pieces, spec.dtype, comm.size, stream, reducer.payload.counts
-        codec = MajorityCodec(*about) if spec.device == "cpu" else DeviceMajority(named(spec.device), *about)
-        return Parts(None, codec, MajorityRounds(comm, codec, reducer))
+        votes = MajorityVotes(named(spec.device), pieces, counts, spec.dtype, comm.size, stream)
+        if comm.size > 1:
+            reducer.payload.decide = votes.decide
+        return Parts(votes, Counts(), StepDriver(comm, votes, reducer))
 
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
         """See `Algorithm.message_model`: counts, and one bit per element once they are complete."""
@@ -76,35 +75,3 @@ class MajorityVote(Algorithm):
         return counts_model(
             n, ranks, piece_bytes, lambda elements, weight: counts.nbytes(elements, 1 if weight == ranks else weight)
         )
-
-
-class MajorityRounds(Reducer):
-    """A step of majority vote; see `Reducer`."""
-
-    def __init__(self, comm: Communicator, codec: MajorityCodec, reducer: VoteCount) -> None:
-        self._alone, self._codec, self._reducer = comm.size == 1, codec, reducer
-        self.encode, self.finish = codec.encode, codec.finish  # see `SignFeedback`
-        self._side_channel = SideChannel(comm, 1)
-
-    def commit(self) -> None:
-        """See `Reducer`."""
-        self._codec.end()
-
-    roll_back = commit
-
-    def steps(self, call: VectorCall) -> Iterator[bool]:
-        """See `Reducer`."""
-        if not call.spec.n:
-            return
-        self._codec.begin(call.step, call.values, call.out)
-        yield from self._reducer.steps(call, self, None if self._alone else self._codec.decide)
-        channel = self._side_channel
-        yield from channel.collect(call, call.traffic)
-        bad = bad_ranks(channel.everyones[:, 0] != 0)
-        if bad:
-            raise call.non_finite(bad)
-
-    def encoded(self) -> None:
-        """Tell the others whether this rank's vector is finite, while counts are still travelling."""
-        self._side_channel.mine[0] = not self._codec.finite
-        self._side_channel.start()

@@ -16,27 +16,20 @@ References: M. Safaryan and P. Richtarik, "Stochastic sign descent methods: new 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from collectives import Communicator
 from collectives.devices import named
-from collectives.progress.polling import done
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
-from mpicomp.aggregator.call import VectorCall
 from mpicomp.codecs.elias_counts import Elias
 from mpicomp.codecs.options import choice, integer, number
 from mpicomp.codecs.vote_counts import Counts
 from mpicomp.feedback.scale_groups import ScaleGroups
 from mpicomp.feedback.stochastic_votes import StochasticVotes
-from mpicomp.feedback.stochastic_votes_device import DeviceStochasticVotes
 from mpicomp.kernels.streams import Stream
-from mpicomp.reducers.side_channel import SideChannel, bad_ranks
 from mpicomp.reducers.vote_count import EliasPayload, VoteCount, counts_model
+from mpicomp.step import StepDriver
 
 
 @dataclass(frozen=True)
@@ -94,61 +87,20 @@ class SSDM(Algorithm):
         """Stochastic signs are counted; norms travel before."""
         elias = self.coding == "elias"
         reducer = VoteCount(self, comm, spec, EliasPayload if elias else None)
-        groups = ScaleGroups.of(spec.tensor_lengths, spec.n)
-        stream = Stream(self.seed, spec.vector_id, "stochastic sign")
-        about = groups, reducer.program.pieces, spec.dtype, comm.size, comm.rank, self.momentum, stream
-        votes = StochasticVotes(*about) if spec.device == "cpu" else DeviceStochasticVotes(named(spec.device), *about)
-        votes.lay_out(reducer.payload.counts)
-        return Parts(votes, Elias() if elias else Counts(), SSDMRounds(self, comm, votes, reducer))
+        votes = StochasticVotes(
+            named(spec.device),
+            ScaleGroups.of(spec.tensor_lengths, spec.n),
+            reducer.program.pieces,
+            reducer.payload.counts,
+            spec.dtype,
+            comm.size,
+            comm.rank,
+            self.momentum,
+            Stream(self.seed, spec.vector_id, "stochastic sign"),
+            has_norm=self.scale == "norm",
+        )
+        return Parts(votes, Elias() if elias else Counts(), StepDriver(comm, votes, reducer))
 
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
         """See `Algorithm.message_model`; with Elias' codes the most there can be."""
         return counts_model(n, ranks, piece_bytes, (Elias() if self.coding == "elias" else Counts()).nbytes)
-
-
-class SSDMRounds:
-    """A step of SSDM; see `Reducer`.
-
-    The ranks tell each other their norms before they draw signs, so that a step that meets NaN on any rank changes
-    nothing.
-    """
-
-    def __init__(self, options: SSDM, comm: Communicator, votes: StochasticVotes, reducer: VoteCount) -> None:
-        self._options, self._rank, self._votes, self._reducer = options, comm.rank, votes, reducer
-        self.commit, self.roll_back = votes.commit, votes.end  # see `Reducer`
-        self.encode, self.finish = votes.encode, votes.finish  # see `SignFeedback`
-        self._side_channel = SideChannel(comm, votes.groups.starts.size)
-
-    def prepare(self, step: int) -> None:
-        """See `Reducer`."""
-
-    def steps(self, call: VectorCall) -> Iterator[bool]:
-        """See `Reducer`."""
-        if not call.spec.n:
-            return
-        traffic, channel, votes = call.traffic, self._side_channel, self._votes
-        start = traffic.clock()
-        votes.begin(call.values, call.out, call.wide)
-        votes.set_step(call.step)
-        yield from done(call, votes.square())
-        votes.measure(channel.mine)
-        known = traffic.clock()
-        yield from channel.swap(call, traffic)
-        traffic.seconds_encoding += known - start
-        traffic.seconds_waiting += traffic.clock() - known
-        traffic.seconds_total += traffic.clock() - start
-        self._set_scales(call, channel.everyones)
-        yield from self._reducer.steps(call, self)
-
-    def _set_scales(self, call: VectorCall, norms: NDArray[np.float64]) -> None:
-        """N and the factors of this step; raise if they are not finite."""
-        if not np.isfinite(norms).all():
-            raise call.non_finite(bad_ranks(np.isnan(norms).any(axis=1)))
-        longest = norms.max(axis=0)
-        if self._options.scale == "none":
-            self._votes.set_scales(norms[self._rank], longest > 0)
-        elif not self._votes.set_scales(longest, longest):
-            raise call.non_finite((), "the norm")
-
-    def encoded(self) -> None:
-        """See `SignFeedback`: all is told before."""

@@ -1,83 +1,98 @@
-"""EF-signSGD's feedback: signs of what is compensated, and one scale per group that all ranks share.
+"""EF-signSGD's feedback: signs of the compensated vector, and one scale per group that all ranks share.
 
-What is kept is p, the compensated vector; s sgn(p) is subtracted while the next step is encoded. The vector before the
-last change is kept beside the new one, so that a step that fails changes nothing.
+The compensated vector p is kept; s sgn(p) is subtracted while the next step is encoded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from collectives.annotations import Doubles, Words, override
+from collectives.devices import Device
 from collectives.testable import Testable
 from mpicomp import kernels
-from mpicomp.feedback.scale_groups import ScaleGroups, why
-from mpicomp.feedback.scaled_votes import STREAMING_ELEMENTS, ScaledVotes
+from mpicomp.feedback.base import Problem, Residual, State
+from mpicomp.feedback.mirror import Mirror
+from mpicomp.feedback.scale_groups import ScaleGroups
+from mpicomp.feedback.vote_values import STREAMING_ELEMENTS, VoteValues, bad_ranks, compute_type
 
 
-class SharedScale(ScaledVotes):
-    """The residual and the scales of one vector; parameters as in `ScaledVotes`.
+class SharedScale(VoteValues):
+    """Residual and scales of one vector; parameters as in `VoteValues`."""
 
-    Attributes
-    ----------
-    residual : ndarray[n]
-        What is kept, before the last scale is subtracted.
-    scales : float32[groups] or float64[groups]
-        s of the last step; s sgn(residual) is still to be subtracted from the residual.
-    """
+    reports_beside = decodes_with_reports = True
 
     def __init__(
-        self, groups: ScaleGroups, pieces: Sequence[range], dtype: str, ranks: int, device: str = "cpu"
+        self,
+        device: Device,
+        groups: ScaleGroups,
+        pieces: Sequence[range],
+        counts: Sequence[Words],
+        dtype: str,
+        ranks: int,
     ) -> None:
-        super().__init__(groups, pieces, dtype, ranks, device)
-        self.residual, self._next = (self._zeros(self._n, self._factors.dtype) for _ in range(2))
-        self._tables: tuple[Any, Any, Any] = groups.starts, groups.stops, groups.firsts
-        self.scales = self._new_scales = np.zeros_like(self._factors)
+        n, kind = pieces[-1].stop if pieces else 0, compute_type(dtype)
+        # p of the last step: its s sgn(p) is not yet subtracted
+        self._compensated = Residual(device, n, kind)
+        super().__init__(device, groups, pieces, counts, dtype, ranks, {"residual": self._compensated})
+        self._blocks = [groups.blocks_in(cut) for cut in pieces]
+        # s of the last step, and of this one
+        self._scales, self._next_scales = (Mirror.of(device, np.zeros(groups.starts.size, kind)) for _ in range(2))
 
-    def commit(self) -> None:
-        """The step is good on all ranks."""
-        if self._values is not self._nothing:
-            self.residual, self._next, self.scales = self._next, self.residual, self._new_scales
-        self.end()
-
+    @override
     def encode(self, piece: int) -> Testable | None:
-        """Write the signs of this rank's piece; see `SignFeedback`."""
-        self._encode(piece, self.scales)
-        return None
+        self.launch(self._compensate_and_pack, piece)
+        self._sums.fetch(self._blocks[piece])
+        return self._packed.fetch(piece, slice(self._words[piece]))
 
-    def _encode(self, piece: int, scales: Any) -> None:
+    def _compensate_and_pack(self, piece: int) -> None:
         cut = self._pieces[piece]
-        self._kernels.ef_sign.compensate_and_pack(
-            self._values, self.residual, scales, *self._tables, (cut.start, cut.stop), *self._spans[piece],
-            self._n >= STREAMING_ELEMENTS, self._next, self._counts[piece], self._sums,
+        self.kernels.ef_sign.compensate_and_pack(
+            self._values, self._compensated.current, self._scales.there, self._starts, self._stops, self._firsts,
+            (cut.start, cut.stop), *self._spans[piece], self._n >= STREAMING_ELEMENTS, self._compensated.following,
+            self._packed.pieces[piece], self._sums.there,
         )  # fmt: skip
 
-    def report(self, row: NDArray[np.float64]) -> None:
-        """Fill in this rank's norms."""
-        if not kernels.of("cpu").vote_counts.segment_totals(self._host_sums, self.groups.firsts, row):
-            row[:] = why(self.all_finite(self._values))
+    @override
+    def report(self, row: Doubles) -> None:
+        if not self._total_sums(row):
+            row[:] = self._reason()
 
-    def take_scales(self, norms: NDArray[np.float64]) -> bool:
-        """Make scales of the ranks' norms, added up in rank order; False if a result would not be finite."""
+    @override
+    def adopt(self, reports: Doubles) -> Problem | None:
         with np.errstate(over="ignore", invalid="ignore"):
-            total = norms[0].copy()
-            for row in norms[1:]:
+            total = reports[0].copy()
+            for row in reports[1:]:  # in rank order: all ranks get the same bits
                 total += row
-            means = total / (self.groups.lengths * self._ranks)
-            self._new_scales = means.astype(self._factors.dtype)
-            self._factors[:] = self._new_scales / self._ranks
-        return self._representable()
+            scales = (total / (self.groups.lengths * self._ranks)).astype(self._scales.here.dtype)
+            factors = scales / self._ranks
+        self._next_scales.send(scales)
+        representable = self._set_factors(factors)
+        if bad := bad_ranks(np.isnan(reports).any(axis=1)):
+            return Problem(bad)
+        return None if representable else Problem(quantity="the scale")
 
-    def state(self) -> dict[str, NDArray[Any]]:
-        """The residual, with nothing left to be subtracted; a copy."""
+    @override
+    def commit(self) -> None:
+        if self._begun:
+            self._scales, self._next_scales = self._next_scales, self._scales
+        super().commit()
+
+    @override
+    def undo(self) -> None:
+        self._scales, self._next_scales = self._next_scales, self._scales
+        super().undo()
+
+    @override
+    def state(self) -> State:
         state = super().state()
-        kernels.of("cpu").ef_sign.settle(state["residual"], self.scales, self.groups.starts, self.groups.stops)
+        scales = self._scales.here
+        kernels.of("cpu").ef_sign.settle(state["residual"], scales, self.groups.starts, self.groups.stops)
         return state
 
-    def load(self, state: dict[str, NDArray[Any]]) -> str:
-        """See `Feedback`."""
-        self.scales = np.zeros_like(self.scales)
+    @override
+    def load(self, state: State) -> str:
+        self._scales.send(np.zeros_like(self._scales.here))
         return super().load(state)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from collectives.annotations import Array, Doubles, Words, override
+from collectives.devices import Device
 from collectives.testable import Testable
-from mpicomp import kernels
-from mpicomp.feedback.scale_groups import ScaleGroups, why
-from mpicomp.feedback.scaled_votes import ScaledVotes
+from mpicomp.feedback.base import Problem, Residual, StepInput, copy_to_host
+from mpicomp.feedback.scale_groups import ScaleGroups
+from mpicomp.feedback.vote_values import VoteValues, bad_ranks, compute_type
 from mpicomp.kernels.streams import Stream, source
 
 
@@ -21,121 +22,126 @@ class _Part(NamedTuple):
 
     elements: slice
     group: int
-    sums: NDArray[np.float64]
-    bits: NDArray[np.uint64]
+    sums: Array
+    bits: Array
+
+    def of(self, residual: Residual | None, following: bool = False) -> Array | None:
+        """Return its elements of the momentum, if there is one."""
+        if residual is None:
+            return None
+        return (residual.following if following else residual.current)[self.elements]
 
 
-def _part_of(vector: Any, part: _Part) -> Any:
-    return None if vector is None else vector[part.elements]
-
-
-class StochasticVotes(ScaledVotes):
+class StochasticVotes(VoteValues):
     """Momentum and norms of one vector.
+
+    Ranks exchange their norms before they draw signs, so a step that meets NaN on any rank changes nothing.
 
     Parameters
     ----------
-    groups, pieces, dtype, ranks, device
-        As in `ScaledVotes`.
+    device, groups, pieces, counts, dtype, ranks
+        As in `VoteValues`.
     rank : int
     momentum : float
-        beta; 0: none is kept.
+        beta; 0: no momentum is kept.
     stream : Stream
         Of the signs.
-
-    Attributes
-    ----------
-    momentum : ndarray[n] or None
-        A tensor where the vector is on a device.
+    has_norm : bool
+        Results are scaled by the largest of the ranks' norms; False: they are means of signs.
     """
-
-    state_kinds: ClassVar[dict[str, Any]] = {"momentum": "mean"}
-    residual: ClassVar[None] = None
 
     def __init__(
         self,
+        device: Device,
         groups: ScaleGroups,
         pieces: Sequence[range],
+        counts: Sequence[Words],
         dtype: str,
         ranks: int,
         rank: int,
         momentum: float,
         stream: Stream,
-        device: str = "cpu",
+        has_norm: bool,
     ) -> None:
-        super().__init__(groups, pieces, dtype, ranks, device)
-        kind = self._factors.dtype.type
-        self.momentum = self._zeros(self._n, kind) if momentum else None
-        self._moved = self._zeros(self._n, kind) if momentum else None  # the momentum that a step makes
+        n, kind = pieces[-1].stop if pieces else 0, compute_type(dtype)
+        self._momentum = Residual(device, n, kind) if momentum else None
+        residuals = {} if self._momentum is None else {"momentum": self._momentum}
+        super().__init__(device, groups, pieces, counts, dtype, ranks, residuals)
         self._beta, self._gain = kind(momentum), kind(1 - momentum)
-        self._schedule, self._source = stream.schedule(), source(rank)
-        self._norms = np.zeros(self._factors.size)  # N of each group
-        self._parts: list[list[_Part]] = []
+        self._schedule, self._rank, self._source = stream.schedule(), rank, source(rank)
+        self._has_norm, self._norms = has_norm, np.zeros(groups.starts.size)  # N of each group
+        self._parts = [
+            [_Part(run.elements, run.group, self._sums.there[run.sums], bits[run.words(cut.start)]) for run in runs]
+            for cut, bits, runs in zip(pieces, self._packed.pieces, groups.runs(pieces), strict=True)
+        ]
         self._step = np.uint64(0)
 
-    def lay_out(self, counts: Sequence[NDArray[np.uint64]]) -> None:
-        """See `ScaledVotes`."""
-        super().lay_out(counts)
-        self._parts = [
-            [_Part(run.elements, run.group, self._sums[run.sums], bits[run.words(cut.start)]) for run in of_piece]
-            for cut, bits, of_piece in zip(self._pieces, self._counts, self.groups.runs(self._pieces), strict=True)
-        ]
+    @property
+    def momentum(self) -> Array | None:
+        """The momentum, [n]; a tensor where vectors are on a device."""
+        return None if self._momentum is None else self._momentum.current
 
-    def set_step(self, step: int) -> None:
-        """Draw the signs of this step from now on."""
-        self._step = np.uint64(step & 0xFFFFFFFF)
+    @override
+    def begin(self, call: StepInput) -> None:
+        super().begin(call)
+        self._step = np.uint64(call.step & 0xFFFFFFFF)
 
-    def commit(self) -> None:
-        """Go over to the momentum of the step that has ended."""
-        if self._values is not self._nothing:
-            self.momentum, self._moved = self._moved, self.momentum
-        self.end()
+    @override
+    def reports_first(self, step: int) -> bool:
+        return True
 
-    def square(self) -> Testable | None:
-        """Sum the squares of this rank's vector, momentum included."""
+    @override
+    def measure(self) -> Testable | None:
+        self.launch(self._square)
+        return self._sums.fetch()
+
+    def _square(self) -> None:
         for part in chain.from_iterable(self._parts):
-            values, momentum = self._values[part.elements], _part_of(self.momentum, part)
-            self._kernels.ssdm.squares(values, momentum, self._beta, self._gain, part.sums)
-        return None
+            values, momentum = self._values[part.elements], part.of(self._momentum)
+            self.kernels.ssdm.squares(values, momentum, self._beta, self._gain, part.sums)
 
-    def measure(self, norms: NDArray[np.float64]) -> None:
-        """Fill in this rank's norms, once the squares are summed."""
-        finite = kernels.of("cpu").vote_counts.segment_totals(self._host_sums, self.groups.firsts, norms)
-        kind = self._factors.dtype
-        np.sqrt(norms, out=norms)
+    @override
+    def report(self, row: Doubles) -> None:
+        finite, kind = self._total_sums(row), self._factors.here.dtype
+        np.sqrt(row, out=row)
         if not finite:
-            self._measure_large(norms)
+            self._measure_large(row)
         # rounded once; a norm beyond the largest number becomes that: it is no less than any element
-        norms[:] = np.where(np.isfinite(norms), np.minimum(norms, np.finfo(kind).max), norms).astype(kind)
+        row[:] = np.where(np.isfinite(row), np.minimum(row, np.finfo(kind).max), row).astype(kind)
 
-    def _measure_large(self, norms: NDArray[np.float64]) -> None:
+    def _measure_large(self, norms: Doubles) -> None:
         """Norms of float64 groups whose squares overflow, by dividing by their largest magnitudes first."""
         for group in np.flatnonzero(~np.isfinite(norms)):
             part = slice(int(self.groups.starts[group]), int(self.groups.stops[group]))
-            x = self._to_host(self._values[part])
+            x = copy_to_host(self.device, self._values[part])
             with np.errstate(over="ignore", invalid="ignore"):
-                if self.momentum is not None:
-                    x = self._beta * self._to_host(self.momentum[part]) + self._gain * x
+                if (momentum := self.momentum) is not None:
+                    x = self._beta * copy_to_host(self.device, momentum[part]) + self._gain * x
                 largest = np.abs(x).max()
                 if np.isfinite(largest):
                     norms[group] = min(largest * np.linalg.norm(x / largest), np.finfo(np.float64).max)
         if not np.isfinite(norms).all():
-            norms[:] = why(self.all_finite(self._values))
+            norms[:] = self._reason()
 
-    def set_scales(self, norms: NDArray[np.float64], values: NDArray[Any]) -> bool:
-        """Fix N of each group, and what a unanimous vote stands for; False if a result would not be finite."""
-        self._norms[:] = norms
-        self._factors[:] = values.astype(self._factors.dtype) / self._ranks
-        return self._representable()
+    @override
+    def adopt(self, reports: Doubles) -> Problem | None:
+        if not np.isfinite(reports).all():
+            return Problem(bad_ranks(np.isnan(reports).any(axis=1)))
+        longest = reports.max(axis=0)
+        self._norms[:] = longest if self._has_norm else reports[self._rank]
+        unanimous = (longest if self._has_norm else longest > 0).astype(self._factors.here.dtype)
+        representable = self._set_factors(unanimous / self._ranks)
+        return None if representable or not self._has_norm else Problem(quantity="the norm")
 
+    @override
     def encode(self, piece: int) -> Testable | None:
-        """Draw the signs of this rank's piece; see `SignFeedback`."""
-        self._encode(piece)
-        return None
+        self.launch(self._draw_signs, piece)
+        return self._packed.fetch(piece, slice(self._words[piece]))
 
-    def _encode(self, piece: int) -> None:
+    def _draw_signs(self, piece: int) -> None:
         for part in self._parts[piece]:
-            self._kernels.ssdm.stochastic_signs(
+            self.kernels.ssdm.stochastic_signs(
                 self._schedule, np.uint64(part.elements.start), self._step, self._source,
-                self._values[part.elements], _part_of(self.momentum, part), _part_of(self._moved, part),
+                self._values[part.elements], part.of(self._momentum), part.of(self._momentum, following=True),
                 self._beta, self._gain, self._norms[part.group], part.bits,
             )  # fmt: skip

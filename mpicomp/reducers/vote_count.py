@@ -25,7 +25,8 @@ from mpicomp.aggregator.call import VectorCall
 from mpicomp.codecs.elias_counts import Elias, message_bytes, scratch
 from mpicomp.codecs.vote_counts import AddCounts, Counts, planes_of
 from mpicomp.reducers.coded import buffers
-from mpicomp.reducers.sign_merge import BRIEF_ELEMENTS, MEMORY_MATTERS, Encode, SignFeedback, buffer_count
+from mpicomp.reducers.side_channel import SideChannel
+from mpicomp.reducers.sign_merge import BRIEF_ELEMENTS, MEMORY_MATTERS, Encode, buffer_count
 
 _ELIAS = Elias()
 Words = NDArray[np.uint64]
@@ -41,7 +42,7 @@ def counts_model(n: int, ranks: int, piece_bytes: int, nbytes: Callable[[int, in
 
 
 class VoteCount:
-    """Counts along the plan of the communicator's topology.
+    """Counts along the plan of the communicator's topology; see `mpicomp.step.PieceReducer`.
 
     Parameters
     ----------
@@ -51,6 +52,8 @@ class VoteCount:
         Makes the payload, whose messages have other lengths at every step, from a program and the counts' merge. None:
         it is a `VoteCountPayload`.
     """
+
+    side_channel: SideChannel | None = None
 
     def __init__(
         self,
@@ -66,16 +69,15 @@ class VoteCount:
         self.payload = (payload or VoteCountPayload)(self.program, Counts().bind("cpu"))
         self._requests = comm.persistent(self) if payload is None else None
 
-    def steps(self, call: VectorCall, feedback: SignFeedback, decide: Decide | None = None) -> Iterator[bool]:
-        """Have every piece encoded, `encoded` called once they all are, and every piece of complete counts finished.
+    def prepare(self, step: int) -> None:
+        """Nothing is drawn for counts."""
 
-        decide : ``decide(piece, counts, words)`` makes complete counts into one bit each, in the first plane; these
-        travel in the gather phase.
-        """
+    def run(self, call: VectorCall, encode: Encode, decode: Encode, encoded: Callable[[], None]) -> Iterator[bool]:
+        """Have each piece encoded, call `encoded` after the last one, and have each piece's complete counts decoded."""
         payload = self.payload
-        payload.begin(call.traffic, feedback, decide)
+        payload.begin(call.traffic, encode, decode)
         try:
-            yield from execute(call, self.program, payload, self._tag, call.traffic, feedback.encoded, self._requests)
+            yield from execute(call, self.program, payload, self._tag, call.traffic, encoded, self._requests)
         finally:
             payload.end()
 
@@ -91,13 +93,16 @@ class VoteCountPayload:
         Per piece: this rank's signs, the first plane of its counts, and later the complete counts.
     words : list of int
         Per piece: words of a plane.
+    decide : callable or None
+        ``decide(first, counts, words)`` replaces complete counts, from element `first` on, by one bit each, in the
+        first plane; these travel in the gather phase.
     """
 
     encode: Encode
     finish: Encode
 
     def __init__(self, program: Program, add_counts: AddCounts) -> None:
-        self._decide: Decide | None = None
+        self.decide: Decide | None = None
         self._size = size = program.plan.size
         self._pieces = program.pieces
         n = self._pieces[-1].stop if self._pieces else 0
@@ -111,18 +116,17 @@ class VoteCountPayload:
         self._incoming: list[NDArray[Any]] = [one.view(np.uint64) for one in incoming]
         self._add_counts = add_counts
 
-    def begin(self, traffic: Traffic, feedback: SignFeedback, decide: Decide | None) -> None:
+    def begin(self, traffic: Traffic, encode: Encode, decode: Encode) -> None:
         """Go to another step; payloads that encode messages themselves count that time into `traffic`."""
-        self.encode, self.finish, self._decide = feedback.encode, feedback.finish, decide
+        self.encode, self.finish = encode, decode
 
     def end(self) -> None:
-        """Let go of the feedback: a payload that kept it would keep it alive in a cycle."""
+        """Drop the references to the feedback, which would keep it alive in a cycle."""
         del self.encode, self.finish
-        self._decide = None
 
     def outgoing(self, piece: int, weight: int) -> Any:
         """See `Payload`: the counts themselves, or the bits they became."""
-        planes = 1 if weight == self._size and self._decide is not None else planes_of(weight)
+        planes = 1 if weight == self._size and self.decide is not None else planes_of(weight)
         return _message(self.counts[piece], planes * self.words[piece])
 
     replacing = outgoing
@@ -143,8 +147,8 @@ class VoteCountPayload:
         held, words = self.counts[piece], self.words[piece]
         planes = planes_of(message.weight), planes_of(message.held_weight), planes_of(weight)
         self._add_counts(incoming, planes[0], held, planes[1], planes[2], words)
-        if weight == self._size and self._decide is not None:
-            self._decide(self._pieces[piece].start, held, words)
+        if weight == self._size and self.decide is not None:
+            self.decide(self._pieces[piece].start, held, words)
 
 
 class _Scratch(threading.local):
@@ -172,11 +176,11 @@ class EliasPayload(VoteCountPayload):
         self._scratch = _Scratch(program.longest_piece, longest)
         self._coded = [(0, 0)] * len(lengths)  # of each message: weight, and bytes; 0 bytes: it arrives, or has arrived
 
-    def begin(self, traffic: Traffic, feedback: SignFeedback, decide: Decide | None) -> None:
+    def begin(self, traffic: Traffic, encode: Encode, decode: Encode) -> None:
         """See `VoteCountPayload`."""
-        super().begin(traffic, feedback, decide)
+        super().begin(traffic, encode, decode)
         self._coded, self._traffic = [(0, 0)] * len(self._pieces), traffic
-        self._finish_counts, self.finish = feedback.finish, self._decode_and_finish
+        self._finish_counts, self.finish = decode, self._decode_and_finish
 
     def end(self) -> None:
         """See `VoteCountPayload`."""

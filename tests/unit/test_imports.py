@@ -50,11 +50,11 @@ LAYERS = {
     "mpicomp.kernels.gpu": Layer(("mpicomp.kernels",), ("numpy", "torch", "triton")),
     "mpicomp.codecs": Layer(("mpicomp.kernels",), ("numpy",)),
     "mpicomp.feedback": Layer(BYTES, ("numpy",)),
-    "mpicomp.aggregator": Layer(BYTES, ARRAYS),
+    "mpicomp.aggregator": Layer(("mpicomp.feedback", *BYTES), ARRAYS),
     "mpicomp.reducers": Layer(("mpicomp.aggregator", "mpicomp.feedback", *BYTES), ARRAYS),
     "mpicomp.auto": Layer(("mpicomp.reducers", "mpicomp.aggregator", "mpicomp.feedback", *BYTES), ARRAYS),
     "mpicomp.algorithms": Layer(
-        ("mpicomp.auto", "mpicomp.reducers", "mpicomp.aggregator", "mpicomp.feedback", *BYTES), ARRAYS
+        ("mpicomp.auto", "mpicomp.step", "mpicomp.reducers", "mpicomp.aggregator", "mpicomp.feedback", *BYTES), ARRAYS
     ),
     "mpicomp.checkpoint": Layer(("mpicomp.aggregator",), ("numpy",)),
     "mpicomp.pipeline": Layer(BYTES, (*ARRAYS, "torch")),

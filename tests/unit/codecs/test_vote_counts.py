@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from collectives.devices import HOST_DEVICE
 from mpicomp.codecs.sign import Sign
 from mpicomp.codecs.vote_counts import Counts, planes_of
-from mpicomp.feedback.majority import MajorityCodec
+from mpicomp.feedback.majority import MajorityVotes
 from mpicomp.kernels.streams import Stream
 from tests.contracts import LENGTHS, SignContract, draw_at, encoded, gaussian
 from tests.reference import vote_counts as reference
@@ -85,10 +87,11 @@ N = 200_000
 
 
 def majority(counts: NDArray[Any], weight: int, step: int = 3, first: int = 0, seed: int = 11) -> NDArray[np.bool_]:
-    """Of elements from `first` on, as `MajorityCodec` decides them in the place of the first plane."""
+    """Of elements from `first` on, as `MajorityVotes` decides them in the place of the first plane."""
     planes = reference.planes(counts, planes_of(weight))
-    codec = MajorityCodec([range(counts.size)], "float32", weight, Stream(seed, 0, "test"), [planes])
-    codec.begin(step, np.empty(0, np.float32), np.empty(0, np.float32))
+    codec = MajorityVotes(HOST_DEVICE, [range(counts.size)], [planes], "float32", weight, Stream(seed, 0, "test"))
+    nothing = np.empty(0, np.float32)
+    codec.begin(SimpleNamespace(step=step, values=nothing, out=nothing, wide=None))
     codec.decide(first, planes, -(-counts.size // 64))
     return unpack_bits(planes, counts.size)
 

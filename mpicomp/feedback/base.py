@@ -1,0 +1,336 @@
+"""Contract of feedback, and the double-buffered vectors that it carries from step to step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from collectives.annotations import AnyArray, Array, Doubles
+from collectives.devices import Device, wait
+from collectives.memory import aligned_empty
+from collectives.testable import Testable
+from mpicomp import kernels
+from mpicomp.feedback.mirror import Mirror
+
+State = dict[str, AnyArray]
+StateKind = Literal["mean", "owner", "owned", "shared"]
+"""Meaning of a state's entry where other ranks continue with it, see `mpicomp.checkpoint.redistribute`: a float array
+whose mean over ranks is pending; an array[n] that is zero except for the elements that the rank owns; start and stop of
+these elements; an entry that is equal on all ranks."""
+
+
+class StepInput(Protocol):
+    """One rank's vector in a step, and the array that takes the result.
+
+    Attributes
+    ----------
+    step : int
+    values : float32[n] or float64[n]
+        Left alone. A tensor where a device encodes, like `out` and `wide`.
+    out : array[n]
+        Overwritten with the result; uint16 for bfloat16.
+    wide : float32[n] or None
+        For 16-bit vectors: the same memory as `values`, and may be overwritten.
+    """
+
+    step: int
+    out: Array
+    wide: Array | None
+
+    @property
+    def values(self) -> Array:
+        """The vector; it may be computed when it is first read."""
+        ...
+
+
+class Problem(NamedTuple):
+    """Reason why a step fails on all ranks.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        Ranks whose numbers are not finite; empty: a sum or scale has overflowed.
+    quantity : str
+        Name of the quantity that overflowed, such as "the scale"; empty: the vector itself.
+    out_of_range : str
+        End of the sentence about finite numbers that the codec cannot represent; empty: not the reason.
+    """
+
+    ranks: tuple[int, ...] = ()
+    quantity: str = ""
+    out_of_range: str = ""
+
+
+class Residual:
+    """Vector that a step replaces as a whole.
+
+    A step reads `current` and writes `following`. `commit` swaps them, so a step that fails changes nothing, and `undo`
+    swaps them back: until the next step writes, the vector of before is intact.
+
+    Parameters
+    ----------
+    device : Device
+    n : int
+    dtype : dtype
+    kind : "mean" or "owner"
+        The pending error is the mean of the ranks' vectors, or each element is pending on the rank that owns it.
+    """
+
+    def __init__(self, device: Device, n: int, dtype: DTypeLike, kind: StateKind = "mean") -> None:
+        self.kind, self._device, self._dtype = kind, device, np.dtype(dtype)
+        self.current, self.following = (zeros(device, n, dtype) for _ in range(2))
+
+    def commit(self) -> None:
+        """Make the vector that the step has written the current one."""
+        self.current, self.following = self.following, self.current
+
+    undo = commit
+
+    @property
+    def like(self) -> AnyArray:
+        """Array of the host with the vector's shape and type; it takes no memory."""
+        return np.broadcast_to(np.zeros((), self._dtype), len(self.current))
+
+    def saved(self) -> AnyArray:
+        """Return a copy in the host's memory; waits for the device."""
+        return copy_to_host(self._device, self.current)
+
+    def restore(self, values: AnyArray) -> None:
+        """Overwrite the current vector; waits for the device."""
+        overwrite(self._device, self.current, values)
+
+
+class Feedback(ABC):
+    """One rank's half of a step: the state it carries, and the encoding and decoding of pieces.
+
+    The driver of a step (`mpicomp.step`) calls, in this order: `begin`; if `reports_first`, `measure`, `report` and
+    `adopt`; `fix_scales`; `encode` of every piece; if `reports_beside`, `report` and `adopt`; `decode` of every piece;
+    `settle`; and `commit` or `roll_back`. Several threads may encode and decode different pieces at once.
+
+    Parameters
+    ----------
+    device : Device
+        Where vectors are encoded.
+    residuals : dict of str to Residual
+        By their keys in the state.
+
+    Attributes
+    ----------
+    n_reports : int
+        Numbers that each rank reports to all others in a step.
+    reports_beside : bool
+        Ranks report while payloads travel, once a rank has encoded all of its pieces.
+    decodes_with_reports : bool
+        `decode` needs the reports of all ranks.
+    state_nan : str
+        Key of the entry that may hold NaN.
+    """
+
+    n_reports: int = 0
+    reports_beside: ClassVar[bool] = False
+    decodes_with_reports: ClassVar[bool] = False
+    state_nan: ClassVar[str] = ""
+
+    def __init__(self, device: Device, residuals: Mapping[str, Residual]) -> None:
+        self.device, self.on_host = device, device.name == "cpu"
+        self.kernels = kernels.of("cpu" if self.on_host else "cuda")
+        self.launch: Callable[..., object] = _call if self.on_host else partial(_launch, device)
+        self.residuals = dict(residuals)
+        self._begun = False
+
+    # One step --------------------------------------------------------------------------------------------------------
+
+    def begin(self, call: StepInput) -> None:
+        """Take the vector and the result of another step."""
+        self._begun = True
+
+    def reports_first(self, step: int) -> bool:
+        """Whether ranks must know each other's reports before they encode this step."""
+        return False
+
+    def measure(self) -> Testable | None:
+        """Compute this rank's reports before it encodes. Returns a handle where a device computes them."""
+        return None
+
+    def report(self, row: Doubles) -> None:
+        """Write this rank's reports, float64[n_reports]."""
+        return
+
+    def adopt(self, reports: Doubles) -> Problem | None:
+        """Take in float64[ranks, n_reports], on all ranks alike. Returns the reason if the step must fail.
+
+        Messages may still be in flight, so it must not raise.
+        """
+        return None
+
+    def fix_scales(self) -> Problem | None:
+        """Fix the scales that encoding needs. Returns the reason if the step must fail."""
+        return None
+
+    @abstractmethod
+    def encode(self, piece: int) -> Testable | None:
+        """Encode a piece of this rank's vector and write its part of the next residual.
+
+        Returns
+        -------
+        Testable or None
+            Handle that completes once the payload is in the host's memory; None: it is there.
+        """
+
+    @abstractmethod
+    def decode(self, piece: int) -> Testable | None:
+        """Write a piece of the result from its complete payload; returns as `encode` does."""
+
+    def settle(self) -> None:
+        """All pieces are decoded on this rank."""
+        return
+
+    def end(self) -> None:
+        """Drop references to the caller's arrays."""
+        self._begun = False
+
+    def commit(self) -> None:
+        """Make the step's residual the current one: the step has succeeded on all ranks."""
+        if self._begun:
+            for residual in self.residuals.values():
+                residual.commit()
+        self.end()
+
+    def roll_back(self) -> None:
+        """Keep the residual of before: the step has failed."""
+        self.end()
+
+    def undo(self) -> None:
+        """Take the last `commit` back; no step has begun since."""
+        for residual in self.residuals.values():
+            residual.undo()
+
+    @property
+    def can_undo(self) -> bool:
+        """Whether the residual of before the last step is kept."""
+        return True
+
+    # State -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def state_kinds(self) -> dict[str, StateKind]:
+        """Kind of each entry of `state`."""
+        return {key: residual.kind for key, residual in self.residuals.items()}
+
+    @property
+    def residual(self) -> Array | None:
+        """Vector that compression has left out so far, float32[n] or float64[n]; a tensor where a device encodes."""
+        residual = self.residuals.get("residual")
+        return None if residual is None else residual.current
+
+    def check_ready(self) -> None:
+        """Raise RuntimeError if an earlier error must be repaired first."""
+        return
+
+    def state(self) -> State:
+        """Return copies of all that the next step depends on, by the keys of `state_kinds`."""
+        return {key: residual.saved() for key, residual in self.residuals.items()}
+
+    def like(self) -> State:
+        """Return an array with the expected shape and type for each entry that a state must have."""
+        return {key: residual.like for key, residual in self.residuals.items()}
+
+    def load(self, state: State) -> str:
+        """Take over a checked state. Returns a description of the parts that ranks must compare, or ""."""
+        for key, residual in self.residuals.items():
+            residual.restore(state[key])
+        return ""
+
+    def check_owner(self, state: dict[str, Any], where: str) -> None:
+        """Raise ValueError if a state has entries for elements that another rank owns; `where` starts the message."""
+        return
+
+    # Memory ----------------------------------------------------------------------------------------------------------
+
+    def all_finite(self, values: Array) -> bool:
+        """Whether a float32 or float64 vector has neither NaN nor infinity; waits for the device."""
+        if self.on_host:
+            return bool(self.kernels.sign.all_finite(values))
+        flag = FiniteFlag(self.device)
+        self.launch(lambda: flag.clear_unless(self.kernels.sign.all_finite(values)))
+        wait(flag.fetch())
+        return bool(flag)
+
+
+class FiniteFlag:
+    """Flag that stays set while everything that a step has checked is finite.
+
+    On a device kernels find that out, so the flag is copied to the host behind them.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device, self._on_host = device, device.name == "cpu"
+        self._mirror = Mirror(device, device.zeros(1, "uint8"))
+        self.reset()
+
+    def __bool__(self) -> bool:
+        return bool(self._mirror.here[0])
+
+    def reset(self) -> None:
+        """Set the flag for another step."""
+        if self._on_host:
+            self._mirror.here[0] = 1
+        else:
+            self._device.run(partial(self._mirror.there.fill_, 1))
+
+    def clear_unless(self, finite: Any) -> None:
+        """Clear the flag if `finite`, a bool or a bool[] on the device, is False. Called as one of the kernels."""
+        if not self._on_host:
+            self._mirror.there.mul_(finite)
+        elif not finite:
+            self._mirror.here[0] = 0
+
+    def fetch(self) -> Testable | None:
+        """Copy the flag to the host; returns a handle, or None where it is there."""
+        return self._mirror.fetch()
+
+
+def _call(work: Callable[..., object], *arguments: Any) -> None:
+    work(*arguments)
+
+
+def _launch(device: Device, work: Callable[..., object], *arguments: Any) -> None:
+    device.run(partial(work, *arguments))
+
+
+def zeros(device: Device, n: int, dtype: DTypeLike) -> Array:
+    """Return a vector of zeros. On the host it begins at a page, as streaming stores ask for."""
+    if device.name != "cpu":
+        return device.zeros(n, np.dtype(dtype).name)
+    vector = aligned_empty(n, dtype)
+    vector[:] = 0
+    return vector
+
+
+def copy_to_host(device: Device, vector: Array) -> AnyArray:
+    """Return a copy in the host's memory; waits for the device."""
+    mirror = Mirror(device, vector)
+    wait(mirror.fetch())
+    return mirror.here.copy()
+
+
+def overwrite(device: Device, vector: Array, values: Array) -> None:
+    """Overwrite a vector with an array of the host, for which this waits, or with another vector of the device."""
+    if device.name == "cpu":
+        vector[:] = values
+    elif isinstance(values, np.ndarray):
+        wait(Mirror(device, vector).send(values))
+    else:
+        device.run(partial(vector.copy_, values))
+
+
+def narrow_into(values: Array, dtype: str, out: Array) -> Any:
+    """Round float32 to float16 or bfloat16 words on the device of the arrays; returns whether all is finite."""
+    on = kernels.beside(values)
+    words = out.view(np.uint16) if isinstance(out, np.ndarray) else out
+    return on.sixteen_bits.narrow(values, dtype == "bfloat16", words)

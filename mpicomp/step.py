@@ -1,0 +1,141 @@
+"""The driver of a step: it calls feedback and reducer in turn, and lets the ranks agree that the step is good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from collectives import Communicator
+from collectives.progress.polling import done
+from collectives.testable import Testable
+from mpicomp.aggregator.call import VectorCall
+from mpicomp.aggregator.parts import Reducer
+from mpicomp.feedback.base import Feedback, Problem
+from mpicomp.reducers.side_channel import SideChannel
+
+Work = Callable[[int], Testable | None]
+
+
+class PieceReducer(Protocol):
+    """Moves the payloads of pieces between ranks and combines them.
+
+    Attributes
+    ----------
+    side_channel : SideChannel or None
+        The channel of the ranks' reports, if payloads travel on it; None: the driver makes one.
+    """
+
+    side_channel: SideChannel | None
+
+    def prepare(self, step: int) -> None:
+        """Do ahead the work of a step that needs no vector. Not always called, so `run` must not depend on it."""
+
+    def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:
+        """Have each piece encoded, call `encoded` after the last one, and have each complete piece decoded."""
+        ...
+
+
+class StepDriver(Reducer):
+    """Steps of one vector: announce, encode, reduce, agree, decode; then commit or roll back.
+
+    Parameters
+    ----------
+    comm : Communicator
+    feedback : Feedback
+    reducer : PieceReducer
+    """
+
+    def __init__(self, comm: Communicator, feedback: Feedback, reducer: PieceReducer) -> None:
+        self.feedback, self.reducer = feedback, reducer
+        # instance attributes, since a step of a short vector should not pay for a call that only passes on
+        self.__dict__.update(prepare=reducer.prepare, commit=feedback.commit, roll_back=feedback.roll_back)
+        self.channel = reducer.side_channel or SideChannel(comm, feedback.n_reports)
+        self._problem: Problem | None = None
+        self._has_reports = False
+        self._waiting: list[int] = []  # complete pieces that cannot be decoded before the reports are there
+
+    def undo(self) -> None:
+        """Take back the last `commit`; no step has begun since."""
+        self.feedback.undo()
+
+    def steps(self, call: VectorCall) -> Iterator[bool]:
+        """Write the result of a step to ``call.out``; see `Reducer`."""
+        if not call.spec.n:
+            return
+        feedback = self.feedback
+        feedback.begin(call)
+        if feedback.reports_first(call.step):
+            yield from self._exchange_reports(call)
+        self._raise(call, feedback.fix_scales())
+        if feedback.decodes_with_reports:
+            yield from self._decode_with_reports(call)
+        else:
+            yield from self.reducer.run(call, feedback.encode, feedback.decode, self._encoded)
+            yield from self._collect(call)
+            self._raise(call)
+        feedback.settle()
+
+    # Reports ---------------------------------------------------------------------------------------------------------
+
+    def _exchange_reports(self, call: VectorCall) -> Iterator[bool]:
+        """Measure this rank's vector, and exchange the reports of all ranks before anything is encoded."""
+        traffic, clock = call.traffic, call.traffic.clock
+        start = clock()
+        yield from done(call, self.feedback.measure())
+        self.feedback.report(self.channel.mine)
+        measured = clock()
+        yield from self.channel.swap(call, traffic)
+        end = clock()
+        traffic.seconds_encoding += measured - start
+        traffic.seconds_waiting += end - measured
+        traffic.seconds_total += end - start
+        self._raise(call, self.feedback.adopt(self.channel.everyones))
+
+    def _encoded(self) -> None:
+        """Send this rank's reports while its payloads are still travelling."""
+        if self.feedback.reports_beside:
+            self.feedback.report(self.channel.mine)
+            self.channel.start()
+
+    def _collect(self, call: VectorCall) -> Iterator[bool]:
+        if self.feedback.reports_beside:
+            yield from self.channel.collect(call, call.traffic)
+            self._problem = self.feedback.adopt(self.channel.everyones)
+
+    def _raise(self, call: VectorCall, problem: Problem | None = None) -> None:
+        """Raise the error of a problem, on all ranks alike, with nothing in flight."""
+        problem, self._problem = problem or self._problem, None
+        if problem is None:
+            return
+        if problem.out_of_range:
+            raise call.out_of_range(problem.ranks, problem.out_of_range)
+        raise call.non_finite(problem.ranks, problem.quantity)
+
+    # Steps whose pieces are decoded with the ranks' reports ----------------------------------------------------------
+
+    def _decode_with_reports(self, call: VectorCall) -> Iterator[bool]:
+        """Run the reducer, and take in the reports as soon as they are there: pieces are decoded from then on."""
+        feedback, channel, traffic = self.feedback, self.channel, call.traffic
+        self._has_reports, self._waiting = False, []
+        for moved in self.reducer.run(call, feedback.encode, self._decode_or_wait, self._encoded):
+            if not self._has_reports and channel.started and channel.arrived():
+                describe = call.describe
+                yield from self._collect(call)  # all of it has arrived
+                call.describe = describe
+                self._has_reports = True  # last: from now on other threads decode
+            yield moved
+        if not self._has_reports:
+            yield from self._collect(call)
+        self._raise(call)
+        start = traffic.clock()
+        for written in [feedback.decode(piece) for piece in self._waiting]:
+            yield from done(call, written)
+        seconds = traffic.clock() - start
+        traffic.seconds_decoding += seconds
+        traffic.seconds_total += seconds
+
+    def _decode_or_wait(self, piece: int) -> Testable | None:
+        if self._has_reports and self._problem is None:
+            return self.feedback.decode(piece)
+        self._waiting.append(piece)
+        return None
