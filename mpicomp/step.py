@@ -10,8 +10,8 @@ from collectives.progress.polling import done
 from collectives.testable import Testable
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Reducer
+from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.feedback.base import Feedback, Problem
-from mpicomp.reducers.side_channel import SideChannel
 
 Work = Callable[[int], Testable | None]
 
@@ -25,10 +25,11 @@ class PieceReducer(Protocol):
         The channel of the ranks' reports, if payloads travel on it; None: the driver makes one.
     """
 
-    side_channel: SideChannel | None
+    side_channel: SideChannel | None = None
 
-    def prepare(self, step: int) -> None:
+    def prepare_step(self, step: int) -> None:
         """Do ahead the work of a step that needs no vector. Not always called, so `run` must not depend on it."""
+        return
 
     def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:
         """Have each piece encoded, call `encoded` after the last one, and have each complete piece decoded."""
@@ -48,7 +49,7 @@ class StepDriver(Reducer):
     def __init__(self, comm: Communicator, feedback: Feedback, reducer: PieceReducer) -> None:
         self.feedback, self.reducer = feedback, reducer
         # instance attributes, since a step of a short vector should not pay for a call that only passes on
-        self.__dict__.update(prepare=reducer.prepare, commit=feedback.commit, roll_back=feedback.roll_back)
+        self.__dict__.update(prepare=reducer.prepare_step, commit=feedback.commit, roll_back=feedback.roll_back)
         self.channel = reducer.side_channel or SideChannel(comm, feedback.n_reports)
         self._problem: Problem | None = None
         self._has_reports = False
@@ -64,8 +65,7 @@ class StepDriver(Reducer):
             return
         feedback = self.feedback
         feedback.begin(call)
-        if feedback.reports_first(call.step):
-            yield from self._exchange_reports(call)
+        yield from self.announce(call)
         self._raise(call, feedback.fix_scales())
         if feedback.decodes_with_reports:
             yield from self._decode_with_reports(call)
@@ -77,8 +77,10 @@ class StepDriver(Reducer):
 
     # Reports ---------------------------------------------------------------------------------------------------------
 
-    def _exchange_reports(self, call: VectorCall) -> Iterator[bool]:
-        """Measure this rank's vector, and exchange the reports of all ranks before anything is encoded."""
+    def announce(self, call: VectorCall) -> Iterator[bool]:
+        """Exchange the reports that encoding needs: those of this rank's measured vector. Hook of methods."""
+        if not self.feedback.reports_first(call.step):
+            return
         traffic, clock = call.traffic, call.traffic.clock
         start = clock()
         yield from done(call, self.feedback.measure())
@@ -93,12 +95,18 @@ class StepDriver(Reducer):
 
     def _encoded(self) -> None:
         """Send this rank's reports while its payloads are still travelling."""
-        if self.feedback.reports_beside:
-            self.feedback.report(self.channel.mine)
-            self.channel.start()
+        if self.feedback.reports_when == "beside":
+            self._report()
+
+    def _report(self) -> None:
+        self.feedback.report(self.channel.mine)
+        self.channel.start()
 
     def _collect(self, call: VectorCall) -> Iterator[bool]:
-        if self.feedback.reports_beside:
+        when = self.feedback.reports_when
+        if when == "after":
+            self._report()
+        if when is not None:
             yield from self.channel.collect(call, call.traffic)
             self._problem = self.feedback.adopt(self.channel.everyones)
 

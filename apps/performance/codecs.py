@@ -18,7 +18,7 @@ from collectives.execution.partition import pieces
 from mpicomp.cli.timing import alternate, summary
 from mpicomp.codecs import Clipping, Codec, Counts, Draw, OneBit, Quantizer, TopK, TwoMeans
 from mpicomp.kernels.streams import Stream
-from mpicomp.reducers.coded import piece_elements
+from mpicomp.reducers.piece_lengths import piece_elements
 
 CODECS: dict[str, Codec] = {
     "quantize, s = 4": Quantizer(512, 4, "linf"),

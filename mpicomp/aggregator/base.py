@@ -21,11 +21,11 @@ from collectives.execution.staged import deliver, fetch, use_in_background
 from collectives.memory import Flat, empty_like, flat, is_read_only, on_device
 from collectives.operands import overlap
 from collectives.routes import VERSION
-from mpicomp.aggregator import state as states
 from mpicomp.aggregator.call import User, VectorCall
 from mpicomp.aggregator.difference import Difference
 from mpicomp.aggregator.parts import Parts, StateKind, VectorSpec
 from mpicomp.aggregator.widening import Widening
+from mpicomp.feedback import saved_state as states
 
 _NO_NUMBERS = None, None
 RESTORED = ", restored "  # in a description, before what of the restored state ranks compare
@@ -359,7 +359,7 @@ class Aggregator:
         return {"method": type(self.algorithm).__name__, "n": self.n, "step": self.step, **entries}
 
     def _checked_state(self, state: dict[str, Any]) -> dict[str, Any]:
-        """What a state holds, all of it looked at before any is taken over: see `mpicomp.aggregator.state.check`."""
+        """Return the checked content of a state; see `mpicomp.feedback.saved_state.check`."""
         where = f"{self.comm.here}, vector {self.vector_id}"
         like = self._state({} if self.feedback is None else self.feedback.like())
         nan = "" if self.feedback is None else self.feedback.state_nan

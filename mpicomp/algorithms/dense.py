@@ -23,8 +23,8 @@ from mpicomp.aggregator.base import Aggregator
 from mpicomp.codecs.full_precision import FullPrecision
 from mpicomp.codecs.options import choice
 from mpicomp.codecs.rounded import Rounded
-from mpicomp.reducers.coded import piece_elements
 from mpicomp.reducers.full_precision_mean import FullPrecisionMean
+from mpicomp.reducers.piece_lengths import piece_elements
 from mpicomp.reducers.two_pass import two_pass
 
 

@@ -25,7 +25,7 @@ from mpicomp.codecs.options import integer
 from mpicomp.codecs.registry import compressor
 from mpicomp.codecs.scaled_sign import OneBit
 from mpicomp.feedback.error_feedback import ErrorFeedback
-from mpicomp.reducers.coded import piece_elements
+from mpicomp.reducers.piece_lengths import piece_elements
 from mpicomp.reducers.two_pass import two_pass
 
 _DEFAULT = OneBit(1 << 15)

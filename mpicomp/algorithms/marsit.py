@@ -34,16 +34,17 @@ from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, Synchronize, VectorSpec
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.periodic import FullPrecisionRounds
+from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.codecs.options import choice, flag, integer, number
 from mpicomp.codecs.shared_selection import SharedSelection
 from mpicomp.codecs.sign import Sign
+from mpicomp.feedback.base import bad_ranks
 from mpicomp.feedback.scale_groups import padded_lengths
 from mpicomp.feedback.sign_residual import SignResidual
 from mpicomp.feedback.sign_residual_device import DeviceSignResidual
 from mpicomp.feedback.sign_rule import GAMMA, SignRule
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.shared_selection import SelectionGather, selection_model
-from mpicomp.reducers.side_channel import SideChannel, bad_ranks
 from mpicomp.reducers.sign_gather import sign_reducer
 from mpicomp.reducers.sign_merge import OneBitReducer, message_model
 

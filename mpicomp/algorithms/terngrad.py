@@ -15,27 +15,28 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collectives import Communicator
-from collectives.devices import Landed, named
+from collectives.annotations import Array, override
+from collectives.devices import after_copy
 from collectives.execution.parts import in_parts
-from collectives.progress.polling import until
-from collectives.testable import Testable
+from collectives.progress.polling import done
 from mpicomp import kernels
-from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, Reducer, VectorSpec
+from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.codecs.base import Bytes, Draw
+from mpicomp.aggregator.side_channel import SideChannel
+from mpicomp.codecs.base import Codec, Draw
 from mpicomp.codecs.bucketed import count
 from mpicomp.codecs.options import adopt, integer, number
 from mpicomp.codecs.quantizer import Quantizer
-from mpicomp.feedback.error_feedback import FeedbackEncoder
-from mpicomp.feedback.on_device import Mirror
+from mpicomp.feedback.base import bad_ranks
+from mpicomp.feedback.codes import Codes
+from mpicomp.feedback.mirror import Mirror
 from mpicomp.reducers.all_gather import all_gather, gathered_model
-from mpicomp.reducers.side_channel import SideChannel, bad_ranks
+from mpicomp.step import PieceReducer, StepDriver
 
 PART_ELEMENTS = 1 << 21  # of which one worker measures the scales at a time
 
@@ -79,14 +80,13 @@ class TernGrad(Algorithm):
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """No feedback x ternary quantizer with shared scales x all-gather."""
-        errors, codec, reducer = all_gather(comm, spec, self.codec, None, self.seed)
-        return Parts(errors, codec, SharedScaleRounds(self, comm, spec, errors.encoders["residual"], reducer))
+        return all_gather(comm, spec, self.codec, None, self.seed, partial(SharedScaleDriver, self, spec))
 
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
         """See `Algorithm.message_model`."""
         return gathered_model(self.codec, n, piece_bytes)
 
-    def scales(self, values: Any) -> Any:
+    def scales(self, values: Array) -> Array:
         """Of one rank's vector, each bucket's, as float32; infinity where the bucket is not finite."""
         on = kernels.beside(values)
         scales = on.arrays.empty(values, count(len(values), self.bucket), "float32")
@@ -95,85 +95,71 @@ class TernGrad(Algorithm):
         return scales
 
 
-class _Shared:
+class _SharedScales:
     """A quantizer whose scales are given."""
 
-    def __init__(self, codec: Quantizer, scales: Any) -> None:
+    def __init__(self, codec: Quantizer, scales: Array) -> None:
         self.codec, self.scales = codec, scales
         self.alignment, self.nbytes, self.decode = codec.alignment, codec.nbytes, codec.decode
 
-    def encode(self, values: Any, payload: Bytes, *, draw: Draw) -> Any:
+    def encode(self, values: Array, payload: Array, *, draw: Draw) -> bool:
         first = draw.offset // self.codec.bucket
         scales = self.scales[first : first + count(len(values), self.codec.bucket)]
         self.codec.encode_scaled(values, scales, payload, draw=draw)
         return True
 
 
-class SharedScaleRounds:
-    """Scales are shared before codes are gathered; see `Reducer`."""
+class SharedScaleDriver(StepDriver):
+    """Steps whose ranks agree on the scale of each bucket before they encode."""
 
     def __init__(
-        self, options: TernGrad, comm: Communicator, spec: VectorSpec, encoder: FeedbackEncoder, gather: Reducer
+        self, options: TernGrad, spec: VectorSpec, comm: Communicator, feedback: Codes, reducer: PieceReducer
     ) -> None:
-        self._options, self._encoder, self._gather = options, encoder, gather
+        super().__init__(comm, feedback, reducer)
+        self._options, self._encoder = options, feedback.encoders["residual"]
         buckets = count(spec.n, options.bucket)
         step = options.bucket * max(1, PART_ELEMENTS // options.bucket)
         self._parts = [range(start, min(spec.n, start + step)) for start in range(0, spec.n, step)]
-        self._side_channel = SideChannel(comm, 0, 4 * buckets)
-        self._mine = self._side_channel.tail.view(np.float32)
-        self._device = None if spec.device == "cpu" else named(spec.device)
-        if self._device is not None:
-            self._mirror = Mirror(self._device, self._device.zeros(buckets, "float32"))
-        self.prepare, self.commit, self.roll_back = gather.prepare, gather.commit, gather.roll_back
+        self._scale_channel = SideChannel(comm, 0, 4 * buckets)
+        self._mine = self._scale_channel.tail.view(np.float32)
+        self._mirror = Mirror(feedback.device, feedback.device.zeros(buckets, "float32"))
 
-    def steps(self, call: VectorCall) -> Iterator[bool]:
-        """See `Reducer`."""
-        if not call.spec.n:
-            return
+    @override
+    def announce(self, call: VectorCall) -> Iterator[bool]:
         yield from self._measure(call)
-        channel = self._side_channel
+        channel = self._scale_channel
         yield from channel.swap(call, call.traffic)
         everyones = np.stack([tail.view(np.float32) for tail in channel.tails])
         bad = bad_ranks(~np.isfinite(everyones).all(axis=1))
         if bad:
             raise call.non_finite(bad)
-        self._encoder.codec = _Shared(self._options.codec, self._beside_vector(everyones.max(axis=0, initial=0)))
-        yield from self._gather.steps(call)
+        self._mirror.send(everyones.max(axis=0, initial=0))
+        self._encoder.codec = cast(Codec, _SharedScales(self._options.codec, self._mirror.there))
 
     def _measure(self, call: VectorCall) -> Iterator[bool]:
         """Overwrite this rank's scales."""
         traffic, values = call.traffic, call.values
         start = traffic.clock()
-        if self._device is None and len(self._parts) > 1:
+        if self.feedback.on_host and len(self._parts) > 1:
             measure = partial(self._measure_part, values)
             yield from in_parts(call, traffic, "seconds_encoding", measure, self._parts, call.group.workers)
             traffic.seconds_total += traffic.clock() - start
             return
-        measured = self._measure_whole(values)
+        self.feedback.launch(self._measure_whole, values)
+        measured = after_copy(self._mirror.fetch(), self._take_scales)
         spent = traffic.clock() - start
         traffic.seconds_encoding += spent
         traffic.seconds_total += spent
-        if measured is not None:
-            yield from until(measured, call)
+        yield from done(call, measured)
 
-    def _measure_part(self, values: Any, part: range) -> None:
+    def _measure_part(self, values: Array, part: range) -> None:
         """Overwrite the scales of whole buckets."""
         scales = self._options.scales(values[part.start : part.stop])
         first = part.start // self._options.bucket
         self._mine[first : first + len(scales)] = scales
 
-    def _measure_whole(self, values: Any) -> Testable | None:
-        """Overwrite all scales; tells when a device has done so."""
-        scales = partial(self._options.scales, values)
-        if self._device is None:
-            self._mine[:] = scales()
-            return None
-        mirror = self._mirror
-        self._device.run(lambda: mirror.there.copy_(scales()))
-        return Landed(mirror.fetch(), lambda: np.copyto(self._mine, mirror.here))
+    def _measure_whole(self, values: Array) -> None:
+        self._mirror.there[:] = self._options.scales(values)
 
-    def _beside_vector(self, scales: NDArray[np.float32]) -> Any:
-        if self._device is None:
-            return scales
-        self._mirror.send(scales)
-        return self._mirror.there
+    def _take_scales(self) -> None:
+        self._mine[:] = self._mirror.here

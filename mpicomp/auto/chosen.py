@@ -13,12 +13,12 @@ from dataclasses import replace
 from collectives import Communicator
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Reducer, VectorSpec
+from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.auto.pending import Pending
 from mpicomp.auto.stopwatch import COUNT, Front, Stopwatch, slowest
 from mpicomp.auto.trials import Plan, Schedule, Side, Stage, Times
 from mpicomp.reducers.full_precision_mean import FullPrecisionMean
 from mpicomp.reducers.full_precision_mean_device import StagedMean
-from mpicomp.reducers.side_channel import SideChannel
 
 _log = logging.getLogger("mpicomp")
 

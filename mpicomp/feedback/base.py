@@ -109,8 +109,8 @@ class Feedback(ABC):
     """One rank's half of a step: the state it carries, and the encoding and decoding of pieces.
 
     The driver of a step (`mpicomp.step`) calls, in this order: `begin`; if `reports_first`, `measure`, `report` and
-    `adopt`; `fix_scales`; `encode` of every piece; if `reports_beside`, `report` and `adopt`; `decode` of every piece;
-    `settle`; and `commit` or `roll_back`. Several threads may encode and decode different pieces at once.
+    `adopt`; `fix_scales`; `encode` of every piece; if `reports_when` is set, `report` and `adopt`; `decode` of every
+    piece; `settle`; and `commit` or `roll_back`. Several threads may encode and decode different pieces at once.
 
     Parameters
     ----------
@@ -123,8 +123,8 @@ class Feedback(ABC):
     ----------
     n_reports : int
         Numbers that each rank reports to all others in a step.
-    reports_beside : bool
-        Ranks report while payloads travel, once a rank has encoded all of its pieces.
+    reports_when : "beside", "after" or None
+        Ranks report while payloads travel, once a rank has encoded all of its pieces; or after the reducer has ended.
     decodes_with_reports : bool
         `decode` needs the reports of all ranks.
     state_nan : str
@@ -132,7 +132,7 @@ class Feedback(ABC):
     """
 
     n_reports: int = 0
-    reports_beside: ClassVar[bool] = False
+    reports_when: Literal["beside", "after"] | None = None
     decodes_with_reports: ClassVar[bool] = False
     state_nan: ClassVar[str] = ""
 
@@ -331,6 +331,28 @@ def overwrite(device: Device, vector: Array, values: Array) -> None:
 
 def narrow_into(values: Array, dtype: str, out: Array) -> Any:
     """Round float32 to float16 or bfloat16 words on the device of the arrays; returns whether all is finite."""
-    on = kernels.beside(values)
     words = out.view(np.uint16) if isinstance(out, np.ndarray) else out
-    return on.sixteen_bits.narrow(values, dtype == "bfloat16", words)
+    return kernels.beside(values).sixteen_bits.narrow(values, dtype == "bfloat16", words)
+
+
+def bad_ranks(marks: Any) -> tuple[int, ...]:
+    """Return the ranks whose mark, in bool[ranks], is set."""
+    return tuple(int(rank) for rank in np.flatnonzero(marks))
+
+
+def compute_type(dtype: str) -> type[np.floating]:
+    """Return the type in which vectors of a type are computed."""
+    return np.float64 if dtype == "float64" else np.float32
+
+
+def words_of(device: Device, out: Array) -> Array:
+    """Return a vector as unsigned words on the host, as integers on a device: kernels write 16-bit floats so."""
+    if device.name == "cpu":
+        return out.view(f"u{out.itemsize}")
+    nbytes = out.element_size()
+    if nbytes not in _INTEGERS:
+        _INTEGERS[nbytes] = device.zeros(0, f"int{8 * nbytes}").dtype
+    return out.view(_INTEGERS[nbytes])
+
+
+_INTEGERS: dict[int, Any] = {}  # PyTorch's types by their length in bytes, without an import of PyTorch

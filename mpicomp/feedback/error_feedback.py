@@ -1,9 +1,9 @@
-"""What a rank keeps of what its codec left out, and gives to the next step: a rank's half of a step.
+"""Error feedback: a rank encodes its vector plus a residual, and keeps in the residual what the codec left out.
 
-p = what feedback makes of the vector and the residual, Q(p) is sent, and the residual becomes what Q left out. No pass
-looks for NaN beforehand: codecs reject them while they encode, and the next residual is kept beside the old one until
-all ranks have said that they met none. Works on parts of vectors that fit the caches, so that a vector is read from
-memory once.
+A rule compensates the vector by the residual, which gives p; Q(p) is sent, and the residual becomes the part that Q
+left out. No pass looks for NaN beforehand: codecs reject it while they encode, and the next residual is kept next to
+the old one until all ranks have reported that they met none. The encoder works on pieces that fit the caches, so that
+a vector is read from memory once.
 """
 
 from __future__ import annotations
@@ -12,32 +12,33 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
+from collectives.annotations import Array, override
+from collectives.devices import Device
 from collectives.memory import narrow, widen
 from mpicomp import kernels
-from mpicomp.codecs.base import Bytes, Codec, Draw, Extended
+from mpicomp.codecs.base import Codec, Draw, Extended
+from mpicomp.feedback.base import FiniteFlag, Residual, StateKind
+from mpicomp.feedback.payloads import QUIET, codec_on
 from mpicomp.kernels.streams import Stream
 
-QUIET = np.errstate(over="ignore", invalid="ignore")
-"""NumPy does not warn of what the ranks look for and tell each other."""
 _FLOATS = {4: np.float32, 8: np.float64}
 
 
 class ErrorRule(Protocol):
-    """How a residual enters a step and what a codec's error becomes.
+    """Rule by which a residual enters a step, and takes up the codec's error.
 
-    All arrays are of one length and dtype, and in the host's memory or on a device.
+    All arrays have one length and dtype, and are in the host's memory or on one device.
     """
 
-    def compensate(self, values: Any, residual: Any, out: Any) -> None:
-        """Overwrite `out` with what is to be encoded."""
+    def compensate(self, values: Array, residual: Array, out: Array) -> None:
+        """Overwrite `out` with the vector that is encoded."""
 
-    def keep(self, values: Any, compensated: Any, sent: Any, residual: Any, out: Any) -> Any:
-        """Overwrite `out` with the next residual; `sent` is what the codec made of `compensated`.
+    def keep(self, values: Array, compensated: Array, sent: Array, residual: Array, out: Array) -> Any:
+        """Overwrite `out` with the next residual; `sent` is the decoded form of `compensated`.
 
         Returns
         -------
@@ -48,161 +49,144 @@ class ErrorRule(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ErrorFeedback:
+class ErrorFeedback(ErrorRule):
     """p = g + e; e <- p - Q(p)."""
 
-    def compensate(self, values: Any, residual: Any, out: Any) -> None:
-        """See `ErrorRule`."""
+    @override
+    def compensate(self, values: Array, residual: Array, out: Array) -> None:
         kernels.beside(out).error_feedback.compensate(values, residual, None, out)
 
-    def keep(self, values: Any, compensated: Any, sent: Any, residual: Any, out: Any) -> Any:
-        """See `ErrorRule`."""
+    @override
+    def keep(self, values: Array, compensated: Array, sent: Array, residual: Array, out: Array) -> Any:
         return kernels.beside(out).error_feedback.keep(compensated, sent, residual, None, out)
 
 
 @dataclass(frozen=True, slots=True)
-class ErrorAccumulation:
+class ErrorAccumulation(ErrorRule):
     """p = g + alpha h; h <- beta h + (g - Q(p))."""
 
     alpha: float
     beta: float
 
-    def compensate(self, values: Any, residual: Any, out: Any) -> None:
-        """See `ErrorRule`."""
+    @override
+    def compensate(self, values: Array, residual: Array, out: Array) -> None:
         kernels.beside(out).error_feedback.compensate(values, residual, _FLOATS[out.itemsize](self.alpha), out)
 
-    def keep(self, values: Any, compensated: Any, sent: Any, residual: Any, out: Any) -> Any:
-        """See `ErrorRule`."""
+    @override
+    def keep(self, values: Array, compensated: Array, sent: Array, residual: Array, out: Array) -> Any:
         return kernels.beside(out).error_feedback.keep(values, sent, residual, _FLOATS[out.itemsize](self.beta), out)
 
 
-class KeptArrays:
-    """What `Feedback` asks for where a state is arrays: the attributes named by `state_kinds` that are not None."""
-
-    state_kinds: ClassVar[dict[str, Any]] = {"residual": "mean"}
-    state_nan: ClassVar[str] = ""
-
-    def check_ready(self) -> None:
-        """See `Feedback`: always ready."""
-
-    def like(self) -> dict[str, NDArray[Any]]:
-        """See `Feedback`."""
-        return {key: array for key in self.state_kinds if (array := getattr(self, key)) is not None}
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Copies of the arrays."""
-        return {key: array.copy() for key, array in self.like().items()}
-
-    def load(self, state: dict[str, NDArray[Any]]) -> str:
-        """See `Feedback`."""
-        for key, array in self.like().items():
-            array[:] = state[key]
-        return ""
-
-
 class _Scratch(threading.local):
-    """A thread's memory for what of a piece is encoded, what others will decode, and that rounded to 16 bits."""
+    """A thread's memory for what of a piece is encoded, for the values that others decode, and for those in 16 bits."""
 
-    def __init__(self, longest: int, dtype: np.dtype[Any], applied: str | None) -> None:
+    def __init__(self, longest: int, dtype: type[np.floating], applied: str | None) -> None:
         self.compensated, self.sent = np.empty(longest, dtype), np.empty(longest, dtype)
         kind = np.uint16 if applied == "bfloat16" else applied
         self.rounded = np.empty(0 if applied is None else longest, kind)
 
 
 class FeedbackEncoder:
-    """Encodes a rank's pieces, and keeps the residual. Several threads may encode at once, each another piece.
+    """Encodes a rank's pieces, and keeps the residual. Several threads may encode different pieces at once.
 
     Attributes
     ----------
-    residual : ndarray[n], or [0] without feedback
-        Of the steps that are done; what this step makes of it takes its place by `commit`.
-    failed : bool
-        Something was not finite at this step; zeros were sent for it.
+    codec : Codec
+        As vectors are encoded where they are; see `codec_on`.
+    residual : Residual
+        Of n elements, or 0 without feedback.
+    finite : FiniteFlag
+        All that was encoded at this step is finite; zeros were sent for the rest. On a device it is known once the
+        payloads have been copied to the host.
 
     Parameters
     ----------
+    device : Device
     codec : Codec
-    feedback : ErrorRule, optional
-        None: nothing is kept.
+    rule : ErrorRule, optional
+        None: no residual is kept.
     n : int
-    dtype : dtype
+    dtype : type
         float32 or float64.
     longest : int
         Elements of the longest piece.
     stream : Stream
     rank : int
     applied : "float16" or "bfloat16", optional
-        What is decoded is rounded to this type where it is applied, and feedback includes that.
+        The decoded values are rounded to this type where they are applied, and the residual includes that.
+    kind : "mean" or "owner"
+        Of the residual.
     """
 
     def __init__(
         self,
+        device: Device,
         codec: Codec,
-        feedback: ErrorRule | None,
+        rule: ErrorRule | None,
         n: int,
-        dtype: np.dtype[Any],
+        dtype: type[np.floating],
         longest: int,
         stream: Stream,
         rank: int,
         applied: str | None = None,
+        kind: StateKind = "mean",
     ) -> None:
-        self._applied, self._dtype = applied, dtype
-        self.codec, self.step, self._failed = codec, 0, False
-        self._feedback, self._stream, self._rank = feedback, stream, rank
-        self.residual, self._next = (self._zeros(n if feedback is not None else 0, dtype) for _ in range(2))
+        self._device, self._on_host, self._dtype, self._applied = device, device.name == "cpu", dtype, applied
+        self.codec, self._step = codec_on(device, codec), 0
+        self._rule, self._stream, self._rank = rule, stream, rank
+        self.residual, self.finite = Residual(device, 0 if rule is None else n, dtype, kind), FiniteFlag(device)
         # some codecs do error feedback themselves, in fewer passes and to the same bits
-        itself = isinstance(feedback, ErrorFeedback) and applied is None
-        self._keeps = itself and hasattr(codec, "encode_keeping")
-        self._scratch = self._memory(longest if feedback is not None and not self._keeps else 0, dtype)
-
-    def _zeros(self, n: int, dtype: Any) -> Any:
-        return np.zeros(n, dtype)
-
-    def _memory(self, longest: int, dtype: np.dtype[Any]) -> Any:
-        return _Scratch(longest, dtype, self._applied)
-
-    @property
-    def failed(self) -> bool:
-        """See the attributes."""
-        return self._failed
+        self._keeps = isinstance(rule, ErrorFeedback) and applied is None and hasattr(self.codec, "encode_keeping")
+        # on a device memory for a piece is allocated when its kernels are launched
+        needed = longest if rule is not None and not self._keeps and self._on_host else 0
+        self._scratch = _Scratch(needed, dtype, applied)
 
     def begin(self, step: int) -> None:
         """Go to another step."""
-        self.step, self._failed = step, False
+        self._step = step
+        self.finite.reset()
+
+    def encode(self, part: Array, cut: range, payload: Array) -> None:
+        """Overwrite `payload` with Q of the elements `cut` of a vector, and the next residual with the rest."""
+        if self._on_host:
+            self._encode(part, cut, payload)
+        else:
+            self._device.run(partial(self._encode, part, cut, payload))
+            self.finite.fetch()
 
     @QUIET
-    def encode(self, part: NDArray[Any], cut: range, payload: Bytes) -> None:
-        """Overwrite `payload` with Q of a part of a vector, the elements of `cut`, and keep what it leaves out."""
-        if not self._encode(part, cut, payload):
-            self._failed = True
+    def _encode(self, part: Array, cut: range, payload: Array) -> None:
+        finite = self._encode_piece(part, cut, payload)
+        if not self._on_host:
+            payload.mul_(finite)  # bytes of zeros decode to zeros in every codec, so no owner fails for this rank
+        self.finite.clear_unless(finite)
 
-    def _encode(self, part: Any, cut: range, payload: Bytes) -> Any:
-        """As `encode`; returns whether all is finite."""
+    def _encode_piece(self, part: Array, cut: range, payload: Array) -> Any:
+        """Encode a piece; returns whether it is finite: a bool, or bool[] on a device."""
         draw = self.draw(cut)
-        if self._feedback is None:
+        if self._rule is None:
             return self._write(part, payload, draw)
-        residual, following = (whole[cut.start : cut.stop] for whole in (self.residual, self._next))
+        residual, following = self.residual.current[cut.start : cut.stop], self.residual.following[cut.start : cut.stop]
         if self._keeps:
             keeping = cast(Extended, self.codec).encode_keeping
             return self._try(partial(keeping, part, residual, payload, following), following, payload, draw)
-        compensated, sent = self._two(part)
-        self._feedback.compensate(part, residual, compensated)
+        if self._on_host:
+            compensated, sent = self._scratch.compensated[: len(part)], self._scratch.sent[: len(part)]
+        else:
+            compensated, sent = part.new_empty(len(part)), part.new_empty(len(part))
+        self._rule.compensate(part, residual, compensated)
         finite = self._write(compensated, payload, draw, sent)
         if self._applied is not None:
             rounded = self._scratch.rounded[: len(cut)]
             narrow(sent, self._applied, rounded)
             widen(rounded, self._applied, sent)
-        return finite & self._feedback.keep(part, compensated, sent, residual, following)
+        return finite & self._rule.keep(part, compensated, sent, residual, following)
 
     def draw(self, cut: range) -> Draw:
-        """From where the encoder of a piece draws, at this step."""
-        return Draw(self._stream, self.step, self._rank, 0, cut.start)
+        """Return the place in the random stream that a piece of this step begins at."""
+        return Draw(self._stream, self._step, self._rank, 0, cut.start)
 
-    def _two(self, part: Any) -> tuple[Any, Any]:
-        """Memory for what is encoded of a part, and for what others will decode."""
-        return self._scratch.compensated[: len(part)], self._scratch.sent[: len(part)]
-
-    def _write(self, values: Any, payload: Bytes, draw: Draw, sent: Any = None) -> Any:
+    def _write(self, values: Array, payload: Array, draw: Draw, sent: Array | None = None) -> Any:
         """Encode, and overwrite `sent`, if it is given, with the values that others will decode."""
         telling = None if sent is None else getattr(self.codec, "encode_telling", None)
         if telling is not None:
@@ -212,51 +196,27 @@ class FeedbackEncoder:
             self.codec.decode(payload, sent, weight=1)
         return finite
 
-    def _try(self, encode: Callable[[], Any], values: NDArray[Any], payload: Bytes, draw: Draw) -> Any:
-        """Encode values, or zeros where they cannot be encoded; returns whether they can."""
+    def _try(self, encode: Callable[[], Any], values: Array, payload: Array, draw: Draw) -> Any:
+        """Encode values, or on the host zeros where they cannot be encoded; returns whether they can."""
+        if not self._on_host:
+            return encode()
         try:
             encode()
             return True
         except OverflowError:
             pass
         except ValueError:
-            if self.all_finite(values):
+            if kernels.of("cpu").sign.all_finite(values):
                 raise
-        # the others wait for a payload that they can decode, and are told at the end
+        # the others wait for a payload that they can decode; the reports at the end name this rank
         self.codec.encode(np.zeros(len(values), self._dtype), payload, draw=draw)
         return False
 
-    def all_finite(self, values: Any) -> bool:
-        """Whether a float32 or float64 vector has neither NaN nor infinity."""
-        return bool(kernels.of("cpu").sign.all_finite(values))
-
-    def commit(self) -> None:
-        """The step is good on all ranks: its residual is the next step's."""
-        self.residual, self._next = self._next, self.residual
-
-    def undo(self) -> None:
-        """Take `commit` back: until something is encoded again, the residual of before is where the next one goes."""
-        self.residual, self._next = self._next, self.residual
-
-    @property
-    def like(self) -> NDArray[Any]:
-        """An array of the host of the residual's shape and type."""
-        return np.broadcast_to(np.zeros((), self._dtype), len(self.residual))
-
-    def saved(self) -> NDArray[Any]:
-        """A copy of the residual in the host's memory."""
-        copy: NDArray[Any] = self.residual.copy()
-        return copy
-
-    def restore(self, residual: NDArray[Any]) -> None:
-        """Overwrite the residual."""
-        self.residual[:] = residual
-
 
 @QUIET
-def take_mean(codec: Codec, payloads: Sequence[Bytes], mean: Any, decoded: Any) -> None:
-    """Overwrite `mean` with that of what payloads hold, added up in their order; `decoded` is overwritten too."""
-    add = getattr(codec, "add", None)  # in one pass, or of few elements
+def take_mean(codec: Codec, payloads: Sequence[Array], mean: Array, decoded: Array) -> None:
+    """Overwrite `mean` with the mean of decoded payloads, added up in their order; `decoded` is overwritten too."""
+    add = getattr(codec, "add", None)  # in one pass, or touching few elements
     codec.decode(payloads[0], mean, weight=1)
     for payload in payloads[1:]:
         if add is not None:

@@ -14,9 +14,9 @@ from collectives.testable import Testable
 from mpicomp import kernels
 from mpicomp.codecs.sign import UNSIGNED, Sign
 from mpicomp.codecs.vote_counts import planes_of
-from mpicomp.feedback.base import Feedback, Problem, StepInput
+from mpicomp.feedback.base import Feedback, Problem, StepInput, bad_ranks, compute_type, words_of
 from mpicomp.feedback.mirror import Mirror, Packed
-from mpicomp.feedback.vote_values import STREAMING_ELEMENTS, bad_ranks, compute_type, words_of
+from mpicomp.feedback.vote_values import STREAMING_ELEMENTS
 from mpicomp.kernels.streams import GROUP, Stream, source
 
 COMMON = source(0)  # of coins that all ranks draw alike
@@ -48,7 +48,7 @@ class MajorityVotes(Feedback):
     """
 
     n_reports = 1
-    reports_beside = True
+    reports_when = "beside"
 
     def __init__(
         self, device: Device, pieces: Sequence[range], counts: Sequence[Words], dtype: str, ranks: int, stream: Stream

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,6 @@ from collectives.testable import Testable
 from mpicomp import kernels
 from mpicomp.codecs.sign import UNSIGNED
 from mpicomp.codecs.top_k import index_bits, kept
-from mpicomp.feedback.error_feedback import KeptArrays
 
 PART_ELEMENTS = 1 << 18  # that one piece of work takes, at most where blocks allow it
 
@@ -90,6 +89,30 @@ def lay_out(lengths: Sequence[int], rates: Sequence[int], chunk: int | None, exa
             first = last
         start += length
     return tuple(parts)
+
+
+class KeptArrays:
+    """What `Feedback` asks for where a state is arrays: the attributes named by `state_kinds` that are not None."""
+
+    state_kinds: ClassVar[dict[str, Any]] = {"residual": "mean"}
+    state_nan: ClassVar[str] = ""
+
+    def check_ready(self) -> None:
+        """See `Feedback`: always ready."""
+
+    def like(self) -> dict[str, NDArray[Any]]:
+        """See `Feedback`."""
+        return {key: array for key in self.state_kinds if (array := getattr(self, key)) is not None}
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Copies of the arrays."""
+        return {key: array.copy() for key, array in self.like().items()}
+
+    def load(self, state: dict[str, NDArray[Any]]) -> str:
+        """See `Feedback`."""
+        for key, array in self.like().items():
+            array[:] = state[key]
+        return ""
 
 
 class Memory(KeptArrays):

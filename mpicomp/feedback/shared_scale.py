@@ -13,16 +13,16 @@ from collectives.annotations import Doubles, Words, override
 from collectives.devices import Device
 from collectives.testable import Testable
 from mpicomp import kernels
-from mpicomp.feedback.base import Problem, Residual, State
+from mpicomp.feedback.base import Problem, Residual, State, bad_ranks, compute_type
 from mpicomp.feedback.mirror import Mirror
 from mpicomp.feedback.scale_groups import ScaleGroups
-from mpicomp.feedback.vote_values import STREAMING_ELEMENTS, VoteValues, bad_ranks, compute_type
+from mpicomp.feedback.vote_values import STREAMING_ELEMENTS, VoteValues
 
 
 class SharedScale(VoteValues):
     """Residual and scales of one vector; parameters as in `VoteValues`."""
 
-    reports_beside = decodes_with_reports = True
+    reports_when, decodes_with_reports = "beside", True
 
     def __init__(
         self,

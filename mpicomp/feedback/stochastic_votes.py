@@ -11,9 +11,9 @@ import numpy as np
 from collectives.annotations import Array, Doubles, Words, override
 from collectives.devices import Device
 from collectives.testable import Testable
-from mpicomp.feedback.base import Problem, Residual, StepInput, copy_to_host
+from mpicomp.feedback.base import Problem, Residual, StepInput, bad_ranks, compute_type, copy_to_host
 from mpicomp.feedback.scale_groups import ScaleGroups
-from mpicomp.feedback.vote_values import VoteValues, bad_ranks, compute_type
+from mpicomp.feedback.vote_values import VoteValues
 from mpicomp.kernels.streams import Stream, source
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from collectives.memory import SIXTEEN_BIT, narrow, widen
 from collectives.testable import Testable
 from mpicomp import kernels
 from mpicomp.codecs.vote_counts import planes_of, write_values
-from mpicomp.feedback.base import Feedback, Residual, StepInput, narrow_into, zeros
+from mpicomp.feedback.base import Feedback, Residual, StepInput, compute_type, narrow_into, words_of, zeros
 from mpicomp.feedback.mirror import Mirror, Packed
 from mpicomp.feedback.scale_groups import ScaleGroups, why
 
@@ -122,20 +121,3 @@ class VoteValues(Feedback):
             narrow(largest, self._dtype, rounded)
             widen(rounded, self._dtype, largest)
         return bool(np.isfinite(largest).all())
-
-
-def bad_ranks(marks: Any) -> tuple[int, ...]:
-    """Return the ranks whose mark, in bool[ranks], is set."""
-    return tuple(int(rank) for rank in np.flatnonzero(marks))
-
-
-def compute_type(dtype: str) -> type[np.floating]:
-    """Return the type in which vectors of a type are computed."""
-    return np.float64 if dtype == "float64" else np.float32
-
-
-def words_of(device: Device, out: Array) -> Array:
-    """Return a vector as unsigned words on the host, as integers on a device: kernels write 16-bit floats so."""
-    if device.name == "cpu":
-        return out.view(f"u{out.itemsize}")
-    return out.view(device.zeros(0, f"int{8 * out.element_size()}").dtype)

@@ -7,47 +7,55 @@ and sends the mean back in full precision.
 
 from __future__ import annotations
 
-from functools import partial
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mpi4py import MPI
 
 from collectives import Communicator
+from collectives.devices import named
 from collectives.execution.partition import pieces
+from collectives.execution.pipelined import execute
 from collectives.execution.program import Program, gather_program
 from collectives.schedules.all_gather import AllGather as Route
 from collectives.schedules.star import Star
 from collectives.testable import Testable
+from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import MessageModel, Parts, VectorSpec
 from mpicomp.codecs.base import Codec, sent_bytes, varies
 from mpicomp.codecs.full_precision import FullPrecision
-from mpicomp.feedback.error_feedback import ErrorRule, FeedbackEncoder, take_mean
+from mpicomp.feedback.codes import GatheredCodes
+from mpicomp.feedback.error_feedback import ErrorRule, FeedbackEncoder
+from mpicomp.feedback.payloads import Payloads, Results
 from mpicomp.kernels.streams import Stream
-from mpicomp.reducers.coded import CodedPayload, CodedRounds, Residuals, piece_elements
-from mpicomp.reducers.coded_device import Place, place_of
-from mpicomp.reducers.two_pass import TwoPassPayload, route
+from mpicomp.reducers.piece_lengths import BRIEF_ELEMENTS, piece_elements
+from mpicomp.reducers.two_pass import CodesDriver, owned_codes
+from mpicomp.step import PieceReducer, StepDriver, Work
 
 
-def all_gather(comm: Communicator, spec: VectorSpec, codec: Codec, feedback: ErrorRule | None, seed: int = 0) -> Parts:
+def all_gather(
+    comm: Communicator,
+    spec: VectorSpec,
+    codec: Codec,
+    rule: ErrorRule | None,
+    seed: int = 0,
+    driver: CodesDriver = StepDriver,
+) -> Parts:
     """Feedback x codec x all-gather, or over a star x two passes, the second in full precision."""
-    star, back = isinstance(comm.topology, Star), FullPrecision(spec.dtype)
-    longest = piece_elements(codec, spec.n, comm.packed_piece_bytes(), back if star else None)
-    if star:
-        program = comm.program(route(comm), spec.n, codec.alignment, longest)
-    else:
-        program = gather_program(comm.rank, comm.size, pieces(range(spec.n), longest, codec.alignment))
-    stream, here = Stream(seed, spec.vector_id, "code"), (spec.n, spec.compute, program.longest_piece)
-    place = place_of(spec)
-    encoder = place.encoder(codec, feedback, *here, stream, comm.rank)
-    errors = Residuals({"residual": encoder}, {"residual": "mean"})
-    payload: TwoPassPayload | AllGatherPayload
-    if star:
-        server = FeedbackEncoder(back, None, *here, stream, 0)
-        payload = TwoPassPayload(spec, program, place, codec, encoder, server)
-    else:
-        payload = AllGatherPayload(spec, program, place, codec, encoder)
-    persistent = not star and not varies(codec)
-    return Parts(errors, codec, CodedRounds(comm, errors, program, payload, True, persistent))
+    stream = Stream(seed, spec.vector_id, "code")
+    if isinstance(comm.topology, Star):
+        back = FullPrecision(spec.dtype)
+        return owned_codes(comm, spec, codec, back, rule, None, (stream, stream), ("residual",), driver)
+    longest, device = piece_elements(codec, spec.n, comm.packed_piece_bytes()), named(spec.device)
+    cuts = pieces(range(spec.n), longest, codec.alignment)
+    program = gather_program(comm.rank, comm.size, cuts)
+    encoder = FeedbackEncoder(device, codec, rule, spec.n, spec.compute.type, program.longest_piece, stream, comm.rank)
+    payloads = Payloads(device, codec, [len(cut) for cut in program.pieces])
+    results = Results(device, spec.dtype, program.longest_piece)
+    feedback = GatheredCodes(device, {"residual": encoder}, cuts, payloads, results)
+    reducer = AllGatherReducer(comm, program, codec, payloads, len(cuts))
+    return Parts(feedback, codec, driver(comm, feedback, reducer))
 
 
 def gathered_model(codec: Codec, n: int, piece_bytes: int) -> MessageModel:
@@ -55,48 +63,59 @@ def gathered_model(codec: Codec, n: int, piece_bytes: int) -> MessageModel:
     return MessageModel(codec.nbytes, piece_elements(codec, n, piece_bytes), codec.alignment, Route())
 
 
-class AllGatherPayload(CodedPayload):
-    """Every rank's payloads of a vector, for a program by `gather_program`; see `Payload`.
+class AllGatherReducer(PieceReducer):
+    """Sends every rank's payloads once round the ring; they are its messages as well, see `Payload`.
 
-    place : where this rank's half of a step is done. encoder : that half's, of `codec`.
+    Parameters
+    ----------
+    comm : Communicator
+    program : Program
+        By `gather_program`: pieces of all ranks, rank by rank.
+    codec : Codec
+    payloads : Payloads
+        Of the program's pieces.
+    n_cuts : int
+        Pieces of one vector.
     """
 
     receive_buffers = 0
+    encode: Work
 
-    def __init__(
-        self, spec: VectorSpec, program: Program, place: Place, codec: Codec, encoder: FeedbackEncoder
-    ) -> None:
-        size = program.plan.size
-        cuts = program.pieces[: len(program.pieces) // size]
-        super().__init__(spec, cuts, place.results(spec, program.longest_piece))
-        self._encoder, self._codec, self._size, self._rank = encoder, codec, size, program.plan.rank
-        self._payloads = place.payloads(codec, [len(cut) for cut in program.pieces])
-        self._messages = [[payload, payload.nbytes, MPI.BYTE] for payload in self._payloads.host]
-        self._fixed = not varies(codec)
+    def __init__(self, comm: Communicator, program: Program, codec: Codec, payloads: Payloads, n_cuts: int) -> None:
+        self.program, self._codec, self._payloads = program, codec, payloads
+        self._rank, self._size, self._n_cuts = comm.rank, comm.size, n_cuts
+        self._tag, self._fixed = comm.fixed_tag(), not varies(codec)
+        self._requests = comm.persistent(self) if self._fixed else None
+        self._messages = [[payload, payload.nbytes, MPI.BYTE] for payload in payloads.host]
+        self.brief = not program.pieces or program.pieces[n_cuts - 1].stop <= BRIEF_ELEMENTS
+        self._missing, self._counting = [0] * n_cuts, threading.Lock()
 
-    def encode(self, piece: int) -> Testable | None:
-        """See `Payload`."""
-        cut = self._cuts[piece % len(self._cuts)]
-        self._encoder.encode(self._part(cut), cut, self._payloads.there[piece])
-        return self._payloads.fetch(piece)
+    def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:
+        """See `PieceReducer`."""
+        self.encode, self._decode = encode, decode
+        self._missing = [self._size] * self._n_cuts
+        try:
+            yield from execute(call, self.program, self, self._tag, call.traffic, encoded, self._requests)
+        finally:
+            del self.encode, self._decode  # they would keep the feedback alive in a cycle
 
     def outgoing(self, piece: int, weight: int) -> Any:
         """See `Payload`."""
         if self._fixed:
             return self._messages[piece]
         payload = self._payloads.host[piece]
-        return [payload, sent_bytes(self._codec, payload, len(self._cuts[piece % len(self._cuts)])), MPI.BYTE]
+        return [payload, sent_bytes(self._codec, payload, len(self.program.pieces[piece])), MPI.BYTE]
 
     def replacing(self, piece: int, weight: int) -> Any:
         """See `Payload`."""
         return self._messages[piece]
 
     def finish(self, piece: int) -> Testable | None:
-        """See `Payload`: once the last rank's is there, decode all in rank order."""
-        rank, k = divmod(piece, len(self._cuts))
+        """See `Payload`: have a piece decoded once the payloads of all ranks are there."""
+        rank, k = divmod(piece, self._n_cuts)
         if rank != self._rank:
             self._payloads.deliver(piece)
-        if not self._complete_by(k, self._size):
-            return None
-        codec, payloads = self._payloads.codec, self._payloads.there[k :: len(self._cuts)]
-        return self._results.write(self._cuts[k], partial(take_mean, codec, payloads))
+        with self._counting:
+            self._missing[k] -= 1
+            complete = not self._missing[k]
+        return self._decode(k) if complete else None

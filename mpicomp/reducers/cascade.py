@@ -10,6 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
+from collectives.devices import HOST_DEVICE
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Message, Program
 from collectives.memory import SIXTEEN_BIT
@@ -19,12 +20,13 @@ from mpicomp import kernels
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.nonfinite import largest
 from mpicomp.aggregator.parts import MessageModel, Reducer, VectorSpec
+from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.codecs.base import Draw
 from mpicomp.codecs.bucketed import FLOAT32_MAX
 from mpicomp.codecs.stochastic_sign import StochasticSign, measure
+from mpicomp.feedback.base import bad_ranks
+from mpicomp.feedback.payloads import Payloads
 from mpicomp.kernels.streams import Stream
-from mpicomp.reducers.coded import Payloads
-from mpicomp.reducers.side_channel import SideChannel, bad_ranks
 
 
 class Cascade(Reducer):
@@ -129,7 +131,7 @@ class CascadePayload:
         return np.zeros(n, np.float32)
 
     def _payloads(self, lengths: Sequence[int]) -> Payloads:
-        return Payloads(self._codec, lengths)
+        return Payloads(HOST_DEVICE, self._codec, lengths)
 
     def _do(self, work: Callable[..., object], *operands: Any) -> None:
         """Have kernels launched, behind those of before."""

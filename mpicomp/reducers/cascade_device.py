@@ -8,10 +8,9 @@ from typing import Any
 
 from collectives.devices import Device
 from collectives.testable import Testable
-from mpicomp.feedback.on_device import Mirror
+from mpicomp.feedback.mirror import Mirror
+from mpicomp.feedback.payloads import Payloads
 from mpicomp.reducers.cascade import CascadePayload
-from mpicomp.reducers.coded import Payloads
-from mpicomp.reducers.coded_device import DevicePayloads
 
 
 class DeviceCascadePayload(CascadePayload):
@@ -29,7 +28,7 @@ class DeviceCascadePayload(CascadePayload):
         return self._device.zeros(n, "float32")
 
     def _payloads(self, lengths: Sequence[int]) -> Payloads:
-        return DevicePayloads(self._device, self._codec, lengths)
+        return Payloads(self._device, self._codec, lengths)
 
     def _do(self, work: Callable[..., object], *operands: Any) -> None:
         self._device.run(partial(work, *operands))

@@ -11,7 +11,8 @@ from collectives.progress.polling import done
 from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Reducer
-from mpicomp.reducers.side_channel import SideChannel, bad_ranks
+from mpicomp.aggregator.side_channel import SideChannel
+from mpicomp.feedback.base import bad_ranks
 
 
 class FullPrecisionMean(Reducer):

@@ -34,15 +34,16 @@ from collectives.progress.polling import done
 from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Reducer, VectorSpec
 from mpicomp.aggregator.call import VectorCall
+from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.codecs.options import MOST_ELEMENTS, integer, number
 from mpicomp.codecs.top_k import kept
+from mpicomp.feedback.base import bad_ranks
 from mpicomp.feedback.memory import Memory, lay_out
 from mpicomp.feedback.memory_device import DeviceMemory
 from mpicomp.feedback.scale_groups import padded_lengths
 from mpicomp.reducers.choosers import BRIEF_ELEMENTS, Chooser
 from mpicomp.reducers.full_precision_mean import FullPrecisionMean
 from mpicomp.reducers.full_precision_mean_device import staged
-from mpicomp.reducers.side_channel import SideChannel, bad_ranks
 
 _GOOD, _LARGE, _OVERFLOWED, _BAD = range(4)  # what a rank says of its numbers
 

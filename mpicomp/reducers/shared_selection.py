@@ -20,10 +20,10 @@ from collectives.progress.polling import done
 from collectives.schedules.all_gather import AllGather
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import MessageModel
+from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.codecs.shared_selection import Selection, SharedSelection
 from mpicomp.reducers.selection_payload import SelectionPayload
 from mpicomp.reducers.selection_payload_device import DeviceSelectionPayload
-from mpicomp.reducers.side_channel import SideChannel
 from mpicomp.reducers.sign_merge import SignFeedback
 
 PIECE_BYTES = 128 << 10  # of one rank's payload

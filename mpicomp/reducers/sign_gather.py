@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from collectives import Communicator
 from collectives.progress.polling import until
 from mpicomp.aggregator.call import VectorCall
+from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.codecs.sign import Sign, SignMerger
 from mpicomp.kernels.streams import GROUP, source
-from mpicomp.reducers.side_channel import SideChannel
 from mpicomp.reducers.sign_merge import OneBitReducer, SignFeedback, SignMerge
 
 

@@ -19,9 +19,9 @@ from collectives.memory import PAGE, aligned_empty
 from collectives.testable import Testable
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import MessageModel
+from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.codecs.sign import Sign, SignMerger
 from mpicomp.kernels.streams import GROUP, source
-from mpicomp.reducers.side_channel import SideChannel
 
 MOST_BUFFERS = 4
 MEMORY_PART = 0.49  # of the vector's elements that may be under way: two bits each, beside the one bit held

@@ -24,9 +24,9 @@ from mpicomp.aggregator.algorithm import Algorithm, MessageModel, VectorSpec
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.codecs.elias_counts import Elias, message_bytes, scratch
 from mpicomp.codecs.vote_counts import AddCounts, Counts, planes_of
-from mpicomp.reducers.coded import buffers
-from mpicomp.reducers.side_channel import SideChannel
-from mpicomp.reducers.sign_merge import BRIEF_ELEMENTS, MEMORY_MATTERS, Encode, buffer_count
+from mpicomp.feedback.payloads import buffers
+from mpicomp.reducers.sign_merge import BRIEF_ELEMENTS, MEMORY_MATTERS, buffer_count
+from mpicomp.step import PieceReducer, Work
 
 _ELIAS = Elias()
 Words = NDArray[np.uint64]
@@ -41,8 +41,8 @@ def counts_model(n: int, ranks: int, piece_bytes: int, nbytes: Callable[[int, in
     return MessageModel(nbytes, piece, Counts().alignment)
 
 
-class VoteCount:
-    """Counts along the plan of the communicator's topology; see `mpicomp.step.PieceReducer`.
+class VoteCount(PieceReducer):
+    """Counts along the plan of the communicator's topology.
 
     Parameters
     ----------
@@ -52,8 +52,6 @@ class VoteCount:
         Makes the payload, whose messages have other lengths at every step, from a program and the counts' merge. None:
         it is a `VoteCountPayload`.
     """
-
-    side_channel: SideChannel | None = None
 
     def __init__(
         self,
@@ -69,10 +67,7 @@ class VoteCount:
         self.payload = (payload or VoteCountPayload)(self.program, Counts().bind("cpu"))
         self._requests = comm.persistent(self) if payload is None else None
 
-    def prepare(self, step: int) -> None:
-        """Nothing is drawn for counts."""
-
-    def run(self, call: VectorCall, encode: Encode, decode: Encode, encoded: Callable[[], None]) -> Iterator[bool]:
+    def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:
         """Have each piece encoded, call `encoded` after the last one, and have each piece's complete counts decoded."""
         payload = self.payload
         payload.begin(call.traffic, encode, decode)
@@ -98,8 +93,8 @@ class VoteCountPayload:
         first plane; these travel in the gather phase.
     """
 
-    encode: Encode
-    finish: Encode
+    encode: Work
+    finish: Work
 
     def __init__(self, program: Program, add_counts: AddCounts) -> None:
         self.decide: Decide | None = None
@@ -116,7 +111,7 @@ class VoteCountPayload:
         self._incoming: list[NDArray[Any]] = [one.view(np.uint64) for one in incoming]
         self._add_counts = add_counts
 
-    def begin(self, traffic: Traffic, encode: Encode, decode: Encode) -> None:
+    def begin(self, traffic: Traffic, encode: Work, decode: Work) -> None:
         """Go to another step; payloads that encode messages themselves count that time into `traffic`."""
         self.encode, self.finish = encode, decode
 
@@ -176,7 +171,7 @@ class EliasPayload(VoteCountPayload):
         self._scratch = _Scratch(program.longest_piece, longest)
         self._coded = [(0, 0)] * len(lengths)  # of each message: weight, and bytes; 0 bytes: it arrives, or has arrived
 
-    def begin(self, traffic: Traffic, encode: Encode, decode: Encode) -> None:
+    def begin(self, traffic: Traffic, encode: Work, decode: Work) -> None:
         """See `VoteCountPayload`."""
         super().begin(traffic, encode, decode)
         self._coded, self._traffic = [(0, 0)] * len(self._pieces), traffic

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from collectives.devices import HOST_DEVICE
 from mpicomp.codecs import Quantizer
 from mpicomp.feedback.error_feedback import ErrorAccumulation, ErrorFeedback, FeedbackEncoder
 from mpicomp.kernels.streams import Stream
@@ -39,12 +40,12 @@ def test_what_is_not_finite_is_told(feedback: ErrorFeedback | ErrorAccumulation,
 
 def test_error_feedback_does_not_decode_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     codec, n = Quantizer(bucket=64, levels=2, norm="l2", coding="entropy"), 640
-    worker = FeedbackEncoder(codec, ErrorAccumulation(0.2, 0.9), n, np.dtype(np.float32), n, Stream(5, 0, "code"), 0)
+    worker = FeedbackEncoder(HOST_DEVICE, codec, ErrorAccumulation(0.2, 0.9), n, np.float32, n, Stream(5, 0, "code"), 0)
     values, sent = np.random.default_rng(0).standard_normal(n).astype(np.float32), np.empty(n, np.float32)
     payload = np.empty(codec.nbytes(n), np.uint8)
     with monkeypatch.context() as patched:
         patched.setattr(Quantizer, "decode", None)
         worker.encode(values, range(n), payload)
-    worker.commit()
+    worker.residual.commit()
     codec.decode(payload, sent, weight=1)
-    assert (worker.residual == values - sent).all()
+    assert (worker.residual.current == values - sent).all()

@@ -6,7 +6,7 @@ import pytest
 
 from mpicomp.codecs.quantizer import Quantizer
 from mpicomp.codecs.scaled_sign import OneBit
-from mpicomp.reducers.coded import LONG_PIECE, SHORT_PIECE, piece_elements
+from mpicomp.reducers.piece_lengths import LONG_PIECE, SHORT_PIECE, piece_elements
 
 MUCH = 1 << 30  # bytes
 

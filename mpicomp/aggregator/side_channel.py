@@ -98,8 +98,3 @@ class SideChannel:
         """Send this rank's numbers and wait for those of all ranks."""
         self.start()
         yield from self.collect(call, traffic)
-
-
-def bad_ranks(marks: Any) -> tuple[int, ...]:
-    """Ranks whose mark, of bool[ranks], is set."""
-    return tuple(int(rank) for rank in np.flatnonzero(marks))

@@ -1,0 +1,209 @@
+"""Feedback of methods whose ranks send codes: each rank encodes its own vector, and owners perhaps the mean.
+
+A step that meets NaN, infinity or an overflow, on whichever rank, gives all ranks the same error and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from collectives.annotations import Array, Bytes, Doubles, override
+from collectives.devices import Device, after_copy
+from collectives.testable import Testable
+from mpicomp.codecs.base import Codec
+from mpicomp.feedback.base import Feedback, Problem, State, StateKind, StepInput, bad_ranks
+from mpicomp.feedback.error_feedback import FeedbackEncoder, take_mean
+from mpicomp.feedback.payloads import Payloads, Results
+from mpicomp.feedback.saved_state import OWNED, check_owned
+
+_GOOD, _OVERFLOWED, _BAD = 0, 1, 2  # a rank's report of its step
+
+
+class Codes(Feedback):
+    """Base of the two: a rank's encoders, its payloads, and the result.
+
+    Parameters
+    ----------
+    device : Device
+    encoders : dict of str to FeedbackEncoder
+        By the keys of their residuals in the state. The first encodes this rank's own vector.
+    cuts : sequence of range
+        Elements of each piece of the vector.
+    payloads : Payloads
+        Of this rank's codec.
+    results : Results
+    """
+
+    n_reports = 1
+
+    def __init__(
+        self,
+        device: Device,
+        encoders: Mapping[str, FeedbackEncoder],
+        cuts: Sequence[range],
+        payloads: Payloads,
+        results: Results,
+    ) -> None:
+        super().__init__(device, {key: encoder.residual for key, encoder in encoders.items()})
+        self.encoders, self._mine = dict(encoders), next(iter(encoders.values()))
+        self._cuts, self._payloads, self._results = cuts, payloads, results
+        self._values: Array = None
+
+    @property
+    @override
+    def residual(self) -> Array:
+        """Error of this rank's own encoding, where the vector is: [n], or [0] without feedback."""
+        return self._mine.residual.current
+
+    @override
+    def begin(self, call: StepInput) -> None:
+        super().begin(call)
+        self._values = call.values
+        self._results.begin(call.out)
+        for encoder in self.encoders.values():
+            encoder.begin(call.step)
+
+    @override
+    def end(self) -> None:
+        super().end()
+        self._values = None
+        self._results.begin(None)
+
+    def _part(self, cut: range) -> Array:
+        """Return a piece of this rank's vector."""
+        return self._values[cut.start : cut.stop]
+
+    @override
+    def report(self, row: Doubles) -> None:
+        mine, *others = (not encoder.finite for encoder in self.encoders.values())
+        bad = mine and not self.all_finite(self._values)  # else finite numbers overflowed
+        row[0] = _BAD if bad else _OVERFLOWED if mine or any(others) else _GOOD
+
+    @override
+    def adopt(self, reports: Doubles) -> Problem | None:
+        reported = reports[:, 0]
+        if self._results.finite and not reported.any():
+            return None
+        bad, overflowed = bad_ranks(reported == _BAD), bad_ranks(reported == _OVERFLOWED)
+        reason = getattr(self._mine.codec, "out_of_range", "")
+        if reason and overflowed and not bad:
+            return Problem(overflowed, out_of_range=reason)
+        return Problem(bad)
+
+
+class GatheredCodes(Codes):
+    """Codes of all ranks are gathered, and decoded in rank order; parameters as in `Codes`.
+
+    Payloads are those of all ranks, rank by rank, each with all of its pieces.
+    """
+
+    reports_when = "beside"  # only the encoding of this rank's own vector can fail
+
+    @override
+    def encode(self, piece: int) -> Testable | None:
+        cut = self._cuts[piece % len(self._cuts)]
+        self._mine.encode(self._part(cut), cut, self._payloads.there[piece])
+        return self._payloads.fetch(piece)
+
+    @override
+    def decode(self, piece: int) -> Testable | None:
+        payloads = self._payloads
+        of_all_ranks = payloads.there[piece :: len(self._cuts)]
+        return self._results.write(self._cuts[piece], partial(take_mean, payloads.codec, of_all_ranks))
+
+
+class OwnedCodes(Codes):
+    """Codes go to the owner of each piece, which sends a code of their mean to all ranks.
+
+    Parameters
+    ----------
+    device, encoders, cuts, payloads, results
+        As in `Codes`. If the owner keeps an error, `encoders` has its encoder too.
+    owner : FeedbackEncoder
+        Encodes means, on the host.
+    means : Payloads
+        Of the owners' codec.
+    sent : dict of int to list of uint8 arrays
+        Per owned piece the payloads of all ranks, in rank order, in the host's memory.
+    codec : Codec
+        As these payloads are encoded.
+    ranks : int
+    own : range or None
+        Elements that this rank owns; None: owners keep no error.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        encoders: Mapping[str, FeedbackEncoder],
+        cuts: Sequence[range],
+        payloads: Payloads,
+        results: Results,
+        owner: FeedbackEncoder,
+        means: Payloads,
+        sent: Mapping[int, Sequence[Bytes]],
+        codec: Codec,
+        ranks: int,
+        own: range | None,
+    ) -> None:
+        super().__init__(device, encoders, cuts, payloads, results)
+        # owners encode the codes of others, which can fail too, but not with a codec that is exact
+        self.reports_when = "after" if owner in self.encoders.values() else "beside"
+        self._owner, self._means, self._sent = owner, means, sent
+        self._codec, self._ranks, self._own = codec, ranks, own
+
+    @override
+    def encode(self, piece: int) -> Testable | None:
+        cut = self._cuts[piece]
+        self._mine.encode(self._part(cut), cut, self._payloads.there[piece])
+        encoded = self._payloads.fetch(piece)
+        return after_copy(encoded, partial(self.encode_mean, piece)) if self._ranks == 1 else encoded
+
+    def encode_mean(self, piece: int) -> None:
+        """Encode the mean of an owned piece, of which the codes of all ranks are there."""
+        cut, scratch = self._cuts[piece], self._results.scratch
+        mean = scratch.mean[: len(cut)]
+        take_mean(self._codec, self._sent[piece], mean, scratch.decoded[: len(cut)])
+        self._owner.encode(mean, cut, self._means.host[piece])
+
+    @override
+    def decode(self, piece: int) -> Testable | None:
+        cut, codec, payload = self._cuts[piece], self._means.codec, self._means.there[piece]
+        decode = partial(codec.decode, payload, weight=self._ranks)
+        if hasattr(codec, "decode_drawn"):
+            decode = partial(codec.decode_drawn, payload, draw=self._owner.draw(cut))
+        self._means.deliver(piece)
+        return self._results.write(cut, lambda out, _: decode(out))
+
+    # State -----------------------------------------------------------------------------------------------------------
+
+    @property
+    @override
+    def state_kinds(self) -> dict[str, StateKind]:
+        kinds = super().state_kinds
+        return kinds | {OWNED: "owned"} if self._owner in self.encoders.values() else kinds
+
+    @override
+    def state(self) -> State:
+        """Copies of the errors, and the range of elements whose owner's error the state has."""
+        state = super().state()
+        return state if self._own is None else state | {OWNED: np.array([self._own.start, self._own.stop])}
+
+    @override
+    def check_owner(self, state: dict[str, Any], where: str) -> None:
+        if self._own is not None:
+            check_owned(state, "owner_error", self._own, where)
+
+    @override
+    def load(self, state: State) -> str:
+        """Take over a state; only the owner's errors of the elements that this rank owns."""
+        compared = super().load(state)
+        if self._own is not None:
+            errors = self._owner.residual.current
+            errors[: self._own.start] = 0
+            errors[self._own.stop :] = 0
+        return compared

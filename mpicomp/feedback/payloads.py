@@ -1,0 +1,160 @@
+"""Payloads of pieces and results of pieces, where vectors are encoded: in the host's memory or on a device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate
+
+import numpy as np
+
+from collectives.annotations import Array, Bytes
+from collectives.devices import Device, after_copy
+from collectives.memory import SIXTEEN_BIT, aligned_empty
+from collectives.testable import Testable
+from mpicomp import kernels
+from mpicomp.codecs.base import Codec
+from mpicomp.feedback.base import FiniteFlag, compute_type, narrow_into, words_of
+from mpicomp.feedback.mirror import Mirror
+
+QUIET = np.errstate(over="ignore", invalid="ignore")
+"""NumPy does not warn of values that are not finite: the ranks look for them and report them."""
+ALIGNMENT = 64  # bytes that each payload begins at a multiple of
+Decode = Callable[[Array, Array], object]
+"""Overwrites a piece of the result, float32 or float64, and as many elements of scratch."""
+
+
+def buffers(sizes: Sequence[int], alignment: int = ALIGNMENT) -> list[Bytes]:
+    """Return one array of each size in bytes, at multiples of `alignment` in an array that begins at a page."""
+    starts = np.cumsum([0, *(-(-size // alignment) * alignment for size in sizes)]).tolist()
+    whole = aligned_empty(starts[-1], np.uint8)
+    return [whole[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+
+
+def codec_on(device: Device, codec: Codec) -> Codec:
+    """Return the form of a codec that a device encodes: without entropy coding, which the host adds and removes."""
+    if device.name == "cpu" or getattr(codec, "coding", "fixed") == "fixed":
+        return codec
+    fixed: Codec = codec.fixed  # type: ignore[attr-defined]
+    return fixed
+
+
+class Payloads:
+    """Payloads of pieces.
+
+    Parameters
+    ----------
+    device : Device
+        Where vectors are encoded.
+    codec : Codec
+    lengths : sequence of int
+        Elements of each piece.
+
+    Attributes
+    ----------
+    codec : Codec
+        Encodes to `there`, and decodes from it.
+    there : list of vectors of bytes
+        Payloads where vectors are encoded.
+    host : list of uint8 arrays
+        Payloads where they are sent from and received: on the host the same arrays.
+    """
+
+    def __init__(self, device: Device, codec: Codec, lengths: Sequence[int]) -> None:
+        self.codec, self._lengths, self._on_host = codec_on(device, codec), lengths, device.name == "cpu"
+        sizes = [self.codec.nbytes(n) for n in lengths]
+        self.there: list[Array]
+        if self._on_host:
+            self.host = self.there = buffers(sizes)
+            return
+        starts = accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0)
+        self._spans = [slice(start, start + size) for start, size in zip(starts, sizes, strict=False)]
+        self._mirror = Mirror(device, device.zeros(self._spans[-1].stop if sizes else 0, "uint8"))
+        self.there = [self._mirror.there[span] for span in self._spans]
+        self._crossing = self.host = [self._mirror.here[span] for span in self._spans]
+        self._recoder: Array = None if self.codec is codec else codec
+        if self._recoder is not None:
+            self.host = buffers([codec.nbytes(n) for n in lengths])
+
+    def fetch(self, piece: int) -> Testable | None:
+        """Copy a payload to `host`; returns a handle, or None where it is there.
+
+        The encoder's finite flag is on the host by then.
+        """
+        if self._on_host:
+            return None
+        copy = self._mirror.fetch(self._spans[piece])
+        return copy if self._recoder is None else after_copy(copy, partial(self._recode, piece))
+
+    def _recode(self, piece: int) -> None:
+        self._recoder.from_fixed(self._crossing[piece], self._lengths[piece], self.host[piece])
+
+    def deliver(self, piece: int) -> None:
+        """Copy a payload from `host`, for kernels that are launched from now on."""
+        if self._on_host:
+            return
+        if self._recoder is not None:
+            self._recoder.to_fixed(self.host[piece], self._lengths[piece], self._crossing[piece])
+        self._mirror.deliver(self._spans[piece])
+
+
+class Scratch(threading.local):
+    """A thread's memory of the host for the mean of a piece, and for the payload that is added to it."""
+
+    def __init__(self, longest: int, dtype: type[np.floating]) -> None:
+        self.mean, self.decoded = np.empty(longest, dtype), np.empty(longest, dtype)
+
+
+class Results:
+    """The result of a step. Several threads may write different pieces at once.
+
+    Parameters
+    ----------
+    device : Device
+    dtype : str
+        Of the result.
+    longest : int
+        Elements of the longest piece.
+
+    Attributes
+    ----------
+    scratch : Scratch
+    finite : FiniteFlag
+        Whether the step's result is finite: the same on all ranks. On a device it is known once all pieces are there.
+    """
+
+    def __init__(self, device: Device, dtype: str, longest: int) -> None:
+        self._device, self._dtype, self._on_host = device, dtype, device.name == "cpu"
+        self._narrow, self.scratch = dtype in SIXTEEN_BIT, Scratch(longest, compute_type(dtype))
+        self.finite, self._out = FiniteFlag(device), None
+        self._wide = None if self._on_host else device.zeros(0, "float32").dtype
+
+    def begin(self, out: Array) -> None:
+        """Write to another result; None: drop the reference to it."""
+        self._out = out
+        if out is not None:
+            self.finite.reset()
+
+    def write(self, cut: range, decode: Decode) -> Testable | None:
+        """Let `decode` write the elements `cut`, which are rounded where the result has 16 bits."""
+        out = self._out[cut.start : cut.stop]  # type: ignore[index]
+        if self._on_host:
+            self._write(out, decode)
+            return None
+        self._device.run(partial(self._write, out, decode))
+        return self.finite.fetch()
+
+    @QUIET
+    def _write(self, out: Array, decode: Decode) -> None:
+        n = len(out)
+        if self._on_host:
+            part, decoded = self.scratch.mean[:n] if self._narrow else out, self.scratch.decoded[:n]
+        else:
+            part = out.new_empty(n, dtype=self._wide) if self._narrow else out
+            decoded = part.new_empty(n)
+        decode(part, decoded)
+        if self._narrow:
+            self.finite.clear_unless(narrow_into(part, self._dtype, words_of(self._device, out)))
+        else:
+            self.finite.clear_unless(kernels.beside(out).sign.all_finite(out))
