@@ -46,6 +46,8 @@ class StepDriver(Reducer):
     reducer : PieceReducer
     """
 
+    skips_empty = True  # ranks exchange nothing for vectors without elements
+
     def __init__(self, comm: Communicator, feedback: Feedback, reducer: PieceReducer) -> None:
         self.feedback, self.reducer = feedback, reducer
         # instance attributes, since a step of a short vector should not pay for a call that only passes on
@@ -55,13 +57,18 @@ class StepDriver(Reducer):
         self._has_reports = False
         self._waiting: list[int] = []  # complete pieces that cannot be decoded before the reports are there
 
+    @property
+    def can_undo(self) -> bool:
+        """Whether the state of before the last step is kept."""
+        return self.feedback.can_undo
+
     def undo(self) -> None:
         """Take back the last `commit`; no step has begun since."""
         self.feedback.undo()
 
     def steps(self, call: VectorCall) -> Iterator[bool]:
         """Write the result of a step to ``call.out``; see `Reducer`."""
-        if not call.spec.n:
+        if not call.spec.n and self.skips_empty:
             return
         feedback = self.feedback
         feedback.begin(call)

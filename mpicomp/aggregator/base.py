@@ -243,7 +243,7 @@ class Aggregator:
     @property
     def can_undo(self) -> bool:
         """Whether there is a step that `undo` would take back."""
-        return self._call is None and self._can_undo and hasattr(self.reducer, "undo")  # it keeps what was before
+        return self._call is None and self._can_undo and self.reducer.can_undo
 
     @keep_uncompiled
     def undo(self) -> None:
@@ -258,7 +258,7 @@ class Aggregator:
         """
         if not self.can_undo:
             raise RuntimeError(f"{self.comm.here}, vector {self.vector_id}: there is no step that can be taken back")
-        self.reducer.undo()  # type: ignore[attr-defined]
+        self.reducer.undo()
         self.step -= 1
         self._can_undo = False
 

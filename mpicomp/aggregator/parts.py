@@ -44,9 +44,17 @@ class MessageModel:
 class Reducer(Protocol):
     """How payloads get round and meet. Holds buffers, and no aggregator.
 
-    A class that inherits from it leaves out what it has nothing to do in. One that keeps what was before a step also
-    has ``undo()``, which takes back what `commit` did last; no step has begun since.
+    A class that inherits from it leaves out the methods in which it has nothing to do.
     """
+
+    @property
+    def can_undo(self) -> bool:
+        """Whether `undo` can take back the last step."""
+        return False
+
+    def undo(self) -> None:
+        """Take back what `commit` did last; no step has begun since."""
+        return  # a body, without which it would be abstract
 
     def prepare(self, step: int) -> None:
         """Do ahead what a step needs no vector for, while the ranks agree on the call.

@@ -25,9 +25,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
-import numpy as np
-
 from collectives import Communicator
+from collectives.annotations import override
 from collectives.devices import named
 from collectives.progress.polling import done
 from mpicomp.aggregator import nonfinite
@@ -38,15 +37,14 @@ from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.codecs.options import choice, flag, integer, number
 from mpicomp.codecs.shared_selection import SharedSelection
 from mpicomp.codecs.sign import Sign
-from mpicomp.feedback.base import bad_ranks
 from mpicomp.feedback.scale_groups import padded_lengths
 from mpicomp.feedback.sign_residual import SignResidual
-from mpicomp.feedback.sign_residual_device import DeviceSignResidual
-from mpicomp.feedback.sign_rule import GAMMA, SignRule
+from mpicomp.feedback.step_size import GAMMA, SignRule
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.shared_selection import SelectionGather, selection_model
 from mpicomp.reducers.sign_gather import sign_reducer
 from mpicomp.reducers.sign_merge import OneBitReducer, message_model
+from mpicomp.step import StepDriver
 
 OWN_WARNING, PAPER_WARNING, WARN_AFTER = 0.3, 5.0, 100
 
@@ -129,23 +127,21 @@ class Marsit(Algorithm):
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Sign votes of a residual, merged on every hop; every K steps the exact mean."""
         lengths, padded = padded_lengths(spec.tensor_lengths, spec.n)
-        rule = SignRule(
-            self.global_step, self.residual if self.compensation else None, self.clip, self.gamma, self.transactional
-        )
-        about = rule, spec.n, spec.dtype, comm.size, lengths, padded
-        device = None if spec.device == "cpu" else named(spec.device)
-        feedback = SignResidual(*about) if device is None else DeviceSignResidual(device, *about)
-        reports = 1 + lengths.size
+        kept = self.residual if self.compensation else None
+        rule = SignRule(self.global_step, kept, self.clip, self.gamma, self.transactional)
+        device, reports = named(spec.device), 1 + lengths.size
+        reducer: OneBitReducer
         if self.winners is None:
-            sign = Sign().bind("cpu", Stream(self.seed, spec.vector_id, "merge"))
-            reducer = sign_reducer(comm, spec.n, sign, reports)
-            feedback.lay_out(reducer.pieces, reducer.bits)
+            reducer = sign_reducer(
+                comm, spec.n, Sign().bind("cpu", Stream(self.seed, spec.vector_id, "merge")), reports
+            )
         else:
-            stream = Stream(self.seed, spec.vector_id, "selection")
-            selection = SharedSelection(comm.size, self.winners).bind("cpu" if device is None else "cuda", stream)
+            stream, kind = Stream(self.seed, spec.vector_id, "selection"), "cpu" if spec.device == "cpu" else "cuda"
+            selection = SharedSelection(comm.size, self.winners).bind(kind, stream)
             reducer = SelectionGather(comm, spec.n, selection, reports, device)
-            feedback.lay_out(reducer.pieces, reducer.bits, reducer.second)
-        return Parts(feedback, Sign(), MarsitRounds(self, comm, feedback, reducer))
+        votes = reducer.pieces, reducer.bits, reducer.second
+        feedback = SignResidual(device, rule, spec.n, spec.dtype, comm.size, lengths, padded, *votes)
+        return Parts(feedback, Sign(), MarsitDriver(self, comm, feedback, reducer))
 
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
         """See `Algorithm.message_model`: between full-precision rounds."""
@@ -154,84 +150,55 @@ class Marsit(Algorithm):
         return selection_model(n, ranks, self.winners, piece_bytes)
 
 
-class MarsitRounds:
-    """A step of Marsit: one-bit or in full precision, and what the ranks tell each other beside; see `Reducer`."""
+class MarsitDriver(StepDriver):
+    """Steps of Marsit: one-bit or in full precision, and those that are skipped."""
+
+    skips_empty = False
+    feedback: SignResidual
+    reducer: OneBitReducer
 
     def __init__(self, options: Marsit, comm: Communicator, feedback: SignResidual, reducer: OneBitReducer) -> None:
-        self._options, self._rank = options, comm.rank
-        self.feedback, self.reducer = feedback, reducer
-        self.encode, self.finish = feedback.encode, feedback.finish  # see `SignFeedback`
-        self.commit, self.roll_back = feedback.end, feedback.roll_back  # see `Reducer`
+        super().__init__(comm, feedback, reducer)
+        self._options, self._rank, self._prepare_step = options, comm.rank, reducer.prepare_step
         self._flag = SideChannel(comm, 0, tail_bytes=1) if options.nonfinite == "skip" else None
         self._warned = False
         self._full_precision = FullPrecisionRounds(options.full_precision_every)
+        self.__dict__["prepare"] = self._prepare
         if options.full_precision_every is not None:
             feedback.dense_memory(None, None)  # on a device it is taken now: there may be none in the middle of a step
 
-    def prepare(self, step: int) -> None:
-        """See `Reducer`."""
+    def _prepare(self, step: int) -> None:
         if not self._full_precision.due(step):
-            self.reducer.prepare(step)
+            self._prepare_step(step)
 
+    @override
     def steps(self, call: VectorCall) -> Iterator[bool]:
-        """See `Reducer`."""
-        feedback = self.feedback
         if self._flag is not None:
-            yield from done(call, feedback.look(call.values))
-            self._flag.tail[0] = not feedback.seen_finite
+            yield from done(call, self.feedback.look(call.values, self._flag.tail))
             yield from self._flag.swap(call, call.traffic)
             if any(tail[0] for tail in self._flag.tails):
-                feedback.skipped += 1
-                yield from done(call, feedback.clear(call.out))
+                self.feedback.skipped += 1
+                yield from done(call, self.feedback.clear(call.out))
                 return
-        difference = None if call.is_taken else call.difference
-        feedback.begin(call.step, call, call.out, None if difference is None else difference.flat_tensors())
         if self._full_precision.due(call.step):
             yield from self._in_full_precision(call)
             return
-        channel = self.reducer.side_channel
-        if feedback.asks_magnitudes:
-            yield from done(call, feedback.measure())
-            self.encoded()
-            yield from channel.collect(call, call.traffic)
-            self._follow(call)
-        if not feedback.set_steps():
-            raise call.non_finite((), "the global step")
-        yield from self.reducer.steps(call, self)
-        if channel.started:
-            yield from channel.collect(call, call.traffic)
-        self._follow(call)
-        feedback.adapt()
-        if difference is not None and feedback.packed:
-            difference.keep_packed(feedback.subtract_result)
-        if feedback.residual is not None and not self._warned:
+        yield from super().steps(call)
+        if self.feedback.residual is not None and not self._warned:
             self._warn(call.step)
 
     def _in_full_precision(self, call: VectorCall) -> Iterator[bool]:
         feedback = self.feedback
+        feedback.begin(call)
         total, mean = feedback.dense_memory(call.wide, call.out)
         yield from done(call, feedback.add_and_clear(total))
-        self.encoded()
-        yield from self.reducer.side_channel.collect(call, call.traffic)
-        self._follow(call)
+        self._encoded()
+        yield from self._collect(call)
+        self._raise(call)
         yield from self._full_precision.mean(call, total, mean, self.reducer.scratch)
         if not nonfinite.all_finite_result(mean, call.spec.dtype):
             raise call.non_finite(())
         yield from done(call, feedback.deliver(mean))
-
-    # What the ranks tell each other beside the bits ------------------------------------------------------------------
-
-    def encoded(self) -> None:
-        """See `SignFeedback`: all of this rank's sums are there."""
-        channel = self.reducer.side_channel
-        self.feedback.report(channel.mine)
-        channel.start()
-
-    def _follow(self, call: VectorCall) -> None:
-        """Take in the ranks' sums; raise if one of them is not finite."""
-        sums = self.reducer.side_channel.everyones
-        if not self.feedback.follow(sums):
-            raise call.non_finite(bad_ranks(np.isnan(sums).any(axis=1)))
 
     def _warn(self, step: int) -> None:
         """Once, when the residual is about to lose or to explode."""

@@ -36,11 +36,21 @@ class StepInput(Protocol):
         Overwritten with the result; uint16 for bfloat16.
     wide : float32[n] or None
         For 16-bit vectors: the same memory as `values`, and may be overwritten.
+    difference : Difference or None
+        Two sets of tensors whose difference is the vector, see `mpicomp.aggregator.difference`.
+    is_taken : bool
+        The vector has been computed; the tensors of `difference` may be gone.
     """
 
     step: int
     out: Array
     wide: Array | None
+    difference: Any
+
+    @property
+    def is_taken(self) -> bool:
+        """See the attributes."""
+        ...
 
     @property
     def values(self) -> Array:
@@ -141,7 +151,7 @@ class Feedback(ABC):
         self.kernels = kernels.of("cpu" if self.on_host else "cuda")
         self.launch: Callable[..., object] = _call if self.on_host else partial(_launch, device)
         self.residuals = dict(residuals)
-        self._begun = False
+        self._begun = self._committed = False
 
     # One step --------------------------------------------------------------------------------------------------------
 
@@ -196,6 +206,7 @@ class Feedback(ABC):
 
     def commit(self) -> None:
         """Make the step's residual the current one: the step has succeeded on all ranks."""
+        self._committed = self._begun
         if self._begun:
             for residual in self.residuals.values():
                 residual.commit()
@@ -207,8 +218,9 @@ class Feedback(ABC):
 
     def undo(self) -> None:
         """Take the last `commit` back; no step has begun since."""
-        for residual in self.residuals.values():
-            residual.undo()
+        if self._committed:
+            for residual in self.residuals.values():
+                residual.undo()
 
     @property
     def can_undo(self) -> bool:

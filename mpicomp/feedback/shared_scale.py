@@ -82,7 +82,8 @@ class SharedScale(VoteValues):
 
     @override
     def undo(self) -> None:
-        self._scales, self._next_scales = self._next_scales, self._scales
+        if self._committed:
+            self._scales, self._next_scales = self._next_scales, self._scales
         super().undo()
 
     @override

@@ -1,4 +1,4 @@
-"""Marsit's feedback: the residual, the global step, and the votes that come of them.
+"""Marsit's feedback: the residual, and the votes of vector and residual.
 
 One pass over memory adds the residual, takes signs, packs them, leaves the new residual and sums magnitudes; another
 unpacks merged signs into the result. With rule "paper" the subtraction of a result waits until the next encoding.
@@ -6,374 +6,444 @@ unpacks merged signs into the result. With rule "paper" the subtraction of a res
 
 from __future__ import annotations
 
-import hashlib
-import math
 from collections.abc import Iterator, Sequence
-from itertools import chain
-from typing import Any, ClassVar
+from functools import partial
+from itertools import chain, pairwise
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from collectives.memory import narrow, widen
+from collectives.annotations import AnyArray, Array, Doubles, FloatArray, Indices, override
+from collectives.devices import Device, after_copy
+from collectives.memory import SIXTEEN_BIT
 from collectives.testable import Testable
 from mpicomp import kernels
-from mpicomp.codecs.sign import UNSIGNED
-from mpicomp.feedback.scale_groups import ScaleGroups, why
-from mpicomp.feedback.sign_parts import SignPart, Source, Tensors, sign_parts
-from mpicomp.feedback.sign_rule import SignRule
+from mpicomp.feedback.base import (
+    Feedback,
+    Problem,
+    State,
+    StateKind,
+    StepInput,
+    bad_ranks,
+    compute_type,
+    copy_to_host,
+    overwrite,
+    words_of,
+)
+from mpicomp.feedback.mirror import Mirror, Packed
+from mpicomp.feedback.scale_groups import Run, ScaleGroups, why
+from mpicomp.feedback.step_size import SignRule, StepSize
 
-AVERAGE = 0.9  # of the magnitudes' running mean
 STREAMING_ELEMENTS = 4 << 20  # results this long are written past the caches
 SAMPLE = 1 << 16
+Tensors = Sequence[tuple[FloatArray, FloatArray]]
+"""Pairs of vectors: before and after a local update."""
 
 
-class SignResidual:
-    """Residual and running magnitudes of one vector.
+class SignPart(NamedTuple):
+    """A run of elements that share a scale, and where its bits, sums and residual are; `within` its tensor."""
+
+    elements: slice
+    within: slice
+    tensor: int
+    bits: Array
+    second: Array | None
+    sums: Array
+    residual: Array | None
+
+
+class SignResidual(Feedback):
+    """Residual and step size of one vector.
+
+    The residual is written in place while signs are encoded: a second buffer would take a third of the memory of a
+    step. So a step that fails spoils it, unless the rule is transactional and a copy is kept.
 
     Parameters
     ----------
+    device : Device
     rule : SignRule
     n, dtype, ranks : int, str, int
         Elements, their type, and the number of ranks.
     lengths, padded : int64[tensors]
         Elements of each tensor, and the elements that it takes up.
-    device : str
+    pieces : sequence of range
+        Of the reducer.
+    bits : uint64[ceil(n / 64)]
+        The reducer's; a tensor on the device where the reducer's signs stay there.
+    second : like bits, optional
+        Second votes.
 
     Attributes
     ----------
-    residual : ndarray[n] or None
-        With rule "paper" the last result may still be to be subtracted: `state` gives the settled one.
-    gamma : float
+    size : StepSize
     skipped : int
         Steps skipped because a rank had NaN or infinity.
-    clipped_fraction : float
-        Of the residual's elements over all ranks, at the last step.
     packed : bool
         The step's result is left in the bits, and `out` is left alone.
-    seen_finite : bool
-        Whether the vector that `look` was given is finite.
+    spoiled : bool
+        A failed step has overwritten a part of the residual.
     """
 
-    state_kinds: ClassVar[dict[str, Any]] = {"gamma": "shared", "magnitudes": "shared", "residual": "mean"}
     state_nan: ClassVar[str] = "magnitudes"  # of tensors not seen yet
-    seen_finite = True
+    reports_when = "beside"
 
     def __init__(
         self,
+        device: Device,
         rule: SignRule,
         n: int,
         dtype: str,
         ranks: int,
-        lengths: NDArray[np.int64],
-        padded: NDArray[np.int64],
-        device: str = "cpu",
+        lengths: Indices,
+        padded: Indices,
+        pieces: Sequence[range],
+        bits: Array,
+        second: Array | None = None,
     ) -> None:
-        self.rule, self._n, self._dtype, self._lengths, self._padded = rule, n, dtype, lengths, padded
-        self._kernels = kernels.of(device).sign
-        self._unpack_pair = kernels.of(device).shared_selection.unpack_pair
-        self._compute: np.dtype[Any] = np.dtype(np.float64 if dtype == "float64" else np.float32)
-        self._stored: np.dtype[Any] = np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
-        self._narrow = self._stored.itemsize == 2
-        kind, count = self._compute.type, lengths.size
+        super().__init__(device, {})
+        self.rule, self.size, self.n_reports = rule, StepSize(rule, dtype, ranks, lengths), 1 + lengths.size
+        self._n, self._dtype, self._lengths = n, dtype, lengths
+        self._narrow, kind = dtype in SIXTEEN_BIT, compute_type(dtype)
+        self._compute = np.dtype(kind)
         self._constants = kind(0), np.nextafter(kind(0), kind(1))
-        self.residual = None if rule.residual is None else self._zeros(n, self._compute)
-        self._before: tuple[Any, NDArray[np.float64], float] | None = None
-        self._lazy = rule.residual == "paper"
-        self._stateless = rule.residual is None and rule.global_step != "auto"
-        self.gamma = rule.first_gamma
-        self.skipped, self.clipped_fraction = 0, 0.0
-        self._magnitudes = np.full(count, np.nan)  # a of each tensor; NaN: not seen yet
-        self._pending = np.zeros(count, self._compute)  # s of the result not yet subtracted ("paper")
-        self._steps, self._minus_steps, self._limits = (np.zeros(count, self._compute) for _ in range(3))
-        if rule.global_step != "auto" and not self._scale(np.full(count, float(rule.global_step)), 1.0):
-            raise ValueError(f"global_step={rule.global_step} is beyond what {self._compute} holds")
-        self._words = UNSIGNED[self._stored.itemsize]
-        if self._narrow:
-            self._positive, self._negative = np.zeros(count, self._words), np.zeros(count, self._words)
-        else:
-            self._positive, self._negative = self._steps.view(self._words), self._minus_steps.view(self._words)
-        self._elements = max(1, int(lengths.sum()) * ranks)
-        self._counts = np.maximum(1.0, lengths * ranks)
-        self._clipped: Any = [0]  # of each piece
-        self._host_clipped: Any = self._clipped
-        self._parts: list[list[SignPart]] = []
-        self._host_bits, self._pairs = np.empty(0, np.uint64), False
-        self._sums: Any = np.zeros(0)
-        self._host_sums: NDArray[np.float64] = self._sums
-        self._firsts, self._nothing = np.zeros(0, np.int64), np.empty(0, self._compute)
-        self._source: Source | None = None
-        self._tensors: Tensors | None = None
-        self._out: NDArray[Any] = self._nothing
+        self._vector_residual: Array | None = None if rule.residual is None else device.zeros(n, self._compute.name)
+        self._lazy, self._stateless = rule.residual == "paper", rule.residual is None and rule.global_step != "auto"
+        self._pending = np.zeros(lengths.size, kind)  # s of the result not yet subtracted ("paper")
+        self._before: tuple[Array | None, Doubles, float] | None = None
+        self._spare = device.zeros(n, self._compute.name) if rule.transactional and not self.on_host else None
+        self.skipped = 0
         self.packed = self.spoiled = False
         self._odd_positive = self._streaming = self._encoding = False
+        self._nothing: Array = np.empty(0, kind)
+        self._out: Array = self._nothing
+        self._source: StepInput | None = None
+        self._tensors: Tensors | None = None
+        self._difference: Any = None
+        self._dense: tuple[FloatArray, FloatArray] | None = None  # memory of full-precision rounds, on the host
+        self._lay_out(pieces, padded, bits, second)
+        self.end()
 
-    @staticmethod
-    def _zeros(n: int, dtype: Any) -> Any:
-        """Memory for what kernels work on."""
-        return np.zeros(n, dtype)
+    def _lay_out(self, pieces: Sequence[range], padded: Indices, bits: Array, second: Array | None) -> None:
+        groups = ScaleGroups.of(padded.tolist(), self._n)
+        self._firsts, self._pairs, self._host_bits = groups.firsts, second is not None, bits
+        self._packed: Packed | None = None  # None: signs need not cross
+        if not self.on_host and isinstance(bits, np.ndarray):
+            self._packed = Packed(self.device, [bits[cut.start // 64 : -(-cut.stop // 64)] for cut in pieces])
+            bits = self._packed.whole
+        self._sums = Mirror(self.device, self.device.zeros(groups.blocks, "float64"))  # of |u|, block by block
 
-    def lay_out(
-        self, pieces: Sequence[range], bits: NDArray[np.uint64], second: NDArray[np.uint64] | None = None
-    ) -> None:
-        """Use a reducer's pieces, its bits, and a second vote on each element where there is one."""
-        groups = ScaleGroups.of(self._padded.tolist(), self._n)
-        self._host_bits, self._pairs, self._firsts = bits, second is not None, groups.firsts
-        self._sums = self._host_sums = self._zeros(groups.blocks, np.float64)  # of |u|, block by block
-        self._parts = sign_parts(groups, pieces, self._lengths, (bits, second), self._sums, self.residual)
+        def part(run: Run) -> SignPart:
+            own = bits[run.words()], None if second is None else second[run.words()]
+            first, length = int(groups.starts[run.group]), int(self._lengths[run.group])
+            within = slice(run.elements.start - first, min(run.elements.stop - first, length))
+            kept = None if self._vector_residual is None else self._vector_residual[run.elements]
+            return SignPart(run.elements, within, run.group, *own, self._sums.there[run.sums], kept)
+
+        self._parts = [[part(run) for run in runs] for runs in groups.runs(pieces)]
+        counts = np.cumsum([0, *(sum(len(part.sums) for part in parts) for parts in self._parts)]).tolist()
+        self._spans = [slice(start, stop) for start, stop in pairwise(counts)]
+        self._clipped = Mirror(self.device, self.device.zeros(len(pieces), "int64"))  # elements of each piece
 
     # One step --------------------------------------------------------------------------------------------------------
 
-    def dense_memory(self, wide: Any, out: Any) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Where a full-precision round adds up, and where it leaves the mean; `wide` and `out` as in `VectorCall`."""
-        return out if wide is None else wide, out
-
-    def deliver(self, mean: NDArray[Any]) -> Testable | None:
-        """Copy the mean to the result, if it was made elsewhere."""
-        return None
-
-    @staticmethod
-    def clear(out: Any) -> Testable | None:
-        """Overwrite a result with zeros."""
-        out[:] = 0
-        return None
-
-    def all_finite(self, values: Any) -> bool:
-        """Whether a vector in the type of computing has neither NaN nor infinity."""
-        return bool(self._kernels.all_finite(values))
-
-    def look(self, values: Any) -> Testable | None:
-        """Have `seen_finite` tell what `all_finite` does."""
-        self.seen_finite = self.all_finite(values)
-        return None
-
+    @override
     def check_ready(self) -> None:
-        """See `Feedback`."""
         if self.spoiled:
             raise RuntimeError(
                 "an earlier step met NaN or infinity, or was cut off, and its residual is spoiled: restore it by "
                 "load_state_dict, or start() anew"
             )
 
-    def begin(self, step: int, source: Source, out: NDArray[Any], tensors: Tensors | None = None) -> None:
-        """Go to another vector and step.
-
-        tensors : what the vector is the difference of. Nobody asks for the vector as long as they do, and the result is
-        left `packed` where that is possible.
-        """
-        self._source = source
-        self._take_out(out)
-        self._tensors = None if self.residual is None else tensors
+    @override
+    def begin(self, call: StepInput) -> None:
+        super().begin(call)
+        self._source, self._odd_positive = call, call.step % 2 == 0
+        self._out = words_of(self.device, call.out)
+        self._streaming = self.on_host and self._n >= STREAMING_ELEMENTS and call.out.ctypes.data % 32 == 0
+        self._difference = None if call.is_taken else call.difference
+        # as long as the vector is two sets of tensors nobody computes it, and the result is left packed if possible
+        self._tensors = None
+        if self._difference is not None and self._vector_residual is not None:
+            self._tensors = self._difference.flat_tensors()
         self.packed = self._tensors is not None and not self._pairs
-        self._odd_positive = step % 2 == 0
-        self._forget_clipped()
+        if self.on_host:
+            self._clipped.here[:] = 0
+        else:
+            self.launch(self._clipped.there.zero_)
+            self._clipped.here[:] = 0
         if self._tensors is None:
             self._vector()  # before several threads ask for it
         if self.rule.transactional:
-            self._before = self._settled(), self._magnitudes.copy(), self.gamma
+            self._before = self._settled(), self.size.magnitudes.copy(), self.size.gamma
 
-    def _take_out(self, out: NDArray[Any]) -> None:
-        self._out = out.view(self._words)
-        self._streaming = self._n >= STREAMING_ELEMENTS and out.ctypes.data % 32 == 0
-
-    def _forget_clipped(self) -> None:
-        self._clipped = self._host_clipped = [0] * len(self._parts)
-
+    @override
     def end(self) -> None:
-        """Drop the references to the caller's arrays, so that these can be freed."""
-        self._out, self._source, self._tensors = self._nothing, None, None
-        self._before, self._encoding = None, False
+        super().end()
+        self._out = self._nothing
+        self._source = self._tensors = self._before = self._difference = None
+        self._encoding = False
 
-    def _vector(self) -> NDArray[Any]:
-        """The vector as a whole."""
+    def _vector(self) -> Array:
+        """Return the vector as a whole."""
         assert self._source is not None
-        self._tensors = None  # whose memory it may take
+        self._tensors = None  # the vector may take their memory
         return self._source.values
 
+    @override
+    def commit(self) -> None:
+        self.end()
+
+    @override
     def roll_back(self) -> None:
-        """The step has failed: go back to what was before it if that was kept; else the residual is spoiled."""
+        """Go back to the state before the step if it was kept; else the residual is spoiled."""
         if self._before is not None:
-            before, self._magnitudes, self.gamma = self._before
+            before, self.size.magnitudes, self.size.gamma = self._before
             if before is not None:
-                self._overwrite(self.residual, before)
+                overwrite(self.device, self._vector_residual, before)
             self._pending[:] = 0
             self.spoiled = False
         elif self._encoding:
-            self.spoiled = self.residual is not None
+            self.spoiled = self._vector_residual is not None
         self.end()
 
+    @property
+    @override
+    def can_undo(self) -> bool:
+        return False
+
+    @override
     def encode(self, piece: int) -> Testable | None:
-        """Write the signs of this rank's piece; see `SignFeedback`."""
-        self._encode(piece)
-        return None
+        self._encoding = True
+        if self.on_host:
+            self._encode(piece)
+            return None
+        self.launch(self._encode, piece)
+        self._sums.fetch(self._spans[piece])
+        clipped = self._clipped.fetch(slice(piece, piece + 1))
+        return clipped if self._packed is None else self._packed.fetch(piece)
 
     def _encode(self, piece: int) -> None:
-        self._encoding = True
-        zero, tiny = self._constants
+        (zero, tiny), encode, size = self._constants, self.kernels.sign.encode, self.size
         tensors, whole = self._tensors, None
         vector = self._vector() if tensors is None else self._nothing
         for part in self._parts[piece]:
-            u, bits, sums, tensor = vector[part.elements], part.bits, part.sums, part.tensor
+            u, tensor = vector[part.elements], part.tensor
             if tensors is not None:
                 before, after = tensors[tensor]
                 whole, u = before[part.within], after[part.within]
-            if self._stateless:
-                sums[:] = 0.0 if self._kernels.pack(u, bits, self._odd_positive, zero, tiny) else np.nan
+            if self._stateless and self.on_host:
+                finite = self.kernels.sign.pack(u, part.bits, self._odd_positive, zero, tiny)
+                part.sums[:] = 0.0 if finite else np.nan
                 continue
-            step, limit = self._steps[tensor], self._limits[tensor]
             previous = self._pending[tensor] if self._lazy else None
-            terms = u, whole, part.residual, bits, step, limit, previous
-            self._encode_part(piece, *terms, self._odd_positive, zero, tiny, sums)
+            terms = u, whole, part.residual, part.bits, size.steps[tensor], size.limits[tensor], previous
+            if self.on_host:
+                self._clipped.here[piece] += encode(*terms, self._odd_positive, zero, tiny, part.sums)
+                continue
+            clipped = self._clipped.there[piece : piece + 1]
+            encode(*terms, self._odd_positive, zero, tiny, part.sums, clipped)
+            if self._stateless:
+                part.sums.mul_(0.0)  # NaN where a value is not finite
 
-    def _encode_part(self, piece: int, *arguments: Any) -> None:
-        """Call the kernel, and add how many elements were clipped to those of the piece."""
-        self._clipped[piece] += self._kernels.encode(*arguments)
+    @override
+    def decode(self, piece: int) -> Testable | None:
+        """Write the result of a piece from its merged signs, unless they are to be kept packed."""
+        if self.packed:
+            return None
+        if self._packed is not None:
+            self._packed.deliver(piece)
+        self.launch(self._unpack, piece)
+        return self.device.done()
 
-    def finish(self, piece: int) -> Testable | None:
-        """Turn the merged signs of a piece into the result, unless they are to be kept; see `SignFeedback`."""
-        if not self.packed:
-            self._finish(piece)
-        return None
-
-    def _finish(self, piece: int) -> None:
+    def _unpack(self, piece: int) -> None:
+        positive, negative = self.size.positive, self.size.negative
         for part in self._parts[piece]:
-            positive, negative = self._positive[part.tensor], self._negative[part.tensor]
-            out = self._out[part.elements]
+            plus, minus, out = positive[part.tensor], negative[part.tensor], self._out[part.elements]
             if part.second is None:
-                self._kernels.unpack(part.bits, positive, negative, self._streaming, out)
+                self.kernels.sign.unpack(part.bits, plus, minus, self._streaming, out)
             else:
-                nothing = self._words.type(0)
-                self._unpack_pair(part.bits, part.second, positive, nothing, negative, self._streaming, out)
-
-    def add_and_clear(self, total: NDArray[Any]) -> Testable | None:
-        """Overwrite `total` with the vector and the residual, and clear the residual: a full-precision round."""
-        self._encoding = True
-        vector = self._vector()
-        for part in self._every_part():
-            previous = self._pending[part.tensor] if self._lazy else None
-            u, sum_ = vector[part.elements], total[part.elements]
-            self._kernels.add_and_clear(u, part.residual, part.bits, previous, sum_, part.sums)
-        self._pending[:] = 0
-        return None
+                unpack_pair, nothing = self.kernels.shared_selection.unpack_pair, positive.dtype.type(0)
+                unpack_pair(part.bits, part.second, plus, nothing, minus, self._streaming, out)
 
     def _every_part(self) -> Iterator[SignPart]:
         return chain.from_iterable(self._parts)
 
-    # The global step -------------------------------------------------------------------------------------------------
+    @override
+    def settle(self) -> None:
+        """Have the result subtracted later (rule "paper"), and let gamma follow the clipped fraction."""
+        if self._lazy:
+            self._pending[:] = self.size.steps
+        self.size.adapt()
+        if self._difference is not None and self.packed:
+            self._difference.keep_packed(self.subtract_result)
 
-    @property
-    def asks_magnitudes(self) -> bool:
-        """Whether the very first step must know the ranks' magnitudes beforehand."""
-        return self.rule.global_step == "auto" and math.isnan(self._magnitudes[0])
-
-    def measure(self) -> Testable | None:
-        """Sum the magnitudes of this rank's vector."""
-        vector = self._vector()
+    def subtract_result(self, tensors: Sequence[FloatArray]) -> None:
+        """Subtract the last result, which was left packed, from flat tensors."""
+        subtract = self.kernels.sign.subtract_result
         for part in self._every_part():
-            self._kernels.add_and_clear(vector[part.elements], None, part.bits, None, None, part.sums)
-        return None
+            subtract(tensors[part.tensor][part.within], part.bits, self.size.steps[part.tensor])
 
-    def set_steps(self) -> bool:
-        """Fix s of each tensor for this step; False if one is not finite."""
-        finite = True
-        if self.rule.global_step == "auto":
-            finite = self._scale(self._magnitudes, self.gamma)
-        if self._narrow:
-            narrow(self._steps, self._dtype, self._positive.view(self._stored))
-            narrow(self._minus_steps, self._dtype, self._negative.view(self._stored))
-            # the residual is what the result misses, so it must see s, and limits, as rounded there
-            widen(self._positive.view(self._stored), self._dtype, self._steps)
-            finite = self._scale(self._steps.astype(np.float64), 1.0)
-        if not finite:  # the next step measures anew, or it would meet the same mean for ever
-            self._magnitudes[:] = np.nan
-            if self._before is not None:
-                self._before[1][:] = np.nan
-        return finite
+    # Reports of the ranks --------------------------------------------------------------------------------------------
 
-    def report(self, row: NDArray[np.float64]) -> None:
-        """Fill in what this rank tells the others: clipped elements, then the sum of |u| of each tensor."""
-        if not self._kernels.add_up(self._host_sums, self._firsts, int(sum(self._host_clipped)), row):
+    @override
+    def reports_first(self, step: int) -> bool:
+        return self.size.is_unknown
+
+    @override
+    def measure(self) -> Testable | None:
+        self.launch(self._measure, self._vector())
+        return self._sums.fetch()
+
+    def _measure(self, vector: Array) -> None:
+        for part in self._every_part():
+            self.kernels.sign.add_and_clear(vector[part.elements], None, part.bits, None, None, part.sums)
+
+    @override
+    def report(self, row: Doubles) -> None:
+        """Write the clipped elements, then the sum of |u| of each tensor."""
+        clipped = int(self._clipped.here.sum())
+        if not kernels.of("cpu").sign.add_up(self._sums.here, self._firsts, clipped, row):
             row[:] = why(self.all_finite(self._vector()))
 
-    def follow(self, reports: NDArray[np.float64]) -> bool:
-        """Take in the ranks' reports, in rank order; False if one is not finite."""
-        clipped = self._kernels.follow(reports, self._counts, AVERAGE, self._magnitudes)
-        if math.isnan(clipped):
-            return False
-        self.clipped_fraction = clipped / self._elements
-        return True
+    @override
+    def adopt(self, reports: Doubles) -> Problem | None:
+        if self.size.follow(reports):
+            return None
+        return Problem(bad_ranks(np.isnan(reports).any(axis=1)))
 
-    def adapt(self) -> None:
-        """Have the result subtracted later (rule "paper"); let an automatic gamma follow the fraction clipped."""
-        if self._lazy:
-            self._pending[:] = self._steps
-        self.gamma = self.rule.next_gamma(self.gamma, self.clipped_fraction)
+    @override
+    def fix_scales(self) -> Problem | None:
+        if self.size.fix():
+            return None
+        self.size.magnitudes[:] = np.nan  # the next step measures again, or it would meet the same mean for ever
+        if self._before is not None:
+            self._before[1][:] = np.nan
+        return Problem(quantity="the global step")
 
-    def subtract_result(self, tensors: Sequence[NDArray[Any]]) -> None:
-        """Subtract the last result, which was left packed, from flat tensors."""
+    # Full-precision rounds -------------------------------------------------------------------------------------------
+
+    def dense_memory(self, wide: Array | None, out: Array | None) -> tuple[Array, Array]:
+        """Return where a full-precision round adds up, and where it leaves the mean: the caller's arrays, or pinned.
+
+        `wide` and `out` are those of the call.
+        """
+        if self.on_host:
+            return out if wide is None else wide, out
+        if self._dense is None:
+            pinned, itemsize = self.device.pinned, 2 if self._narrow else self._compute.itemsize
+            total = pinned(self._n * self._compute.itemsize).view(self._compute)
+            stored = np.uint16 if self._dtype == "bfloat16" else self._dtype
+            self._dense = total, pinned(self._n * itemsize).view(stored) if self._narrow else total
+        return self._dense
+
+    def add_and_clear(self, total: Array) -> Testable | None:
+        """Overwrite `total`, in the host's memory, with vector + residual, and clear the residual."""
+        self._encoding = True
+        vector, there = self._vector(), total
+        if not self.on_host:
+            there = vector if self._narrow else self._out.view(vector.dtype)  # a widened vector may be overwritten
+        self.launch(self._add_and_clear, vector, there)
+        self._pending[:] = 0
+        self._sums.fetch()
+        return self.device.copy(there, total)
+
+    def _add_and_clear(self, vector: Array, total: Array) -> None:
         for part in self._every_part():
-            self._kernels.subtract_result(tensors[part.tensor][part.within], part.bits, self._steps[part.tensor])
+            previous = self._pending[part.tensor] if self._lazy else None
+            u, sums = vector[part.elements], total[part.elements]
+            self.kernels.sign.add_and_clear(u, part.residual, part.bits, previous, sums, part.sums)
 
-    def swing(self) -> float:
-        """Mean magnitude of a sample of the residual with nothing pending, in global steps; rule "paper"."""
-        assert self.residual is not None
-        sample = self._to_host(self.residual[: min(SAMPLE, int(self._lengths[0]))])
-        kernels.of("cpu").sign.subtract_result(sample, self._host_bits, self._pending[0])
-        return float(np.abs(sample).mean() / self._pending[0]) if self._pending[0] else 0.0
+    def deliver(self, mean: FloatArray) -> Testable | None:
+        """Copy the mean to the result, if it was computed elsewhere."""
+        return None if self.on_host else self.device.copy(mean, self._out)
 
-    def _scale(self, magnitudes: NDArray[np.float64], gamma: float) -> bool:
-        scaled = magnitudes, gamma, self.rule.clip, self._steps, self._minus_steps, self._limits
-        return bool(self._kernels.set_steps(*scaled))
+    def clear(self, out: Array) -> Testable | None:
+        """Overwrite a result with zeros."""
+        self.launch(partial(out.fill, 0) if self.on_host else out.zero_)
+        return self.device.done()
+
+    def look(self, values: Array, found: Any) -> Testable | None:
+        """Write to ``found[0]`` whether a vector has NaN or infinity; it is there once the handle completes."""
+        if self.on_host:
+            found[0] = not self.all_finite(values)
+            return None
+        flag = Mirror(self.device, self.device.zeros(1, "uint8"))
+        self.launch(lambda: flag.there.copy_(self.kernels.sign.all_finite(values)))
+        return after_copy(flag.fetch(), lambda: found.__setitem__(0, not flag.here[0]))
 
     # State -----------------------------------------------------------------------------------------------------------
 
-    def settled_residual(self) -> NDArray[Any] | None:
-        """The residual with nothing pending; a copy."""
-        if self.residual is None:
+    @property
+    @override
+    def residual(self) -> Array | None:
+        """The residual; with rule "paper" the last result may still be to be subtracted."""
+        return self._vector_residual
+
+    @property
+    def clipped_fraction(self) -> float:
+        """Fraction of the residual's elements, over all ranks, that was clipped at the last step."""
+        return self.size.clipped_fraction
+
+    @property
+    def gamma(self) -> float:
+        """Factor between the mean magnitude and an automatic step."""
+        return self.size.gamma
+
+    def swing(self) -> float:
+        """Return the mean magnitude of a sample of the settled residual, in global steps; rule "paper"."""
+        assert self._vector_residual is not None
+        sample, step = copy_to_host(self.device, self._vector_residual[: self._sample()]), self._pending[0]
+        kernels.of("cpu").sign.subtract_result(sample, self._host_bits, step)
+        return float(np.abs(sample).mean() / step) if step else 0.0
+
+    def _sample(self) -> int:
+        return min(SAMPLE, int(self._lengths[0]))
+
+    def settled_residual(self) -> AnyArray | None:
+        """Return a copy, on the host, of the residual with no result left to be subtracted."""
+        settled = self._settled()
+        return None if settled is None else settled if self.on_host else copy_to_host(self.device, settled)
+
+    def _settled(self) -> Array | None:
+        """Return such a copy where vectors are."""
+        if self._vector_residual is None:
             return None
-        settled = self._to_host(self.residual)
-        self._settle(settled)
+        if self.on_host:
+            settled = np.array(self._vector_residual)
+        else:
+            settled = self.device.zeros(self._n, self._compute.name) if self._spare is None else self._spare
+            overwrite(self.device, settled, self._vector_residual)
+        if self._lazy:
+            self.launch(self._subtract_pending, settled)
         return settled
 
-    @staticmethod
-    def _to_host(vector: Any) -> NDArray[Any]:
-        """A copy in the host's memory."""
-        return np.array(vector)
+    def _subtract_pending(self, residual: Array) -> None:
+        for part in self._every_part():
+            pending = self._pending[part.tensor]
+            self.kernels.sign.subtract_result(residual[part.elements], part.bits, pending)
 
-    def _settle(self, residual: Any) -> None:
-        """Subtract the last result from a copy of the residual, if that is still to be done."""
-        if self._lazy:
-            for part in self._every_part():
-                self._kernels.subtract_result(residual[part.elements], part.bits, self._pending[part.tensor])
+    @property
+    @override
+    def state_kinds(self) -> dict[str, StateKind]:
+        return {"gamma": "shared", "magnitudes": "shared", "residual": "mean"}
 
-    def _settled(self) -> Any:
-        """What a step that fails goes back to."""
-        return self.settled_residual()
-
-    @staticmethod
-    def _overwrite(vector: Any, values: Any) -> None:
-        vector[:] = values
-
-    def state(self) -> dict[str, Any]:
-        """Settled residual, running magnitudes and gamma; copies."""
+    @override
+    def state(self) -> State:
         settled = self.settled_residual()
         residual = {} if settled is None else {"residual": settled}
-        return {"gamma": self.gamma, "magnitudes": self._magnitudes.copy(), **residual}
+        return {"gamma": self.size.gamma, "magnitudes": self.size.magnitudes.copy(), **residual}  # type: ignore[dict-item]
 
-    def like(self) -> dict[str, NDArray[Any]]:
-        """See `Feedback`."""
-        residual = {} if self.residual is None else {"residual": self.residual}
-        return {"gamma": np.zeros(()), "magnitudes": self._magnitudes, **residual}
+    @override
+    def like(self) -> State:
+        like: State = {"gamma": np.zeros(()), "magnitudes": self.size.magnitudes}
+        if self._vector_residual is not None:
+            like["residual"] = np.broadcast_to(np.zeros((), self._compute), (self._n,))
+        return like
 
-    def load(self, state: dict[str, NDArray[Any]]) -> str:
-        """See `Feedback`."""
-        if self.residual is not None:
-            self._overwrite(self.residual, state["residual"])
-        self._magnitudes = state["magnitudes"].copy()
-        if self.rule.gamma == "auto":
-            self.gamma = float(state["gamma"])
+    @override
+    def load(self, state: State) -> str:
+        if self._vector_residual is not None:
+            overwrite(self.device, self._vector_residual, state["residual"])
         self._pending[:] = 0
         self.spoiled = False
-        digest = hashlib.blake2b(self._magnitudes.tobytes(), digest_size=8).hexdigest()
-        # the ranks' steps must stay the same to the bit, so they compare what they go on with
-        return f"gamma {self.gamma!r} and magnitudes {digest}"
+        return self.size.load(state)

@@ -48,8 +48,13 @@ class FullPrecisionMean(Reducer):
             yield from self._flag.swap(call, call.traffic)
             raise call.non_finite(bad_ranks(self._flag.everyones[:, 0] != 0))
 
+    @property
+    def can_undo(self) -> bool:
+        """Nothing is kept, so nothing need be taken back."""
+        return True
+
     def undo(self) -> None:
-        """See `Reducer`: nothing is kept."""
+        """See `can_undo`."""
 
 
 def _all_finite(call: VectorCall, array: Flat) -> Generator[bool, None, bool]:

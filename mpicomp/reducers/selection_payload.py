@@ -1,4 +1,4 @@
-"""What goes round where the ranks draw alike who wins each element: the payloads of all ranks."""
+"""Payloads of all ranks, for signs of shared winners: the ranks draw alike who wins each element."""
 
 from __future__ import annotations
 
@@ -7,91 +7,111 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
-from numpy.typing import NDArray
 
+from collectives.annotations import Array, Words
+from collectives.devices import Device
 from collectives.memory import aligned_empty
 from collectives.testable import Testable
-from mpicomp.codecs.shared_selection import Selection, Winners
-from mpicomp.reducers.sign_merge import BRIEF_ELEMENTS, SignFeedback
+from mpicomp.codecs.shared_selection import Selection
+from mpicomp.feedback.mirror import Packed
+from mpicomp.reducers.sign_merge import BRIEF_ELEMENTS
+from mpicomp.step import Work
 
 
 class SelectionPayload:
     """The payloads of all ranks; see `Payload`.
 
-    Memory: W bits an element for payloads, and the winners, 0.71 bits an element at most.
+    Memory: W bits an element for payloads, and the winners, 0.71 bits an element at most. On a device winners are
+    drawn, and signs picked and placed, there; payloads alone cross.
+
+    Parameters
+    ----------
+    device : Device
+    selection : Selection
+        Bound to the device's kernels.
+    rank : int
+    cuts : tuple of range
 
     Attributes
     ----------
     words : list of uint64[ranks, words]
-        Per piece, the payload of each rank.
+        Per piece, the payload of each rank; in the host's memory.
     bits : uint64[ceil(n / 64)]
-        This rank's signs, then the first winners'.
-    second : uint64[ceil(n / 64)] or None
+        This rank's signs, then the first winners'; an int64 tensor on a device.
+    second : like bits, or None
         The second winners' signs, where there are any.
     """
 
     receive_buffers = 0
+    _encode_signs: Work
+    _decode_signs: Work
 
-    def __init__(self, selection: Selection, rank: int, cuts: tuple[range, ...]) -> None:
-        codec = selection.codec
+    def __init__(self, device: Device, selection: Selection, rank: int, cuts: tuple[range, ...]) -> None:
+        codec, self._device, self._on_host = selection.codec, device, device.name == "cpu"
         self._selection, self._rank, self._size, self._cuts = selection, rank, codec.ranks, cuts
         self.brief = not cuts or cuts[-1].stop <= BRIEF_ELEMENTS
-        self._winners = [self._reserve(len(cut)) for cut in cuts]
+        where = None if self._on_host else device
+        self._winners = [selection.reserve(len(cut), where) for cut in cuts]
         self.words = [aligned_empty(self._size * w.words, np.uint64).reshape(self._size, -1) for w in self._winners]
         size = -(-cuts[-1].stop // 64) if cuts else 0
         self.bits, self.second = self._zeros(size), self._zeros(size) if codec.votes == 2 else None
         votes = [vote for vote in (self.bits, self.second) if vote is not None]
         self._votes = [[vote[cut.start // 64 : -(-cut.stop // 64)] for vote in votes] for cut in cuts]
+        self._packed = Packed(device, [words.reshape(-1) for words in self.words])
         self._drawn = [-1] * len(cuts)  # the step whose winners a piece has
         self._missing, self._counting = [self._size] * len(cuts), threading.Lock()
         self._step = 0
-        self._feedback: SignFeedback | None = None
 
-    def _reserve(self, n: int) -> Winners:
-        return self._selection.reserve(n)
-
-    @staticmethod
-    def _zeros(words: int) -> Any:
-        """Memory for signs."""
+    def _zeros(self, words: int) -> Array:
+        if not self._on_host:
+            return self._device.zeros(words, "int64")
         zeros = aligned_empty(words, np.uint64)
         zeros[:] = 0
         return zeros
 
-    def begin(self, step: int, feedback: SignFeedback) -> None:
+    def begin(self, step: int, encode: Work, decode: Work) -> None:
         """Go to another step's winners."""
-        self._step, self._feedback = step, feedback
+        self._step, self._encode_signs, self._decode_signs = step, encode, decode
         self._missing = [self._size] * len(self._cuts)
 
     def end(self) -> None:
-        """Let go of the feedback: a payload that kept it would keep it alive in a cycle."""
-        self._feedback = None
+        """Drop the references to the feedback, which would keep it alive in a cycle."""
+        del self._encode_signs, self._decode_signs
 
     def draw(self, step: int) -> None:
         """Draw the winners of all pieces."""
         for k in range(len(self._cuts)):
+            self._launch_draw(k, step)
+
+    def _launch_draw(self, k: int, step: int) -> None:
+        if self._on_host:
             self._draw(k, step)
+        else:
+            self._device.run(lambda: self._draw(k, step))
 
     def _draw(self, k: int, step: int) -> None:
         if self._drawn[k] != step:
             self._selection.draw(self._winners[k], step, self._cuts[k].start)
             self._drawn[k] = step
 
-    def mine(self, k: int) -> NDArray[np.uint64]:
-        """The payload that this rank sends of a piece."""
-        payload: NDArray[np.uint64] = self.words[k][self._rank]
+    def mine(self, k: int) -> Words:
+        """Return the payload that this rank sends of a piece."""
+        payload: Words = self.words[k][self._rank]
         return payload
 
     def encode(self, piece: int) -> Testable | None:
         """See `Payload`: take signs, and pick those that this rank wins."""
-        assert self._feedback is not None
         k = piece % len(self._cuts)
-        self._feedback.encode(k)
-        self._draw(k, self._step)
-        return self._pick(k)
-
-    def _pick(self, k: int) -> Testable | None:
-        self._selection.encode(self._votes[k][0], self._rank, self._winners[k], self.mine(k))
-        return None
+        self._encode_signs(k)
+        self._launch_draw(k, self._step)
+        winners, signs = self._winners[k], self._votes[k][0]
+        mine = slice(self._rank * winners.words, (self._rank + 1) * winners.words)
+        payload = self._packed.pieces[k][mine]
+        if self._on_host:
+            self._selection.encode(signs, self._rank, winners, payload)
+            return None
+        self._device.run(lambda: self._selection.encode(signs, self._rank, winners, payload))
+        return self._packed.fetch(k, mine)
 
     def outgoing(self, piece: int, weight: int) -> Any:
         """See `Payload`."""
@@ -102,17 +122,20 @@ class SelectionPayload:
     replacing = outgoing
 
     def finish(self, piece: int) -> Testable | None:
-        """See `Payload`: once the last rank's is there, put all signs in their places."""
-        assert self._feedback is not None
+        """See `Payload`: once the last rank's payload is there, put all signs in their places."""
         k = piece % len(self._cuts)
         with self._counting:
             self._missing[k] -= 1
             complete = not self._missing[k]
         if not complete:
             return None
-        self._place(k)
-        return self._feedback.finish(k)
+        self._packed.deliver(k)
+        if self._on_host:
+            self._place(k)
+        else:
+            self._device.run(lambda: self._place(k))
+        return self._decode_signs(k)
 
     def _place(self, k: int) -> None:
-        words = self.words[k]
-        self._selection.decode(words.reshape(-1), words.shape[1], self._winners[k], self._votes[k])
+        winners = self._winners[k]
+        self._selection.decode(self._packed.pieces[k], winners.words, winners, self._votes[k])

@@ -6,13 +6,13 @@ a small vector travel with the ranks' reports.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collectives import Communicator
-from collectives.devices import Device
+from collectives.annotations import Words
+from collectives.devices import HOST_DEVICE, Device
 from collectives.execution.partition import pieces
 from collectives.execution.pipelined import execute
 from collectives.execution.program import gather_program
@@ -23,8 +23,8 @@ from mpicomp.aggregator.parts import MessageModel
 from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.codecs.shared_selection import Selection, SharedSelection
 from mpicomp.reducers.selection_payload import SelectionPayload
-from mpicomp.reducers.selection_payload_device import DeviceSelectionPayload
-from mpicomp.reducers.sign_merge import SignFeedback
+from mpicomp.reducers.sign_merge import OneBitReducer
+from mpicomp.step import Work
 
 PIECE_BYTES = 128 << 10  # of one rank's payload
 
@@ -36,11 +36,11 @@ def selection_model(n: int, ranks: int, winners: int, piece_bytes: int) -> Messa
     return MessageModel(codec.nbytes, max(codec.alignment, longest), codec.alignment, AllGather(), decoded_once=True)
 
 
-class SelectionGather:
+class SelectionGather(OneBitReducer):
     """The signs of one or two winners of each element; see `OneBitReducer`.
 
-    Parameters as in `SignMerge`, with a codec that is bound to the stream of the winners. With a device the codec is
-    bound to its kernels, and the signs stay there: only payloads are in the host's memory.
+    Parameters as in `SignMerge`, with a codec that is bound to the stream of the winners and to the device's kernels.
+    Signs stay on the device: only payloads are in the host's memory.
 
     Attributes
     ----------
@@ -49,53 +49,46 @@ class SelectionGather:
     """
 
     def __init__(
-        self, comm: Communicator, n: int, selection: Selection, reports: int, device: Device | None = None
+        self, comm: Communicator, n: int, selection: Selection, reports: int, device: Device = HOST_DEVICE
     ) -> None:
         codec = selection.codec
         model = selection_model(n, comm.size, codec.votes, comm.packed_piece_bytes())
         self._comm, self._at_once = comm, comm.gathers(codec.nbytes(n))
         whole = (range(n),) if n else ()
         self.pieces = whole if self._at_once else pieces(range(n), model.piece_elements, codec.alignment)
-        self.scratch: list[NDArray[np.uint64]] = []
-        self._payload: SelectionPayload
-        if device is None:
-            self._payload = SelectionPayload(selection, comm.rank, self.pieces)
-            self.scratch.append(self._payload.bits)
-        else:
-            self._payload = DeviceSelectionPayload(device, selection, comm.rank, self.pieces)
+        self._payload = SelectionPayload(device, selection, comm.rank, self.pieces)
+        self.scratch: list[Words] = [self._payload.bits] if device is HOST_DEVICE else []
         self.bits, self.second = self._payload.bits, self._payload.second
         self.side_channel = SideChannel(comm, reports, codec.nbytes(n) if self._at_once else 0)
         if not self._at_once:
             self._tag, self._requests = comm.fixed_tag(), comm.persistent(self)
             self._program = gather_program(comm.rank, comm.size, self.pieces)
 
-    def prepare(self, step: int) -> None:
-        """See `OneBitReducer`: draw the winners of a short vector."""
+    def prepare_step(self, step: int) -> None:
+        """Draw the winners of a short vector."""
         if self._payload.brief:
             self._payload.draw(step)
 
-    def steps(self, call: VectorCall, feedback: SignFeedback) -> Iterator[bool]:
-        """See `OneBitReducer`."""
+    def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:
+        """See `PieceReducer`."""
         payload = self._payload
-        payload.begin(call.step, feedback)
+        payload.begin(call.step, encode, decode)
         try:
             if self._at_once:
-                yield from self._with_reports(call, feedback)
+                yield from self._with_reports(call, encoded)
             else:
-                yield from execute(
-                    call, self._program, payload, self._tag, call.traffic, feedback.encoded, self._requests
-                )
+                yield from execute(call, self._program, payload, self._tag, call.traffic, encoded, self._requests)
         finally:
             payload.end()
 
-    def _with_reports(self, call: VectorCall, feedback: SignFeedback) -> Iterator[bool]:
+    def _with_reports(self, call: VectorCall, encoded: Callable[[], None]) -> Iterator[bool]:
         payload, channel, traffic = self._payload, self.side_channel, call.traffic
         clock, size = traffic.clock, self._comm.size
         start = clock()
         if self.pieces:
             yield from done(call, payload.encode(self._comm.rank))
             channel.tail.view(np.uint64)[:] = payload.mine(0)
-        feedback.encoded()
+        encoded()
         sent = clock()
         yield from channel.collect(call, traffic)
         arrived = clock()

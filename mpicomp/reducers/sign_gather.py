@@ -5,18 +5,19 @@ Every rank merges the signs of all ranks in rank order with the same words. That
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collectives import Communicator
+from collectives.annotations import Words
 from collectives.progress.polling import until
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.codecs.sign import Sign, SignMerger
 from mpicomp.kernels.streams import GROUP, source
-from mpicomp.reducers.sign_merge import OneBitReducer, SignFeedback, SignMerge
+from mpicomp.reducers.sign_merge import OneBitReducer, SignMerge
+from mpicomp.step import Work
 
 
 def sign_reducer(comm: Communicator, n: int, sign: SignMerger, reports: int) -> OneBitReducer:
@@ -25,13 +26,14 @@ def sign_reducer(comm: Communicator, n: int, sign: SignMerger, reports: int) -> 
     return kind(comm, n, sign, reports)
 
 
-class SignGather:
+class SignGather(OneBitReducer):
     """One all-gather brings every rank's signs to every rank. Parameters as in `SignMerge`."""
 
     def __init__(self, comm: Communicator, n: int, sign: SignMerger, reports: int) -> None:
         self._trace = comm.trace
         self.pieces = [range(n)] if n else []
-        self.scratch: list[NDArray[np.uint64]] = []
+        self.scratch: list[Words] = []
+        self.second = None
         self.side_channel = SideChannel(comm, reports, 8 * -(-n // 64))
         self.bits = self.side_channel.tail.view(np.uint64)
         self._signs = [tail.view(np.uint64) for tail in self.side_channel.tails]
@@ -40,25 +42,25 @@ class SignGather:
         self._sources = [source(rank) for rank in range(comm.size)]
         self._drawn = -1  # for which step there are words
 
-    def prepare(self, step: int) -> None:
-        """See `OneBitReducer`: draw the words of all merges."""
+    def prepare_step(self, step: int) -> None:
+        """Draw the words of all merges."""
         if self._drawn != step:
             for held, words in enumerate(self._words, 1):
                 self._sign.draw(0, step, self._sources[held], (1, held), words)
             self._drawn = step
 
-    def steps(self, call: VectorCall, feedback: SignFeedback) -> Iterator[bool]:
-        """See `OneBitReducer`."""
+    def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:
+        """See `PieceReducer`."""
         traffic = call.traffic
         clock = traffic.clock
         start = clock()
         for piece in range(len(self.pieces)):
-            if (on_device := feedback.encode(piece)) is not None:
+            if (on_device := encode(piece)) is not None:
                 yield from until(on_device, call)
-        feedback.encoded()
+        encoded()
         sent = clock()
         if self._drawn != call.step:
-            self.prepare(call.step)
+            self.prepare_step(call.step)
         drawn = clock()
         yield from self.side_channel.collect(call, traffic)
         arrived = clock()
@@ -68,7 +70,7 @@ class SignGather:
                 self._sign.merge(words, incoming, self.bits)
         merged = clock()
         for piece in range(len(self.pieces)):
-            if (on_device := feedback.finish(piece)) is not None:
+            if (on_device := decode(piece)) is not None:
                 yield from until(on_device, call)
         end = clock()
         traffic.seconds_encoding += sent - start

@@ -5,7 +5,7 @@ Each element of the result is the sign of one uniformly random rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,15 +13,16 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from collectives import Communicator
+from collectives.annotations import Array, Words
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Message, Program
 from collectives.memory import PAGE, aligned_empty
-from collectives.testable import Testable
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import MessageModel
 from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.codecs.sign import Sign, SignMerger
 from mpicomp.kernels.streams import GROUP, source
+from mpicomp.step import PieceReducer, Work
 
 MOST_BUFFERS = 4
 MEMORY_PART = 0.49  # of the vector's elements that may be under way: two bits each, beside the one bit held
@@ -29,26 +30,8 @@ MEMORY_MATTERS = 1 << 20
 WORDS_A_PAGE = PAGE // 8
 BRIEF_ELEMENTS = 1 << 18  # up to here encoding takes less than keeping account of pieces
 
-Encode = Callable[[int], Testable | None]
 
-
-class SignFeedback(Protocol):
-    """What turns a rank's vector into signs, and merged signs into the result, piece by piece.
-
-    `encode` and `finish` return None, or what tells when a device has done it.
-    """
-
-    def encode(self, piece: int) -> Testable | None:
-        """Write the signs of this rank's piece."""
-
-    def finish(self, piece: int) -> Testable | None:
-        """Turn the merged signs of a piece into the result."""
-
-    def encoded(self) -> None:
-        """All of this rank's signs are there: send its report while they are still travelling."""
-
-
-class OneBitReducer(Protocol):
+class OneBitReducer(PieceReducer, Protocol):
     """Makes the ranks' packed signs into the merged ones.
 
     Attributes
@@ -57,24 +40,17 @@ class OneBitReducer(Protocol):
         Elements of each piece.
     bits : uint64[ceil(n / 64)]
         This rank's signs, then the merged ones.
-    side_channel : SideChannel
+    second : uint64[ceil(n / 64)] or None
+        Second votes.
     scratch : sequence of ndarray
         Memory that others may use between two runs, the bits' too.
     """
 
-    pieces: Any
-    bits: NDArray[np.uint64]
     side_channel: SideChannel
-    scratch: list[NDArray[np.uint64]]
-
-    def prepare(self, step: int) -> None:
-        """Do ahead what a step needs no vector for.
-
-        It is not always called (never with ``verify=False``), so `steps` must not depend on it.
-        """
-
-    def steps(self, call: VectorCall, feedback: SignFeedback) -> Iterator[bool]:
-        """Have every piece encoded, `encoded` called once they all are, and every merged piece finished."""
+    pieces: Sequence[range]
+    bits: Array
+    second: Array | None
+    scratch: list[Words]
 
 
 def message_model(n: int, piece_bytes: int) -> MessageModel:
@@ -93,7 +69,7 @@ def buffer_count(program: Program, n: int) -> int:
     return max(1, min(MOST_BUFFERS, int(MEMORY_PART * n / program.longest_piece)))
 
 
-class SignMerge:
+class SignMerge(OneBitReducer):
     """Signs along the plan of the communicator's topology.
 
     Parameters
@@ -112,19 +88,17 @@ class SignMerge:
         self._tag = comm.fixed_tag()
         self.program = comm.program(comm.select(Sign().nbytes(n)), n, model.alignment, model.piece_elements)
         self.payload = SignPayload(self.program, sign, comm.rank)
+        self.second = None
         self.pieces, self.bits, self.scratch = self.program.pieces, self.payload.bits, self.payload.scratch
         self.side_channel = SideChannel(comm, reports)
         self._requests = comm.persistent(self)
 
-    def prepare(self, step: int) -> None:
-        """See `OneBitReducer`: words are drawn piece by piece, when there is nothing else to do."""
-
-    def steps(self, call: VectorCall, feedback: SignFeedback) -> Iterator[bool]:
-        """See `OneBitReducer`."""
+    def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:
+        """See `PieceReducer`."""
         payload = self.payload
-        payload.begin(call.step, feedback)
+        payload.begin(call.step, encode, decode)
         try:
-            yield from execute(call, self.program, payload, self._tag, call.traffic, feedback.encoded, self._requests)
+            yield from execute(call, self.program, payload, self._tag, call.traffic, encoded, self._requests)
         finally:
             payload.end()
 
@@ -142,8 +116,8 @@ class SignPayload:
     rank : int
     """
 
-    encode: Encode
-    finish: Encode
+    encode: Work
+    finish: Work
 
     def __init__(self, program: Program, sign: SignMerger, rank: int) -> None:
         self.step = 0
@@ -175,14 +149,14 @@ class SignPayload:
         """Memory of all buffers."""
         return self.bits.nbytes + self._incoming.nbytes + self._words.nbytes
 
-    def begin(self, step: int, feedback: SignFeedback) -> None:
+    def begin(self, step: int, encode: Work, decode: Work) -> None:
         """Go to another step's random words."""
-        self.encode, self.finish = feedback.encode, feedback.finish
+        self.encode, self.finish = encode, decode
         self.step = step
         self._drawn = [-1] * self.receive_buffers
 
     def end(self) -> None:
-        """Let go of the feedback: a payload that kept it would keep it alive in a cycle."""
+        """Drop the references to the feedback, which would keep it alive in a cycle."""
         del self.encode, self.finish
 
     def outgoing(self, piece: int, weight: int) -> Any:

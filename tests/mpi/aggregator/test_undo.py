@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from collectives import Communicator, NonFiniteGradient
-from mpicomp import Dense, DoubleSqueeze, Marsit, OneBitSGD
+from mpicomp import SSDM, Dense, DoubleSqueeze, EFSignSGD, MajorityVote, Marsit, OneBitSGD
 from tests.exact import gradient
 
 N = 3000
@@ -16,7 +16,16 @@ N = 3000
 
 @pytest.mark.parametrize(
     "method",
-    [Dense(), Dense(wire="float16"), DoubleSqueeze(), DoubleSqueeze("quantize:levels=7,bucket=384"), OneBitSGD()],
+    [
+        Dense(),
+        Dense(wire="float16"),
+        DoubleSqueeze(),
+        DoubleSqueeze("quantize:levels=7,bucket=384"),
+        OneBitSGD(),
+        EFSignSGD(bucket=512),
+        SSDM(momentum=0.9, scale="norm"),
+        MajorityVote(),
+    ],
     ids=str,
 )
 def test_a_step_taken_back_leaves_no_trace(comm: Communicator, method: Any) -> None:

@@ -10,6 +10,7 @@ import pytest
 from collectives import CollectiveMismatch, Communicator
 from collectives.threads.run_local import run_local
 from mpicomp import Marsit
+from mpicomp.feedback.base import Feedback
 from tests.fake_device import FakeArray, FakeDevice
 from tests.unit.kernels.gpu.on_device import (
     assert_nan_is_told_and_nothing_lost,
@@ -106,7 +107,12 @@ def test_a_step_with_nan_is_skipped_by_all_without_waiting_for_a_device(
     there: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 0 has the NaN, and one of both ranks a device."""
-    monkeypatch.setattr("mpicomp.feedback.on_device.OnDevice.all_finite", None)
+
+    def only_on_the_host(feedback: Feedback, values: Any) -> bool:
+        assert feedback.on_host
+        return bool(feedback.kernels.sign.all_finite(values))
+
+    monkeypatch.setattr(Feedback, "all_finite", only_on_the_host)
     n, method = 300, Marsit(full_precision_every=None, nonfinite="skip")
 
     def take(comm: Communicator) -> None:
