@@ -43,16 +43,22 @@ class StepDriver(Reducer):
     ----------
     comm : Communicator
     feedback : Feedback
-    reducer : PieceReducer
+    reducer : PieceReducer or None
+        None: a driver of its own class moves the payloads.
     """
 
     skips_empty = True  # ranks exchange nothing for vectors without elements
 
-    def __init__(self, comm: Communicator, feedback: Feedback, reducer: PieceReducer) -> None:
-        self.feedback, self.reducer = feedback, reducer
+    reducer: PieceReducer
+
+    def __init__(self, comm: Communicator, feedback: Feedback, reducer: PieceReducer | None) -> None:
+        self.feedback, channel = feedback, None
+        if reducer is not None:
+            self.reducer, channel = reducer, reducer.side_channel
+            self.__dict__["prepare"] = reducer.prepare_step
         # instance attributes, since a step of a short vector should not pay for a call that only passes on
-        self.__dict__.update(prepare=reducer.prepare_step, commit=feedback.commit, roll_back=feedback.roll_back)
-        self.channel = reducer.side_channel or SideChannel(comm, feedback.n_reports)
+        self.__dict__.update(commit=feedback.commit, roll_back=feedback.roll_back)
+        self.channel = channel or SideChannel(comm, feedback.n_reports)
         self._problem: Problem | None = None
         self._has_reports = False
         self._waiting: list[int] = []  # complete pieces that cannot be decoded before the reports are there

@@ -20,7 +20,7 @@ from mpicomp.aggregator.algorithm import MessageModel, Parts, VectorSpec
 from mpicomp.codecs.options import integer
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.choosers import DrawnPlaces
-from mpicomp.reducers.shared_indices import SharedIndices, SharedIndicesMean, make_memory, shared_model
+from mpicomp.reducers.shared_indices import SharedIndices, SharedIndicesDriver, make_memory, shared_model
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class RandomK(SharedIndices):
         """Memory x places that all ranks draw alike x a dense mean of few values."""
         memory = make_memory(self, comm, spec, (self.rate,), None)
         places = DrawnPlaces(memory, Stream(self.seed, spec.vector_id, "indices"))
-        return Parts(memory, None, SharedIndicesMean(self, comm, spec, memory, places))
+        return Parts(memory, None, SharedIndicesDriver(self, comm, spec, memory, places))
 
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
         """See `Algorithm.message_model`."""

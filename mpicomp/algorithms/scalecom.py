@@ -24,8 +24,8 @@ from collectives import Communicator
 from mpicomp.aggregator.algorithm import MessageModel, Parts, VectorSpec
 from mpicomp.codecs.options import MOST_ELEMENTS, chunk_or_exact, require, whole
 from mpicomp.codecs.top_k import index_bits
-from mpicomp.reducers.choosers_device import leader_choice
-from mpicomp.reducers.shared_indices import SharedIndices, SharedIndicesMean, make_memory, shared_model
+from mpicomp.reducers.choosers import LeaderChoice
+from mpicomp.reducers.shared_indices import SharedIndices, SharedIndicesDriver, make_memory, shared_model
 
 Rates = tuple[int, ...] | tuple[tuple[int, ...], ...]
 
@@ -94,7 +94,7 @@ class ScaleCom(SharedIndices):
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Memory x the leader's places x a dense mean of few values."""
         memory = make_memory(self, comm, spec, self.rates_of(spec.vector_id), self.chunk, self.exact)
-        return Parts(memory, None, SharedIndicesMean(self, comm, spec, memory, leader_choice(comm, memory)))
+        return Parts(memory, None, SharedIndicesDriver(self, comm, spec, memory, LeaderChoice(comm, memory)))
 
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
         """See `Algorithm.message_model`: at `rate`, between warm-up and end."""

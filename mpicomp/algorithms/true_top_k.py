@@ -16,8 +16,8 @@ from collectives import Communicator
 from mpicomp.aggregator.algorithm import MessageModel, Parts, VectorSpec
 from mpicomp.algorithms.dense import Dense
 from mpicomp.codecs.options import chunk_or_exact
-from mpicomp.reducers.choosers_device import true_choice
-from mpicomp.reducers.shared_indices import SharedIndices, SharedIndicesMean, make_memory
+from mpicomp.reducers.choosers import TrueChoice
+from mpicomp.reducers.shared_indices import SharedIndices, SharedIndicesDriver, make_memory
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class TrueTopK(SharedIndices):
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Memory x places of the exact mean x a dense mean of few values."""
         memory = make_memory(self, comm, spec, (self.rate,), self.chunk, self.exact)
-        return Parts(memory, None, SharedIndicesMean(self, comm, spec, memory, true_choice(memory)))
+        return Parts(memory, None, SharedIndicesDriver(self, comm, spec, memory, TrueChoice(memory)))
 
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
         """See `Algorithm.message_model`: all elements travel in full precision; the few others do not count."""

@@ -9,20 +9,22 @@ m is the memory (the residual), g this rank's vector, I the places that are sent
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from collectives.annotations import AnyArray, Array, override
+from collectives.devices import Device
 from collectives.memory import aligned_empty
 from collectives.testable import Testable
-from mpicomp import kernels
 from mpicomp.codecs.sign import UNSIGNED
-from mpicomp.codecs.top_k import index_bits, kept
+from mpicomp.codecs.top_k import Selector, index_bits, kept
+from mpicomp.feedback.base import Feedback, FiniteFlag, Residual, StepInput, words_of
+from mpicomp.feedback.mirror import Mirror
 
-PART_ELEMENTS = 1 << 18  # that one piece of work takes, at most where blocks allow it
+PART_ELEMENTS = 1 << 18  # of one piece of work, at most where blocks allow it
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,181 +93,220 @@ def lay_out(lengths: Sequence[int], rates: Sequence[int], chunk: int | None, exa
     return tuple(parts)
 
 
-class KeptArrays:
-    """What `Feedback` asks for where a state is arrays: the attributes named by `state_kinds` that are not None."""
-
-    state_kinds: ClassVar[dict[str, Any]] = {"residual": "mean"}
-    state_nan: ClassVar[str] = ""
-
-    def check_ready(self) -> None:
-        """See `Feedback`: always ready."""
-
-    def like(self) -> dict[str, NDArray[Any]]:
-        """See `Feedback`."""
-        return {key: array for key in self.state_kinds if (array := getattr(self, key)) is not None}
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Copies of the arrays."""
-        return {key: array.copy() for key, array in self.like().items()}
-
-    def load(self, state: dict[str, NDArray[Any]]) -> str:
-        """See `Feedback`."""
-        for key, array in self.like().items():
-            array[:] = state[key]
-        return ""
+def joined(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """Join parts of one kind that follow each other without a short chunk: a device takes each run in one launch."""
+    runs: list[Part] = []
+    for part in parts:
+        before = runs[-1] if runs else None
+        if (
+            before is not None
+            and (before.chunk, before.keep) == (part.chunk, part.keep)
+            and (before.stop - before.start) % part.chunk == 0
+        ):
+            runs[-1] = replace(before, stop=part.stop, last=part.last)
+        else:
+            runs.append(part)
+    return tuple(runs)
 
 
-class Memory(KeptArrays):
+class Memory(Feedback):
     """The residual of one vector, and the values of the places that are sent.
 
     Parameters
     ----------
+    device : Device
     n : int
     compute, stored : dtype
-        float32 or float64; and of the result, uint16 for bfloat16.
+        float32 or float64; and the type of the result, uint16 for bfloat16.
     parts : tuple of Part
     beta : float
     limit : float
         Sums and means over ranks of numbers up to this are finite.
-    device : str
 
     Attributes
     ----------
-    residual : ndarray[n]
     parts : tuple of Part
     runs : tuple of Part
         The same elements in as many pieces as kernels are best given.
     places : int64[k]
-        Indices that the last sparse step sent.
+        Indices that the last sparse step sent; on the device.
     values : ndarray[k]
         Of this rank at these places; in the host's memory, as are the means.
     means : ndarray[k]
         Of the ranks, as unsigned words of the result's size; `stored_means` are the same in the result's type.
-    finite, within : bool
-        Whether all that was checked since `begin` was finite, and what was picked within the limit; of the time when
-        `pick` is done.
+    indices : uint32[k]
+        In the host's memory: places within their chunks, of all parts. Where a device encodes.
+    finite, within : FiniteFlag
+        Everything that was checked since `begin` was finite, and every picked value within the limit; known once `pick`
+        is done.
     """
+
+    n_reports = 1
 
     def __init__(
         self,
+        device: Device,
         n: int,
         compute: np.dtype[Any],
         stored: np.dtype[Any],
         parts: tuple[Part, ...],
         beta: float,
         limit: float,
-        device: str = "cpu",
     ) -> None:
-        self._kernels = kernels.of(device)
-        self.parts = self.runs = parts
-        count = parts[-1].last if parts else 0
-        kind = compute.type
-        self.dtype = compute
-        self.residual, self._next = self._zeros(n, compute), self._zeros(n, compute)
-        self._renewed = self._summed = False
-        self.places = self._zeros(count, np.int64)
+        self._residual = Residual(device, n, compute)
+        super().__init__(device, {"residual": self._residual})
+        self.parts = parts
+        self.runs = parts if self.on_host else joined(parts)
+        self._n, count, kind = n, parts[-1].last if parts else 0, compute.type
+        self.dtype, self.places = compute, device.zeros(count, "int64")
+        self._summed = False
         whole = float(beta) == 1.0
         self._past: Any = None if whole else kind(1 - beta)
         self._gain: Any = None if whole else kind(beta)
-        self._kept = None if whole else self._zeros(count, compute)
+        self._kept = None if whole else device.zeros(count, compute.name)
         self._limit = kind(limit)
-        self.values, self.means = self._crossing(count, compute), self._crossing(count, UNSIGNED[stored.itemsize])
+        self._picked = Mirror(device, self._crossing(count, compute))
+        self.values = self._picked.here
+        words = UNSIGNED[stored.itemsize]
+        self._arrived = Mirror(
+            device, self._crossing(count, np.dtype(words if self.on_host else f"i{stored.itemsize}"))
+        )
+        self.means: AnyArray = self._arrived.here.view(words)
         self.stored_means = self.means.view(stored)
-        self.finite = self.within = True
+        self.finite, self.within = FiniteFlag(device), FiniteFlag(device)
+        if not self.on_host:
+            self._indices = Mirror(device, device.zeros(count, "int32"))
+            self.indices = self._indices.here.view(np.uint32)
+            self._selectors = {(run.chunk, run.keep): Selector(run.chunk, run.keep, compute) for run in self.runs}
 
-    @staticmethod
-    def _zeros(n: int, dtype: Any) -> Any:
-        """Memory for what kernels work on."""
-        return np.zeros(n, dtype)
-
-    @staticmethod
-    def _crossing(n: int, dtype: Any) -> NDArray[Any]:
-        """Memory of the host for what travels."""
-        return aligned_empty(n, dtype)
+    def _crossing(self, n: int, dtype: np.dtype[Any]) -> Array:
+        """Return memory for what travels: on the host it begins at a page."""
+        return aligned_empty(n, dtype) if self.on_host else self.device.zeros(n, dtype.name)
 
     # Before values travel --------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Look at another vector."""
-        self.finite, self._summed = True, False
+    @override
+    def begin(self, call: StepInput) -> None:
+        """Look at another vector; `commit` counts once `renew` has made a residual."""
+        self._summed = self._begun = False
+        self.finite.reset()
+        self.within.reset()
 
-    def check(self, part: Part, vector: Any) -> None:
-        """Take note of whether vector + residual is finite in a part."""
+    def check(self, part: Part, vector: Array) -> None:
+        """Clear `finite` unless vector + residual is finite in a part."""
         some = part.elements
-        if not self._kernels.sparse.finite_sum(vector[some], self.residual[some], self.sums(some)):
-            self.finite = False
+        self.launch(self._check, vector[some], self._residual.current[some], self.sums(some))
 
-    def sums(self, some: slice) -> Any:
-        """Where vector + residual goes that is looked at, so that `renew` need not add again; None: nowhere.
+    def check_all(self, vector: Array, with_residual: bool) -> None:
+        """Check a whole vector, with the residual or without it."""
+        if with_residual:
+            self.launch(self._check, vector, self._residual.current, self.sums(slice(None)))
+        else:
+            self.launch(lambda: self.finite.clear_unless(self.kernels.sign.all_finite(vector)))
+
+    def _check(self, vector: Array, residual: Array, sums: Array | None) -> None:
+        self.finite.clear_unless(self.kernels.sparse.finite_sum(vector, residual, sums))
+
+    def sums(self, some: slice) -> Array | None:
+        """Return the memory for vector + residual that is looked at, so that `renew` need not add again; or None.
 
         It is asked for all elements of a vector or for none.
         """
         if self._past is not None:
             return None
         self._summed = True
-        return self._next[some]
+        return self._residual.following[some]
 
-    def all_finite(self, vector: Any) -> bool:
-        """Whether a vector is finite, without the residual."""
-        return bool(self._kernels.sign.all_finite(vector))
+    def add(self, vector: Array, out: Array) -> None:
+        """Overwrite `out` with vector + residual."""
+        self.launch(self.kernels.error_feedback.compensate, vector, self._residual.current, None, out)
 
-    def place(self, part: Part, indices: Any) -> None:
+    def find(self, vector: Array, with_residual: bool) -> None:
+        """Make the places those of the largest of vector + residual, on a device, and check that.
+
+        Without the residual nothing is checked.
+        """
+        for run in self.runs:
+            sums = self.sums(run.elements) if with_residual else None
+            self.launch(self._find, run, vector, with_residual, sums)
+            self.launch(self._place, run, self._indices.there[run.values])
+
+    def _find(self, run: Part, vector: Array, with_residual: bool, sums: Array | None) -> None:
+        x, rest = vector[run.elements], self._residual.current[run.elements] if with_residual else None
+        indices, found = self._indices.there[run.values], self._picked.there[run.values]
+        finite = self._selectors[run.chunk, run.keep](x, rest, indices, found, sums)
+        if with_residual:
+            self.finite.clear_unless(finite)
+
+    def fetch_indices(self) -> Testable | None:
+        """Copy the indices of `find` to the host."""
+        return self._indices.fetch()
+
+    def place_all(self) -> None:
+        """Make the places those of the host's indices."""
+        self._indices.deliver()
+        for run in self.runs:
+            self.launch(self._place, run, self._indices.there[run.values])
+
+    def place(self, part: Part, indices: Array) -> None:
         """Set the places of a part to these indices within its blocks."""
-        places = self.places[part.values]
-        self._kernels.sparse.expand(indices, part.chunk, part.keep, part.start, part.stop, places)
+        self.launch(self._place, part, indices)
 
-    def draw_places(self, part: Part, schedule: NDArray[np.uint64], step: np.uint64, source: np.uint64) -> None:
+    def _place(self, part: Part, indices: Array) -> None:
+        places = self.places[part.values]
+        self.kernels.sparse.expand(indices, part.chunk, part.keep, part.start, part.stop, places)
+
+    def draw_places(self, part: Part, schedule: Array, step: np.uint64, source: np.uint64) -> None:
         """Draw the places of a part, one of each block."""
-        places = self.places[part.values]
-        self._kernels.sparse.draw_strata(schedule, part.first, step, source, part.chunk, part.start, part.stop, places)
+        draw, places = self.kernels.sparse.draw_strata, self.places[part.values]
+        self.launch(draw, schedule, part.first, step, source, part.chunk, part.start, part.stop, places)
 
-    def pick(self, vector: Any) -> Testable | None:
-        """Take the values at the places; tells when they are there, and what `finite` and `within` are."""
-        self.within = bool(self._pick(vector, self.values))
-        return None
+    def pick(self, vector: Array) -> Testable | None:
+        """Take the values at the places; they, `finite` and `within` are known once the handle completes."""
+        self.launch(self._pick, vector)
+        self._picked.fetch()
+        self.finite.fetch()
+        return self.within.fetch()
 
-    def _pick(self, vector: Any, values: Any) -> Any:
-        picked = vector, self.residual, self.places, self._limit, self._past, values, self._kept
-        return self._kernels.sparse.pick(*picked)
+    def _pick(self, vector: Array) -> None:
+        picked = vector, self._residual.current, self.places, self._limit, self._past, self._picked.there, self._kept
+        self.within.clear_unless(self.kernels.sparse.pick(*picked))
 
     # While they travel -----------------------------------------------------------------------------------------------
 
     @property
     def shares(self) -> Sequence[Part]:
         """The whole vector, in as many parts as are cleared and renewed at a time."""
-        return self.parts
+        return self.parts if self.on_host else (Part(0, self._n, 1, 1, 0, self.values.size),)
 
-    def clear(self, out: Any, share: Part) -> None:
-        """Fill a share of the result with zeros; `settled` tells when a device has."""
-        out[share.elements] = 0
+    def clear(self, out: Array, share: Part) -> None:
+        """Fill a share of the result with zeros."""
+        if self.on_host:
+            out[share.elements] = 0
+        else:
+            self.launch(out.zero_)
 
-    def renew(self, vector: Any, share: Part) -> None:
-        """Make a share of the residual of the next step; once all are made, `commit` puts it into force."""
-        self._remember(vector, share.start, share.elements, share.values)
-        self._renewed = True
+    def renew(self, vector: Array, share: Part) -> None:
+        """Make a share of the residual of the next step; `commit` puts it into force once all are made."""
+        self._begun = True
+        self.launch(self._remember, vector, share.start, share.elements, share.values)
 
-    def _remember(self, vector: Any, start: int, some: slice, values: slice) -> None:
+    def _remember(self, vector: Array, start: int, some: slice, values: slice) -> None:
         kept_values = None if self._kept is None else self._kept[values]
-        old, scales, among = self.residual[some], (self._past, self._gain), self.places[values]
+        old, scales, among = self._residual.current[some], (self._past, self._gain), self.places[values]
         x = None if self._summed else vector[some]
-        self._kernels.sparse.remember(x, old, *scales, start, among, kept_values, self._next[some])
+        self.kernels.sparse.remember(x, old, *scales, start, among, kept_values, self._residual.following[some])
 
-    def settled(self) -> Testable | None:
-        """What tells when nothing is written to the result any more."""
-        return None
+    @override
+    def encode(self, piece: int) -> Testable | None:
+        raise NotImplementedError("values are picked as a whole")
 
-    # Afterwards ------------------------------------------------------------------------------------------------------
+    @override
+    def decode(self, piece: int) -> Testable | None:
+        raise NotImplementedError("means are scattered as a whole")
 
-    def scatter(self, out: Any) -> Testable | None:
-        """Write the means to their places; tells when the result is there."""
-        self._kernels.sparse.put(self.means, self.places, out.view(self.means.dtype))
-        return None
-
-    def commit(self) -> None:
-        """Go over to the residual that `renew` has made, if it was called."""
-        if self._renewed:
-            self.residual, self._next, self._renewed = self._next, self.residual, False
-
-    def roll_back(self) -> None:
-        """Keep the residual of before."""
-        self._renewed = False
+    def scatter(self, out: Array) -> Testable | None:
+        """Write the means to their places."""
+        self._arrived.deliver()
+        self.launch(self.kernels.sparse.put, self._arrived.there, self.places, words_of(self.device, out))
+        return self.device.done()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from collectives.annotations import Doubles, Words, override
+from collectives.annotations import Doubles, FloatArray, Words, override
 from collectives.devices import Device
 from collectives.testable import Testable
 from mpicomp import kernels
@@ -40,6 +40,11 @@ class SharedScale(VoteValues):
         self._blocks = [groups.blocks_in(cut) for cut in pieces]
         # s of the last step, and of this one
         self._scales, self._next_scales = (Mirror.of(device, np.zeros(groups.starts.size, kind)) for _ in range(2))
+
+    @property
+    def scales(self) -> FloatArray:
+        """s of the last step, of each group: s sgn(residual) is still to be subtracted from the residual."""
+        return self._scales.here
 
     @override
     def encode(self, piece: int) -> Testable | None:

@@ -8,16 +8,17 @@ from typing import Any, Protocol
 
 import numpy as np
 from mpi4py import MPI
-from numpy.typing import NDArray
 
 from collectives import Communicator
+from collectives.annotations import Array
 from collectives.execution.pipelined import execute
-from collectives.memory import add
+from collectives.progress.polling import done
 from collectives.routes import LATENCY_BYTES
 from collectives.schedules.broadcast import Broadcast
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.codecs.top_k import Selector, pack_indices, unpack_indices
 from mpicomp.feedback.memory import Memory, Part
+from mpicomp.feedback.mirror import Mirror
 from mpicomp.kernels.streams import Stream, source
 
 BRIEF_ELEMENTS = 1 << 18  # up to here work takes less than keeping account of pieces
@@ -50,7 +51,6 @@ class DrawnPlaces(Chooser):
         traffic, memory = call.traffic, self._memory
         start = traffic.clock()
         at = np.uint64(call.step & 0xFFFFFFFF)
-        memory.begin()
         for run in memory.runs:
             memory.draw_places(run, self._schedule, at, self._source)
             memory.check(run, call.values)
@@ -68,11 +68,11 @@ class _Search(threading.local):
         most = max((part.last - part.first for part in parts), default=0)
         self._indices, self._found = np.empty(most, np.uint32), np.empty(most, dtype)
 
-    def indices(self, part: Part) -> NDArray[np.uint32]:
+    def indices(self, part: Part) -> Array:
         """Memory for the places of a part within its chunks."""
         return self._indices[: part.last - part.first]
 
-    def look(self, part: Part, values: NDArray[Any], residual: NDArray[Any] | None, sums: Any = None) -> bool:
+    def look(self, part: Part, values: Array, residual: Array | None, sums: Any = None) -> bool:
         """Overwrite the indices of a part with those of the largest of values + residual; whether all are finite.
 
         sums : like values, overwritten with the sums; or None.
@@ -82,10 +82,12 @@ class _Search(threading.local):
         return bool(selector(values, residual, indices, self._found[: indices.size], sums))
 
 
-class ToldPlaces(Chooser):
-    """Those that one rank tells all others, another one at each step.
+class LeaderChoice(Chooser):
+    """The largest elements of one rank, the leader, which sends their places to all others; another one at each step.
 
-    It is the payload of a broadcast as well, whose pieces are the memory's parts.
+    It is the payload of a broadcast as well, whose pieces are the memory's parts. On the host a part's places go out
+    while those of the next are looked for, and the other ranks look at their own vectors meanwhile, whether they are
+    finite. A device looks at the whole vector at once, and the host packs and unpacks indices.
     """
 
     receive_buffers = 0
@@ -100,35 +102,59 @@ class ToldPlaces(Chooser):
         self._messages = [[planes, planes.nbytes, MPI.BYTE] for planes in self._planes]
         self._bytes = sum(planes.nbytes for planes in self._planes)
         self._leads = False
+        self._search = _Search(parts if memory.on_host else (), memory.dtype)
+        self._values: Array = None
 
     def choose(self, call: VectorCall) -> Iterator[bool]:
         """See `Chooser`."""
-        self._memory.begin()
+        memory, comm = self._memory, self._comm
         if not self._parts:
             return
-        comm = self._comm
         leader = call.step % comm.size
-        self._leads = comm.rank == leader
-        yield from self._look(call)
+        self._leads, self._values = comm.rank == leader, call.values
+        if not memory.on_host:
+            if self._leads:
+                memory.find(call.values, with_residual=True)
+                yield from done(call, memory.fetch_indices())
+            else:
+                memory.check_all(call.values, with_residual=True)
         count = len(self._parts)
         way = Broadcast(leader, count, chain=self._bytes >= LATENCY_BYTES)
         yield from execute(call, comm.program(way, count, 1, 1), self, self._tag, call.traffic)
-        self._told()
+        if not memory.on_host and not self._leads:
+            memory.place_all()
 
-    def _look(self, call: VectorCall) -> Iterator[bool]:
-        """Do what is to be done before places are told."""
-        raise NotImplementedError
-
-    def _told(self) -> None:
-        """Places are told."""
+    def end(self) -> None:
+        """See `Chooser`."""
+        self._values = None
 
     def encode(self, piece: int) -> None:
-        """See `Payload`."""
-        raise NotImplementedError
+        """See `Payload`: the leader packs the places of a part, the others check their own numbers."""
+        part, memory = self._parts[piece], self._memory
+        if not memory.on_host:
+            if self._leads:
+                pack_indices(memory.indices[part.values], self._planes[piece])
+        elif self._leads:
+            search, some, residual = self._search, part.elements, memory.residual
+            finite = search.look(part, self._values[some], residual[some], memory.sums(some))  # type: ignore[index]
+            memory.finite.clear_unless(finite)
+            indices = search.indices(part)
+            pack_indices(indices, self._planes[piece])
+            memory.place(part, indices)
+        else:
+            memory.check(part, self._values)
 
     def finish(self, piece: int) -> None:
         """See `Payload`."""
-        raise NotImplementedError
+        if self._leads:
+            return
+        part, memory = self._parts[piece], self._memory
+        if memory.on_host:
+            indices = self._search.indices(part)
+            unpack_indices(self._planes[piece], indices)
+            memory.place(part, indices)
+        else:
+            unpack_indices(self._planes[piece], memory.indices[part.values])
 
     def outgoing(self, piece: int, weight: int) -> Any:
         """See `Payload`."""
@@ -137,68 +163,33 @@ class ToldPlaces(Chooser):
     replacing = outgoing
 
 
-class LeaderChoice(ToldPlaces):
-    """The largest of one rank's.
-
-    A part's places go out while those of the next are looked for, and the other ranks look at their own vectors in the
-    meantime, whether they are finite.
-    """
-
-    def __init__(self, comm: Communicator, memory: Memory) -> None:
-        super().__init__(comm, memory)
-        self._search = _Search(memory.parts, memory.dtype)
-        self._values = self._nothing = memory.residual[:0]
-
-    def _look(self, call: VectorCall) -> Iterator[bool]:
-        self._values = call.values
-        yield from ()
-
-    def end(self) -> None:
-        """See `Chooser`."""
-        self._values = self._nothing
-
-    def encode(self, piece: int) -> None:
-        """See `Payload`: the leader looks for places, the others whether their own numbers are finite."""
-        part, memory = self._parts[piece], self._memory
-        if not self._leads:
-            memory.check(part, self._values)
-            return
-        search, some = self._search, part.elements
-        if not search.look(part, self._values[some], memory.residual[some], memory.sums(some)):
-            memory.finite = False
-        indices = search.indices(part)
-        pack_indices(indices, self._planes[piece])
-        memory.place(part, indices)
-
-    def finish(self, piece: int) -> None:
-        """See `Payload`."""
-        if not self._leads:
-            part = self._parts[piece]
-            indices = self._search.indices(part)
-            unpack_indices(self._planes[piece], indices)
-            self._memory.place(part, indices)
-
-
 class TrueChoice(Chooser):
-    """The largest of the exact mean."""
+    """The largest elements of the exact mean, which is taken on the host."""
 
     def __init__(self, memory: Memory) -> None:
-        self._memory, self._search = memory, _Search(memory.parts, memory.dtype)
-        self._mean = np.empty_like(memory.residual)
+        self._memory, self._search = memory, _Search(memory.parts if memory.on_host else (), memory.dtype)
+        device, n = memory.device, len(memory.residual)  # type: ignore[arg-type]
+        self._mean = Mirror(device, device.zeros(n, memory.dtype.name))
 
     def choose(self, call: VectorCall) -> Iterator[bool]:
         """See `Chooser`."""
-        traffic, memory = call.traffic, self._memory
+        traffic, memory, mean = call.traffic, self._memory, self._mean
         clock = traffic.clock
         start = clock()
-        add(call.values, memory.residual, self._mean)
-        memory.finite = memory.all_finite(self._mean)
+        memory.add(call.values, mean.there)
+        memory.check_all(mean.there, with_residual=False)
         added = clock()
-        yield from call.group.dense_steps(call, self._mean, self._mean.dtype.name, True, self._mean, traffic)
+        yield from done(call, mean.fetch())
+        host = mean.here
+        yield from call.group.dense_steps(call, host, host.dtype.name, True, host, traffic)
         summed = clock()
-        for part in memory.parts:
-            self._search.look(part, self._mean[part.elements], None)
-            memory.place(part, self._search.indices(part))
+        if memory.on_host:
+            for part in memory.parts:
+                self._search.look(part, host[part.elements], None)
+                memory.place(part, self._search.indices(part))
+        else:
+            mean.deliver()
+            memory.find(mean.there, with_residual=False)
         spent = clock() - summed + added - start
         traffic.seconds_encoding += spent
         traffic.seconds_total += spent

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives import Communicator
+from collectives.annotations import override
 from collectives.dense.allreduce import RECEIVE_BUFFERS
 from collectives.dense.payload import DensePayload, itemsize_in_messages
 from collectives.devices import named
@@ -32,18 +33,17 @@ from collectives.execution.workers import Work
 from collectives.memory import SIXTEEN_BIT, aligned_empty
 from collectives.progress.polling import done
 from mpicomp.aggregator import nonfinite
-from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Reducer, VectorSpec
+from mpicomp.aggregator.algorithm import Algorithm, MessageModel, VectorSpec
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.codecs.options import MOST_ELEMENTS, integer, number
 from mpicomp.codecs.top_k import kept
 from mpicomp.feedback.base import bad_ranks
 from mpicomp.feedback.memory import Memory, lay_out
-from mpicomp.feedback.memory_device import DeviceMemory
 from mpicomp.feedback.scale_groups import padded_lengths
 from mpicomp.reducers.choosers import BRIEF_ELEMENTS, Chooser
 from mpicomp.reducers.full_precision_mean import FullPrecisionMean
 from mpicomp.reducers.full_precision_mean_device import staged
+from mpicomp.step import StepDriver
 
 _GOOD, _LARGE, _OVERFLOWED, _BAD = range(4)  # what a rank says of its numbers
 
@@ -117,12 +117,22 @@ def make_memory(
         raise ValueError(f"vector {spec.vector_id} has {len(lengths)} tensors, but rates has {len(rates)} for it")
     parts = lay_out(lengths, rates, block, exact)
     largest = min(float(np.finfo(spec.compute).max) / comm.size, nonfinite.largest(spec.dtype))
-    about = spec.n, spec.compute, spec.stored, parts, options.beta, 0.99 * largest
-    return Memory(*about) if spec.device == "cpu" else DeviceMemory(named(spec.device), *about)
+    return Memory(named(spec.device), spec.n, spec.compute, spec.stored, parts, options.beta, 0.99 * largest)
 
 
-class SharedIndicesMean(Reducer):
-    """A step of these methods; see `Reducer`."""
+class SharedIndicesDriver(StepDriver):
+    """Steps of these methods: places are chosen, and the values there summed like a short dense vector.
+
+    Parameters
+    ----------
+    options : SharedIndices
+    comm : Communicator
+    spec : VectorSpec
+    memory : Memory
+    chooser : Chooser
+    """
+
+    feedback: Memory
 
     def __init__(
         self, options: SharedIndices, comm: Communicator, spec: VectorSpec, memory: Memory, chooser: Chooser
@@ -130,33 +140,34 @@ class SharedIndicesMean(Reducer):
         self._comm, self._memory, self._chooser = comm, memory, chooser
         self._warmup_steps = options.warmup_steps
         self._dense = staged(FullPrecisionMean(comm), spec, used=options.warmup_steps > 0)
-        self._side_channel = SideChannel(comm, 1)
+        super().__init__(comm, memory, None)
+        self._side_channel = self.channel
         self._brief = spec.n <= BRIEF_ELEMENTS or comm.size == 1
         self._mean: MeanMeanwhile | None = None
+        self.__dict__.update(commit=self._commit, roll_back=self._roll_back)
 
-    def commit(self) -> None:
-        """See `Reducer`."""
+    def _commit(self) -> None:
         self._memory.commit()
-        self.roll_back()
+        self._chooser.end()
 
-    def roll_back(self) -> None:
-        """See `Reducer`."""
+    def _roll_back(self) -> None:
         self._memory.roll_back()
         self._chooser.end()
 
+    @override
     def steps(self, call: VectorCall) -> Iterator[bool]:
-        """See `Reducer`."""
+        memory, traffic, channel = self._memory, call.traffic, self._side_channel
+        memory.begin(call)
         if call.step < self._warmup_steps:
             yield from self._dense.steps(call)
             return
-        memory, traffic, channel = self._memory, call.traffic, self._side_channel
         yield from self._chooser.choose(call)
         start = traffic.clock()
         yield from done(call, memory.pick(call.values))
-        said = _GOOD if memory.within else _LARGE
+        report = _GOOD if memory.within else _LARGE
         if not memory.finite:  # of values + residual: finite numbers may have overflowed
-            said = _OVERFLOWED if memory.all_finite(call.values) else _BAD
-        channel.mine[0] = said
+            report = _OVERFLOWED if memory.all_finite(call.values) else _BAD
+        channel.mine[0] = report
         channel.start()
         traffic.seconds_encoding += traffic.clock() - start
         traffic.seconds_total += traffic.clock() - start
@@ -190,7 +201,7 @@ class SharedIndicesMean(Reducer):
 
     def _complete(self, call: VectorCall) -> Iterator[bool]:
         """Scatter the means into the result. Raise if an input or a mean is not finite."""
-        yield from done(call, self._memory.settled())  # who gets an error may free the result at once
+        yield from done(call, self._memory.device.done())  # a caller that gets an error may free the result at once
         traffic, said = call.traffic, self._side_channel.everyones[:, 0]
         bad = bad_ranks(said == _BAD)
         if bad or (said == _OVERFLOWED).any():

@@ -11,8 +11,7 @@ import pytest
 from collectives import Communicator, NonFiniteGradient, Ring
 from collectives.threads.run_local import run_local
 from mpicomp import RandomK, ScaleCom, TrueTopK
-from mpicomp.feedback.memory import lay_out
-from mpicomp.feedback.memory_device import joined
+from mpicomp.feedback.memory import joined, lay_out
 from tests.fake_device import FakeArray, FakeDevice
 from tests.unit.kernels.gpu import on_device
 
