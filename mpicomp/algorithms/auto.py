@@ -24,8 +24,7 @@ from mpicomp.auto.chosen_feedback import ChosenFeedback
 from mpicomp.auto.pending import Pending
 from mpicomp.auto.trials import Schedule
 from mpicomp.codecs.options import integer
-from mpicomp.reducers.full_precision_mean import FullPrecisionMean, SkippingMean
-from mpicomp.reducers.full_precision_mean_device import staged
+from mpicomp.reducers.full_precision_mean import FullPrecisionMean, SkippingMean, staged
 
 _MARSIT = Marsit()
 

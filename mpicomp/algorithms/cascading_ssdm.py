@@ -10,7 +10,6 @@ Reference: Marsit (arXiv 2204.06787), section 3.1 and Table 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,7 +20,6 @@ from mpicomp.codecs.options import flag, integer
 from mpicomp.codecs.stochastic_sign import StochasticSign
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.cascade import Cascade, CascadePayload
-from mpicomp.reducers.cascade_device import DeviceCascadePayload
 
 
 @dataclass(frozen=True)
@@ -62,10 +60,8 @@ class CascadingSSDM(Algorithm):
         """No feedback x stochastic sign x decoding and encoding on every hop."""
         codec, model = StochasticSign(), self.message_model(spec.n, spec.dtype, comm.size, 0)
         stream = Stream(self.seed, spec.vector_id, "stochastic sign")
-        make: Callable[..., CascadePayload] = CascadePayload
-        if spec.device != "cpu":
-            make = partial(DeviceCascadePayload, named(spec.device))
-        reducer = Cascade(comm, spec, model, self.normalise, partial(make, codec, stream, comm.rank))
+        make = partial(CascadePayload, named(spec.device), codec, stream, comm.rank)
+        reducer = Cascade(comm, spec, model, self.normalise, make)
         return Parts(None, codec, reducer)
 
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:

@@ -17,8 +17,7 @@ from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.auto.pending import Pending
 from mpicomp.auto.stopwatch import COUNT, Front, Stopwatch, slowest
 from mpicomp.auto.trials import Plan, Schedule, Side, Stage, Times
-from mpicomp.reducers.full_precision_mean import FullPrecisionMean
-from mpicomp.reducers.full_precision_mean_device import StagedMean
+from mpicomp.reducers.full_precision_mean import FullPrecisionMean, StagedMean
 
 _log = logging.getLogger("mpicomp")
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from collectives.devices import Device
 from mpicomp.aggregator.parts import Feedback, StateKind
-from mpicomp.feedback.on_device import Mirror
+from mpicomp.feedback.mirror import Mirror
 
 PENDING_KINDS = ("mean", "owner")
 

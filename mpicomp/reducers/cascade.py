@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
 from operator import imul
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.devices import HOST_DEVICE
+from collectives.devices import Device
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Message, Program
 from collectives.memory import SIXTEEN_BIT
@@ -25,6 +26,7 @@ from mpicomp.codecs.base import Draw
 from mpicomp.codecs.bucketed import FLOAT32_MAX
 from mpicomp.codecs.stochastic_sign import StochasticSign, measure
 from mpicomp.feedback.base import bad_ranks
+from mpicomp.feedback.mirror import Mirror
 from mpicomp.feedback.payloads import Payloads
 from mpicomp.kernels.streams import Stream
 
@@ -90,6 +92,8 @@ class CascadePayload:
 
     Parameters
     ----------
+    device : Device
+        Where sums are: of each hop the payload alone crosses.
     codec : StochasticSign
     stream : Stream
     rank : int
@@ -104,9 +108,11 @@ class CascadePayload:
     """
 
     brief = False
-    receive_buffers = 1
 
-    def __init__(self, codec: StochasticSign, stream: Stream, rank: int, program: Program) -> None:
+    def __init__(self, device: Device, codec: StochasticSign, stream: Stream, rank: int, program: Program) -> None:
+        self._device, self._on_host = device, device.name == "cpu"
+        # on a device one message travels while another is added and compressed
+        self.receive_buffers = 1 if self._on_host else 2
         self._codec, self._stream, self._rank = codec, stream, rank
         self._pieces, chains = program.pieces, program.chains
         self._last_merge = [  # the receive after which a piece is compressed; -1: it is when it has been encoded
@@ -116,47 +122,32 @@ class CascadePayload:
         self._replaced = [  # whether the sum comes from another rank
             last >= 0 and not chain[last].held_weight for chain, last in zip(chains, program.last_recv, strict=True)
         ]
-        self.sums = self._zeros(self._pieces[-1].stop if self._pieces else 0)
-        self._length = self._length_here = self._zeros(1)
-        self._held = self._payloads([len(cut) for cut in self._pieces])
-        self._landing = self._payloads([program.longest_piece] * self.receive_buffers)
+        self.sums = device.zeros(self._pieces[-1].stop if self._pieces else 0, "float32")
+        self._length = Mirror(device, device.zeros(1, "float32"))
+        self._held = Payloads(device, codec, [len(cut) for cut in self._pieces])
+        self._landing = Payloads(device, codec, [program.longest_piece] * self.receive_buffers)
         self._messages = [[payload, payload.nbytes, MPI.BYTE] for payload in self._held.host]
-        self._nothing = self.values = self._zeros(0)
+        self._nothing = self.values = device.zeros(0, "float32")
         self.step = 0
 
-    # Where the vector is ---------------------------------------------------------------------------------------------
-
-    def _zeros(self, n: int) -> Any:
-        """A float32 vector."""
-        return np.zeros(n, np.float32)
-
-    def _payloads(self, lengths: Sequence[int]) -> Payloads:
-        return Payloads(HOST_DEVICE, self._codec, lengths)
-
-    def _do(self, work: Callable[..., object], *operands: Any) -> None:
-        """Have kernels launched, behind those of before."""
-        work(*operands)
-
-    def _over(self) -> Testable | None:
-        """Tells when all kernels are done that were launched before."""
-        return None
-
-    def _fetch_length(self) -> Testable | None:
-        """Have the host know what was measured."""
-        return None
+    def _launch(self, work: Callable[..., object], *operands: Any) -> None:
+        if self._on_host:
+            work(*operands)
+        else:
+            self._device.run(partial(work, *operands))
 
     # Before and after the program ------------------------------------------------------------------------------------
 
     @property
     def length(self) -> float:
         """The norm that was measured last."""
-        return float(self._length_here[0])
+        return float(self._length.here[0])
 
     def begin(self, values: Any, step: int) -> None:
         """Go to another vector, float32 or float64, and step."""
         self.values, self.step = values, step
         if values.itemsize == 8:
-            self._do(_hold, values, self.sums)
+            self._launch(_hold, values, self.sums)
             self.values = self.sums
 
     def end(self) -> None:
@@ -165,21 +156,21 @@ class CascadePayload:
 
     def measure(self, vector: Any) -> Testable | None:
         """Measure the norm of a float32 vector; tells when `length` is it."""
-        self._do(measure, vector, self._length)
-        return self._fetch_length()
+        self._launch(measure, vector, self._length.there)
+        return self._length.fetch()
 
     def divide(self, divisor: int) -> None:
         """Divide the sums."""
-        self._do(kernels.beside(self.sums).arrays.divide, self.sums, divisor)
+        self._launch(kernels.beside(self.sums).arrays.divide, self.sums, divisor)
 
     def multiply(self, factor: np.float32) -> None:
         """Multiply the sums."""
-        self._do(imul, self.sums, float(factor))
+        self._launch(imul, self.sums, float(factor))
 
     def write(self, out: Any, dtype: str) -> Testable | None:
         """Write the sums to `out`, of this type; tells when they are there."""
-        self._do(_write, self.sums, out, dtype)
-        return self._over()
+        self._launch(_write, self.sums, out, dtype)
+        return self._device.done()
 
     # See `MergedPayload` ---------------------------------------------------------------------------------------------
 
@@ -187,7 +178,7 @@ class CascadePayload:
         """Copy this rank's piece, and compress it if nothing will be merged into it."""
         if self.values is not self.sums:
             cut = self._pieces[piece]
-            self._do(_copy, self.values[cut.start : cut.stop], self._part(piece))
+            self._launch(_copy, self.values[cut.start : cut.stop], self._part(piece))
         return self._compress(piece) if self._last_merge[piece] < 0 else None
 
     def outgoing(self, piece: int, weight: int) -> Any:
@@ -208,15 +199,15 @@ class CascadePayload:
         """Decode a message and add it, and compress the sum if nothing else will be merged into it."""
         piece = message.piece
         self._landing.deliver(buffer)
-        self._do(self._codec.add, self._landing.there[buffer][: self._messages[piece][1]], self._part(piece))
-        return self._compress(piece) if message.index == self._last_merge[piece] else self._over()
+        self._launch(self._codec.add, self._landing.there[buffer][: self._messages[piece][1]], self._part(piece))
+        return self._compress(piece) if message.index == self._last_merge[piece] else self._device.done()
 
     def finish(self, piece: int) -> Testable | None:
         """Decode the complete sum."""
         if self._replaced[piece]:
             self._held.deliver(piece)
-        self._do(self._decode, piece)
-        return self._over()
+        self._launch(self._decode, piece)
+        return self._device.done()
 
     def _part(self, piece: int) -> Any:
         cut = self._pieces[piece]
@@ -228,7 +219,7 @@ class CascadePayload:
     def _compress(self, piece: int) -> Testable | None:
         """Tells when the payload can be sent."""
         draw = Draw(self._stream, self.step, self._rank, offset=self._pieces[piece].start)
-        self._do(self._encode, piece, draw)
+        self._launch(self._encode, piece, draw)
         return self._held.fetch(piece)
 
     def _encode(self, piece: int, draw: Draw) -> None:

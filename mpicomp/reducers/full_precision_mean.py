@@ -6,12 +6,15 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 from collectives import Communicator, NonFiniteGradient
+from collectives.annotations import FloatArray
+from collectives.devices import Device, named
 from collectives.memory import Flat
 from collectives.progress.polling import done
 from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Reducer
 from mpicomp.aggregator.side_channel import SideChannel
+from mpicomp.aggregator.spec import VectorSpec
 from mpicomp.feedback.base import bad_ranks
 
 
@@ -97,3 +100,44 @@ class SkippingMean(FullPrecisionMean):
             self.skipped = True
             self._feedback.skipped += 1
             call.out[:] = 0
+
+
+class StagedMean(Reducer):
+    """The exact mean of vectors on a device: they cross to pinned memory of the host, and the mean crosses back.
+
+    Parameters
+    ----------
+    mean : FullPrecisionMean
+        Of the vectors in the host's memory.
+    spec : VectorSpec
+    device : Device
+    """
+
+    def __init__(self, mean: FullPrecisionMean, spec: VectorSpec, device: Device) -> None:
+        self._mean, self._spec, self._device = mean, spec, device
+        self._values, self._result = self._memory()
+
+    @property
+    def skipped(self) -> bool:
+        """See `FullPrecisionMean`."""
+        return self._mean.skipped
+
+    def steps(self, call: VectorCall) -> Iterator[bool]:
+        """See `Reducer`."""
+        there, values, result = call.out, self._values, self._result
+        yield from done(call, self._device.copy(call.values, values))
+        call.values = call.wide = values
+        call.out = result
+        yield from self._mean.steps(call)
+        call.out = there
+        yield from done(call, self._device.copy(result, there))
+
+    def _memory(self) -> tuple[FloatArray, FloatArray]:
+        spec, pinned = self._spec, self._device.pinned
+        values = pinned(spec.n * spec.compute.itemsize).view(spec.compute)
+        return values, pinned(spec.n * spec.stored.itemsize).view(spec.stored) if spec.sixteen_bit else values
+
+
+def staged(mean: FullPrecisionMean, spec: VectorSpec, used: bool = True) -> FullPrecisionMean | StagedMean:
+    """Return the mean for the vectors' device; memory is pinned only if it is `used`."""
+    return mean if spec.device == "cpu" or not used else StagedMean(mean, spec, named(spec.device))

@@ -41,8 +41,7 @@ from mpicomp.feedback.base import bad_ranks
 from mpicomp.feedback.memory import Memory, lay_out
 from mpicomp.feedback.scale_groups import padded_lengths
 from mpicomp.reducers.choosers import BRIEF_ELEMENTS, Chooser
-from mpicomp.reducers.full_precision_mean import FullPrecisionMean
-from mpicomp.reducers.full_precision_mean_device import staged
+from mpicomp.reducers.full_precision_mean import FullPrecisionMean, staged
 from mpicomp.step import StepDriver
 
 _GOOD, _LARGE, _OVERFLOWED, _BAD = range(4)  # what a rank says of its numbers
