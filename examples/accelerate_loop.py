@@ -3,7 +3,7 @@
     source slurm/env.sh
     mpirun -n 2 python examples/accelerate_loop.py
 
-Comments mark what changes in a program that Accelerate runs over Gloo.
+Comments mark the lines that change in an Accelerate program over Gloo.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
     options = parser.parse_args()
 
     register_backend()  # added
-    dist.init_process_group("mpicomp")  # added: Accelerate takes the process group that is there
+    dist.init_process_group("mpicomp")  # added: Accelerate uses the existing process group
     accelerator = Accelerator(cpu=True)
     train, test = fashion_mnist()
     model = small_cnn()

@@ -3,7 +3,7 @@
     source slurm/env.sh
     mpirun -n 2 python examples/ddp.py
 
-Comments mark what changes in a program that runs DDP over Gloo.
+Comments mark the lines that change in a DDP program over Gloo.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
     options = parser.parse_args()
 
     register_backend()  # added
-    dist.init_process_group("mpicomp")  # changed: was "gloo"; mpirun or srun says which rank this is
+    dist.init_process_group("mpicomp")  # changed: was "gloo"; mpirun or srun sets the rank
     train, test = fashion_mnist()
     model = DistributedDataParallel(small_cnn(), gradient_as_bucket_view=True)
     comm = mpicomp.Communicator()  # added

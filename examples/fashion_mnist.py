@@ -1,4 +1,4 @@
-"""What the examples train on: Fashion-MNIST from files on this machine, and a small network for it.
+"""Data of the examples: Fashion-MNIST from files on this machine, and a small network for it.
 
 The environment variable FASHION_MNIST names the folder of the four IDX files, plain or gzipped. By default it is the
 folder of Debian's package dataset-fashion-mnist.
@@ -20,7 +20,7 @@ SOURCE = "https://github.com/zalandoresearch/fashion-mnist"
 
 
 def fashion_mnist() -> tuple[TensorDataset, TensorDataset]:
-    """60,000 images for training and 10,000 for testing, float32 of shape (1, 28, 28), with labels from 0 to 9."""
+    """Return 60,000 images for training and 10,000 for testing, float32 of shape (1, 28, 28), with labels 0 to 9."""
     folder = Path(os.environ.get("FASHION_MNIST", FASHION_MNIST_FOLDER))
     if not folder.is_dir():
         sys.exit(
@@ -32,7 +32,7 @@ def fashion_mnist() -> tuple[TensorDataset, TensorDataset]:
 
 
 def small_cnn() -> nn.Sequential:
-    """A network of two convolutions and a linear layer, with 20,000 parameters, and the same weights every time."""
+    """Return a network of two convolutions and a linear layer: 20,000 parameters, with the same weights every time."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(1, 16, 5, stride=2, padding=2), nn.ReLU(),
@@ -43,6 +43,6 @@ def small_cnn() -> nn.Sequential:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: TensorDataset, most: int = 2000) -> float:
-    """The share of the first `most` images that a model recognises."""
+    """Return the fraction of the first `most` images that a model recognises."""
     inputs, labels = images[:most]
     return (model(inputs).argmax(1) == labels).float().mean().item()

@@ -3,7 +3,7 @@
     source slurm/env.sh
     mpirun -n 2 python examples/fsdp2.py
 
-Comments mark what changes in a program that runs over Gloo. Nothing is compressed: FSDP2 has no hook for gradients.
+Comments mark the lines that change in a program over Gloo. Nothing is compressed: FSDP2 has no hook for gradients.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mpicomp.torch import register_backend
 
 
 def sharded() -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A model whose layers are sharded one by one, and its optimizer."""
+    """Return a model whose layers are sharded separately, and its optimizer."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 10))
     for layer in model:
@@ -42,8 +42,8 @@ def main() -> None:
     options = parser.parse_args()
 
     register_backend()  # added
-    dist.init_process_group("mpicomp")  # changed: was "gloo"; mpirun or srun says which rank this is
-    torch.manual_seed(0)  # FSDP2 takes each rank's weights as they are
+    dist.init_process_group("mpicomp")  # changed: was "gloo"; mpirun or srun sets the rank
+    torch.manual_seed(0)  # the same weights on all ranks: FSDP2 does not broadcast them
     train, test = fashion_mnist()
     model, optimizer = sharded()
 
@@ -53,7 +53,7 @@ def main() -> None:
         nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
 
-    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]  # in earnest: one that all nodes share
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]  # in a real job: a folder that all nodes share
     dist.broadcast_object_list(folder)
     saved = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
     dcp.save(saved, checkpoint_id=folder[0])
@@ -62,7 +62,7 @@ def main() -> None:
     state = dict(zip(("model", "optimizer"), get_state_dict(other, other_optimizer), strict=True))
     dcp.load(state, checkpoint_id=folder[0])
     set_state_dict(other, other_optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    found = accuracy(model, test), accuracy(other, test)  # on all ranks, since layers are gathered for it
+    found = accuracy(model, test), accuracy(other, test)  # on all ranks, since it gathers the layers
     if dist.get_rank() == 0:
         print("accuracy {:.1%}, and {:.1%} as loaded from the checkpoint".format(*found))
     dist.destroy_process_group()

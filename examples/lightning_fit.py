@@ -3,7 +3,7 @@
     source slurm/env.sh
     mpirun -n 2 python examples/lightning_fit.py
 
-Lightning finds out by itself which rank this is. The strategy below is all that you need to copy.
+Lightning detects the rank itself. The strategy below is all that you need to copy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mpicomp.torch import ddp_hook, register_backend
 
 
 class MPIStrategy(DDPStrategy):
-    """DDP over MPI, whose gradients a method of mpicomp averages."""
+    """DDP over MPI, with gradients averaged by a method of mpicomp."""
 
     def __init__(self, algorithm: Any, comm: mpicomp.Communicator, **options: Any) -> None:
         register_backend()
@@ -32,14 +32,14 @@ class MPIStrategy(DDPStrategy):
         self.algorithm, self.comm = algorithm, comm
 
     def configure_ddp(self) -> None:
-        """Register the hook as well: Lightning's own option for hooks counts on GPUs only."""
+        """Register the hook too: Lightning's own option for hooks works on GPUs only."""
         super().configure_ddp()
         self.state, hook = ddp_hook(self.algorithm, self.comm, self.model)
         self.model.register_comm_hook(self.state, hook)
 
 
 class Classifier(LightningModule):
-    """Any LightningModule: nothing in it is ours."""
+    """A LightningModule without any changes."""
 
     def __init__(self) -> None:
         super().__init__()

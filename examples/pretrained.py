@@ -1,10 +1,10 @@
-"""Fine-tune a pretrained transformer, MiniLM-L6 of 22 million parameters, to tell the subjects of sentences apart.
+"""Fine-tune a pretrained transformer, MiniLM-L6 of 22 million parameters, to classify sentences by subject.
 
     source slurm/env.sh
     mpirun -n 2 python examples/pretrained.py
 
 Marsit averages the matrices at one bit per element. Biases and norms, a thousandth of all parameters, stay in full
-precision. Comments mark the lines that a loop for one process does not have.
+precision. Comments mark the lines that are new compared with a loop for one process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 import mpicomp
 from mpicomp.torch import DistributedOptimizer, broadcast_parameters
 
-ALGORITHMS = {  # added; of the patterns that fit a parameter's name, the first counts
+ALGORITHMS = {  # added; the first pattern that matches a parameter's name counts
     "*.bias": mpicomp.Dense(),
     "*LayerNorm*": mpicomp.Dense(),
     "*": mpicomp.Marsit(full_precision_every=20),
@@ -34,10 +34,10 @@ def main() -> None:
     comm = mpicomp.Communicator()  # added: all ranks of the job
     train, test = tokenized()
     model = classifier()
-    torch.manual_seed(comm.rank)  # added: each rank drops out other activations
+    torch.manual_seed(comm.rank)  # added: each rank drops out different activations
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
-    broadcast_parameters(model, comm)  # added: all ranks start from one model
+    broadcast_parameters(model, comm)  # added: all ranks start from the same model
     optimizer = DistributedOptimizer(optimizer, ALGORITHMS, comm, model.named_parameters())  # added
     sampler = DistributedSampler(train, comm.size, comm.rank)  # added: each rank has its own sentences
 

@@ -1,7 +1,7 @@
 """Run the examples one after the other on two ranks, as ``make examples`` does.
 
-``python -m examples.run_all --only ddp`` runs those whose names contain one of the words given. The exit status is 1
-where an example fails.
+``python -m examples.run_all --only ddp`` runs the examples whose names contain one of the words. The exit status is 1
+if an example fails.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LONGEST_S = 600.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; returns the exit status."""
+    """Run the program and return the exit status."""
     parser = argparse.ArgumentParser(description="Run the examples.")
     parser.add_argument("--only", nargs="+", default=[""], metavar="WORD", help="words of the names to run")
     parser.add_argument("--ranks", type=int, default=2)

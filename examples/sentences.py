@@ -1,6 +1,6 @@
-"""Text for the examples with transformers: sentences of Python's own documentation, to be told apart by subject.
+"""Text for the examples with transformers: sentences of Python's own documentation, classified by subject.
 
-They are in every Python, so nothing is downloaded.
+Every Python installation contains them, so nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SUBJECTS = {
 
 
 def sentences() -> tuple[list[str], list[int]]:
-    """Sentences in a random order, which is the same every time, and the number of each one's subject."""
+    """Return sentences in a random order, which is the same every time, and the number of each one's subject."""
     found = {text: label for label, modules in enumerate(SUBJECTS.values()) for name in modules for text in _in(name)}
     pairs = sorted(found.items())
     random.Random(0).shuffle(pairs)
@@ -30,9 +30,9 @@ def sentences() -> tuple[list[str], list[int]]:
 
 
 def _in(name: str) -> Iterator[str]:
-    """The sentences of a module's documentation, of 5 to 40 words and without code."""
+    """Yield the sentences of a module's documentation that have 5 to 40 words and no code."""
     module = import_module(name)
-    homes = {name, f"_{name}", "posix"}  # "posix": where functions of "os" come from
+    homes = {name, f"_{name}", "posix"}  # functions of "os" come from "posix"
     members = [member for member in vars(module).values() if getattr(member, "__module__", "") in homes]
     members += [inner for one in members if inspect.isclass(one) for inner in vars(one).values()]
     documented = (one for one in (module, *members) if inspect.ismodule(one) or callable(one))

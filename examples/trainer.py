@@ -3,7 +3,7 @@
     source slurm/env.sh
     mpirun -n 2 python examples/trainer.py
 
-Comments mark what changes in a program that the Trainer runs over Gloo.
+Comments mark the lines that change in a Trainer program over Gloo.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from mpicomp.torch import ddp_hook, register_backend
 
 
 class Compression(TrainerCallback):
-    """Have a method of mpicomp average the gradients of a Trainer."""
+    """Average the gradients of a Trainer by a method of mpicomp."""
 
     def __init__(self, trainer: Trainer, algorithm: Any, comm: mpicomp.Communicator) -> None:
         self.trainer, self.algorithm, self.comm = trainer, algorithm, comm
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Register the hook with the DistributedDataParallel that the Trainer has made by now."""
+        """Register the hook with the Trainer's DistributedDataParallel, which exists by now."""
         model = self.trainer.model_wrapped
         self.state, hook = ddp_hook(self.algorithm, self.comm, model)
         model.register_comm_hook(self.state, hook)
@@ -39,7 +39,7 @@ def main() -> None:
     options = parser.parse_args()
 
     register_backend()  # added
-    dist.init_process_group("mpicomp")  # added: the Trainer takes the process group that is there
+    dist.init_process_group("mpicomp")  # added: the Trainer uses the existing process group
     comm = mpicomp.Communicator()  # added
     train, test = tokenized()
     arguments = TrainingArguments(

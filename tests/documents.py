@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
-DOCUMENTS = (PROJECT / "README.md", PROJECT / "CHANGELOG.md", *sorted((PROJECT / "docs").glob("*.md")))
+DOCUMENTS = (
+    *(PROJECT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+    *sorted((PROJECT / "docs").glob("*.md")),
+)
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PIECE = re.compile(_BLOCK.pattern + r"|((?:^\|[^\n]*\n)+)", re.MULTILINE | re.DOTALL)
