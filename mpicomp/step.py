@@ -78,22 +78,32 @@ class StepDriver(Reducer):
             return
         feedback = self.feedback
         feedback.begin(call)
-        yield from self.announce(call)
-        self._raise(call, feedback.fix_scales())
+        if feedback.reports_first(call.step):
+            yield from self.announce(call)
+        if (problem := feedback.fix_scales()) is not None:
+            self._raise(call, problem)
         if feedback.decodes_with_reports:
             yield from self._decode_with_reports(call)
         else:
             yield from self.reducer.run(call, feedback.encode, feedback.decode, self._encoded)
-            yield from self._collect(call)
-            self._raise(call)
-        feedback.settle()
+            when = feedback.reports_when
+            if when is not None:
+                if when == "after":
+                    self._report()
+                if self.channel.started:
+                    yield from self.channel.collect(call, call.traffic)
+                if (problem := feedback.adopt(self.channel.everyones)) is not None:
+                    self._raise(call, problem)
+        self.settle(call)
+
+    def settle(self, call: VectorCall) -> None:
+        """All pieces are decoded on this rank. Hook of methods."""
+        self.feedback.settle()
 
     # Reports ---------------------------------------------------------------------------------------------------------
 
     def announce(self, call: VectorCall) -> Iterator[bool]:
         """Exchange the reports that encoding needs: those of this rank's measured vector. Hook of methods."""
-        if not self.feedback.reports_first(call.step):
-            return
         traffic, clock = call.traffic, call.traffic.clock
         start = clock()
         yield from done(call, self.feedback.measure())
@@ -109,7 +119,8 @@ class StepDriver(Reducer):
     def _encoded(self) -> None:
         """Send this rank's reports while its payloads are still travelling."""
         if self.feedback.reports_when == "beside":
-            self._report()
+            self.feedback.report(self.channel.mine)
+            self.channel.start()
 
     def _report(self) -> None:
         self.feedback.report(self.channel.mine)

@@ -174,17 +174,26 @@ class MarsitDriver(StepDriver):
     @override
     def steps(self, call: VectorCall) -> Iterator[bool]:
         if self._flag is not None:
-            yield from done(call, self.feedback.look(call.values, self._flag.tail))
-            yield from self._flag.swap(call, call.traffic)
-            if any(tail[0] for tail in self._flag.tails):
-                self.feedback.skipped += 1
-                yield from done(call, self.feedback.clear(call.out))
-                return
-        if self._full_precision.due(call.step):
+            return self._skipping(call)
+        return self._in_full_precision(call) if self._full_precision.due(call.step) else super().steps(call)
+
+    def _skipping(self, call: VectorCall) -> Iterator[bool]:
+        """Make a step unless a rank has NaN or infinity: then the result is 0, and no residual changes."""
+        assert self._flag is not None
+        yield from done(call, self.feedback.look(call.values, self._flag.tail))
+        yield from self._flag.swap(call, call.traffic)
+        if any(tail[0] for tail in self._flag.tails):
+            self.feedback.skipped += 1
+            yield from done(call, self.feedback.clear(call.out))
+        elif self._full_precision.due(call.step):
             yield from self._in_full_precision(call)
-            return
-        yield from super().steps(call)
-        if self.feedback.residual is not None and not self._warned:
+        else:
+            yield from super().steps(call)
+
+    @override
+    def settle(self, call: VectorCall) -> None:
+        self.feedback.settle()
+        if call.step >= WARN_AFTER - 1 and not self._warned and self.feedback.residual is not None:
             self._warn(call.step)
 
     def _in_full_precision(self, call: VectorCall) -> Iterator[bool]:
@@ -203,14 +212,12 @@ class MarsitDriver(StepDriver):
     def _warn(self, step: int) -> None:
         """Once, when the residual is about to lose or to explode."""
         taken, feedback = step + 1, self.feedback
-        if taken < WARN_AFTER:
-            return
         if self._options.residual == "own":
             if feedback.clipped_fraction > OWN_WARNING and self._rank == 0:
                 self._warned = True
                 warnings.warn(
                     f"{feedback.clipped_fraction:.0%} of the residual is clipped at step {step}: gamma is too small",
-                    RuntimeWarning, stacklevel=8,
+                    RuntimeWarning, stacklevel=9,
                 )  # fmt: skip
         elif taken % WARN_AFTER == 0:  # the residual is longest just before a full-precision round
             swing = feedback.swing()
@@ -219,5 +226,5 @@ class MarsitDriver(StepDriver):
                 warnings.warn(
                     f"rank {self._rank}: the residual is {swing:.1f} times the global step at step {step}: "
                     "divergence is ahead; use residual='own'",
-                    RuntimeWarning, stacklevel=8,
+                    RuntimeWarning, stacklevel=9,
                 )  # fmt: skip

@@ -125,6 +125,12 @@ class SharedScaleDriver(StepDriver):
         self._mirror = Mirror(feedback.device, feedback.device.zeros(buckets, "float32"))
 
     @override
+    def steps(self, call: VectorCall) -> Iterator[bool]:
+        if call.spec.n:
+            yield from self.announce(call)
+            yield from super().steps(call)
+
+    @override
     def announce(self, call: VectorCall) -> Iterator[bool]:
         yield from self._measure(call)
         channel = self._scale_channel

@@ -15,6 +15,7 @@ from collectives.devices import Device, wait
 from collectives.memory import aligned_empty
 from collectives.testable import Testable
 from mpicomp import kernels
+from mpicomp.codecs.sign import UNSIGNED
 from mpicomp.feedback.mirror import Mirror
 
 State = dict[str, AnyArray]
@@ -281,30 +282,29 @@ class FiniteFlag:
     """
 
     def __init__(self, device: Device) -> None:
-        self._device, self._on_host = device, device.name == "cpu"
-        self._mirror = Mirror(device, device.zeros(1, "uint8"))
+        self._device, self._is_set = device, True
+        self._mirror = None if device.name == "cpu" else Mirror(device, device.zeros(1, "uint8"))
         self.reset()
 
     def __bool__(self) -> bool:
-        return bool(self._mirror.here[0])
+        return self._is_set if self._mirror is None else bool(self._mirror.here[0])
 
     def reset(self) -> None:
         """Set the flag for another step."""
-        if self._on_host:
-            self._mirror.here[0] = 1
-        else:
+        self._is_set = True
+        if self._mirror is not None:
             self._device.run(partial(self._mirror.there.fill_, 1))
 
     def clear_unless(self, finite: Any) -> None:
         """Clear the flag if `finite`, a bool or a bool[] on the device, is False. Called as one of the kernels."""
-        if not self._on_host:
+        if self._mirror is not None:
             self._mirror.there.mul_(finite)
         elif not finite:
-            self._mirror.here[0] = 0
+            self._is_set = False
 
     def fetch(self) -> Testable | None:
         """Copy the flag to the host; returns a handle, or None where it is there."""
-        return self._mirror.fetch()
+        return None if self._mirror is None else self._mirror.fetch()
 
 
 def _call(work: Callable[..., object], *arguments: Any) -> None:
@@ -360,7 +360,7 @@ def compute_type(dtype: str) -> type[np.floating]:
 def words_of(device: Device, out: Array) -> Array:
     """Return a vector as unsigned words on the host, as integers on a device: kernels write 16-bit floats so."""
     if device.name == "cpu":
-        return out.view(f"u{out.itemsize}")
+        return out.view(UNSIGNED[out.itemsize])
     nbytes = out.element_size()
     if nbytes not in _INTEGERS:
         _INTEGERS[nbytes] = device.zeros(0, f"int{8 * nbytes}").dtype

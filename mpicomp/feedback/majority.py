@@ -14,8 +14,8 @@ from collectives.testable import Testable
 from mpicomp import kernels
 from mpicomp.codecs.sign import UNSIGNED, Sign
 from mpicomp.codecs.vote_counts import planes_of
-from mpicomp.feedback.base import Feedback, Problem, StepInput, bad_ranks, compute_type, words_of
-from mpicomp.feedback.mirror import Mirror, Packed
+from mpicomp.feedback.base import Feedback, FiniteFlag, Problem, StepInput, bad_ranks, compute_type, words_of
+from mpicomp.feedback.mirror import Packed
 from mpicomp.feedback.vote_values import STREAMING_ELEMENTS
 from mpicomp.kernels.streams import GROUP, Stream, source
 
@@ -66,7 +66,7 @@ class MajorityVotes(Feedback):
         ones = np.zeros(2, stored)
         narrow(np.array([1, -1], np.float32), dtype, ones)
         self._plus, self._minus = ones.view(UNSIGNED[stored.itemsize])
-        self._finite = Mirror(device, device.zeros(len(pieces), "uint8"))  # whether each piece is
+        self._finite = FiniteFlag(device)
         self._nothing: Array = np.empty(0)
         self._step, self._streaming = 0, False
         self.end()
@@ -74,6 +74,7 @@ class MajorityVotes(Feedback):
     @override
     def begin(self, call: StepInput) -> None:
         super().begin(call)
+        self._finite.reset()
         self._step, self._values = call.step, call.values
         self._out = words_of(self.device, call.out)
         if self.on_host:
@@ -86,24 +87,25 @@ class MajorityVotes(Feedback):
 
     @override
     def encode(self, piece: int) -> Testable | None:
+        if self.on_host:
+            self._pack(piece)
+            return None
         self.launch(self._pack, piece)
-        self._finite.fetch(slice(piece, piece + 1))
+        self._finite.fetch()
         return self._packed.fetch(piece, slice(self._words[piece]))
 
     def _pack(self, piece: int) -> None:
         cut, signs = self._pieces[piece], self._packed.pieces[piece][: self._words[piece]]
         values = self._values[cut.start : cut.stop]
-        finite = self.kernels.sign.pack(values, signs, self._step % 2 == 0, *self._constants)
-        self._finite.there[piece : piece + 1] = finite
+        self._finite.clear_unless(self.kernels.sign.pack(values, signs, self._step % 2 == 0, *self._constants))
 
     @override
     def report(self, row: Doubles) -> None:
-        row[0] = not self._finite.here.all()
+        row[0] = not self._finite
 
     @override
     def adopt(self, reports: Doubles) -> Problem | None:
-        bad = bad_ranks(reports[:, 0] != 0)
-        return Problem(bad) if bad else None
+        return Problem(bad_ranks(reports[:, 0] != 0)) if reports.any() else None
 
     def decide(self, first: int, counts: Words, words: int) -> None:
         """Replace complete counts, from element `first` on, by the majority's signs.
@@ -118,6 +120,9 @@ class MajorityVotes(Feedback):
 
     @override
     def decode(self, piece: int) -> Testable | None:
+        if self.on_host:
+            self._unpack(piece)
+            return None
         self._packed.deliver(piece, slice(self._words[piece]))
         self.launch(self._unpack, piece)
         return self.device.done()

@@ -48,6 +48,9 @@ class SharedScale(VoteValues):
 
     @override
     def encode(self, piece: int) -> Testable | None:
+        if self.on_host:
+            self._compensate_and_pack(piece)
+            return None
         self.launch(self._compensate_and_pack, piece)
         self._sums.fetch(self._blocks[piece])
         return self._packed.fetch(piece, slice(self._words[piece]))

@@ -104,14 +104,14 @@ class SignResidual(Feedback):
         self.rule, self.size, self.n_reports = rule, StepSize(rule, dtype, ranks, lengths), 1 + lengths.size
         self._n, self._dtype, self._lengths = n, dtype, lengths
         self._narrow, kind = dtype in SIXTEEN_BIT, compute_type(dtype)
-        self._compute = np.dtype(kind)
+        self._compute, self._words = np.dtype(kind), self.size.positive.dtype
         self._constants = kind(0), np.nextafter(kind(0), kind(1))
         self._vector_residual: Array | None = None if rule.residual is None else device.zeros(n, self._compute.name)
         self._lazy, self._stateless = rule.residual == "paper", rule.residual is None and rule.global_step != "auto"
         self._pending = np.zeros(lengths.size, kind)  # s of the result not yet subtracted ("paper")
         self._before: tuple[Array | None, Doubles, float] | None = None
         self._spare = device.zeros(n, self._compute.name) if rule.transactional and not self.on_host else None
-        self.skipped = 0
+        self._automatic, self.skipped = rule.global_step == "auto", 0
         self.packed = self.spoiled = False
         self._odd_positive = self._streaming = self._encoding = False
         self._nothing: Array = np.empty(0, kind)
@@ -142,7 +142,9 @@ class SignResidual(Feedback):
         self._parts = [[part(run) for run in runs] for runs in groups.runs(pieces)]
         counts = np.cumsum([0, *(sum(len(part.sums) for part in parts) for parts in self._parts)]).tolist()
         self._spans = [slice(start, stop) for start, stop in pairwise(counts)]
-        self._clipped = Mirror(self.device, self.device.zeros(len(pieces), "int64"))  # elements of each piece
+        # clipped elements of each piece; on the host in a list, whose sum takes a tenth of the time
+        self._clipped_here = [0] * len(pieces)
+        self._clipped = None if self.on_host else Mirror(self.device, self.device.zeros(len(pieces), "int64"))
 
     # One step --------------------------------------------------------------------------------------------------------
 
@@ -156,19 +158,18 @@ class SignResidual(Feedback):
 
     @override
     def begin(self, call: StepInput) -> None:
-        super().begin(call)
         self._source, self._odd_positive = call, call.step % 2 == 0
-        self._out = words_of(self.device, call.out)
-        self._streaming = self.on_host and self._n >= STREAMING_ELEMENTS and call.out.ctypes.data % 32 == 0
-        self._difference = None if call.is_taken else call.difference
+        difference = self._difference = None if call.is_taken else call.difference
         # as long as the vector is two sets of tensors nobody computes it, and the result is left packed if possible
-        self._tensors = None
-        if self._difference is not None and self._vector_residual is not None:
-            self._tensors = self._difference.flat_tensors()
-        self.packed = self._tensors is not None and not self._pairs
-        if self.on_host:
-            self._clipped.here[:] = 0
+        self._tensors, self.packed = None, False
+        if difference is not None and self._vector_residual is not None:
+            self._tensors = difference.flat_tensors()
+            self.packed = self._tensors is not None and not self._pairs
+        if self._clipped is None:
+            self._out, self._clipped_here = call.out.view(self._words), [0] * len(self._parts)
+            self._streaming = self._n >= STREAMING_ELEMENTS and call.out.ctypes.data % 32 == 0
         else:
+            self._out = words_of(self.device, call.out)
             self.launch(self._clipped.there.zero_)
             self._clipped.here[:] = 0
         if self._tensors is None:
@@ -178,7 +179,6 @@ class SignResidual(Feedback):
 
     @override
     def end(self) -> None:
-        super().end()
         self._out = self._nothing
         self._source = self._tensors = self._before = self._difference = None
         self._encoding = False
@@ -218,6 +218,7 @@ class SignResidual(Feedback):
             self._encode(piece)
             return None
         self.launch(self._encode, piece)
+        assert self._clipped is not None
         self._sums.fetch(self._spans[piece])
         clipped = self._clipped.fetch(slice(piece, piece + 1))
         return clipped if self._packed is None else self._packed.fetch(piece)
@@ -237,8 +238,8 @@ class SignResidual(Feedback):
                 continue
             previous = self._pending[tensor] if self._lazy else None
             terms = u, whole, part.residual, part.bits, size.steps[tensor], size.limits[tensor], previous
-            if self.on_host:
-                self._clipped.here[piece] += encode(*terms, self._odd_positive, zero, tiny, part.sums)
+            if self._clipped is None:
+                self._clipped_here[piece] += encode(*terms, self._odd_positive, zero, tiny, part.sums)
                 continue
             clipped = self._clipped.there[piece : piece + 1]
             encode(*terms, self._odd_positive, zero, tiny, part.sums, clipped)
@@ -249,6 +250,9 @@ class SignResidual(Feedback):
     def decode(self, piece: int) -> Testable | None:
         """Write the result of a piece from its merged signs, unless they are to be kept packed."""
         if self.packed:
+            return None
+        if self.on_host:
+            self._unpack(piece)
             return None
         if self._packed is not None:
             self._packed.deliver(piece)
@@ -287,7 +291,7 @@ class SignResidual(Feedback):
 
     @override
     def reports_first(self, step: int) -> bool:
-        return self.size.is_unknown
+        return self._automatic and self.size.is_unknown
 
     @override
     def measure(self) -> Testable | None:
@@ -301,7 +305,7 @@ class SignResidual(Feedback):
     @override
     def report(self, row: Doubles) -> None:
         """Write the clipped elements, then the sum of |u| of each tensor."""
-        clipped = int(self._clipped.here.sum())
+        clipped = sum(self._clipped_here) if self._clipped is None else int(self._clipped.here.sum())
         if not kernels.of("cpu").sign.add_up(self._sums.here, self._firsts, clipped, row):
             row[:] = why(self.all_finite(self._vector()))
 

@@ -86,7 +86,7 @@ class StepSize:
     @property
     def is_unknown(self) -> bool:
         """Whether the ranks' magnitudes must be known before the first step."""
-        return self._rule.global_step == "auto" and math.isnan(self.magnitudes[0])
+        return math.isnan(self.magnitudes[0])
 
     def fix(self) -> bool:
         """Fix s of each tensor for this step; returns whether all are finite."""

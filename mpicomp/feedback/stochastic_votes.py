@@ -135,6 +135,9 @@ class StochasticVotes(VoteValues):
 
     @override
     def encode(self, piece: int) -> Testable | None:
+        if self.on_host:
+            self._draw_signs(piece)
+            return None
         self.launch(self._draw_signs, piece)
         return self._packed.fetch(piece, slice(self._words[piece]))
 

@@ -83,6 +83,9 @@ class VoteValues(Feedback):
 
     @override
     def decode(self, piece: int) -> Testable | None:
+        if self.on_host:
+            self._write_values(piece)
+            return None
         self._packed.deliver(piece)
         self.launch(self._write_values, piece)
         return self.device.done()
