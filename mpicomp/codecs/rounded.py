@@ -1,4 +1,4 @@
-"""Rounded: each value in float16 or bfloat16, the nearest there is.
+"""Rounding of each value to the nearest float16 or bfloat16.
 
 Wire format: the elements one after the other, 2 bytes each in the machine's byte order.
 """
@@ -6,17 +6,18 @@ Wire format: the elements one after the other, 2 bytes each in the machine's byt
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
+from collectives.annotations import Array, Bytes, override
 from mpicomp import kernels
-from mpicomp.codecs.base import Bytes, Draw, check_size, checked
+from mpicomp.codecs.base import Draw, Finite, SummingCodec, check_size, checked
 
 
 @dataclass(frozen=True, slots=True)
-class Rounded:
-    """Values rounded to nearest, ties to even; float64 ones to float32 before.
+class Rounded(SummingCodec):
+    """Rounds values to nearest, ties to even. float64 values are rounded to float32 first.
 
     Parameters
     ----------
@@ -31,16 +32,16 @@ class Rounded:
 
     @property
     def out_of_range(self) -> str:
-        """See `Extended`. The largest bfloat16 is that of float32, almost."""
+        """Values that float16 cannot hold; bfloat16 holds nearly all of float32. See `mpicomp.codecs.base.Extended`."""
         cure = "pass wire='bfloat16', or scale the gradients down, as torch.amp.GradScaler does"
         return f"beyond the range of float16, which ends at 65504; {cure}" if self.dtype == "float16" else ""
 
+    @override
     def nbytes(self, n: int, weight: int = 1) -> int:
-        """Two an element."""
         return 2 * n
 
-    def encode(self, values: Any, payload: Bytes, *, draw: Draw) -> Any:
-        """Nothing is drawn. Raises ValueError for NaN or infinity, OverflowError where a finite value is too large."""
+    @override
+    def encode(self, values: Array, payload: Bytes, *, draw: Draw) -> Finite:
         check_size(self, payload, len(values), 1)
         on = kernels.beside(values)
         well = on.sixteen_bits.narrow(values, self.dtype == "bfloat16", on.arrays.view(payload, "uint16"))
@@ -48,14 +49,14 @@ class Rounded:
             raise OverflowError(f"a value is too large for {self.dtype}")
         return checked(well)
 
-    def decode(self, payload: Bytes, values: Any, *, weight: int) -> None:
-        """Exact; NaN and infinity, which only damage can bring, are written as they are."""
+    @override
+    def decode(self, payload: Bytes, values: Array, *, weight: int) -> None:
         check_size(self, payload, len(values), weight)
         on = kernels.beside(values)
         on.sixteen_bits.widen(on.arrays.view(payload, "uint16"), self.dtype == "bfloat16", values)
 
-    def add(self, payload: Bytes, sums: Any) -> None:
-        """Add what `decode` would write."""
+    @override
+    def add(self, payload: Bytes, sums: Array) -> None:
         check_size(self, payload, len(sums), 1)
         on = kernels.beside(sums)
         on.sixteen_bits.add(on.arrays.view(payload, "uint16"), self.dtype == "bfloat16", sums)
