@@ -24,7 +24,7 @@ from collectives import routes
 from collectives.consistency import recursive_doubling as doubling
 from collectives.dense import allreduce as sums
 from mpicomp.cli import bench
-from mpicomp.cli.bench.request import Request
+from mpicomp.cli.bench import Request
 from mpicomp.torch import OneBitAdam
 from tests.documents import (
     DOCUMENTS,
@@ -50,7 +50,7 @@ PROGRAMS = {
     "mpicomp bench": "mpicomp/cli/bench/__init__.py",
     "mpicomp doctor": "mpicomp/cli/doctor/__init__.py",
     "mpicomp advise": "mpicomp/cli/advise/__init__.py",
-    "mpicomp trace": "mpicomp/cli/trace/__init__.py",
+    "mpicomp trace": "mpicomp/cli/trace.py",
     "mpicomp --version": "mpicomp/cli/main.py",
     "python -m apps.train": "apps/train/options.py",
     "python -m apps.train.compare": "apps/train/compare.py",

