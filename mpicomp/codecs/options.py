@@ -31,7 +31,7 @@ class ChunkedOrExact(Chunked, Protocol):
 
     @property
     def exact(self) -> bool:
-        """Whether the whole vector counts as one chunk."""
+        """True if the whole vector counts as one chunk."""
         ...
 
 

@@ -31,7 +31,7 @@ def compressor(name_or_instance: str | Codec) -> Codec:
     """Return the codec of a name, or the instance itself.
 
     Options follow a colon, separated by commas: ``"one-bit:bucket=512,scale=l1"``. Integers, numbers, True, False and
-    None are read as such, other values as text.
+    None are recognized; other values are text.
 
     Raises
     ------
