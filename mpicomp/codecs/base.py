@@ -196,7 +196,7 @@ def redraws(codec: Codec) -> TypeGuard[RedrawingCodec]:
     return hasattr(codec, "decode_drawn")
 
 
-def sums(codec: Codec) -> TypeGuard[SummingCodec]:
+def adds_decoded(codec: Codec) -> TypeGuard[SummingCodec]:
     """Return whether the codec has `add`."""
     return hasattr(codec, "add")
 

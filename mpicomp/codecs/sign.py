@@ -29,7 +29,7 @@ def scratch() -> Words:
     return np.empty(24 * TILE, np.uint64)
 
 
-class _Scratch(threading.local):
+class DrawScratch(threading.local):
     """Working memory of a thread for random words."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class SignMerger:
 
     def __init__(self, device_kernels: SimpleNamespace, stream: Stream) -> None:
         self._draw = device_kernels.philox.draw_words
-        self._schedule, self._scratch = stream.schedule(), _Scratch()
+        self._schedule, self._scratch = stream.schedule(), DrawScratch()
         self.merge = device_kernels.philox.merge_words
         """``merge(words, incoming, held)`` replaces the bits of `held` by those of `incoming` where `words` has a 1."""
 

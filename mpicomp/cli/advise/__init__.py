@@ -72,10 +72,10 @@ def run(args: argparse.Namespace) -> int:
     return conduct(COMMAND, lambda: _start(args), lambda request, comm: _run(request, comm, args))
 
 
-def _start(args: argparse.Namespace) -> tuple[Request, Communicator]:
+def _start(args: argparse.Namespace) -> tuple[AdviseRequest, Communicator]:
     request, problem = None, ""
     try:
-        request = Request.parse(args)
+        request = AdviseRequest.parse(args)
     except ValueError as error:
         problem = str(error)
     require_none(MPI.COMM_WORLD, problem, AGREEING_S)  # a file or model may exist on some ranks alone
@@ -91,7 +91,7 @@ def _start(args: argparse.Namespace) -> tuple[Request, Communicator]:
         raise UsageError(f"--network {args.network}: {error}") from error
 
 
-def _run(request: Request, comm: Communicator, args: argparse.Namespace) -> int:
+def _run(request: AdviseRequest, comm: Communicator, args: argparse.Namespace) -> int:
     if comm.size == 1:
         raise UsageError(ALONE)
     with open_file(comm, "--json", args.json) as record_file, open_file(comm, "--save", args.save) as network_file:
@@ -107,7 +107,7 @@ def _run(request: Request, comm: Communicator, args: argparse.Namespace) -> int:
 
 
 def _measure(
-    request: Request, comm: Communicator, network_file: TextIO | None
+    request: AdviseRequest, comm: Communicator, network_file: TextIO | None
 ) -> tuple[Job, dict[str, Speed], float | None, int]:
     """Measure; return the job, each method's speed, the time of MPI's own all-reduce, if any, and hosts; collective."""
     plain = {name: without_dense_rounds(METHODS[name]) for name in request.methods}
@@ -135,7 +135,7 @@ def _measure(
     return job, speeds, mpi_s, hosts
 
 
-def predictions(request: Request, job: Job, speeds: Mapping[str, Speed], mpi_s: float | None) -> Record:
+def predictions(request: AdviseRequest, job: Job, speeds: Mapping[str, Speed], mpi_s: float | None) -> Record:
     """Return the record for report and JSON; `mpi_s` is the measured time of MPI's own all-reduce."""
     dense = fastest_dense(job, speeds["dense"])
     methods = {name: (METHODS[name], speed) for name, speed in speeds.items()}
@@ -179,7 +179,7 @@ def time_mpi(comm: Communicator, n: int, dtype: str, expected_s: float) -> float
 
 
 @dataclass(frozen=True)
-class Request:
+class AdviseRequest:
     """Parsed arguments."""
 
     count: int  # elements
@@ -192,7 +192,7 @@ class Request:
     timeout_s: float
 
     @classmethod
-    def parse(cls, args: argparse.Namespace) -> Request:
+    def parse(cls, args: argparse.Namespace) -> AdviseRequest:
         """Read the values of the options. Raises ValueError with the option, its value and the values it accepts."""
         if (args.count is None) == (args.model is None):
             raise ValueError("give the length of the gradient: either --count 25e6 or --model module:name")

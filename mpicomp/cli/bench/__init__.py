@@ -81,9 +81,9 @@ def run(args: argparse.Namespace) -> int:
     return conduct(COMMAND, lambda: _start(args), lambda request, comm: _run(request, comm, args.json))
 
 
-def _start(args: argparse.Namespace) -> tuple[Request, Communicator]:
+def _start(args: argparse.Namespace) -> tuple[BenchRequest, Communicator]:
     try:
-        request = Request.parse(args)
+        request = BenchRequest.parse(args)
     except ValueError as error:  # all ranks have the same arguments
         raise UsageError(str(error)) from error
     try:
@@ -103,7 +103,7 @@ def _start(args: argparse.Namespace) -> tuple[Request, Communicator]:
     return request, comm
 
 
-def _run(request: Request, comm: Communicator, path: str | None) -> int:
+def _run(request: BenchRequest, comm: Communicator, path: str | None) -> int:
     status = 0
     every = getattr(request.algorithm, "full_precision_every", None)
     with open_file(comm, "--json", path) as file:
@@ -122,7 +122,7 @@ def _run(request: Request, comm: Communicator, path: str | None) -> int:
     return status
 
 
-def _subject(request: Request, comm: Communicator, vectors: Vectors, gpu: Gpu | None) -> Subject:
+def _subject(request: BenchRequest, comm: Communicator, vectors: Vectors, gpu: Gpu | None) -> Subject:
     """Start the all-reduce to be timed; collective. Raises UsageError on every rank if it cannot start."""
     if request.algorithm is None:
         return allreduce(comm)
@@ -140,7 +140,7 @@ def _subject(request: Request, comm: Communicator, vectors: Vectors, gpu: Gpu | 
 
 
 def _line(
-    request: Request, comm: Communicator, subject: Subject, vectors: Vectors, every: int | None, common: Line
+    request: BenchRequest, comm: Communicator, subject: Subject, vectors: Vectors, every: int | None, common: Line
 ) -> Line:
     """Check and time one vector length; collective."""
     problems: list[str] = []
@@ -166,7 +166,7 @@ def _line(
     return report.record(common, vectors.x.size, measured, verdict, dense)
 
 
-def _common(request: Request, comm: Communicator) -> Line:
+def _common(request: BenchRequest, comm: Communicator) -> Line:
     """Return the fields that all lines share; collective."""
     return {
         "algorithm": request.name,
@@ -186,7 +186,7 @@ def _common(request: Request, comm: Communicator) -> Line:
 
 
 @dataclass(frozen=True)
-class Request:
+class BenchRequest:
     """Parsed arguments."""
 
     name: str
@@ -204,7 +204,7 @@ class Request:
     timeout_s: float
 
     @classmethod
-    def parse(cls, args: argparse.Namespace) -> Request:
+    def parse(cls, args: argparse.Namespace) -> BenchRequest:
         """Read the values of the options. Raises ValueError with the option, its value and the values it accepts."""
         options = dict(map(assignment, args.option))
         return cls(

@@ -108,7 +108,7 @@ MESSAGE_BYTES = 1 << 20
 _abandoned: list[tuple[object, ...]] = []
 
 
-class Place(NamedTuple):
+class RankPlace(NamedTuple):
     """Host, cores and software of one rank."""
 
     host: str
@@ -117,12 +117,12 @@ class Place(NamedTuple):
     versions: Mapping[str, str]
 
 
-def here(library_name: str) -> Place:
+def here(library_name: str) -> RankPlace:
     """Return this rank's place."""
     versions = {name: _version(name) for name in ("mpicomp", "numpy", "numba")}
     versions |= {"Python": platform.python_version(), "MPI": library_name}
     cores = frozenset(os.sched_getaffinity(0))
-    return Place(platform.node(), cores, os.cpu_count() or len(cores), versions)
+    return RankPlace(platform.node(), cores, os.cpu_count() or len(cores), versions)
 
 
 def _version(name: str) -> str:
@@ -169,9 +169,9 @@ def messages(comm: MPI.Intracomm, deadline_s: float) -> Finding:
     return Finding("messages", "ok", f"an all-reduce of 1 MiB took {1e3 * elapsed_s:.1f} ms")
 
 
-def hosts(places: Sequence[Place]) -> list[Finding]:
+def hosts(places: Sequence[RankPlace]) -> list[Finding]:
     """Return the findings from the places of all ranks, in rank order: cores, binding, differing installations."""
-    on_host: dict[str, list[Place]] = {}
+    on_host: dict[str, list[RankPlace]] = {}
     for place in places:
         on_host.setdefault(place.host, []).append(place)
     crowded = [finding for host, here in on_host.items() for finding in _crowded(host, here)]
@@ -180,7 +180,7 @@ def hosts(places: Sequence[Place]) -> list[Finding]:
     return [*(crowded or [Finding("cores", "ok", f"ranks: {spread}{more}")]), *_differing(places)]
 
 
-def _crowded(host: str, places: Sequence[Place]) -> Iterator[Finding]:
+def _crowded(host: str, places: Sequence[RankPlace]) -> Iterator[Finding]:
     usable = frozenset[int]().union(*(place.cores for place in places))
     if len(places) <= len(usable):
         return
@@ -193,7 +193,7 @@ def _crowded(host: str, places: Sequence[Place]) -> Iterator[Finding]:
         yield Finding("cores", "warn", text, cure)
 
 
-def _differing(places: Sequence[Place]) -> Iterator[Finding]:
+def _differing(places: Sequence[RankPlace]) -> Iterator[Finding]:
     for name in places[0].versions:
         first_rank: dict[str, int] = {}
         for rank, place in enumerate(places):

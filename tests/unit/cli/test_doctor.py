@@ -63,8 +63,8 @@ def test_another_mpis_launcher_is_found_out(tmp_path: Path) -> None:
 
 
 def test_ranks_are_compared_with_the_cores_they_may_use() -> None:
-    def place(*cores: int) -> mpi.Place:
-        return mpi.Place("node1", frozenset(cores), 4, VERSIONS)
+    def place(*cores: int) -> mpi.RankPlace:
+        return mpi.RankPlace("node1", frozenset(cores), 4, VERSIONS)
 
     assert [f.status for f in mpi.hosts([place(0), place(1)])] == ["ok"]
     assert "share" in mpi.hosts([place(0, 1, 2, 3)] * 5)[0].text
@@ -72,7 +72,7 @@ def test_ranks_are_compared_with_the_cores_they_may_use() -> None:
 
 
 def test_hosts_with_different_installations_are_named() -> None:
-    places = [mpi.Place(host, frozenset({0}), 4, VERSIONS | {"mpicomp": host[-1]}) for host in ("node1", "node2")]
+    places = [mpi.RankPlace(host, frozenset({0}), 4, VERSIONS | {"mpicomp": host[-1]}) for host in ("node1", "node2")]
     (finding,) = (f for f in mpi.hosts(places) if f.name == "same mpicomp")
     assert finding.status == "FAIL"
     assert "2 on rank 1 (node2)" in finding.text
