@@ -11,7 +11,7 @@ from mpicomp import __version__
 
 # Each module has add_arguments(parser) and run(args) -> exit status.
 COMMANDS = {
-    "doctor": ("mpicomp.cli.doctor", "find out whether a job can run here, and what would slow it down"),
+    "doctor": ("mpicomp.cli.doctor", "check whether a job can run here, and name the settings that would slow it down"),
     "warm": ("mpicomp.cli.warm", "compile all kernels once for this machine, so that no job has to"),
     "bench": ("mpicomp.cli.bench", "time an all-reduce against MPI's own"),
     "advise": ("mpicomp.cli.advise", "predict the time of a training step with each method on this network"),
