@@ -7,12 +7,13 @@ reading the flag would mean waiting for the device.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 import numpy as np
 
-from collectives.annotations import Array
+from collectives.annotations import Array, override
 from collectives.annotations import Bytes as Bytes
 from mpicomp.kernels.streams import Stream, source
 
@@ -157,6 +158,24 @@ class SummingCodec(Codec, Protocol):
     def add(self, payload: Bytes, sums: Array) -> None:
         """Add the values that `decode` would write. Raises ValueError for a payload of the wrong size."""
         ...
+
+
+class SpreadingCodec(SummingCodec):
+    """Base of codecs that decode, and decode and add, by one method."""
+
+    __slots__ = ()
+
+    @override
+    def decode(self, payload: Bytes, values: Array, *, weight: int) -> None:
+        self._spread(payload, values, weight, adding=False)
+
+    @override
+    def add(self, payload: Bytes, sums: Array) -> None:
+        self._spread(payload, sums, 1, adding=True)
+
+    @abstractmethod
+    def _spread(self, payload: Bytes, out: Array, weight: int, adding: bool) -> None:
+        """Write the decoded values to `out`, or with `adding` add them."""
 
 
 class Extended(VariableCodec, ResidualCodec, EchoCodec, RedrawingCodec, SummingCodec, Protocol):

@@ -26,7 +26,7 @@ import numpy as np
 from collectives.annotations import Array, Bytes, Words, override
 from mpicomp import kernels
 from mpicomp.codecs import rans
-from mpicomp.codecs.base import Draw, EchoCodec, Finite, SummingCodec, VariableCodec, check_size, checked
+from mpicomp.codecs.base import Draw, EchoCodec, Finite, SpreadingCodec, VariableCodec, check_size, checked
 from mpicomp.codecs.bucketed import Bucketed, all_finite, confirmed, count, kind_of, norms, to_float32
 from mpicomp.codecs.options import choice, integer
 from mpicomp.kernels.cpu.quantizer import POWERS
@@ -35,7 +35,7 @@ MOST_LEVELS = 127
 
 
 @dataclass(frozen=True, slots=True)
-class Quantizer(Bucketed, EchoCodec, SummingCodec, VariableCodec):
+class Quantizer(Bucketed, EchoCodec, SpreadingCodec, VariableCodec):
     """Randomized quantization of float32 or float64 values.
 
     Parameters
@@ -157,13 +157,6 @@ class Quantizer(Bucketed, EchoCodec, SummingCodec, VariableCodec):
         return finite
 
     @override
-    def decode(self, payload: Bytes, values: Array, *, weight: int) -> None:
-        self._spread(payload, values, weight, adding=False)
-
-    @override
-    def add(self, payload: Bytes, sums: Array) -> None:
-        self._spread(payload, sums, 1, adding=True)
-
     def _spread(self, payload: Bytes, out: Array, weight: int, adding: bool) -> None:
         if self.coding == "entropy":
             self._values(*self._unpacked(payload, len(out), weight), out, adding)

@@ -19,7 +19,7 @@ import numpy as np
 
 from collectives.annotations import Array, Bytes, override
 from mpicomp import kernels
-from mpicomp.codecs.base import Draw, Finite, ResidualCodec, SummingCodec, checked
+from mpicomp.codecs.base import Draw, Finite, ResidualCodec, SpreadingCodec, checked
 from mpicomp.codecs.bucketed import Bucketed, count, kind_of, lengths, norms, to_float32
 from mpicomp.codecs.options import choice
 
@@ -27,7 +27,7 @@ _ZEROS = {4: (np.float32(0), np.float32(0)), 8: (np.float64(0), np.float64(0))} 
 
 
 @dataclass(frozen=True, slots=True)
-class _Sides(Bucketed, ResidualCodec, SummingCodec):
+class _Sides(Bucketed, ResidualCodec, SpreadingCodec):
     """Base of codecs that send, for each bucket, the value of its upper and of its lower side."""
 
     @abstractmethod
@@ -51,16 +51,9 @@ class _Sides(Bucketed, ResidualCodec, SummingCodec):
         return checked(self._keep(values, residual, left, planes[0], numbers))
 
     @override
-    def decode(self, payload: Bytes, values: Array, *, weight: int) -> None:
-        self._spread(payload, values, weight, adding=False)
-
-    @override
-    def add(self, payload: Bytes, sums: Array) -> None:
-        self._spread(payload, sums, 1, adding=True)
-
-    def _spread(self, payload: Bytes, values: Array, weight: int, adding: bool) -> None:
-        numbers, planes = self._read(payload, len(values), weight)
-        kernels.beside(values).bucketed.spread(planes[0], numbers, self.bucket, values, adding)
+    def _spread(self, payload: Bytes, out: Array, weight: int, adding: bool) -> None:
+        numbers, planes = self._read(payload, len(out), weight)
+        kernels.beside(out).bucketed.spread(planes[0], numbers, self.bucket, out, adding)
 
 
 @dataclass(frozen=True, slots=True)

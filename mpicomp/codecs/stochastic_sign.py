@@ -14,7 +14,7 @@ import numpy as np
 
 from collectives.annotations import Array, Bytes, FloatArray, override
 from mpicomp import kernels
-from mpicomp.codecs.base import Draw, Finite, SummingCodec, check_size, checked
+from mpicomp.codecs.base import Draw, Finite, SpreadingCodec, check_size, checked
 from mpicomp.kernels.streams import BLOCK
 
 HEADER = 8
@@ -37,7 +37,7 @@ def norm(values: FloatArray) -> np.float32:
 
 
 @dataclass(frozen=True, slots=True)
-class StochasticSign(SummingCodec):
+class StochasticSign(SpreadingCodec):
     """SSDM's codec for float32 values: each sign is drawn so that the decoded mean is the value.
 
     Examples
@@ -79,16 +79,9 @@ class StochasticSign(SummingCodec):
         return well
 
     @override
-    def decode(self, payload: Bytes, values: Array, *, weight: int) -> None:
-        self._spread(payload, values, weight, adding=False)
-
-    @override
-    def add(self, payload: Bytes, sums: Array) -> None:
-        self._spread(payload, sums, 1, adding=True)
-
-    def _spread(self, payload: Bytes, values: Array, weight: int, adding: bool) -> None:
-        check_size(self, payload, len(values), weight)
-        on = kernels.beside(values)
+    def _spread(self, payload: Bytes, out: Array, weight: int, adding: bool) -> None:
+        check_size(self, payload, len(out), weight)
+        on = kernels.beside(out)
         scale = on.arrays.view(payload[:4], "float32").reshape(1, 1)
         bits = on.arrays.view(payload[HEADER:], "uint64")
-        on.bucketed.spread(bits, scale, max(1, len(values)), values, adding)
+        on.bucketed.spread(bits, scale, max(1, len(out)), out, adding)

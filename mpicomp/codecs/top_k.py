@@ -30,7 +30,7 @@ from mpicomp.codecs.base import (
     Finite,
     RedrawingCodec,
     ResidualCodec,
-    SummingCodec,
+    SpreadingCodec,
     VariableCodec,
     check_size,
     checked,
@@ -136,7 +136,7 @@ def unpack_indices(planes: Array, indices: Array) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class TopK(ResidualCodec, SummingCodec):
+class TopK(ResidualCodec, SpreadingCodec):
     """Sends the largest magnitudes of each chunk; all other elements decode to 0. For float32 and float64 values.
 
     Parameters
@@ -233,13 +233,6 @@ class TopK(ResidualCodec, SummingCodec):
         return indices, finite
 
     @override
-    def decode(self, payload: Bytes, values: Array, *, weight: int) -> None:
-        self._spread(payload, values, weight, adding=False)
-
-    @override
-    def add(self, payload: Bytes, sums: Array) -> None:
-        self._spread(payload, sums, 1, adding=True)
-
     def _spread(self, payload: Bytes, out: Array, weight: int, adding: bool) -> None:
         on = kernels.beside(out)
         chosen, planes = self._parts(payload, len(out), weight)
