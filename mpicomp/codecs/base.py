@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeGuard, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 import numpy as np
 
@@ -178,23 +178,6 @@ class SpreadingCodec(SummingCodec):
         """Write the decoded values to `out`, or with `adding` add them."""
 
 
-class Extended(VariableCodec, ResidualCodec, EchoCodec, RedrawingCodec, SummingCodec, Protocol):
-    """All optional members of codecs; callers test for each one.
-
-    Attributes
-    ----------
-    encodes_on_devices : bool
-        Whether values and payload may lie on a device.
-    """
-
-    encodes_on_devices: ClassVar[bool]
-
-    @property
-    def out_of_range(self) -> str:
-        """End of the sentence that names values with OverflowError and their cure; "" if nothing needs to be added."""
-        ...
-
-
 def has_variable_size(codec: Codec) -> TypeGuard[VariableCodec]:
     """Return whether the codec has `used`."""
     return hasattr(codec, "used")
@@ -233,6 +216,11 @@ def varies(codec: Codec) -> bool:
 def encodes_on_devices(codec: Codec) -> bool:
     """Return whether values and payload may lie on a device."""
     return bool(getattr(codec, "encodes_on_devices", False))
+
+
+def out_of_range(codec: Codec) -> str:
+    """Return the end of a sentence that names values with OverflowError and their cure; "" without such a sentence."""
+    return str(getattr(codec, "out_of_range", ""))
 
 
 def checked(finite: Finite) -> Finite:

@@ -83,7 +83,7 @@ class Rounded(SummingCodec):
 
     @property
     def out_of_range(self) -> str:
-        """Values that float16 cannot hold; bfloat16 holds nearly all of float32. See `mpicomp.codecs.base.Extended`."""
+        """End of the error message for OverflowError; empty for bfloat16, which holds nearly all of float32."""
         cure = "pass wire='bfloat16', or scale the gradients down, as torch.amp.GradScaler does"
         return f"beyond the range of float16, which ends at 65504; {cure}" if self.dtype == "float16" else ""
 
