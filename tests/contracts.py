@@ -6,14 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from mpicomp.codecs import Codec, Draw, RowQuantizer
-from mpicomp.codecs.base import Extended
+from mpicomp.codecs.base import SummingCodec, adds_decoded, echoes, keeps_residual
 from mpicomp.kernels.streams import Stream
 from tests.reference import compressors
 
@@ -57,7 +57,7 @@ def guarded(n: int, dtype: Any, offset: int = 0) -> Iterator[NDArray[Any]]:
         assert (memory[start + n :] == 77).all()
 
 
-def check_several_at_once(codec: Any, n: int, dtype: Any) -> None:
+def check_several_at_once(codec: Codec, n: int, dtype: Any) -> None:
     """Check that passes which do several steps at once, where a codec has them, give the bits of the single steps."""
     values, residual = np.random.default_rng(n).standard_normal((2, n)).astype(dtype)
     values[::5], values[n // 3 : n // 2] = -residual[::5], 0  # zeros of the sum, and of the values
@@ -65,19 +65,19 @@ def check_several_at_once(codec: Any, n: int, dtype: Any) -> None:
     decoded, told, found = np.full(n, 77, dtype), np.full(n, 77, dtype), payload.copy()
     codec.encode(p, payload, draw=draw_at())
     codec.decode(payload, decoded, weight=1)
-    if hasattr(codec, "encode_telling"):
+    if echoes(codec):
         codec.encode_telling(p, found, told, draw=draw_at())
         np.testing.assert_array_equal(found, payload)
         assert told.tobytes() == decoded.tobytes()
-    if hasattr(codec, "encode_keeping"):
+    if keeps_residual(codec):
         codec.encode_keeping(values, residual, found, told)
         np.testing.assert_array_equal(found, payload)
         assert told.tobytes() == (p - decoded).tobytes()
-    if hasattr(codec, "add"):
+    if adds_decoded(codec):
         check_adding(codec, payload, n, dtype)
 
 
-def check_adding(codec: Extended, payload: NDArray[np.uint8], n: int, dtype: Any) -> None:
+def check_adding(codec: SummingCodec, payload: NDArray[np.uint8], n: int, dtype: Any) -> None:
     """Check that adding a payload to sums gives the bits of decoding it and adding that."""
     sums, decoded = gaussian(n, dtype, seed=3), np.full(n, 77, dtype)
     codec.decode(payload, decoded, weight=1)
@@ -200,19 +200,19 @@ class CodecContract(ABC):
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
     def test_several_steps_at_once_refuse_a_sum_that_is_not_finite(self, bad: float) -> None:
-        codec, payload = cast(Any, self.codec), np.empty(self.codec.nbytes(260), np.uint8)
+        codec, payload = self.codec, np.empty(self.codec.nbytes(260), np.uint8)
         for position in (0, 150, 259):
             values, residual, out = np.ones((3, 260), np.float32)
             values[position] = residual[position] = bad
-            if hasattr(codec, "encode_keeping"):
+            if keeps_residual(codec):
                 with pytest.raises(ValueError, match="NaN or infinity"):
                     codec.encode_keeping(values, residual, payload, out)
-            if hasattr(codec, "encode_telling") and not np.isfinite(bad):
+            if echoes(codec) and not np.isfinite(bad):
                 with pytest.raises(ValueError, match="NaN or infinity"):
                     codec.encode_telling(values, payload, out, draw=draw_at())
 
     def test_adding_is_decoding_and_adding(self) -> None:
-        if hasattr(self.codec, "add"):
+        if adds_decoded(self.codec):
             for n, dtype, magnitude in product(LENGTHS, self.dtypes, (1, 1e300)):
                 most = np.finfo(dtype).max
                 values = np.clip(gaussian(n, np.float64) * magnitude, -most, most).astype(dtype)

@@ -11,8 +11,7 @@ from typing import Any, Literal
 from apps.pipeline.model import Shape
 from apps.pipeline.program import add_counts, fields_of
 from apps.train.options import positive
-from mpicomp.codecs.rows import RowQuantizer
-from mpicomp.codecs.rows_full import FullRows
+from mpicomp.codecs.rows import FullRows, RowQuantizer
 from mpicomp.pipeline import SCHEDULES, Deltas, Direct
 from mpicomp.pipeline.activations import Compression
 

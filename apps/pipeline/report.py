@@ -10,7 +10,7 @@ from rich.table import Table
 
 from apps.pipeline.options import Options
 from apps.records import Record
-from mpicomp.cli.terminal import on_terminal
+from mpicomp.cli.command import on_terminal
 
 MB = 1e6
 

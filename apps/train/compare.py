@@ -25,7 +25,7 @@ from apps.train.options import positive
 from apps.train.plot import plot
 from apps.train.report import STATUS_DIVERGED
 from apps.train.run_records import read_run
-from mpicomp.cli.advise.choice import WORTH
+from mpicomp.cli.advise.report import WORTH
 
 RUNS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("dense", "dense", ("--algorithm", "dense")),

@@ -11,7 +11,7 @@ import numpy as np
 from collectives import Communicator
 from mpicomp.algorithms import Aggregator
 from mpicomp.cli.timing import gather
-from mpicomp.cli.trace.times import length, union
+from mpicomp.cli.trace import length, union
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import Any
 from apps.train.data import DATASETS
 from apps.train.learning_rate import DECAYS
 from apps.train.models import MODELS
-from mpicomp.cli.main import assignment
+from mpicomp.cli.arguments import assignment
 
 ONE_BIT_ADAM = "one-bit-adam"
 """The --algorithm that is an optimizer of its own."""

@@ -14,7 +14,7 @@ from rich.table import Table
 from apps.train.agreement import naming_cure
 from apps.train.run_records import MOST_DIGITS
 from collectives.json_file import fields, parse_json
-from mpicomp.cli.terminal import on_terminal
+from mpicomp.cli.command import on_terminal
 
 STATUS_DIVERGED = 3
 """Exit status of a run that met NaN or infinity; its record has the epoch."""

@@ -20,9 +20,8 @@ from collectives.memory import SIXTEEN_BIT
 from collectives.schedules.direct import Direct
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec, on_instances
 from mpicomp.aggregator.base import Aggregator
-from mpicomp.codecs.full_precision import FullPrecision
+from mpicomp.codecs.full_precision import FullPrecision, Rounded
 from mpicomp.codecs.options import choice
-from mpicomp.codecs.rounded import Rounded
 from mpicomp.reducers.full_precision_mean import FullPrecisionMean
 from mpicomp.reducers.piece_lengths import piece_elements
 from mpicomp.reducers.two_pass import two_pass

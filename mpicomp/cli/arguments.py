@@ -1,28 +1,28 @@
-"""Values of the options that `mpicomp bench` and `mpicomp advise` share, read from text.
-
-Where a text is no such value, ValueError names the option and what it takes.
-"""
+"""Values of options, read from text. ValueError names the option and the values that it accepts."""
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Collection
+from typing import TypeAlias
 
 from collectives.spelling import suggestion
 
+OptionValue: TypeAlias = bool | int | float | str | None
 DTYPES = ("float16", "float32", "float64")
 MOST_COUNTS = 1000
 
 
 def choice(option: str, text: str, choices: Collection[str]) -> str:
-    """One of several words."""
+    """Return a text that must be one of `choices`."""
     if text not in choices:
         raise ValueError(f"{option} {text}{suggestion(text, choices)}: choose one of {', '.join(choices)}")
     return text
 
 
 def integer(option: str, text: str, least: int, most: int | None = None) -> int:
-    """A whole number of at least `least`, and of `most` at most."""
+    """Read a whole number of at least `least` and at most `most`."""
     try:
         value = int(text)
     except ValueError:
@@ -34,7 +34,7 @@ def integer(option: str, text: str, least: int, most: int | None = None) -> int:
 
 
 def number(option: str, text: str, least: float) -> float:
-    """A finite number of at least `least`."""
+    """Read a finite number of at least `least`."""
     value = _float(text)
     if not least <= value < math.inf:
         raise ValueError(f"{option} {text}: give a number of at least {least:g}")
@@ -42,7 +42,7 @@ def number(option: str, text: str, least: float) -> float:
 
 
 def seconds(option: str, text: str) -> float:
-    """A time above 0; ``"inf"`` is one."""
+    """Read a time above 0; ``"inf"`` is allowed."""
     value = _float(text)
     if not value > 0:
         raise ValueError(f"{option} {text}: give a positive number of seconds")
@@ -50,7 +50,7 @@ def seconds(option: str, text: str) -> float:
 
 
 def count(text: str) -> int:
-    """Elements from ``"25e6"``."""
+    """Read a number of elements such as ``"25e6"``."""
     found = counts(text)
     if len(found) != 1:
         raise ValueError(f"--count {text}: give one number of elements, such as 25e6")
@@ -58,7 +58,7 @@ def count(text: str) -> int:
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """Elements from ``"25e6"``, ``"1e3,1e6"`` or ``"min:max:factor"``; the factor is 2 where it is left out."""
+    """Read numbers of elements: ``"25e6"``, ``"1e3,1e6"`` or ``"min:max:factor"``, where the factor defaults to 2."""
     found: list[int] = []
     for part in text.split(","):
         bounds = part.split(":")
@@ -80,6 +80,25 @@ def counts(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
+def assignment(text: str) -> tuple[str, OptionValue]:
+    """Read an option of a method: ``"clip=inf"`` gives ``("clip", inf)``. Words stay text; keys may have dashes.
+
+    Raises ValueError if there is no key.
+    """
+    key, equals, value = text.partition("=")
+    key = key.replace("-", "_")
+    if not equals or not key.isidentifier():
+        raise ValueError(f"--option {text}: write it as key=value, such as full_precision_every=None")
+    for read in (ast.literal_eval, float):
+        try:
+            found = read(value)
+        except (ValueError, SyntaxError):
+            continue
+        if found is None or isinstance(found, bool | int | float):
+            return key, found
+    return key, value
+
+
 def _elements(text: str) -> int:
     value = _part(text, text)
     if value < 1 or value != int(value):
@@ -95,7 +114,7 @@ def _part(text: str, whole: str) -> float:
 
 
 def _float(text: str) -> float:
-    """The number that a text is; NaN if it is none."""
+    """Read a number; NaN if the text is not a number."""
     try:
         return float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Time several calls in turn, so that whatever else the machine does meets all of them."""
+"""Timing of several calls in turn, so that other load on the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -8,22 +8,31 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collectives import CollectiveTimeout, Communicator
+from collectives.annotations import Doubles
 
-Seconds = NDArray[np.float64]
+Seconds = Doubles
 Calls = Mapping[str, Callable[[], object]]
 
 
 def alternate(
     calls: Calls, repeats: int | Mapping[str, int], warmup: int = 2, comm: Communicator | None = None
 ) -> dict[str, Seconds]:
-    """Time calls in turn: float64[repeats] seconds of each.
+    """Time calls in turn; return the float64[repeats] seconds of each.
 
-    `repeats` says how often each call is timed, and `warmup` how often it is made before. With `comm` this is
-    collective: all ranks have the same calls in the same order, they meet at a barrier before each call, and the
-    slowest rank's time counts.
+    With `comm` this is collective: all ranks pass the same calls in the same order, each call begins behind a barrier,
+    and the slowest rank's time counts.
+
+    Parameters
+    ----------
+    calls : mapping
+        The calls by name.
+    repeats : int or mapping
+        Number of timed calls, of all or by name.
+    warmup : int
+        Number of calls of each before these.
+    comm : Communicator, optional
     """
     counts = dict.fromkeys(calls, repeats) if isinstance(repeats, int) else repeats
     for name in turns(dict.fromkeys(calls, warmup)):
@@ -35,10 +44,10 @@ def alternate(
 
 
 def turns(repeats: Mapping[str, int]) -> Iterator[str]:
-    """Whose turn it is, round by round. Rounds differ in their order, which is the same on all ranks and in all runs.
+    """Yield the names in the order of their calls, round by round, the same on all ranks and in all runs.
 
-    Those with the most `repeats` get one in every round, and the others one in rounds that are evenly spread. In one
-    order for all rounds a call that follows a heavy one would look slower than the same call elsewhere.
+    The names with the most `repeats` have a call in every round, the others in evenly spread rounds. Rounds differ in
+    their order: in a fixed order, a call that follows a heavy one would look slower than the same call elsewhere.
     """
     names, rounds, draw = list(repeats), max(repeats.values(), default=0), random.Random(0)
     for number in range(rounds):
@@ -48,7 +57,7 @@ def turns(repeats: Mapping[str, int]) -> Iterator[str]:
 
 
 def elapsed(call: Callable[[], object], comm: Communicator | None = None) -> float:
-    """Seconds of a call on this rank, after a barrier; collective if there is a `comm`."""
+    """Return the seconds of a call on this rank, behind a barrier if there is a `comm`; then collective."""
     if comm is not None:
         spin_barrier(comm)
     start = time.perf_counter()
@@ -57,7 +66,7 @@ def elapsed(call: Callable[[], object], comm: Communicator | None = None) -> flo
 
 
 def elapsed_and_processor(call: Callable[[], object], comm: Communicator) -> tuple[float, float]:
-    """Seconds of a call on this rank, and processor seconds, after a barrier; collective."""
+    """Return the seconds and the processor seconds of a call on this rank, behind a barrier; collective."""
     spin_barrier(comm)
     processor = time.process_time()
     seconds = elapsed(call)
@@ -65,17 +74,20 @@ def elapsed_and_processor(call: Callable[[], object], comm: Communicator) -> tup
 
 
 def slowest(mine: Seconds, comm: Communicator | None) -> Seconds:
-    """The greatest of all ranks' values, element by element; collective."""
+    """Return the greatest of all ranks' values, element by element; collective."""
     return mine if comm is None else np.asarray(gather(comm, mine).max(axis=0))
 
 
 def summary(seconds: Seconds) -> dict[str, float]:
-    """Median and minimum."""
+    """Return median and minimum."""
     return {"median_s": float(np.median(seconds)), "min_s": float(seconds.min())}
 
 
 def spin_barrier(comm: Communicator) -> None:
-    """Barrier without a sleep in it: ranks leave it within microseconds of each other, or raise CollectiveTimeout."""
+    """Wait for all ranks without sleeping, so that they leave within microseconds of each other.
+
+    Raises CollectiveTimeout if a rank does not come.
+    """
     request = comm.mpi_comm.Ibarrier()
     start = time.perf_counter()
     while not request.Test():
@@ -88,7 +100,7 @@ def spin_barrier(comm: Communicator) -> None:
 
 
 def gather(comm: Communicator, values: Seconds) -> Seconds:
-    """All ranks' arrays, float64 of one shape, stacked in rank order on every rank."""
+    """Return all ranks' arrays, float64 of one shape, stacked in rank order."""
     everything = np.empty((comm.size, *values.shape))
     request = comm.mpi_comm.Iallgather(np.ascontiguousarray(values), everything)
     comm.wait(request, lambda: f"rank {comm.rank} of {comm.size}: the ranks' timings do not arrive")

@@ -16,7 +16,7 @@ from mpicomp import algorithms
 from mpicomp.aggregator.algorithm import Algorithm
 from mpicomp.aggregator.rehearsal import WARM, rehearse
 from mpicomp.aggregator.spec import VectorSpec
-from mpicomp.cli.terminal import Steps
+from mpicomp.cli.command import Steps
 from mpicomp.codecs import Draw, RowQuantizer, TopRows
 from mpicomp.kernels.cache_folder import CACHE
 from mpicomp.kernels.streams import Stream
@@ -70,7 +70,7 @@ ROWS = "rows of pipelines"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add no options: there is nothing to choose."""
+    """Do nothing: the command has no options."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     start, before = time.perf_counter(), CACHE.count()
     if not all(CACHE.has(WARM + dtype) for dtype in DTYPES):
         work: list[Algorithm | str] = [*FORMS, ROWS]
-        first = world.rank * len(work) // world.size  # ranks begin at different places, and share the work
+        first = world.rank * len(work) // world.size  # ranks begin at different forms, and share the work
         with Steps("mpicomp warm", len(work), world.rank == 0) as steps:
             for form in (*work[first:], *work[:first]):
                 steps.begin(f"kernels of {type(form).__name__}" if isinstance(form, Algorithm) else form)

@@ -6,9 +6,7 @@ from mpicomp.codecs.clipping import Clipping
 from mpicomp.codecs.elias_counts import Elias
 from mpicomp.codecs.quantizer import Quantizer, Ternary
 from mpicomp.codecs.registry import COMPRESSORS, compressor
-from mpicomp.codecs.rows import RowQuantizer
-from mpicomp.codecs.rows_full import FullRows
-from mpicomp.codecs.rows_top import TopRows
+from mpicomp.codecs.rows import FullRows, RowQuantizer, TopRows
 from mpicomp.codecs.scaled_sign import OneBit, TwoMeans
 from mpicomp.codecs.shared_selection import SharedSelection
 from mpicomp.codecs.sign import Sign

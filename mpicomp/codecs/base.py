@@ -1,26 +1,29 @@
-"""What a codec is: a way to turn values into bytes and back, without state and without MPI.
+"""Contract of codecs, which turn values into bytes and back without state and without MPI.
 
-Values and payload are in one memory. Codecs with `encodes_on_devices` also take tensors on a GPU, and then leave all
-work to it: by `mpicomp.kernels.beside` they find the kernels. What they raise on the host of values that are not
-finite they return there, as a flag, since finding it out would take waiting.
+Values and payload lie in one memory. Codecs with `encodes_on_devices` take tensors on a GPU too, find the kernels by
+`mpicomp.kernels.beside`, and leave all work to the device. They return a flag where they raise on the host, since
+reading the flag would mean waiting for the device.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from collectives.annotations import Array, override
+from collectives.annotations import Bytes as Bytes
 from mpicomp.kernels.streams import Stream, source
 
-Bytes = NDArray[np.uint8]
+Finite: TypeAlias = Any
+"""Whether all values have a code: on the host True or None, on a device bool[] that its kernels write."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Where in a random stream a codec draws.
+    """Place in a random stream from which a codec draws.
 
     Attributes
     ----------
@@ -47,117 +50,187 @@ class Draw:
 
 @runtime_checkable
 class Codec(Protocol):
-    """Stateless; implementations are frozen dataclasses.
+    """Turns a vector into a payload and back. Implementations are frozen dataclasses without state."""
 
-    Attributes
-    ----------
-    alignment : int
-        Chunk boundaries fall on multiples of this many elements.
-    """
+    __slots__ = ()
 
     @property
     def alignment(self) -> int:
-        """Elements."""
+        """Number of elements that chunk boundaries are multiples of."""
         ...
 
     def nbytes(self, n: int, weight: int = 1) -> int:
-        """Exact payload size of `n` elements that speak for `weight` ranks."""
-        ...
+        """Return the size of the payload of `n` elements that `weight` ranks contributed to.
 
-    def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> Any:
-        """Overwrite `payload`, of exactly `nbytes(n)`.
-
-        Raises ValueError for NaN or infinity among the values, and OverflowError for finite ones that have no code; on
-        a device returns instead whether all is well, bool[]. The payload then holds nothing that means anything.
+        The size is exact, or for a `VariableCodec` the largest possible one.
         """
         ...
 
-    def decode(self, payload: Bytes, values: NDArray[Any], *, weight: int) -> None:
-        """`values` is overwritten. Raises ValueError for a payload of the wrong size."""
+    def encode(self, values: Array, payload: Bytes, *, draw: Draw) -> Finite:
+        """Overwrite `payload`, of exactly `nbytes(n)` bytes.
+
+        Returns
+        -------
+        bool[], on a device
+            Whether all values have a code. If not, the payload is invalid.
+
+        Raises
+        ------
+        ValueError
+            A value is NaN or infinite, or the payload has the wrong size.
+        OverflowError
+            A finite value has no code.
+        """
+        ...
+
+    def decode(self, payload: Bytes, values: Array, *, weight: int) -> None:
+        """Overwrite `values`.
+
+        Raises
+        ------
+        ValueError
+            The payload has the wrong size, or damage was detected. Undetected damage yields wrong values.
+        """
         ...
 
 
 class Mergeable(Codec, Protocol):
     """A codec whose payloads can be merged without decoding them.
 
-    `merge` is the contract's reference form, which tests and benchmarks call. Reducers call what the codec's `bind`
-    returns: the merge on a device's kernels, with working memory of its own; see `mpicomp.codecs.sign.Sign.bind`.
+    `merge` is the contract's reference form, for tests and benchmarks. Reducers call the object that `bind` returns,
+    which merges by a device's kernels, with working memory of its own; see `mpicomp.codecs.sign.Sign.bind`.
     """
+
+    __slots__ = ()
 
     def merge(
         self, held: Bytes, incoming: Bytes, n: int, *, held_weight: int, incoming_weight: int, draw: Draw
     ) -> None:
-        """`held` is overwritten and then speaks for both."""
+        """Overwrite `held` with a payload that stands for the ranks of both."""
         ...
 
 
-class Extended(Codec, Protocol):
-    """What some codecs have beside; callers look for each by its name.
+class VariableCodec(Codec, Protocol):
+    """A codec whose payloads differ in length."""
 
-    Attributes
-    ----------
-    out_of_range : str
-        Of codecs whose `encode` raises OverflowError for finite values: which these are, and what to do about it, as
-        the end of a sentence; empty: there is nothing to say that does not hold of every sum.
-    encodes_on_devices : bool
-        Whether values and payload may be on a device.
-    """
-
-    encodes_on_devices: ClassVar[bool]
-
-    @property
-    def out_of_range(self) -> str:
-        """For messages."""
-        ...
-
-    def encode_keeping(self, values: NDArray[Any], residual: NDArray[Any], payload: Bytes, left: NDArray[Any]) -> Any:
-        """As `encode` for p = values + residual; `left` is overwritten with p less what `decode` makes of it."""
-        ...
-
-    def encode_telling(self, values: NDArray[Any], payload: Bytes, sent: NDArray[Any], *, draw: Draw) -> Any:
-        """As `encode`; `sent` is overwritten with what `decode` makes of the payload."""
-        ...
-
-    def decode_drawn(self, payload: Bytes, values: NDArray[Any], *, draw: Draw) -> None:
-        """As `decode`, where it is known from where `encode` drew: the host need not look at the payload."""
-        ...
-
-    def add(self, payload: Bytes, sums: NDArray[Any]) -> None:
-        """Add what `decode` would write to `sums`, in one pass. Raises ValueError for a payload of the wrong size."""
-        ...
+    __slots__ = ()
 
     def used(self, payload: Bytes, n: int) -> int:
-        """Bytes of a payload of `n` elements that decoding needs, where `nbytes` is the most that one may take.
-
-        The payload's own size at most, whatever it holds.
-        """
+        """Return the leading bytes of a payload of `n` elements that decoding needs, at most the payload's own size."""
         ...
+
+
+class ResidualCodec(Codec, Protocol):
+    """A codec that applies error feedback while it encodes."""
+
+    __slots__ = ()
+
+    def encode_keeping(self, values: Array, residual: Array, payload: Bytes, left: Array) -> Finite:
+        """Encode p = values + residual, and overwrite `left` with p minus the values that `decode` will write."""
+        ...
+
+
+class EchoCodec(Codec, Protocol):
+    """A codec that computes the decoded values while it encodes."""
+
+    __slots__ = ()
+
+    def encode_telling(self, values: Array, payload: Bytes, sent: Array, *, draw: Draw) -> Finite:
+        """Encode, and overwrite `sent` with the values that `decode` will write."""
+        ...
+
+
+class RedrawingCodec(Codec, Protocol):
+    """A codec that decodes without reading the payload's header, if the caller gives the encoder's draw."""
+
+    __slots__ = ()
+
+    def decode_drawn(self, payload: Bytes, values: Array, *, draw: Draw) -> None:
+        """Decode a payload that was encoded with `draw`: the host need not wait for its bytes."""
+        ...
+
+
+class SummingCodec(Codec, Protocol):
+    """A codec that decodes and adds in one pass."""
+
+    __slots__ = ()
+
+    def add(self, payload: Bytes, sums: Array) -> None:
+        """Add the values that `decode` would write. Raises ValueError for a payload of the wrong size."""
+        ...
+
+
+class SpreadingCodec(SummingCodec):
+    """Base of codecs that decode, and decode and add, by one method."""
+
+    __slots__ = ()
+
+    @override
+    def decode(self, payload: Bytes, values: Array, *, weight: int) -> None:
+        self._spread(payload, values, weight, adding=False)
+
+    @override
+    def add(self, payload: Bytes, sums: Array) -> None:
+        self._spread(payload, sums, 1, adding=True)
+
+    @abstractmethod
+    def _spread(self, payload: Bytes, out: Array, weight: int, adding: bool) -> None:
+        """Write the decoded values to `out`, or with `adding` add them."""
+
+
+def has_variable_size(codec: Codec) -> TypeGuard[VariableCodec]:
+    """Return whether the codec has `used`."""
+    return hasattr(codec, "used")
+
+
+def keeps_residual(codec: Codec) -> TypeGuard[ResidualCodec]:
+    """Return whether the codec has `encode_keeping`."""
+    return hasattr(codec, "encode_keeping")
+
+
+def echoes(codec: Codec) -> TypeGuard[EchoCodec]:
+    """Return whether the codec has `encode_telling`."""
+    return hasattr(codec, "encode_telling")
+
+
+def redraws(codec: Codec) -> TypeGuard[RedrawingCodec]:
+    """Return whether the codec has `decode_drawn`."""
+    return hasattr(codec, "decode_drawn")
+
+
+def adds_decoded(codec: Codec) -> TypeGuard[SummingCodec]:
+    """Return whether the codec has `add`."""
+    return hasattr(codec, "add")
 
 
 def sent_bytes(codec: Codec, payload: Bytes, n: int) -> int:
-    """Bytes of a payload of `n` elements that must be sent."""
-    used = getattr(codec, "used", None)
-    return payload.size if used is None else used(payload, n)
+    """Return the bytes of a payload of `n` elements that must be sent."""
+    return codec.used(payload, n) if has_variable_size(codec) else payload.size
 
 
 def varies(codec: Codec) -> bool:
-    """Whether payloads of equally many elements are sent in different lengths."""
-    return hasattr(codec, "used") and getattr(codec, "coding", None) != "fixed"
+    """Return whether payloads of equally many elements differ in length."""
+    return has_variable_size(codec) and getattr(codec, "coding", None) != "fixed"
 
 
-def encodes_on_devices(codec: Any) -> bool:
-    """Whether values and payload may be on a device."""
+def encodes_on_devices(codec: Codec) -> bool:
+    """Return whether values and payload may lie on a device."""
     return bool(getattr(codec, "encodes_on_devices", False))
 
 
-def checked(finite: Any) -> Any:
-    """Raise ValueError if it is known that not all values are finite; what a device has yet to tell is returned."""
+def out_of_range(codec: Codec) -> str:
+    """Return the end of a sentence that names values with OverflowError and their cure; "" without such a sentence."""
+    return str(getattr(codec, "out_of_range", ""))
+
+
+def checked(finite: Finite) -> Finite:
+    """Raise ValueError if not all values are finite. A device's flag, whose value is not known yet, is returned."""
     if isinstance(finite, bool | np.bool_) and not finite:
         raise ValueError("the values contain NaN or infinity")
     return finite
 
 
-def check_size(codec: Any, payload: Bytes, n: int, weight: int) -> None:
+def check_size(codec: Codec, payload: Bytes, n: int, weight: int) -> None:
     """Raise ValueError unless the payload has the size that `n` elements need."""
     expected, found = codec.nbytes(n, weight), len(payload)
     if found != expected:

@@ -1,7 +1,7 @@
-"""What codecs with numbers per bucket share: where those lie in a payload, and how norms are made.
+"""Base of codecs with numbers per bucket: the layout of their payloads, and norms.
 
 A bucket is `bucket` elements counted from the start of the vector, so pieces begin where buckets do; the last bucket
-may be short. Payload: the buckets' numbers as float32, one kind after the other, zeros up to a multiple of 8 bytes,
+may be short. Wire format: the buckets' numbers as float32, one kind after the other, zeros up to a multiple of 8 bytes,
 then words of 64 bits.
 """
 
@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
+from collectives.annotations import Array, Bytes, override
 from mpicomp import kernels
-from mpicomp.codecs.base import Bytes, check_size
+from mpicomp.codecs.base import Codec, Finite, check_size
 from mpicomp.codecs.options import MOST_ELEMENTS, integer
 from mpicomp.kernels.cpu.bucketed import L1, L2, LINF
 
@@ -25,12 +26,12 @@ _KINDS: dict[Norm, int] = {"l2": L2, "l1": L1, "linf": LINF}
 
 
 def count(n: int, bucket: int) -> int:
-    """Buckets of `n` elements."""
+    """Return the number of buckets of `n` elements."""
     return -(-n // bucket)
 
 
-def lengths(values: Any, bucket: int) -> Any:
-    """Elements of each bucket of values, float64."""
+def lengths(values: Array, bucket: int) -> Array:
+    """Return the elements of each bucket, float64."""
     found = kernels.beside(values).arrays.empty(values, count(len(values), bucket), "float64")
     found[:] = bucket
     if len(values) % bucket:
@@ -38,10 +39,10 @@ def lengths(values: Any, bucket: int) -> Any:
     return found
 
 
-def norms(values: Any, bucket: int, norm: Norm) -> Any:
-    """Norm of each bucket of float32 or float64 values, float64; NaN or infinity where one of those is.
+def norms(values: Array, bucket: int, norm: Norm) -> Array:
+    """Return the norm of each bucket of float32 or float64 values, float64; NaN or infinity where a value is.
 
-    Squares are summed in float64: of float64 values that are far beyond float32, infinity.
+    Squares are summed in float64: the norm of float64 values far beyond float32 is infinite.
     """
     on = kernels.beside(values)
     found = on.arrays.empty(values, count(len(values), bucket), "float64")
@@ -50,19 +51,19 @@ def norms(values: Any, bucket: int, norm: Norm) -> Any:
 
 
 def kind_of(norm: Norm) -> int:
-    """What kernels call a norm."""
+    """Return the kernels' number of a norm."""
     return _KINDS[norm]
 
 
-def all_finite(numbers: Any, values: Any) -> Any:
-    """Whether all values are finite, of which the buckets' numbers were made; bool[] on a device."""
+def all_finite(numbers: Array, values: Array) -> Finite:
+    """Return whether all values are finite, given the numbers computed from their buckets."""
     return confirmed(kernels.beside(values).arrays.xp.isfinite(numbers).all(), values)
 
 
-def confirmed(finite: Any, values: Any) -> Any:
-    """Whether all values are finite, given whether the buckets' numbers are; bool[] on a device.
+def confirmed(finite: Finite, values: Array) -> Finite:
+    """Return whether all values are finite, given whether the buckets' numbers are.
 
-    Where the numbers are finite, all values are. Sums of float64 values may overflow, those of float32 values do not.
+    Where the numbers are finite, all values are. The reverse holds for float32 values: their sums do not overflow.
     """
     check = kernels.beside(values).sign.all_finite
     if isinstance(values, np.ndarray):
@@ -70,28 +71,28 @@ def confirmed(finite: Any, values: Any) -> Any:
     return finite if values.itemsize == 4 else finite | check(values)
 
 
-def to_float32(numbers: Any) -> Any:
-    """Numbers rounded once; where they are beyond float32, that type's largest number."""
+def to_float32(numbers: Array) -> Array:
+    """Round numbers once; those beyond float32 become its largest number."""
     arrays = kernels.beside(numbers).arrays
     return arrays.convert(arrays.xp.clip(numbers, -FLOAT32_MAX, FLOAT32_MAX), "float32")
 
 
 @lru_cache(maxsize=4096)
 def _layout(kinds: int, bits: int, bucket: int, n: int) -> tuple[int, int, int, int]:
-    """Buckets, where the numbers end, where the bit planes begin, and words of each plane; ends are in bytes."""
+    """Return the number of buckets, the byte where numbers end, the byte where planes begin, and words of a plane."""
     buckets = count(n, bucket)
     end = 4 * kinds * buckets
     return buckets, end, -(-end // 8) * 8, -(-n // 64)
 
 
 @dataclass(frozen=True, slots=True)
-class Bucketed:
+class Bucketed(Codec):
     """Base of codecs with numbers per bucket.
 
     Parameters
     ----------
     bucket : int
-        Elements, 1 to 2^32.
+        Elements of a bucket, 1 to 2^32.
 
     Raises
     ------
@@ -101,7 +102,7 @@ class Bucketed:
 
     bucket: int = 4096
 
-    numbers: ClassVar[int] = 1  # per bucket
+    numbers: ClassVar[int] = 1  # of each bucket
     encodes_on_devices: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -109,28 +110,28 @@ class Bucketed:
 
     @property
     def bits(self) -> int:
-        """Of each element, beside the buckets' numbers."""
+        """Bits of each element, without the buckets' numbers."""
         return 1
 
     @property
+    @override
     def alignment(self) -> int:
-        """Elements; buckets and words of 64 elements both fit."""
         return math.lcm(self.bucket, 64)
 
+    @override
     def nbytes(self, n: int, weight: int = 1) -> int:
-        """Exact size: the numbers, and `bits` for each element, rounded up to words."""
         *_, start, words = self._layout(n)
         return start + 8 * self.bits * words
 
-    def _read(self, payload: Bytes, n: int, weight: int) -> tuple[Any, Any]:
-        """Numbers, float32[kinds, buckets], and bit planes, [bits, words]; raises ValueError for a wrong size."""
+    def _read(self, payload: Bytes, n: int, weight: int) -> tuple[Array, Array]:
+        """Return views of the numbers, float32[kinds, buckets], and of the bit planes, uint64[bits, words]."""
         check_size(self, payload, n, weight)
         view, (buckets, end, start, words) = kernels.beside(payload).arrays.view, self._layout(n)
         numbers = view(payload[:end], "float32").reshape(self.numbers, buckets)
         return numbers, view(payload[start:], "uint64").reshape(self.bits, words)
 
-    def _write(self, payload: Bytes, n: int) -> tuple[Any, Any]:
-        """Where the numbers and the bit planes go; what lies between them is 0."""
+    def _write(self, payload: Bytes, n: int) -> tuple[Array, Array]:
+        """Clear the gap behind the numbers, and return the views of `_read` to write to."""
         numbers, planes = self._read(payload, n, 1)
         _, end, start, _ = self._layout(n)
         payload[end:start] = 0

@@ -1,7 +1,7 @@
-"""Clipping: the leading bits of each float32 (sign, exponent, and what is left of the mantissa). Rounds towards zero.
+"""Clipping: the leading bits of each float32 (sign, exponent, and a part of the mantissa). Rounds towards zero.
 
-Wire format: the first whole bytes as columns, all elements' highest byte, then all elements' next one, zeros up to a
-multiple of 8 bytes; then the bits that are left as bit planes, the highest last.
+Wire format: the whole bytes as columns, all elements' highest byte, then all elements' next one, zeros up to a multiple
+of 8 bytes; then the remaining bits as bit planes, the highest last.
 
 Reference: DoubleSqueeze (Tang et al., ICML 2019).
 """
@@ -9,12 +9,13 @@ Reference: DoubleSqueeze (Tang et al., ICML 2019).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
+from collectives.annotations import Array, Bytes, override
 from mpicomp import kernels
-from mpicomp.codecs.base import Bytes, Draw, check_size, checked
+from mpicomp.codecs.base import Codec, Draw, Finite, check_size, checked
 from mpicomp.codecs.bucketed import FLOAT32_MAX
 from mpicomp.codecs.options import integer
 from mpicomp.kernels.cpu.planes import powers_of_two
@@ -23,18 +24,31 @@ _POWERS = powers_of_two(8, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
-class Clipping:
-    """The leading bits of float32 values; of float64 ones, rounded to float32.
+class Clipping(Codec):
+    """Keeps the leading bits of float32 values. float64 values are rounded to float32 first.
 
     Parameters
     ----------
     bits : int
-        Kept of each element, 9 (sign and exponent) to 32.
+        Bits kept of each element, 9 (sign and exponent) to 32.
 
     Raises
     ------
     ValueError
         `bits` is out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpicomp.kernels.streams import Stream
+    >>> codec, values = Clipping(bits=12), np.array([1.0, -0.3, 100.7], np.float32)
+    >>> payload = np.empty(codec.nbytes(values.size), np.uint8)
+    >>> codec.encode(values, payload, draw=Draw(Stream(0, 0, "example"), step=0, rank=0))
+    True
+    >>> decoded = np.empty_like(values)
+    >>> codec.decode(payload, decoded, weight=1)
+    >>> decoded
+    array([ 1.     , -0.28125, 96.     ], dtype=float32)
     """
 
     bits: int = 16
@@ -45,15 +59,15 @@ class Clipping:
     alignment: ClassVar[int] = 64
     encodes_on_devices: ClassVar[bool] = True
 
+    @override
     def nbytes(self, n: int, weight: int = 1) -> int:
-        """Whole bytes of each element, rounded up to 8, and the bits that are left, rounded up to words."""
         return self._columns_end(n) + 8 * (self.bits % 8) * -(-n // 64)
 
     def _columns_end(self, n: int) -> int:
         return -(-(self.bits // 8) * n // 8) * 8
 
-    def encode(self, values: Any, payload: Bytes, *, draw: Draw) -> Any:
-        """Nothing is drawn. Raises ValueError if a value is not finite."""
+    @override
+    def encode(self, values: Array, payload: Bytes, *, draw: Draw) -> Finite:
         on, n = kernels.beside(values), len(values)
         arrays, (columns, planes) = on.arrays, self._parts(payload, n, 1)
         finite = checked(on.sign.all_finite(values))
@@ -67,8 +81,8 @@ class Clipping:
             on.planes.pack_planes(rest >> (8 - left), _POWERS, planes)
         return finite
 
-    def decode(self, payload: Bytes, values: Any, *, weight: int) -> None:
-        """What is left of each element; one that damage made NaN or infinite counts as 0."""
+    @override
+    def decode(self, payload: Bytes, values: Array, *, weight: int) -> None:
         on, n = kernels.beside(values), len(values)
         arrays, (columns, planes) = on.arrays, self._parts(payload, n, weight)
         itself = values.itemsize == 4
@@ -80,7 +94,7 @@ class Clipping:
         if not itself:
             values[:] = arrays.view(words, "float32")
 
-    def _parts(self, payload: Bytes, n: int, weight: int) -> tuple[Any, Any]:
+    def _parts(self, payload: Bytes, n: int, weight: int) -> tuple[Array, Array]:
         check_size(self, payload, n, weight)
         whole, rest = divmod(self.bits, 8)
         planes = kernels.beside(payload).arrays.view(payload[self._columns_end(n) :], "uint64")

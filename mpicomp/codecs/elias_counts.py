@@ -1,12 +1,12 @@
-"""Counts in Elias codes: the likely ones, near half of the ranks, in fewer bits.
+"""Counts in Elias codes: likely counts, near half of the ranks, take fewer bits.
 
 A count of m ranks is numbered from its mode floor(m/2) outwards, mode 1, mode + 1 2, mode - 1 3, mode + 2 4, ..., and
-the numbers are written in Elias' gamma or delta code (layout:
-`mpicomp.kernels.cpu.elias_counts`). With fair coins that takes 3.05 bits for 8 ranks, where the fixed width is 4, but
-2.5 for 3 ranks, where it is 2: so each message is coded in the way that is shortest for it, and says which that is.
+the numbers are written in Elias' gamma or delta code (layout: `mpicomp.kernels.cpu.elias_counts`). With fair coins that
+takes 3.05 bits for 8 ranks, where the fixed width is 4, but 2.5 for 3 ranks, where it is 2. So each message takes the
+shortest of the three codings, and its header names that.
 
 Wire format: a header of two little-endian 32-bit words, the coding (0 fixed width, 1 gamma, 2 delta) and the length in
-bytes of what follows; then bit planes as in `mpicomp.codecs.vote_counts`, or codes, zeros filling up the last 64 bits.
+bytes of the body; then bit planes as in `mpicomp.codecs.vote_counts`, or codes, zeros filling up the last 64 bits.
 
 Reference: P. Elias, "Universal codeword sets and representations of the integers", IEEE Trans. Inf. Theory 21 (1975).
 """
@@ -15,41 +15,44 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpicomp.codecs.base import Bytes, Draw, check_size
+from collectives.annotations import Bytes, FloatArray, Words, override
+from mpicomp.codecs.base import Codec, Draw, check_size
 from mpicomp.codecs.vote_counts import Counts, planes_of
 from mpicomp.kernels.cpu.elias_counts import MOST_DIGITS, coded_bits, read_codes, write_codes
 from mpicomp.kernels.cpu.planes import pack_planes, powers_of_two, unpack_planes
 from mpicomp.kernels.streams import BLOCK
 
+Scratch: TypeAlias = NDArray[np.uint16]
+
 HEADER = 8
 _POWERS = powers_of_two(16, np.uint16)
 FIXED, GAMMA, DELTA = 0, 1, 2
-MOST_WEIGHT = (2 << MOST_DIGITS) - 2  # ranks: their counts' numbers, and so all codes, are short enough
+MOST_WEIGHT = (2 << MOST_DIGITS) - 2  # ranks; the codes of their counts are short enough for the kernels
 
 
 class Tables(NamedTuple):
-    """What the kernels need to know of counts of one weight.
+    """Tables of the kernels for counts of one weight.
 
     Attributes
     ----------
     codes, lengths : dict of uint64 arrays
-        By coding; an entry for every value that so many bits can have. One that no count has takes the last one's.
+        By coding; an entry for every value that fits the bits of a count. Values above the weight have its entry.
     values : uint16
-        The count that each number stands for; number 0 is none.
+        Count of each number; the entry of number 0 is unused.
     """
 
-    codes: dict[int, NDArray[np.uint64]]
-    lengths: dict[int, NDArray[np.uint64]]
+    codes: dict[int, Words]
+    lengths: dict[int, Words]
     values: NDArray[np.uint16]
 
 
 def _gamma(number: int) -> tuple[int, int]:
-    """Code, the first bit lowest, and its length."""
+    """Return the code, the first bit lowest, and its length."""
     digits = number.bit_length() - 1
     below = number - (1 << digits)
     return (1 << digits) | below << (digits + 1), 2 * digits + 1
@@ -63,7 +66,7 @@ def _delta(number: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=64)
 def tables(weight: int) -> Tables:
-    """For counts of `weight` ranks, `MOST_WEIGHT` at most."""
+    """Return the tables for counts of `weight` ranks, at most `MOST_WEIGHT`."""
     mode, planes = weight // 2, planes_of(weight)
     outwards = sorted(range(weight + 1), key=lambda count: (abs(count - mode), count < mode))
     number_of = {count: number for number, count in enumerate(outwards, 1)}
@@ -75,43 +78,43 @@ def tables(weight: int) -> Tables:
 
 
 @dataclass(frozen=True, slots=True)
-class Elias:
-    """Counts of positive values in messages that are as long as they need be; decodes to the mean of the signs."""
+class Elias(Codec):
+    """Sends counts of positive values in messages of variable length; decodes to the mean of the signs.
+
+    A payload has room for the longest message, header and counts of fixed width. `write` returns the message's length.
+    """
 
     alignment: ClassVar[int] = BLOCK
 
+    @override
     def nbytes(self, n: int, weight: int = 1) -> int:
-        """The most a message can have: its header and the counts in fixed width."""
         return HEADER + Counts().nbytes(n, weight)
 
-    def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
-        """Write one rank's counts, which no code makes shorter. Zeros alternate with the parity of step + index.
-
-        Raises ValueError if a value is not finite.
-        """
+    @override
+    def encode(self, values: FloatArray, payload: Bytes, *, draw: Draw) -> None:
+        # a single rank's counts are bits, which no code makes shorter
         check_size(self, payload, values.size, 1)
         Counts().encode(values, payload[HEADER:], draw=draw)
         _describe(payload, FIXED, payload.size - HEADER)
 
-    def decode(self, payload: Bytes, values: NDArray[Any], *, weight: int) -> None:
-        """Write (2 count - weight) / weight.
-
-        Raises
-        ------
-        ValueError
-            The payload is damaged.
-        """
+    @override
+    def decode(self, payload: Bytes, values: FloatArray, *, weight: int) -> None:
         if payload.size != message_bytes(payload):
             raise ValueError(f"Elias: {payload.size} bytes begin with a shorter message: they are damaged")
         planes = np.empty(Counts().nbytes(values.size, weight) // 8, np.uint64)
         self.read(payload, values.size, weight, planes, scratch(values.size))
         Counts().decode(planes.view(np.uint8), values, weight=weight)
 
-    def write(self, planes: NDArray[np.uint64], n: int, weight: int, message: Bytes, work: NDArray[np.uint16]) -> int:
-        """Code counts in whichever way is shortest.
+    def write(self, planes: Words, n: int, weight: int, message: Bytes, work: Scratch) -> int:
+        """Write counts in the shortest coding.
 
-        planes : uint64, counts as `Counts` has them; what is behind them does no harm. message : uint8, of at least
-        ``nbytes(n, weight)``; begins with the message afterwards. work : ``scratch(n)``.
+        Parameters
+        ----------
+        planes : uint64
+            Counts as in a payload of `Counts`; further words are ignored.
+        message : uint8, at least ``nbytes(n, weight)``
+            Overwritten: the message, at the beginning.
+        work : ``scratch(n)``
 
         Returns
         -------
@@ -133,10 +136,16 @@ class Elias:
         _describe(message, coding, size)
         return HEADER + size
 
-    def read(self, message: Bytes, n: int, weight: int, planes: NDArray[np.uint64], work: NDArray[np.uint16]) -> None:
-        """The opposite of `write`; `message` may have other bytes behind it.
+    def read(self, message: Bytes, n: int, weight: int, planes: Words, work: Scratch) -> None:
+        """Read the counts that `write` wrote.
 
-        planes : uint64, of at least ``Counts().nbytes(n, weight)`` bytes, overwritten. work : ``scratch(n)``.
+        Parameters
+        ----------
+        message : uint8
+            Bytes behind the message are ignored.
+        planes : uint64, at least ``Counts().nbytes(n, weight)`` bytes
+            Overwritten.
+        work : ``scratch(n)``
 
         Raises
         ------
@@ -157,23 +166,23 @@ class Elias:
             )
 
 
-def scratch(n: int) -> NDArray[np.uint16]:
-    """Working memory for messages of up to `n` counts."""
+def scratch(n: int) -> Scratch:
+    """Return working memory for messages of up to `n` counts."""
     return np.empty(n, np.uint16)
 
 
-def _rows(planes: NDArray[np.uint64], n: int, weight: int) -> NDArray[np.uint64]:
+def _rows(planes: Words, n: int, weight: int) -> Words:
     words = -(-n // 64)
     return planes[: planes_of(weight) * words].reshape(planes_of(weight), words)
 
 
 def message_bytes(message: Bytes) -> int:
-    """How long the message is that these bytes begin with.
+    """Return the length of the message at the beginning of these bytes.
 
     Raises
     ------
     ValueError
-        Longer than they are.
+        The message is longer than the bytes.
     """
     nbytes = HEADER + (int(message[:HEADER].view(np.uint32)[1]) if message.size >= HEADER else 0)
     if message.size < nbytes:

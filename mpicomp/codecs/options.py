@@ -1,43 +1,57 @@
-"""Checks of the options of codecs and methods, which are frozen dataclasses: each names option, range and value.
+"""Checks of the options of codecs and methods, which are frozen dataclasses.
 
-A check takes the dataclass and the option's name, from `__post_init__`. What passes is stored as Python's own number or
-text, so that NumPy's mean the same and look the same on every rank.
+A check is called from `__post_init__`, with the dataclass and the option's name. It raises ValueError with the option,
+its range and the value. Otherwise it stores the value as Python's own number or text, so that numbers of NumPy compare
+and print the same on every rank.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Protocol
 
 MOST_ELEMENTS = 1 << 32  # of a chunk or bucket
 
 
-def require(holds: bool, name: str, wanted: str, value: Any) -> None:
-    """Raise ValueError unless it holds; `wanted` says what would do."""
+class Chunked(Protocol):
+    """Options with a chunk length."""
+
+    @property
+    def chunk(self) -> int | None:
+        """Elements of a chunk, or None for the default."""
+        ...
+
+
+class ChunkedOrExact(Chunked, Protocol):
+    """Options with a chunk length, and with a choice of the whole vector instead of chunks."""
+
+    @property
+    def exact(self) -> bool:
+        """True if the whole vector counts as one chunk."""
+        ...
+
+
+def require(holds: bool, name: str, wanted: str, value: object) -> None:
+    """Raise ValueError unless `holds`; `wanted` describes the values that are accepted."""
     if not holds:
         raise ValueError(f"{name} must be {wanted}, not {value!r}")
 
 
-def whole(value: Any, least: int | None = None, most: int | None = None) -> bool:
-    """Whether it is an integer from `least` to `most`; True and False are none."""
+def whole(value: object, least: int | None = None, most: int | None = None) -> bool:
+    """Return whether a value is an integer from `least` to `most`; True and False are not."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         return False
     return (least is None or least <= int(value)) and (most is None or int(value) <= most)
 
 
 def integer(
-    options: Any, name: str, least: int | None = None, most: int | None = None, *, also: tuple[Any, ...] = ()
+    options: object, name: str, least: int | None = None, most: int | None = None, *, also: tuple[object, ...] = ()
 ) -> None:
-    """Check an integer of `least` to `most`.
-
-    Raises
-    ------
-    ValueError
-        It is none, and none of `also`.
-    """
+    """Check that the option is an integer of `least` to `most`, or one of `also`."""
     span = "" if least is None else f" of {least} or more" if most is None else f" of {least} to {_shown(most)}"
     value = getattr(options, name)
     if not _is_one(options, name, also):
@@ -45,39 +59,37 @@ def integer(
         _store(options, name, int(value))
 
 
-def number(options: Any, name: str, wanted: str, holds: Callable[[float], bool], *, also: tuple[Any, ...] = ()) -> None:
-    """Check a number that `holds` is true of, as `wanted` says in words; it is false of NaN.
+def number(
+    options: object, name: str, wanted: str, holds: Callable[[float], bool], *, also: tuple[object, ...] = ()
+) -> None:
+    """Check that the option is a number for which `holds` is true, or one of `also`.
 
-    Raises
-    ------
-    ValueError
-        It is none, and none of `also`.
+    `wanted` describes the numbers in words. `holds` must be false for NaN.
     """
     value = getattr(options, name)
     if _is_one(options, name, also):
         return
-    fits = isinstance(value, Real) and not isinstance(value, bool)
-    try:
-        found = float(value) if fits else math.nan
-    except OverflowError:
-        found = math.nan
+    found = math.nan
+    if isinstance(value, Real) and not isinstance(value, bool):
+        with suppress(OverflowError):
+            found = float(value)
     require(holds(found), name, _or(wanted, also), value)
     _store(options, name, found)
 
 
-def choice(options: Any, name: str, choices: tuple[Any, ...]) -> None:
-    """Raise ValueError unless the option is one of `choices`."""
+def choice(options: object, name: str, choices: tuple[object, ...]) -> None:
+    """Check that the option is one of `choices`."""
     require(_is_one(options, name, choices), name, " or ".join(map(repr, choices)), getattr(options, name))
 
 
-def flag(options: Any, name: str) -> None:
-    """Raise ValueError unless the option is True or False."""
+def flag(options: object, name: str) -> None:
+    """Check that the option is True or False."""
     value = getattr(options, name)
     require(isinstance(value, bool), name, "True or False", value)
 
 
-def chunk(options: Any, rates: Sequence[int]) -> None:
-    """Raise ValueError unless the option `chunk` is None or a multiple of every rate, of 2^32 at most."""
+def chunk(options: Chunked, rates: Sequence[int]) -> None:
+    """Check that the option `chunk` is None or a multiple of every rate, at most 2^32."""
     value, least = options.chunk, math.lcm(*rates)
     if value is not None:
         fits = whole(value, 1, MOST_ELEMENTS) and int(value) % least == 0
@@ -85,22 +97,22 @@ def chunk(options: Any, rates: Sequence[int]) -> None:
         _store(options, "chunk", int(value))
 
 
-def chunk_or_exact(options: Any, rates: Sequence[int]) -> None:
-    """`chunk`, which must be None where the option `exact` is True."""
+def chunk_or_exact(options: ChunkedOrExact, rates: Sequence[int]) -> None:
+    """Check the option `chunk`, which must be None if the option `exact` is True."""
     flag(options, "exact")
     if options.exact and options.chunk is not None:
-        raise ValueError(f"chunk must be None with exact=True, which knows no chunks, not {options.chunk!r}")
+        raise ValueError(f"chunk must be None with exact=True, which has no chunks, not {options.chunk!r}")
     chunk(options, rates)
 
 
-def adopt(options: Any, checked: Any) -> None:
-    """Store what a dataclass that was made of options of the same names has checked."""
+def adopt(options: object, checked: Any) -> None:
+    """Store the checked values of another dataclass, which was made of options of the same names."""
     for field in fields(checked):
         if hasattr(options, field.name):
             _store(options, field.name, getattr(checked, field.name))
 
 
-def _is_one(options: Any, name: str, choices: tuple[Any, ...]) -> bool:
+def _is_one(options: object, name: str, choices: tuple[object, ...]) -> bool:
     value = getattr(options, name)
     for one in choices:
         if isinstance(value, type(one)) and value == one:
@@ -109,7 +121,7 @@ def _is_one(options: Any, name: str, choices: tuple[Any, ...]) -> bool:
     return False
 
 
-def _or(wanted: str, also: tuple[Any, ...]) -> str:
+def _or(wanted: str, also: tuple[object, ...]) -> str:
     return ", or ".join([wanted, *map(repr, also)])
 
 
@@ -117,5 +129,5 @@ def _shown(most: int) -> str:
     return "2^32" if most == MOST_ELEMENTS else str(most)
 
 
-def _store(options: Any, name: str, value: Any) -> None:
+def _store(options: object, name: str, value: object) -> None:
     object.__setattr__(options, name, value)

@@ -9,8 +9,8 @@ Wire format: each bucket's N as float32 (`mpicomp.codecs.bucketed`), then codes 
 planes: plane j, ceil(n / 64) words, has bit j of each code. A code is the level, with the sign (1: negative) as the
 highest bit.
 
-With entropy coding the codes are symbols, 0 to s and, below zero, s + level; right behind the norms stands the length
-of what follows, little-endian, in as few bytes as the longest message of n symbols needs, then the message of
+With entropy coding the codes are symbols, 0 to s and, below zero, s + level. Behind the norms stands the length of the
+message, little-endian, in as few bytes as the longest message of n symbols needs, then the message of
 `mpicomp.codecs.rans`.
 
 References: QSGD (Alistarh et al., NIPS 2017); ECQ-SGD (Wu et al., ICML 2018); TernGrad (Wen et al., NIPS 2017).
@@ -19,14 +19,14 @@ References: QSGD (Alistarh et al., NIPS 2017); ECQ-SGD (Wu et al., ICML 2018); T
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from collectives.annotations import Array, Bytes, Words, override
 from mpicomp import kernels
 from mpicomp.codecs import rans
-from mpicomp.codecs.base import Bytes, Draw, check_size, checked
+from mpicomp.codecs.base import Draw, EchoCodec, Finite, SpreadingCodec, VariableCodec, check_size, checked
 from mpicomp.codecs.bucketed import Bucketed, all_finite, confirmed, count, kind_of, norms, to_float32
 from mpicomp.codecs.options import choice, integer
 from mpicomp.kernels.cpu.quantizer import POWERS
@@ -35,7 +35,7 @@ MOST_LEVELS = 127
 
 
 @dataclass(frozen=True, slots=True)
-class Quantizer(Bucketed):
+class Quantizer(Bucketed, EchoCodec, SpreadingCodec, VariableCodec):
     """Randomized quantization of float32 or float64 values.
 
     Parameters
@@ -45,8 +45,32 @@ class Quantizer(Bucketed):
     levels : int
         s, 1 to 127.
     norm : "l2" or "linf"
+        Norm that scales the levels of a bucket.
     coding : "fixed" or "entropy"
-        Codes of ceil(log2(2 s + 1)) bits, or as many bits as their entropy, of each message apart.
+        Codes of ceil(log2(2 s + 1)) bits, or an entropy code for each message: about as many bits as the entropy of
+        the message's codes, on the host alone.
+
+    Raises
+    ------
+    ValueError
+        An option is out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpicomp.kernels.streams import Stream
+    >>> codec, values = Quantizer(levels=2), np.array([4.0, -2.0, 1.0, 0.0], np.float32)
+    >>> payload = np.empty(codec.nbytes(values.size), np.uint8)
+    >>> codec.encode(values, payload, draw=Draw(Stream(0, 0, "example"), step=0, rank=0))
+    True
+    >>> decoded = np.empty_like(values)
+    >>> codec.decode(payload, decoded, weight=1)
+    >>> decoded
+    array([ 4., -2.,  2.,  0.], dtype=float32)
+
+    See Also
+    --------
+    Ternary : one level, scaled to keep the bucket's length
     """
 
     levels: int = 4
@@ -60,25 +84,25 @@ class Quantizer(Bucketed):
         choice(self, "coding", ("fixed", "entropy"))
 
     @property
+    @override
     def bits(self) -> int:
-        """ceil(log2(2 s + 1))."""
         return self.levels.bit_length() + 1
 
+    @override
     def nbytes(self, n: int, weight: int = 1) -> int:
-        """Exact size of fixed codes; the most that others may take."""
         if self.coding == "fixed":
             return Bucketed.nbytes(self, n, weight)
         return -(-(self._length(n).stop + rans.most_bytes(n, self._symbols)) // 8) * 8 if n else 0
 
+    @override
     def used(self, payload: Bytes, n: int) -> int:
-        """Bytes of a payload of `n` elements that need be sent."""
         if self.coding == "fixed" or not n:
             return payload.size
         length = self._length(n)
         return min(length.stop + int.from_bytes(payload[length.start : length.stop].tobytes(), "little"), payload.size)
 
     def _length(self, n: int) -> range:
-        """Bytes of a payload that hold how long the message of `n` symbols behind them is."""
+        """Return the positions of the bytes that hold the length of the message of `n` symbols."""
         start = 4 * count(n, self.bucket)
         return range(start, start + -(-rans.most_bytes(n, self._symbols).bit_length() // 8))
 
@@ -88,33 +112,35 @@ class Quantizer(Bucketed):
 
     @property
     def _negative(self) -> int:
-        """See `mpicomp.kernels.cpu.quantizer`."""
+        """Difference between the codes of a negative and a positive level."""
         return 1 << (self.bits - 1) if self.coding == "fixed" else self.levels
 
     @property
     def fixed(self) -> Quantizer:
-        """With fixed codes: what devices work with, which do no entropy coding."""
+        """The same quantizer with fixed codes, for devices, which have no entropy coding."""
         return replace(self, coding="fixed")
 
-    def encode(self, values: Any, payload: Bytes, *, draw: Draw) -> Any:
-        """Draw each element's level. Raises ValueError if a value is not finite."""
+    @override
+    def encode(self, values: Array, payload: Bytes, *, draw: Draw) -> Finite:
         return self._encode(values, payload, None, draw)
 
-    def encode_telling(self, values: Any, payload: Bytes, sent: Any, *, draw: Draw) -> Any:
-        """See `Extended`. Raises ValueError if a value is not finite."""
+    @override
+    def encode_telling(self, values: Array, payload: Bytes, sent: Array, *, draw: Draw) -> Finite:
         return self._encode(values, payload, sent, draw)
 
-    def encode_scaled(self, values: Any, scales: Any, payload: Bytes, *, draw: Draw) -> None:
-        """As `encode` to fixed codes, given N of each bucket; raises nothing."""
+    def encode_scaled(self, values: Array, scales: Array, payload: Bytes, *, draw: Draw) -> None:
+        """Encode to fixed codes with N of each bucket given; values that are not finite raise no error."""
         self._write_codes(values, payload, None, draw, scales)
 
-    def _encode(self, values: Any, payload: Bytes, sent: Any, draw: Draw) -> Any:
+    def _encode(self, values: Array, payload: Bytes, sent: Array | None, draw: Draw) -> Finite:
         if self.coding == "fixed":
             return checked(confirmed(self._write_codes(values, payload, sent, draw), values))
         return self._encode_drawn(values, payload, sent, draw)
 
-    def _write_codes(self, values: Any, payload: Bytes, sent: Any, draw: Draw, scales: Any = None) -> Any:
-        """Overwrite a payload of fixed codes in one pass; returns whether the buckets' norms are finite."""
+    def _write_codes(
+        self, values: Array, payload: Bytes, sent: Array | None, draw: Draw, scales: Array | None = None
+    ) -> Finite:
+        """Overwrite a payload of fixed codes in one pass; return whether the buckets' norms are finite."""
         kernel = kernels.beside(values).quantizer
         (numbers,), planes = self._write(payload, len(values))
         norm: int | None = kind_of(self.norm)
@@ -123,22 +149,15 @@ class Quantizer(Bucketed):
         work, by = np.empty(kernel.WORDS, np.uint64), (self.levels, self._negative)
         return kernel.encode(*_counters(draw), values, self.bucket, norm, numbers, *by, work, sent, planes)
 
-    def _encode_drawn(self, values: Any, payload: Bytes, sent: Any, draw: Draw) -> Any:
+    def _encode_drawn(self, values: Array, payload: Bytes, sent: Array | None, draw: Draw) -> Finite:
         codes, scales, finite = self._drawn(values, draw)
         self.pack(codes, scales, payload)
         if sent is not None:
             self._values(codes, scales, sent)
         return finite
 
-    def decode(self, payload: Bytes, values: Any, *, weight: int) -> None:
-        """Write N l / s for each element; a damaged norm that is not finite counts as 0."""
-        self._spread(payload, values, weight, adding=False)
-
-    def add(self, payload: Bytes, sums: Any) -> None:
-        """Add what `decode` would write to `sums`. Raises ValueError for a wrong size."""
-        self._spread(payload, sums, 1, adding=True)
-
-    def _spread(self, payload: Bytes, out: Any, weight: int, adding: bool) -> None:
+    @override
+    def _spread(self, payload: Bytes, out: Array, weight: int, adding: bool) -> None:
         if self.coding == "entropy":
             self._values(*self._unpacked(payload, len(out), weight), out, adding)
             return
@@ -148,19 +167,19 @@ class Quantizer(Bucketed):
         kernel.decode(planes, self.bucket, scales, self.levels, self._negative, work, out, adding)
 
     def to_fixed(self, payload: Bytes, n: int, fixed: Bytes) -> None:
-        """Overwrite a payload of fixed codes with what a payload of `n` elements holds; both are the host's."""
+        """Recode a payload of `n` elements on the host: overwrite `fixed`, a payload of fixed codes."""
         codes, scales = self._unpacked(payload, n, 1)
         other = self.fixed
         other.pack(_recoded(codes, self.levels, other._negative - self._negative), scales, fixed)
 
     def from_fixed(self, fixed: Bytes, n: int, payload: Bytes) -> None:
-        """The opposite of `to_fixed`."""
+        """Recode a payload of fixed codes: the inverse of `to_fixed`."""
         other = self.fixed
         codes, scales = other._unpacked(fixed, n, 1)
         self.pack(_recoded(codes, self.levels, self._negative - other._negative), scales, payload)
 
-    def _unpacked(self, payload: Bytes, n: int, weight: int) -> tuple[Any, Any]:
-        """Codes, and N of each bucket, as they came."""
+    def _unpacked(self, payload: Bytes, n: int, weight: int) -> tuple[Array, Array]:
+        """Return the codes, and N of each bucket, unchecked."""
         on = kernels.beside(payload)
         codes = on.arrays.empty(payload, n, "uint8")
         if self.coding == "fixed":
@@ -172,26 +191,25 @@ class Quantizer(Bucketed):
             rans.decode(payload[self._length(n).stop : self.used(payload, n)], self._symbols, codes)
         return codes, payload[: 4 * count(n, self.bucket)].view(np.float32)
 
-    def _values(self, codes: Any, scales: Any, out: Any, adding: bool = False) -> None:
-        dequantize = kernels.beside(out).quantizer.dequantize  # a scale that is not finite counts as 0
+    def _values(self, codes: Array, scales: Array, out: Array, adding: bool = False) -> None:
+        dequantize = kernels.beside(out).quantizer.dequantize  # only damage makes scales infinite: they count as 0
         dequantize(codes, self.bucket, scales, self.levels, self._negative, out, adding)
 
-    def _drawn(self, values: Any, draw: Draw) -> tuple[Any, Any, Any]:
-        """Codes, N of each bucket, and whether all values are finite."""
+    def _drawn(self, values: Array, draw: Draw) -> tuple[Array, Array, Finite]:
+        """Return codes, N of each bucket, and whether all values are finite."""
         scales, finite = self._scaled(values)
         return self.codes(values, scales, draw), scales, finite
 
-    def scales(self, values: Any) -> Any:
-        """N of each bucket. Raises ValueError if a value is not finite."""
+    def scales(self, values: Array) -> Array:
+        """Return N of each bucket. Raises ValueError if a value is not finite."""
         return self._scaled(values)[0]
 
-    def _scaled(self, values: Any) -> tuple[Any, Any]:
-        """N of each bucket, and whether all values are finite."""
+    def _scaled(self, values: Array) -> tuple[Array, Finite]:
         found = norms(values, self.bucket, self.norm)
         return to_float32(found), checked(all_finite(found, values))
 
-    def codes(self, values: Any, scales: Any, draw: Draw) -> Any:
-        """Code of each element, given N of each bucket."""
+    def codes(self, values: Array, scales: Array, draw: Draw) -> Array:
+        """Draw the code of each element, given N of each bucket."""
         on = kernels.beside(values)
         codes = on.arrays.empty(values, len(values), "uint8")
         work = np.empty(on.quantizer.WORDS, np.uint64)
@@ -199,8 +217,8 @@ class Quantizer(Bucketed):
         on.quantizer.quantize(*_counters(draw), values, self.bucket, scales, *by, work, codes)
         return codes
 
-    def pack(self, codes: Any, scales: Any, payload: Bytes) -> None:
-        """Overwrite the payload."""
+    def pack(self, codes: Array, scales: Array, payload: Bytes) -> None:
+        """Overwrite the payload with the codes of elements and N of each bucket."""
         n = len(codes)
         if self.coding == "fixed":
             (numbers,), planes = self._write(payload, n)
@@ -217,13 +235,13 @@ class Quantizer(Bucketed):
             payload[length.stop + used :] = 0
 
 
-def _counters(draw: Draw) -> tuple[Any, ...]:
-    """What says which random words are drawn: schedule, index of the first element, step and source."""
+def _counters(draw: Draw) -> tuple[Words, np.uint64, np.uint64, np.uint64]:
+    """Return the key schedule, and the counters of the first element, step and source."""
     return draw.stream.schedule(), np.uint64(draw.offset), np.uint64(draw.step & 0xFFFFFFFF), draw.source
 
 
-def _recoded(codes: NDArray[np.uint8], levels: int, shift: int) -> NDArray[np.uint8]:
-    """Codes with the numbers below zero shifted."""
+def _recoded(codes: Bytes, levels: int, shift: int) -> Bytes:
+    """Shift the codes of negative levels."""
     return codes + (codes > levels) * np.uint8(shift % 256)
 
 
@@ -231,9 +249,10 @@ def _recoded(codes: NDArray[np.uint8], levels: int, shift: int) -> NDArray[np.ui
 class Ternary(Quantizer):
     """Ternary quantization that keeps the bucket's length; biased.
 
-    Signs with probability |x_i| / ||x||_inf, times ||x||_2 / sqrt(number of signs); zeros if none is drawn.
+    An element is its sign with probability |x_i| / ||x||_inf, else 0, times ||x||_2 / sqrt(number of signs). A bucket
+    without a sign decodes to zeros.
 
-    Reference: the ternary QSGD that DoubleSqueeze (Tang et al., ICML 2019) is compared with.
+    Reference: the ternary QSGD in the comparison of DoubleSqueeze (Tang et al., ICML 2019).
     """
 
     levels: int = 1
@@ -244,14 +263,15 @@ class Ternary(Quantizer):
         choice(self, "levels", (1,))
         choice(self, "norm", ("linf",))
 
-    def _encode(self, values: Any, payload: Bytes, sent: Any, draw: Draw) -> Any:
-        """See `Quantizer`; not in one pass."""
+    @override
+    def _encode(self, values: Array, payload: Bytes, sent: Array | None, draw: Draw) -> Finite:
         return self._encode_drawn(values, payload, sent, draw)
 
-    def _drawn(self, values: Any, draw: Draw) -> tuple[Any, Any, Any]:
-        """See `Quantizer`; the scales are not those that levels were drawn by."""
+    @override
+    def _drawn(self, values: Array, draw: Draw) -> tuple[Array, Array, Finite]:
         scales, finite = self._scaled(values)
         codes, arrays = self.codes(values, scales, draw), kernels.beside(values).arrays
-        drawn = norms(arrays.convert(codes != 0, "float32"), self.bucket, "l1")  # how many
-        found = norms(values, self.bucket, "l2") / arrays.xp.sqrt(arrays.xp.clip(drawn, 1, None))
+        n_signs = norms(arrays.convert(codes != 0, "float32"), self.bucket, "l1")
+        # the scales sent differ from those by which levels were drawn
+        found = norms(values, self.bucket, "l2") / arrays.xp.sqrt(arrays.xp.clip(n_signs, 1, None))
         return codes, to_float32(found), finite

@@ -1,8 +1,8 @@
 """Entropy coding of small integers, such as a quantizer's codes: rANS with one table of frequencies per message.
 
-Of `levels` possible values, w = floor(log_levels 256) neighbours are coded as one super-symbol, the first counting
-most. A message then costs the entropy of these, which is at most w times that of one symbol, and a step of the coder
-covers w symbols. Statistics are the message's own.
+Of `levels` possible values, w = floor(log_levels 256) neighbours are coded as one super-symbol, the first as the most
+significant digit. A message then costs the entropy of the super-symbols, at most w times that of one symbol, and a step
+of the coder covers w symbols. Each message has its own statistics.
 
 Messages of up to 8192 symbols are coded with w = 1 and one state: four states and the frequencies of all neighbours
 would take more bytes than the symbols do.
@@ -16,9 +16,9 @@ Wire format. The last super-symbol is filled up with zeros.
                 codes of frequency + 1, lowest bits first, up to a byte's end. The code of a frequency 0 is followed by
                 that of how many of these there are in a row. The codes end where the frequencies add up to 2^b
                 words, as little-endian uint16
-    by symbols  the same, but for the frequencies: in the same codes those of the `levels` symbols, and then 1 for each
-                super-symbol that occurs though it is not expected to; together 2^b. `_by_symbols` makes frequencies of
-                super-symbols of these
+    by symbols  the same with other frequencies, in the same codes: those of the `levels` symbols, then 1 for each
+                super-symbol that occurs but is not expected; together 2^b. `_by_symbols` computes the frequencies of
+                super-symbols from these
 
 Where symbols do not depend on their neighbours, the frequencies of super-symbols follow from those of symbols, which
 take fewer bytes. A message is coded by symbols if the frequencies would take more than 1 % of it otherwise, and if that
@@ -33,22 +33,21 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mpicomp.codecs.base import Bytes
+from collectives.annotations import Bytes, Indices
 from mpicomp.kernels.cpu import rans
 
 PLAIN, CODED, BY_SYMBOLS = 0, 1, 2
 MOST_LEVELS = 255
 SHORT = 8192
-"""Symbols of the longest message that is coded with one state."""
+"""Symbols of the longest message that is coded with one state. Longer messages take four states."""
 _MODE_BYTES, _STATES = 1, 4
 _FREQUENCY_BYTES = 1024  # more than 256 codes of 29 bits, and 15
-_NOTABLE = 100  # frequencies that take up more than this part of a message may be made shorter
+_NOTABLE = 100  # coding by symbols is tried where frequencies take more than 1 / _NOTABLE of a message
 
 
 def symbols_together(levels: int) -> int:
-    """Symbols in a super-symbol.
+    """Return the number of symbols in a super-symbol.
 
     Raises
     ------
@@ -64,12 +63,12 @@ def symbols_together(levels: int) -> int:
 
 
 def most_bytes(n: int, levels: int) -> int:
-    """Longest payload of `n` symbols."""
+    """Return the size of the longest payload of `n` symbols."""
     return _MODE_BYTES + -(-n // symbols_together(levels))
 
 
-def encode(symbols: NDArray[np.uint8], levels: int, payload: Bytes) -> int:
-    """Code symbols.
+def encode(symbols: Bytes, levels: int, payload: Bytes) -> int:
+    """Code symbols, at the beginning of the payload.
 
     Parameters
     ----------
@@ -83,7 +82,7 @@ def encode(symbols: NDArray[np.uint8], levels: int, payload: Bytes) -> int:
     Returns
     -------
     int
-        Bytes of the payload that are the message; the others are of no use.
+        Bytes of the message; the bytes behind it are undefined.
 
     Raises
     ------
@@ -105,22 +104,22 @@ def encode(symbols: NDArray[np.uint8], levels: int, payload: Bytes) -> int:
     return most
 
 
-def decode(payload: Bytes, levels: int, symbols: NDArray[np.uint8]) -> None:
-    """Take symbols out of a payload again.
+def decode(payload: Bytes, levels: int, symbols: Bytes) -> None:
+    """Decode the symbols of a message.
 
     Parameters
     ----------
     payload : uint8
-        The bytes that `encode` used.
+        The message, without the bytes behind it.
     levels : int
-        As they were coded.
+        As given to `encode`.
     symbols : uint8[n]
-        Overwritten with symbols below `levels`, whatever the payload holds; n as it was coded.
+        Overwritten with symbols below `levels`, even where damage goes undetected. n as given to `encode`.
 
     Raises
     ------
     ValueError
-        The payload is seen to be damaged.
+        The payload is damaged. `symbols` are zeros then.
     """
     n, together, states = symbols.size, symbols_together(levels), 0
     if payload.size and payload[0] in (CODED, BY_SYMBOLS):
@@ -140,12 +139,12 @@ def decode(payload: Bytes, levels: int, symbols: NDArray[np.uint8]) -> None:
 
 
 def _shape(n: int, levels: int) -> tuple[int, int]:
-    """Symbols in a super-symbol, and states, of a coded message of `n` symbols."""
+    """Return the symbols in a super-symbol, and the states, of a coded message of `n` symbols."""
     return (1, 1) if n <= SHORT else (symbols_together(levels), _STATES)
 
 
-def _grouped(symbols: Bytes, levels: int, together: int) -> tuple[Bytes, NDArray[np.int64]]:
-    """Super-symbols, and how often each of 256 occurs; raises ValueError for a symbol that is not below `levels`."""
+def _grouped(symbols: Bytes, levels: int, together: int) -> tuple[Bytes, Indices]:
+    """Return the super-symbols, and the count of each of 256. Raises ValueError for a symbol not below `levels`."""
     places, whole = _places(levels, together), symbols.size // together
     packed, counts = np.empty(-(-symbols.size // together), np.uint8), np.zeros((4, 256), np.int64)
     largest = int(rans.group(symbols, places, packed[:whole], counts))
@@ -160,12 +159,12 @@ def _grouped(symbols: Bytes, levels: int, together: int) -> tuple[Bytes, NDArray
 
 
 def _bits(n_packed: int) -> int:
-    """Frequencies add up to 2^bits, which leaves room for every super-symbol that occurs."""
+    """Return b: frequencies add up to 2^b, at least the number of super-symbols that occur."""
     return min(rans.MOST_BITS, n_packed.bit_length())
 
 
-def _code(packed: Bytes, counts: NDArray[np.int64], levels: int, together: int, states: int, payload: Bytes) -> int:
-    """Write a coded message; returns its bytes, or 0 if it would not fit."""
+def _code(packed: Bytes, counts: Indices, levels: int, together: int, states: int, payload: Bytes) -> int:
+    """Write a coded message; return its bytes, or 0 if it does not fit."""
     if not packed.size:
         return 0
     mode, bits = CODED, _bits(packed.size)
@@ -176,7 +175,7 @@ def _code(packed: Bytes, counts: NDArray[np.int64], levels: int, together: int, 
         of_symbols = _of_symbols(counts, levels, together, packed.size)
         others, rewritten = _by_symbols(of_symbols, levels, together, packed.size), np.empty_like(written)
         retaken = int(rans.write_frequencies(of_symbols, rewritten))
-        # naming super-symbols takes from their symbols' frequencies: if another is rare then, the length is infinite
+        # naming super-symbols lowers the frequencies of symbols; if one that occurs drops to 0, the length is infinite
         if retaken + rans.coded_bits(counts, others, bits) / 8 < taken + length:
             mode, frequencies, written, taken = BY_SYMBOLS, others, rewritten, retaken
     frequencies_at = _MODE_BYTES + 4 * states
@@ -194,8 +193,8 @@ def _code(packed: Bytes, counts: NDArray[np.int64], levels: int, together: int, 
     return used
 
 
-def _of_symbols(counts: NDArray[np.int64], levels: int, together: int, n_packed: int) -> NDArray[np.int64]:
-    """What is sent for the frequencies of super-symbols that occur so often: see the wire format, "by symbols"."""
+def _of_symbols(counts: Indices, levels: int, together: int, n_packed: int) -> Indices:
+    """Return the frequencies that a message "by symbols" of the wire format sends, given counts of super-symbols."""
     found, sent = np.zeros(levels, np.int64), np.zeros(levels + counts.size, np.int64)
     rans.count_symbols(counts, together, found)
     rans.normalise(found, _bits(n_packed), sent[:levels])
@@ -205,8 +204,8 @@ def _of_symbols(counts: NDArray[np.int64], levels: int, together: int, n_packed:
     return sent
 
 
-def _by_symbols(sent: NDArray[np.int64], levels: int, together: int, n_packed: int) -> NDArray[np.int64]:
-    """Frequencies of super-symbols: as often as expected, and 1 at least for all that are named."""
+def _by_symbols(sent: Indices, levels: int, together: int, n_packed: int) -> Indices:
+    """Return the frequencies of super-symbols: the expected ones, and at least 1 for those that are named."""
     frequencies = np.empty(sent.size - levels, np.int64)
     expected = _expected(sent[:levels], frequencies.size, together, n_packed)
     expected += sent[levels:] > 0
@@ -214,15 +213,15 @@ def _by_symbols(sent: NDArray[np.int64], levels: int, together: int, n_packed: i
     return frequencies
 
 
-def _expected(symbols: NDArray[np.int64], alphabet: int, together: int, n_packed: int) -> NDArray[np.int64]:
-    """How often each super-symbol occurs, if symbols have these frequencies and do not depend on each other."""
+def _expected(symbols: Indices, alphabet: int, together: int, n_packed: int) -> Indices:
+    """Return the probability of each super-symbol if symbols are independent and have these frequencies."""
     found = np.empty(alphabet, np.int64)
     rans.expect(symbols, together, _bits(n_packed), n_packed, found)
     return found
 
 
 def _uncode(payload: Bytes, levels: int, together: int, states: int, packed: Bytes) -> bool:
-    """Read a coded message; returns whether it was sound."""
+    """Read a coded message; return whether it was undamaged."""
     bits, frequencies_at = _bits(packed.size), _MODE_BYTES + 4 * states
     by_symbols = payload[0] == BY_SYMBOLS
     if by_symbols and together == 1:
@@ -242,13 +241,13 @@ def _uncode(payload: Bytes, levels: int, together: int, states: int, packed: Byt
 
 @lru_cache(maxsize=2 * MOST_LEVELS)
 def _places(levels: int, together: int) -> tuple[int, ...]:
-    """What each symbol of a super-symbol is worth."""
+    """Return the place value of each symbol of a super-symbol."""
     return tuple(levels**place for place in reversed(range(together)))
 
 
 @lru_cache(maxsize=MOST_LEVELS)
 def _digits(levels: int) -> Bytes:
-    """uint8[256 * 16]: the symbols of each super-symbol, and zeros."""
+    """Return uint8[256 * 16]: the symbols of each super-symbol, padded with zeros."""
     digits = np.zeros((256, 16), np.uint8)
     every = np.arange(256)
     for column, place in enumerate(_places(levels, symbols_together(levels))):

@@ -1,10 +1,9 @@
-"""The codecs that methods with error feedback take, by name."""
+"""Codecs for methods with error feedback, by name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
 
 from mpicomp.codecs.base import Codec
 from mpicomp.codecs.clipping import Clipping
@@ -15,7 +14,7 @@ from mpicomp.codecs.top_k import RandomSparsification, TopK
 
 _WORDS = {"True": True, "False": False, "None": None}
 
-COMPRESSORS: Mapping[str, type[Any]] = MappingProxyType(
+COMPRESSORS: Mapping[str, Callable[..., Codec]] = MappingProxyType(
     {
         "one-bit": OneBit,
         "two-means": TwoMeans,
@@ -29,15 +28,20 @@ COMPRESSORS: Mapping[str, type[Any]] = MappingProxyType(
 
 
 def compressor(name_or_instance: str | Codec) -> Codec:
-    """The codec of that name, or the instance itself.
+    """Return the codec of a name, or the instance itself.
 
-    Options follow a colon, separated by commas: ``"one-bit:bucket=512,scale=l1"``. They are read as integers, numbers,
-    True, False or None where they are written so, and otherwise as text.
+    Options follow a colon, separated by commas: ``"one-bit:bucket=512,scale=l1"``. Integers, numbers, True, False and
+    None are recognized; other values are text.
 
     Raises
     ------
     ValueError
-        No such codec, neither codec nor name, no such option, or one out of range.
+        The argument is neither a codec nor the name of one, or an option is unknown or out of range.
+
+    Examples
+    --------
+    >>> compressor("top-k:rate=50")
+    TopK(rate=50, chunk=None, double=False)
     """
     if not isinstance(name_or_instance, str):
         fits = isinstance(name_or_instance, Codec) and not isinstance(name_or_instance, type)
@@ -48,13 +52,12 @@ def compressor(name_or_instance: str | Codec) -> Codec:
         raise ValueError(f"there is no compressor {name!r}: choose one of {', '.join(COMPRESSORS)}")
     options = dict(_option(text, name_or_instance) for text in rest.split(",")) if rest else {}
     try:
-        made: Codec = COMPRESSORS[name](**options)
+        return COMPRESSORS[name](**options)
     except (TypeError, ValueError) as error:
         raise ValueError(f"compressor {name_or_instance!r}: {error}") from error
-    return made
 
 
-def _option(text: str, whole: str) -> tuple[str, Any]:
+def _option(text: str, whole: str) -> tuple[str, object]:
     name, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"compressor {whole!r}: write options as name=value, not {text!r}")

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
+from collectives.annotations import Array, Bytes, override
 from mpicomp import kernels
-from mpicomp.codecs.base import Bytes, Draw, checked
+from mpicomp.codecs.base import Draw, Finite, ResidualCodec, SpreadingCodec, checked
 from mpicomp.codecs.bucketed import Bucketed, count, kind_of, lengths, norms, to_float32
 from mpicomp.codecs.options import choice
 
@@ -26,40 +27,33 @@ _ZEROS = {4: (np.float32(0), np.float32(0)), 8: (np.float64(0), np.float64(0))} 
 
 
 @dataclass(frozen=True, slots=True)
-class _Sides(Bucketed):
-    """Base of codecs of which a payload has, for each bucket, what its upper and its lower side decode to."""
+class _Sides(Bucketed, ResidualCodec, SpreadingCodec):
+    """Base of codecs that send, for each bucket, the value of its upper and of its lower side."""
 
     @abstractmethod
-    def _numbers(self, values: Any) -> tuple[Any, ...]:
-        """What is sent of the buckets, float32."""
+    def _numbers(self, values: Array) -> tuple[Array, ...]:
+        """Return the numbers to send for the buckets, float32."""
 
     @abstractmethod
-    def _keep(self, values: Any, residual: Any, left: Any, bits: Any, numbers: Any, /) -> Any:
-        """Overwrite the last three; False if a sum is not finite."""
+    def _keep(self, values: Array, residual: Array, left: Array, bits: Array, numbers: Array, /) -> Finite:
+        """Overwrite the last three; return False if a sum is not finite."""
 
-    def encode(self, values: Any, payload: Bytes, *, draw: Draw) -> Any:
-        """Nothing is drawn. Raises ValueError if a value is not finite."""
+    @override
+    def encode(self, values: Array, payload: Bytes, *, draw: Draw) -> Finite:
         numbers, planes = self._write(payload, len(values))
         for kind, found in zip(numbers, self._numbers(values), strict=True):
             kind[:] = found
         return checked(kernels.beside(values).sign.pack(values, planes[0], False, *_ZEROS[values.itemsize]))
 
-    def encode_keeping(self, values: Any, residual: Any, payload: Bytes, left: Any) -> Any:
-        """See `Extended`. Raises ValueError if a sum is not finite."""
+    @override
+    def encode_keeping(self, values: Array, residual: Array, payload: Bytes, left: Array) -> Finite:
         numbers, planes = self._write(payload, len(left))
         return checked(self._keep(values, residual, left, planes[0], numbers))
 
-    def decode(self, payload: Bytes, values: Any, *, weight: int) -> None:
-        """Write its side's number for each element; a damaged one that is not finite counts as 0."""
-        self._spread(payload, values, weight, adding=False)
-
-    def add(self, payload: Bytes, sums: Any) -> None:
-        """Add what `decode` would write to `sums`. Raises ValueError for a wrong size."""
-        self._spread(payload, sums, 1, adding=True)
-
-    def _spread(self, payload: Bytes, values: Any, weight: int, adding: bool) -> None:
-        numbers, planes = self._read(payload, len(values), weight)
-        kernels.beside(values).bucketed.spread(planes[0], numbers, self.bucket, values, adding)
+    @override
+    def _spread(self, payload: Bytes, out: Array, weight: int, adding: bool) -> None:
+        numbers, planes = self._read(payload, len(out), weight)
+        kernels.beside(out).bucketed.spread(planes[0], numbers, self.bucket, out, adding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +65,29 @@ class OneBit(_Sides):
     bucket : int
         Elements that share a scale.
     scale : "l2" or "l1"
-        "l2" keeps the bucket's length; "l1", the mean of magnitudes, is the scale that errs least.
+        "l2" keeps the bucket's length; "l1", the mean of magnitudes, has the least error.
+
+    Raises
+    ------
+    ValueError
+        An option is out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpicomp.kernels.streams import Stream
+    >>> codec, values = OneBit(scale="l1"), np.array([4.0, -2.0, 1.0, -1.0], np.float32)
+    >>> payload = np.empty(codec.nbytes(values.size), np.uint8)
+    >>> codec.encode(values, payload, draw=Draw(Stream(0, 0, "example"), step=0, rank=0))
+    True
+    >>> decoded = np.empty_like(values)
+    >>> codec.decode(payload, decoded, weight=1)
+    >>> decoded
+    array([ 2., -2.,  2., -2.], dtype=float32)
+
+    See Also
+    --------
+    TwoMeans : a scale for each side of 0
     """
 
     scale: Literal["l2", "l1"] = "l2"
@@ -80,28 +96,36 @@ class OneBit(_Sides):
         Bucketed.__post_init__(self)
         choice(self, "scale", ("l2", "l1"))
 
-    def _numbers(self, values: Any) -> tuple[Any, ...]:
+    @override
+    def _numbers(self, values: Array) -> tuple[Array, ...]:
         d, sqrt = lengths(values, self.bucket), kernels.beside(values).arrays.xp.sqrt
         found = norms(values, self.bucket, self.scale) / (sqrt(d) if self.scale == "l2" else d)
         return (to_float32(found),)
 
-    def _keep(self, *arrays: Any) -> Any:
+    @override
+    def _keep(self, *arrays: Array) -> Finite:
         return kernels.beside(arrays[0]).bucketed.keep_signs(*arrays, self.bucket, kind_of(self.scale))
 
 
 @dataclass(frozen=True, slots=True)
 class TwoMeans(_Sides):
-    """Each side's mean.
+    """Sends the mean of each bucket's elements that are 0 or more, and the mean of the others.
 
     Parameters
     ----------
     bucket : int
         Elements that share two means.
+
+    Raises
+    ------
+    ValueError
+        `bucket` is out of range.
     """
 
     numbers: ClassVar[int] = 2
 
-    def _numbers(self, values: Any) -> tuple[Any, ...]:
+    @override
+    def _numbers(self, values: Array) -> tuple[Array, ...]:
         on, of_buckets = kernels.beside(values), count(len(values), self.bucket)
         above, below, n_above = (on.arrays.empty(values, of_buckets, kind) for kind in ("float64", "float64", "int64"))
         on.bucketed.side_sums(values, self.bucket, above, below, n_above)
@@ -109,5 +133,6 @@ class TwoMeans(_Sides):
         above, below = above / clip(n_above, 1, None), below / clip(n_below, 1, None)
         return to_float32(above), to_float32(below)
 
-    def _keep(self, *arrays: Any) -> Any:
+    @override
+    def _keep(self, *arrays: Array) -> Finite:
         return kernels.beside(arrays[0]).bucketed.keep_sides(*arrays, self.bucket)

@@ -1,10 +1,10 @@
-"""Shared selection: the ranks draw alike who wins each element, and only the winners' signs travel.
+"""Shared selection: all ranks draw the same winner of each element, and only the winners' signs are sent.
 
 Wire format: M ranks have w = ceil(n / 64) words of n signs each, as in `mpicomp.codecs.sign`. A rank's payload is
 ceil(w / M) little-endian words of 64 bits for each winner of an element; those of first winners come first. These words
 are the rank's rows of all groups, in order (`mpicomp.kernels.cpu.shared_selection`). Column i of a row has the sign of
 the element that the rank wins in column i of the group, or 0 where the vector has no such element. Payloads are not
-merged: those of all ranks make the result.
+merged: decoding takes those of all ranks.
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from collectives.annotations import Array
 from collectives.devices import Device
 from mpicomp import kernels
 from mpicomp.codecs.options import integer
 from mpicomp.kernels.streams import BLOCK, GROUP, TILE, Stream, bernoulli_table, source
-
-Words = NDArray[np.uint64]
 
 MOST_RANKS = 1 << 20
 ROW = GROUP // 64  # words
@@ -33,14 +31,19 @@ ROW = GROUP // 64  # words
 
 @dataclass(frozen=True, slots=True)
 class SharedSelection:
-    """The signs of one or two winners of each element, uniform among the ranks.
+    """Sends the signs of one or two winners of each element, drawn uniformly among the ranks.
 
     Parameters
     ----------
     ranks : int
-        M.
+        M, the number of ranks.
     winners : 1 or 2
-        Of each element. A single rank is its only winner.
+        Winners of each element. A single rank is the only winner.
+
+    Raises
+    ------
+    ValueError
+        An option is out of range.
     """
 
     ranks: int
@@ -52,71 +55,71 @@ class SharedSelection:
 
     @property
     def votes(self) -> int:
-        """Signs that the result of an element is made of, and rows that a rank sends of a group."""
+        """Number of signs from which the result of an element is made, and of rows that a rank sends of a group."""
         return min(self.winners, self.ranks)
 
     @property
     def alignment(self) -> int:
-        """Elements: whole groups, and whole blocks of sums.
+        """Number of elements that chunk boundaries are multiples of: whole groups, and whole blocks of sums.
 
-        It is 512 lcm(M, 8): 4096 for M = 1, 2, 4 and 8, and 4096 M for odd M, which is the most.
+        It is 512 lcm(M, 8): 4096 for M = 1, 2, 4 and 8, and at most 4096 M, for odd M.
         """
         return math.lcm(GROUP * self.ranks, BLOCK)
 
     def words(self, n: int) -> int:
-        """Words that a rank sends of `n` elements for each vote."""
+        """Return the words that a rank sends of `n` elements for each vote."""
         return -(-n // (64 * self.ranks))
 
     def nbytes(self, n: int, weight: int = 1) -> int:
-        """Of one rank's payload: n / (8 M) bytes per vote, rounded up to whole words."""
+        """Return the size of one rank's payload: n / (8 M) bytes per vote, rounded up to whole words."""
         return 8 * self.votes * self.words(n)
 
     def bind(self, device: str, stream: Stream) -> Selection:
-        """The selection on a device, with working memory of its own; all ranks give the same stream."""
+        """Return the selection by a device's kernels, with its own working memory. All ranks pass the same stream."""
         return Selection(self, kernels.of(device), stream)
 
 
 class Winners(NamedTuple):
-    """Who wins in a run of elements, once it is drawn. Arrays are tensors where the selection is a device's.
+    """Winners of a run of elements. Arrays are tensors for a selection on a device.
 
     Attributes
     ----------
     n : int
-        Elements.
+        Number of elements.
     words : int
-        Of a payload.
+        Words of a payload.
     labels : uint64
-        Bit planes.
+        Bit planes of the labels of first winners.
     distances : int64[groups] or None
-        From first to second winners.
+        Distances from first to second winners.
     """
 
     n: int
     words: int
-    labels: Any
-    distances: Any
+    labels: Array
+    distances: Array | None
 
 
-class _Scratch(threading.local):
-    """A thread's working memory for drawing winners, and for taking signs to their places."""
+class SelectionScratch(threading.local):
+    """Working memory of a thread for drawing winners and moving signs."""
 
     def __init__(self, ranks: int) -> None:
         self.drawing, self.moving = np.empty(40 * TILE, np.uint64), np.empty(24 * ranks, np.uint64)
 
 
 class Selection:
-    """`SharedSelection`, bound to kernels and a stream: what reducers call.
+    """Selection by the kernels of a device and a stream of random words.
 
-    It works on runs of elements. A run begins at a multiple of `SharedSelection.alignment`; it ends at one or with the
+    It works on runs of elements. A run begins at a multiple of `SharedSelection.alignment`, and ends at one or with the
     vector.
 
     Parameters
     ----------
     codec : SharedSelection
     device_kernels : namespace
-        See `mpicomp.kernels.of`.
+        The kernels, of `mpicomp.kernels.of`.
     stream : Stream
-        The same on all ranks.
+        The stream of random words, the same on all ranks.
     """
 
     __slots__ = (
@@ -133,12 +136,12 @@ class Selection:
         self._tables = np.array([table for table, _ in tables], np.uint8).reshape(-1, 64)
         self._rests = np.array([rest for _, rest in tables], np.uint64).reshape(-1, 16)
         self._schedule = stream.schedule()
-        self._scratch = _Scratch(ranks)
+        self._scratch = SelectionScratch(ranks)
 
     def reserve(self, n: int, device: Device | None = None) -> Winners:
-        """Memory for the winners of `n` elements: log2(M) / M bits an element, rounded up, 0.71 bits at most.
+        """Allocate memory for the winners of `n` elements: log2(M) / M bits an element, at most 0.71.
 
-        device : where the kernels are; None: the host.
+        `device` is the device of the kernels, or None for the host.
         """
         groups, pair = -(-self.codec.words(n) // ROW), self.codec.votes == 2
         words, labels = self.codec.nbytes(n) // 8, self._planes * ROW * groups
@@ -150,7 +153,7 @@ class Selection:
         return Winners(n, words, device.zeros(labels, "int64"), distances)
 
     def draw(self, winners: Winners, step: int, first: int) -> None:
-        """Draw the winners of the run that begins at element `first`; what `winners` held is overwritten."""
+        """Draw the winners of the run that begins at element `first`, and overwrite `winners`."""
         if not self._planes:
             return
         schedule, ranks, work = self._schedule, self.codec.ranks, self._scratch.drawing
@@ -161,15 +164,21 @@ class Selection:
         if winners.distances is not None:
             self._kernels.draw_distances(schedule, group, at, self._last, ranks, winners.distances)
 
-    def encode(self, bits: Any, rank: int, winners: Winners, payload: Any) -> None:
-        """Pick what a rank sends of its packed signs.
+    def encode(self, bits: Array, rank: int, winners: Winners, payload: Array) -> None:
+        """Overwrite the payload with the packed signs that a rank sends.
 
-        bits : uint64[ceil(n / 64)]. payload : uint64, of `nbytes(n)` bytes; overwritten.
+        Parameters
+        ----------
+        bits : uint64[ceil(n / 64)]
+            Packed signs of all elements.
+        rank : int
+        winners : Winners
+        payload : uint64[nbytes(n) / 8]
 
         Raises
         ------
         ValueError
-            The payload has a wrong size.
+            The payload has the wrong size.
         """
         if len(payload) != winners.words:
             raise self._damaged(winners, len(payload))
@@ -177,16 +186,23 @@ class Selection:
         work = self._scratch.moving
         self._kernels.select_rows(bits, winners.labels, planes, winners.distances, rank, ranks, work, payload)
 
-    def decode(self, payloads: Any, stride: int, winners: Winners, bits: Sequence[Any]) -> None:
-        """Put all ranks' payloads where their elements are.
+    def decode(self, payloads: Array, stride: int, winners: Winners, bits: Sequence[Array]) -> None:
+        """Move the signs of all ranks' payloads to their elements.
 
-        payloads : uint64, rank r's from word stride * r on. bits : for each vote uint64[ceil(n / 64)], overwritten with
-        the winners' packed signs; one of them may be what this rank has encoded.
+        Parameters
+        ----------
+        payloads : uint64
+            Payloads in the order of ranks, rank r's at word stride * r.
+        stride : int
+        winners : Winners
+        bits : sequence of uint64[ceil(n / 64)]
+            One array for each vote, overwritten with the winners' packed signs. The array that this rank encoded may be
+            one of them.
 
         Raises
         ------
         ValueError
-            A payload has a wrong size.
+            A payload has the wrong size.
         """
         ranks, planes, second = self.codec.ranks, self._planes, bits[1] if winners.distances is not None else None
         last = len(payloads) - stride * (ranks - 1)
@@ -202,7 +218,7 @@ class Selection:
 
 
 def _draws(ranks: int) -> tuple[int, list[int]]:
-    """How often a label is drawn from, and the odd numbers met on the way from M down to 1."""
+    """Return the draws that a label takes, and the odd numbers on the way from M down to 1."""
     odd, draws, m = [], 0, ranks
     while m > 1:
         if m % 2:

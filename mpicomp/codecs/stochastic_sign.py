@@ -1,4 +1,4 @@
-"""One bit per element, unbiased: SSDM's stochastic sign, with the tensor's norm beside it.
+"""One bit per element, unbiased: SSDM's stochastic sign and the tensor's norm.
 
 Bit 1 with probability 1/2 + x_i / (2 N), N = ||x||_2; decodes to +-N, whose mean is x_i.
 
@@ -8,47 +8,64 @@ Wire format: N as little-endian float32, four zero bytes, then bits as in `mpico
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from collectives.annotations import Array, Bytes, FloatArray, override
 from mpicomp import kernels
-from mpicomp.codecs.base import Bytes, Draw, check_size, checked
+from mpicomp.codecs.base import Draw, Finite, SpreadingCodec, check_size, checked
 from mpicomp.kernels.streams import BLOCK
 
 HEADER = 8
-_NOTHING = {4: np.float32(0), 8: np.float64(0)}  # by the size of an element
+_ZEROS = {4: np.float32(0), 8: np.float64(0)}  # by the size of an element
 
 
-def measure(values: Any, out: Any) -> None:
-    """Overwrite one float32 with the two-norm, summed in float64 and rounded once; both are in one memory.
+def measure(values: Array, out: Array) -> None:
+    """Overwrite one float32 with the two-norm, summed in float64 and rounded once.
 
-    The largest float32 where it is beyond; infinity where the squares of float64 values are beyond that type.
+    A norm beyond float32 becomes its largest number. It is infinite if the squares of float64 values overflow.
     """
     kernels.beside(values).ssdm.norm(values, out)
 
 
-def norm(values: NDArray[Any]) -> np.float32:
-    """The two-norm of an array: see `measure`."""
+def norm(values: FloatArray) -> np.float32:
+    """Return the two-norm of an array, as `measure` computes it."""
     found = np.empty(1, np.float32)
     measure(values, found)
     return np.float32(found[0])
 
 
 @dataclass(frozen=True, slots=True)
-class StochasticSign:
-    """SSDM's codec for float32 values."""
+class StochasticSign(SpreadingCodec):
+    """SSDM's codec for float32 values: each sign is drawn so that the decoded mean is the value.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpicomp.kernels.streams import Stream
+    >>> codec, values = StochasticSign(), np.array([3.0, -4.0, 0.0], np.float32)
+    >>> payload = np.empty(codec.nbytes(values.size), np.uint8)
+    >>> decoded, total = np.empty_like(values), np.zeros(3)
+    >>> for step in range(1000):
+    ...     _ = codec.encode(values, payload, draw=Draw(Stream(0, 0, "example"), step, rank=0))
+    ...     codec.decode(payload, decoded, weight=1)
+    ...     total += decoded
+    >>> decoded
+    array([-5., -5.,  5.], dtype=float32)
+    >>> bool(abs(total / 1000 - values).max() < 0.5)
+    True
+    """
 
     alignment: ClassVar[int] = BLOCK
     encodes_on_devices: ClassVar[bool] = True
 
+    @override
     def nbytes(self, n: int, weight: int = 1) -> int:
-        """Header and eight bytes per 64 elements."""
         return HEADER + 8 * -(-n // 64)
 
-    def encode(self, values: Any, payload: Bytes, *, draw: Draw) -> Any:
-        """Draw each element's sign. Raises ValueError if a value is not finite."""
+    @override
+    def encode(self, values: Array, payload: Bytes, *, draw: Draw) -> Finite:
         check_size(self, payload, len(values), 1)
         on = kernels.beside(values)
         header, bits = on.arrays.view(payload[:HEADER], "float32"), on.arrays.view(payload[HEADER:], "uint64")
@@ -56,22 +73,15 @@ class StochasticSign:
         measure(values, header[:1])
         well = checked(on.arrays.xp.isfinite(header[0]))
         at = np.uint64(draw.offset), np.uint64(draw.step & 0xFFFFFFFF), draw.source
-        nothing = _NOTHING[values.itemsize]
+        zero = _ZEROS[values.itemsize]
         scale = np.float64(header[0]) if isinstance(header, np.ndarray) else header[:1]
-        on.ssdm.stochastic_signs(draw.stream.schedule(), *at, values, None, None, nothing, nothing, scale, bits)
+        on.ssdm.stochastic_signs(draw.stream.schedule(), *at, values, None, None, zero, zero, scale, bits)
         return well
 
-    def decode(self, payload: Bytes, values: Any, *, weight: int) -> None:
-        """Write +N or -N for each element; a damaged norm that is not finite counts as 0."""
-        self._spread(payload, values, weight, adding=False)
-
-    def add(self, payload: Bytes, sums: Any) -> None:
-        """Add what `decode` would write to `sums`. Raises ValueError for a wrong size."""
-        self._spread(payload, sums, 1, adding=True)
-
-    def _spread(self, payload: Bytes, values: Any, weight: int, adding: bool) -> None:
-        check_size(self, payload, len(values), weight)
-        on = kernels.beside(values)
+    @override
+    def _spread(self, payload: Bytes, out: Array, weight: int, adding: bool) -> None:
+        check_size(self, payload, len(out), weight)
+        on = kernels.beside(out)
         scale = on.arrays.view(payload[:4], "float32").reshape(1, 1)
         bits = on.arrays.view(payload[HEADER:], "uint64")
-        on.bucketed.spread(bits, scale, max(1, len(values)), values, adding)
+        on.bucketed.spread(bits, scale, max(1, len(out)), out, adding)

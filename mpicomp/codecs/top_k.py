@@ -1,12 +1,13 @@
 """Few elements of a vector: the largest of each chunk, or a random part of all.
 
-`TopK`, wire format: the values that are kept, chunk after chunk, in ascending order of place, as float32 (or float64),
-zeros up to a multiple of 8 bytes; then their places within the chunks as bit planes of ceil(log2 chunk) bits
+`TopK`, wire format: the kept values, chunk after chunk, in ascending order of place, as float32 (or float64), zeros up
+to a multiple of 8 bytes; then their places within the chunks as bit planes of ceil(log2 chunk) bits
 (`mpicomp.kernels.cpu.planes`). The size follows from the number of elements.
 
 `RandomSparsification`, wire format: 32 bytes of header, then float32 values in ascending order of place, zeros up to
-the end. Which elements they are is not sent: receivers draw the same bits. The header says from where: key (two 32-bit
-words), step, source (32 bits each), first group of 512 elements, number of values (64 bits each), all little-endian.
+the end. The places are not sent: receivers draw the same bits. The header holds the arguments of the draw, key (two
+32-bit words), step, source (32 bits each), first group of 512 elements, and the number of values (64 bits each), all
+little-endian.
 """
 
 from __future__ import annotations
@@ -15,13 +16,25 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
+from numpy.typing import DTypeLike
 
+from collectives.annotations import AnyArray, Array, Bytes, override
 from mpicomp import kernels
 from mpicomp.codecs import options
-from mpicomp.codecs.base import Bytes, Draw, check_size, checked
+from mpicomp.codecs.base import (
+    Draw,
+    EchoCodec,
+    Finite,
+    RedrawingCodec,
+    ResidualCodec,
+    SpreadingCodec,
+    VariableCodec,
+    check_size,
+    checked,
+)
 from mpicomp.codecs.bucketed import FLOAT32_MAX
 from mpicomp.codecs.sign import scratch
 from mpicomp.kernels.cpu.planes import powers_of_two
@@ -29,7 +42,7 @@ from mpicomp.kernels.cpu.sparse import spread_masked
 from mpicomp.kernels.streams import GROUP, bernoulli_table, key_schedule
 
 _DEEPEST = 16  # elements of the groups whose maxima are taken
-_MASKS: dict[int, Any] = {4: np.uint32(0x7FFFFFFF), 8: np.uint64(0x7FFFFFFFFFFFFFFF)}
+_MASKS: dict[int, np.unsignedinteger] = {4: np.uint32(0x7FFFFFFF), 8: np.uint64(0x7FFFFFFFFFFFFFFF)}
 _FLOATS = {4: np.float32, 8: np.float64}
 _INFINITY = {4: 0x7F800000, 8: 0x7FF0000000000000}
 _POWERS = powers_of_two(32, np.uint32)
@@ -37,18 +50,18 @@ _HEADER = 32
 
 
 def kept(n: int, chunk: int, keep: int) -> int:
-    """How many elements are kept of `n`: `keep` of each chunk, of a short one of m elements ceil(keep m / chunk)."""
+    """Return the kept elements of `n`: `keep` of each chunk, ceil(keep m / chunk) of a short one of m elements."""
     return n // chunk * keep + -(-(n % chunk * keep) // chunk)
 
 
 def index_bits(chunk: int) -> int:
-    """Bits of a place within a chunk."""
+    """Return the bits of a place within a chunk."""
     return (chunk - 1).bit_length()
 
 
 @lru_cache(maxsize=4096)
 def _layout(n: int, chunk: int, rate: int, double: bool) -> tuple[int, int, int, int]:
-    """Bytes where the values end and where the bit planes of their places begin; planes, and words of each."""
+    """Return the byte where values end, the byte where planes begin, the number of planes, and words of a plane."""
     found = kept(n, chunk, chunk // rate)
     end = (8 if double else 4) * found
     return end, -(-end // 8) * 8, index_bits(chunk), -(-found // 64)
@@ -62,36 +75,42 @@ class Selector:
     chunk : int
         Elements, 1 to 2^32.
     keep : int
-        Kept of each, 1 to `chunk`.
+        Elements kept of each chunk, 1 to `chunk`.
     dtype : dtype
         float32 or float64.
     """
 
-    def __init__(self, chunk: int, keep: int, dtype: Any) -> None:
+    def __init__(self, chunk: int, keep: int, dtype: DTypeLike) -> None:
         self.chunk, self.keep = chunk, keep
         itemsize = np.dtype(dtype).itemsize
         self._mask, self._infinity = _MASKS[itemsize], _INFINITY[itemsize]
-        # at least twice as many groups as elements to be kept: then few others reach the bound
+        # with at least twice as many groups as kept elements, few other elements reach the bound
         self._depth = max(1, min(_DEEPEST, chunk // (2 * keep)))
-        self._work: tuple[Any, ...] = ()  # memory, once it is needed
+        self._work: tuple[AnyArray, ...] = ()  # allocated by the first call
 
-    def _working_memory(self) -> tuple[Any, ...]:
-        """Maxima, places and sizes, as the CPU's kernel takes them."""
+    def _working_memory(self) -> tuple[AnyArray, ...]:
+        """Return the arrays for maxima, places and sizes of the CPU's kernel."""
         if not self._work:
             sizes, reaching = self._mask.dtype, min(self.chunk, self.keep * (self._depth + 1))
             maxima = np.empty(self.chunk // self._depth + 64, sizes)
             self._work = maxima, np.empty(reaching, np.uint32), np.empty(reaching + 16, sizes)
         return self._work
 
-    def __call__(self, x: Any, residual: Any, indices: Any, values: Any, left: Any = None) -> Any:
-        """Overwrite `indices` and `values` with the places within chunks, ascending, and elements of x + residual.
+    def __call__(
+        self, x: Array, residual: Array | None, indices: Array, values: Array, left: Array | None = None
+    ) -> Finite:
+        """Select elements of x + residual; return whether all of x + residual is finite.
 
-        left : like x, or None; overwritten with x + residual, and neither of these.
-
-        Returns
-        -------
-        bool, or bool[] on a device
-            Whether all of x + residual is finite.
+        Parameters
+        ----------
+        x : float32[n] or float64[n]
+        residual : like x, optional
+        indices : uint32[kept]
+            Overwritten with places within chunks, ascending.
+        values : like x, [kept]
+            Overwritten with the elements at these places.
+        left : like x, optional
+            Overwritten with x + residual; shares no memory with these.
         """
         if not len(x):
             return True
@@ -106,27 +125,27 @@ class Selector:
         return most < self._infinity
 
 
-def pack_indices(indices: Any, planes: Any) -> None:
-    """Places within chunks to bit planes. planes : uint64[bits, ceil(k / 64)], overwritten."""
+def pack_indices(indices: Array, planes: Array) -> None:
+    """Pack places within chunks into bit planes, uint64[bits, ceil(k / 64)]."""
     kernels.beside(indices).planes.pack_planes(indices, _POWERS, planes)
 
 
-def unpack_indices(planes: Any, indices: Any) -> None:
-    """The opposite of `pack_indices`; places may lie outside their chunks where planes are damaged."""
+def unpack_indices(planes: Array, indices: Array) -> None:
+    """Unpack places from bit planes. Damaged planes yield places that may lie outside their chunks."""
     kernels.beside(indices).planes.unpack_planes(planes, _POWERS, indices)
 
 
 @dataclass(frozen=True, slots=True)
-class TopK:
-    """The largest magnitudes of each chunk; everything else decodes to 0. For float32 and float64 values.
+class TopK(ResidualCodec, SpreadingCodec):
+    """Sends the largest magnitudes of each chunk; all other elements decode to 0. For float32 and float64 values.
 
     Parameters
     ----------
     rate : int
-        Elements per element that is kept.
+        Elements per kept element.
     chunk : int, optional
-        Elements among which the chunk / rate largest are looked for: a multiple of `rate`. None: `rate`, of which one
-        is kept. Longer ones cost more, and find larger magnitudes where these lie close together.
+        Elements of a chunk, a multiple of `rate`; the chunk / rate largest are kept. None: `rate`, of which one is
+        kept. Longer chunks cost more, and find larger magnitudes where these lie close together.
     double : bool
         Send float64; otherwise values are rounded to float32.
 
@@ -134,6 +153,18 @@ class TopK:
     ------
     ValueError
         An option is out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpicomp.kernels.streams import Stream
+    >>> codec, values = TopK(rate=4), np.array([1, -8, 2, 0, 3, 1, 7, 1], np.float32)
+    >>> payload = np.empty(codec.nbytes(values.size), np.uint8)
+    >>> codec.encode(values, payload, draw=Draw(Stream(0, 0, "example"), step=0, rank=0))
+    True
+    >>> codec.decode(payload, values, weight=1)
+    >>> values
+    array([ 0., -8.,  0.,  0.,  0.,  0.,  7.,  0.], dtype=float32)
     """
 
     rate: int = 100
@@ -149,43 +180,45 @@ class TopK:
 
     @property
     def elements(self) -> int:
-        """Of a chunk."""
+        """Elements of a chunk."""
         return self.chunk or self.rate
 
     @property
     def keep(self) -> int:
-        """Of each chunk."""
+        """Kept elements of a chunk."""
         return self.elements // self.rate
 
     @property
+    @override
     def alignment(self) -> int:
-        """Elements; chunks and words of 64 elements both fit."""
         return math.lcm(self.elements, 64)
 
+    @override
     def nbytes(self, n: int, weight: int = 1) -> int:
-        """Values, rounded up to 8 bytes, and planes of words; whatever the weight."""
         _, start, bits, words = self._layout(n)
         return start + 8 * bits * words
 
     def _layout(self, n: int) -> tuple[int, int, int, int]:
         return _layout(n, self.elements, self.rate, self.double)
 
-    def encode(self, values: Any, payload: Bytes, *, draw: Draw) -> Any:
-        """Nothing is drawn. Raises ValueError if a value is not finite."""
+    @override
+    def encode(self, values: Array, payload: Bytes, *, draw: Draw) -> Finite:
         return self._encode(values, None, payload, None)[1]
 
-    def encode_keeping(self, values: Any, residual: Any, payload: Bytes, left: Any) -> Any:
-        """See `Extended`. Raises ValueError if a value + residual is not finite."""
+    @override
+    def encode_keeping(self, values: Array, residual: Array, payload: Bytes, left: Array) -> Finite:
         indices, finite = self._encode(values, residual, payload, left)
         on, sent = kernels.beside(values), self._parts(payload, len(values), 1)[0]
         taken = on.arrays.convert(-sent, left.dtype)
         on.sparse.spread_chunks(taken, indices, self.elements, self.keep, left, True)
         return finite
 
-    def _encode(self, values: Any, residual: Any, payload: Bytes, left: Any) -> tuple[Any, Any]:
-        """Write the largest of values + residual; returns their places within chunks, and whether all are finite.
+    def _encode(
+        self, values: Array, residual: Array | None, payload: Bytes, left: Array | None
+    ) -> tuple[Array, Finite]:
+        """Encode p = values + residual; return the places within chunks, and whether all of p is finite.
 
-        left : overwritten with values + residual; None: not.
+        `left`, if given, is overwritten with p.
         """
         arrays, (chosen, planes) = kernels.beside(values).arrays, self._parts(payload, len(values), 1)
         indices = arrays.empty(values, len(chosen), "uint32")
@@ -199,18 +232,8 @@ class TopK:
         pack_indices(indices, planes)
         return indices, finite
 
-    def decode(self, payload: Bytes, values: Any, *, weight: int) -> None:
-        """Write what was kept, and 0 elsewhere; what damage made NaN or infinite counts as 0."""
-        self._spread(payload, values, weight, adding=False)
-
-    def add(self, payload: Bytes, sums: Any) -> None:
-        """Add what `decode` would write to `sums`, looking at the elements alone that were kept.
-
-        Raises ValueError for a wrong size.
-        """
-        self._spread(payload, sums, 1, adding=True)
-
-    def _spread(self, payload: Bytes, out: Any, weight: int, adding: bool) -> None:
+    @override
+    def _spread(self, payload: Bytes, out: Array, weight: int, adding: bool) -> None:
         on = kernels.beside(out)
         chosen, planes = self._parts(payload, len(out), weight)
         indices = on.arrays.empty(out, len(chosen), "uint32")
@@ -220,8 +243,8 @@ class TopK:
             chosen = on.arrays.convert(on.arrays.xp.clip(chosen, -FLOAT32_MAX, FLOAT32_MAX), out.dtype)
         on.sparse.spread_chunks(chosen, indices, self.elements, self.keep, out, adding)
 
-    def _parts(self, payload: Bytes, n: int, weight: int) -> tuple[Any, Any]:
-        """Values and planes, in place; raises ValueError for a wrong size."""
+    def _parts(self, payload: Bytes, n: int, weight: int) -> tuple[Array, Array]:
+        """Return views of the values and of the planes."""
         check_size(self, payload, n, weight)
         view, (end, start, bits, words) = kernels.beside(payload).arrays.view, self._layout(n)
         chosen = view(payload[:end], "float64" if self.double else "float32")
@@ -229,21 +252,33 @@ class TopK:
 
 
 @dataclass(frozen=True, slots=True)
-class RandomSparsification:
-    """Each value z becomes z / p with probability p, else 0: unbiased. For float32 and float64 values.
+class RandomSparsification(EchoCodec, RedrawingCodec, VariableCodec):
+    """Sends each value z as z / p with probability p, else 0: unbiased. For float32 and float64 values.
 
-    How many values there are differs from payload to payload, so `nbytes` is the most there can be: eight standard
-    deviations above n p. One payload in 10^14 has more; elements then count as not drawn, from the last one on.
+    The number of values differs from payload to payload, so `nbytes` has room for eight standard deviations above n p.
+    One payload in 10^14 would have more; then the last elements count as not drawn.
 
     Parameters
     ----------
     p : float
-        In (0, 1].
+        Probability of an element, above 0 and at most 1.
 
     Raises
     ------
     ValueError
         `p` is out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpicomp.kernels.streams import Stream
+    >>> codec, values = RandomSparsification(p=0.5), np.array([1, -8, 2, 0, 3, 1, 7, 1], np.float32)
+    >>> payload = np.empty(codec.nbytes(values.size), np.uint8)
+    >>> codec.encode(values, payload, draw=Draw(Stream(0, 0, "example"), step=1, rank=0))
+    True
+    >>> codec.decode(payload, values, weight=1)
+    >>> values
+    array([  2., -16.,   0.,   0.,   0.,   0.,  14.,   0.], dtype=float32)
     """
 
     p: float = 0.01
@@ -254,28 +289,28 @@ class RandomSparsification:
     encodes_on_devices: ClassVar[bool] = True
     alignment: ClassVar[int] = GROUP  # elements that share a counter of random words
 
+    @override
     def nbytes(self, n: int, weight: int = 1) -> int:
-        """Header and the most values, rounded up to 8 bytes; whatever the weight."""
         mean = n * self.p
         most = min(n, math.ceil(mean + 8 * math.sqrt(mean * (1 - self.p)) + 32))
         return _HEADER + -(-4 * most // 8) * 8
 
+    @override
     def used(self, payload: Bytes, n: int) -> int:
-        """Bytes of a payload of `n` elements that say something; what follows need not be sent."""
         return _HEADER + min(4 * int(payload[24:_HEADER].view(np.uint64)[0]), payload.size - _HEADER)
 
-    def encode(self, values: Any, payload: Bytes, *, draw: Draw) -> Any:
-        """Draw which values are kept. Raises ValueError if a value is not finite."""
+    @override
+    def encode(self, values: Array, payload: Bytes, *, draw: Draw) -> Finite:
         return self._encode(values, payload, draw)[0]
 
-    def encode_telling(self, values: Any, payload: Bytes, sent: Any, *, draw: Draw) -> Any:
-        """See `Extended`. Raises ValueError if a value is not finite."""
+    @override
+    def encode_telling(self, values: Array, payload: Bytes, sent: Array, *, draw: Draw) -> Finite:
         finite, words, room = self._encode(values, payload, draw)
         kernels.beside(values).sparse.spread_masked(words, room, sent)
         return finite
 
-    def _encode(self, values: Any, payload: Bytes, draw: Draw) -> tuple[Any, Any, Any]:
-        """Overwrite the payload; returns whether all values are finite, what was drawn, and the values in place."""
+    def _encode(self, values: Array, payload: Bytes, draw: Draw) -> tuple[Finite, Array, Array]:
+        """Encode; return whether all values are finite, the random words, and a view of the payload's values."""
         check_size(self, payload, len(values), 1)
         on = kernels.beside(values)
         finite = checked(on.sign.all_finite(values))
@@ -289,26 +324,25 @@ class RandomSparsification:
         header[3:] = on.sparse.compress_masked(values, words, float(self.p), FLOAT32_MAX, room)
         return finite, words, room
 
-    def decode(self, payload: Bytes, values: Any, *, weight: int) -> None:
-        """Draw the same bits and put the values there; what damage made NaN or infinite counts as 0."""
+    @override
+    def decode(self, payload: Bytes, values: Array, *, weight: int) -> None:
         check_size(self, payload, len(values), weight)
         chosen = payload[_HEADER : self.used(payload, len(values))].view(np.float32)
         key_0, key_1, step, source = payload[:16].view(np.uint32).tolist()
         words = self._words(values, (key_0, key_1), payload[16:24].view(np.uint64)[0], step, source)
         spread_masked(words, chosen, values)
 
-    def decode_drawn(self, payload: Bytes, values: Any, *, draw: Draw) -> None:
-        """See `Extended`."""
+    @override
+    def decode_drawn(self, payload: Bytes, values: Array, *, draw: Draw) -> None:
         check_size(self, payload, len(values), 1)
         on = kernels.beside(values)
         on.sparse.spread_masked(self._drawn(values, draw), on.arrays.view(payload[_HEADER:], "float32"), values)
 
-    def _drawn(self, like: Any, draw: Draw) -> Any:
-        """`_words` for as many elements as `like` has."""
+    def _drawn(self, like: Array, draw: Draw) -> Array:
         return self._words(like, draw.stream.key(), draw.offset // GROUP, draw.step & 0xFFFFFFFF, int(draw.source))
 
-    def _words(self, like: Any, key: tuple[int, int], first: Any, step: int, source: int) -> Any:
-        """Random words, a bit of which is 1 with probability p."""
+    def _words(self, like: Array, key: tuple[int, int], first: int, step: int, source: int) -> Array:
+        """Draw random words for as many elements as `like` has; a bit is 1 with probability p."""
         on = kernels.beside(like)
         words = on.arrays.empty(like, 8 * -(-len(like) // GROUP), "uint64")
         if self.p == 1:

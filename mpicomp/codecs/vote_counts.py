@@ -1,7 +1,7 @@
-"""How many ranks are positive: the count of +1, in as many bits as it needs.
+"""Counts of the ranks whose value is positive, in as few bits as the number of ranks needs.
 
 A count of `weight` ranks lies in 0 .. weight and takes ceil(log2(weight + 1)) bits ("bit-length expansion"). Adding
-counts loses nothing, so the result does not depend on who is added to whom in which order.
+counts is exact, so the result does not depend on the order of the additions.
 
 Wire format: bit planes. Plane j holds bit j of every count, element i in bit i mod 64 of the little-endian 64-bit word
 i div 64; the last word is padded with zeros. Planes follow each other, the lowest first. A single rank's counts are
@@ -13,27 +13,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from collectives.annotations import AnyArray, Bytes, FloatArray, Indices, Words, override
 from mpicomp import kernels
-from mpicomp.codecs.base import Bytes, Draw, check_size
+from mpicomp.codecs.base import Draw, Mergeable, check_size
 from mpicomp.codecs.sign import Sign
 from mpicomp.kernels.streams import BLOCK
 
-AddCounts = Callable[[NDArray[np.uint64], int, NDArray[np.uint64], int, int, int], None]
+AddCounts: TypeAlias = Callable[[Words, int, Words, int, int, int], None]
+"""Kernel that adds counts; see `Counts.bind`."""
 
 
 def planes_of(weight: int) -> int:
-    """Bits of a count of `weight` ranks."""
+    """Return the bits of a count of `weight` ranks."""
     return weight.bit_length()
 
 
 @lru_cache(maxsize=256)
-def _table(weight: int, dtype: np.dtype[Any]) -> tuple[Any, NDArray[Any], Any]:
-    """The kernel that makes values of counts, and its 2, 4, 8, ... and -weight."""
+def _table(weight: int, dtype: np.dtype[Any]) -> tuple[Callable[..., None], AnyArray, np.generic]:
+    """Return the kernel that turns counts into values, and its arguments 2, 4, 8, ... and -weight."""
     planes, cpu = planes_of(weight), kernels.of("cpu")
     few = planes <= cpu.vote_counts.FEW_PLANES
     kernel, kind = (cpu.vote_counts.few_values, np.int8) if few else (cpu.vote_counts.many_values, dtype.type)
@@ -41,61 +42,71 @@ def _table(weight: int, dtype: np.dtype[Any]) -> tuple[Any, NDArray[Any], Any]:
 
 
 def write_values(
-    counts: NDArray[np.uint64],
+    counts: Words,
     words: int,
     weight: int,
-    factors: NDArray[Any],
-    where: tuple[NDArray[np.int64], NDArray[np.int64], int, int, int],
+    factors: FloatArray,
+    where: tuple[Indices, Indices, int, int, int],
     streaming: bool,
-    out: NDArray[Any],
+    out: FloatArray,
 ) -> None:
-    """out = (2 count - weight) * the factor of an element's stretch, and 0 between stretches.
+    """Compute out = (2 count - weight) * the factor of an element's stretch, and 0 between stretches.
 
-    counts : uint64, planes of so many words each. factors : like out, one per stretch. where : the stretches' starts
-    and stops, in elements of the vector, the element that `out` begins with, the first stretch that reaches into it and
-    the one behind the last. streaming : store past the caches; `out` must then start at a multiple of 32 bytes. out :
-    float32 or float64, overwritten.
+    Parameters
+    ----------
+    counts : uint64
+        Bit planes of `words` words each.
+    factors : like out
+        One for each stretch.
+    where : (starts, stops, first, low, high)
+        Starts and stops of the stretches, in elements of the vector; the vector's element at out[0]; the first stretch
+        that overlaps `out`, and the one behind the last.
+    streaming : bool
+        Store past the caches; `out` must then start at a multiple of 32 bytes.
+    out : float32 or float64
+        Overwritten.
     """
     kernel, powers, lowest = _table(weight, out.dtype)
     kernel(counts, powers.size, words, powers, lowest, factors, *where, streaming, out)
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """Counts of positive values; decodes to the mean of the signs."""
+class Counts(Mergeable):
+    """Sends counts of positive values; decodes to the mean of the signs, (2 count - weight) / weight.
+
+    Zeros have no sign: they alternate with the parity of step + index. Damaged counts decode to less than 4.
+    """
 
     alignment: ClassVar[int] = BLOCK  # blocks of sums and groups of random words both fit
 
+    @override
     def nbytes(self, n: int, weight: int = 1) -> int:
-        """Eight bytes per 64 elements and bit of a count."""
         return 8 * -(-n // 64) * planes_of(weight)
 
     def bind(self, device: str) -> AddCounts:
-        """The merge on a device: adds counts, of so many planes, to counts that are held.
+        """Return the kernel of a device that adds incoming counts to held ones.
 
-        Its arguments: the incoming counts and their planes, the held counts and their planes, the planes of the sum,
-        and the words of a plane.
+        Its arguments are the incoming counts and their number of planes, the held counts and their number of planes,
+        the number of planes of the sum, and the words of a plane.
         """
         add_counts: AddCounts = kernels.of(device).vote_counts.add_counts
         return add_counts
 
-    def encode(self, values: NDArray[Any], payload: Bytes, *, draw: Draw) -> None:
-        """Write one rank's counts, 0 or 1. Zeros alternate with the parity of step + index.
-
-        Raises ValueError if a value is not finite.
-        """
+    @override
+    def encode(self, values: FloatArray, payload: Bytes, *, draw: Draw) -> None:
         Sign().encode(values, payload, draw=draw)
 
-    def decode(self, payload: Bytes, values: NDArray[Any], *, weight: int) -> None:
-        """Write (2 count - weight) / weight: -1 to 1, and where counts are damaged, below 4."""
+    @override
+    def decode(self, payload: Bytes, values: FloatArray, *, weight: int) -> None:
         check_size(self, payload, values.size, weight)
         factors, where = np.array([1 / weight], values.dtype), (np.array([0]), np.array([values.size]), 0, 0, 1)
         write_values(payload.view(np.uint64), -(-values.size // 64), weight, factors, where, False, values)
 
+    @override
     def merge(
         self, held: Bytes, incoming: Bytes, n: int, *, held_weight: int, incoming_weight: int, draw: Draw
     ) -> None:
-        """Add the counts in `incoming` to those that `held`, of the size of their sum, begins with."""
+        # `held` has the size of the sum, and begins with the counts so far
         weight = held_weight + incoming_weight
         check_size(self, held, n, weight)
         check_size(self, incoming, n, incoming_weight)

@@ -14,7 +14,7 @@ import numpy as np
 from collectives.annotations import Array, Bytes, Doubles, override
 from collectives.devices import Device, after_copy
 from collectives.testable import Testable
-from mpicomp.codecs.base import Codec
+from mpicomp.codecs.base import Codec, out_of_range, redraws
 from mpicomp.feedback.base import Feedback, Problem, State, StateKind, StepInput, bad_ranks
 from mpicomp.feedback.error_feedback import FeedbackEncoder, take_mean
 from mpicomp.feedback.payloads import Payloads, Results
@@ -89,7 +89,7 @@ class Codes(Feedback):
         if self._results.finite and not reported.any():
             return None
         bad, overflowed = bad_ranks(reported == _BAD), bad_ranks(reported == _OVERFLOWED)
-        reason = getattr(self._mine.codec, "out_of_range", "")
+        reason = out_of_range(self._mine.codec)
         if reason and overflowed and not bad:
             return Problem(overflowed, out_of_range=reason)
         return Problem(bad)
@@ -174,7 +174,7 @@ class OwnedCodes(Codes):
     def decode(self, piece: int) -> Testable | None:
         cut, codec, payload = self._cuts[piece], self._means.codec, self._means.there[piece]
         decode = partial(codec.decode, payload, weight=self._ranks)
-        if hasattr(codec, "decode_drawn"):
+        if redraws(codec):
             decode = partial(codec.decode_drawn, payload, draw=self._owner.draw(cut))
         self._means.deliver(piece)
         return self._results.write(cut, lambda out, _: decode(out))

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from collectives.annotations import Array, override
 from collectives.devices import Device
 from collectives.memory import narrow, widen
 from mpicomp import kernels
-from mpicomp.codecs.base import Codec, Draw, Extended
+from mpicomp.codecs.base import Codec, Draw, adds_decoded, echoes, keeps_residual
 from mpicomp.feedback.base import FiniteFlag, Residual, StateKind
 from mpicomp.feedback.payloads import QUIET, codec_on
 from mpicomp.kernels.streams import Stream
@@ -136,9 +136,10 @@ class FeedbackEncoder:
         self._rule, self._stream, self._rank = rule, stream, rank
         self.residual, self.finite = Residual(device, 0 if rule is None else n, dtype, kind), FiniteFlag(device)
         # some codecs do error feedback themselves, in fewer passes and to the same bits
-        self._keeps = isinstance(rule, ErrorFeedback) and applied is None and hasattr(self.codec, "encode_keeping")
+        simple = isinstance(rule, ErrorFeedback) and applied is None
+        self._encode_keeping = self.codec.encode_keeping if simple and keeps_residual(self.codec) else None
         # on a device memory for a piece is allocated when its kernels are launched
-        needed = longest if rule is not None and not self._keeps and self._on_host else 0
+        needed = longest if rule is not None and self._encode_keeping is None and self._on_host else 0
         self._scratch = _Scratch(needed, dtype, applied)
 
     def begin(self, step: int) -> None:
@@ -167,9 +168,10 @@ class FeedbackEncoder:
         if self._rule is None:
             return self._write(part, payload, draw)
         residual, following = self.residual.current[cut.start : cut.stop], self.residual.following[cut.start : cut.stop]
-        if self._keeps:
-            keeping = cast(Extended, self.codec).encode_keeping
-            return self._try(partial(keeping, part, residual, payload, following), following, payload, draw)
+        if self._encode_keeping is not None:
+            return self._try(
+                partial(self._encode_keeping, part, residual, payload, following), following, payload, draw
+            )
         if self._on_host:
             compensated, sent = self._scratch.compensated[: len(part)], self._scratch.sent[: len(part)]
         else:
@@ -188,9 +190,10 @@ class FeedbackEncoder:
 
     def _write(self, values: Array, payload: Array, draw: Draw, sent: Array | None = None) -> Any:
         """Encode, and overwrite `sent`, if it is given, with the values that others will decode."""
-        telling = None if sent is None else getattr(self.codec, "encode_telling", None)
-        if telling is not None:
-            return self._try(partial(telling, values, payload, sent, draw=draw), values, payload, draw)
+        if sent is not None and echoes(self.codec):
+            return self._try(
+                partial(self.codec.encode_telling, values, payload, sent, draw=draw), values, payload, draw
+            )
         finite = self._try(partial(self.codec.encode, values, payload, draw=draw), values, payload, draw)
         if sent is not None:
             self.codec.decode(payload, sent, weight=1)
@@ -216,11 +219,10 @@ class FeedbackEncoder:
 @QUIET
 def take_mean(codec: Codec, payloads: Sequence[Array], mean: Array, decoded: Array) -> None:
     """Overwrite `mean` with the mean of decoded payloads, added up in their order; `decoded` is overwritten too."""
-    add = getattr(codec, "add", None)  # in one pass, or touching few elements
     codec.decode(payloads[0], mean, weight=1)
     for payload in payloads[1:]:
-        if add is not None:
-            add(payload, mean)
+        if adds_decoded(codec):  # in one pass, or touching few elements
+            codec.add(payload, mean)
         else:
             codec.decode(payload, decoded, weight=1)
             mean += decoded

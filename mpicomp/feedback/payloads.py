@@ -15,6 +15,7 @@ from collectives.memory import SIXTEEN_BIT, aligned_empty
 from collectives.testable import Testable
 from mpicomp import kernels
 from mpicomp.codecs.base import Codec
+from mpicomp.codecs.quantizer import Quantizer
 from mpicomp.feedback.base import FiniteFlag, compute_type, narrow_into, words_of
 from mpicomp.feedback.mirror import Mirror
 
@@ -34,10 +35,9 @@ def buffers(sizes: Sequence[int], alignment: int = ALIGNMENT) -> list[Bytes]:
 
 def codec_on(device: Device, codec: Codec) -> Codec:
     """Return the form of a codec that a device encodes: without entropy coding, which the host adds and removes."""
-    if device.name == "cpu" or getattr(codec, "coding", "fixed") == "fixed":
-        return codec
-    fixed: Codec = codec.fixed  # type: ignore[attr-defined]
-    return fixed
+    if device.name != "cpu" and isinstance(codec, Quantizer) and codec.coding != "fixed":
+        return codec.fixed
+    return codec
 
 
 class Payloads:

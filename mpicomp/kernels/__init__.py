@@ -1,7 +1,7 @@
-"""Loops over arrays, for each kind of device: arrays and scalars in, `out` last.
+"""Compiled loops over arrays, for each kind of device: arrays and scalars in, `out` last.
 
-Kernels release the interpreter's lock, allocate nothing and validate nothing. `arrays` is no loops, but what codecs
-make, view and convert arrays by.
+Kernels release the interpreter's lock, allocate nothing and validate nothing. The family `arrays` has no loops, but
+functions by which codecs allocate, view and convert arrays.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import numpy as np
+
+from collectives.annotations import Array
 
 _ON_EVERY_DEVICE = (
     "arrays", "bucketed", "clipping", "ef_sign", "error_feedback", "philox", "planes", "quantizer", "shared_selection",
@@ -23,7 +24,7 @@ _FOLDERS = {"cpu": ("cpu", _ON_EVERY_DEVICE + _ON_CPUS), "cuda": ("gpu", _ON_EVE
 
 
 class Kernels(SimpleNamespace):
-    """The kernels of a kind of device: an attribute for each family."""
+    """Kernels of a kind of device, with an attribute for each family."""
 
     def __getattr__(self, family: str) -> ModuleType:
         raise AttributeError(f"there are no kernels {family!r} for this kind of device")
@@ -31,10 +32,10 @@ class Kernels(SimpleNamespace):
 
 @cache
 def of(device: str) -> Kernels:
-    """The kernels of a kind of device, a module for each family: ``of("cpu").sign.pack``.
+    """Return the kernels of a kind of device, a module for each family: ``of("cpu").sign.pack``.
 
-    Those of GPUs, "cuda" (NVIDIA's and AMD's), are loaded here and need Triton and PyTorch; `elias_counts`, `rans` and
-    `rows` have none.
+    The kernels of GPUs, "cuda" (NVIDIA's and AMD's), are loaded by the first call and need Triton and PyTorch. The
+    families `elias_counts`, `rans` and `rows` are for the host alone.
 
     Raises
     ------
@@ -54,6 +55,6 @@ def of(device: str) -> Kernels:
         raise ImportError(f"kernels for device {device!r} need Triton and PyTorch; no module {error.name!r}") from error
 
 
-def beside(array: Any) -> Kernels:
-    """The kernels of the device that an array is on: a NumPy array, or a tensor on a GPU."""
+def beside(array: Array) -> Kernels:
+    """Return the kernels of the device that holds an array, a NumPy array or a tensor on a GPU."""
     return of("cpu" if isinstance(array, np.ndarray) else "cuda")

@@ -1,4 +1,4 @@
-"""Random streams and probability tables: what the kernels need to draw the words of one merge.
+"""Random streams and probability tables, from which the kernels draw the words of one merge.
 
 A stream is stateless: word = F(seed, vector id, purpose; step, rank, merge ordinal, element index). The first three
 make the 64-bit key of Philox4x32-7, the others its counter (layout: `mpicomp.kernels.cpu.philox`).
@@ -12,7 +12,8 @@ from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
+
+from collectives.annotations import Bytes, Words
 
 ROUNDS = 7
 GROUP = 512  # elements that share a counter
@@ -31,9 +32,9 @@ class Stream:
     seed : int
         Any integer of up to 64 bits, equal on all ranks.
     vector_id : int
-        Which vector (bucket) of those under one seed.
+        Number of the vector (bucket) among those under one seed.
     purpose : str
-        What is drawn: streams of different purposes are unrelated.
+        Name of the use; streams of different purposes are unrelated.
     """
 
     seed: int
@@ -41,34 +42,34 @@ class Stream:
     purpose: str
 
     def key(self) -> tuple[int, int]:
-        """Two 32-bit key words."""
+        """Return two 32-bit key words."""
         text = f"{self.seed & (2**64 - 1)}/{self.vector_id}/{self.purpose}"
         digest = hashlib.blake2b(text.encode(), digest_size=8, person=b"mpicomp").digest()
         return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
-    def schedule(self) -> NDArray[np.uint64]:
-        """uint64[56]: both key words of each round, four times each, as the kernels load them. Not to be written to."""
+    def schedule(self) -> Words:
+        """Return uint64[56], not to be written to: both key words of each round, four times each."""
         return _schedule(self.seed, self.vector_id, self.purpose)
 
 
-@lru_cache(maxsize=4096, typed=True)  # numbers that are equal have other keys where their words differ: 1 and True
-def _schedule(seed: int, vector_id: int, purpose: str) -> NDArray[np.uint64]:
+@lru_cache(maxsize=4096, typed=True)  # 1 and True are equal but have different keys
+def _schedule(seed: int, vector_id: int, purpose: str) -> Words:
     return key_schedule(*Stream(seed, vector_id, purpose).key())
 
 
-def key_schedule(key_0: int, key_1: int) -> NDArray[np.uint64]:
-    """uint64[56] for the kernels of `mpicomp.kernels.cpu.philox`, from two 32-bit key words."""
+def key_schedule(key_0: int, key_1: int) -> Words:
+    """Return uint64[56] for the kernels of `mpicomp.kernels.cpu.philox`, from two 32-bit key words."""
     rounds = [[(k + r * weyl) & _MASK32 for k, weyl in zip((key_0, key_1), _WEYL, strict=True)] for r in range(ROUNDS)]
     return np.repeat(np.array(rounds, dtype=np.uint64).reshape(-1), 4)
 
 
 def source(rank: int, ordinal: int = 0) -> np.uint64:
-    """The counter word that tells ranks and merges apart.
+    """Return the counter word of a rank and a merge.
 
     Raises
     ------
     ValueError
-        If the rank needs more than 20 bits or the ordinal more than 12.
+        The rank needs more than 20 bits, or the ordinal more than 12.
     """
     if not (0 <= rank < 2**20 and 0 <= ordinal < 2**12):
         raise ValueError(
@@ -78,8 +79,8 @@ def source(rank: int, ordinal: int = 0) -> np.uint64:
 
 
 @lru_cache(maxsize=4096)
-def bernoulli_table(incoming_weight: int, held_weight: int) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
-    """Alias table for four bits at a time, each 1 with probability incoming / (incoming + held).
+def bernoulli_table(incoming_weight: int, held_weight: int) -> tuple[Bytes, Words]:
+    """Return the alias table for four bits at a time, each 1 with probability incoming / (incoming + held).
 
     Returns
     -------

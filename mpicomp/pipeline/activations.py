@@ -21,8 +21,8 @@ from typing import Any, Protocol
 
 from mpicomp.codecs import options
 from mpicomp.codecs.base import Bytes
-from mpicomp.codecs.rows_base import DeltaCodec, RowCodec, Rows
-from mpicomp.codecs.rows_full import FullRows
+from mpicomp.codecs.rows import FullRows
+from mpicomp.codecs.rows.row_codec import DeltaCodec, RowCodec, Rows
 from mpicomp.kernels.streams import Stream
 from mpicomp.pipeline.delta_coding import DeltaCoding
 from mpicomp.pipeline.direct_coding import DirectCoding

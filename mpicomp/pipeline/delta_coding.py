@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpicomp.codecs.base import Bytes, Draw
-from mpicomp.codecs.rows_base import DeltaCodec, Rows
+from mpicomp.codecs.rows.row_codec import DeltaCodec, Rows
 from mpicomp.kernels.streams import Stream
 from mpicomp.pipeline.rows import Ids, as_matrix, coded_matrix, row_keys
 from mpicomp.pipeline.stamps import Stamps, differing, seen

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpicomp.codecs.base import Bytes, Draw
-from mpicomp.codecs.rows_base import RowCodec, Rows
+from mpicomp.codecs.rows.row_codec import RowCodec, Rows
 from mpicomp.kernels.streams import Stream
 from mpicomp.pipeline.rows import Ids, as_matrix, coded_matrix, row_keys
 from mpicomp.pipeline.stamps import Stamps

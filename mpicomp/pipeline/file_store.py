@@ -8,7 +8,7 @@ from os import PathLike
 from typing import Any
 
 from mpicomp.codecs.options import whole
-from mpicomp.codecs.rows_base import RowCodec, Rows
+from mpicomp.codecs.rows.row_codec import RowCodec, Rows
 from mpicomp.pipeline.prefetch import Prefetcher
 from mpicomp.pipeline.stamps import Ids, Stamps, seen
 from mpicomp.pipeline.store import State, Store

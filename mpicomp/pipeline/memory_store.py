@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpicomp.codecs.options import whole
-from mpicomp.codecs.rows_base import RowCodec, Rows
+from mpicomp.codecs.rows.row_codec import RowCodec, Rows
 from mpicomp.pipeline.checksum import code, together
 from mpicomp.pipeline.stamps import Ids, Stamps, seen
 from mpicomp.pipeline.store import State, Store

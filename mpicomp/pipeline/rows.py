@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mpicomp.codecs.base import Bytes
 from mpicomp.codecs.options import whole
-from mpicomp.codecs.rows_base import RowCodec, Rows
+from mpicomp.codecs.rows.row_codec import RowCodec, Rows
 
 Ids = NDArray[np.int64]
 _LEAST_COLUMNS = 32  # of a coded image's row: a scale of 16 bits then takes half a bit for each element

@@ -84,7 +84,7 @@ LAZY = {("collectives.annotations", "typing_extensions")} | {
         "collectives.devices.arithmetic",
         "collectives.devices.finding",
         "collectives.gpu_mpi.child",
-        "mpicomp.cli.bench.gpus",
+        "mpicomp.cli.bench.vectors",
         "mpicomp.cli.doctor.gpu",
     )
 }

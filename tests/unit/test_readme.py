@@ -24,7 +24,7 @@ from collectives import routes
 from collectives.consistency import recursive_doubling as doubling
 from collectives.dense import allreduce as sums
 from mpicomp.cli import bench
-from mpicomp.cli.bench.request import Request
+from mpicomp.cli.bench import BenchRequest
 from mpicomp.torch import OneBitAdam
 from tests.documents import (
     DOCUMENTS,
@@ -50,7 +50,7 @@ PROGRAMS = {
     "mpicomp bench": "mpicomp/cli/bench/__init__.py",
     "mpicomp doctor": "mpicomp/cli/doctor/__init__.py",
     "mpicomp advise": "mpicomp/cli/advise/__init__.py",
-    "mpicomp trace": "mpicomp/cli/trace/__init__.py",
+    "mpicomp trace": "mpicomp/cli/trace.py",
     "mpicomp --version": "mpicomp/cli/main.py",
     "python -m apps.train": "apps/train/options.py",
     "python -m apps.train.compare": "apps/train/compare.py",
@@ -115,7 +115,7 @@ def test_commands_use_options_that_exist_and_can_be_parsed(document: Path) -> No
         if PROGRAMS[program] == "apps/train/options.py":
             train_options.parse(arguments)
         elif PROGRAMS[program] == PROGRAMS["mpicomp bench"]:
-            Request.parse(parser.parse_args(arguments))
+            BenchRequest.parse(parser.parse_args(arguments))
 
 
 def test_the_first_picture_of_the_readme_is_of_an_emulated_cluster() -> None:

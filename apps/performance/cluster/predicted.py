@@ -18,9 +18,8 @@ from collectives import Communicator, LinkModel, Ring, Topology, Torus, topology
 from collectives.cost.link import Work
 from collectives.probe import measure_network
 from mpicomp.algorithms import Algorithm, Dense, Marsit
-from mpicomp.cli.advise.choice import WORTH
 from mpicomp.cli.advise.predict import Job, call_seconds
-from mpicomp.cli.advise.report import duration, rate
+from mpicomp.cli.advise.report import WORTH, duration, rate
 from mpicomp.cli.advise.speeds import Speed, measure_speed, without_dense_rounds
 
 # 24 configurations, chosen before any was measured.

@@ -10,8 +10,7 @@ from typing import Literal
 
 from apps.pipeline.program import add_counts, fields_of
 from apps.train.data import DATASETS
-from mpicomp.codecs.rows import RowQuantizer
-from mpicomp.codecs.rows_top import TopRows
+from mpicomp.codecs.rows import RowQuantizer, TopRows
 from mpicomp.pipeline import Deltas, Direct
 from mpicomp.pipeline.activations import Compression
 

@@ -1,4 +1,4 @@
-"""``mpicomp advise`` measures network and kernels, and predicts what each method would make of a training step.
+"""``mpicomp advise`` measures network and kernels, and predicts the time of a training step with each method.
 
 ``mpirun -n 4 mpicomp advise --count 25e6 --compute-ms 120``
 
@@ -8,12 +8,13 @@ The exit status is 0; 1 where a collective failed; 2 for arguments that cannot b
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, TextIO
+from typing import TextIO
 
 import numpy as np
 from mpi4py import MPI
@@ -21,16 +22,19 @@ from mpi4py import MPI
 import mpicomp
 from collectives import Communicator
 from collectives.consistency.call_check import gather_texts
+from collectives.cost.link import LinkModel
+from collectives.execution.workers import MOST_THREADS
 from collectives.memory import aligned_empty
 from collectives.probe import measure_network
 from collectives.progress.polling import wait
 from mpicomp.algorithms import Algorithm
 from mpicomp.cli.advise import report
+from mpicomp.cli.advise.methods import COMPARED, METHODS
 from mpicomp.cli.advise.predict import MOST_WALKED, WALKED, Job, break_even, fastest_dense, ways
-from mpicomp.cli.advise.request import COMPARED, METHODS, Request
+from mpicomp.cli.advise.report import Record
 from mpicomp.cli.advise.speeds import Speed, measure_speed, without_dense_rounds
-from mpicomp.cli.rank0 import UsageError, conduct, open_file, require_none, write
-from mpicomp.cli.terminal import Steps
+from mpicomp.cli.arguments import DTYPES, choice, count, integer, number, seconds
+from mpicomp.cli.command import Steps, UsageError, conduct, open_file, require_none, write
 from mpicomp.cli.timing import alternate
 
 COMMAND = "mpicomp advise"
@@ -47,36 +51,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--count", help="elements of the gradient, such as 25e6")
     parser.add_argument(
-        "--model", metavar="MODULE:NAME", help="instead of --count: what makes a torch model, whose parameters count"
+        "--model", metavar="MODULE:NAME", help="instead of --count: callable that makes the torch model to train"
     )
     parser.add_argument("--dtype", default="float32", help="float16, float32 or float64 (default %(default)s)")
-    parser.add_argument(
-        "--compute-ms", default="0", help="what a step computes beside the all-reduce (default %(default)s)"
-    )
-    parser.add_argument("--methods", help="names, with commas, where not all are wanted; dense is always measured")
-    parser.add_argument("--network", metavar="FILE", help="take the network from here, and measure kernels alone")
+    parser.add_argument("--compute-ms", default="0", help="time of a step without its all-reduce (default %(default)s)")
+    parser.add_argument("--methods", help="names, separated by commas (default all); dense is always measured")
+    parser.add_argument("--network", metavar="FILE", help="read the network from this file, and measure kernels alone")
     parser.add_argument("--save", metavar="FILE", help="write the network, for Communicator(network=FILE)")
-    parser.add_argument("--ranks", help="predict for as many ranks on such a network, not for this job's")
+    parser.add_argument("--ranks", help="predict for this number of ranks on the network (default this job's)")
     parser.add_argument(
-        "--threads", default="1", help="of each rank, for Communicator(threads=...) (default %(default)s)"
+        "--threads", default="1", help="threads of each rank, for Communicator(threads=...) (default %(default)s)"
     )
-    parser.add_argument("--timeout", default="60", help="seconds a silent rank is awaited (default %(default)s)")
+    parser.add_argument("--timeout", default="60", help="seconds to wait for a silent rank (default %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write network, speeds and predictions")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, predict, advise; the exit status, the same on every rank."""
+    """Measure, predict and advise; return the exit status, the same on every rank."""
     mpicomp.install_abort_hook()
     return conduct(COMMAND, lambda: _start(args), lambda request, comm: _run(request, comm, args))
 
 
-def _start(args: argparse.Namespace) -> tuple[Request, Communicator]:
+def _start(args: argparse.Namespace) -> tuple[AdviseRequest, Communicator]:
     request, problem = None, ""
     try:
-        request = Request.parse(args)
+        request = AdviseRequest.parse(args)
     except ValueError as error:
         problem = str(error)
-    require_none(MPI.COMM_WORLD, problem, AGREEING_S)  # files and models may be there for some ranks alone
+    require_none(MPI.COMM_WORLD, problem, AGREEING_S)  # a file or model may exist on some ranks alone
     assert request is not None
     try:
         return request, Communicator(
@@ -89,12 +91,12 @@ def _start(args: argparse.Namespace) -> tuple[Request, Communicator]:
         raise UsageError(f"--network {args.network}: {error}") from error
 
 
-def _run(request: Request, comm: Communicator, args: argparse.Namespace) -> int:
+def _run(request: AdviseRequest, comm: Communicator, args: argparse.Namespace) -> int:
     if comm.size == 1:
         raise UsageError(ALONE)
     with open_file(comm, "--json", args.json) as record_file, open_file(comm, "--save", args.save) as network_file:
         job, speeds, mpi_s, hosts = _measure(request, comm, network_file)
-        record: dict[str, Any] = {}
+        record: Record = {}
         if comm.rank == 0:
             record = predictions(request, job, speeds, mpi_s) | {"hosts": hosts}
             print(report.text(record), flush=True)
@@ -105,9 +107,9 @@ def _run(request: Request, comm: Communicator, args: argparse.Namespace) -> int:
 
 
 def _measure(
-    request: Request, comm: Communicator, network_file: TextIO | None
+    request: AdviseRequest, comm: Communicator, network_file: TextIO | None
 ) -> tuple[Job, dict[str, Speed], float | None, int]:
-    """What is to be predicted, each method's speed, MPI's own all-reduce if it can be timed, and hosts; collective."""
+    """Measure; return the job, each method's speed, the time of MPI's own all-reduce, if any, and hosts; collective."""
     plain = {name: without_dense_rounds(METHODS[name]) for name in request.methods}
     size = request.ranks or comm.size
     timed = size == comm.size and request.network is None
@@ -133,8 +135,8 @@ def _measure(
     return job, speeds, mpi_s, hosts
 
 
-def predictions(request: Request, job: Job, speeds: Mapping[str, Speed], mpi_s: float | None) -> dict[str, Any]:
-    """Everything that is told, as JSON takes it; `mpi_s`: MPI's own all-reduce, measured."""
+def predictions(request: AdviseRequest, job: Job, speeds: Mapping[str, Speed], mpi_s: float | None) -> Record:
+    """Return the record for report and JSON; `mpi_s` is the measured time of MPI's own all-reduce."""
     dense = fastest_dense(job, speeds["dense"])
     methods = {name: (METHODS[name], speed) for name, speed in speeds.items()}
     return {
@@ -166,7 +168,7 @@ def predictions(request: Request, job: Job, speeds: Mapping[str, Speed], mpi_s: 
 
 
 def time_mpi(comm: Communicator, n: int, dtype: str, expected_s: float) -> float:
-    """Median time of MPI's own all-reduce on the slowest rank; of a part of the vector where all of it takes long."""
+    """Return the median time of MPI's own all-reduce on the slowest rank, extrapolated for long vectors."""
     part = min(1.0, MPI_LONGEST_S / max(expected_s * (MPI_CALLS + 1), 1e-9))
     count = max(1, int(n * part))
     kind = "float32" if dtype == "float16" else dtype
@@ -174,3 +176,71 @@ def time_mpi(comm: Communicator, n: int, dtype: str, expected_s: float) -> float
     x[:] = 1
     seconds = alternate({"mpi": partial(comm.mpi_comm.Allreduce, x, out)}, MPI_CALLS, 1, comm)["mpi"]
     return float(np.median(seconds)) * n / count
+
+
+@dataclass(frozen=True)
+class AdviseRequest:
+    """Parsed arguments."""
+
+    count: int  # elements
+    dtype: str
+    compute_s: float  # of a step
+    methods: tuple[str, ...]  # of METHODS, dense among them
+    network: LinkModel | None  # None: to be measured
+    ranks: int | None  # None: this job's
+    threads: int  # of each rank
+    timeout_s: float
+
+    @classmethod
+    def parse(cls, args: argparse.Namespace) -> AdviseRequest:
+        """Read the values of the options. Raises ValueError with the option, its value and the values it accepts."""
+        if (args.count is None) == (args.model is None):
+            raise ValueError("give the length of the gradient: either --count 25e6 or --model module:name")
+        return cls(
+            dtype=choice("--dtype", args.dtype, DTYPES),
+            compute_s=number("--compute-ms", args.compute_ms, 0.0) / 1e3,
+            methods=tuple(METHODS) if args.methods is None else _chosen(args.methods),
+            network=_network(args.network),
+            ranks=None if args.ranks is None else integer("--ranks", args.ranks, 2),
+            threads=integer("--threads", args.threads, 1, MOST_THREADS),
+            timeout_s=seconds("--timeout", args.timeout),
+            count=_parameters(args.model) if args.count is None else count(args.count),  # may take long
+        )
+
+
+def _chosen(text: str) -> tuple[str, ...]:
+    """Return the methods of ``"marsit,scalecom"`` and dense, in the order of `METHODS`."""
+    names = [name.strip() for name in text.split(",")]
+    unknown = next((name for name in names if name not in METHODS), None)
+    if unknown is not None:
+        raise ValueError(f"--methods {text}: there is no {unknown!r}: choose from {', '.join(METHODS)}")
+    if set(names) == {"dense"}:
+        raise ValueError(f"--methods {text}: name one or more to compare with dense")
+    return tuple(name for name in METHODS if name == "dense" or name in names)
+
+
+def _network(path: str | None) -> LinkModel | None:
+    if path is None:
+        return None
+    try:
+        return LinkModel.load(path)
+    except OSError as error:
+        raise ValueError(f"--network {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"--network {error}") from error
+
+
+def _parameters(text: str) -> int:
+    """Return the number of trainable parameters of the model that the callable ``"module:name"`` makes."""
+    module, colon, name = text.partition(":")
+    cure = "write it as package.module:callable, importable from here, such as torchvision.models:resnet50"
+    if not colon:
+        raise ValueError(f"--model {text}: {cure}")
+    try:
+        model = getattr(importlib.import_module(module), name)()
+        count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    except Exception as error:
+        raise ValueError(f"--model {text}: {type(error).__name__}: {error}; {cure}") from error
+    if not count:
+        raise ValueError(f"--model {text} has no trainable parameters")
+    return int(count)

@@ -1,4 +1,4 @@
-"""What a step would take: the model of time, given a network and what the ranks' processors can do."""
+"""Predicted time of a step, from a model of the network and the measured speed of the ranks' processors."""
 
 from __future__ import annotations
 
@@ -16,15 +16,22 @@ from collectives.schedules.direct import Direct
 from mpicomp.algorithms import Algorithm, Dense
 from mpicomp.cli.advise.speeds import Speed
 
-LOWEST, HIGHEST = 1e4, 1e13  # bytes per second: where break-even is looked for
-FARTHER, CLOSE, STEPS = 8.0, 1.03, 10  # how the search goes out, when it is good enough, and when it ends
-MOST_WALKED = 64  # ranks: beyond, only topologies whose time can be found for all ranks at once
-WALKED = ("tree", "double-tree", "star", "segmented-ring", AllGather().name, Direct().name)  # up to there
+LOWEST, HIGHEST = 1e4, 1e13  # bytes per second: limits of the search for break-even
+FARTHER, CLOSE, STEPS = 8.0, 1.03, 10  # factor by which the search widens, its accuracy, and its most steps
+MOST_WALKED = 64  # ranks for which topologies of WALKED are predicted; others are computed for all ranks at once
+WALKED = (
+    "tree",
+    "double-tree",
+    "star",
+    "segmented-ring",
+    AllGather().name,
+    Direct().name,
+)
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be reduced, and where: `n` elements on `size` ranks; packed payloads go in pieces of `piece_bytes`."""
+    """An all-reduce: `n` elements on `size` ranks; packed payloads are sent in pieces of `piece_bytes`."""
 
     size: int
     n: int
@@ -33,7 +40,7 @@ class Job:
     piece_bytes: int
 
     def scaled(self, factor: float) -> Job:
-        """The same with all links so many times as fast."""
+        """Return the same job with all links faster by a factor."""
         link = self.network
         uplink = None if link.uplink_bytes_s is None else link.uplink_bytes_s * factor
         scaled = replace(link, bandwidth_bytes_s=link.bandwidth_bytes_s * factor, uplink_bytes_s=uplink)
@@ -42,7 +49,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Way:
-    """A method, by its name here, over a topology or its own route; `dense_speed`: of its full-precision rounds."""
+    """A method over a topology or its own route; `dense_speed` is the speed of its full-precision rounds."""
 
     method: str
     algorithm: Algorithm
@@ -51,7 +58,7 @@ class Way:
     dense_speed: Speed
 
     def seconds(self, job: Job) -> float:
-        """Predicted time of a call; of a method with full-precision rounds, the mean."""
+        """Return the predicted time of a call, the mean for a method with full-precision rounds."""
         every = getattr(self.algorithm, "full_precision_every", None)
         seconds = call_seconds(job, self.algorithm, self.topology, self.speed)
         if every is None:
@@ -61,7 +68,7 @@ class Way:
 
 
 def _call_seconds(job: Job, algorithm: Algorithm, topology: Topology, speed: Speed) -> float:
-    """Predicted time of a call without full-precision rounds; the topology may be the method's own route."""
+    """Return the predicted time of a call without full-precision rounds, over a topology or the method's own route."""
     wire = algorithm.message_model(job.n, job.dtype, job.size, job.piece_bytes)
 
     def nbytes(elements: int, weight: int) -> int:
@@ -75,11 +82,11 @@ def _call_seconds(job: Job, algorithm: Algorithm, topology: Topology, speed: Spe
     return speed.call_s + travelling_s
 
 
-call_seconds: Callable[..., float] = lru_cache(maxsize=4096)(_call_seconds)  # of topologies too: all are frozen
+call_seconds: Callable[..., float] = lru_cache(maxsize=4096)(_call_seconds)  # arguments are hashable: all are frozen
 
 
 def topologies(size: int, network: LinkModel) -> Iterator[tuple[str, Topology]]:
-    """All that fit, by name; tori of the most square shape, and of a row per group of ranks."""
+    """Yield all topologies that fit, by name; tori of the most square shape, and of a row per group of ranks."""
     for name, make in TOPOLOGIES.items():
         if size > MOST_WALKED and name in WALKED:
             continue
@@ -94,7 +101,7 @@ def topologies(size: int, network: LinkModel) -> Iterator[tuple[str, Topology]]:
 
 
 def ways(job: Job, methods: Mapping[str, tuple[Algorithm, Speed]], dense_speed: Speed) -> Iterator[tuple[str, Way]]:
-    """Every method over every topology that fits, or by its own route, with the name of that."""
+    """Yield every method over every topology that fits, or over its own route, with the name of the route."""
     for method, (algorithm, speed) in methods.items():
         route = algorithm.message_model(job.n, job.dtype, job.size, job.piece_bytes).route
         fitting = topologies(job.size, job.network) if route is None else [(route.name, route)]
@@ -104,13 +111,13 @@ def ways(job: Job, methods: Mapping[str, tuple[Algorithm, Speed]], dense_speed: 
 
 
 def break_even(way: Way, dense: Callable[[Job], float], job: Job) -> float | None:
-    """Bytes per second of each rank's link, to a few percent, below which a way is faster than a dense sum.
+    """Return the bytes per second of each rank's link, to a few percent, below which a way is faster than a dense sum.
 
-    None: it never is, on links of any speed; infinity: it always is.
+    None: it is never faster; infinity: it is always faster.
     """
 
     def lead(factor: float) -> float:
-        """Logarithm of how many times as long the dense sum takes, on links `factor` times as fast."""
+        """Return log(time of the dense sum / time of the way) on links `factor` times as fast."""
         scaled = job.scaled(factor)
         return math.log(dense(scaled) / way.seconds(scaled))
 
@@ -129,7 +136,7 @@ def break_even(way: Way, dense: Callable[[Job], float], job: Job) -> float | Non
     if leads[1] > 0:
         return math.inf
     for _ in range(STEPS):
-        # where a straight line between both ends crosses, not too near to either
+        # intersection of the straight line between both ends with 0, not too near to either
         part = min(0.9, max(0.1, leads[0] / (leads[0] - leads[1])))
         middle = low * (high / low) ** part
         found = lead(middle)
@@ -140,6 +147,6 @@ def break_even(way: Way, dense: Callable[[Job], float], job: Job) -> float | Non
 
 
 def fastest_dense(job: Job, speed: Speed) -> Callable[[Job], float]:
-    """What gives the time of our own dense sum on other links, over the best of the topologies that move least."""
+    """Return the time of our own dense sum, over the best topology that moves the fewest bytes, as a function."""
     frugal = [one for _, one in topologies(job.size, job.network) if isinstance(one, Ring | HalvingDoubling | Torus)]
     return cache(lambda other: min(call_seconds(other, Dense(), topology, speed) for topology in frugal))

@@ -1,21 +1,25 @@
-"""What ``mpicomp advise`` prints."""
+"""Report of ``mpicomp advise``."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import fields
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mpicomp.cli.advise.choice import choose, passed_over
-from mpicomp.cli.advise.code import lines_to_copy
+from collectives import TOPOLOGIES
+from mpicomp.algorithms import Algorithm, Dense
+from mpicomp.cli.advise.methods import LEARNING, METHODS, Grade
 
+Record: TypeAlias = dict[str, Any]
+Row: TypeAlias = dict[str, Any]
 HEADING = f"{'method':<16}  {'topology':<18}  {'all-reduce':>12}  {'step':>12}  {'of dense':>9}  {'pays below':>14}"
 CAUTION = "Compare accuracy with a dense run of your training before you rely on it."
 
 
-def text(record: dict[str, Any]) -> str:
-    """The whole report of what `mpicomp.cli.advise.predictions` gives, and ``hosts``; the advice comes last."""
+def text(record: Record) -> str:
+    """Return the report of a record of `mpicomp.cli.advise.predictions` with ``hosts``; the advice comes last."""
     choice = choose(record)
     table = [*_heading(record), *(_row(row, choice.dense_s) for row in record["rows"])]
     passed = passed_over(record, choice)
@@ -24,7 +28,7 @@ def text(record: dict[str, Any]) -> str:
     return "\n".join((*table, *reasons, "", advice(record), *code))
 
 
-def _heading(record: dict[str, Any]) -> list[str]:
+def _heading(record: Record) -> list[str]:
     network, count = record["network"], record["count"]
     link = f"{rate(network['bandwidth_bytes_s'])} and {duration(network['latency_s'])} between neighbours"
     if network["uplink_bytes_s"] is not None:
@@ -46,7 +50,7 @@ def _heading(record: dict[str, Any]) -> list[str]:
     return [*lines, HEADING]
 
 
-def _row(row: dict[str, Any], dense_s: float) -> str:
+def _row(row: Row, dense_s: float) -> str:
     even = row["break_even_bytes_s"]
     pays = "never" if even is None else "always" if math.isinf(even) else rate(even)
     return (
@@ -55,8 +59,8 @@ def _row(row: dict[str, Any], dense_s: float) -> str:
     )
 
 
-def advice(record: dict[str, Any]) -> str:
-    """One plain sentence."""
+def advice(record: Record) -> str:
+    """Return the advice in one or two sentences."""
     best, compress, dense_s = choose(record)
     name = f"{best['method']} over {best['topology']}"
     even, here = best["break_even_bytes_s"], record["network"]["bandwidth_bytes_s"]
@@ -79,7 +83,7 @@ def advice(record: dict[str, Any]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in a unit that suits them."""
+    """Format seconds with a suitable unit."""
     for factor, unit in ((1.0, "s"), (1e3, "ms")):
         if seconds * factor >= 1:
             return f"{seconds * factor:.4g} {unit}"
@@ -87,9 +91,120 @@ def duration(seconds: float) -> str:
 
 
 def rate(bytes_s: float) -> str:
-    """Bytes per second as network people say it."""
+    """Format bytes per second in bit/s with a suitable unit."""
     bits = 8 * bytes_s
     for factor, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s")):
         if bits >= factor:
             return f"{bits / factor:.3g} {unit}"
     return f"{bits / 1e3:.3g} kbit/s"
+
+
+# Choice --------------------------------------------------------------------------------------------------------------
+
+
+WORTH = 1.05
+"""A step must be this many times as fast to justify the noise of compressing, or a worse learning record."""
+ACCURACY = 1.2
+"""Accuracy of predictions: all-reduces within this factor count as equally fast."""
+
+
+class Choice(NamedTuple):
+    """The best compressing way, whether to compress, and the seconds of a step without compression."""
+
+    row: Row
+    compress: bool
+    dense_s: float
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step as advised."""
+        return float(self.row["step_s"]) if self.compress else self.dense_s
+
+
+def dense_step(record: Record) -> float:
+    """Return the seconds of a step with the fastest dense sum, MPI's included."""
+    found = [record["dense_s"], *(row["seconds"] for row in record["rows"] if row["method"] == "dense")]
+    if record["mpi_s"] is not None:
+        found.append(record["mpi_s"])
+    return float(min(found) + record["compute_s"])
+
+
+def choose(record: Record) -> Choice:
+    """Choose a way: among those about as fast as the fastest, prefer the method with the best learning record.
+
+    Methods for comparison are chosen only if no others were requested.
+    """
+    dense_s = dense_step(record)
+    compressed = [row for row in record["rows"] if row["method"] != "dense"]
+    eligible = [row for row in compressed if not row["compared"]] or compressed
+    fastest = min(eligible, key=lambda row: float(row["step_s"]))
+    worthy = [row for row in eligible if dense_s >= WORTH * row["step_s"]]
+    as_fast = [row for row in worthy if _as_fast(fastest, row)] or [fastest]
+    best = min(as_fast, key=lambda row: (LEARNING[row["method"]].grade, row["step_s"]))
+    return Choice(best, bool(worthy), dense_s)
+
+
+def _as_fast(fastest: Row, row: Row) -> bool:
+    return bool(row["step_s"] < WORTH * fastest["step_s"] or row["seconds"] < ACCURACY * fastest["seconds"])
+
+
+def passed_over(record: Record, choice: Choice) -> list[str]:
+    """Return a line for each method with a faster prediction: its topologies, and the reason against it."""
+    faster: dict[str, list[Row]] = {}
+    for row in record["rows"]:
+        if row["method"] != "dense" and row["step_s"] < choice.step_s:
+            faster.setdefault(row["method"], []).append(row)
+    return [
+        f"{method} over {', '.join(row['topology'] for row in rows)}: {_reason(method, rows, choice)}"
+        for method, rows in faster.items()
+    ]
+
+
+def _reason(method: str, rows: list[Row], choice: Choice) -> str:
+    learned, chosen = LEARNING[method], choice.row["method"]
+    if learned.grade is Grade.COMPARED and not choice.row["compared"]:
+        return f"it {learned.experience}, and is predicted for comparison only"
+    less = f"a step is {1 - min(row['step_s'] for row in rows) / choice.step_s:.1%} shorter"
+    if not choice.compress:
+        return f"{less} than without, which is not worth the noise of compressing"
+    return (
+        f"{less}, too little to prefer it to {chosen}, which has learned better: "
+        f"{chosen} {LEARNING[chosen].experience}, and {method} {learned.experience}"
+    )
+
+
+# Lines of a program --------------------------------------------------------------------------------------------------
+
+
+def lines_to_copy(record: Record, choice: Choice) -> list[str]:
+    """Return lines that use the advice with PyTorch, and as a comment the last line without it."""
+    row = choice.row if choice.compress else _dense_row(record)
+    method = METHODS[row["method"]] if choice.compress else Dense()
+    topology = row["topology"]
+    named = topology.partition(":")[0] in (*TOPOLOGIES, "mpi")  # a method's own route is not a topology
+    kind = record["dtype"]
+    dtype = "" if kind == "float32" else f', dtype="{kind}"'
+    where = [f'topology="{topology}"'] if named else []
+    if record["threads"] > 1:
+        where.append(f"threads={record['threads']}")
+    return [
+        "import mpicomp.torch",
+        f"comm, method = mpicomp.Communicator({', '.join(where)}), {expression(method)}",
+        "optimizer = mpicomp.torch.DistributedOptimizer(optimizer, method, comm, model.named_parameters())",
+        f"# or, without PyTorch: aggregator = method.start(comm, {record['count']}{dtype})",
+    ]
+
+
+def expression(method: Algorithm) -> str:
+    """Return the method as a Python expression, without options at their defaults."""
+    options = ((field.name, field.default, getattr(method, field.name)) for field in fields(method))  # type: ignore[arg-type]
+    given = ", ".join(f"{name}={value!r}" for name, default, value in options if value != default)
+    return f"mpicomp.{type(method).__name__}({given})"
+
+
+def _dense_row(record: Record) -> Row:
+    """Return the row of the fastest dense sum."""
+    found = [row for row in record["rows"] if row["method"] == "dense"]
+    if record["mpi_s"] is not None:
+        found.append({"topology": "mpi", "seconds": record["mpi_s"]})
+    return min(found, key=lambda row: float(row["seconds"]))

@@ -1,4 +1,4 @@
-"""How fast this job's ranks compute: the work of a method, measured where and with whom it will be done."""
+"""Speed of this job's processors: the work of a method, measured on all ranks at once."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collectives import Communicator, Ring
+from collectives.annotations import Doubles
 from collectives.cost.link import LinkModel, Work
 from collectives.cost.simulate import simulate_time
 from collectives.memory import aligned_empty
@@ -20,20 +20,26 @@ from collectives.schedules.all_gather import AllGather
 from mpicomp.algorithms import Algorithm, Dense
 from mpicomp.cli.timing import gather, spin_barrier
 
-SAMPLE_S = 0.25  # about as long as a sample may travel
+SAMPLE_S = 0.25  # time on the network for which samples are sized
 FEWEST, MOST = 1 << 18, 1 << 23  # elements of a sample
 TINY = 64
 WARM_UPS, CALLS, TINY_CALLS = 1, 5, 30
-NAP_S = 1e-4  # between two looks of a rank that waits
+NAP_S = 1e-4  # between two tests of a rank that waits
 SHARING_ELEMENTS, SHARING_S = 1 << 16, 0.15
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What a method costs on this machine.
+    """Cost of a method on this machine.
 
-    `call_s` is of a call, whatever its length. `volume` is what is sent, as a part of what messages hold at most: less
-    than 1 with codes of varying length.
+    Attributes
+    ----------
+    work : Work
+        Costs per element, message and byte.
+    call_s : float
+        Fixed cost of a call, for any length.
+    volume : float
+        Bytes sent, divided by the most that the messages could hold: below 1 for codes of variable length.
     """
 
     work: Work
@@ -42,7 +48,7 @@ class Speed:
 
 
 def without_dense_rounds(algorithm: Algorithm) -> Algorithm:
-    """The method as it is between its full-precision rounds."""
+    """Return the method without its full-precision rounds."""
     if getattr(algorithm, "full_precision_every", None) is None:
         return algorithm
     changed: Algorithm = replace(algorithm, full_precision_every=None)  # type: ignore[type-var]
@@ -50,10 +56,10 @@ def without_dense_rounds(algorithm: Algorithm) -> Algorithm:
 
 
 def measure_speed(comm: Communicator, algorithm: Algorithm, n: int, dtype: str, network: LinkModel) -> Speed:
-    """Run samples around a ring of all ranks, or by the method's own route, at most `n` elements long; collective.
+    """Run samples around a ring of all ranks, or over the method's own route, at most `n` elements long; collective.
 
-    The same on every rank, of which there are two at least. The threads of a rank share what it computes, but for dense
-    sums: one thread is measured, and how much of a core each has where all ranks' threads compute.
+    Needs two ranks or more, and returns the same on all. One thread is measured, and the part of a core that each has
+    while the threads of all ranks compute. The threads of a rank share its work, except for dense sums.
     """
     algorithm = without_dense_rounds(algorithm)
     size = comm.size
@@ -75,11 +81,11 @@ def measure_speed(comm: Communicator, algorithm: Algorithm, n: int, dtype: str, 
     encoding_s, merging_s, decoding_s, other_s, sent = costs.tolist()
     more, fewer = (_traffic(algorithm, some, *shape) for some in (sample, small))
     volume = 2 * sent / more[1]
-    # what travelling takes here, whatever network is predicted for
+    # the time on this network, which may differ from the network of the prediction
     here = LinkModel(measure_latency(comm), network.bandwidth_bytes_s)
     travelling_s = simulate_time(route, size, TINY, wire.nbytes, here, alignment=wire.alignment)
     sharing, left_s = measure_sharing(comm, comm.threads), max(0.0, tiny_s - travelling_s)
-    # what a call takes longer if a message does by one: they wait for each other, and are handled at both ends
+    # growth of a call if each message takes 1 s longer: messages wait for each other, and are handled at both ends
     of_messages = 2 * (1 if gathers else 2) * (size - 1) * sharing
     message_s, byte_s = _solve(
         (more[0], 2 * sent, other_s), (fewer[0], 2 * float(less[4]), float(less[3])), left_s / of_messages
@@ -92,7 +98,7 @@ def measure_speed(comm: Communicator, algorithm: Algorithm, n: int, dtype: str, 
 
 
 def measure_sharing(comm: Communicator, threads: int = 1) -> float:
-    """How many times as long as its processor is busy with it a thread computes where all threads compute at once."""
+    """Return elapsed time / processor time of a thread while the threads of all ranks compute."""
     x = np.ones(SHARING_ELEMENTS, np.float32)
     parts: list[float] = []
 
@@ -113,7 +119,7 @@ def measure_sharing(comm: Communicator, threads: int = 1) -> float:
 
 
 def _traffic(algorithm: Algorithm, n: int, dtype: str, size: int, piece_bytes: int) -> tuple[int, int]:
-    """Messages and bytes that a rank sends and receives, around a ring or by the method's own route."""
+    """Return the messages and bytes that a rank sends and receives, around a ring or over the method's own route."""
     wire = algorithm.message_model(n, dtype, size, piece_bytes)
     route = wire.route or Ring()
     plan = route.plan(0, size)
@@ -124,25 +130,23 @@ def _traffic(algorithm: Algorithm, n: int, dtype: str, size: int, piece_bytes: i
 
 
 def _solve(more: tuple[int, float, float], less: tuple[int, float, float], most_s: float) -> tuple[float, float]:
-    """Seconds per message and per byte, neither negative, from two (messages, bytes, seconds).
+    """Return seconds per message and per byte, neither negative, from two (messages, bytes, seconds).
 
-    A message takes `most_s` at most: a call of few elements, timed as a whole, has messages too. Where that or a sign
-    decides, the seconds of the second are left out of account; those of the first are explained always.
+    A message takes at most `most_s`, which follows from a call of few elements. If that limit or a sign applies, the
+    result fits the first measurement alone.
     """
     (m1, b1, s1), (m2, b2, s2) = more, less
     determinant = m1 * b2 - m2 * b1
     message_s = (s1 * b2 - s2 * b1) / determinant if determinant else s1 / m1
     message_s = max(0.0, min(message_s, s1 / m1, most_s))
-    return message_s, max(0.0, s1 - m1 * message_s) / b1  # rounding can leave less than nothing
+    return message_s, max(0.0, s1 - m1 * message_s) / b1  # rounding can make it negative
 
 
-def _costs(ring: Communicator, algorithm: Algorithm, n: int, dtype: str, calls: int) -> NDArray[np.float64]:
-    """Processor seconds of encoding, merging, decoding and the rest, which is moving, and bytes sent.
+def _costs(ring: Communicator, algorithm: Algorithm, n: int, dtype: str, calls: int) -> Doubles:
+    """Return processor seconds of encoding, merging, decoding and moving, and bytes sent: medians, mean over ranks.
 
-    Medians, mean over ranks.
-
-    On the wall they would contain what other ranks do with a core that they share. A rank that waits polls, which is
-    taken for moving, or sleeps and looks now and then, after which all it does is slower: of both the lesser counts.
+    Wall time would contain the work of other ranks on a shared core. A waiting rank either polls, which counts as
+    moving, or sleeps, which slows down its next work. So both are measured, and the lesser times count.
     """
     polling = _stages(_calls(ring, algorithm, n, dtype, calls, time.thread_time))
     before = rest_by(lambda: time.sleep(NAP_S))
@@ -153,16 +157,16 @@ def _costs(ring: Communicator, algorithm: Algorithm, n: int, dtype: str, calls: 
     return np.minimum(polling, sleeping)
 
 
-def _stages(everyones: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of calls as `_calls` gives them: encoding, merging, decoding, what is left of the whole, and bytes."""
+def _stages(everyones: Doubles) -> Doubles:
+    """Return encoding, merging, decoding, the rest of the total, and bytes, from the results of `_calls`."""
     total, encoding, merging, decoding, sent = np.median(everyones, axis=1).mean(axis=0)
     return np.array([encoding, merging, decoding, max(0.0, total - encoding - merging - decoding), sent])
 
 
 def _calls(
     ring: Communicator, algorithm: Algorithm, n: int, dtype: str, calls: int, clock: Callable[[], float]
-) -> NDArray[np.float64]:
-    """Of each rank and call: seconds altogether, encoding, merging and decoding, by a clock; and bytes sent."""
+) -> Doubles:
+    """Return, for each rank and call, total, encoding, merging and decoding seconds of a clock, and bytes sent."""
     x, out = aligned_empty(n, dtype, 64), aligned_empty(n, dtype, 64)
     x[:] = np.random.default_rng((1, ring.rank)).standard_normal(n, np.float32)
     aggregator = algorithm.start(ring, n, dtype=dtype)

@@ -10,24 +10,26 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-from typing import Any
+from dataclasses import dataclass
 
 from mpi4py import MPI
 
 import mpicomp
 from collectives import Communicator
 from collectives.consistency.call_check import gather_texts
-from mpicomp.algorithms import NAMES
-from mpicomp.cli.arguments import DTYPES
+from collectives.execution.workers import MOST_THREADS
+from mpicomp.algorithms import NAMES, Algorithm
+from mpicomp.cli.arguments import DTYPES, OptionValue, assignment, choice, counts, integer, seconds
 from mpicomp.cli.bench import report
 from mpicomp.cli.bench.check import checked_call
-from mpicomp.cli.bench.gpus import DEVICES, HOST_ONLY, Gpu, find_gpu
 from mpicomp.cli.bench.measure import Subject, aggregated, allreduce, baseline, measure
-from mpicomp.cli.bench.request import ALLREDUCE, BASELINES, Request
-from mpicomp.cli.bench.vectors import Vectors, make_vectors
-from mpicomp.cli.rank0 import UsageError, conduct, open_file, require_none, write
+from mpicomp.cli.bench.report import Line
+from mpicomp.cli.bench.vectors import DEVICES, HOST_ONLY, Gpu, Vectors, find_gpu, make_vectors
+from mpicomp.cli.command import UsageError, conduct, open_file, require_none, write
 
 COMMAND = "mpicomp bench"
+ALLREDUCE = "allreduce"  # not a method: Communicator.allreduce itself, a dense sum
+BASELINES = ("mpi", "dense", "none")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,10 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     methods = ", ".join((*NAMES, ALLREDUCE))
     parser.add_argument("--algorithm", default="marsit", help=f"{methods} (default %(default)s)")
     parser.add_argument(
-        "--option", action="append", default=[], metavar="KEY=VALUE", help="of the algorithm: full_precision_every=None"
+        "--option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="option of the algorithm, such as full_precision_every=None",
     )
     parser.add_argument("--topology", default="auto", help="schedule of the all-reduce, by name (default %(default)s)")
-    parser.add_argument("--network", metavar="FILE", help='what topology "auto" goes by, from mpicomp advise --save')
+    parser.add_argument("--network", metavar="FILE", help='network for topology "auto", from mpicomp advise --save')
     parser.add_argument(
         "--count", default="25e6", help="elements: 25e6, or several as 1e3,1e6, or min:max:factor (default %(default)s)"
     )
@@ -46,25 +52,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         default="cpu",
-        help=f"{', '.join(DEVICES)}: where the vectors are. The GPUs of a node are dealt to its ranks in turn; methods "
-        "encode there if they can, and the baseline goes through the host's memory (default %(default)s)",
+        help=f"{', '.join(DEVICES)}: memory of the vectors. The GPUs of a node are assigned to its ranks in turn; "
+        "methods encode there if they can, and the baseline goes through the host's memory (default %(default)s)",
     )
     parser.add_argument(
         "--baseline",
         default="mpi",
-        help=f"{', '.join(BASELINES)}: what to time in turn with it: MPI_Allreduce, or the dense mean over "
-        "the same topology (default %(default)s)",
+        help=f"{', '.join(BASELINES)}: all-reduce to compare with, timed in turn: MPI_Allreduce, or the dense mean "
+        "over the same topology (default %(default)s)",
     )
     parser.add_argument("--repeats", default="20", help="timed calls of each (default %(default)s)")
-    parser.add_argument("--warmup", default="3", help="calls of each before (default %(default)s)")
+    parser.add_argument("--warmup", default="3", help="calls of each before the timed ones (default %(default)s)")
     parser.add_argument(
         "--check", action=argparse.BooleanOptionalAction, default=True, help="check results before and after timing"
     )
-    parser.add_argument("--seed", default="0", help="of the vectors (default %(default)s)")
+    parser.add_argument("--seed", default="0", help="seed of the vectors (default %(default)s)")
     parser.add_argument(
-        "--threads", default="1", help="of each rank, which encode and decode pieces (default %(default)s)"
+        "--threads", default="1", help="threads of each rank, which encode and decode pieces (default %(default)s)"
     )
-    parser.add_argument("--timeout", default="60", help="seconds a silent rank is awaited (default %(default)s)")
+    parser.add_argument("--timeout", default="60", help="seconds to wait for a silent rank (default %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write one JSON line per vector length")
     parser.add_argument("--trace", metavar="DIR", help="write a trace of each rank's calls, for mpicomp trace")
 
@@ -75,9 +81,9 @@ def run(args: argparse.Namespace) -> int:
     return conduct(COMMAND, lambda: _start(args), lambda request, comm: _run(request, comm, args.json))
 
 
-def _start(args: argparse.Namespace) -> tuple[Request, Communicator]:
+def _start(args: argparse.Namespace) -> tuple[BenchRequest, Communicator]:
     try:
-        request = Request.parse(args)
+        request = BenchRequest.parse(args)
     except ValueError as error:  # all ranks have the same arguments
         raise UsageError(str(error)) from error
     try:
@@ -97,12 +103,12 @@ def _start(args: argparse.Namespace) -> tuple[Request, Communicator]:
     return request, comm
 
 
-def _run(request: Request, comm: Communicator, path: str | None) -> int:
+def _run(request: BenchRequest, comm: Communicator, path: str | None) -> int:
     status = 0
     every = getattr(request.algorithm, "full_precision_every", None)
     with open_file(comm, "--json", path) as file:
         gpu = None if request.device == "cpu" else find_gpu(comm, request.algorithm, request.dtype)
-        common = {**_common(request, comm), **(HOST_ONLY if gpu is None else gpu.told)}
+        common = {**_common(request, comm), **(HOST_ONLY if gpu is None else gpu.fields)}
         if comm.rank == 0:
             print(report.heading(common), flush=True)
         for count in request.counts:
@@ -116,17 +122,17 @@ def _run(request: Request, comm: Communicator, path: str | None) -> int:
     return status
 
 
-def _subject(request: Request, comm: Communicator, vectors: Vectors, gpu: Gpu | None) -> Subject:
-    """What is timed; UsageError on every rank if it cannot start; collective."""
+def _subject(request: BenchRequest, comm: Communicator, vectors: Vectors, gpu: Gpu | None) -> Subject:
+    """Start the all-reduce to be timed; collective. Raises UsageError on every rank if it cannot start."""
     if request.algorithm is None:
         return allreduce(comm)
     subject, problem = None, ""
     try:
         subject = aggregated(request.algorithm, comm, vectors.x, "cpu" if gpu is None else gpu.start)
-    except (TypeError, ValueError) as error:  # of the options, which all ranks share
+    except (TypeError, ValueError) as error:  # caused by the options, which all ranks share
         given = ", ".join(f"{key}={value}" for key, value in request.options.items())
         raise UsageError(f"--algorithm {request.name} cannot start with --option {given}: {error}") from error
-    except (MemoryError, RuntimeError) as error:  # of the memory, which ranks share with others
+    except (MemoryError, RuntimeError) as error:  # caused by the memory, which may be short on some ranks alone
         problem = f"{comm.here}: --count {vectors.x.size}: {error}; take fewer elements, or fewer ranks per node"
     require_none(comm.mpi_comm, problem, comm.timeout)
     assert subject is not None
@@ -134,8 +140,8 @@ def _subject(request: Request, comm: Communicator, vectors: Vectors, gpu: Gpu | 
 
 
 def _line(
-    request: Request, comm: Communicator, subject: Subject, vectors: Vectors, every: int | None, common: dict[str, Any]
-) -> dict[str, Any]:
+    request: BenchRequest, comm: Communicator, subject: Subject, vectors: Vectors, every: int | None, common: Line
+) -> Line:
     """Check and time one vector length; collective."""
     problems: list[str] = []
 
@@ -145,7 +151,7 @@ def _line(
         else:
             subject.call(vectors.given, vectors.target)
 
-    call()  # of a method with full-precision rounds, the first is one; the second is not
+    call()  # a full-precision round, if the method has them, unlike the second call
     dense = {"bytes": subject.traffic.bytes_sent}
     call()
     untimed = 2 + request.warmup
@@ -160,8 +166,8 @@ def _line(
     return report.record(common, vectors.x.size, measured, verdict, dense)
 
 
-def _common(request: Request, comm: Communicator) -> dict[str, Any]:
-    """What all lines share; collective."""
+def _common(request: BenchRequest, comm: Communicator) -> Line:
+    """Return the fields that all lines share; collective."""
     return {
         "algorithm": request.name,
         "options": request.options,
@@ -177,3 +183,54 @@ def _common(request: Request, comm: Communicator) -> dict[str, Any]:
         "hosts": sorted(set(gather_texts(comm.mpi_comm, platform.node(), comm.timeout))),
         "mpicomp_version": mpicomp.__version__,
     }
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """Parsed arguments."""
+
+    name: str
+    algorithm: Algorithm | None  # None: `Communicator.allreduce`
+    options: dict[str, OptionValue]  # of the algorithm, as given
+    counts: tuple[int, ...]  # elements of each vector
+    dtype: str
+    device: str
+    baseline: str
+    repeats: int
+    warmup: int
+    check: bool
+    seed: int
+    threads: int
+    timeout_s: float
+
+    @classmethod
+    def parse(cls, args: argparse.Namespace) -> BenchRequest:
+        """Read the values of the options. Raises ValueError with the option, its value and the values it accepts."""
+        options = dict(map(assignment, args.option))
+        return cls(
+            args.algorithm,
+            _algorithm(args.algorithm, options),
+            options,
+            counts(args.count),
+            choice("--dtype", args.dtype, DTYPES),
+            choice("--device", args.device, DEVICES),
+            choice("--baseline", args.baseline, BASELINES),
+            integer("--repeats", args.repeats, 1),
+            integer("--warmup", args.warmup, 0),
+            args.check,
+            integer("--seed", args.seed, 0),
+            integer("--threads", args.threads, 1, MOST_THREADS),
+            seconds("--timeout", args.timeout),
+        )
+
+
+def _algorithm(name: str, options: dict[str, OptionValue]) -> Algorithm | None:
+    if name == ALLREDUCE:
+        if options:
+            raise ValueError(f"--algorithm {ALLREDUCE} has no options, not {', '.join(options)}")
+        return None
+    choice("--algorithm", name, (*NAMES, ALLREDUCE))
+    try:
+        return mpicomp.algorithm(name, **options)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"--algorithm {name} cannot be made with these options: {error}") from error

@@ -1,9 +1,9 @@
-"""Whether a result is right: not by tolerance of what a method loses, but by what it promises.
+"""Check of results, by the guarantees of each method.
 
 - All: the same bits on every rank.
 - Dense sums and means, and full-precision rounds: within rounding of a sum in float64; 16 bits round twice more.
-- Marsit's one-bit rounds: one magnitude everywhere, the global step; elements on whose sign all ranks agree keep it;
-  over all elements as many are positive as the vote shares k/M say, within six standard deviations.
+- Marsit's one-bit rounds: one magnitude everywhere, the global step. Elements keep a sign on which all ranks agree. The
+  number of positive elements is within six standard deviations of the sum of vote shares k/M.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collectives import Communicator
+from collectives.annotations import Doubles, FloatArray
 from collectives.consistency.call_check import gather_texts
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms.dense import Dense
@@ -25,11 +25,11 @@ from mpicomp.cli.bench.vectors import TILE, Vectors
 
 DEVIATIONS = 6.0
 ROUNDING = {None: (0.0, 0.0), "float16": (2.0**-10, 2.0**-24), "bfloat16": (2.0**-7, 2.0**-133)}
-"""Of what `Dense` may send: what both roundings may change, relative to a number and at least, a little more."""
+"""Bounds on the error of both roundings for each wire type of `Dense`: relative to a number, and absolute."""
 
 
 def checked_call(comm: Communicator, subject: Subject, vectors: Vectors) -> str:
-    """Make one call and tell what is wrong with its result, the same on every rank; empty: nothing; collective."""
+    """Make one call; return the error of its result, the same on every rank, or ""; collective."""
     aggregator, problem, x, out = subject.aggregator, "", vectors.x, vectors.out
     if aggregator is not None and isinstance(aggregator.algorithm, Marsit):
         problem = _marsit(comm, aggregator, vectors)
@@ -44,8 +44,8 @@ def checked_call(comm: Communicator, subject: Subject, vectors: Vectors) -> str:
     return f"rank {odd[0]} of {comm.size} has another result than rank 0" if odd else problem
 
 
-def _sums(comm: Communicator, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Sum over ranks, by MPI."""
+def _sums(comm: Communicator, rows: Doubles) -> Doubles:
+    """Return the sum over ranks, by MPI."""
     total = np.empty_like(rows)
     comm.wait(comm.mpi_comm.Iallreduce(rows, total), lambda: f"rank {comm.rank} of {comm.size}: the check does not end")
     return total
@@ -55,8 +55,8 @@ def _tiles(n: int) -> list[slice]:
     return [slice(start, min(start + TILE, n)) for start in range(0, n, TILE)]
 
 
-def _mean(comm: Communicator, values: NDArray[Any], out: NDArray[Any], divisor: int, wire: str | None = None) -> str:
-    """Compare `out` with the sum of the ranks' values, divided; `wire`: the type that they were rounded to."""
+def _mean(comm: Communicator, values: FloatArray, out: FloatArray, divisor: int, wire: str | None = None) -> str:
+    """Compare `out` with the sum of the ranks' values, divided; `wire` is the type that they were rounded to."""
     # a result of 16 bits is rounded from a float32 sum; every addition rounds once
     unit, final = (float(np.finfo(dtype).eps) for dtype in (values.dtype, out.dtype))
     unit = min(unit, float(np.finfo(np.float32).eps))
@@ -75,7 +75,7 @@ def _mean(comm: Communicator, values: NDArray[Any], out: NDArray[Any], divisor: 
 
 
 def _marsit(comm: Communicator, aggregator: Aggregator, vectors: Vectors) -> str:
-    """Call it, knowing the residual from before."""
+    """Make one call of Marsit, and check its result with the residual from before."""
     x, out = vectors.x, vectors.out
     options: Any = aggregator.algorithm
     residual, gamma = aggregator.feedback.settled_residual(), aggregator.feedback.gamma
@@ -99,9 +99,9 @@ def _marsit(comm: Communicator, aggregator: Aggregator, vectors: Vectors) -> str
 
 
 def _votes(
-    comm: Communicator, signed: NDArray[Any], zero_is_positive: bool, out: NDArray[Any], step: float, zeros: bool
+    comm: Communicator, signed: FloatArray, zero_is_positive: bool, out: FloatArray, step: float, zeros: bool
 ) -> str:
-    """Judge a one-bit result, which has zeros where two winners may disagree, by the ranks' votes."""
+    """Check a one-bit result by the ranks' votes. With `zeros` it is 0 where two winners disagree."""
     size = comm.size
     tolerance = 1e-5 + float(np.finfo(out.dtype).eps)
     magnitude = float(abs(out[np.argmax(out != 0)]))
@@ -110,7 +110,7 @@ def _votes(
     positive, expected, variance = 0.0, 0.0, 0.0
     for tile in _tiles(out.size):
         part = signed[tile]
-        # without a residual the sign of 0 alternates: such a vote is in nobody's favour
+        # without a residual the sign of 0 alternates: half a vote for each sign
         votes = _sums(comm, np.stack([part >= 0 if zero_is_positive else part > 0, part < 0]).astype(np.float64))
         positives, negatives = out[tile] > 0, out[tile] < 0
         if np.any((np.abs(out[tile]) != out.dtype.type(magnitude)) & (positives | negatives | (not zeros))):

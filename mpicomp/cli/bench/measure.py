@@ -1,14 +1,14 @@
-"""What is timed, the baseline that it is timed against in turn, and what it costs."""
+"""Timing of an all-reduce and its baseline in turn."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from collectives import Communicator, Traffic
+from collectives.annotations import Array
 from collectives.trace.traffic import COSTS
 from mpicomp.algorithms import Aggregator, Algorithm, Dense
 from mpicomp.cli.bench.vectors import Call, Vector, Vectors
@@ -17,27 +17,39 @@ from mpicomp.cli.timing import Seconds, alternate, gather
 
 @dataclass(frozen=True)
 class Subject:
-    """One way to reduce a vector."""
+    """An all-reduce.
 
-    call: Call  # from the first into the second; this alone is timed
-    traffic: Traffic  # what all calls so far have cost this rank
-    sums: bool = True  # the result is the sum over ranks; else it is, or stands for, the mean
-    aggregator: Aggregator | None = None  # of a method
+    Attributes
+    ----------
+    call : callable
+        Reduces its first argument into the second; this alone is timed.
+    traffic : Traffic
+        Cost of all calls so far on this rank.
+    sums : bool
+        Whether the result is the sum over ranks, else the mean or an estimate of it.
+    aggregator : Aggregator or None
+        The aggregator of a method.
+    """
+
+    call: Call
+    traffic: Traffic
+    sums: bool = True
+    aggregator: Aggregator | None = None
 
 
 def aggregated(algorithm: Algorithm, comm: Communicator, x: Vector, device: str = "cpu") -> Subject:
-    """A method of `mpicomp.ALGORITHMS` for such vectors; `device` as in `Algorithm.start`."""
+    """Start a method for vectors like `x`; `device` as in `Algorithm.start`."""
     aggregator = algorithm.start(comm, x.size, dtype=x.dtype.name, device=device)
     return Subject(aggregator.aggregate, aggregator.traffic.total, False, aggregator)
 
 
 def allreduce(comm: Communicator) -> Subject:
-    """`Communicator.allreduce`, the dense sum as a user calls it."""
+    """Return `Communicator.allreduce`, the dense sum."""
     return Subject(lambda x, out: comm.allreduce(x, "sum", out), comm.traffic)
 
 
 def mpi_allreduce(comm: Communicator, x: Vector) -> Subject:
-    """MPI's own, blocking all-reduce with nothing around it; of float16 vectors as float32, MPI's smallest."""
+    """Return MPI's own blocking all-reduce; float16 vectors as float32, MPI's smallest type."""
     mpi_comm, trace = comm.mpi_comm, comm.trace
     wide = (x.astype(np.float32), np.empty(x.size, np.float32)) if x.dtype == np.float16 else None
 
@@ -53,7 +65,7 @@ def mpi_allreduce(comm: Communicator, x: Vector) -> Subject:
 
 
 def baseline(name: str, comm: Communicator, vectors: Vectors) -> Subject | None:
-    """What ``--baseline`` names, as a user would call it with vectors where these are; None: nothing."""
+    """Return the all-reduce of ``--baseline`` for vectors in this memory; None for "none"."""
     if name == "mpi":
         subject = mpi_allreduce(comm, vectors.x)
         return replace(subject, call=vectors.through_host(subject.call))
@@ -62,20 +74,25 @@ def baseline(name: str, comm: Communicator, vectors: Vectors) -> Subject | None:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One vector length."""
+    """Times of one vector length.
 
-    seconds: Seconds  # of each timed call, on the slowest rank
+    Attributes
+    ----------
+    seconds, baseline_seconds : float64[repeats]
+        Time of each call on the slowest rank; None without a baseline.
+    cost : dict
+        Fields of `Traffic` for one call, as the mean over calls and ranks.
+    """
+
+    seconds: Seconds
     baseline_seconds: Seconds | None
-    cost: dict[str, float]  # fields of `Traffic` for one call, as the mean over calls and ranks
+    cost: dict[str, float]
 
 
 def measure(
-    comm: Communicator, subject: Subject, other: Subject | None, x: Any, out: Any, repeats: int, warmup: int
+    comm: Communicator, subject: Subject, other: Subject | None, x: Array, out: Array, repeats: int, warmup: int
 ) -> Measurement:
-    """Time a subject and its baseline, if there is one, in turn, each call behind a barrier of its own; collective.
-
-    Both overwrite `out`.
-    """
+    """Time a subject and its baseline, if any, in turn, each call behind a barrier; collective."""
     calls = {"subject": partial(subject.call, x, out)}
     if other is not None:
         calls["baseline"] = partial(other.call, x, out)

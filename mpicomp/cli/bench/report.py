@@ -1,14 +1,16 @@
-"""What rank 0 prints and writes: nccl-tests' columns and a few more, and JSON lines."""
+"""Report of ``mpicomp bench``: a table with the columns of nccl-tests and a few more, and JSON lines."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from mpicomp.cli.bench.measure import Measurement
 
+Line: TypeAlias = dict[str, Any]
+"""Fields of a line of JSON."""
 COLUMNS = (
     ("size", "(B)", 11),
     ("count", "", 11),
@@ -26,22 +28,29 @@ COLUMNS = (
 
 
 def bits_per_element(bytes_sent_per_rank: float, count: int, ranks: int) -> float | None:
-    """Bits an element costs in each of the two phases, from bytes handed to MPI; None for one rank.
+    """Return the bits of an element in each of the two phases, from the bytes handed to MPI; None for one rank.
 
     An all-reduce of b bits per element in its reduce phase and in its gather phase sends 2 b (M - 1)/M bits per
-    element and rank: one-bit methods come out at 1.00, float32 at 32.00.
+    element and rank: this is 1.00 for one-bit methods and 32.00 for float32.
     """
     return 8 * bytes_sent_per_rank * ranks / (2 * count * (ranks - 1)) if ranks > 1 else None
 
 
-def record(
-    common: dict[str, Any], count: int, measured: Measurement, verdict: str | None, dense: dict[str, int]
-) -> dict[str, Any]:
-    """One line of JSON.
+def record(common: Line, count: int, measured: Measurement, verdict: str | None, dense: dict[str, int]) -> Line:
+    """Return the fields of a line of JSON.
 
-    `common` are the fields that all lines share. `verdict` is what the check found, empty for nothing; None: not
-    checked. `dense` is empty but for methods with full-precision rounds: ``every``, the ``bytes`` that one of these
-    sends per rank, and the number of ``calls`` among those timed.
+    Parameters
+    ----------
+    common : dict
+        Fields that all lines share.
+    count : int
+        Elements of the vector.
+    measured : Measurement
+    verdict : str or None
+        Error that the check found, or ""; None: not checked.
+    dense : dict
+        For methods with full-precision rounds: ``every``, the ``bytes`` that such a round sends per rank, and the
+        number of ``calls`` among those timed. Empty for others.
     """
     ranks, nbytes = common["ranks"], count * np.dtype(common["dtype"]).itemsize
     seconds, p99 = np.percentile(measured.seconds, (50, 99)).tolist()
@@ -73,15 +82,15 @@ def record(
 
 
 def _long_run(sent: float, calls: int, dense: dict[str, int]) -> float:
-    """Bytes per call over a whole period of `every` calls."""
+    """Return the bytes per call over a whole period of `every` calls."""
     if not dense or dense["calls"] == calls:
         return sent
     one_bit = (sent * calls - dense["bytes"] * dense["calls"]) / (calls - dense["calls"])
     return (dense["bytes"] + (dense["every"] - 1) * one_bit) / dense["every"]
 
 
-def heading(common: dict[str, Any]) -> str:
-    """Lines above the table."""
+def heading(common: Line) -> str:
+    """Return the lines above the table."""
     options = ", ".join(f"{key}={value}" for key, value in common["options"].items())
     hosts = len(common["hosts"])
     lines = [
@@ -98,8 +107,8 @@ def heading(common: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def row(line: dict[str, Any]) -> str:
-    """One vector length."""
+def row(line: Line) -> str:
+    """Return the row of the table for one vector length."""
     check = "-" if line["check"] is None else "ok" if line["check"] == "ok" else "WRONG"
     cells = (
         str(line["nbytes"]),
@@ -123,8 +132,8 @@ def _number(value: float) -> str:
     return f"{value:.{min(digits, 4)}f}"
 
 
-def notes(line: dict[str, Any], every: int | None) -> list[str]:
-    """What a reader could misread in a line."""
+def notes(line: Line, every: int | None) -> list[str]:
+    """Return notes that prevent misreading of a line."""
     found = []
     if every is not None and every > 1 and line["bits_per_element_long_run"] is not None:
         found.append(

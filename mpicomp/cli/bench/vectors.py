@@ -1,26 +1,32 @@
-"""The vectors that `mpicomp bench` reduces, where calls find them and where they are looked at."""
+"""Vectors of ``mpicomp bench``, in the host's memory or on a GPU, and the assignment of GPUs to ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collectives import Communicator
-from collectives.devices import Device, wait
+from collectives.annotations import Array, FloatArray, Tensor, override
+from collectives.consistency.call_check import gather_texts
+from collectives.devices import Device, named, wait
 from collectives.memory import aligned_empty
-from mpicomp.cli.rank0 import require_none
+from mpicomp import kernels
+from mpicomp.algorithms import Algorithm
+from mpicomp.cli.command import require_none
 
+DEVICES = ("cpu", "cuda")
+HOST_ONLY: Mapping[str, object] = {"device": "cpu", "encoded_on": "cpu"}
 TILE = 1 << 20  # elements drawn, or compared, at a time
-Vector = NDArray[Any]
-Call = Callable[[Any, Any], object]
-"""From the first vector into the second."""
+Vector = FloatArray
+Call = Callable[[Array, Array], object]
+"""Reduces the first vector into the second."""
 
 
 class Vectors:
-    """A rank's vector, and room for a result.
+    """A rank's vector, and memory for a result.
 
     Parameters
     ----------
@@ -30,64 +36,64 @@ class Vectors:
     Attributes
     ----------
     x, out : ndarray[n]
-        In the host's memory, where they are looked at.
+        Vector and result in the host's memory, where results are checked.
     given, target : array[n]
-        What calls take: the same, or on a device.
+        Arguments of calls: the same arrays, or tensors on a device.
     """
 
     def __init__(self, n: int, dtype: str) -> None:
         self.x, self.out = self._empty(n, dtype), self._empty(n, dtype)
-        self.given: Any = self.x
-        self.target: Any = self.out
+        self.given: Array = self.x
+        self.target: Array = self.out
 
     def _empty(self, n: int, dtype: str) -> Vector:
         return aligned_empty(n, dtype, 64)
 
     def fill(self, seed: int, rank: int) -> None:
-        """Normally distributed numbers, others on each rank."""
+        """Fill the vector with normally distributed numbers, different ones on each rank."""
         random = np.random.default_rng((seed, rank))
         for start in range(0, self.x.size, TILE):
             self.x[start : start + TILE] = random.standard_normal(min(TILE, self.x.size - start), np.float32)
 
     def take(self, call: Call) -> None:
-        """Make a call, and bring its result to where it is looked at."""
+        """Make a call, and copy its result to `out`."""
         call(self.given, self.target)
 
     def through_host(self, call: Call) -> Call:
-        """A call of arrays in the host's memory, of those that calls take here."""
+        """Turn a call that takes arrays of the host into one that takes `given` and `target`."""
         return call
 
 
 class DeviceVectors(Vectors):
-    """The same on a device; the host's memory is pinned. Parameters as in `Vectors`, behind the device."""
+    """Vectors on a device, with pinned memory of the host. Parameters as in `Vectors`, behind the device."""
 
     def __init__(self, device: Device, n: int, dtype: str) -> None:
         self._device = device
         super().__init__(n, dtype)
         self.given, self.target = tensor(device, n, dtype), tensor(device, n, dtype)
 
+    @override
     def _empty(self, n: int, dtype: str) -> Vector:
         return self._device.pinned(n * np.dtype(dtype).itemsize).view(dtype)
 
-    def _copy(self, source: Any, target: Any) -> None:
+    def _copy(self, source: Array, target: Array) -> None:
         """Copy a vector to the device or from it, and wait for the end."""
         ends = [one if isinstance(one, np.ndarray) else self._device.take(one).vector for one in (source, target)]
         wait(self._device.copy(*ends))
 
+    @override
     def fill(self, seed: int, rank: int) -> None:
-        """See `Vectors`."""
         super().fill(seed, rank)
         self._copy(self.x, self.given)
 
+    @override
     def take(self, call: Call) -> None:
-        """See `Vectors`."""
         super().take(call)
         self._copy(self.target, self.out)
 
+    @override
     def through_host(self, call: Call) -> Call:
-        """See `Vectors`: behind a copy to the host, and before one back."""
-
-        def staged(given: Any, target: Any) -> None:
+        def staged(given: Array, target: Array) -> None:
             self._copy(given, self.x)
             call(self.x, self.out)
             self._copy(self.out, target)
@@ -95,13 +101,13 @@ class DeviceVectors(Vectors):
         return staged
 
 
-def tensor(device: Device, n: int, dtype: str) -> Any:
-    """A vector of zeros on a device, as a user would pass it."""
+def tensor(device: Device, n: int, dtype: str) -> Tensor:
+    """Return a vector of zeros on a device."""
     return device.zeros(n, dtype)
 
 
 def make_vectors(comm: Communicator, n: int, dtype: str, device: Device | None) -> Vectors:
-    """Make a rank's vectors; UsageError on every rank if there is no room for them; collective."""
+    """Make a rank's vectors; collective. Raises UsageError on every rank if one has too little memory."""
     vectors, problem = None, ""
     try:
         vectors = Vectors(n, dtype) if device is None else DeviceVectors(device, n, dtype)
@@ -110,3 +116,97 @@ def make_vectors(comm: Communicator, n: int, dtype: str, device: Device | None) 
     require_none(comm.mpi_comm, problem, comm.timeout)
     assert vectors is not None
     return vectors
+
+
+# GPUs ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The GPU of this rank.
+
+    Attributes
+    ----------
+    device : Device
+    where : str
+        Name of the device, such as "cuda:1".
+    encodes : bool
+        Whether vectors are encoded there.
+    fields : mapping
+        Fields of the report about the GPUs of all ranks.
+    """
+
+    device: Device
+    where: str
+    encodes: bool
+    fields: Mapping[str, object]
+
+    @property
+    def start(self) -> str:
+        """Device for `Algorithm.start`."""
+        return self.where if self.encodes else "cpu"
+
+
+def find_gpu(comm: Communicator, algorithm: Algorithm | None, dtype: str) -> Gpu:
+    """Assign a GPU to this rank: those of a node are assigned to its ranks in turn; collective.
+
+    Parameters
+    ----------
+    comm : Communicator
+    algorithm : Algorithm or None
+        Method that may encode on the GPU.
+    dtype : str
+        Type of the vectors.
+
+    Raises
+    ------
+    UsageError
+        A rank has no usable GPU. Raised on every rank.
+    """
+    host, problem, device, where, name = platform.node(), "", None, "", ""
+    encodes = algorithm is not None and algorithm.encodes_on_devices(dtype)
+    try:
+        number = comm.local_rank % gpu_count()
+        where, name = f"cuda:{number}", gpu_name(number)
+        device = named(where)
+        if encodes:
+            kernels.of("cuda")
+    except (ImportError, ValueError, RuntimeError) as error:  # the last is PyTorch's
+        cure = "install it, or take --device cpu" if isinstance(error, ImportError) else "or take --device cpu"
+        problem = f"{comm.here}, on {host}: --device cuda: {error}; {cure}"
+    require_none(comm.mpi_comm, problem, comm.timeout)
+    assert device is not None
+    places = gather_texts(comm.mpi_comm, f"{where} of {host}", comm.timeout)
+    names = gather_texts(comm.mpi_comm, name, comm.timeout)
+    fields = {
+        "device": "cuda",
+        "encoded_on": "cuda" if encodes else "cpu",
+        "gpus": len(set(places)),
+        "gpu_names": sorted(set(names)),
+    }
+    return Gpu(device, where, encodes, fields)
+
+
+def gpu_count() -> int:
+    """Return the number of GPUs that PyTorch finds on this node.
+
+    Raises
+    ------
+    ValueError
+        PyTorch is missing, or finds no GPU.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise ValueError("PyTorch is missing there: install its build for the GPU") from error
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not found:
+        raise ValueError("PyTorch finds no GPU there: start ranks where there is one, with PyTorch's build for it")
+    return found
+
+
+def gpu_name(number: int) -> str:
+    """Return the product name of a GPU."""
+    import torch
+
+    return str(torch.cuda.get_device_name(number))

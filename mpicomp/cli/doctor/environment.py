@@ -1,17 +1,19 @@
-"""The Python side: compiled kernels and their cache, threads, packages in each other's way."""
+"""Findings about Python: compiled kernels and their cache, threads, packages that conflict with ours or each other."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
 import warnings
-from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, packages_distributions, version
-from pathlib import Path
+from base64 import urlsafe_b64encode
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import Distribution, PackageNotFoundError, distributions, packages_distributions, version
+from importlib.util import find_spec
+from pathlib import Path, PurePath
 
-from mpicomp.cli.doctor import cores
+from mpicomp.cli.doctor.container import quota
 from mpicomp.cli.doctor.finding import Finding, examine
-from mpicomp.cli.doctor.packages import own_packages
 
 POOLS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -20,9 +22,14 @@ HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 def findings(n_local_ranks: int, usable_cores: int) -> list[Finding]:
     """Return the findings about this process's packages and environment.
 
-    n_local_ranks, usable_cores : ranks on this host, and the cores that one of them or another may run on.
+    Parameters
+    ----------
+    n_local_ranks : int
+        Ranks on this host.
+    usable_cores : int
+        Cores on which at least one of them may run.
     """
-    host_cores = min(float(usable_cores), cores.quota())
+    host_cores = min(float(usable_cores), quota())
     return [
         examine("packages", own_packages),
         examine("kernels", kernels, "FAIL"),
@@ -34,7 +41,7 @@ def findings(n_local_ranks: int, usable_cores: int) -> list[Finding]:
 
 
 def kernels() -> Finding:
-    """Load all kernels and look for the folder of the compiled ones."""
+    """Load all kernels, and check the folder of the compiled ones."""
     importlib.import_module("mpicomp.kernels").of("cpu")
     cache = importlib.import_module("mpicomp.kernels.cache_folder").CACHE
     with warnings.catch_warnings():
@@ -51,9 +58,18 @@ def kernels() -> Finding:
 
 
 def threads(n_local_ranks: int, environ: Mapping[str, str], own_cores: int, host_cores: float) -> Finding:
-    """Look for thread pools that would fight: NumPy's and torch's take every core unless they are limited.
+    """Check for more threads than cores: thread pools of NumPy and torch take every core unless they are limited.
 
-    own_cores, host_cores : that this rank may run on, and that all ranks of this host may use at once.
+    Parameters
+    ----------
+    n_local_ranks : int
+        Ranks on this host.
+    environ : mapping
+        Environment variables.
+    own_cores : int
+        Cores on which this rank may run.
+    host_cores : float
+        Cores that all ranks of this host may use at once.
     """
     shown = ", ".join(f"{name}={value}" for name, value in sorted(environ.items()) if name.endswith("_NUM_THREADS"))
     limits = [environ.get(name, "").partition(",")[0] for name in POOLS]
@@ -70,7 +86,7 @@ def threads(n_local_ranks: int, environ: Mapping[str, str], own_cores: int, host
 
 
 def pytest_mpi(distributions: Mapping[str, list[str]]) -> Finding:
-    """Look for the two packages that install one module; `distributions` maps modules to packages."""
+    """Check which of two packages has installed the module; `distributions` maps modules to packages."""
     found = sorted(set(distributions.get("pytest_mpi", ())))
     if set(found) - {"pytest-mpi"}:
         cure = "the tests need pytest-mpi: pip uninstall mpi-pytest, then pip install --force-reinstall pytest-mpi"
@@ -87,13 +103,96 @@ def torch() -> Finding:
 
 
 def huge_pages(environ: Mapping[str, str], offered: str) -> Finding:
-    """Look whether torch takes huge pages for large tensors; `offered` is what the kernel says of them."""
+    """Check whether torch takes huge pages for large tensors; `offered` is the kernel's setting."""
     chosen = offered.partition("[")[2].partition("]")[0]
     if chosen == "madvise" and not environ.get("THP_MEM_ALLOC_ENABLE"):
-        text = "torch does not ask for them, and new gradients are cleared in pages of 4 kB"
+        text = "torch does not request them, and new gradients are cleared in pages of 4 kB"
         return Finding("huge pages", "warn", text, "export THP_MEM_ALLOC_ENABLE=1, as slurm/env.sh does")
     return Finding("huge pages", "ok", f"transparent huge pages: {chosen or 'unknown'}")
 
 
 def _read(path: Path) -> str:
     return path.read_text() if path.exists() else ""
+
+
+# Packages of the same name -------------------------------------------------------------------------------------------
+
+
+OURS = ("collectives", "mpicomp")
+MOST_NAMED = 3
+_HOME = Path(__file__).resolve().parents[3]  # of the packages that this file belongs to
+_AGAIN = "pip install --force-reinstall --no-deps mpicomp, best in an environment of its own"
+
+
+def own_packages(home: Path = _HOME, installed: Iterable[Distribution] | None = None) -> Finding:
+    """Check the place that `collectives` is imported from, and that the files are those that were installed.
+
+    It must lie next to `mpicomp`, in the folder `home`. If a distribution was installed there, its RECORD has a hash of
+    every file. An editable installation, or a checkout on PYTHONPATH, has no hashes.
+    """
+    everything = list(distributions() if installed is None else installed)
+    spec = find_spec("collectives")
+    found = None if spec is None else _folder(spec.origin, spec.submodule_search_locations)
+    if found != home / "collectives":
+        owners = _owners(everything, [found / "__init__.py"]) if found else []
+        text = f"collectives is imported from {found}, which is not ours: that is {home / 'collectives'}"
+        return Finding("packages", "FAIL", text, _cure(owners, "look for it in PYTHONPATH and the current folder"))
+    recorded = [
+        one for one in everything if _name(one) == "mpicomp" and Path(str(one.locate_file(""))).resolve() == home
+    ]
+    altered = [path for one in recorded for path in _altered(one)]
+    if altered:
+        named = ", ".join(str(path.relative_to(home)) for path in altered[:MOST_NAMED])
+        more = f" and {len(altered) - MOST_NAMED} more" if len(altered) > MOST_NAMED else ""
+        text = f"files are not those that mpicomp has installed: {named}{more}"
+        return Finding("packages", "warn", text, _cure(_owners(everything, altered), _AGAIN))
+    return Finding("packages", "ok", f"collectives and mpicomp are ours, in {home}")
+
+
+def _folder(origin: str | None, locations: Iterable[str] | None) -> Path | None:
+    """Return the folder of a package; without an ``__init__.py`` it has only locations."""
+    places = [str(Path(origin).parent)] if origin else list(locations or ())
+    return Path(places[0]).resolve() if places else None
+
+
+def _altered(installed: Distribution) -> Iterator[Path]:
+    """Yield our modules whose bytes differ from the RECORD, or that are missing."""
+    for file in installed.files or ():
+        if file.parts[0] in OURS and file.suffix == ".py" and file.hash is not None:
+            path = _place(installed, file)
+            if not path.exists() or _digest(path, file.hash.mode) != file.hash.value:
+                yield path
+
+
+def _place(installed: Distribution, file: PurePath | str) -> Path:
+    return Path(str(installed.locate_file(str(file)))).resolve()
+
+
+def _digest(path: Path, algorithm: str) -> str:
+    """Return the hash of a file in the form of a RECORD."""
+    return urlsafe_b64encode(hashlib.new(algorithm, path.read_bytes()).digest()).decode().rstrip("=")
+
+
+def _owners(installed: Iterable[Distribution], paths: Iterable[Path]) -> list[str]:
+    """Return the names of other distributions that have installed one of these files."""
+    wanted = {path.resolve() for path in paths}
+    names = {path.name for path in wanted}
+    return sorted(
+        {
+            f"{_name(one)} {one.version}"
+            for one in installed
+            if _name(one) != "mpicomp"
+            for file in one.files or ()
+            if file.name in names and _place(one, file) in wanted
+        }
+    )
+
+
+def _name(installed: Distribution) -> str:
+    return str(installed.metadata["Name"])
+
+
+def _cure(owners: list[str], otherwise: str) -> str:
+    if not owners:
+        return otherwise
+    return f"pip uninstall {' '.join(owner.split()[0] for owner in owners)} ({', '.join(owners)}), then {_AGAIN}"

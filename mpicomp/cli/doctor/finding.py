@@ -1,9 +1,10 @@
-"""What the doctor finds, one fact at a time."""
+"""Findings of the doctor, and their report."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 Status = Literal["ok", "warn", "FAIL"]
@@ -13,10 +14,10 @@ Status = Literal["ok", "warn", "FAIL"]
 class Finding:
     """One line of the report."""
 
-    name: str  # what was looked at
+    name: str  # the subject
     status: Status  # "warn": jobs run, but slowly or with less than they could; "FAIL": no job can run
-    text: str  # what was found
-    cure: str = ""  # empty where nothing needs doing
+    text: str
+    cure: str = ""  # empty if nothing needs to be done
 
     def line(self) -> str:
         """Return the finding as the report prints it."""
@@ -25,8 +26,22 @@ class Finding:
 
 
 def examine(name: str, check: Callable[[], Finding], on_error: Status = "warn") -> Finding:
-    """Return what `check` finds; an exception from it is a finding as well, for a doctor must not die of one."""
+    """Return the finding of `check`. An exception becomes a finding, so that the other checks still run."""
     try:
         return check()
-    except Exception as error:  # noqa: BLE001 - whatever is broken on this machine is what the report is about
+    except Exception as error:  # noqa: BLE001 - any error on this machine belongs into the report
         return Finding(name, on_error, f"could not be examined: {type(error).__name__}: {error}")
+
+
+def report(found: list[Finding], as_json: bool) -> int:
+    """Print the findings; return the exit status."""
+    if as_json:
+        print(json.dumps({"can_run": status(found) == 0, "findings": list(map(asdict, found))}))
+    else:
+        print("\n".join(finding.line() for finding in found))
+    return status(found)
+
+
+def status(found: list[Finding]) -> int:
+    """Return the exit status: 1 if no job can run."""
+    return int(any(finding.status == "FAIL" for finding in found))

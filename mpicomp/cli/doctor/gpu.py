@@ -1,4 +1,4 @@
-"""GPUs: which there are, by which way arrays on them reach MPI, and what that costs here."""
+"""Findings about GPUs: their names, the way from their memory to MPI, and its speed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from mpicomp.cli.doctor.finding import Finding, examine
 
 if TYPE_CHECKING:
     from collectives.devices import Device
+    from collectives.gpu_mpi.probe import Outcome
+
 
 # `collectives` is imported by functions: the doctor works where that is another package.
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))
@@ -22,7 +24,7 @@ REPEATS = 5
 
 
 def findings() -> list[Finding]:
-    """Return what is to say of GPUs; where there is no driver, without importing PyTorch."""
+    """Return the findings about GPUs, without importing PyTorch if there is no driver."""
     driver = any(file.exists() for file in DRIVERS)
     names = _names() if driver else []
     found = [
@@ -36,7 +38,7 @@ def findings() -> list[Finding]:
 
 
 def present(driver: bool, names: list[str]) -> Finding:
-    """Name the GPUs that PyTorch finds, and say whether there is Triton for them."""
+    """Report the GPUs that PyTorch finds, and whether Triton is installed."""
     if not driver:
         return Finding("GPUs", "ok", "none: there is no driver")
     if not names:
@@ -51,19 +53,19 @@ def present(driver: bool, names: list[str]) -> Finding:
 
 
 def claimed() -> Finding:
-    """Ask the library itself: neither CUDA nor a driver is touched."""
+    """Report the claims of the MPI library, without using CUDA or a driver."""
     from collectives.gpu_mpi.claims import are_positive, claims
 
     found = claims()
     listed = ", ".join(f"{claim.source} {'yes' if claim.aware else 'no'}" for claim in found)
     if not found:
-        return Finding("MPI and GPUs", "ok", "the MPI library does not say whether it takes memory of GPUs")
-    says = "takes" if are_positive(found) else "does not take"
-    return Finding("MPI and GPUs", "ok", f"the MPI library says that it {says} memory of GPUs: {listed}")
+        return Finding("MPI and GPUs", "ok", "the MPI library makes no claim about memory of GPUs")
+    takes = "takes" if are_positive(found) else "does not take"
+    return Finding("MPI and GPUs", "ok", f"by its own claims, the MPI library {takes} memory of GPUs: {listed}")
 
 
 def way(there_are_gpus: bool) -> Finding:
-    """Say which way arrays on GPUs reach MPI; tries it where there is a GPU, or the user insists."""
+    """Report the way from the GPU's memory to MPI; it is tried if there is a GPU, or if the user requires it."""
     from collectives.gpu_mpi import VARIABLE, mode
 
     try:
@@ -72,7 +74,7 @@ def way(there_are_gpus: bool) -> Finding:
         return Finding("arrays on GPUs", "FAIL", str(error), f"unset {VARIABLE}")
     if chosen != "on" and not there_are_gpus:
         return Finding("arrays on GPUs", "ok", f"{VARIABLE}={chosen}, not tried without a GPU")
-    outcome = _tried()
+    outcome = _probe()
     if outcome.works:
         text = f"long dense sums are direct, MPI reads the GPU's memory ({VARIABLE}={chosen}); the probe {outcome.said}"
         return Finding("arrays on GPUs", "ok", text)
@@ -83,7 +85,7 @@ def way(there_are_gpus: bool) -> Finding:
 
 
 def copies(device: Device) -> Finding:
-    """Measure what staging costs: copies to the host and back, and beside them what the host's memory can do."""
+    """Measure the copies of staging, to the host and back, and for comparison a copy within the host's memory."""
     from collectives.devices import wait
 
     there, here = device.zeros(COPIED_BYTES, "uint8"), device.pinned(COPIED_BYTES)
@@ -95,8 +97,8 @@ def copies(device: Device) -> Finding:
     return Finding("copies of GPUs", "ok", text)
 
 
-def _gb_s(copy: Callable[[], Any]) -> float:
-    """The fastest of a few copies."""
+def _gb_s(copy: Callable[[], object]) -> float:
+    """Return the speed of the fastest of a few copies."""
     seconds = []
     for _ in range(REPEATS):
         start = time.perf_counter()
@@ -106,7 +108,7 @@ def _gb_s(copy: Callable[[], Any]) -> float:
 
 
 def _names() -> list[str]:
-    """Of the GPUs that PyTorch finds."""
+    """Return the names of the GPUs that PyTorch finds."""
     try:
         import torch
     except ImportError:
@@ -120,8 +122,7 @@ def _chosen() -> Device:
     return named("cuda")
 
 
-def _tried() -> Any:
-    """What the probe found."""
+def _probe() -> Outcome:
     from collectives.gpu_mpi.verdict import current_device, verdict
 
     verdict.begin(current_device())

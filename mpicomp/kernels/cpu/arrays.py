@@ -1,35 +1,36 @@
-"""Arrays in the host's memory as codecs make, view and convert them; `mpicomp.kernels.gpu.arrays` has the same.
+"""Allocation, views and conversion of arrays in the host's memory, for codecs that serve host and device.
 
-Types are given by NumPy's names, or as those of other arrays. `xp` has the functions that NumPy and PyTorch call alike.
+`mpicomp.kernels.gpu.arrays` has the same functions. Types are NumPy's names, or the dtypes of other arrays. `xp` is the
+module of functions that have the same name in NumPy and PyTorch.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike
+
+from collectives.annotations import AnyArray
 
 __all__ = ["convert", "divide", "empty", "view", "xp"]
 
 xp = np
 
 
-def empty(like: NDArray[Any], n: int, dtype: str | np.dtype[Any]) -> NDArray[Any]:
-    """A vector where `like` is."""
+def empty(like: AnyArray, n: int, dtype: DTypeLike) -> AnyArray:
+    """Allocate a vector in the memory of `like`."""
     return np.empty(n, dtype)
 
 
-def view(array: NDArray[Any], dtype: str | np.dtype[Any]) -> NDArray[Any]:
-    """The same memory as elements of another type."""
+def view(array: AnyArray, dtype: DTypeLike) -> AnyArray:
+    """Return a view of the memory as elements of another type."""
     return array.view(dtype)
 
 
-def convert(array: NDArray[Any], dtype: str | np.dtype[Any]) -> NDArray[Any]:
-    """Elements as another type, each rounded once; the array itself if it has that."""
+def convert(array: AnyArray, dtype: DTypeLike) -> AnyArray:
+    """Return the elements as another type, each rounded once; the array itself if it has that type."""
     return array.astype(dtype, copy=False)
 
 
-def divide(array: NDArray[Any], divisor: int) -> None:
-    """Divide by a number of the array's type, rounding once. `array` is overwritten."""
+def divide(array: AnyArray, divisor: int) -> None:
+    """Divide an array in place by a number of its type, rounding once."""
     np.divide(array, array.dtype.type(divisor), out=array)

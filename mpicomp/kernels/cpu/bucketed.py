@@ -15,8 +15,8 @@ L2, L1, LINF = 0, 1, 2  # which norm
 
 
 @njit(nogil=True, inline="always")
-def _sum(x, kind, start, end):  # type: ignore[no-untyped-def]
-    """Of squares (L2) or magnitudes (L1) of at most a block."""
+def _sum(x, kind, start, end):
+    """Return the sum of squares (L2) or magnitudes (L1) of at most a block."""
     if kind == L2:
         return squares_of_block(x, None, None, None, start, end)
     total = widen(splat(x.dtype.type(0)))
@@ -32,7 +32,7 @@ def _sum(x, kind, start, end):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, inline="always")
-def _add(values, residual, x, start, end):  # type: ignore[no-untyped-def]
+def _add(values, residual, x, start, end):
     i = start
     while i + LANES <= end:
         store(x, i, load(values, i) + load(residual, i))
@@ -43,8 +43,8 @@ def _add(values, residual, x, start, end):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, inline="always")
-def _largest(x, start, end):  # type: ignore[no-untyped-def]
-    """Largest magnitude by the order of floats' bits: NaN and infinity are above all numbers."""
+def _largest(x, start, end):
+    """Return the largest magnitude by the order of floats' bits: NaN and infinity are above all numbers."""
     zero = x.dtype.type(0)
     top = to_integers(splat(zero))
     i = start
@@ -60,8 +60,8 @@ def _largest(x, start, end):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, inline="always")
-def of_bucket(x, start, end, kind):  # type: ignore[no-untyped-def]
-    """Sum of squares (L2), sum of magnitudes (L1) or largest magnitude (LINF) of x[start:end], float64."""
+def of_bucket(x, start, end, kind):
+    """Return the sum of squares (L2), of magnitudes (L1) or the largest magnitude (LINF) of x[start:end], float64."""
     if kind == LINF:
         return _largest(x, start, end)
     total = float64(0)
@@ -71,15 +71,15 @@ def of_bucket(x, start, end, kind):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, inline="always")
-def as_float32(found):  # type: ignore[no-untyped-def]
-    """As float32, rounded once; the largest where it is beyond, 0 for NaN."""
+def as_float32(found):
+    """Round to float32 once; numbers beyond it become its largest number, NaN 0."""
     bounded = min(max(found, -FLOAT32_MAX), FLOAT32_MAX)
     return float32(bounded) if found == found else float32(0)
 
 
 @kernel
-def norms(x, bucket, kind, found):  # type: ignore[no-untyped-def]
-    """Sum of squares (L2), sum of magnitudes (L1) or largest magnitude (LINF) of each bucket.
+def norms(x, bucket, kind, found):
+    """Compute the sum of squares (L2), the sum of magnitudes (L1) or the largest magnitude (LINF) of each bucket.
 
     x : float32[n] or float64[n]. bucket : elements of each, counted from x[0]; the last may be short.
     found : float64[ceil(n / bucket)], overwritten; NaN or infinity where one of those is.
@@ -89,8 +89,8 @@ def norms(x, bucket, kind, found):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def clipped_scales(x, bucket, clip, scales):  # type: ignore[no-untyped-def]
-    """Largest magnitude of each bucket, but at most `clip` times the root of its mean square.
+def clipped_scales(x, bucket, clip, scales):
+    """Compute the largest magnitude of each bucket, but at most `clip` times the root of its mean square.
 
     x, bucket : as in `norms`. clip : float64, or None for no limit. scales : float32[ceil(n / bucket)], overwritten;
     infinity where the bucket has NaN or infinity, and the largest number where the scale is beyond float32.
@@ -105,8 +105,8 @@ def clipped_scales(x, bucket, clip, scales):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, inline="always")
-def _sides(x, start, stop):  # type: ignore[no-untyped-def]
-    """Sums of the elements of a block that are 0 or more and of the others, and how many the former are."""
+def _sides(x, start, stop):
+    """Return the sums of a block's elements that are 0 or more and of the others, and the number of the former."""
     zero = x.dtype.type(0)
     nothing = splat(zero)
     total_up, total_down, count = widen(nothing), widen(nothing), 0
@@ -130,8 +130,8 @@ def _sides(x, start, stop):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def side_sums(x, bucket, above, below, n_above):  # type: ignore[no-untyped-def]
-    """Sums of the elements that are 0 or more and of the others, and how many the former are, of each bucket.
+def side_sums(x, bucket, above, below, n_above):
+    """Compute each bucket's sums of the elements that are 0 or more and of the others, and the number of the former.
 
     x : float32[n] or float64[n]. above, below : float64[ceil(n / bucket)]; n_above : int64 likewise; overwritten.
     """
@@ -145,12 +145,12 @@ def side_sums(x, bucket, above, below, n_above):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def spread(bits, numbers, bucket, out, adding):  # type: ignore[no-untyped-def]
-    """out[i] = its bucket's upper number where bit i is 1, else its lower; `adding`: added to what is there.
+def spread(bits, numbers, bucket, out, adding):
+    """Set out[i] to its bucket's upper number where bit i is 1, else to its lower, or with `adding` add that.
 
-    bits : uint64[ceil(n / 64)]. numbers : float32[2, ceil(n / bucket)], the upper ones first; or [1, ...], and a lower
-    number is the upper with the other sign. One that is not finite counts as 0. out : float32[n] or float64[n],
-    overwritten. adding : bool.
+    bits : uint64[ceil(n / 64)]. numbers : float32[2, ceil(n / bucket)], the upper ones first; or [1, ...], where a
+    lower number is minus the upper. Numbers that are not finite count as 0. out : float32[n] or float64[n]. adding :
+    bool.
     """
     for b in range(numbers.shape[1]):
         i, end = b * bucket, min(out.size, (b + 1) * bucket)
@@ -174,14 +174,14 @@ def spread(bits, numbers, bucket, out, adding):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, inline="always")
-def _pack_and_subtract(x, bits, start, end, high, low):  # type: ignore[no-untyped-def]
-    """Bit i = (x[i] >= 0); then subtract from x[i] `high` where that is 1, else `low`; 0 if all of x was finite.
+def _pack_and_subtract(x, bits, start, end, high, low):
+    """Set bit i = (x[i] >= 0), and subtract from x[i] `high` where that is 1, else `low`.
 
-    Bits of a word before `start` stay; those behind `end` become 0.
+    Bits of a word before `start` stay; those behind `end` become 0. Returns 0 if all of x was finite.
     """
     zero = x.dtype.type(0)
     nothing, rest = splat(zero), zero
-    strange = nothing  # the difference of a number and itself is 0, of NaN and infinity it is not
+    strange = nothing  # v - v is 0 for finite numbers alone
     p, m = splat(high), splat(low)
     i = start
     while i < end:
@@ -207,11 +207,11 @@ def _pack_and_subtract(x, bits, start, end, high, low):  # type: ignore[no-untyp
 
 
 @kernel
-def keep_signs(values, residual, left, bits, scales, bucket, kind):  # type: ignore[no-untyped-def]
-    """Signs of p = values + residual, a scale for each bucket, and left = p - scale sgn(p); p is in the caches by then.
+def keep_signs(values, residual, left, bits, scales, bucket, kind):
+    """Pack signs of p = values + residual, compute a scale for each bucket, and left = p - scale sgn(p).
 
     values, residual, left : float32[n] or float64[n]. bits : uint64[ceil(n / 64)].
-    scales : float32[1, ceil(n / bucket)]. kind : L2 or L1, the norm that the scale is made of.
+    scales : float32[1, ceil(n / bucket)]. kind : L2 or L1, the norm from which the scale is computed.
     Left, bits and scales are overwritten.
 
     Returns
@@ -235,8 +235,11 @@ def keep_signs(values, residual, left, bits, scales, bucket, kind):  # type: ign
 
 
 @kernel
-def keep_sides(values, residual, left, bits, means, bucket):  # type: ignore[no-untyped-def]
-    """As `keep_signs`, with the mean of each side. means : float32[2, ceil(n / bucket)], the upper sides' first."""
+def keep_sides(values, residual, left, bits, means, bucket):
+    """Do the same as `keep_signs` with the mean of each side.
+
+    means : float32[2, ceil(n / bucket)], the upper sides' first.
+    """
     strange = float64(0)
     for b in range(means.shape[1]):
         first, end = b * bucket, min(left.size, (b + 1) * bucket)

@@ -14,8 +14,11 @@ EXPONENT = np.uint32(0x7F800000)
 
 
 @kernel
-def split_bytes(words, columns):  # type: ignore[no-untyped-def]
-    """Column j has byte j, the highest first, of each word. words : uint32[n]; columns : uint8[k, n], overwritten."""
+def split_bytes(words, columns):
+    """Write byte j, the highest first, of each word to column j.
+
+    words : uint32[n]; columns : uint8[k, n], overwritten.
+    """
     for j in range(columns.shape[0]):
         shift = uint32(24 - 8 * j)
         for i in range(words.size):
@@ -23,8 +26,8 @@ def split_bytes(words, columns):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, inline="always")
-def _or_in(column, shift, words, fresh):  # type: ignore[no-untyped-def]
-    """words |= column << shift; `fresh`: words = column << shift."""
+def _or_in(column, shift, words, fresh):
+    """Compute words |= column << shift, or with `fresh` words = column << shift."""
     by = splat(uint32(shift))
     whole = words.size // LANES * LANES
     for i in range(0, whole, LANES):
@@ -36,8 +39,8 @@ def _or_in(column, shift, words, fresh):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def join_bytes(columns, rest, shift, words):  # type: ignore[no-untyped-def]
-    """The opposite of `split_bytes`; bytes that are not there are 0, and so are words of NaN and infinity.
+def join_bytes(columns, rest, shift, words):
+    """Join columns of bytes into words: the inverse of `split_bytes`. Missing bytes, NaN and infinity become 0.
 
     columns : uint8[k, n], k 1 to 4. rest : uint8[n], ORed in `shift` bits from the lowest one; or None.
     words : uint32[n], overwritten.

@@ -1,4 +1,4 @@
-"""EF-signSGD's encoding pass: what the last step's scales left over is worked out on the way."""
+"""EF-signSGD's encoding pass, which also computes the residual of the last step from its scales."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from mpicomp.kernels.streams import BLOCK
 
 
 @njit(nogil=True, inline="always")
-def _encode_word(g, before, scale, nothing, after, streaming, bits, i, j, magnitude):  # type: ignore[no-untyped-def]
-    """Elements i to i + 64, whose word is j."""
+def _encode_word(g, before, scale, nothing, after, streaming, bits, i, j, magnitude):
+    """Encode elements i to i + 64, whose word is j."""
     word = uint64(0)
     for k in range(4):
         p = load(before, i + LANES * k)
@@ -26,8 +26,8 @@ def _encode_word(g, before, scale, nothing, after, streaming, bits, i, j, magnit
 
 
 @njit(nogil=True)
-def _encode_some(g, before, scale, after, bits, first, start, stop, rest):  # type: ignore[no-untyped-def]
-    """A few elements of one word, whose bits in front of them are there already."""
+def _encode_some(g, before, scale, after, bits, first, start, stop, rest):
+    """Encode a few elements of one word; the word's bits in front of them are set already."""
     zero = g.dtype.type(0)
     if start == stop:
         return rest
@@ -44,8 +44,8 @@ def _encode_some(g, before, scale, after, bits, first, start, stop, rest):  # ty
 
 
 @njit(nogil=True)
-def _encode_block(g, before, scale, streaming, after, bits, first, start, stop):  # type: ignore[no-untyped-def]
-    """Elements of one block; returns the sum of their magnitudes: of whole words by lanes, and of the rest."""
+def _encode_block(g, before, scale, streaming, after, bits, first, start, stop):
+    """Encode the elements of one block; return the sum of magnitudes, of whole words by lanes, then of the rest."""
     zero = g.dtype.type(0)
     nothing, scales = splat(zero), splat(scale)
     head = min(stop, -(-start // 64) * 64)
@@ -59,17 +59,17 @@ def _encode_block(g, before, scale, streaming, after, bits, first, start, stop):
 
 
 @kernel
-def compensate_and_pack(g, before, last_scales, starts, stops, firsts, cut, low, high, streaming, after, bits, sums):  # type: ignore[no-untyped-def]
-    """after = g + e, with e = before - s sgn(before), and the signs of `after`: one pass over a piece.
+def compensate_and_pack(g, before, last_scales, starts, stops, firsts, cut, low, high, streaming, after, bits, sums):
+    """Compute after = g + e, with e = before - s sgn(before), and the signs of `after`, in one pass over a piece.
 
     Parameters
     ----------
     g, before : float32[n] or float64[n]
         sgn(0) = +1 here, -0 included.
     last_scales : like g [stretches]
-        s of each stretch. 0: `before` is e itself.
+        The scale s of each stretch. 0: `before` is e itself.
     starts, stops, firsts : int64[stretches]
-        See `mpicomp.feedback.scale_groups.ScaleGroups`; what lies between stretches is left alone.
+        See `mpicomp.feedback.scale_groups.ScaleGroups`; elements between stretches are unchanged.
     cut : tuple of two integers
         The piece's elements; it begins and ends where blocks do, or with the vector.
     low, high : int
@@ -79,7 +79,7 @@ def compensate_and_pack(g, before, last_scales, starts, stops, firsts, cut, low,
     after : like g
         Overwritten; not `before`.
     bits : uint64[ceil(len(cut) / 64)]
-        Of the piece; overwritten, but for words of padding alone.
+        Bits of the piece; overwritten, but for words of padding alone.
     sums : float64[blocks]
         The piece's are overwritten: sum of |after| per block; not finite where `after` is not.
     """
@@ -92,7 +92,7 @@ def compensate_and_pack(g, before, last_scales, starts, stops, firsts, cut, low,
             edge = min(stop, -(-start // BLOCK) * BLOCK)
             sums[block] = _encode_block(g, before, scale, streaming, after, bits, first, start, edge)
             start, block = edge, block + 1
-        # two blocks at a time, one from each half: memory likes it better
+        # two blocks at a time, one from each half: one stream of reads does not fill the memory bus of a core
         scales, half = splat(scale), (stop - start) // BLOCK // 2
         for k in range(half):
             one, other = widen(nothing), widen(nothing)
@@ -112,8 +112,11 @@ def compensate_and_pack(g, before, last_scales, starts, stops, firsts, cut, low,
 
 
 @kernel
-def settle(p, scales, starts, stops):  # type: ignore[no-untyped-def]
-    """p -= s sgn(p), s of each stretch. p : float32[n] or float64[n], overwritten. scales : like p [stretches]."""
+def settle(p, scales, starts, stops):
+    """Compute p -= s sgn(p), s of each stretch.
+
+    p : float32[n] or float64[n], overwritten. scales : like p [stretches].
+    """
     for b in range(starts.size):
         scale = scales[b]
         for i in range(starts[b], stops[b]):

@@ -12,14 +12,13 @@ from numba.cpython.unsafe.numbers import trailing_zeros
 
 from mpicomp.kernels.cpu.kernel import kernel
 
-LOW = np.uint64(0xFFFFFFFF)
-ONE = np.uint64(1)
+LOW, ONE = np.uint64(0xFFFFFFFF), np.uint64(1)
 MOST_DIGITS = 15  # below a leading one
 
 
 @kernel
-def coded_bits(counts, gamma_lengths, delta_lengths):  # type: ignore[no-untyped-def]
-    """How many bits all codes together take, as gamma and as delta codes.
+def coded_bits(counts, gamma_lengths, delta_lengths):
+    """Return the total length of all codes in bits, as gamma and as delta codes.
 
     counts : uint8, uint16 or uint32[n]. gamma_lengths, delta_lengths : uint64, of each value that a count can have.
     """
@@ -31,11 +30,11 @@ def coded_bits(counts, gamma_lengths, delta_lengths):  # type: ignore[no-untyped
 
 
 @kernel
-def write_codes(counts, codes, lengths, out):  # type: ignore[no-untyped-def]
-    """Counts as a stream of codes.
+def write_codes(counts, codes, lengths, out):
+    """Write counts as a stream of codes.
 
     counts : uint8, uint16 or uint32[n]. codes, lengths : uint64, of each value that a count can have. out : uint32,
-    overwritten; at least as many words as the codes take; zeros fill it up.
+    long enough for the codes; overwritten, with zeros behind them.
     """
     held, bits, at = uint64(0), uint64(0), 0
     for i in range(counts.size):
@@ -53,23 +52,23 @@ def write_codes(counts, codes, lengths, out):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def read_codes(words, delta, values, counts):  # type: ignore[no-untyped-def]
-    """The opposite of `write_codes`, of any words whatever.
+def read_codes(words, delta, values, counts):
+    """Read the counts that `write_codes` wrote. The words may be damaged.
 
-    words : uint32[any]. delta : which codes they are. values : uint32; entry x is the count that number x stands for.
+    words : uint32[any]. delta : whether they are delta codes. values : uint32; entry x is the count of number x.
     counts : uint8, uint16 or uint32[n], overwritten.
 
     Returns
     -------
     bool
-        Whether the words hold a code for every count, and none but those of `values`; if not, `counts` is of no use.
+        Whether the words hold a code for every count, of numbers within `values`. If not, `counts` is invalid.
     """
     held, bits, at = uint64(0), uint64(0), 0
     for i in range(counts.size):
         if bits < uint64(32):
             if at < words.size:
                 held |= uint64(words[at]) << bits
-            at += 1  # behind the end there are zeros, which are no code
+            at += 1  # behind the end there are zeros, which no code consists of
             bits += uint64(32)
         digits = uint64(trailing_zeros(held))
         if digits > uint64(MOST_DIGITS):

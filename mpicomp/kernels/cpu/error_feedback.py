@@ -1,4 +1,4 @@
-"""What feedback adds before a codec, and keeps of what the codec left out: one pass over memory each."""
+"""Error feedback: adding the residual before a codec, and computing the next residual. One pass over memory each."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from mpicomp.kernels.cpu.simd import LANES, load, splat, store
 
 
 @kernel
-def compensate(values, residual, alpha, out):  # type: ignore[no-untyped-def]
-    """out = values + alpha residual.
+def compensate(values, residual, alpha, out):
+    """Compute out = values + alpha residual.
 
     values, residual : float32[n] or float64[n]. alpha : scalar like them, or None for 1. out : like them, overwritten.
     """
@@ -21,18 +21,13 @@ def compensate(values, residual, alpha, out):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def keep(values, sent, residual, beta, out):  # type: ignore[no-untyped-def]
-    """out = values - sent, and with `beta` that added to beta residual.
+def keep(values, sent, residual, beta, out):
+    """Compute out = values - sent, plus beta residual if `beta` is given; return whether all of `out` is finite.
 
     values, sent, residual : float32[n] or float64[n]. beta : scalar like them, or None. out : like them, overwritten.
-
-    Returns
-    -------
-    bool
-        Whether all of `out` is finite.
     """
     whole = out.size // LANES * LANES
-    strange = splat(out.dtype.type(0))  # the difference of a number and itself is 0, of NaN and infinity it is not
+    strange = splat(out.dtype.type(0))  # v - v is 0 for finite numbers alone
     for i in range(0, whole, LANES):
         left = load(values, i) - load(sent, i)
         if beta is not None:

@@ -1,11 +1,11 @@
-"""Decorator of kernels: compiled by Numba when they are first called, once for all processes of a machine."""
+"""Decorator that compiles a kernel with Numba at its first call, once for all processes of a machine."""
 
 from __future__ import annotations
 
 import hashlib
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from numba import njit
 from numba.core import sigutils
@@ -16,26 +16,32 @@ from numba.core.serialize import dumps
 
 from mpicomp.kernels.cache_folder import CACHE
 
+if TYPE_CHECKING:
+    from numba.core.base import BaseContext
+    from numba.core.typing.templates import Signature
+
+Function: TypeAlias = Callable[..., Any]
+
 
 class _KernelCache(_Cache):
-    """Store of a function's compiled forms, as Numba calls it: a file for each, in the folder of `CACHE`.
+    """Store of a function's compiled forms, with Numba's interface: a file for each, in the folder of `CACHE`.
 
-    Numba's own cache has an index beside these files. It is rewritten without a lock, so that two processes may give
+    Numba's own cache has an index besides these files. It is rewritten without a lock, so that two processes may give
     one name to two forms.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Function) -> None:
         self.name = f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}"
 
     @property
     def cache_path(self) -> str:
         return str(CACHE.places[0])
 
-    def file_of(self, signature: Any) -> str:
+    def file_of(self, signature: Signature) -> str:
         """Return the name of the file of one compiled form; the folder stands for all else that it depends on."""
         return f"{self.name}-{hashlib.sha256(str(signature).encode()).hexdigest()[:20]}.nbc"
 
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
+    def load_overload(self, sig: Signature, target_context: BaseContext) -> CompileResult | None:
         target_context.refresh()
         content = CACHE.read(self.file_of(sig))
         if content is None:
@@ -45,10 +51,10 @@ class _KernelCache(_Cache):
             if signature != str(sig):
                 return None
             return CompileResult._rebuild(target_context, *reduced)
-        except Exception:  # noqa: BLE001 - a file that was cut off is as good as none: it is written again
+        except Exception:  # noqa: BLE001 - a truncated file is written again
             return None
 
-    def save_overload(self, sig: Any, data: Any) -> None:
+    def save_overload(self, sig: Signature, data: CompileResult) -> None:
         CACHE.write(self.file_of(sig), dumps((str(sig), data._reduce())))
 
     def enable(self) -> None:
@@ -61,16 +67,16 @@ class _KernelCache(_Cache):
         pass
 
 
-def kernel(function: Callable[..., Any]) -> Any:
-    """Compile a function when it is first called with arguments of some types, without the interpreter's lock.
+def kernel(function: Function) -> Any:
+    """Compile a function when it is first called with arguments of some types; it releases the interpreter's lock.
 
-    Of processes that share a cache one compiles, and the others wait for it.
+    Of the processes that share a cache one compiles, while the others wait for it.
     """
     dispatcher = njit(nogil=True)(function)
     cache = dispatcher._cache = _KernelCache(function)
     compile_or_load = dispatcher.compile
 
-    def compile_once(sig: Any) -> Any:
+    def compile_once(sig: Signature) -> Any:
         arguments, _ = sigutils.normalize_signature(sig)
         if tuple(arguments) in dispatcher.overloads:
             return compile_or_load(sig)

@@ -1,25 +1,33 @@
-"""What becomes of whole vectors: lanes of other types, masks, sums and other single values, bytes looked up."""
+"""Operations on whole vectors: conversion of lanes, masks, reductions, shuffles and table lookup."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from mpicomp.kernels.cpu.simd import BYTES, LANES, WORDS, Vec
+from mpicomp.kernels.cpu.simd import BYTES, LANES, WORDS, Intrinsic, Typed, Values, Vec
+
+if TYPE_CHECKING:
+    from numba.core.base import BaseContext
+    from numba.core.typing.context import BaseContext as TypingContext
+    from numba.core.typing.templates import Signature
+
+Emit: TypeAlias = Callable[[ir.IRBuilder, ir.Value, ir.Type], ir.Value]
+"""Emits the conversion of a value to a type."""
 
 
-def _conversion(dtype: Any, emit: Callable[[Any, Any, Any], Any], lanes: int | None = None) -> Any:
-    """Of a vector: as many lanes of `dtype`, or `lanes` of them. `emit` takes builder, value and what it becomes."""
+def _conversion(dtype: types.Type, emit: Emit, lanes: int | None = None) -> Intrinsic:
+    """Make the conversion of a vector to `dtype`, with as many lanes, or with `lanes` of them."""
 
-    def typed(typingctx: Any, vector: Any) -> Any:
+    def typed(typingctx: TypingContext, vector: Vec) -> Typed:
         result = Vec(dtype, lanes or vector.lanes)
 
-        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
             return emit(builder, args[0], result.llvm)
 
         return result(vector), codegen
@@ -27,13 +35,13 @@ def _conversion(dtype: Any, emit: Callable[[Any, Any, Any], Any], lanes: int | N
     return intrinsic(typed)
 
 
-def _conversion_to_type_of(emit: Callable[[Any, Any, Any], Any]) -> Any:
-    """Of a vector and a number: lanes of the number's type."""
+def _conversion_to_type_of(emit: Emit) -> Intrinsic:
+    """Make the conversion of a vector to the type of a number, the second argument."""
 
-    def typed(typingctx: Any, vector: Any, like: Any) -> Any:
+    def typed(typingctx: TypingContext, vector: Vec, like: types.Type) -> Typed:
         result = Vec(like, vector.lanes)
 
-        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
             return emit(builder, args[0], result.llvm)
 
         return result(vector, like), codegen
@@ -41,15 +49,15 @@ def _conversion_to_type_of(emit: Callable[[Any, Any, Any], Any]) -> Any:
     return intrinsic(typed)
 
 
-def _widen(builder: Any, value: Any, result: Any) -> Any:
+def _widen(builder: ir.IRBuilder, value: ir.Value, result: ir.Type) -> ir.Value:
     return value if value.type == result else builder.fpext(value, result)
 
 
-def _narrow(builder: Any, value: Any, result: Any) -> Any:
+def _narrow(builder: ir.IRBuilder, value: ir.Value, result: ir.Type) -> ir.Value:
     return value if value.type == result else builder.fptrunc(value, result)
 
 
-def _to_uint32(builder: Any, value: Any, result: Any) -> Any:
+def _to_uint32(builder: ir.IRBuilder, value: ir.Value, result: ir.Type) -> ir.Value:
     convert = builder.zext if isinstance(value.type.element, ir.IntType) else builder.fptosi
     return convert(value, result)
 
@@ -62,7 +70,7 @@ narrow = _conversion_to_type_of(_narrow)
 to_float64 = _conversion(types.float64, ir.IRBuilder.uitofp)
 #: Signed integers as lanes of the number's float type.
 to_floats = _conversion_to_type_of(ir.IRBuilder.sitofp)
-#: Bytes, or float64 from 0 to 2^31 without what is behind the point, as lanes of 32 bits.
+#: Bytes, or float64 from 0 to 2^31 rounded down, as lanes of 32 bits.
 to_uint32 = _conversion(types.uint32, _to_uint32)
 #: The low byte of each lane.
 to_uint8 = _conversion(types.uint8, ir.IRBuilder.trunc)
@@ -72,20 +80,20 @@ as_words = _conversion(types.uint64, ir.IRBuilder.bitcast, WORDS)
 
 
 @intrinsic
-def to_bits(typingctx: Any, mask: Any) -> Any:
-    """The lanes of a mask as the low bits of a uint64, lane 0 lowest."""
+def to_bits(typingctx: TypingContext, mask: Vec) -> Typed:
+    """Return the lanes of a mask as the low bits of a uint64, lane 0 lowest."""
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
         return builder.zext(builder.bitcast(args[0], ir.IntType(mask.lanes)), ir.IntType(64))
 
     return types.uint64(mask), codegen
 
 
-def _mask_of(lanes: int) -> Any:
-    def typed(typingctx: Any, word: Any, shift: Any) -> Any:
+def _mask_of(lanes: int) -> Intrinsic:
+    def typed(typingctx: TypingContext, word: types.Type, shift: types.Type) -> Typed:
         result = Vec(types.boolean, lanes)
 
-        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
             shifted = builder.lshr(args[0], context.cast(builder, args[1], sig.args[1], types.uint64))
             return builder.bitcast(builder.trunc(shifted, ir.IntType(lanes)), result.llvm)
 
@@ -100,55 +108,55 @@ to_byte_mask = _mask_of(BYTES)
 
 
 @intrinsic
-def count(typingctx: Any, counts: Any, mask: Any) -> Any:
-    """Integers plus 1 in the lanes where the mask is set."""
+def count(typingctx: TypingContext, counts: Vec, mask: Vec) -> Typed:
+    """Add 1 to integers in the lanes where the mask is set."""
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
         return builder.sub(args[0], builder.sext(args[1], counts.llvm))
 
     return counts(counts, mask), codegen
 
 
 @intrinsic
-def bit_count(typingctx: Any, word: Any) -> Any:
-    """How many bits of a uint64 are 1."""
+def bit_count(typingctx: TypingContext, word: types.Type) -> Typed:
+    """Count the bits of a uint64 that are 1."""
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
         return builder.ctpop(args[0])
 
     return types.uint64(word), codegen
 
 
 @intrinsic
-def to_integers(typingctx: Any, value: Any) -> Any:
-    """The bits of a float, or of float lanes, as unsigned integers of the same width."""
+def to_integers(typingctx: TypingContext, value: types.Type) -> Typed:
+    """Return the bits of a float, or of float lanes, as unsigned integers of the same width."""
     floats = value.dtype if isinstance(value, Vec) else value
     words = {types.float32: types.uint32, types.float64: types.uint64}[floats]
     result = Vec(words, value.lanes) if isinstance(value, Vec) else words
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
         return builder.bitcast(args[0], result.llvm if isinstance(result, Vec) else ir.IntType(words.bitwidth))
 
     return result(value), codegen
 
 
 @intrinsic
-def from_bits(typingctx: Any, word: Any, like: Any) -> Any:
-    """The float of type `like` with the bits of an unsigned integer of the same width."""
+def from_bits(typingctx: TypingContext, word: types.Type, like: types.Type) -> Typed:
+    """Return the float of type `like` with the bits of an unsigned integer of the same width."""
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
         return builder.bitcast(args[0], args[1].type)
 
     return like(word, like), codegen
 
 
-def _shuffle(order: list[int]) -> Any:
-    """Of two vectors alike: these lanes of both in a row."""
+def _shuffle(order: list[int]) -> Intrinsic:
+    """Make the selection of lanes from two vectors of one type, joined."""
 
-    def typed(typingctx: Any, low: Any, high: Any) -> Any:
+    def typed(typingctx: TypingContext, low: Vec, high: Vec) -> Typed:
         result = Vec(low.dtype, len(order))
 
-        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
             return builder.shuffle_vector(*args, ir.Constant(ir.VectorType(ir.IntType(32), len(order)), order))
 
         return result(low, high), codegen
@@ -166,10 +174,10 @@ as_lanes = _conversion(types.uint32, ir.IRBuilder.bitcast, LANES)
 
 
 @intrinsic
-def lane(typingctx: Any, low: Any, high: Any, index: Any) -> Any:
-    """Lane `index` of the two vectors in a row."""
+def lane(typingctx: TypingContext, low: Vec, high: Vec, index: types.Type) -> Typed:
+    """Return lane `index` of two vectors, joined."""
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
         at = builder.trunc(context.cast(builder, args[2], sig.args[2], types.intp), ir.IntType(32))
         every = ir.Constant(ir.VectorType(ir.IntType(32), 2 * low.lanes), list(range(2 * low.lanes)))
         return builder.extract_element(builder.shuffle_vector(args[0], args[1], every), at)
@@ -177,8 +185,10 @@ def lane(typingctx: Any, low: Any, high: Any, index: Any) -> Any:
     return low.dtype(low, high, index), codegen
 
 
-def _halved(builder: Any, value: Any, lanes: int, join: Callable[[Any, Any], Any]) -> Any:
-    """All lanes joined, halves first: (l0, l8), ... then (l0, l4), ...: one order on every machine."""
+def _reduce(
+    builder: ir.IRBuilder, value: ir.Value, lanes: int, join: Callable[[ir.Value, ir.Value], ir.Value]
+) -> ir.Value:
+    """Reduce all lanes, halves first, in one order on every machine: (l0, l8), ... then (l0, l4), ..."""
     i32 = ir.IntType(32)
     while lanes > 1:
         lanes //= 2
@@ -188,34 +198,34 @@ def _halved(builder: Any, value: Any, lanes: int, join: Callable[[Any, Any], Any
 
 
 @intrinsic
-def fold(typingctx: Any, vector: Any) -> Any:
-    """Sum of all lanes, halves first."""
+def fold(typingctx: TypingContext, vector: Vec) -> Typed:
+    """Return the sum of all lanes, halves first."""
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
         add = builder.fadd if isinstance(vector.dtype, types.Float) else builder.add
-        return _halved(builder, args[0], vector.lanes, add)
+        return _reduce(builder, args[0], vector.lanes, add)
 
     return vector.dtype(vector), codegen
 
 
 @intrinsic
-def greatest(typingctx: Any, vector: Any) -> Any:
-    """Largest of unsigned lanes."""
+def greatest(typingctx: TypingContext, vector: Vec) -> Typed:
+    """Return the largest of unsigned lanes."""
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        def larger(low: Any, high: Any) -> Any:
+    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
+        def larger(low: ir.Value, high: ir.Value) -> ir.Value:
             return builder.select(builder.icmp_unsigned(">", low, high), low, high)
 
-        return _halved(builder, args[0], vector.lanes, larger)
+        return _reduce(builder, args[0], vector.lanes, larger)
 
     return vector.dtype(vector), codegen
 
 
 @intrinsic
-def lookup(typingctx: Any, table: Any, index: Any) -> Any:
-    """table[index[i]] per byte; the table is 16 bytes, twice in a row; indices are below 16."""
+def lookup(typingctx: TypingContext, table: Vec, index: Vec) -> Typed:
+    """Return table[index[i]] of each byte; the table is 16 bytes, twice in a row; indices are below 16."""
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
         i32 = ir.IntType(32)
         half = ir.VectorType(ir.IntType(8), 16)
         shuffle = ir.FunctionType(half, [half, half])

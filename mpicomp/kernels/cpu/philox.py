@@ -1,7 +1,7 @@
 """Counter-based random words: Philox4x32-7, and words whose bits are 1 with a given probability.
 
 Philox4x32 (Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011) with 7 rounds, the fewest
-that the paper found to pass BigCrush; 10 rounds cost 1.4 times as much, and drawing is what a merge costs.
+that the paper found to pass BigCrush; 10 rounds cost 1.4 times as much, and drawing is the cost of a merge.
 
 Layout. A *group* is 512 elements, 8 words of 64 bits. Draw `d` of group `g` is four Philox blocks:
 block l has the counter (4 g + l mod 2^32, d + 2^8 (4 g + l div 2^32), step, rank + 2^20 merge ordinal), and its output
@@ -9,10 +9,10 @@ x0 .. x3 gives word l of the group as x0 + 2^32 x1 and word 4 + l as x2 + 2^32 x
 
 Bits of probability p come four at a time by Walker's alias method (Walker, Electronics Letters 10(8), 1974): each half
 byte of draw 0 is a cell; the byte in the same place of draw 1 (low half bytes) or 2 (high ones) is compared with the
-cell's threshold: below it the cell itself is the outcome, above it the cell's alias. On equality, one case in 256,
-output x0 of the block with the counter (h mod 2^32, 3 + 2^8 (h div 2^32), step, source), h the half byte's number in
-the whole vector, is compared with the threshold's next 32 bits. That takes 3.03 random words per 64 elements; comparing
-bit planes takes 7.4 to 10.
+cell's threshold: below it the cell itself is the outcome, above it the cell's alias. On equality, one case in 256, the
+threshold's next 32 bits are compared with output x0 of another block. Its counter is (h mod 2^32, 3 + 2^8 (h div 2^32),
+step, source), h the half byte's number in the whole vector. That takes 3.03 random words per 64 elements; comparing bit
+planes takes 7.4 to 10.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ NIBBLE = np.uint64(15)
 
 
 @njit(nogil=True)
-def load_keys(schedule):  # type: ignore[no-untyped-def]
-    """The seven rounds' key words as vectors: arrays in the inner loops would be reference-counted there."""
+def load_keys(schedule):
+    """Return the seven rounds' key words as vectors; arrays would be reference-counted in the inner loops."""
     return (
         load_words(schedule, 0), load_words(schedule, 4), load_words(schedule, 8), load_words(schedule, 12),
         load_words(schedule, 16), load_words(schedule, 20), load_words(schedule, 24), load_words(schedule, 28),
@@ -44,8 +44,8 @@ def load_keys(schedule):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def load_keys_of_two(schedule):  # type: ignore[no-untyped-def]
-    """As `load_keys`, for `draw_two`."""
+def load_keys_of_two(schedule):
+    """Return the key words for `draw_two`."""
     a = load_keys(schedule)
     return (
         join(a[0], a[0]), join(a[1], a[1]), join(a[2], a[2]), join(a[3], a[3]), join(a[4], a[4]), join(a[5], a[5]),
@@ -55,7 +55,7 @@ def load_keys_of_two(schedule):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _round(x, key_0, key_1):  # type: ignore[no-untyped-def]
+def _round(x, key_0, key_1):
     low, half = splat_like(LOW, key_0), splat_like(HALF, key_0)
     p0 = x[0] * splat_like(MULTIPLIER_0, key_0)
     p1 = x[2] * splat_like(MULTIPLIER_1, key_0)
@@ -63,14 +63,14 @@ def _round(x, key_0, key_1):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _counters(group, number):  # type: ignore[no-untyped-def]
-    """What the four blocks of a draw begin with, but for step and source."""
+def _counters(group, number):
+    """Return the first two counter words of the four blocks of a draw."""
     block = uint64(4) * group
     return iota(block) & splat_word(LOW), splat_word(number | ((block >> HALF) << uint64(8)))
 
 
 @njit(nogil=True)
-def _rounds(keys, x0, x1, step, source):  # type: ignore[no-untyped-def]
+def _rounds(keys, x0, x1, step, source):
     x = (x0, x1, splat_like(step, x0), splat_like(source, x0))
     x = _round(x, keys[0], keys[1])
     x = _round(x, keys[2], keys[3])
@@ -84,17 +84,17 @@ def _rounds(keys, x0, x1, step, source):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def draw(keys, group, number, step, source):  # type: ignore[no-untyped-def]
-    """Words 0 .. 3 and 4 .. 7 of draw `number` of a group."""
+def draw(keys, group, number, step, source):
+    """Return words 0 .. 3 and 4 .. 7 of draw `number` of a group."""
     x0, x1 = _counters(group, number)
     return _rounds(keys, x0, x1, step, source)
 
 
 @njit(nogil=True)
-def draw_two(keys, group, number, other_group, other_number, step, source):  # type: ignore[no-untyped-def]
-    """Words 0 .. 7 of one draw, and of another: with vectors of 512 bits in half the time of two.
+def draw_two(keys, group, number, other_group, other_number, step, source):
+    """Return words 0 .. 7 of one draw, and of another: vectors of 512 bits take half the time of two `draw`.
 
-    keys : of `load_keys_of_two`.
+    keys : from `load_keys_of_two`.
     """
     x0, x1 = _counters(group, number)
     y0, y1 = _counters(other_group, other_number)
@@ -103,8 +103,8 @@ def draw_two(keys, group, number, other_group, other_number, step, source):  # t
 
 
 @njit(nogil=True)
-def single(schedule, first, number, step, source):  # type: ignore[no-untyped-def]
-    """Output x0 of one block."""
+def single(schedule, first, number, step, source):
+    """Return output x0 of one block."""
     x0, x1, x2, x3 = first & LOW, number | ((first >> HALF) << uint64(8)), step, source
     for r in range(7):
         p0, p1 = x0 * MULTIPLIER_0, x2 * MULTIPLIER_1
@@ -114,14 +114,14 @@ def single(schedule, first, number, step, source):  # type: ignore[no-untyped-de
 
 
 @njit(nogil=True)
-def _choose(cells, draws, aliases, thresholds):  # type: ignore[no-untyped-def]
-    """Outcome of 32 cells (a tie takes the cell itself), and which of them tie."""
+def _choose(cells, draws, aliases, thresholds):
+    """Return the outcomes of 32 cells (a tie takes the cell itself), and the bits of those that tie."""
     threshold = lookup(thresholds, cells)
     return select(draws > threshold, lookup(aliases, cells), cells), to_bits(draws == threshold)
 
 
 @njit(nogil=True)
-def _settle(schedule, first_group, step, source, table, rest, ties, tied_sets, out):  # type: ignore[no-untyped-def]
+def _settle(schedule, first_group, step, source, table, rest, ties, tied_sets, out):
     """Decide the tied half bytes by 32 more bits each. Sets with ties are listed first: no branch to mispredict."""
     found = 0
     for set_of_32 in range(out.size // 2):
@@ -143,8 +143,8 @@ def _settle(schedule, first_group, step, source, table, rest, ties, tied_sets, o
 
 
 @njit(nogil=True)
-def _fill(keys, first_group, number, step, source, out):  # type: ignore[no-untyped-def]
-    """keys : of `load_keys_of_two`."""
+def _fill(keys, first_group, number, step, source, out):
+    """Fill `out` with the words of draw `number`. keys : from `load_keys_of_two`."""
     groups = out.size // 8
     for g in range(0, groups, 2):
         group = first_group + uint64(g)
@@ -155,8 +155,8 @@ def _fill(keys, first_group, number, step, source, out):  # type: ignore[no-unty
 
 
 @njit(nogil=True)
-def _select(table, low_draws, high_draws, ties, out):  # type: ignore[no-untyped-def]
-    """Turn cells (in `out`) into outcomes; keep which of them tie."""
+def _select(table, low_draws, high_draws, ties, out):
+    """Turn cells, in `out`, into outcomes, and write the bits of those that tie to `ties`."""
     aliases, thresholds = load_bytes(table, 0), load_bytes(table, 32)
     nibbles, four = splat_word(NIBBLES), splat_word(uint64(4))
     for j in range(out.size // 4):
@@ -169,8 +169,8 @@ def _select(table, low_draws, high_draws, ties, out):  # type: ignore[no-untyped
 
 
 @kernel
-def draw_words(schedule, first_group, step, source, table, rest, scratch, out):  # type: ignore[no-untyped-def]
-    """Random words of the groups from `first_group` on, each bit 1 with the probability behind the table.
+def draw_words(schedule, first_group, step, source, table, rest, scratch, out):
+    """Draw random words of the groups from `first_group` on; each bit is 1 with the probability of the table.
 
     schedule : uint64[56]. step, source : uint64 counter words. table : uint8[64], the aliases of the 16 cells twice
     in a row, then their threshold bytes likewise. rest : uint64[16], the thresholds' next 32 bits; empty if every cell
@@ -196,7 +196,7 @@ def draw_words(schedule, first_group, step, source, table, rest, scratch, out): 
 
 
 @kernel
-def merge_words(words, incoming, held):  # type: ignore[no-untyped-def]
-    """held = (incoming AND words) OR (held AND NOT words); all uint64[k], held is overwritten."""
+def merge_words(words, incoming, held):
+    """Compute held = (incoming AND words) OR (held AND NOT words), in place; all uint64[k]."""
     for j in range(held.size):
         held[j] ^= (held[j] ^ incoming[j]) & words[j]

@@ -6,25 +6,24 @@ that many bits each, and whole words of codes are added, compared and drawn from
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import uint64
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
+from collectives.annotations import AnyArray
 from mpicomp.kernels.cpu.kernel import kernel
 from mpicomp.kernels.cpu.lanes import to_bits, to_mask
 from mpicomp.kernels.cpu.simd import LANES, load, select, splat, store
 
 
-def powers_of_two(bits: int, dtype: DTypeLike) -> NDArray[Any]:
-    """1, 2, 4, ... of the codes' type: what the kernels need beside codes and planes."""
+def powers_of_two(bits: int, dtype: DTypeLike) -> AnyArray:
+    """Return 1, 2, 4, ... of the codes' type, an argument of the kernels."""
     return (np.uint64(1) << np.arange(bits, dtype=np.uint64)).astype(dtype)
 
 
 @kernel
-def pack_planes(codes, powers, planes):  # type: ignore[no-untyped-def]
-    """Codes of `planes.shape[0]` bits into planes.
+def pack_planes(codes, powers, planes):
+    """Pack codes of `planes.shape[0]` bits into planes.
 
     codes : uint8, uint16 or uint32[n]. powers : `powers_of_two` of the codes' type, at least one per plane.
     planes : uint64[bits, ceil(n / 64)], overwritten.
@@ -46,8 +45,8 @@ def pack_planes(codes, powers, planes):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def unpack_planes(planes, powers, codes):  # type: ignore[no-untyped-def]
-    """The opposite of `pack_planes`; codes : overwritten. Bits past the end are not looked at."""
+def unpack_planes(planes, powers, codes):
+    """Unpack codes, which are overwritten: the inverse of `pack_planes`. Bits past the end are ignored."""
     n = codes.size
     nothing = splat(powers[0]) ^ splat(powers[0])
     for w in range(n // 64):

@@ -23,10 +23,10 @@ POWERS = powers_of_two(8, np.uint8)
 
 
 @njit(nogil=True)
-def _uniforms(keys, first, step, source, count, words):  # type: ignore[no-untyped-def]
-    """32 bits for each of `count` elements from `first`, a multiple of 16, on.
+def _uniforms(keys, first, step, source, count, words):
+    """Draw 32 bits for each of `count` elements from `first`, a multiple of 16, on.
 
-    keys : of `load_keys_of_two`. words : uint64[TILE / 2], two elements each; overwritten up to the next 32 elements.
+    keys : from `load_keys_of_two`. words : uint64[TILE / 2], two elements each; overwritten up to the next 32 elements.
     """
     for i in range(0, count, 32):
         draws = first // uint64(16) + uint64(i // 16)
@@ -37,8 +37,8 @@ def _uniforms(keys, first, step, source, count, words):  # type: ignore[no-untyp
 
 
 @njit(nogil=True, inline="always")
-def _draw_codes(x, start, stop, bucket, scales, levels, negative, uniform, codes, base):  # type: ignore[no-untyped-def]
-    """Codes of x[start:stop], to codes[start - base:]. uniform : 32 random bits of each."""
+def _draw_codes(x, start, stop, bucket, scales, levels, negative, uniform, codes, base):
+    """Write codes of x[start:stop] to codes[start - base:]. uniform : 32 random bits of each."""
     limit = float64(levels)
     zero, most, minus, none = splat(x.dtype.type(0)), splat(limit), splat(uint32(negative)), splat(uint32(0))
     i = start
@@ -63,8 +63,8 @@ def _draw_codes(x, start, stop, bucket, scales, levels, negative, uniform, codes
 
 
 @njit(nogil=True, inline="always")
-def _write_values(codes, base, start, stop, bucket, scales, levels, negative, out, adding):  # type: ignore[no-untyped-def]
-    """Values of codes[start - base:], to out[start:stop]; `adding`: added to what is there."""
+def _write_values(codes, base, start, stop, bucket, scales, levels, negative, out, adding):
+    """Write values of codes[start - base:] to out[start:stop], or with `adding` add them."""
     most, minus, none, like = splat(uint32(levels)), splat(uint32(negative)), splat(uint32(0)), out.dtype.type(0)
     i = start
     while i < stop:
@@ -91,8 +91,8 @@ def _write_values(codes, base, start, stop, bucket, scales, levels, negative, ou
 
 
 @kernel
-def quantize(schedule, first, step, source, x, bucket, scales, levels, negative, work, codes):  # type: ignore[no-untyped-def]
-    """Code of each element: level floor(min(levels |x| / scale, levels) + u), u uniform in [0, 1).
+def quantize(schedule, first, step, source, x, bucket, scales, levels, negative, work, codes):
+    """Compute the code of each element: level floor(min(levels |x| / scale, levels) + u), u uniform in [0, 1).
 
     schedule, step, source : as in `mpicomp.kernels.cpu.philox.draw_words`. first : index of x[0], a multiple of 16.
     x : float32[n] or float64[n]. bucket : elements that share a scale, counted from x[0]. scales : float32 of each.
@@ -107,13 +107,12 @@ def quantize(schedule, first, step, source, x, bucket, scales, levels, negative,
 
 
 @kernel
-def encode(schedule, first, step, source, x, bucket, norm, scales, levels, negative, work, sent, planes):  # type: ignore[no-untyped-def]
-    """As `quantize`, with codes to bit planes, and scales that are the buckets' norms.
+def encode(schedule, first, step, source, x, bucket, norm, scales, levels, negative, work, sent, planes):
+    """Quantize to bit planes, with the buckets' norms as scales. Buckets that fit the caches are read from memory once.
 
-    Buckets that fit the caches are read from memory once.
-
-    norm : L2 or LINF of `mpicomp.kernels.cpu.bucketed`, and scales are overwritten; None: scales are given. sent :
-    like x, overwritten with the values of the codes; or None. planes : uint64[bits, ceil(n / 64)], overwritten.
+    Arguments as in `quantize`, and norm : L2 or LINF of `mpicomp.kernels.cpu.bucketed`, and scales are overwritten;
+    None: scales are given. sent : like x, overwritten with the values of the codes; or None. planes : uint64[bits,
+    ceil(n / 64)], overwritten.
 
     Returns
     -------
@@ -141,8 +140,8 @@ def encode(schedule, first, step, source, x, bucket, norm, scales, levels, negat
 
 
 @kernel
-def dequantize(codes, bucket, scales, levels, negative, out, adding):  # type: ignore[no-untyped-def]
-    """Values of codes, finite whatever the codes; `adding`: they are added to what is there.
+def dequantize(codes, bucket, scales, levels, negative, out, adding):
+    """Write values of codes, or with `adding` add them; they are finite even for damaged codes.
 
     codes : uint8[n]. out : float32[n] or float64[n], overwritten. adding : bool.
     """
@@ -150,8 +149,8 @@ def dequantize(codes, bucket, scales, levels, negative, out, adding):  # type: i
 
 
 @kernel
-def decode(planes, bucket, scales, levels, negative, work, out, adding):  # type: ignore[no-untyped-def]
-    """As `dequantize`, of codes in bit planes.
+def decode(planes, bucket, scales, levels, negative, work, out, adding):
+    """Do the same as `dequantize` for codes in bit planes.
 
     planes : uint64[bits, ceil(n / 64)]. work : uint64[WORDS], overwritten.
     """

@@ -1,10 +1,10 @@
 """Interleaved rANS, the loops of `mpicomp.codecs.rans`: several small symbols as one, frequencies, states and words.
 
-rANS (Duda: *Asymmetric numeral systems*, arXiv 1311.2540) keeps what it has coded in one integer, the state. A symbol
+rANS (Duda: *Asymmetric numeral systems*, arXiv 1311.2540) keeps the coded symbols in one integer, the state. A symbol
 of frequency f out of 2^bits multiplies it by about 2^bits / f. Before it would reach 2^31 its low 16 bits leave as a
-word, so a state always lies in [2^15, 2^31). Symbols come back in opposite order, which is why the encoder begins at
-the end. Several states may take turns, since each step of a state waits for its last; their words lie in one stream,
-in the order in which the decoder asks for them.
+word, so a state always lies in [2^15, 2^31). Symbols are decoded in the opposite order, so the encoder begins at the
+end. Several states may take turns, since each step of a state depends on the step before. Their words lie in one
+stream, in the order in which the decoder reads them.
 
 The encoder divides by f with a multiplication by its reciprocal, rounded up, which is exact below 2^31 (Alverson:
 *Integer division using reciprocals*, ARITH 1991).
@@ -18,23 +18,23 @@ from numba import uint8, uint64
 from mpicomp.kernels.cpu.kernel import kernel
 from mpicomp.kernels.cpu.simd import LANES, load, store
 
-MOST_BITS = 14  # of frequencies, which must not exceed those of the lowest state
+MOST_BITS = 14  # of frequencies; fewer than the bits of the lowest state
 LOWEST = 1 << 15
 HIGHEST = (1 << 31) - 1
 CERTAIN = 1 << 30  # a probability of 1
 _WORD_BITS = 16
-# columns of the encoder's table: state at which a word leaves, reciprocal of the frequency, shift after it, and what is
-# added once, and once for each time that the frequency goes into the state
+# columns of the encoder's table: state at which a word leaves, reciprocal of the frequency, shift after it, the number
+# added once, and the number added for each time that the frequency goes into the state
 _LIMIT, _RECIPROCAL, _SHIFT, _ONCE, _EACH = range(5)
 ENCODER_COLUMNS = 8  # a power of two
 
 
 @kernel
-def group(symbols, places, packed, counts):  # type: ignore[no-untyped-def]
-    """Make every `len(places)` symbols one super-symbol, and count these; returns the largest symbol.
+def group(symbols, places, packed, counts):
+    """Make every `len(places)` symbols one super-symbol, and count these; return the largest symbol.
 
-    symbols : uint8[n]. places : tuple of int, what each digit is worth. packed : uint8[n // len(places)], overwritten.
-    counts : int64[4, 256], added to; neighbours are counted apart, as one count could not follow another that quickly.
+    symbols : uint8[n]. places : tuple of int, place value of each digit. packed : uint8[n // len(places)], overwritten.
+    counts : int64[4, 256], added to; four tables, since an addition would wait for the one before to the same count.
     """
     largest, width = uint8(0), len(places)
     for i in range(packed.size):
@@ -49,11 +49,11 @@ def group(symbols, places, packed, counts):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def ungroup(packed, digits, width, symbols):  # type: ignore[no-untyped-def]
-    """The opposite of `group`.
+def ungroup(packed, digits, width, symbols):
+    """Split super-symbols into symbols: the inverse of `group`.
 
     digits : uint8[256 * 16], the symbols of each super-symbol. symbols : uint8[n], overwritten; n is at most
-    width * packed.size, and what the last super-symbol has beyond is left out.
+    width * packed.size, and further symbols of the last super-symbol are dropped.
     """
     n, i = symbols.size, 0
     while width * i + LANES <= n and i < packed.size:
@@ -65,8 +65,8 @@ def ungroup(packed, digits, width, symbols):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def normalise(counts, bits, frequencies):  # type: ignore[no-untyped-def]
-    """Frequencies that add up to 2^bits and are 1 at least where a count is not 0.
+def normalise(counts, bits, frequencies):
+    """Scale counts to frequencies that add up to 2^bits and are at least 1 where a count is not 0.
 
     counts : int64[m], at most 2^bits of them not 0. frequencies : int64[m], overwritten.
     """
@@ -94,8 +94,8 @@ def normalise(counts, bits, frequencies):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def count_symbols(counts, width, found):  # type: ignore[no-untyped-def]
-    """How often each symbol occurs in super-symbols of `width`.
+def count_symbols(counts, width, found):
+    """Count the symbols in super-symbols of `width`.
 
     counts : int64[levels^width], of super-symbols. found : int64[levels], added to.
     """
@@ -107,13 +107,13 @@ def count_symbols(counts, width, found):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def expect(symbols, width, bits, total, expected):  # type: ignore[no-untyped-def]
-    """Probabilities of super-symbols whose symbols do not depend on each other, out of 2^30.
+def expect(symbols, width, bits, total, expected):
+    """Compute probabilities of super-symbols of independent symbols, out of 2^30.
 
     They are products of the symbols' frequencies from the last symbol to the first, rounded down each time.
 
     symbols : int64[levels], frequencies out of 2^bits. total : super-symbols of the message; one that is expected less
-    than a quarter of a time among so many has probability 0. expected : int64[levels^width], overwritten.
+    than a quarter of a time in the message gets probability 0. expected : int64[levels^width], overwritten.
     """
     for code in range(expected.size):
         p, rest = CERTAIN, code
@@ -124,10 +124,10 @@ def expect(symbols, width, bits, total, expected):  # type: ignore[no-untyped-de
 
 
 @kernel
-def coded_bits(counts, frequencies, bits):  # type: ignore[no-untyped-def]
-    """Length of super-symbols that occur so often and have these frequencies out of 2^bits.
+def coded_bits(counts, frequencies, bits):
+    """Return the length in bits of super-symbols with these counts, coded by these frequencies out of 2^bits.
 
-    It is infinite if one that occurs has frequency 0. counts, frequencies : int64[m].
+    It is infinite if a super-symbol that occurs has frequency 0. counts, frequencies : int64[m].
     """
     found = 0.0
     for s in range(counts.size):
@@ -137,11 +137,11 @@ def coded_bits(counts, frequencies, bits):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def write_frequencies(frequencies, out):  # type: ignore[no-untyped-def]
-    """Elias gamma codes of frequency + 1, lowest bits first; returns how many bytes they take.
+def write_frequencies(frequencies, out):
+    """Write Elias gamma codes of frequency + 1, lowest bits first; return their bytes.
 
     A code is as many zeros as the number has bits after its highest, a one, and those bits. The code of a frequency 0
-    is followed by that of how many of these there are; those at the end are left out. out : uint8, long enough.
+    is followed by the code of the run's length; a run at the end is left out. out : uint8, long enough.
     """
     held, n_held, at, s, stop = uint64(0), 0, 0, 0, frequencies.size
     while stop and not frequencies[stop - 1]:
@@ -171,8 +171,8 @@ def write_frequencies(frequencies, out):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def read_frequencies(payload, start, bits, frequencies):  # type: ignore[no-untyped-def]
-    """The opposite of `write_frequencies`, from byte `start`; returns where they end, or -1 if they are damaged."""
+def read_frequencies(payload, start, bits, frequencies):
+    """Read the codes of `write_frequencies` from byte `start`; return their end, or -1 if they are damaged."""
     at, missing, s = 8 * start, 1 << bits, 0
     frequencies[:] = 0
     while missing > 0 and s < frequencies.size:
@@ -190,8 +190,8 @@ def read_frequencies(payload, start, bits, frequencies):  # type: ignore[no-unty
 
 
 @kernel
-def _read_gamma(payload, at):  # type: ignore[no-untyped-def]
-    """The number whose code begins at bit `at`, and the bit behind it; 0 if there is none below 2^(MOST_BITS + 1)."""
+def _read_gamma(payload, at):
+    """Return the number coded from bit `at` on, and the end of its code; 0 if it is not below 2^(MOST_BITS + 1)."""
     end, length = 8 * payload.size, 0
     while at < end and not (payload[at >> 3] >> (at & 7)) & 1:
         length += 1
@@ -207,8 +207,8 @@ def _read_gamma(payload, at):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def make_encoder(frequencies, bits, table):  # type: ignore[no-untyped-def]
-    """What `push` needs to know of each super-symbol; table : uint32[at least m, ENCODER_COLUMNS], overwritten."""
+def make_encoder(frequencies, bits, table):
+    """Make the table of super-symbols for `push`. table : uint32[at least m, ENCODER_COLUMNS], overwritten."""
     start = 0
     for s in range(frequencies.size):
         f = frequencies[s]
@@ -227,11 +227,11 @@ def make_encoder(frequencies, bits, table):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def push(packed, table, low, payload, states):  # type: ignore[no-untyped-def]
+def push(packed, table, low, payload, states):
     """Code super-symbols, from the last to the first.
 
-    Words are written from the payload's end downwards; returns where they begin, or -1 if they would begin below `low`.
-    states : uint64, of a power of two, overwritten; super-symbol i goes into state i modulo that.
+    Words are written from the payload's end downwards. Returns the position of the first word, or -1 if it would lie
+    below `low`. states : uint64, of a power of two, overwritten; super-symbol i goes into state i modulo that.
     """
     at, turn = payload.size, uint64(states.size - 1)
     states[:] = LOWEST
@@ -250,8 +250,8 @@ def push(packed, table, low, payload, states):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def make_decoder(frequencies, slots, ranges):  # type: ignore[no-untyped-def]
-    """What `pull` needs: whose each slot is, and each super-symbol's frequency and first slot.
+def make_decoder(frequencies, slots, ranges):
+    """Make the tables for `pull`: each slot's super-symbol, and each super-symbol's frequency and first slot.
 
     slots : uint8[2^bits], ranges : uint32[at least m, 2], overwritten.
     """
@@ -264,11 +264,11 @@ def make_decoder(frequencies, slots, ranges):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def pull(payload, at, states, slots, ranges, bits, packed):  # type: ignore[no-untyped-def]
-    """Decode super-symbols; returns where their words end, beyond the payload if it is damaged.
+def pull(payload, at, states, slots, ranges, bits, packed):
+    """Decode super-symbols; return the end of their words, which lies beyond a damaged payload.
 
-    states : uint64, of a power of two, each below 2^32; overwritten with what is left: `LOWEST`, or the payload is
-    damaged. packed : uint8, overwritten.
+    states : uint64, of a power of two, each below 2^32; overwritten with the final states, all `LOWEST` unless the
+    payload is damaged. packed : uint8, overwritten.
     """
     shift, turn = uint64(bits), uint64(states.size - 1)
     for i in range(packed.size):
@@ -280,6 +280,6 @@ def pull(payload, at, states, slots, ranges, bits, packed):  # type: ignore[no-u
         if state < uint64(LOWEST):
             if at + 1 < payload.size:
                 state = state << uint64(_WORD_BITS) | uint64(payload[at]) | uint64(payload[at + 1]) << uint64(8)
-            at += 2  # also past the end, by which damage is told
+            at += 2  # also past the end, so that the caller detects damage
         states[uint64(i) & turn] = state
     return at

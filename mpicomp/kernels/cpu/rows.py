@@ -1,8 +1,8 @@
-"""Rows of few bits an element, one scale a row: the values themselves, or what they differ by from a message.
+"""Rows of few bits an element, one scale a row: the values, or their difference from a message.
 
-A payload holds the scales, then the rows' codes, ceil(bits columns / 8) bytes a row. Codes of 8 bits are bytes. Of less
-bits, 64 codes are `bits` words of 64 bits: bit i of word j is bit j of code i; what is left of a row, less than 64
-codes, stands one code behind the other, the lowest bit first. A code c of b bits decodes to (2 c - 2^b + 1) unit scale.
+A payload holds the scales, then the rows' codes, ceil(bits columns / 8) bytes a row. Codes of 8 bits are bytes. Of
+fewer bits, 64 codes are `bits` words of 64 bits: bit i of word j is bit j of code i. The last codes of a row, less than
+64, are written one behind the other, the lowest bit first. A code c of b bits decodes to (2 c - 2^b + 1) unit scale.
 
 Uniform numbers have 16 bits: element e of a group of 512 takes the 16-bit word e mod 32 of draw e div 32.
 """
@@ -38,7 +38,7 @@ INFINITY_16 = np.uint32(0x7C00)
 
 
 @njit(nogil=True, inline="always")
-def _lanes(values, message, i):  # type: ignore[no-untyped-def]
+def _lanes(values, message, i):
     v = load(values, i)
     if message is not None:
         v = v - load(message, i)
@@ -46,7 +46,7 @@ def _lanes(values, message, i):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, inline="always")
-def _one(values, message, i):  # type: ignore[no-untyped-def]
+def _one(values, message, i):
     v = values[i]
     if message is not None:
         v = v - message[i]
@@ -54,8 +54,8 @@ def _one(values, message, i):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, inline="always")
-def _largest(values, message, start, stop):  # type: ignore[no-untyped-def]
-    """Largest magnitude of a row; infinity or NaN where there is one."""
+def _largest(values, message, start, stop):
+    """Return the largest magnitude of a row; infinity or NaN if the row has one."""
     mask = splat(MAGNITUDE)
     top = mask ^ mask
     whole = start + (stop - start) // LANES * LANES
@@ -70,8 +70,8 @@ def _largest(values, message, start, stop):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, inline="always")
-def _mean_magnitude(values, message, start, stop):  # type: ignore[no-untyped-def]
-    """Of a row; summed in float64 over blocks of 4096; not finite where an element is not."""
+def _mean_magnitude(values, message, start, stop):
+    """Return a row's mean magnitude, summed in float64 over blocks of 4096; not finite where an element is not."""
     total = float64(0)
     for begin in range(start, stop, BLOCK):
         end = min(stop, begin + BLOCK)
@@ -87,8 +87,8 @@ def _mean_magnitude(values, message, start, stop):  # type: ignore[no-untyped-de
 
 
 @njit(nogil=True)
-def _scale_code(size, sixteen, stochastic, up):  # type: ignore[no-untyped-def]
-    """Bits of the scale for a row of this size; those of infinity where float16 has none that is large enough."""
+def _scale_code(size, sixteen, stochastic, up):
+    """Return the bits of the scale for a row of this size; those of infinity if it is too large for float16."""
     least = LEAST_16 if sixteen else LEAST_32
     scale = np.float32(size)
     if scale < least:
@@ -103,16 +103,16 @@ def _scale_code(size, sixteen, stochastic, up):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, inline="always")
-def _put_scale(code, row, sixteen, payload):  # type: ignore[no-untyped-def]
-    """Byte by byte, as a payload may begin anywhere."""
+def _put_scale(code, row, sixteen, payload):
+    # byte by byte, as a payload may begin at any address
     width = 2 if sixteen else 4
     for k in range(width):
         payload[width * row + k] = uint8((code >> uint32(8 * k)) & uint32(255))
 
 
 @njit(nogil=True)
-def _get_scale(row, sixteen, payload):  # type: ignore[no-untyped-def]
-    """0 for one that damage made NaN or infinite."""
+def _get_scale(row, sixteen, payload):
+    """Return a scale; 0 if damage made it NaN or infinite."""
     width = 2 if sixteen else 4
     code = uint32(0)
     for k in range(width):
@@ -122,8 +122,8 @@ def _get_scale(row, sixteen, payload):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, inline="always")
-def _signs(values, message, start, stop, codes):  # type: ignore[no-untyped-def]
-    """Codes of one bit: 1 for 0 or more."""
+def _signs(values, message, start, stop, codes):
+    """Compute codes of one bit: 1 for 0 or more."""
     zero, one = splat(np.float32(0)), splat(np.uint8(1))
     none = one ^ one
     whole = start + (stop - start) // LANES * LANES
@@ -134,8 +134,8 @@ def _signs(values, message, start, stop, codes):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, inline="always")
-def _nearest(values, message, start, stop, ratio, shift, most, codes):  # type: ignore[no-untyped-def]
-    """Codes min(floor(v ratio + shift), most)."""
+def _nearest(values, message, start, stop, ratio, shift, most, codes):
+    """Compute codes min(floor(v ratio + shift), most)."""
     ratios, shifts, mosts = splat(ratio), splat(shift), splat(uint32(most))
     whole = start + (stop - start) // LANES * LANES
     for i in range(start, whole, LANES):
@@ -147,8 +147,8 @@ def _nearest(values, message, start, stop, ratio, shift, most, codes):  # type: 
 
 
 @njit(nogil=True, inline="always")
-def _drawn(values, message, start, stop, ratio, shift, most, uniform, codes):  # type: ignore[no-untyped-def]
-    """As `_nearest` in units of 1 / FIXED, with uniform numbers added. uniform : uint16."""
+def _drawn(values, message, start, stop, ratio, shift, most, uniform, codes):
+    """Compute codes like `_nearest`, in units of 1 / FIXED, with uniform numbers added. uniform : uint16."""
     ratios, shifts, mosts, sixteen = splat(ratio), splat(shift), splat(uint32(most)), splat(uint32(16))
     whole = start + (stop - start) // LANES * LANES
     for i in range(start, whole, LANES):
@@ -161,8 +161,8 @@ def _drawn(values, message, start, stop, ratio, shift, most, uniform, codes):  #
 
 
 @njit(nogil=True, inline="always")
-def _draw_uniforms(keys, group, first, n, step, source, words):  # type: ignore[no-untyped-def]
-    """16 bits for each of n elements from element `first`, a multiple of 32, of a row whose groups begin at `group`."""
+def _draw_uniforms(keys, group, first, n, step, source, words):
+    """Draw 16 bits for each of n elements from `first`, a multiple of 32, of a row whose groups begin at `group`."""
     for turn in range((n + 31) // 32):
         at = uint64(first + 32 * turn)
         low, high = draw(keys, group + at // uint64(512), at % uint64(512) // uint64(32), step, source)
@@ -171,8 +171,8 @@ def _draw_uniforms(keys, group, first, n, step, source, words):  # type: ignore[
 
 
 @njit(nogil=True)
-def _pack(codes, n, bits, words, payload, at):  # type: ignore[no-untyped-def]
-    """Put n codes of less than 8 bits at byte `at` of the payload."""
+def _pack(codes, n, bits, words, payload, at):
+    """Write n codes of less than 8 bits to the payload from byte `at` on."""
     blocks = n // 64
     for w in range(blocks):
         low, high = load_bytes(codes, 64 * w), load_bytes(codes, 64 * w + 32)
@@ -197,8 +197,8 @@ def _pack(codes, n, bits, words, payload, at):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _unpack(payload, at, n, bits, words, codes):  # type: ignore[no-untyped-def]
-    """The opposite of `_pack`; also of 8 bits."""
+def _unpack(payload, at, n, bits, words, codes):
+    """Read n codes from byte `at` of the payload: the inverse of `_pack`, and for 8 bits too."""
     if bits == 8:
         for i in range(n):
             codes[i] = payload[at + i]
@@ -228,8 +228,8 @@ def _unpack(payload, at, n, bits, words, codes):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, inline="always")
-def _write(codes, n, most, unit, scale, adding, out, at):  # type: ignore[no-untyped-def]
-    """Values of n codes into `out` from `at` on, or added to it: both ends of a link run these instructions."""
+def _write(codes, n, most, unit, scale, adding, out, at):
+    """Write values of n codes to `out` from `at` on, or add them: both ends of a link run these instructions."""
     mosts, units, scales = splat(uint32(most)), splat(unit), splat(scale)
     whole = n // LANES * LANES
     for i in range(0, whole, LANES):
@@ -245,16 +245,16 @@ def _write(codes, n, most, unit, scale, adding, out, at):  # type: ignore[no-unt
 
 
 @kernel
-def encode(  # type: ignore[no-untyped-def]
+def encode(
     values, message, columns, bits, unit, sixteen, stochastic, row_keys, schedule, step, source, codes, words, payload
 ):
-    """Pack each row of the values, or of their difference from a message, to which what was packed is then added.
+    """Pack each row of the values, or of their difference from a message; then add the decoded row to the message.
 
     Parameters
     ----------
     values : float32[rows columns]
     message : float32[rows columns] or None
-        Left as it is where a row cannot be packed.
+        Unchanged if a row cannot be packed.
     columns : int
         1 or more.
     bits : int
@@ -266,7 +266,7 @@ def encode(  # type: ignore[no-untyped-def]
     stochastic : bool
         Levels from end to end are drawn; `unit` must fit.
     row_keys : int64[rows]
-        Where a row draws: its groups of 512 elements begin at row_keys[r] ceil(columns / 512).
+        Place of each row in the stream: its groups of 512 elements begin at row_keys[r] ceil(columns / 512).
     schedule, step, source
         As in `mpicomp.kernels.cpu.philox.draw_words`.
     codes : uint8[TILE]
@@ -327,8 +327,8 @@ def encode(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def decode(payload, columns, bits, unit, sixteen, adding, codes, words, out):  # type: ignore[no-untyped-def]
-    """Values of a payload, written or added; rows whose scale is 0 are zeros, or stay as they are.
+def decode(payload, columns, bits, unit, sixteen, adding, codes, words, out):
+    """Write or add the values of a payload. Rows of scale 0 become zeros, or stay unchanged.
 
     columns, bits, unit, sixteen, codes, words : as in `encode`. out : float32[rows columns].
     """
@@ -351,8 +351,8 @@ def decode(payload, columns, bits, unit, sixteen, adding, codes, words, out):  #
 
 
 @kernel
-def mark(places, columns, keep, payload):  # type: ignore[no-untyped-def]
-    """Bit i of a row is 1 where column i is among its places. places : uint32[rows keep].
+def mark(places, columns, keep, payload):
+    """Set bit i of a row where column i is among its places. places : uint32[rows keep].
 
     payload : uint8[rows ceil(columns / 8)], overwritten.
     """
@@ -365,10 +365,11 @@ def mark(places, columns, keep, payload):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def spread(payload, columns, keep, found, out):  # type: ignore[no-untyped-def]
-    """The opposite of `mark`: a row's values where its bits are 1, else 0.
+def spread(payload, columns, keep, found, out):
+    """Write a row's values where its bits are 1, else 0: the inverse of `mark`.
 
-    Of a damaged row the first `keep` bits count. found : float32[rows keep]. out : float32[rows columns], overwritten.
+    Only the first `keep` set bits of a damaged row count. found : float32[rows keep]. out : float32[rows columns],
+    overwritten.
     """
     row_bytes = (columns + 7) // 8
     for i in range(out.size):

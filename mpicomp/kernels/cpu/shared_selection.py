@@ -1,4 +1,4 @@
-"""Latin selection: all ranks draw alike who wins which element, so the losers' signs need not travel.
+"""Latin selection: all ranks draw the same winner of each element, so the losers' signs need not be sent.
 
 Of M ranks, a *group* is M rows of 512 elements: 8 words of packed signs a row. The rows of a vector's last group are
 shorter: of the w words that are left, each row has ceil(w / M), as far as they go. Each *column* of a group has a label
@@ -8,7 +8,7 @@ and belongs to the group.
 
 Labels are bit planes: bit k of a column's label is the column's bit of plane k. A rank sends row (rank - l) mod M. A
 tree of two-way choices finds it, a level a plane. Row v gets the payload of rank (l + v) mod M: the payloads are
-rotated by 2^k rows where plane k says so, a stage a plane.
+rotated by 2^k rows where the bit of plane k is 1, one stage for each plane.
 
 Draws. The words of group g's planes are those of group g in `mpicomp.kernels.cpu.philox`. With m = M and k = 0, draw
 number s = 0, 1, 2, ... is as follows, until m is 1:
@@ -41,8 +41,8 @@ EVERY_BIT = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 @kernel
-def draw_labels(schedule, first_group, step, sources, tables, rests, ranks, scratch, labels):  # type: ignore[no-untyped-def]
-    """Labels of the groups from `first_group` on.
+def draw_labels(schedule, first_group, step, sources, tables, rests, ranks, scratch, labels):
+    """Draw labels of the groups from `first_group` on.
 
     Parameters
     ----------
@@ -52,11 +52,11 @@ def draw_labels(schedule, first_group, step, sources, tables, rests, ranks, scra
     sources : uint64[draws]
         Counter words.
     tables, rests : uint8[odd m, 64], uint64[odd m, 16]
-        Of probability 1/m for every odd m, in order: see `philox.draw_words`.
+        Tables of probability 1/m for every odd m, in order: see `philox.draw_words`.
     ranks : int
         M.
     scratch : uint64[40 t]
-        For t groups at a time.
+        Working memory for t groups at a time.
     labels : uint64[planes * 8 * groups]
         Overwritten, plane by plane; with as many planes as M - 1 has bits.
     """
@@ -100,21 +100,21 @@ def draw_labels(schedule, first_group, step, sources, tables, rests, ranks, scra
 
 
 @kernel
-def draw_distances(schedule, first_group, step, source, ranks, distances):  # type: ignore[no-untyped-def]
-    """Distances of the groups from `first_group` on; distances : int64[groups], overwritten."""
+def draw_distances(schedule, first_group, step, source, ranks, distances):
+    """Draw distances of the groups from `first_group` on; distances : int64[groups], overwritten."""
     for g in range(distances.size):
         x = single(schedule, first_group + uint64(g), uint64(0), step, source)
         distances[g] = 1 + int64((x * uint64(ranks - 1)) >> HALF)
 
 
 @njit(nogil=True, inline="always")
-def _choose(label, one, zero):  # type: ignore[no-untyped-def]
+def _choose(label, one, zero):
     return zero ^ ((zero ^ one) & label)
 
 
 @njit(nogil=True)
-def _select(words, labels, pitch, planes, distances, rank, ranks, scratch, payload):  # type: ignore[no-untyped-def]
-    """`select_rows` of whole groups, 4 words of a row at a time; plane k begins at word `pitch` * k."""
+def _select(words, labels, pitch, planes, distances, rank, ranks, scratch, payload):
+    """Do `select_rows` for whole groups, 4 words of a row at a time; plane k begins at word `pitch` * k."""
     for g in range(payload.size // ROW):
         first = rank
         if distances is not None:
@@ -148,8 +148,8 @@ def _select(words, labels, pitch, planes, distances, rank, ranks, scratch, paylo
 
 
 @njit(nogil=True)
-def _select_all(words, labels, planes, distances, rank, ranks, scratch, payload):  # type: ignore[no-untyped-def]
-    """`select_rows` of the first winners, or with `distances` of the second ones."""
+def _select_all(words, labels, planes, distances, rank, ranks, scratch, payload):
+    """Do `select_rows` for the first winners, or with `distances` for the second ones."""
     pitch, of_group = labels.size // max(planes, 1), ROW * ranks
     groups = words.size // of_group
     row, base = ROW * groups, of_group * groups
@@ -168,11 +168,11 @@ def _select_all(words, labels, planes, distances, rank, ranks, scratch, payload)
 
 
 @kernel
-def select_rows(words, labels, planes, distances, rank, ranks, scratch, payload):  # type: ignore[no-untyped-def]
-    """Keep the signs of the elements that this rank wins.
+def select_rows(words, labels, planes, distances, rank, ranks, scratch, payload):
+    """Copy the signs of the elements that this rank wins.
 
     words : uint64[w], whole groups but for the last. labels : uint64[planes * 8 * groups]; planes : 0 where all labels
-    are 0. distances : int64[groups], or None where there is one winner. scratch : uint64[16 * ranks + 8]. payload :
+    are 0. distances : int64[groups], or None with one winner. scratch : uint64[16 * ranks + 8]. payload :
     uint64[votes * ceil(w / ranks)], overwritten.
     """
     size = (words.size + ranks - 1) // ranks
@@ -182,8 +182,8 @@ def select_rows(words, labels, planes, distances, rank, ranks, scratch, payload)
 
 
 @njit(nogil=True)
-def _scatter(payloads, stride, labels, pitch, planes, distances, ranks, scratch, bits):  # type: ignore[no-untyped-def]
-    """`scatter_rows` of whole groups, 4 words of a row at a time; plane k begins at word `pitch` * k."""
+def _scatter(payloads, stride, labels, pitch, planes, distances, ranks, scratch, bits):
+    """Do `scatter_rows` for whole groups, 4 words of a row at a time; plane k begins at word `pitch` * k."""
     for g in range(bits.size // (ROW * ranks)):
         first = 0 if distances is None else distances[g]
         for i in range(ROW * g, ROW * (g + 1), WORDS):
@@ -220,8 +220,8 @@ def _scatter(payloads, stride, labels, pitch, planes, distances, ranks, scratch,
 
 
 @njit(nogil=True)
-def _scatter_all(payloads, stride, labels, planes, distances, ranks, scratch, bits):  # type: ignore[no-untyped-def]
-    """`scatter_rows` of the first winners, or with `distances` of the second ones."""
+def _scatter_all(payloads, stride, labels, planes, distances, ranks, scratch, bits):
+    """Do `scatter_rows` for the first winners, or with `distances` for the second ones."""
     pitch, of_group = labels.size // max(planes, 1), ROW * ranks
     groups = bits.size // of_group
     row, base = ROW * groups, of_group * groups
@@ -240,11 +240,11 @@ def _scatter_all(payloads, stride, labels, planes, distances, ranks, scratch, bi
 
 
 @kernel
-def scatter_rows(payloads, stride, labels, planes, distances, ranks, scratch, first, second):  # type: ignore[no-untyped-def]
-    """Put the ranks' payloads where their elements are.
+def scatter_rows(payloads, stride, labels, planes, distances, ranks, scratch, first, second):
+    """Move the signs of all ranks' payloads to their elements.
 
     payloads : uint64, rank r's from word `stride` * r on. scratch : uint64[24 * ranks]. first, second : uint64[w], the
-    winners' signs, overwritten; `second` is None where there is one winner. The others as in `select_rows`.
+    winners' signs, overwritten; `second` : None with one winner. Other arguments as in `select_rows`.
     """
     _scatter_all(payloads, stride, labels, planes, None, ranks, scratch, first)
     if distances is not None:
@@ -253,8 +253,8 @@ def scatter_rows(payloads, stride, labels, planes, distances, ranks, scratch, fi
 
 
 @kernel
-def unpack_pair(first, second, positive, zero, negative, streaming, out):  # type: ignore[no-untyped-def]
-    """out[i] = positive where bit i is 1 in both, negative where it is 0 in both, else zero.
+def unpack_pair(first, second, positive, zero, negative, streaming, out):
+    """Set out[i] = positive where bit i is 1 in both, negative where it is 0 in both, else zero.
 
     first, second : uint64[ceil(n / 64)]. positive, zero, negative, streaming, out : as in `sign.unpack`.
     """

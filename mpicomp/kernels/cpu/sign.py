@@ -19,8 +19,8 @@ ODD_LANES = np.uint64(0xAAAAAAAAAAAAAAAA)
 
 
 @njit(nogil=True, inline="always")
-def _threshold(zero, tiny, odd_positive, residual):  # type: ignore[no-untyped-def]
-    """x >= threshold is "bit 1": 0 in every lane, or just above 0 in every other one, so that zeros alternate."""
+def _threshold(zero, tiny, odd_positive, residual):
+    """Return lanes to compare x with: 0, or in every other lane just above 0, so that the bits of zeros alternate."""
     if residual is not None:
         return splat(zero)
     if odd_positive:
@@ -29,10 +29,8 @@ def _threshold(zero, tiny, odd_positive, residual):  # type: ignore[no-untyped-d
 
 
 @njit(nogil=True, inline="always")
-def _encode_word(  # type: ignore[no-untyped-def]
-    u, whole, residual, bits, j, threshold, step, limit, previous, magnitude, kept
-):
-    """One word: its sign bits stored, residual updated; returns the magnitudes, and lanes not clipped, so far."""
+def _encode_word(u, whole, residual, bits, j, threshold, step, limit, previous, magnitude, kept):
+    """Store one word of signs, and update the residual; return the magnitudes, and lanes not clipped, so far."""
     word, before = uint64(0), uint64(0)
     if previous is not None:
         before = bits[j]
@@ -68,10 +66,8 @@ def _encode_word(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, inline="always")
-def _encode_tail(  # type: ignore[no-untyped-def]
-    u, whole, residual, bits, start, tiny, odd_positive, step, limit, previous
-):
-    """The last, partial word, element by element; bits past the end are 0."""
+def _encode_tail(u, whole, residual, bits, start, tiny, odd_positive, step, limit, previous):
+    """Encode the last, partial word, element by element; bits past the end are 0."""
     word, clipped, magnitude = uint64(0), 0, float64(0)
     j = start // 64
     for i in range(start, u.size):
@@ -103,10 +99,8 @@ def _encode_tail(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def encode(  # type: ignore[no-untyped-def]
-    u, whole, residual, bits, step, limit, previous, odd_positive, zero, tiny, sums
-):
-    """Add the residual, take signs, pack them, leave the new residual: one pass.
+def encode(u, whole, residual, bits, step, limit, previous, odd_positive, zero, tiny, sums):
+    """Add the residual, pack signs, and write the new residual, in one pass.
 
     Parameters
     ----------
@@ -175,7 +169,7 @@ def encode(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, inline="always")
-def _pack_word(x, j, threshold, nothing, check):  # type: ignore[no-untyped-def]
+def _pack_word(x, j, threshold, nothing, check):
     word = uint64(0)
     for k in range(4):
         v = load(x, 64 * j + LANES * k)
@@ -185,8 +179,8 @@ def _pack_word(x, j, threshold, nothing, check):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def pack(x, bits, odd_positive, zero, tiny):  # type: ignore[no-untyped-def]
-    """Signs of x as bits, zeros alternating as in `encode`; returns whether all of x is finite.
+def pack(x, bits, odd_positive, zero, tiny):
+    """Pack the signs of x, zeros alternating as in `encode`; return whether all of x is finite.
 
     x : float32[n] or float64[n]; bits : uint64[ceil(n / 64)], overwritten.
     """
@@ -212,8 +206,8 @@ def pack(x, bits, odd_positive, zero, tiny):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def unpack(bits, positive, negative, streaming, out):  # type: ignore[no-untyped-def]
-    """out[i] = positive where bit i is 1, else negative.
+def unpack(bits, positive, negative, streaming, out):
+    """Set out[i] = positive where bit i is 1, else negative.
 
     bits : uint64[ceil(n / 64)]. positive, negative : the two values as unsigned integers of out's width, so that one
     kernel writes every float type. streaming : store past the caches; `out` must then start at a multiple of 32 bytes.
@@ -235,8 +229,8 @@ def unpack(bits, positive, negative, streaming, out):  # type: ignore[no-untyped
 
 
 @kernel
-def all_finite(x):  # type: ignore[no-untyped-def]
-    """Whether x, float32[n] or float64[n], has neither NaN nor infinity."""
+def all_finite(x):
+    """Return whether x, float32[n] or float64[n], has neither NaN nor infinity."""
     nothing = splat(x.dtype.type(0))
     check, check_far = nothing, nothing
     half = x.size // (2 * LANES) * LANES
@@ -250,8 +244,8 @@ def all_finite(x):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def all_finite_16(bits, exponent):  # type: ignore[no-untyped-def]
-    """Whether 16-bit floats, uint16[n], have neither NaN nor infinity. exponent : uint16, the bits that it takes."""
+def all_finite_16(bits, exponent):
+    """Return whether 16-bit floats, uint16[n], have neither NaN nor infinity. exponent : uint16, mask of its bits."""
     found = uint16(0)
     for i in range(bits.size):
         found |= uint16(bits[i] & exponent == exponent)
@@ -259,8 +253,8 @@ def all_finite_16(bits, exponent):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def add_and_clear(u, residual, bits, previous, out, sums):  # type: ignore[no-untyped-def]
-    """A full-precision round's input: out = u + residual, residual = 0, and sums of |u| per block of 4096.
+def add_and_clear(u, residual, bits, previous, out, sums):
+    """Prepare a full-precision round: out = u + residual, residual = 0, and sums of |u| per block of 4096.
 
     residual : like u, or None. bits, previous : as in `encode`; `previous` None: nothing is pending. out : like u,
     overwritten; None without a residual: the sums alone. sums : float64[ceil(n / 4096)], overwritten.
@@ -297,8 +291,11 @@ def add_and_clear(u, residual, bits, previous, out, sums):  # type: ignore[no-un
 
 
 @kernel
-def subtract_result(x, bits, step):  # type: ignore[no-untyped-def]
-    """x -= step where bit i is 1, x += step elsewhere. x : float32[n] or float64[n]; bits : uint64[ceil(n / 64)]."""
+def subtract_result(x, bits, step):
+    """Compute x -= step where bit i is 1, x += step elsewhere.
+
+    x : float32[n] or float64[n]; bits : uint64[ceil(n / 64)].
+    """
     plus, minus = splat(step), splat(-step)
     words = x.size // 64
     for j in range(words):
@@ -310,8 +307,8 @@ def subtract_result(x, bits, step):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def add_up(sums, firsts, clipped, report):  # type: ignore[no-untyped-def]
-    """What a rank reports: the number of elements clipped, then the sum of |u| of each segment.
+def add_up(sums, firsts, clipped, report):
+    """Write a rank's report: the number of elements clipped, then the sum of |u| of each segment.
 
     Returns whether all sums are finite. sums, firsts : as in `vote_counts.segment_totals`. report : float64[1 +
     segments], overwritten.
@@ -321,8 +318,8 @@ def add_up(sums, firsts, clipped, report):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def follow(gathered, counts, average, magnitudes):  # type: ignore[no-untyped-def]
-    """Take in what the ranks gathered: the running magnitudes, and how many elements they clipped.
+def follow(gathered, counts, average, magnitudes):
+    """Update the running magnitudes from the gathered reports; return the number of clipped elements.
 
     gathered : float64[ranks, 1 + segments], clipped elements and sums of |u|; summed in rank order.
     counts : float64[segments], elements over all ranks. average : weight of the past.
@@ -331,7 +328,7 @@ def follow(gathered, counts, average, magnitudes):  # type: ignore[no-untyped-de
     Returns
     -------
     float
-        Clipped elements; NaN if a sum is not finite, and then `magnitudes` is left alone.
+        Clipped elements; NaN if a sum is not finite, and then `magnitudes` is unchanged.
     """
     clipped, everything = float64(0), float64(0)
     for rank in range(gathered.shape[0]):
@@ -351,8 +348,8 @@ def follow(gathered, counts, average, magnitudes):  # type: ignore[no-untyped-de
 
 
 @kernel
-def set_steps(magnitudes, gamma, clip, positive, negative, limits):  # type: ignore[no-untyped-def]
-    """The step s = gamma a of each segment, -s, and the residual's limit clip * s, or the largest number instead.
+def set_steps(magnitudes, gamma, clip, positive, negative, limits):
+    """Compute the step s = gamma a of each segment, -s, and the residual's limit clip * s, at most the largest number.
 
     magnitudes : float64[segments]; positive, negative, limits : float32[segments] or float64[segments], overwritten.
 

@@ -1,8 +1,8 @@
-"""Vectors as Numba values: the few operations the kernels need, compiled to LLVM vector instructions.
+"""Vectors as Numba values: the few operations of the kernels, compiled to LLVM vector instructions.
 
-LLVM's auto-vectoriser turns neither "16 comparisons into 16 bits" nor a counter-based generator nor streaming stores
-into good code, so the kernels say what they want. A ``Vec`` lives in registers; LLVM legalises any width for
-any CPU, so nothing here names an instruction set.
+LLVM's auto-vectoriser makes no good code of "16 comparisons into 16 bits", of a counter-based generator or of streaming
+stores, so the kernels use vectors explicitly. A ``Vec`` lives in registers. LLVM legalises any width for any CPU, so
+nothing here names an instruction set.
 
 Lanes: floats and masks have ``LANES`` = 16; random words and packed signs are ``WORDS`` = 4 words of 64 bits, or the
 same as ``BYTES`` = 32 bytes. Conversions, masks and reductions are in `mpicomp.kernels.cpu.lanes`.
@@ -11,13 +11,27 @@ same as ``BYTES`` = 32 bytes. Conversions, masks and reductions are in `mpicomp.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, lower_builtin, models, register_model, type_callable
+
+if TYPE_CHECKING:
+    from numba.core.base import BaseContext
+    from numba.core.datamodel import DataModelManager
+    from numba.core.typing.context import BaseContext as TypingContext
+    from numba.core.typing.templates import Signature
+
+Intrinsic: TypeAlias = Any
+"""Function for kernels; Numba compiles its calls."""
+Operator: TypeAlias = Callable[[Any, Any], object]
+Values: TypeAlias = Sequence[ir.Value]
+Codegen: TypeAlias = "Callable[[BaseContext, ir.IRBuilder, Signature, Values], ir.Value]"
+Typed: TypeAlias = "tuple[Signature, Codegen]"
+"""Result of an intrinsic's typing function."""
 
 LANES = 16
 WORDS = 4
@@ -28,38 +42,38 @@ STACK = 64  # bytes
 class Vec(types.Type):
     """Numba type of a register vector: `lanes` values of scalar type `dtype` (boolean: a mask)."""
 
-    def __init__(self, dtype: Any, lanes: int) -> None:
+    def __init__(self, dtype: types.Type, lanes: int) -> None:
         self.dtype, self.lanes = dtype, lanes
         super().__init__(name=f"Vec({dtype}, {lanes})")
 
     @property
     def llvm(self) -> ir.VectorType:
-        """The type it has in registers."""
+        """LLVM type of the vector."""
         widths = {types.float32: ir.FloatType(), types.float64: ir.DoubleType(), types.boolean: ir.IntType(1)}
         return ir.VectorType(widths.get(self.dtype) or ir.IntType(self.dtype.bitwidth), self.lanes)
 
 
 @register_model(Vec)
 class _VecModel(models.PrimitiveModel):
-    def __init__(self, dmm: Any, fe_type: Vec) -> None:
+    def __init__(self, dmm: DataModelManager, fe_type: Vec) -> None:
         super().__init__(dmm, fe_type, fe_type.llvm)
 
 
-def _typed(op: Callable[..., Any], result: Callable[[Vec], Vec]) -> None:
+def _typed(op: Operator, result: Callable[[Vec], Vec]) -> None:
     @type_callable(op)
-    def typer(context: Any) -> Callable[..., Vec | None]:
-        def typed(a: Any, b: Any) -> Vec | None:
+    def typer(context: TypingContext) -> Callable[[types.Type, types.Type], Vec | None]:
+        def typed(a: types.Type, b: types.Type) -> Vec | None:
             return result(a) if isinstance(a, Vec) and a == b else None
 
         return typed
 
 
-def _lower(op: Callable[..., Any], integer: str | None, floating: str | None) -> None:
-    """Let ``a op b`` on two equal vectors emit the named llvmlite instruction."""
+def _lower(op: Operator, integer: str | None, floating: str | None) -> None:
+    """Compile ``a op b`` of two vectors of one type to the named llvmlite instruction."""
     _typed(op, lambda a: a)
 
     @lower_builtin(op, Vec, Vec)
-    def lowered(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def lowered(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
         name = floating if isinstance(sig.args[0].dtype, types.Float) else integer
         assert name is not None
         return getattr(builder, name)(*args)
@@ -75,11 +89,11 @@ _lower(operator.rshift, "lshr", None)
 _lower(operator.lshift, "shl", None)
 
 
-def _lower_compare(op: Callable[..., Any], symbol: str) -> None:
+def _lower_compare(op: Operator, symbol: str) -> None:
     _typed(op, lambda a: Vec(types.boolean, a.lanes))
 
     @lower_builtin(op, Vec, Vec)
-    def lowered(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def lowered(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
         if isinstance(sig.args[0].dtype, types.Float):
             return builder.fcmp_ordered(symbol, *args)
         return builder.icmp_unsigned(symbol, *args)
@@ -91,18 +105,18 @@ _lower_compare(operator.lt, "<")
 _lower_compare(operator.eq, "==")
 
 
-def _align_stack(builder: Any) -> None:
-    """Let the function that is being built begin its stack frame at a multiple of `STACK`.
+def _align_stack(builder: ir.IRBuilder) -> None:
+    """Align the stack frame of the function being built to `STACK`.
 
-    LLVM spills vectors to wherever the stack happens to be: in one process of twenty a vector that a loop spills lies
-    across two pages, and the loop takes four times as long.
+    LLVM spills vectors to the stack without regard to alignment. In one process of twenty, a vector that a loop spills
+    would lie across two pages, and the loop would take four times as long.
     """
     attributes = builder.function.attributes
     attributes.alignstack = STACK
-    attributes.add("nounwind")  # which all of Numba's functions are; without any name llvmlite writes no attributes
+    attributes.add("nounwind")  # true of all functions of Numba; llvmlite writes no attributes unless one has a name
 
 
-def _splat(builder: Any, value: Any, lanes: int) -> Any:
+def _splat(builder: ir.IRBuilder, value: ir.Value, lanes: int) -> ir.Value:
     _align_stack(builder)
     vector = ir.VectorType(value.type, lanes)
     one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
@@ -110,11 +124,11 @@ def _splat(builder: Any, value: Any, lanes: int) -> Any:
     return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), mask)
 
 
-def _splat_to(lanes: int) -> Any:
-    def typed(typingctx: Any, value: Any) -> Any:
+def _splat_to(lanes: int) -> Intrinsic:
+    def typed(typingctx: TypingContext, value: types.Type) -> Typed:
         result = Vec(value, lanes)
 
-        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
             return _splat(builder, args[0], lanes)
 
         return result(value), codegen
@@ -131,37 +145,39 @@ splat_byte = _splat_to(BYTES)
 
 
 @intrinsic
-def splat_like(typingctx: Any, value: Any, vector: Any) -> Any:
-    """The scalar in as many lanes as a vector has."""
+def splat_like(typingctx: TypingContext, value: types.Type, vector: Vec) -> Typed:
+    """Return the scalar in as many lanes as a vector has."""
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
         return _splat(builder, args[0], vector.lanes)
 
     return vector(value, vector), codegen
 
 
 @intrinsic
-def iota(typingctx: Any, start: Any) -> Any:
-    """64-bit words start, start + 1, start + 2, start + 3."""
+def iota(typingctx: TypingContext, start: types.Type) -> Typed:
+    """Return 64-bit words start, start + 1, start + 2, start + 3."""
     result = Vec(types.uint64, WORDS)
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
         base = context.cast(builder, args[0], sig.args[0], types.uint64)
         return builder.add(_splat(builder, base, WORDS), ir.Constant(result.llvm, list(range(WORDS))))
 
     return result(start), codegen
 
 
-def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any, vector: Vec) -> Any:
+def _pointer(
+    context: BaseContext, builder: ir.IRBuilder, array_type: types.Array, array: ir.Value, index: ir.Value, vector: Vec
+) -> ir.Value:
     data = context.make_array(array_type)(context, builder, array).data
     return builder.bitcast(builder.gep(data, [index]), vector.llvm.as_pointer())
 
 
-def _load_of(lanes: int) -> Any:
-    def typed(typingctx: Any, array: Any, index: Any) -> Any:
+def _load_of(lanes: int) -> Intrinsic:
+    def typed(typingctx: TypingContext, array: types.Array, index: types.Type) -> Typed:
         result = Vec(array.dtype, lanes)
 
-        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
             _align_stack(builder)
             at = context.cast(builder, args[1], sig.args[1], types.intp)
             pointer = _pointer(context, builder, sig.args[0], args[0], at, result)
@@ -178,9 +194,9 @@ load_words = _load_of(WORDS)
 load_bytes = _load_of(BYTES)
 
 
-def _store(streaming: bool) -> Any:
-    def typed(typingctx: Any, array: Any, index: Any, vector: Any) -> Any:
-        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+def _store(streaming: bool) -> Callable[[TypingContext, types.Array, types.Type, Vec], Typed]:
+    def typed(typingctx: TypingContext, array: types.Array, index: types.Type, vector: Vec) -> Typed:
+        def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
             _align_stack(builder)
             at = context.cast(builder, args[1], sig.args[1], types.intp)
             pointer = _pointer(context, builder, sig.args[0], args[0], at, vector)
@@ -201,8 +217,8 @@ stream = intrinsic(_store(streaming=True))
 
 
 @njit(nogil=True, inline="always")
-def put(array, index, vector, streaming):  # type: ignore[no-untyped-def]
-    """Store, or with `streaming` store past the caches: whoever does so ends with a `fence`."""
+def put(array, index, vector, streaming):
+    """Store, or with `streaming` store past the caches; the kernel must then end with a `fence`."""
     if streaming:
         stream(array, index, vector)
     else:
@@ -210,10 +226,10 @@ def put(array, index, vector, streaming):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def fence(typingctx: Any) -> Any:
-    """Order streaming stores before everything after: a message is not handed over half written."""
+def fence(typingctx: TypingContext) -> Typed:
+    """Order streaming stores before all later accesses, so that no message is sent half written."""
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
         builder.fence("seq_cst")
         return context.get_dummy_value()
 
@@ -221,20 +237,20 @@ def fence(typingctx: Any) -> Any:
 
 
 @intrinsic
-def select(typingctx: Any, mask: Any, a: Any, b: Any) -> Any:
-    """Lane by lane `a` where the mask is set, else `b`."""
+def select(typingctx: TypingContext, mask: Vec, a: Vec, b: Vec) -> Typed:
+    """Return `a` in the lanes where the mask is set, else `b`."""
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
         return builder.select(*args)
 
     return a(mask, a, b), codegen
 
 
 @intrinsic
-def absolute(typingctx: Any, vector: Any) -> Any:
-    """|x| per lane."""
+def absolute(typingctx: TypingContext, vector: Vec) -> Typed:
+    """Return |x| of each lane."""
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
         name = f"llvm.fabs.v{vector.lanes}f{vector.dtype.bitwidth}"
         function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector.llvm, [vector.llvm]), name)
         return builder.call(function, args)

@@ -10,21 +10,21 @@ from numba import float32, int32, njit, uint16, uint32
 
 from mpicomp.kernels.cpu.kernel import kernel
 
-_REBIAS = np.uint32(127 - 15 << 23)  # what the exponents of the same float32 and float16 differ by
+_REBIAS = np.uint32(127 - 15 << 23)  # difference of the exponents of a number as float32 and as float16
 _INFINITY = np.uint32(0x7F800000)  # of float32
 _INFINITY_16 = np.uint16(0x7C00)
 _LEAST_NORMAL = np.uint32(127 - 14 << 23)  # of float16, as float32
 _LEAST_NORMAL_16 = np.uint16(0x0400)
 _UNITS = np.float32(2**24)  # of float16's subnormal numbers in 1
 _UNIT = np.float32(2**-24)
-_WHOLE = np.float32(2**23)  # adding it to what is less, and subtracting it again, rounds to whole numbers
+_WHOLE = np.float32(2**23)  # adding it to a smaller number, and subtracting it again, rounds to whole numbers
 
 
 @njit(nogil=True, inline="always")
-def _to_float16(x):  # type: ignore[no-untyped-def]
+def _to_float16(x):
     bits = np.float32(x).view(np.uint32)
     size = uint32(bits & uint32(0x7FFFFFFF))
-    # what is too large for a normal number becomes infinity, NaN one of its kind
+    # numbers too large for a normal one become infinity, NaN stays NaN
     carried = uint32(size - _REBIAS + uint32(0xFFF) + ((size >> uint32(13)) & uint32(1)))
     code = min(uint32(carried >> uint32(13)), uint32(0x7C00))
     code = uint32(0x7E00) if size > _INFINITY else code
@@ -35,14 +35,14 @@ def _to_float16(x):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, inline="always")
-def _to_bfloat16(x):  # type: ignore[no-untyped-def]
+def _to_bfloat16(x):
     bits = np.float32(x).view(np.uint32)
     rounded = uint32(uint32(bits + uint32(0x7FFF) + ((bits >> uint32(16)) & uint32(1))) >> uint32(16))
     return uint16(rounded) if uint32(bits & uint32(0x7FFFFFFF)) <= _INFINITY else uint16(0x7FC0)
 
 
 @njit(nogil=True, inline="always")
-def _from_float16(code):  # type: ignore[no-untyped-def]
+def _from_float16(code):
     size = uint16(code & uint16(0x7FFF))
     bits = uint32((uint32(size) << uint32(13)) + _REBIAS)
     bits = uint32(bits + _REBIAS) if size >= _INFINITY_16 else bits
@@ -52,12 +52,12 @@ def _from_float16(code):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, inline="always")
-def _from_bfloat16(code):  # type: ignore[no-untyped-def]
+def _from_bfloat16(code):
     return np.uint32(uint32(code) << uint32(16)).view(np.float32)
 
 
 @kernel
-def narrow(values, bfloat16, out):  # type: ignore[no-untyped-def]
+def narrow(values, bfloat16, out):
     """Round to 16 bits; float64 numbers are rounded to float32 before.
 
     values : float32[n] or float64[n]. bfloat16 : bool, else float16. out : uint16[n], overwritten.
@@ -82,8 +82,8 @@ def narrow(values, bfloat16, out):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def widen(codes, bfloat16, out):  # type: ignore[no-untyped-def]
-    """The opposite, which is exact. codes : uint16[n]. out : float32[n] or float64[n], overwritten."""
+def widen(codes, bfloat16, out):
+    """Invert `narrow`, exactly. codes : uint16[n]. out : float32[n] or float64[n], overwritten."""
     if bfloat16:
         for i in range(out.size):
             out[i] = _from_bfloat16(codes[i])
@@ -93,8 +93,8 @@ def widen(codes, bfloat16, out):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def add(codes, bfloat16, sums):  # type: ignore[no-untyped-def]
-    """Add what `widen` would write to `sums`."""
+def add(codes, bfloat16, sums):
+    """Add the numbers that `widen` would write to `sums`."""
     if bfloat16:
         for i in range(sums.size):
             sums[i] += _from_bfloat16(codes[i])

@@ -17,8 +17,8 @@ STRETCH = 4096  # elements, whole words of them, that stay in the caches from th
 
 
 @kernel
-def expand(indices, chunk, keep, start, stop, places):  # type: ignore[no-untyped-def]
-    """Places within chunks to places in the vector; such as lie outside, by damage, to the nearest inside.
+def expand(indices, chunk, keep, start, stop, places):
+    """Turn places within chunks into places in the vector. Places outside, after damage, move to the nearest inside.
 
     indices : uint32[k], `keep` of each chunk. start, stop : elements of the vector that the chunks divide.
     places : int64[k], overwritten.
@@ -33,8 +33,8 @@ def expand(indices, chunk, keep, start, stop, places):  # type: ignore[no-untype
 
 
 @kernel
-def draw_strata(schedule, first, step, source, chunk, start, stop, places):  # type: ignore[no-untyped-def]
-    """One place of each chunk, each with the same probability up to chunk 2^-32.
+def draw_strata(schedule, first, step, source, chunk, start, stop, places):
+    """Draw one place of each chunk, each with the same probability up to chunk 2^-32.
 
     Chunk j of those from `first` on takes 32-bit word j mod 16 of draw (j mod 512) div 16 of group j div 512; its place
     is the word times the chunk's length, div 2^32.
@@ -59,8 +59,8 @@ def draw_strata(schedule, first, step, source, chunk, start, stop, places):  # t
 
 
 @kernel
-def finite_sum(x, residual, left):  # type: ignore[no-untyped-def]
-    """Whether x + residual, float32[n] or float64[n], has neither NaN nor infinity.
+def finite_sum(x, residual, left):
+    """Return whether x + residual, float32[n] or float64[n], has neither NaN nor infinity.
 
     left : like x, overwritten with the sum; or None.
     """
@@ -82,8 +82,8 @@ def finite_sum(x, residual, left):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def pick(x, residual, places, limit, past, values, kept):  # type: ignore[no-untyped-def]
-    """values = x + residual at these places; returns whether all their magnitudes are at most `limit`.
+def pick(x, residual, places, limit, past, values, kept):
+    """Compute values = x + residual at these places; return whether all magnitudes are at most `limit`.
 
     past : scalar like x, or None. kept : like x, [k], overwritten with past * residual; None where `past` is.
     """
@@ -99,8 +99,8 @@ def pick(x, residual, places, limit, past, values, kept):  # type: ignore[no-unt
 
 
 @kernel
-def remember(x, residual, past, part, start, places, kept, out):  # type: ignore[no-untyped-def]
-    """out = past * residual + part * (x + residual), but `kept` at these places.
+def remember(x, residual, past, part, start, places, kept, out):
+    """Compute out = past * residual + part * (x + residual), but `kept` at these places.
 
     x, residual, out : parts of the vectors that begin at element `start`; out is overwritten. x None: the sum is in out
     already. past, part : scalars like out; None and None: 0, 1.
@@ -122,15 +122,15 @@ def remember(x, residual, past, part, start, places, kept, out):  # type: ignore
 
 
 @kernel
-def put(values, places, out):  # type: ignore[no-untyped-def]
-    """out[places] = values, of any type."""
+def put(values, places, out):
+    """Assign out[places] = values, of any type."""
     for j in range(places.size):
         out[places[j]] = values[j]
 
 
 @njit(nogil=True, inline="always")
-def _clear(out, start, stop):  # type: ignore[no-untyped-def]
-    """Overwrite a stretch with zeros; returns where it ends."""
+def _clear(out, start, stop):
+    """Overwrite a stretch with zeros; return its end."""
     i = start
     while i + LANES <= stop:
         store(out, i, splat(out.dtype.type(0)))
@@ -145,11 +145,11 @@ def _clear(out, start, stop):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def spread_chunks(values, indices, chunk, keep, out, adding):  # type: ignore[no-untyped-def]
-    """Overwrite `out` with zeros but for `values`, `keep` of each chunk; `adding`: add them to what is there.
+def spread_chunks(values, indices, chunk, keep, out, adding):
+    """Overwrite `out` with zeros and `values`, `keep` of each chunk, or with `adding` add the values to `out`.
 
-    indices : uint32[k], places within chunks; such as lie outside are taken to the last element. What is not finite
-    counts as 0. adding : bool.
+    values : those that are not finite count as 0. indices : uint32[k], places within chunks; places outside move to the
+    last element. adding : bool.
     """
     j = cleared = 0
     for start in range(0, out.size, chunk):
@@ -165,8 +165,8 @@ def spread_chunks(values, indices, chunk, keep, out, adding):  # type: ignore[no
 
 
 @kernel
-def compress_masked(x, words, divisor, most, kept):  # type: ignore[no-untyped-def]
-    """The elements of x whose bit is 1, divided, in order, as far as there is room; returns how many.
+def compress_masked(x, words, divisor, most, kept):
+    """Copy the elements of x whose bit is 1, divided, in order, as far as there is room; return their number.
 
     x : float32[n] or float64[n]. words : uint64[at least ceil(n / 64)]. divisor, most : float64; quotients are held
     within -most .. most. kept : float32[room], overwritten as far as there are any.
@@ -186,10 +186,10 @@ def compress_masked(x, words, divisor, most, kept):  # type: ignore[no-untyped-d
 
 
 @kernel
-def spread_masked(words, kept, out):  # type: ignore[no-untyped-def]
-    """The opposite of `compress_masked`: zeros but where a bit is 1 and there is an element left.
+def spread_masked(words, kept, out):
+    """Invert `compress_masked`: write zeros, and the next element where a bit is 1 and an element is left.
 
-    kept : float32[k]; what is not finite becomes 0. out : float32[n] or float64[n], overwritten.
+    kept : float32[k]; elements that are not finite become 0. out : float32[n] or float64[n], overwritten.
     """
     j = cleared = 0
     for w in range((out.size + 63) // 64):

@@ -16,8 +16,8 @@ FLOAT32_MAX = np.float64(np.finfo(np.float32).max)
 
 
 @njit(nogil=True, inline="always")
-def _moved(g, momentum, beta, gain, i):  # type: ignore[no-untyped-def]
-    """16 elements of beta momentum + gain g, or of g."""
+def _moved(g, momentum, beta, gain, i):
+    """Return 16 elements of beta momentum + gain g, or of g."""
     x = load(g, i)
     if momentum is not None:
         x = splat(beta) * load(momentum, i) + splat(gain) * x
@@ -25,7 +25,7 @@ def _moved(g, momentum, beta, gain, i):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, inline="always")
-def _moved_one(g, momentum, beta, gain, i):  # type: ignore[no-untyped-def]
+def _moved_one(g, momentum, beta, gain, i):
     x = g[i]
     if momentum is not None:
         x = beta * momentum[i] + gain * x
@@ -33,8 +33,8 @@ def _moved_one(g, momentum, beta, gain, i):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, inline="always")
-def squares_of_block(g, momentum, beta, gain, start, end):  # type: ignore[no-untyped-def]
-    """Sum of squares of at most a block of beta momentum + gain g, or of g, in float64."""
+def squares_of_block(g, momentum, beta, gain, start, end):
+    """Return the sum of squares of at most a block of beta momentum + gain g, or of g, in float64."""
     total = widen(splat(g.dtype.type(0)))
     whole = start + (end - start) // LANES * LANES
     for i in range(start, whole, LANES):
@@ -48,8 +48,8 @@ def squares_of_block(g, momentum, beta, gain, start, end):  # type: ignore[no-un
 
 
 @kernel
-def squares(g, momentum, beta, gain, sums):  # type: ignore[no-untyped-def]
-    """Sum of squares of beta momentum + gain g per block of 4096, in float64; nothing else is written.
+def squares(g, momentum, beta, gain, sums):
+    """Compute the sum of squares of beta momentum + gain g per block of 4096, in float64.
 
     g : float32[n] or float64[n]. momentum : like g, or None: of g itself. beta, gain : scalars like g.
     sums : float64[ceil(n / 4096)], overwritten.
@@ -59,10 +59,11 @@ def squares(g, momentum, beta, gain, sums):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def norm(g, out):  # type: ignore[no-untyped-def]
-    """Two-norm of g, summed in float64 block by block and rounded once; where it is beyond float32, its largest number.
+def norm(g, out):
+    """Compute the two-norm of g, summed in float64 block by block and rounded once.
 
-    Not finite where the sum of squares is not. g : float32[n] or float64[n]. out : float32[1], overwritten.
+    A norm beyond float32 becomes its largest number. It is not finite where the sum of squares is not. g : float32[n]
+    or float64[n]. out : float32[1], overwritten.
     """
     total = float64(0)
     for start in range(0, g.size, BLOCK):
@@ -72,8 +73,8 @@ def norm(g, out):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def stochastic_signs(schedule, first, step, source, g, momentum, moved, beta, gain, norm, bits):  # type: ignore[no-untyped-def]
-    """moved = beta momentum + gain g; bit i = 1 with probability 1/2 + x[i] / (2 norm), to 2^-32, x = moved.
+def stochastic_signs(schedule, first, step, source, g, momentum, moved, beta, gain, norm, bits):
+    """Compute moved = beta momentum + gain g; bit i is 1 with probability 1/2 + x[i] / (2 norm), to 2^-32, x = moved.
 
     schedule, step, source : as in `philox.draw_words`; element e of a group of 512 takes 32-bit word
     e mod 16 of draw e div 16. first : index of g[0] in its vector, a multiple of 64. g : float32[n] or float64[n].

@@ -1,11 +1,11 @@
 """The largest magnitudes of each chunk of a vector, or of a vector and a residual that is added on the fly.
 
 Magnitudes are compared as unsigned integers, a float's bits without its sign. NaN and infinity are then above all
-numbers, so the largest magnitude tells whether there are any.
+numbers, so the largest magnitude shows whether there are any.
 
 One of each chunk: its maximum, then the first place that has it. Several: disjoint groups of elements have their maxima
-taken, 16 groups side by side. A number that k of these reach is one that k elements reach at least, and hardly more:
-only those are looked at closely. Data that the first look brought into the caches are there for the next ones.
+taken, 16 groups side by side. A bound that k of these maxima reach is reached by at least k elements, and by few more.
+Only these candidates are compared exactly, while the chunk is still in the caches.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from mpicomp.kernels.cpu.simd import LANES, load, select, splat, store
 
 
 @njit(nogil=True, inline="always")
-def _lanes(x, residual, left, i, mask):  # type: ignore[no-untyped-def]
-    """Magnitudes of 16 elements, which are written to `left`."""
+def _lanes(x, residual, left, i, mask):
+    """Return the magnitudes of 16 elements, and write the elements to `left`."""
     v = load(x, i)
     if residual is not None:
         v = v + load(residual, i)
@@ -30,7 +30,7 @@ def _lanes(x, residual, left, i, mask):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, inline="always")
-def _value(x, residual, i):  # type: ignore[no-untyped-def]
+def _value(x, residual, i):
     v = x[i]
     if residual is not None:
         v = v + residual[i]
@@ -38,8 +38,8 @@ def _value(x, residual, i):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, inline="always")
-def _one(x, residual, left, i, mask):  # type: ignore[no-untyped-def]
-    """Magnitude of one element, as uint64; the element is written to `left`."""
+def _one(x, residual, left, i, mask):
+    """Return the magnitude of one element, as uint64, and write the element to `left`."""
     v = _value(x, residual, i)
     if left is not None:
         left[i] = v
@@ -47,8 +47,8 @@ def _one(x, residual, left, i, mask):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def largest(x, residual, left, chunk, mask, indices, values):  # type: ignore[no-untyped-def]
-    """The largest magnitude of each chunk; of equal ones the first.
+def largest(x, residual, left, chunk, mask, indices, values):
+    """Find the largest magnitude of each chunk; of equal ones the first.
 
     Parameters
     ----------
@@ -105,8 +105,8 @@ def largest(x, residual, left, chunk, mask, indices, values):  # type: ignore[no
 
 
 @njit(nogil=True)
-def _group_maxima(x, residual, left, start, stop, depth, mask, maxima):  # type: ignore[no-untyped-def]
-    """Maxima of groups of `depth` elements, or fewer; returns how many groups there are. Elements go to `left`."""
+def _group_maxima(x, residual, left, start, stop, depth, mask, maxima):
+    """Compute the maxima of groups of `depth` elements, or fewer; return the number of groups."""
     whole = start + (stop - start) // LANES * LANES
     groups, i = 0, start
     while i < whole:
@@ -119,7 +119,7 @@ def _group_maxima(x, residual, left, start, stop, depth, mask, maxima):  # type:
             i += LANES
         store(maxima, groups, top)
         groups += LANES
-    while i < stop:  # what does not fill a vector: groups of one
+    while i < stop:  # elements that do not fill a vector: groups of one
         maxima[groups] = _one(x, residual, left, i, mask)
         groups += 1
         i += 1
@@ -127,10 +127,10 @@ def _group_maxima(x, residual, left, start, stop, depth, mask, maxima):  # type:
 
 
 @njit(nogil=True)
-def _threshold(sizes, n, k, high):  # type: ignore[no-untyped-def]
-    """A number that exactly k of the first n reach, or if ties leave none the k-th largest; there is room for 15 more.
+def _threshold(sizes, n, k, high):
+    """Return a number that exactly k of the first n sizes reach, or with ties the k-th largest.
 
-    It is built bit by bit from `high` on.
+    It is built bit by bit from `high` on. `sizes` has room for 15 more.
     """
     padded = (n + LANES - 1) // LANES * LANES
     for i in range(n, padded):
@@ -151,8 +151,8 @@ def _threshold(sizes, n, k, high):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _candidates(x, residual, start, stop, bound, k, mask, places, sizes):  # type: ignore[no-untyped-def]
-    """Elements that reach `bound`, in order, of those equal to it the first k; returns how many."""
+def _candidates(x, residual, start, stop, bound, k, mask, places, sizes):
+    """Collect the elements that reach `bound`, in order, the first k of those equal to it; return their number."""
     whole = start + (stop - start) // LANES * LANES
     found, equal = 0, 0
     least = bound
@@ -182,19 +182,17 @@ def _candidates(x, residual, start, stop, bound, k, mask, places, sizes):  # typ
 
 
 @kernel
-def several(  # type: ignore[no-untyped-def]
-    x, residual, left, chunk, keep, depth, mask, high, maxima, places, sizes, indices, values
-):
-    """The `keep` largest magnitudes of each chunk, in ascending order of place; of equal ones the first.
+def several(x, residual, left, chunk, keep, depth, mask, high, maxima, places, sizes, indices, values):
+    """Find the `keep` largest magnitudes of each chunk, in ascending order of place; of equal ones the first.
 
     Parameters
     ----------
     x, residual, left, chunk, mask, values
         As in `largest`.
     keep : int
-        Of a whole chunk; of a short one of m elements, ceil(keep m / chunk).
+        Elements kept of a whole chunk; ceil(keep m / chunk) of a short one of m elements.
     depth : int
-        Elements of a group: chunk / depth should be more than `keep`.
+        Elements of a group; chunk / depth should be more than `keep`.
     high : uint64
         The highest bit of a magnitude.
     maxima : uint32 or uint64, as wide as x's elements, [groups of a chunk + 31]

@@ -1,7 +1,7 @@
 """Counts as bit planes: added word by word, compared with half of all, and turned into values.
 
 The layout is that of `mpicomp.kernels.cpu.planes`, with the planes one behind the other in a flat array, `words` words
-each. Counts of more ranks have more planes behind the same first ones, so they are added where they are.
+each. Counts of more ranks have more planes behind the same first ones, so they are added in place.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from mpicomp.kernels.cpu.simd import (
     store,
 )
 
-FEW_PLANES = 6  # twice a count less its weight fits a signed byte, whatever the count
+FEW_PLANES = 6  # for every count of so many planes, 2 count - weight fits a signed byte
 EVERY_BIT = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 @njit(nogil=True)
-def _get(array, i, wide):  # type: ignore[no-untyped-def]
+def _get(array, i, wide):
     """Word i, or with `wide` the four words from i on."""
     if wide is None:
         return array[i]
@@ -38,7 +38,7 @@ def _get(array, i, wide):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _put(array, i, value, wide):  # type: ignore[no-untyped-def]
+def _put(array, i, value, wide):
     if wide is None:
         array[i] = value
     else:
@@ -46,14 +46,14 @@ def _put(array, i, value, wide):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _every_bit(wide):  # type: ignore[no-untyped-def]
+def _every_bit(wide):
     if wide is None:
         return EVERY_BIT
     return splat_word(EVERY_BIT)
 
 
 @njit(nogil=True)
-def _add(incoming, incoming_planes, held, held_planes, planes, words, w, wide):  # type: ignore[no-untyped-def]
+def _add(incoming, incoming_planes, held, held_planes, planes, words, w, wide):
     """Ripple-carry addition of 64 (or 256) counts."""
     a, b = _get(incoming, w, wide), _get(held, w, wide)
     _put(held, w, a ^ b, wide)
@@ -75,11 +75,11 @@ def _add(incoming, incoming_planes, held, held_planes, planes, words, w, wide): 
 
 
 @kernel
-def add_counts(incoming, incoming_planes, held, held_planes, planes, words):  # type: ignore[no-untyped-def]
-    """held += incoming.
+def add_counts(incoming, incoming_planes, held, held_planes, planes, words):
+    """Add counts: held += incoming.
 
     incoming : uint64[incoming_planes * words]. held : uint64[planes * words], of which the first `held_planes` planes
-    count; overwritten. planes : of the sum, one more than the larger of both at most; what goes beyond is lost.
+    count; overwritten. planes : of the sum, one more than the larger of both at most; higher bits are lost.
     """
     whole = words - words % WORDS
     for w in range(0, whole, WORDS):
@@ -89,8 +89,8 @@ def add_counts(incoming, incoming_planes, held, held_planes, planes, words):  # 
 
 
 @njit(nogil=True)
-def _decide(counts, planes, words, w, half, coins, bits, wide):  # type: ignore[no-untyped-def]
-    """Compare from the highest plane down: what is above half of all, and what still equals it."""
+def _decide(counts, planes, words, w, half, coins, bits, wide):
+    """Compare from the highest plane down: counts above half of all, and counts equal to it so far."""
     equal = _every_bit(wide)
     above = equal ^ equal
     for j in range(planes - 1, -1, -1):
@@ -106,8 +106,8 @@ def _decide(counts, planes, words, w, half, coins, bits, wide):  # type: ignore[
 
 
 @kernel
-def majority(counts, planes, words, half, coins, bits):  # type: ignore[no-untyped-def]
-    """Bit i = 1 where count i is above `half`; where it equals it, the coin.
+def majority(counts, planes, words, half, coins, bits):
+    """Set bit i where count i is above `half`. Where it equals `half`, bit i is the coin.
 
     counts : uint64[planes * words]. half : weight // 2. coins : uint64[words], or None, where a tie is impossible (odd
     weights): equality then gives 0. bits : uint64[words], overwritten; may be the first plane.
@@ -120,7 +120,7 @@ def majority(counts, planes, words, half, coins, bits):  # type: ignore[no-untyp
 
 
 @njit(nogil=True, inline="always")
-def _few(counts, planes, words, at, k, powers, lowest, factor):  # type: ignore[no-untyped-def]
+def _few(counts, planes, words, at, k, powers, lowest, factor):
     """(2 count - weight) * factor of 32 elements, summed as signed bytes."""
     total, nothing = splat_byte(lowest), splat_byte(lowest) ^ splat_byte(lowest)
     for j in range(planes):
@@ -130,7 +130,7 @@ def _few(counts, planes, words, at, k, powers, lowest, factor):  # type: ignore[
 
 
 @njit(nogil=True, inline="always")
-def _many(counts, planes, words, at, k, powers, lowest, factor):  # type: ignore[no-untyped-def]
+def _many(counts, planes, words, at, k, powers, lowest, factor):
     """(2 count - weight) * factor of 16 elements, summed as floats, which is exact."""
     total, nothing = splat(lowest), splat(lowest - lowest)
     for j in range(planes):
@@ -140,7 +140,7 @@ def _many(counts, planes, words, at, k, powers, lowest, factor):  # type: ignore
 
 
 @njit(nogil=True)
-def _some(counts, planes, words, powers, lowest, factor, start, stop, out):  # type: ignore[no-untyped-def]
+def _some(counts, planes, words, powers, lowest, factor, start, stop, out):
     """(2 count - weight) * factor of a few elements, one by one."""
     kind = out.dtype.type
     for i in range(start, stop):
@@ -152,8 +152,8 @@ def _some(counts, planes, words, powers, lowest, factor, start, stop, out):  # t
 
 
 @njit(nogil=True, inline="always")
-def _values(counts, planes, words, powers, lowest, factors, starts, stops, first, low, high, streaming, out, few):  # type: ignore[no-untyped-def]
-    """`few_values`, or with `few` None `many_values`."""
+def _values(counts, planes, words, powers, lowest, factors, starts, stops, first, low, high, streaming, out, few):
+    """Compute `few_values`, or with `few` None `many_values`."""
     end = 0
     for b in range(low, high):
         start, stop, factor = max(starts[b] - first, 0), min(stops[b] - first, out.size), factors[b]
@@ -177,8 +177,8 @@ def _values(counts, planes, words, powers, lowest, factors, starts, stops, first
 
 
 @kernel
-def few_values(counts, planes, words, powers, lowest, factors, starts, stops, first, low, high, streaming, out):  # type: ignore[no-untyped-def]
-    """out[i] = (2 count - weight) * the factor of its stretch, and 0 between stretches.
+def few_values(counts, planes, words, powers, lowest, factors, starts, stops, first, low, high, streaming, out):
+    """Compute out[i] = (2 count - weight) * the factor of its stretch, and 0 between stretches.
 
     counts : uint64[planes * words], of no more than `FEW_PLANES` bits. powers : int8, 2, 4, 8, ..., one per plane.
     lowest : int8, -weight. factors : like out [stretches]. starts, stops : int64[stretches], of elements of the vector,
@@ -189,14 +189,14 @@ def few_values(counts, planes, words, powers, lowest, factors, starts, stops, fi
 
 
 @kernel
-def many_values(counts, planes, words, powers, lowest, factors, starts, stops, first, low, high, streaming, out):  # type: ignore[no-untyped-def]
-    """Like `few_values` for counts of any size; powers, lowest : of out's type."""
+def many_values(counts, planes, words, powers, lowest, factors, starts, stops, first, low, high, streaming, out):
+    """Compute `few_values` for counts of any size; powers, lowest : of out's type."""
     _values(counts, planes, words, powers, lowest, factors, starts, stops, first, low, high, streaming, out, None)
 
 
 @kernel
-def segment_totals(sums, firsts, totals):  # type: ignore[no-untyped-def]
-    """Add up blocks' sums, in index order; returns whether all totals are finite.
+def segment_totals(sums, firsts, totals):
+    """Add up blocks' sums, in index order; return whether all totals are finite.
 
     sums : float64[blocks]. firsts : int64[stretches], each one's first block. totals : float64[stretches],
     overwritten.

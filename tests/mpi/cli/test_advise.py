@@ -143,4 +143,4 @@ def test_one_rank_alone_is_told_what_to_do(capsys: pytest.CaptureFixture[str]) -
 def test_wrong_arguments_are_one_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise"]) == 2
     errors = capsys.readouterr().err
-    assert ("mpicomp advise: error: say how long the gradient is" in errors) == (WORLD.rank == 0)
+    assert ("mpicomp advise: error: give the length of the gradient" in errors) == (WORLD.rank == 0)

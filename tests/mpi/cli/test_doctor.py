@@ -9,7 +9,7 @@ import pytest
 from mpi4py import MPI
 
 from mpicomp.cli import doctor
-from mpicomp.cli.doctor import job
+from mpicomp.cli.doctor import mpi
 from tests.mpi.lanes import few_ranks
 
 pytestmark = few_ranks
@@ -28,10 +28,10 @@ def test_rank_0_reports_for_the_job(capsys: pytest.CaptureFixture[str]) -> None:
 def test_ranks_that_do_not_answer_are_reported_within_the_deadline(mpi_comm: MPI.Intracomm) -> None:
     soon = MPI.Wtime() + 1.0
     if mpi_comm.rank == 0:
-        finding = job.messages(mpi_comm, deadline_s=0.1)
+        finding = mpi.messages(mpi_comm, deadline_s=0.1)
         assert finding.status == "FAIL"
         assert "has not ended after 0.1 s" in finding.text
     while MPI.Wtime() < soon:
         time.sleep(0.01)
     if mpi_comm.rank != 0:
-        assert job.messages(mpi_comm, deadline_s=30.0).status == "ok"
+        assert mpi.messages(mpi_comm, deadline_s=30.0).status == "ok"

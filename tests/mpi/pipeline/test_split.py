@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from collectives import Communicator
-from mpicomp.codecs.rows import RowQuantizer
-from mpicomp.codecs.rows_full import FullRows
-from mpicomp.codecs.rows_top import TopRows
+from mpicomp.codecs.rows import FullRows, RowQuantizer, TopRows
 from mpicomp.pipeline import Deltas, Direct, PipelineError, SplitClient, SplitServer
 from tests.mpi.pipeline.split_parties import (
     CLIENTS,

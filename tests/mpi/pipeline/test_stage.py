@@ -11,9 +11,7 @@ import torch
 from torch import nn
 
 from collectives import Communicator
-from mpicomp.codecs.rows import RowQuantizer
-from mpicomp.codecs.rows_full import FullRows
-from mpicomp.codecs.rows_top import TopRows
+from mpicomp.codecs.rows import FullRows, RowQuantizer, TopRows
 from mpicomp.pipeline import Deltas, Direct, PipelineStage
 from mpicomp.pipeline.link import HEADER_BYTES
 from tests.mpi.lanes import every_size, few_ranks

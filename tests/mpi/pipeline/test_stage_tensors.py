@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from collectives import Communicator
-from mpicomp.codecs.rows import RowQuantizer
-from mpicomp.codecs.rows_full import FullRows
+from mpicomp.codecs.rows import FullRows, RowQuantizer
 from mpicomp.pipeline import Deltas, Direct, PipelineError, PipelineStage
 from tests.mpi.lanes import few_ranks
 from tests.mpi.pipeline.stages import EXAMPLES, MICRO_BATCHES, WIDTH, data, layer, staged

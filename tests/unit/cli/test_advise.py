@@ -18,12 +18,10 @@ from collectives.cost.link import LinkModel, Work
 from collectives.progress.polling import rest_by
 from collectives.schedules.all_gather import AllGather
 from mpicomp.algorithms import Dense, Marsit
-from mpicomp.cli.advise import add_arguments, predictions, report, speeds
-from mpicomp.cli.advise.choice import choose, passed_over
-from mpicomp.cli.advise.code import expression, lines_to_copy
-from mpicomp.cli.advise.learning import LEARNING, Grade
+from mpicomp.cli.advise import AdviseRequest, add_arguments, predictions, report, speeds
+from mpicomp.cli.advise.methods import COMPARED, LEARNING, METHODS, Grade
 from mpicomp.cli.advise.predict import MOST_WALKED, Job, Way, break_even, call_seconds, fastest_dense, topologies
-from mpicomp.cli.advise.request import COMPARED, METHODS, Request
+from mpicomp.cli.advise.report import choose, expression, lines_to_copy, passed_over
 from mpicomp.cli.advise.speeds import Speed, _solve
 from tests.documents import PROJECT, inline_code, tables
 
@@ -33,10 +31,10 @@ DENSE_SPEED = Speed(Work(0.0, 5e-10, 0.0, 5e-6), 5e-5)
 N = 1_000_000
 
 
-def request(*arguments: str) -> Request:
+def request(*arguments: str) -> AdviseRequest:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    return Request.parse(parser.parse_args(arguments))
+    return AdviseRequest.parse(parser.parse_args(arguments))
 
 
 def job_on(network: LinkModel, size: int = 4) -> Job:

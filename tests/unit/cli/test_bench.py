@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpicomp.cli.arguments import counts
+from mpicomp.cli.arguments import assignment, counts
 from mpicomp.cli.bench.measure import Measurement
 from mpicomp.cli.bench.report import bits_per_element, record
-from mpicomp.cli.main import assignment, main
+from mpicomp.cli.main import main
 
 
 @pytest.mark.parametrize(

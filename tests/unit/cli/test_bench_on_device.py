@@ -15,11 +15,11 @@ pytest.importorskip("triton", reason="kernels for GPUs need Triton, or its inter
 from collectives import Communicator, devices
 from collectives.threads.run_local import run_local
 from mpicomp import Dense, Marsit
-from mpicomp.cli.bench import gpus
+from mpicomp.cli.bench import vectors as bench_vectors
 from mpicomp.cli.bench.measure import baseline
 from mpicomp.cli.bench.vectors import DeviceVectors
+from mpicomp.cli.command import UsageError
 from mpicomp.cli.main import main
-from mpicomp.cli.rank0 import UsageError
 from tests.fake_device import FakeArray, FakeDevice, fake_devices
 
 QUICK = ("bench", "--device", "cuda", "--repeats", "1", "--warmup", "0")
@@ -28,8 +28,8 @@ QUICK = ("bench", "--device", "cuda", "--repeats", "1", "--warmup", "0")
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeDevice]:
     """Give the devices, two on this node, which are made when they are asked for."""
-    monkeypatch.setattr(gpus, "count", lambda: 2)
-    monkeypatch.setattr(gpus, "name_of", lambda number: "Fake F1")
+    monkeypatch.setattr(bench_vectors, "gpu_count", lambda: 2)
+    monkeypatch.setattr(bench_vectors, "gpu_name", lambda number: "Fake F1")
 
     def tensor(device: FakeDevice, n: int, dtype: str) -> FakeArray:
         return FakeArray(np.zeros(n, dtype), index=int(device.name.partition(":")[2]))
@@ -110,30 +110,30 @@ def test_a_staged_call_ends_when_its_result_is_on_the_device(made: dict[int, Fak
 
 
 def test_ranks_of_a_node_take_its_gpus_in_turn(made: dict[int, FakeDevice]) -> None:
-    found = run_local(3, lambda comm: gpus.find_gpu(comm, Marsit(), "float32"))
+    found = run_local(3, lambda comm: bench_vectors.find_gpu(comm, Marsit(), "float32"))
     assert [gpu.device.name for gpu in found] == ["fake:0", "fake:1", "fake:0"]
     assert [gpu.start for gpu in found] == ["cuda:0", "cuda:1", "cuda:0"]
-    assert [gpu.told["gpus"] for gpu in found] == [2, 2, 2]
-    assert run_local(1, lambda comm: [gpus.find_gpu(comm, one, "float32").start for one in (Dense(), None)]) == [
-        ["cpu", "cpu"]
-    ]
+    assert [gpu.fields["gpus"] for gpu in found] == [2, 2, 2]
+    assert run_local(
+        1, lambda comm: [bench_vectors.find_gpu(comm, one, "float32").start for one in (Dense(), None)]
+    ) == [["cpu", "cpu"]]
 
 
 def test_a_rank_without_a_gpu_is_told_on_all_ranks(
     made: dict[int, FakeDevice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def name_of(number: int) -> str:
+    def gpu_name(number: int) -> str:
         if number == 1:
             raise RuntimeError("CUDA error: out of memory")
         return "Fake F1"
 
-    monkeypatch.setattr(gpus, "name_of", name_of)
+    monkeypatch.setattr(bench_vectors, "gpu_name", gpu_name)
 
     def find(comm: Communicator) -> None:
         with pytest.raises(
             UsageError, match=r"rank 1 of 2, on .*: --device cuda: CUDA error: .*; or take --device cpu"
         ):
-            gpus.find_gpu(comm, Marsit(), "float32")
+            bench_vectors.find_gpu(comm, Marsit(), "float32")
 
     run_local(2, find)
 
@@ -155,10 +155,10 @@ def test_missing_kernels_are_told_where_a_method_would_use_them(
     def of(kind: str) -> Any:
         raise ImportError("kernels need Triton")
 
-    monkeypatch.setattr("mpicomp.cli.bench.gpus.kernels.of", of)
+    monkeypatch.setattr("mpicomp.cli.bench.vectors.kernels.of", of)
     with pytest.raises(UsageError, match="kernels need Triton; install it, or take --device cpu"):
-        gpus.find_gpu(comm, Marsit(), "float32")
-    assert not gpus.find_gpu(comm, Dense(), "float32").encodes
+        bench_vectors.find_gpu(comm, Marsit(), "float32")
+    assert not bench_vectors.find_gpu(comm, Dense(), "float32").encodes
 
 
 def test_no_room_on_the_device_is_told_in_one_line(

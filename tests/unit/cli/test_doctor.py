@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import mpicomp
-from mpicomp.cli.doctor import environment, job, packages
+from mpicomp.cli.doctor import environment, mpi
 from mpicomp.cli.doctor.finding import Finding, examine
 from mpicomp.cli.main import main
 
@@ -63,17 +63,17 @@ def test_another_mpis_launcher_is_found_out(tmp_path: Path) -> None:
 
 
 def test_ranks_are_compared_with_the_cores_they_may_use() -> None:
-    def place(*cores: int) -> job.Place:
-        return job.Place("node1", frozenset(cores), 4, VERSIONS)
+    def place(*cores: int) -> mpi.RankPlace:
+        return mpi.RankPlace("node1", frozenset(cores), 4, VERSIONS)
 
-    assert [f.status for f in job.hosts([place(0), place(1)])] == ["ok"]
-    assert "share" in job.hosts([place(0, 1, 2, 3)] * 5)[0].text
-    assert "bound to 1 of the 4" in job.hosts([place(0)] * 2)[0].text
+    assert [f.status for f in mpi.hosts([place(0), place(1)])] == ["ok"]
+    assert "share" in mpi.hosts([place(0, 1, 2, 3)] * 5)[0].text
+    assert "bound to 1 of the 4" in mpi.hosts([place(0)] * 2)[0].text
 
 
 def test_hosts_with_different_installations_are_named() -> None:
-    places = [job.Place(host, frozenset({0}), 4, VERSIONS | {"mpicomp": host[-1]}) for host in ("node1", "node2")]
-    (finding,) = (f for f in job.hosts(places) if f.name == "same mpicomp")
+    places = [mpi.RankPlace(host, frozenset({0}), 4, VERSIONS | {"mpicomp": host[-1]}) for host in ("node1", "node2")]
+    (finding,) = (f for f in mpi.hosts(places) if f.name == "same mpicomp")
     assert finding.status == "FAIL"
     assert "2 on rank 1 (node2)" in finding.text
 
@@ -120,17 +120,17 @@ FILES = {"collectives/__init__.py": "ours", "collectives/ring.py": "ours", "mpic
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make a folder of installed packages in which `collectives` is found."""
     found = tmp_path / "site" / "collectives" / "__init__.py"
-    monkeypatch.setattr(packages, "find_spec", lambda name: ModuleSpec(name, None, origin=str(found)))
+    monkeypatch.setattr(environment, "find_spec", lambda name: ModuleSpec(name, None, origin=str(found)))
     return tmp_path / "site"
 
 
 def test_packages_whose_files_are_those_of_the_record_are_ours(site: Path) -> None:
-    assert packages.own_packages(site, [install(site, "mpicomp", FILES)]).status == "ok"
+    assert environment.own_packages(site, [install(site, "mpicomp", FILES)]).status == "ok"
 
 
 def test_a_package_that_has_overwritten_ours_is_named_with_the_files(site: Path) -> None:
     installed = [install(site, "mpicomp", FILES), install(site, "grasp", {"collectives/__init__.py": "theirs"})]
-    finding = packages.own_packages(site, installed)
+    finding = environment.own_packages(site, installed)
     assert finding.status == "warn"
     assert finding.text.endswith("has installed: collectives/__init__.py")
     assert finding.cure.startswith("pip uninstall grasp (grasp 1.5), then pip install --force-reinstall")
@@ -139,7 +139,7 @@ def test_a_package_that_has_overwritten_ours_is_named_with_the_files(site: Path)
 def test_a_file_that_is_gone_is_named(site: Path) -> None:
     ours = install(site, "mpicomp", FILES)
     (site / "collectives" / "ring.py").unlink()
-    finding = packages.own_packages(site, [ours])
+    finding = environment.own_packages(site, [ours])
     assert "collectives/ring.py" in finding.text
     assert finding.cure.startswith("pip install --force-reinstall")
 
@@ -147,7 +147,7 @@ def test_a_file_that_is_gone_is_named(site: Path) -> None:
 def test_beside_an_editable_installation_anothers_collectives_is_found_first(site: Path, tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"  # the RECORD of an editable installation has no modules
     installed = [install(site, "mpicomp", {"mpicomp.pth": str(checkout)}), install(site, "grasp", FILES)]
-    finding = packages.own_packages(checkout, installed)
+    finding = environment.own_packages(checkout, installed)
     assert finding.status == "FAIL"
     assert finding.text.startswith(f"collectives is imported from {site / 'collectives'}, which is not ours")
     assert "pip uninstall grasp" in finding.cure
@@ -156,7 +156,7 @@ def test_beside_an_editable_installation_anothers_collectives_is_found_first(sit
 def test_the_doctor_works_where_collectives_is_anothers(tmp_path: Path) -> None:
     (tmp_path / "collectives").mkdir()
     (tmp_path / "collectives" / "__init__.py").write_text("raise ImportError('not ours')")
-    paths = os.pathsep.join((str(tmp_path), str(packages._HOME)))
+    paths = os.pathsep.join((str(tmp_path), str(environment._HOME)))
     status, found = doctor(tmp_path, PYTHONPATH=paths, PYTHONSAFEPATH="1")
     assert status == 1
     assert found["packages"]["status"] == "FAIL"

@@ -11,8 +11,7 @@ import pytest
 from collectives.trace.clock import Reading, offset_at
 from collectives.trace.recorder import Trace, flush
 from mpicomp.cli.main import main
-from mpicomp.cli.trace.files import read
-from mpicomp.cli.trace.times import RankTrace, overlap, table, union
+from mpicomp.cli.trace import RankTrace, overlap, read, table, union
 from tests.mutations import mutants
 
 

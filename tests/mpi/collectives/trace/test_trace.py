@@ -16,7 +16,7 @@ from collectives import Communicator
 from collectives.trace import Trace
 from collectives.trace.clock import compare, offset_at
 from mpicomp import QSGD, CascadingSSDM, Marsit, ScaleCom
-from mpicomp.cli.trace.times import RankTrace, table
+from mpicomp.cli.trace import RankTrace, table
 from tests.mpi.collectives.trace.traces import everyones, require_aligned, spans, vector
 from tests.mpi.lanes import TIMEOUT_S, every_size
 

@@ -19,7 +19,7 @@ from collectives import CollectiveTimeout, Communicator
 from collectives.trace import Trace
 from collectives.trace.recorder import flush
 from mpicomp import CascadingSSDM, Marsit
-from mpicomp.cli.trace.times import RankTrace
+from mpicomp.cli.trace import RankTrace
 from tests.mpi.collectives.trace.traces import everyones, spans, vector
 from tests.mpi.lanes import TIMEOUT_S, few_ranks
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mpicomp.cli.trace.files import read
-from mpicomp.cli.trace.times import Message, RankTrace
+from mpicomp.cli.trace import Message, RankTrace, read
 
 
 def vector(rank: int, n: int = 40_000) -> np.ndarray:

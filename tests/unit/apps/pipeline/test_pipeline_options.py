@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from apps.pipeline.options import Options, parse
-from mpicomp.codecs.rows import RowQuantizer
-from mpicomp.codecs.rows_full import FullRows
+from mpicomp.codecs.rows import FullRows, RowQuantizer
 from mpicomp.pipeline import Deltas, Direct
 
 

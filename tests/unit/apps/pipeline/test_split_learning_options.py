@@ -9,8 +9,7 @@ import torch
 from apps.pipeline.split.network import Parts, flipped
 from apps.pipeline.split.options import METHODS, Options, parse
 from apps.pipeline.split.partition import dirichlet
-from mpicomp.codecs.rows import RowQuantizer
-from mpicomp.codecs.rows_top import TopRows
+from mpicomp.codecs.rows import RowQuantizer, TopRows
 from mpicomp.pipeline import Deltas, Direct
 
 LABELS = np.repeat(np.arange(10), 100)

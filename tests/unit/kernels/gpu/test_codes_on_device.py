@@ -10,8 +10,7 @@ import pytest
 from collectives import Communicator, NonFiniteGradient, Ring, Star
 from collectives.threads.run_local import run_local
 from mpicomp import ECQSGD, QSGD, DoubleSqueeze, LocalTopK, MemSGD, OneBitSGD, TernGrad, TopKSGD
-from mpicomp.codecs.full_precision import FullPrecision
-from mpicomp.codecs.rounded import Rounded
+from mpicomp.codecs.full_precision import FullPrecision, Rounded
 from tests.fake_device import FakeArray, FakeDevice
 from tests.unit.kernels.gpu.on_device import (
     assert_nan_is_told_and_nothing_lost,

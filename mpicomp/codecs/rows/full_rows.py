@@ -1,4 +1,4 @@
-"""Rows in full precision, or as 16 bits: the baselines of `RowQuantizer`, with the same methods.
+"""Rows in full precision, or rounded to 16 bits: the baselines of `RowQuantizer`.
 
 Wire format: the elements, row after row.
 """
@@ -6,29 +6,43 @@ Wire format: the elements, row after row.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from collectives.annotations import Bytes, FloatArray, override
 from mpicomp import kernels
 from mpicomp.codecs import options
-from mpicomp.codecs.base import Bytes, Draw
-from mpicomp.codecs.rows_base import Keys, Rows, check_pair, check_payload, check_rows
+from mpicomp.codecs.base import Draw
+from mpicomp.codecs.rows.row_codec import DeltaCodec, Keys, Rows, check_pair, check_payload, check_rows
 
 
 @dataclass(frozen=True, slots=True)
-class FullRows:
-    """float32 rows as they are, or rounded to 16 bits.
+class FullRows(DeltaCodec):
+    """Sends float32 rows unchanged, or rounded to 16 bits.
+
+    `encode_delta` sends the values themselves, as on a first visit: both messages become the decoded values.
 
     Parameters
     ----------
     dtype : "float32", "float16" or "bfloat16"
+        Type of the elements in a payload.
 
     Raises
     ------
     ValueError
-        It is another one.
+        `dtype` is another type.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> codec = FullRows("bfloat16")
+    >>> values = np.array([[1.0, 1 / 3]], np.float32)
+    >>> payload = np.empty(codec.nbytes(rows=1, columns=2), np.uint8)
+    >>> codec.encode(values, payload)
+    >>> codec.decode(payload, values)
+    >>> values
+    array([[1.        , 0.33398438]], dtype=float32)
     """
 
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
@@ -36,19 +50,15 @@ class FullRows:
     def __post_init__(self) -> None:
         options.choice(self, "dtype", ("float32", "float16", "bfloat16"))
 
+    @override
     def nbytes(self, rows: int, columns: int) -> int:
-        """4 or 2 bytes for each element."""
         return (4 if self.dtype == "float32" else 2) * rows * columns
 
+    @override
     def encode(self, values: Rows, payload: Bytes, draw: Draw | None = None, row_keys: Keys | None = None) -> None:
-        """Overwrite the payload; nothing is drawn.
-
-        Raises ValueError for NaN or infinity, and OverflowError for values that 16 bits cannot hold.
-        """
         check_rows("the values", values)
         check_payload(self, payload, values.shape)
-        flat = values.reshape(-1)
-        cpu = kernels.of("cpu")
+        flat, cpu = values.reshape(-1), kernels.of("cpu")
         if self.dtype == "float32":
             payload[:] = flat.view(np.uint8)
             finite = fits = cpu.sign.all_finite(flat)
@@ -60,35 +70,31 @@ class FullRows:
         if not fits:
             raise OverflowError(f"a value is too large for {self.dtype}: use dtype='float32'")
 
+    @override
     def decode(self, payload: Bytes, values: Rows) -> None:
-        """Overwrite the values; what damage made NaN or infinite counts as 0. Raises ValueError for a wrong size."""
         check_rows("the values", values)
         self._read(payload, values)
 
+    @override
     def encode_delta(
-        self,
-        values: Rows,
-        message: Rows,
-        payload: Bytes,
-        draw: Draw | None = None,
-        row_keys: Keys | None = None,
+        self, values: Rows, message: Rows, payload: Bytes, draw: Draw | None = None, row_keys: Keys | None = None
     ) -> None:
-        """Send the values themselves, as on a first visit: the message becomes what they decode to."""
         check_pair(values, message)
         self.encode(values, payload)
         self._read(payload, message)
 
+    @override
     def decode_delta(self, payload: Bytes, message: Rows) -> None:
-        """The message becomes what the payload decodes to."""
         check_rows("the message", message)
         self._read(payload, message)
 
     def _read(self, payload: Bytes, out: Rows) -> None:
         check_payload(self, payload, out.shape)
-        flat: NDArray[Any] = out.reshape(-1)
+        flat: FloatArray = out.reshape(-1)
         if self.dtype == "float32":
             flat.view(np.uint8)[:] = payload
         else:
             kernels.of("cpu").sixteen_bits.widen(payload.view(np.uint16), self.dtype == "bfloat16", flat)
+        # only damage brings NaN and infinity
         if not kernels.of("cpu").sign.all_finite(flat):
             np.nan_to_num(flat, copy=False, nan=0, posinf=0, neginf=0)

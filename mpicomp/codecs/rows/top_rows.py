@@ -1,8 +1,8 @@
 """The largest magnitudes of each row in few bits: gradients on their way back in split learning (`bw8[0.2]`).
 
-Wire format: the payload of the rows of what is kept, in ascending order of column (`mpicomp.codecs.rows`); then
-ceil(columns / 8) bytes for each row, bit i of which, the lowest of a byte first, is 1 where column i is kept. With a
-fifth of the columns kept and 8 bits, that is 2.6 bits an element. Columns' numbers would take less than these bits only
+Wire format: the payload of the rows of kept elements, in ascending order of column (`mpicomp.codecs.rows`), then
+ceil(columns / 8) bytes for each row. Bit i of these, the lowest of a byte first, is 1 where column i is kept. With a
+fifth of the columns kept and 8 bits, that is 2.6 bits an element. Column numbers would be shorter than these bits only
 where less than one in log2(columns) is kept.
 
 Reference: AQ-SGD (Wang et al., NeurIPS 2022), appendix on split learning.
@@ -16,31 +16,46 @@ from fractions import Fraction
 
 import numpy as np
 
+from collectives.annotations import Bytes, override
 from mpicomp import kernels
 from mpicomp.codecs import options
-from mpicomp.codecs.base import Bytes, Draw
-from mpicomp.codecs.rows import RowQuantizer
-from mpicomp.codecs.rows_base import Keys, Rows, check_payload, check_rows
+from mpicomp.codecs.base import Draw
+from mpicomp.codecs.rows.row_codec import Keys, RowCodec, Rows, check_payload, check_rows
+from mpicomp.codecs.rows.row_quantizer import RowQuantizer
 from mpicomp.codecs.top_k import Selector
 
 
 @dataclass(frozen=True, slots=True)
-class TopRows:
-    """The largest magnitudes of each row, of equal ones the first; everything else decodes to 0.
+class TopRows(RowCodec):
+    """Sends the largest magnitudes of each row, of equal ones the first; all other elements decode to 0.
 
-    There is no form for differences from a message: gradients have none.
+    Differences to a message cannot be sent: gradients have no message.
 
     Parameters
     ----------
     fraction : float
-        Kept of each row, above 0 and at most 1; at least one element is.
+        Part of each row that is kept, above 0 and at most 1; at least one element is kept.
     quantizer : RowQuantizer
-        Of what is kept.
+        Codec of the kept elements.
 
     Raises
     ------
     ValueError
         An option is out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> codec = TopRows(fraction=0.25)
+    >>> values = np.array([[1, -8, 2, 0, 3, 1, 8, 1]], np.float32)
+    >>> payload = np.empty(codec.nbytes(rows=1, columns=8), np.uint8)
+    >>> codec.encode(values, payload)
+    >>> payload.nbytes
+    5
+    >>> codec.decode(payload, values)
+    >>> values
+    array([[ 0.     , -7.96875,  0.     ,  0.     ,  0.     ,  0.     ,
+             7.96875,  0.     ]], dtype=float32)
     """
 
     fraction: float = 0.2
@@ -51,15 +66,15 @@ class TopRows:
         options.require(isinstance(self.quantizer, RowQuantizer), "quantizer", "a RowQuantizer", self.quantizer)
 
     def kept(self, columns: int) -> int:
-        """Elements of each row, rounded up: the fraction is taken as the decimal number it is written as."""
+        """Return the kept elements of each row, rounded up; the fraction counts as the decimal number of its repr."""
         return math.ceil(Fraction(repr(self.fraction)) * columns)
 
+    @override
     def nbytes(self, rows: int, columns: int) -> int:
-        """Exact size: the payload of what is kept, and a bit for each element, rounded up to bytes in each row."""
         return self.quantizer.nbytes(rows, self.kept(columns)) + rows * -(-columns // 8)
 
+    @override
     def encode(self, values: Rows, payload: Bytes, draw: Draw | None = None, row_keys: Keys | None = None) -> None:
-        """Overwrite the payload; otherwise as `RowQuantizer.encode`."""
         check_rows("the values", values)
         check_payload(self, payload, values.shape)
         columns = values.shape[-1]
@@ -71,8 +86,8 @@ class TopRows:
         self.quantizer.encode(found, payload[:size], draw, row_keys)
         kernels.of("cpu").rows.mark(places, columns, keep, payload[size:])
 
+    @override
     def decode(self, payload: Bytes, values: Rows) -> None:
-        """Overwrite the values. Raises ValueError for a payload of the wrong size."""
         check_rows("the values", values)
         check_payload(self, payload, values.shape)
         columns = values.shape[-1]

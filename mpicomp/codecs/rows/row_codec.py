@@ -1,23 +1,29 @@
-"""What codecs of rows have in common: their methods, and the checks of what they are given."""
+"""Contract of the codecs of rows, and checks of their arguments."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpicomp.codecs.base import Bytes, Draw
+from collectives.annotations import AnyArray, Bytes, Indices
+from mpicomp.codecs.base import Draw
 
 Rows = NDArray[np.float32]
-Keys = NDArray[np.int64]
+Keys = Indices
 
 
 class RowCodec(Protocol):
-    """Matrices to bytes and back, such as `mpicomp.codecs.rows.RowQuantizer`. Without state; its repr names it."""
+    """Turns matrices into bytes and back, as `mpicomp.codecs.RowQuantizer` does.
+
+    A codec of rows has no state. Both ends of a link compare its repr, so that must name all options.
+    """
+
+    __slots__ = ()
 
     def nbytes(self, rows: int, columns: int) -> int:
-        """Exact size of a payload."""
+        """Return the exact size of a payload."""
         ...
 
     def encode(self, values: Rows, payload: Bytes, draw: Draw | None = None, row_keys: Keys | None = None) -> None:
@@ -28,47 +34,60 @@ class RowCodec(Protocol):
         values : float32[..., columns]
         payload : uint8[nbytes(rows, columns)]
         draw : Draw, optional
-            Of codecs that round at random.
+            Stream, step and rank, for codecs that round at random. The offset is ignored.
         row_keys : int64[rows], optional
-            What stands for each row in the random stream; None: its number.
+            Number of each row in the random stream, 0 or more, such as example times tokens plus token.
+            None: 0, 1, 2, ...
+
+        Raises
+        ------
+        ValueError
+            A row has NaN or infinity, or an array has the wrong shape, type or layout.
+        OverflowError
+            A finite value is too large for the format.
         """
         ...
 
     def decode(self, payload: Bytes, values: Rows) -> None:
-        """Overwrite the values, of shape (..., columns)."""
+        """Overwrite the values, of shape (..., columns). Raises ValueError for a payload of the wrong size."""
         ...
 
 
 class DeltaCodec(RowCodec, Protocol):
-    """A codec that can also send rows as differences to a message that both ends have."""
+    """A codec that can also send rows as differences to a message that both ends hold."""
+
+    __slots__ = ()
 
     def encode_delta(
         self, values: Rows, message: Rows, payload: Bytes, draw: Draw | None = None, row_keys: Keys | None = None
     ) -> None:
-        """Overwrite the payload, and change the message as `decode_delta` does on the other end."""
+        """Encode values - message, and change the message as `decode_delta` does on the other end.
+
+        The arguments and errors are those of `encode`. After an error the message is unchanged.
+        """
         ...
 
     def decode_delta(self, payload: Bytes, message: Rows) -> None:
-        """Change the message by what the payload decodes to."""
+        """Change the message by the decoded payload. Raises ValueError for a payload of the wrong size."""
         ...
 
 
-def check_rows(what: str, rows: NDArray[Any]) -> None:
-    """Raise ValueError unless these are float32 rows in one piece."""
+def check_rows(name: str, rows: AnyArray) -> None:
+    """Raise ValueError unless these are contiguous float32 rows; `name` is theirs in the error."""
     if rows.dtype != np.float32 or not rows.flags.c_contiguous or rows.ndim < 1 or rows.shape[-1] < 1:
         raise ValueError(
-            f"{what} must be C-contiguous float32 rows of one column or more, not {rows.dtype} of shape {rows.shape}: "
+            f"{name} must be C-contiguous float32 rows of one column or more, not {rows.dtype} of shape {rows.shape}: "
             f"pass np.ascontiguousarray(x, np.float32)"
         )
 
 
-def check_pair(values: NDArray[Any], message: NDArray[Any]) -> None:
+def check_pair(values: AnyArray, message: AnyArray) -> None:
     """Raise ValueError unless the values and their message are rows of one shape."""
     check_rows("the values", values)
     check_rows("the message", message)
     if values.shape != message.shape:
         raise ValueError(
-            f"the values have shape {values.shape}, their message {message.shape}: pass that example's own"
+            f"the values have shape {values.shape}, their message {message.shape}: pass the message of that example"
         )
 
 

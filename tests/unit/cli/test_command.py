@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mpicomp.cli import terminal
-from mpicomp.cli.terminal import Steps
+from mpicomp.cli import command
+from mpicomp.cli.command import Steps
 
 
 def work(active: bool = True) -> None:
@@ -32,7 +32,7 @@ def test_on_a_terminal_a_bar_moves_and_vanishes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("rich")
-    monkeypatch.setattr(terminal, "on_terminal", lambda: True)
+    monkeypatch.setattr(command, "on_terminal", lambda: True)
     work()
     out, err = capsys.readouterr()
     assert not err
@@ -51,7 +51,7 @@ def test_without_rich_there_are_lines_on_a_terminal_too(
             raise ImportError(name)
         return imported(name, *arguments)
 
-    monkeypatch.setattr(terminal, "on_terminal", lambda: True)
+    monkeypatch.setattr(command, "on_terminal", lambda: True)
     monkeypatch.setattr(builtins, "__import__", without_rich)
     work()
     assert capsys.readouterr().err.count("\n") == 2
@@ -65,5 +65,5 @@ def test_other_ranks_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_pseudo_terminal_whose_launcher_writes_to_a_file_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     for output, seen in (("/dev/pts/1", True), ("/tmp/log", False), ("pipe:[1]", False)):
-        monkeypatch.setattr(terminal.Path, "readlink", lambda self, output=output: output)
-        assert terminal.on_terminal() is seen
+        monkeypatch.setattr(command.Path, "readlink", lambda self, output=output: output)
+        assert command.on_terminal() is seen

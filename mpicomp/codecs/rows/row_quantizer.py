@@ -1,4 +1,4 @@
-"""Rows of few bits: activations and their gradients between the stages of a pipeline (AQ-SGD).
+"""Rows of a few bits: activations and their gradients between the stages of a pipeline (AQ-SGD).
 
 A row is the last dimension, a token's vector. It has one scale, and 2^b levels that lie symmetrically about 0:
 
@@ -7,12 +7,15 @@ A row is the last dimension, a token's vector. It has one scale, and 2^b levels 
     stochastic  scale = max |x_i|; 2^b levels from -scale to scale, drawn so that the mean is x_i to 2^-16 of the
                 distance between levels
 
-Centres are nearer than levels from end to end, as the intervals are shorter by a factor of (2^b - 1) / 2^b. Of rows of
-256 normal values the error is 0.445 of the norm with 2 bits, and 0.596 from end to end; 0.223 and 0.253 with 3 bits,
-0.111 and 0.118 with 4, 0.0278 and 0.0281 with 6, the same with 8. So centres serve every b.
+Centres are closer together than levels from end to end: their intervals are shorter by a factor of (2^b - 1) / 2^b. The
+error of rows of 256 normal values, relative to their norm, is as follows. So centres serve every b.
 
-`encode_delta` packs Q(values - message) and adds what it decodes to to the message; `decode_delta` does the same
-addition on the other end, so that the two messages stay equal, bit by bit.
+    bits        2       3       4       6       8
+    centres     0.445   0.223   0.111   0.0278  equal
+    end to end  0.596   0.253   0.118   0.0281  equal
+
+`encode_delta` packs Q(values - message) and adds the decoded payload to the message. `decode_delta` does the same
+addition on the other end, so the two messages stay equal, bit by bit.
 
 Wire format: the scales, float16 or float32, then ceil(b columns / 8) bytes of codes for each row
 (`mpicomp.kernels.cpu.rows`). So row r's codes begin at the byte rows s + r ceil(b columns / 8), s the bytes of a scale.
@@ -20,7 +23,7 @@ Wire format: the scales, float16 or float32, then ceil(b columns / 8) bytes of c
 float16 scales are rounded up (b = 1: to nearest). The smallest scale is 2^-24 (float32: 2^-100). Where rounding is to
 nearest, rows below half of it decode to 0; where it is stochastic, they take the smallest scale and stay unbiased.
 
-Random words: those of a row depend on the stream, step, rank, the row's key and the column alone, not on the batch that
+The random words of a row depend on the stream, step, rank, the row's key and the column alone, not on the batch that
 the row is in.
 
 Reference: AQ-SGD (Wang et al., NeurIPS 2022).
@@ -32,34 +35,54 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from collectives.annotations import Bytes, Words, override
 from mpicomp import kernels
 from mpicomp.codecs import options
-from mpicomp.codecs.base import Bytes, Draw
-from mpicomp.codecs.rows_base import Keys, Rows, check_pair, check_payload, check_rows
+from mpicomp.codecs.base import Draw
+from mpicomp.codecs.rows.row_codec import DeltaCodec, Keys, Rows, check_pair, check_payload, check_rows
 
 _NO_KEYS, _NO_SCHEDULE = np.zeros(0, np.int64), np.zeros(56, np.uint64)
-_MOST_GROUPS = 1 << 54  # that a stream numbers
+_MOST_GROUPS = 1 << 54  # that a stream can number
 
 
 @dataclass(frozen=True, slots=True)
-class RowQuantizer:
-    """A few bits for each element and one scale for each row.
+class RowQuantizer(DeltaCodec):
+    """Encodes each element in a few bits and each row with one scale.
 
     Parameters
     ----------
     bits : int
         1 to 8.
     rounding : "nearest" or "stochastic"
-        Stochastic rounding takes 2 bits or more.
+        Stochastic rounding needs 2 bits or more.
     scale : "float16" or "float32"
-        Rows beyond 65504 need float32.
+        Rows with values beyond 65504 need float32.
 
     Raises
     ------
     ValueError
         An option is out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> codec = RowQuantizer(bits=2)
+    >>> values = np.array([[0.0, 1.0, -2.0, 4.0], [0.5, 0.25, 0.0, -0.5]], np.float32)
+    >>> payload = np.empty(codec.nbytes(rows=2, columns=4), np.uint8)
+    >>> codec.encode(values, payload)
+    >>> values.nbytes, payload.nbytes
+    (32, 6)
+    >>> decoded = np.empty_like(values)
+    >>> codec.decode(payload, decoded)
+    >>> decoded
+    array([[ 1.   ,  1.   , -1.   ,  3.   ],
+           [ 0.375,  0.375,  0.125, -0.375]], dtype=float32)
+
+    See Also
+    --------
+    FullRows : rows in full precision or 16 bits
+    TopRows : the largest magnitudes of each row
     """
 
     bits: int = 4
@@ -78,68 +101,38 @@ class RowQuantizer:
 
     @property
     def _unit(self) -> np.float32:
-        """Distance of a level from 0, in scales, for each unit of 2 code - 2^bits + 1."""
+        """Distance of a level from 0, in scales, per unit of 2 code - 2^bits + 1."""
         centred = self.bits > 1 and self.rounding == "nearest"
         return np.float32(2.0**-self.bits) if centred else np.float32(1 / (2**self.bits - 1))
 
+    @override
     def nbytes(self, rows: int, columns: int) -> int:
-        """Exact size: the scales, and ceil(bits columns / 8) bytes for each row."""
         return rows * ((2 if self.scale == "float16" else 4) + -(-self.bits * columns // 8))
 
+    @override
     def encode(self, values: Rows, payload: Bytes, draw: Draw | None = None, row_keys: Keys | None = None) -> None:
-        """Overwrite the payload.
-
-        Parameters
-        ----------
-        values : float32[..., columns]
-        payload : uint8[nbytes(rows, columns)]
-        draw : Draw, optional
-            Stream, step and rank; for stochastic rounding alone. Its offset does not count.
-        row_keys : int64[rows], optional
-            A number for each row, 0 or more, such as example times tokens plus token. None: 0, 1, 2, ...
-
-        Raises
-        ------
-        ValueError
-            A row has NaN or infinity, or an array does not fit.
-        OverflowError
-            A row is beyond float16 scales.
-        """
         check_rows("the values", values)
         self._encode(values, None, payload, draw, row_keys)
 
+    @override
     def decode(self, payload: Bytes, values: Rows) -> None:
-        """Overwrite the values. Raises ValueError for a payload of the wrong size."""
         self._decode(payload, values, False)
 
+    @override
     def encode_delta(
-        self,
-        values: Rows,
-        message: Rows,
-        payload: Bytes,
-        draw: Draw | None = None,
-        row_keys: Keys | None = None,
+        self, values: Rows, message: Rows, payload: Bytes, draw: Draw | None = None, row_keys: Keys | None = None
     ) -> None:
-        """Overwrite the payload with Q(values - message), and add what it decodes to to the message.
-
-        Otherwise as `encode`. After an error the message is as before.
-        """
         check_pair(values, message)
         if np.may_share_memory(values, message):
             raise ValueError("the values and the message share memory: pass a copy of the values")
         self._encode(values, message, payload, draw, row_keys)
 
+    @override
     def decode_delta(self, payload: Bytes, message: Rows) -> None:
-        """Add what the payload decodes to to the message. Raises ValueError for a payload of the wrong size."""
         self._decode(payload, message, True)
 
     def _encode(
-        self,
-        values: Rows,
-        message: Rows | None,
-        payload: Bytes,
-        draw: Draw | None,
-        row_keys: Keys | None,
+        self, values: Rows, message: Rows | None, payload: Bytes, draw: Draw | None, row_keys: Keys | None
     ) -> None:
         check_payload(self, payload, values.shape)
         columns, random = values.shape[-1], self.rounding == "stochastic"
@@ -169,8 +162,7 @@ class RowQuantizer:
         )
 
 
-def _work() -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
-    """Working memory of the kernels."""
+def _work() -> tuple[Bytes, Words]:
     tile = kernels.of("cpu").rows.TILE
     return np.empty(tile, np.uint8), np.empty(tile // 4, np.uint64)
 

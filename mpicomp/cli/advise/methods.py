@@ -1,6 +1,7 @@
-"""How well each method has learned where it was tried: what decides between methods that are predicted alike.
+"""Methods that ``mpicomp advise`` compares, and their learning records.
 
-docs/choosing.md has the same table, and says where each figure was measured.
+A learning record decides between methods with about equal predictions. docs/choosing.md has the same table, with the
+source of each figure.
 """
 
 from __future__ import annotations
@@ -9,21 +10,23 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
+from mpicomp.algorithms import ALGORITHMS, Algorithm, Marsit, algorithm
+
 
 class Grade(IntEnum):
-    """What trainings have shown of a method; the lower, the better."""
+    """Learning record of a method in trainings; a lower grade is better."""
 
     AS_DENSE = 1  # within a point of dense in each of many trainings, with momentum and Adam too
-    PROMISING = 2  # as dense in what was tried, which is little
+    PROMISING = 2  # as dense in the few trainings that were tried
     BEHIND = 3  # more than a point behind dense, or clearly above its loss, in a training of a usual kind
-    COMPARED = 4  # there to compare others with: behind, or without a case of its own
+    COMPARED = 4  # for comparison only: behind, or never the best choice
 
 
 class Learned(NamedTuple):
-    """A grade, and what was found, as the end of a sentence that begins with the method."""
+    """A grade, and its reason, as the end of a sentence that begins with the method."""
 
     grade: Grade
-    told: str
+    experience: str
 
 
 _MARSIT = Learned(Grade.AS_DENSE, "ended within 0.73 points of dense in each of 15 trainings")
@@ -47,3 +50,16 @@ LEARNING: Mapping[str, Learned] = {
     "local-top-k": Learned(Grade.COMPARED, "sends more with every rank, which scalecom does not"),
     "random-k": Learned(Grade.COMPARED, "sends elements without looking at them"),
 }
+
+# CascadingSSDM only shows that it fails. TrueTopK is a reference for studies: it sends more than a dense sum.
+_LEFT_OUT = ("cascading-ssdm", "true-top-k")
+METHODS: Mapping[str, Algorithm] = {
+    "dense": algorithm("dense"),
+    "marsit-100": Marsit(full_precision_every=100),
+    "marsit": Marsit(full_precision_every=None),
+    "marsit-1-winner": Marsit(full_precision_every=None, winners=1),
+    "marsit-2-winners": Marsit(full_precision_every=None, winners=2),
+    **{name: algorithm(name) for name in ALGORITHMS if name not in ("dense", "marsit", *_LEFT_OUT)},
+}
+COMPARED = frozenset(name for name, learned in LEARNING.items() if learned.grade is Grade.COMPARED)
+"""Methods for comparison, advised only if no others were requested."""
