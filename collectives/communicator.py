@@ -10,6 +10,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from collectives import planner
+from collectives.arrays.vectors import Flat
 from collectives.compiling import keep_uncompiled
 from collectives.cost.link import LinkModel
 from collectives.dense.allreduce import DenseSums, is_small
@@ -18,7 +19,6 @@ from collectives.execution.handle import Call, Handle, Steps
 from collectives.execution.program import Program
 from collectives.grid import Grid, arranged
 from collectives.making import examined
-from collectives.memory import Flat
 from collectives.numbers import NUMBERS, allreduce_number
 from collectives.open_trace import open_trace
 from collectives.operands import operands, operation

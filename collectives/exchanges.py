@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from collectives.arrays.elements import COPIED
 from collectives.compiling import keep_uncompiled
 from collectives.consistency.call_check import fingerprint
 from collectives.dense.broadcast import broadcast, is_long, way_of
 from collectives.dense.gather import all_gather_rows
 from collectives.execution.handle import Call, Steps
 from collectives.execution.staged import staged
-from collectives.memory import COPIED
 from collectives.objects import all_gather_object, broadcast_object
 from collectives.operands import require_root, rows_operand, writable_operand
 from collectives.point_to_point import PointToPoint

@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from collectives.annotations import Testable
+from collectives.arrays.elements import Combine, add
 from collectives.consistency.assembly import assemble
 from collectives.consistency.call_check import CallCheck, fingerprint
 from collectives.consistency.missing_ranks import MissingRanks
@@ -20,12 +22,10 @@ from collectives.errors import CollectiveMismatch, CollectiveTimeout, marked
 from collectives.execution.handle import Call, Handle, Steps
 from collectives.execution.workers import Workers
 from collectives.giving_up import GivingUp
-from collectives.memory import Combine, add
 from collectives.progress.departure import tell_at_exit
 from collectives.progress.fork import reject_in_children
 from collectives.progress.polling import until, wait
 from collectives.progress.thread import AHEAD, Completion, is_supported, shared
-from collectives.testable import Testable
 from collectives.trace.recorder import Trace
 from collectives.trace.traffic import Traffic
 from collectives.users import Users

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
-from collectives import children, gpu_mpi, launcher
+from collectives import children, launcher
 from collectives.abort import install_unless_attended
+from collectives.arrays import gpu_mpi
 from collectives.consistency.assembly import refuse
 from collectives.errors import LauncherMismatch, NotARank, marked
 from collectives.execution.workers import MOST_THREADS, Workers

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from collectives.arrays.elements import COMBINE
 from collectives.consistency.call_check import fingerprint
 from collectives.execution.handle import Call
 from collectives.group import Group
 from collectives.json_file import shown
-from collectives.memory import COMBINE
 from collectives.trace.traffic import Traffic
 
 NUMBERS = (int, float, np.generic)  # as few as will do, since every all-reduce of an array asks

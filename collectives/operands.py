@@ -7,9 +7,10 @@ from typing import Any, NoReturn
 import numpy as np
 from mpi4py import MPI
 
+from collectives.arrays.elements import COMBINE, FLOATS, INTEGERS
+from collectives.arrays.vectors import Flat, empty_like, flat, is_read_only
 from collectives.consistency.call_check import fingerprint
 from collectives.group import Group
-from collectives.memory import COMBINE, FLOATS, INTEGERS, Flat, empty_like, flat, is_read_only
 
 _OPS_OF_MPI = ("SUM", "MIN", "MAX", "PROD", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR", "MINLOC", "MAXLOC")
 _CALLS = {op: (f"allreduce({op})", f"allreduce({op}), out") for op in COMBINE}

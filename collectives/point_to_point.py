@@ -15,11 +15,12 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from collectives.arrays.elements import COPIED
+from collectives.arrays.vectors import Flat, flat, is_read_only
 from collectives.closing import Closable
 from collectives.errors import CollectiveMismatch
 from collectives.execution.handle import Call, Handle, Steps
 from collectives.execution.staged import staged
-from collectives.memory import COPIED, Flat, flat, is_read_only
 from collectives.progress.polling import wait
 from collectives.users import FIXED_TAGS
 

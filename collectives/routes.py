@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from collectives import planner
+from collectives.arrays.vectors import Flat
 from collectives.consistency.call_check import Description, fingerprint
 from collectives.cost.link import LinkModel
 from collectives.execution.program import Program, compile_plan
-from collectives.memory import Flat
 from collectives.schedules.halving_doubling import HalvingDoubling
 from collectives.schedules.plan import Plan, Topology
 from collectives.schedules.ring import Ring

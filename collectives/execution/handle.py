@@ -11,11 +11,11 @@ from typing import Any, NoReturn, Protocol
 
 from mpi4py import MPI
 
+from collectives.annotations import Testable
 from collectives.compiling import keep_uncompiled
 from collectives.execution.workers import Workers
 from collectives.progress.polling import POLLS, Backoff
 from collectives.progress.thread import Completion
-from collectives.testable import Testable
 from collectives.trace.recorder import Trace
 
 Steps = Iterator[bool]

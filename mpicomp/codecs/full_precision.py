@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from collectives.memory import SIXTEEN_BIT
+from collectives.arrays.elements import SIXTEEN_BIT
 from mpicomp import kernels
 from mpicomp.codecs.base import Bytes, Draw, check_size
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives.devices import Device
+from collectives.arrays import Device
 from mpicomp import kernels
 from mpicomp.codecs.options import integer
 from mpicomp.kernels.streams import BLOCK, GROUP, TILE, Stream, bernoulli_table, source

@@ -20,8 +20,8 @@ from mpi4py import MPI
 
 import mpicomp
 from collectives import Communicator
+from collectives.arrays.elements import aligned_empty
 from collectives.consistency.call_check import gather_texts
-from collectives.memory import aligned_empty
 from collectives.probe import measure_network
 from collectives.progress.polling import wait
 from mpicomp.algorithms import Algorithm

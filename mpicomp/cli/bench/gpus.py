@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from collectives import Communicator
+from collectives.arrays import Device, named
 from collectives.consistency.call_check import gather_texts
-from collectives.devices import Device, named
 from mpicomp import kernels
 from mpicomp.algorithms import Algorithm
 from mpicomp.cli.rank0 import require_none

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives import Communicator
-from collectives.devices import Device, wait
-from collectives.memory import aligned_empty
+from collectives.arrays import Device, wait
+from collectives.arrays.elements import aligned_empty
 from mpicomp.cli.rank0 import require_none
 
 TILE = 1 << 20  # elements drawn, or compared, at a time

@@ -13,7 +13,7 @@ import numpy as np
 from mpicomp.cli.doctor.finding import Finding, examine
 
 if TYPE_CHECKING:
-    from collectives.devices import Device
+    from collectives.arrays import Device
 
 # `collectives` is imported by functions: the doctor works where that is another package.
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))
@@ -52,7 +52,7 @@ def present(driver: bool, names: list[str]) -> Finding:
 
 def claimed() -> Finding:
     """Ask the library itself: neither CUDA nor a driver is touched."""
-    from collectives.gpu_mpi.claims import are_positive, claims
+    from collectives.arrays.gpu_mpi.claims import are_positive, claims
 
     found = claims()
     listed = ", ".join(f"{claim.source} {'yes' if claim.aware else 'no'}" for claim in found)
@@ -64,7 +64,7 @@ def claimed() -> Finding:
 
 def way(there_are_gpus: bool) -> Finding:
     """Say which way arrays on GPUs reach MPI; tries it where there is a GPU, or the user insists."""
-    from collectives.gpu_mpi import VARIABLE, mode
+    from collectives.arrays.gpu_mpi import VARIABLE, mode
 
     try:
         chosen = mode()
@@ -84,7 +84,7 @@ def way(there_are_gpus: bool) -> Finding:
 
 def copies(device: Device) -> Finding:
     """Measure what staging costs: copies to the host and back, and beside them what the host's memory can do."""
-    from collectives.devices import wait
+    from collectives.arrays import wait
 
     there, here = device.zeros(COPIED_BYTES, "uint8"), device.pinned(COPIED_BYTES)
     other = np.zeros(COPIED_BYTES, np.uint8)
@@ -115,14 +115,14 @@ def _names() -> list[str]:
 
 
 def _chosen() -> Device:
-    from collectives.devices import named
+    from collectives.arrays import named
 
     return named("cuda")
 
 
 def _tried() -> Any:
     """What the probe found."""
-    from collectives.gpu_mpi.verdict import current_device, verdict
+    from collectives.arrays.gpu_mpi.verdict import current_device, verdict
 
     verdict.begin(current_device())
     return verdict.end()

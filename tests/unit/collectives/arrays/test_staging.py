@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectives import CollectiveMismatch, CollectiveTimeout, Communicator, Ring, devices
+from collectives import CollectiveMismatch, CollectiveTimeout, Communicator, Ring, arrays
+from collectives.arrays import Landed
 from collectives.execution.handle import Call
 from collectives.threads.run_local import run_local
 from mpicomp import Dense, Marsit
@@ -24,7 +25,7 @@ N = 700
 def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeDevice]:
     """Give the fake devices, which are made when they are asked for."""
     known: dict[int, FakeDevice] = {}
-    monkeypatch.setitem(devices.MAKERS, devices.CUDA, lambda index: known.setdefault(index, FakeDevice(index)))
+    monkeypatch.setitem(arrays.MAKERS, arrays.CUDA, lambda index: known.setdefault(index, FakeDevice(index)))
     return known
 
 
@@ -132,7 +133,7 @@ def test_a_device_that_computes_longer_than_the_timeout_comes_late_and_is_not_si
             return time.monotonic() > self.until and self.copy.Test()
 
     with Communicator(timeout=0.5, arrival_timeout=60, abort_hook=False) as comm:
-        device = devices.of(devices.CUDA, 0)
+        device = arrays.device_at(arrays.CUDA, 0)
         copy = device.copy
 
         def late(source: Any, target: Any) -> Any:
@@ -157,7 +158,7 @@ def test_a_tensor_of_torch_waits_for_the_stream_that_makes_it(monkeypatch: pytes
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda index: theirs)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    device = devices.TorchDevice(torch, 0)
+    device = arrays.TorchDevice(torch, 0)
     taken = device.take(torch.ones(2, 3))
     assert device._stream.waited_for == [theirs]
     assert (taken.dtype, taken.shape, taken.vector.tolist()) == ("float32", (2, 3), [1.0] * 6)
@@ -168,7 +169,7 @@ def test_kernels_of_two_threads_are_launched_one_after_the_other(monkeypatch: py
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "Stream", lambda index: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    device, now, most = devices.TorchDevice(torch, 0), [0], [0]
+    device, now, most = arrays.TorchDevice(torch, 0), [0], [0]
 
     def launch() -> None:
         now[0] += 1
@@ -261,7 +262,7 @@ def test_a_device_that_is_gone_ends_the_call_and_changes_nothing(comm: Communica
     aggregator = Marsit().start(comm, N)
     aggregator.aggregate(vector(0))
     before = aggregator.state_dict()
-    gone = devices.of(devices.CUDA, 0)
+    gone = arrays.device_at(arrays.CUDA, 0)
     gone.broken = RuntimeError("device lost")  # type: ignore[attr-defined]
     with pytest.raises(RuntimeError, match="device lost"):
         aggregator.aggregate(FakeArray(vector(0)))
@@ -275,7 +276,7 @@ def test_a_copy_that_does_not_end_is_told_with_rank_device_and_call() -> None:
             return False
 
     with Communicator(timeout=0.2, arrival_timeout=0.2, abort_hook=False) as comm:
-        devices.of(devices.CUDA, 0).copy = lambda *ends: Never()  # type: ignore[method-assign, assignment]
+        arrays.device_at(arrays.CUDA, 0).copy = lambda *ends: Never()  # type: ignore[method-assign, assignment]
         with pytest.raises(
             CollectiveTimeout, match=r"rank 0 of 1: the copy from fake:0 does not end.*broadcast\(root=0\)"
         ):
@@ -295,6 +296,34 @@ def test_a_gpu_without_pytorch_for_it_is_told(comm: Communicator, monkeypatch: p
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("PyTorch finds a GPU here")
-    monkeypatch.setitem(devices.MAKERS, devices.CUDA, devices.MAKERS[devices.ROCM])
+    monkeypatch.setitem(arrays.MAKERS, arrays.CUDA, arrays.MAKERS[arrays.ROCM])
     with pytest.raises(ValueError, match="on GPU 0, but PyTorch finds none: install its build for the GPU"):
         comm.allreduce(FakeArray(vector(0)))
+
+
+# After a copy --------------------------------------------------------------------------------------------------------
+
+
+class Copy:
+    """A copy that is there the second time it is asked."""
+
+    asked = 0
+
+    def Test(self) -> bool:  # noqa: N802 - MPI's name
+        self.asked += 1
+        return self.asked > 1
+
+
+def test_what_follows_a_copy_is_done_once_however_often_it_is_tested() -> None:
+    done: list[str] = []
+    landed = Landed(Copy(), lambda: done.append("once"))
+    assert [landed.Test() for _ in range(4)] == [False, True, True, True]
+    assert done == ["once"]
+
+
+def test_what_fails_behind_a_copy_is_raised_once_and_not_tried_again() -> None:
+    landed = Landed(Copy(), lambda: 1 // 0)
+    assert not landed.Test()
+    with pytest.raises(ZeroDivisionError):
+        landed.Test()
+    assert landed.Test()

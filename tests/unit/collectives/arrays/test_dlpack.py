@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from collectives import Communicator
+from collectives.arrays.vectors import flat
 from collectives.dense import variable_size
 from collectives.dense.allreduce import DenseSums
 from collectives.threads.run_local import run_local
@@ -210,3 +213,15 @@ def values(array: Any) -> NDArray[np.float32]:
         return wide
     found: NDArray[np.float32] = array.array if isinstance(array, Foreign) else array
     return found
+
+
+def test_a_vector_keeps_its_tensor_alive() -> None:
+    tensor = torch.arange(10.0)
+    values, alive = flat(tensor).values[2:], weakref.ref(tensor)
+    del tensor
+    gc.collect()
+    assert alive() is not None
+    assert values[0] == 2
+    del values
+    gc.collect()
+    assert alive() is None

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import Communicator, Ring, gpu_mpi
+from collectives import Communicator, Ring
+from collectives.arrays.gpu_mpi import claims, mode, probe, verdict
+from collectives.arrays.gpu_mpi.claims import Claim
+from collectives.arrays.gpu_mpi.probe import Outcome, Probe
 from collectives.children import without_launcher
 from collectives.dense import on_device
 from collectives.dense.device_payload import DevicePayload
-from collectives.gpu_mpi import claims, mode, probe, verdict
-from collectives.gpu_mpi.claims import Claim
-from collectives.gpu_mpi.probe import Outcome, Probe
 from collectives.threads.run_local import run_local
 from tests.fake_device import FakeArray, fake_devices
 
@@ -304,7 +304,7 @@ def test_ranks_may_differ_in_what_they_may_hand_to_mpi(monkeypatch: pytest.Monke
         yield True
         return bool(call.group.here.startswith("rank 0"))
 
-    monkeypatch.setattr(gpu_mpi, "allowed", allowed)
+    monkeypatch.setattr(on_device, "takes_device_memory", allowed)
     run_local(3, summed, Ring())
 
 

@@ -6,17 +6,16 @@ import threading
 from collections.abc import Callable
 from functools import cache
 
-from collectives.devices.device import Device
-from collectives.devices.host_device import HostDevice
-from collectives.devices.torch_device import TorchDevice
+from collectives.arrays.device import HOST_DEVICE, Device
+from collectives.arrays.torch_device import TorchDevice
 
 CPU, CUDA, PINNED, ROCM, ROCM_PINNED = 1, 2, 3, 10, 11  # kinds of devices, by their numbers in DLPack
 HOST = (CPU, PINNED, ROCM_PINNED)
 _making = threading.Lock()
 
 
-def of(kind: int, index: int) -> Device:
-    """The device that DLPack gives these numbers.
+def device_at(kind: int, index: int) -> Device:
+    """Return the device that has these numbers in DLPack.
 
     Raises
     ------
@@ -26,26 +25,26 @@ def of(kind: int, index: int) -> Device:
     make = MAKERS.get(kind)
     if make is None:
         raise ValueError(f"the array is on device {(kind, index)}, which cannot be reached: pass a copy in CPU memory")
-    with _making:  # of which a cache alone would make two, for two threads
+    with _making:  # a cache alone would make two devices for two threads
         return make(index)
 
 
 def named(name: str) -> Device:
-    """Return the device of a name such as ``"cpu"``, ``"cuda"`` (the current one) or ``"cuda:1"``.
+    """Return the device of a name of PyTorch: ``"cpu"``, ``"cuda"`` (the current one) or ``"cuda:1"``.
 
-    PyTorch names devices of NVIDIA and AMD so.
+    AMD's devices have NVIDIA's names there.
 
     Raises
     ------
     ValueError
-        There is none of this name.
+        No device has this name.
     """
     if name == "cpu":
         return HOST_DEVICE
     kind, _, index = name.partition(":")
     if kind not in NAMES or not (index or "0").isdecimal():
         raise ValueError(f"there is no device {name!r}: write 'cpu', 'cuda' or 'cuda:1'")
-    return of(NAMES[kind], int(index) if index else _current_index())
+    return device_at(NAMES[kind], int(index) if index else _current_index())
 
 
 @cache
@@ -62,7 +61,7 @@ def _torch_device(index: int) -> TorchDevice:
 
 
 def _current_index() -> int:
-    """Of the GPU that PyTorch means by "cuda"; 0 where it finds none."""
+    """Return the index of the GPU that PyTorch calls "cuda"; 0 where it finds no GPU."""
     try:
         import torch
     except ImportError:
@@ -70,10 +69,8 @@ def _current_index() -> int:
     return torch.cuda.current_device() if torch.cuda.is_available() else 0
 
 
-HOST_DEVICE = HostDevice()
-
 MAKERS: dict[int, Callable[[int], Device]] = {CUDA: _torch_device, ROCM: _torch_device}
-"""What makes a device of each kind that can be reached."""
+"""Functions that make a device, by kind."""
 
 NAMES = {"cuda": CUDA}
-"""Kinds of devices by their names in PyTorch, which calls AMD's by NVIDIA's."""
+"""Kinds of devices, by their names in PyTorch."""

@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
-from collectives import Communicator, devices
+from collectives import Communicator, arrays
 from mpicomp import Dense, Marsit
 from tests.fake_device import FakeArray, FakeDevice
 
@@ -178,7 +178,7 @@ def test_no_result_is_made_of_arrays_that_never_change(call: str, comm: Communic
 
 
 def test_arrays_of_jax_on_a_gpu_are_not_written(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(devices.MAKERS, devices.CUDA, {0: FakeDevice()}.__getitem__)
+    monkeypatch.setitem(arrays.MAKERS, arrays.CUDA, {0: FakeDevice()}.__getitem__)
     there = FakeArray(np.zeros(N, np.float32))
     assert comm.broadcast(there) is there
     monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(Array=FakeArray))

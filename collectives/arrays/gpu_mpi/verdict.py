@@ -1,28 +1,54 @@
-"""Whether this process hands memory of GPUs to MPI: asked once, of the first array on a GPU that it matters for."""
+"""Verdict on whether this process hands memory of GPUs to MPI: from the user's setting, MPI's claims and a probe.
+
+The first array on a GPU that is long enough to matter starts the probe; the verdict then holds for the process.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Mapping
+from typing import Literal, cast
 
 from mpi4py import MPI
 
-from collectives.execution.handle import Call
-from collectives.execution.staged import awaited
-from collectives.gpu_mpi import claims
-from collectives.gpu_mpi.probe import Outcome, Probe
-from collectives.gpu_mpi.settings import VARIABLE, mode
+from collectives.arrays.gpu_mpi import claims
+from collectives.arrays.gpu_mpi.probe import Outcome, Probe
 
+VARIABLE = "MPICOMP_GPU_MPI"
+Mode = Literal["auto", "on", "off"]
 UNPROBED = {
     "off": Outcome(works=False, said=f"was not made, as {VARIABLE}=off"),
     "auto": Outcome(works=False, said="was not made, as nothing says that the MPI library takes memory of GPUs"),
 }
 
 
+def mode(environ: Mapping[str, str] = os.environ) -> Mode:
+    """Return the user's setting, the environment's ``MPICOMP_GPU_MPI``.
+
+    ``"auto"``: MPI is handed memory of GPUs where its library claims support and a probe confirms it; ``"on"``: it
+    must be; ``"off"``: it never is.
+
+    Raises
+    ------
+    ValueError
+        The variable has another value.
+    """
+    value = environ.get(VARIABLE) or "auto"
+    if value not in ("auto", "on", "off"):
+        raise ValueError(f"{VARIABLE} is {value!r}: it must be auto, on or off")
+    return cast(Mode, value)
+
+
 class Verdict:
-    """The verdict of one process, once somebody has asked for it."""
+    """Verdict of one process, made at the first request.
+
+    Attributes
+    ----------
+    outcome : Outcome or None
+        None until it is known.
+    """
 
     def __init__(self) -> None:
         self._probe: Probe | None = None
@@ -30,7 +56,7 @@ class Verdict:
         self.outcome: Outcome | None = None
 
     def begin(self, device: str) -> Probe | None:
-        """The probe of a GPU, or of the one that was asked about first; None where nothing speaks for trying."""
+        """Return the probe, which starts at the first call with that call's GPU; None where no probe is needed."""
         with self._lock:
             if self.outcome is None and self._probe is None:
                 chosen = mode()
@@ -41,7 +67,7 @@ class Verdict:
             return self._probe
 
     def end(self) -> Outcome:
-        """The outcome, once the probe is over."""
+        """Return the outcome, once the probe is over."""
         with self._lock:
             if self.outcome is None:
                 assert self._probe is not None
@@ -50,31 +76,21 @@ class Verdict:
 
 
 verdict = Verdict()
-"""This process's own."""
+"""Verdict of this process."""
 
 
-def carries(comm: Any) -> bool:
-    """Whether messages of a communicator are MPI's, and not copied between threads."""
+def carries(comm: object) -> bool:
+    """Return True if MPI carries the messages of a communicator; those between threads are copied instead."""
     return isinstance(comm, MPI.Comm)
 
 
-def allowed(call: Call, device: str) -> Generator[bool, None, bool]:
-    """Whether a call may hand memory of a device, such as ``"cuda:1"``, to MPI; the steps in which it is found out."""
-    group = call.group
-    if not carries(group.mpi_comm):
-        return False
-    if verdict.outcome is None and (probe := verdict.begin(device)) is not None:
-        yield from awaited(call, lambda: probe, f"the probe of MPI with memory of {device} does not end")
-    return verdict.end().works
-
-
-def require_if_on(comm: Any) -> None:
-    """Where the user insists on it, see to it that MPI takes memory of GPUs.
+def require_if_on(comm: object) -> None:
+    """Require that MPI takes memory of GPUs where the user insists on it.
 
     Raises
     ------
     ValueError
-        It does not, or the environment's ``MPICOMP_GPU_MPI`` makes no sense.
+        It does not, or the environment's ``MPICOMP_GPU_MPI`` has no meaning.
     """
     if mode() == "on" and carries(comm):
         if verdict.outcome is None:
@@ -89,6 +105,6 @@ def require_if_on(comm: Any) -> None:
 
 
 def current_device() -> str:
-    """The GPU that the program has chosen, where it has PyTorch; else the first."""
+    """Return the GPU that the program has chosen, where PyTorch is loaded; else the first."""
     torch = sys.modules.get("torch")
     return f"cuda:{torch.cuda.current_device() if torch is not None and torch.cuda.is_available() else 0}"

@@ -1,11 +1,13 @@
-"""The process that tries it: sends memory of a GPU to itself by MPI. Run as a file, alone: it may die of it.
+"""Program of the probe's process: it sends memory of a GPU to itself by MPI, and may crash.
 
-It prints one line, which begins with its verdict. It initializes MPI before it touches the GPU, as programs do.
+It runs as a file and imports nothing of this package. It prints one line, which begins with its verdict. It initializes
+MPI before it touches the GPU, as programs do.
 """
 
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 from typing import Any
 
 WORKS, WRONG, NO_START = "works", "wrong", "no start"
@@ -41,8 +43,8 @@ def probe(device: str) -> str:
     return f"{WORKS}: messages of up to {SIZES[-1]} bytes from and to {device}"
 
 
-def memory(mpi: Any, tensor: Any) -> list[Any]:
-    """Memory of a tensor as mpi4py hands it to MPI, by its address alone."""
+def memory(mpi: ModuleType, tensor: Any) -> list[object]:
+    """Return the memory of a tensor as mpi4py hands it to MPI, by its address alone."""
     return [mpi.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes), tensor.nbytes, mpi.BYTE]
 
 

@@ -1,4 +1,4 @@
-"""What the MPI library says of itself: whether it takes memory of GPUs. Neither CUDA nor a driver is touched.
+"""Claims of the MPI library and its environment to take memory of GPUs. Neither CUDA nor a driver is touched.
 
 - Open MPI: ``MPIX_Query_cuda_support()`` and, from 5.0 on, ``MPIX_Query_rocm_support()``, of ``mpi-ext.h``. Of 4.x the
   first tells how the library was built, not whether there is a driver
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mpi4py import MPI
 
@@ -31,16 +31,16 @@ SWITCHES = {  # by a word of the library's version
     "MVAPICH": ("MV2_USE_CUDA", "MV2_USE_ROCM", "MVP_USE_CUDA", "MVP_USE_ROCM"),
     "Intel(R) MPI": ("I_MPI_OFFLOAD",),
 }
-OFF = ("MPIR_CVAR_ENABLE_GPU",)  # which turn off what the library could do
+OFF = ("MPIR_CVAR_ENABLE_GPU",)  # at 0 they turn off support that the library has
 
 
 class Claim(NamedTuple):
-    """Something that says whether MPI takes memory of GPUs.
+    """A claim that MPI takes memory of GPUs, or does not.
 
     Attributes
     ----------
     source : str
-        What says so, as ``"MPIX_Query_cuda_support()"``.
+        Its origin, as ``"MPIX_Query_cuda_support()"``.
     aware : bool
     """
 
@@ -49,9 +49,9 @@ class Claim(NamedTuple):
 
 
 def claims(environ: Mapping[str, str] = os.environ) -> list[Claim]:
-    """All that the loaded library and its environment say; nothing where they say nothing."""
+    """Return all claims of the loaded library and its environment."""
     version = MPI.Get_library_version()
-    found = [*_asked(_loaded())]
+    found = [*_queried(_loaded())]
     for word, names in SWITCHES.items():
         if word.lower() in version.lower():
             found += [
@@ -64,12 +64,12 @@ def claims(environ: Mapping[str, str] = os.environ) -> list[Claim]:
 
 
 def are_positive(found: Iterable[Claim]) -> bool:
-    """Whether it is worth a try: something says yes."""
+    """Return True if a claim is positive, so that a probe is worth its time."""
     return any(claim.aware for claim in found)
 
 
 def libraries() -> list[str]:
-    """Files of this process whose names begin with libmpi, the library itself first; none where there is no /proc."""
+    """Return the files of this process whose names begin with libmpi, the library first; empty without /proc."""
     try:
         maps = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
@@ -94,8 +94,8 @@ def _memory_kinds() -> str:
     return kinds
 
 
-def _asked(loaded: Iterable[Any]) -> Iterable[Claim]:
-    """What functions of the libraries answer; each function once, though several libraries may lead to it."""
+def _queried(loaded: Iterable[object]) -> Iterable[Claim]:
+    """Return the claims of functions of the libraries; each function once, though several libraries may have it."""
     answers: dict[str, bool] = {}
     for library in loaded:
         for name in QUERIES:
@@ -107,6 +107,6 @@ def _asked(loaded: Iterable[Any]) -> Iterable[Claim]:
     return [Claim(source, aware) for source, aware in answers.items()]
 
 
-def _supports(query: Callable[[Any], int]) -> bool:
+def _supports(query: Callable[[object], int]) -> bool:
     yes = ctypes.c_int(0)
     return query(ctypes.byref(yes)) == 0 and yes.value == 1

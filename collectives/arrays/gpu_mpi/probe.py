@@ -1,4 +1,4 @@
-"""A try, in a process of its own, whether MPI takes memory of a GPU: a wrong guess ends in a segmentation fault."""
+"""Probe that MPI takes memory of a GPU, in a process of its own: a wrong guess ends in a segmentation fault."""
 
 from __future__ import annotations
 
@@ -12,36 +12,37 @@ import time
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from collectives.annotations import Testable, override
+from collectives.arrays.gpu_mpi.child import NO_START, WORKS, WRONG
 from collectives.children import without_launcher
-from collectives.gpu_mpi.child import NO_START, WORKS, WRONG
 
 PATIENCE_S = 120.0  # PyTorch, from a disk that many ranks read at once, and CUDA
 CHILD = Path(__file__).with_name("child.py")
 
 
 class Outcome(NamedTuple):
-    """What a probe has found.
+    """Result of a probe.
 
     Attributes
     ----------
     works : bool
     said : str
-        In words.
+        The result in words.
     """
 
     works: bool
     said: str
 
 
-class Probe:
-    """A probe under way; see `Testable`.
+class Probe(Testable):
+    """A probe under way.
 
     Parameters
     ----------
     device : str
-        A GPU by its name in PyTorch; of ``"cpu"`` it tries the probe itself.
+        A GPU by its name in PyTorch; ``"cpu"`` tests the probe itself.
     patience_s : float
-        After which the process is killed.
+        Seconds after which the process is killed.
 
     Attributes
     ----------
@@ -51,8 +52,8 @@ class Probe:
 
     def __init__(self, device: str, patience_s: float = PATIENCE_S) -> None:
         self.outcome: Outcome | None = None
-        self._told, self._complained = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - see _end
-        self._asking = threading.Lock()
+        self._stdout, self._stderr = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - see _end
+        self._testing = threading.Lock()
         self._patience_s, self._deadline = patience_s, time.monotonic() + patience_s
         command = [sys.executable, "-P", str(CHILD), device]  # -P: this folder is no place to import from
         try:
@@ -60,15 +61,16 @@ class Probe:
                 command,
                 env=without_launcher(os.environ),
                 stdin=subprocess.DEVNULL,
-                stdout=self._told,
-                stderr=self._complained,
+                stdout=self._stdout,
+                stderr=self._stderr,
             )
         except OSError as error:
             self._end(Outcome(works=False, said=f"could not start: {error}"))
 
+    @override
     def Test(self) -> bool:  # noqa: N802 - MPI's name
-        """See `Testable`; several threads may ask."""
-        with self._asking:
+        # several threads may call it
+        with self._testing:
             if self.outcome is None:
                 self._look()
         return self.outcome is not None
@@ -76,7 +78,7 @@ class Probe:
     def _look(self) -> None:
         status = self._process.poll()
         if status is not None:
-            self._end(judged(status, _last_line(self._told), _last_line(self._complained)))
+            self._end(outcome_of(status, _last_line(self._stdout), _last_line(self._stderr)))
         elif time.monotonic() > self._deadline:
             self._process.kill()
             self._process.wait()
@@ -91,8 +93,8 @@ class Probe:
 
     def _end(self, outcome: Outcome) -> None:
         self.outcome = outcome
-        self._told.close()
-        self._complained.close()
+        self._stdout.close()
+        self._stderr.close()
 
 
 def _last_line(file: IO[bytes]) -> str:
@@ -101,15 +103,15 @@ def _last_line(file: IO[bytes]) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
-def judged(status: int, told: str, complained: str) -> Outcome:
-    """The outcome of a process that has ended by itself, from its status and the last that it printed."""
+def outcome_of(status: int, printed: str, complaint: str) -> Outcome:
+    """Return the outcome of a process that has ended by itself, from its status and its last lines."""
     if status < 0:
         return Outcome(works=False, said=f"crashed with {signal.Signals(-status).name}")
-    verdict, _, said = told.partition(": ")
+    verdict, _, said = printed.partition(": ")
     if status == 0 and verdict == WORKS:
         return Outcome(works=True, said=f"works: {said}")
     if verdict == WRONG:
         return Outcome(works=False, said=f"found wrong values: {said}")
     if verdict == NO_START:
         return Outcome(works=False, said=f"could not start: {said}")
-    return Outcome(works=False, said=f"ended with status {status} and no result: {complained or 'it said nothing'}")
+    return Outcome(works=False, said=f"ended with status {status} and no result: {complaint or 'it said nothing'}")
