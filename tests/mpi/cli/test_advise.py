@@ -12,8 +12,8 @@ from mpi4py import MPI
 
 import mpicomp
 from collectives import Communicator, Ring
+from collectives.communicator.routes import fastest
 from collectives.cost.link import LinkModel
-from collectives.planner import fastest
 from collectives.probe import measure_network
 from mpicomp.cli.main import main
 from tests.mpi.lanes import few_ranks

@@ -1,4 +1,4 @@
-"""What long-lived users of a communicator, such as aggregators, get from it: tags, requests, objects in common."""
+"""Tags, persistent requests and shared objects of a communicator's long-lived users, such as aggregators."""
 
 from __future__ import annotations
 
@@ -8,30 +8,37 @@ from functools import partial
 from typing import TypeVar
 from weakref import ref
 
-from collectives.execution.requests import Cache, free_all
+from collectives.execution import requests
+from collectives.execution.requests import Cache
 
-FIXED_TAGS = 16_000  # tags below are of long-lived users, and as many more from there on of single calls
+FIXED_TAGS = 16_000  # long-lived users have the tags below, and single calls as many from there on
 
 _Kind = TypeVar("_Kind")
 
 
 class Users:
-    """The long-lived users of a communicator."""
+    """The long-lived users of a communicator.
+
+    Attributes
+    ----------
+    gone : list
+        References of users that are gone, whose requests are yet to be freed.
+    """
 
     def __init__(self) -> None:
         self._fixed_tag, self._rolling_tag = 0, 0
         self._common: dict[type[object], object] = {}
         self._held: dict[int, tuple[ref[object], Callable[[], None]]] = {}  # by the reference's identity
-        self._gone: list[ref[object]] = []
+        self.gone: list[ref[object]] = []
 
     def fixed_tag(self) -> int:
-        """A tag for one long-lived user of this communicator; all ranks ask in the same order."""
+        """Return a tag for one long-lived user of this communicator; all ranks take theirs in the same order."""
         self._fixed_tag = self._fixed_tag % (FIXED_TAGS - 1) + 1
         return self._fixed_tag
 
     @contextmanager
     def tags_unused(self) -> Iterator[None]:
-        """Long-lived users made in this block never communicate: their tags are given out again."""
+        """Take back the tags of long-lived users that are made in this block, since they never communicate."""
         before = self._fixed_tag
         try:
             yield
@@ -40,7 +47,7 @@ class Users:
 
     @contextmanager
     def tags_unused_on_error(self) -> Iterator[None]:
-        """If a long-lived user cannot be made in this block, its tags are given out again."""
+        """Take back the tags of a long-lived user whose constructor fails in this block."""
         before = self._fixed_tag
         try:
             yield
@@ -49,26 +56,26 @@ class Users:
             raise
 
     def next_tag(self) -> int:
-        """A tag for one call; all ranks ask in the same order."""
+        """Return a tag for one call; all ranks take theirs in the same order."""
         self._rolling_tag = (self._rolling_tag + 1) % FIXED_TAGS
         return FIXED_TAGS + self._rolling_tag
 
     def common(self, kind: type[_Kind]) -> _Kind:
-        """The object of this kind that all long-lived users of this communicator share on this rank."""
+        """Return the object of this class that all long-lived users of this communicator share on this rank."""
         found = self._common.setdefault(kind, kind())
         assert isinstance(found, kind)
         return found
 
     def persistent(self, owner: object) -> Cache:
-        """Where a long-lived user keeps the persistent requests of one program on the same buffers."""
+        """Return a cache for a long-lived user's persistent requests, of one program on the same buffers."""
         cache: Cache = {}
-        self.free_after(owner, partial(free_all, cache))
+        self.free_after(owner, partial(requests.free_all, cache))
         return cache
 
     def free_after(self, owner: object, free: Callable[[], None]) -> None:
-        """Have a long-lived user's persistent requests freed when it is gone, at the next call, or when this is closed.
+        """Free a long-lived user's persistent requests at the next call after it is gone, or when this is closed.
 
-        Not by a finalizer, which may run in any thread, and at a time when MPI is not to be called. Until then the
+        A finalizer would not do: it may run in any thread, and at a time when MPI must not be called. Until then the
         requests' buffers stay, too.
 
         Parameters
@@ -78,15 +85,17 @@ class Users:
         free : callable
             Frees its requests, of which none is active when it is called; holds no reference to `owner`.
         """
-        user = ref(owner, self._gone.append)
+        user = ref(owner, self.gone.append)
         self._held[id(user)] = user, free
 
-    def _free_unused(self) -> None:
-        while self._gone:
-            _, free = self._held.pop(id(self._gone.pop()))
+    def free_unused(self) -> None:
+        """Free the requests of users that are gone."""
+        while self.gone:
+            _, free = self._held.pop(id(self.gone.pop()))
             free()
 
-    def _free_held(self) -> None:
+    def free_all(self) -> None:
+        """Free the requests of all users."""
         for _, free in self._held.values():
             free()
         self._held.clear()

@@ -121,7 +121,7 @@ def test_another_dtype_or_shape_is_a_mismatch_and_loses_nothing_else(comm: Commu
 
 
 def test_a_message_in_blocks_arrives(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("collectives.point_to_point.LONGEST_BYTES", 1000)
+    monkeypatch.setattr("collectives.communicator.point_to_point.LONGEST_BYTES", 1000)
     pass_round(comm, 1777)
 
 

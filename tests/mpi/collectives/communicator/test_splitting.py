@@ -1,4 +1,4 @@
-"""Groups by colour: who is in them, what they inherit, and what becomes of those that cannot be."""
+"""Groups by colour and on grids: their ranks, what they inherit, and groups that cannot be made."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from mpi4py import MPI
 
 from collectives import CollectiveMismatch, Communicator, CommunicatorClosed, Ring, TopologyError, Torus
 from tests.mpi.lanes import TIMEOUT_S, few_ranks
+
+SHAPES = {1: (1, 1), 2: (2, 1), 3: (1, 3), 4: (2, 2), 5: (5, 1), 7: (1, 7), 8: (2, 4)}
 
 
 def test_ranks_of_a_colour_make_a_group_in_the_order_of_their_keys(comm: Communicator) -> None:
@@ -44,7 +46,7 @@ def test_a_group_has_the_options_of_its_parent(mpi_comm: MPI.Intracomm) -> None:
 
 def test_making_a_group_installs_no_abort_hook(mpi_comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     installed: list[bool] = []
-    monkeypatch.setattr("collectives.making.install_unless_attended", lambda: installed.append(True))
+    monkeypatch.setattr("collectives.communicator.arguments.install_unless_attended", lambda: installed.append(True))
     with Communicator(mpi_comm, timeout=TIMEOUT_S, abort_hook=False) as comm:
         group = comm.split(0)
     assert group is not None
@@ -124,3 +126,34 @@ def test_ranks_of_a_node_are_counted(comm: Communicator) -> None:
     node = comm.mpi_comm.Split_type(MPI.COMM_TYPE_SHARED)
     assert (comm.local_rank, comm.local_size) == (node.rank, node.size)
     node.Free()
+
+
+# Grids --------------------------------------------------------------------------------------------------------------
+
+
+def test_each_axis_has_the_ranks_that_differ_in_it_alone(comm: Communicator) -> None:
+    replicas, stages = SHAPES[comm.size]
+    with comm.grid(replica=replicas, stage=stages) as grid:
+        replica, stage = divmod(comm.rank, stages)
+        assert grid.shape == {"replica": replicas, "stage": stages}
+        assert grid.coordinates == {"replica": replica, "stage": stage}
+        line, column = grid.along("stage"), grid.along("replica")
+        assert (line.rank, line.size) == (stage, stages)
+        assert (column.rank, column.size) == (replica, replicas)
+        assert line.allgather_object(comm.rank) == [replica * stages + i for i in range(stages)]
+        assert column.allgather_object(comm.rank) == [i * stages + stage for i in range(replicas)]
+    assert comm.allreduce(1) == comm.size
+
+
+@pytest.mark.parametrize("shape", [{}, {"stage": 0}, {"replica": 2, "stage": 9}])
+def test_a_grid_that_does_not_fit_is_refused_on_all_ranks(comm: Communicator, shape: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=rf"rank {comm.rank} of {comm.size}: .*grid"):
+        comm.grid(**shape)
+    assert comm.allreduce(1) == comm.size
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_with_different_grids_are_told(comm: Communicator) -> None:
+    shape = {"stage": comm.size} if comm.rank else {"replica": comm.size}
+    with pytest.raises(CollectiveMismatch, match="grid"):
+        comm.grid(**shape)

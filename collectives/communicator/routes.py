@@ -1,23 +1,31 @@
-"""How the messages of a communicator go: by which topology, how long they are, and in which steps."""
+"""Routes of a communicator's messages: topology, longest message, and compiled plans.
+
+On a network that is known, "auto" takes the topology that the model of time finds fastest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable
+from functools import cache
+from typing import TypeVar
 
-from collectives import planner
 from collectives.arrays.vectors import Flat
 from collectives.consistency.call_check import Description, fingerprint
 from collectives.cost.link import LinkModel
+from collectives.cost.simulate import simulate_time
 from collectives.execution.program import Program, compile_plan
 from collectives.schedules.halving_doubling import HalvingDoubling
 from collectives.schedules.plan import Plan, Topology
 from collectives.schedules.ring import Ring
+from collectives.schedules.torus import Torus
+from collectives.schedules.tree import DoubleTree
 
 VERSION = 1  # of the wire format: ranks must agree on it
 LATENCY_BYTES = 16_384  # packed payloads below this go in the fewest rounds
 MOST_REMEMBERED = 512  # programs, and calls, of different lengths
+ALIGNMENT = 8  # bytes: chunks begin at words
 
+_Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
 
 
@@ -30,7 +38,7 @@ class Routes:
     topology : str or Topology
         ``"auto"`` and ``"mpi"`` choose by payload size.
     network : LinkModel or None
-        What "auto" chooses by, where it is known.
+        By which "auto" chooses, where it is known.
     piece_bytes : int or None
         Longest message, where the user has set it.
     eager_bytes : int
@@ -50,26 +58,26 @@ class Routes:
         self._piece_bytes, self._eager_bytes = piece_bytes, eager_bytes
         self._fastest: Callable[[int], Topology] | None = None
         if network is not None and size > 1:
-            self._fastest = planner.fastest(size, network, self.packed_piece_bytes())
+            self._fastest = fastest(size, network, self.packed_piece_bytes())
         self._plans: dict[Topology, Plan] = {}
         self._programs: dict[tuple[Topology, int, int, int], Program] = {}
         self._calls: dict[tuple[str, str, str, tuple[int, ...]], tuple[int, Callable[[], str]]] = {}
 
     def __str__(self) -> str:
-        """What ranks must agree on."""
+        """Return the routes in words: ranks must agree on them."""
         pieces = f" in pieces of {self._piece_bytes} bytes" if self._piece_bytes else ""
         network = f" on {self._network}" if self._network is not None else ""
         return f"{self._topology}{pieces}{network}"
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The same, one thing each."""
+        """The same words, one property each."""
         pieces = f"{self._piece_bytes} bytes" if self._piece_bytes else "the default length"
         network = "no known network" if self._network is None else str(self._network)
         return f"routes by {self._topology}", f"in pieces of {pieces}", f"on {network}", f"wire format {VERSION}"
 
     def select(self, payload_bytes: int) -> Topology:
-        """See `Communicator.select`."""
+        """Return the topology for a payload of this size."""
         if not isinstance(self._topology, str):
             return self._topology
         if self._fastest is not None:
@@ -77,16 +85,16 @@ class Routes:
         return HalvingDoubling() if payload_bytes < LATENCY_BYTES else Ring()
 
     def gathers(self, payload_bytes: int) -> bool:
-        """See `Communicator.gathers`."""
+        """Return True if packed payloads of this size are fastest by one all-gather that every rank merges."""
         few = payload_bytes * (self._size - 1) <= LATENCY_BYTES
         return self._size == 1 or (few and isinstance(self._topology, str))
 
     def packed_piece_bytes(self) -> int:
-        """See `Communicator.packed_piece_bytes`."""
+        """Return the longest message of packed payloads."""
         return self._piece_bytes or self._eager_bytes
 
     def program(self, topology: Topology, n: int, alignment: int, piece_elements: int) -> Program:
-        """See `Communicator.program`."""
+        """Return the program of this rank's part of an all-reduce of `n` elements, compiled once."""
         key = (topology, n, alignment, piece_elements)
         found = self._programs.get(key)
         if found is None:
@@ -97,7 +105,7 @@ class Routes:
         return found
 
     def all_reduce(self, source: Flat, op: str, name: str) -> tuple[int, Callable[[], str]]:
-        """Fingerprint of an all-reduce by these routes, and what describes it in messages."""
+        """Return the fingerprint of an all-reduce by these routes, and a function that returns its description."""
         key = (name, op, source.dtype, source.shape)
         found = self._calls.get(key)
         if found is None:
@@ -108,9 +116,44 @@ class Routes:
         return found
 
 
-def _remember(known: dict[Any, _Value], key: Any, value: _Value) -> _Value:
+def _remember(known: dict[_Key, _Value], key: _Key, value: _Value) -> _Value:
     """Keep a value, and forget the oldest one of too many."""
     if len(known) >= MOST_REMEMBERED:
         del known[next(iter(known))]
     known[key] = value
     return value
+
+
+def fastest(size: int, network: LinkModel, piece_bytes: int) -> Callable[[int], Topology]:
+    """Return a function from payload bytes to the fastest topology; sizes are rounded up to powers of two.
+
+    Only the network counts. Ranks compute about equally long in all topologies.
+    """
+
+    @cache
+    def of_power(power: int) -> Topology:
+        best, best_s = None, float("inf")
+        for topology in sorted(_candidates(size, network), key=lambda one: len(one.plan(0, size).steps)):
+            at_least_s = len(topology.plan(0, size).steps) * network.latency_s
+            if best is None or at_least_s < best_s:
+                seconds = simulate_time(
+                    topology, size, 1 << power, lambda n, weight: n, network, piece_bytes, alignment=ALIGNMENT
+                )
+                if best is None or seconds < best_s:
+                    best, best_s = topology, seconds
+        assert best is not None
+        return best
+
+    return lambda nbytes: of_power(max(0, nbytes - 1).bit_length())
+
+
+def _candidates(size: int, network: LinkModel) -> tuple[Topology, ...]:
+    return Ring(), HalvingDoubling(), DoubleTree(), *tori(size, network)
+
+
+def tori(size: int, network: LinkModel) -> list[Torus]:
+    """Return the most square torus, and one with a row per group of ranks; a torus that is only a ring is left out."""
+    shapes = {Torus().shape(size)}
+    if network.group_size is not None and size % network.group_size == 0:
+        shapes.add((size // network.group_size, network.group_size))
+    return [Torus(*shape) for shape in sorted(shapes) if min(shape) > 1]

@@ -1,16 +1,17 @@
-"""What users hand to a collective: checked, and refused on every rank where it cannot be used on one."""
+"""Arguments of collectives: validated, and refused on every rank where one rank's cannot be used."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 from mpi4py import MPI
 
+from collectives.annotations import Array
 from collectives.arrays.elements import COMBINE, FLOATS, INTEGERS
 from collectives.arrays.vectors import Flat, empty_like, flat, is_read_only
+from collectives.communicator.group import Group
 from collectives.consistency.call_check import fingerprint
-from collectives.group import Group
 
 _OPS_OF_MPI = ("SUM", "MIN", "MAX", "PROD", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR", "MINLOC", "MAXLOC")
 _CALLS = {op: (f"allreduce({op})", f"allreduce({op}), out") for op in COMBINE}
@@ -18,15 +19,15 @@ _NUMERIC = FLOATS + INTEGERS
 _SYNONYMS = {"avg": "mean", "average": "mean", "add": "sum", "minimum": "min", "maximum": "max"}
 
 
-def operand(group: Group, x: Any, call: str, allowed: tuple[str, ...], crosses: bool = True) -> Flat:
-    """The vector of an array, whose element type must be an `allowed` one; `crosses` as in `flat`.
+def operand(group: Group, x: Array, call: str, allowed: tuple[str, ...], crosses: bool = True) -> Flat:
+    """Return the vector of an array, whose element type must be an `allowed` one; `crosses` as in `flat`.
 
     Raises
     ------
     CollectiveMismatch
         Only another rank's array cannot be used.
     TypeError, ValueError, MemoryError
-        This rank's cannot; names rank and call.
+        This rank's array cannot be used; names rank and call.
     """
     try:
         return flat(x, allowed, crosses)
@@ -34,16 +35,16 @@ def operand(group: Group, x: Any, call: str, allowed: tuple[str, ...], crosses: 
         group.reject(type(error)(f"{group.here}, {call}: {error}"), call)
 
 
-def writable_operand(group: Group, x: Any, call: str, allowed: tuple[str, ...]) -> Flat:
-    """Like `operand`, but it must not be read-only."""
+def writable_operand(group: Group, x: Array, call: str, allowed: tuple[str, ...]) -> Flat:
+    """Return what `operand` does, for an array that must not be read-only."""
     vector = operand(group, x, call, allowed)
     if is_read_only(vector, x):
         _refuse(group, call, "the array is read-only; pass one that can be written")
     return vector
 
 
-def operands(group: Group, x: Any, op: str, out: Any) -> tuple[Flat, Flat, Any]:
-    """Vectors of an all-reduce's array and of its result, which do not cross yet, and the result.
+def operands(group: Group, x: Array, op: str, out: Array) -> tuple[Flat, Flat, Array]:
+    """Return the vectors of an all-reduce's array and of its result, which do not cross yet, and the result.
 
     Raises what `operand` does.
     """
@@ -61,21 +62,21 @@ def operands(group: Group, x: Any, op: str, out: Any) -> tuple[Flat, Flat, Any]:
 
 
 def overlap(one: Flat, other: Flat) -> bool:
-    """Whether two arrays share memory, wherever they are."""
+    """Return True if two arrays share memory, on any device."""
     if one.place is None and other.place is None:
         return bool(np.may_share_memory(one.values, other.values))
     return one.place is not None and other.place is not None and one.place.overlaps(other.place)
 
 
 def in_place(source: Flat, target: Flat) -> bool:
-    """Whether two arrays of one length begin in the same place."""
+    """Return True if two arrays of one length begin in the same place."""
     if source.place is None or target.place is None:
         return source.values.ctypes.data == target.values.ctypes.data
     return source.place.is_same(target.place)
 
 
-def like_operand(group: Group, x: Any, call: str, shape: tuple[int, ...] | None = None) -> Any:
-    """A new array of the library and element type of one; raises as `operand` does if none can be made."""
+def like_operand(group: Group, x: Array, call: str, shape: tuple[int, ...] | None = None) -> Array:
+    """Return a new array of the library and element type of `x`; raises as `operand` does if that fails."""
     try:
         return empty_like(x, shape)
     except (TypeError, MemoryError) as error:
@@ -84,16 +85,16 @@ def like_operand(group: Group, x: Any, call: str, shape: tuple[int, ...] | None 
         group.reject(MemoryError(f"{group.here}, {call}: {error}"), call)
 
 
-def rows_operand(group: Group, x: Any, call: str, allowed: tuple[str, ...]) -> Flat:
-    """The vector of an array that is to be put below those of other ranks; raises what `operand` does."""
+def rows_operand(group: Group, x: Array, call: str, allowed: tuple[str, ...]) -> Flat:
+    """Return the vector of an array that is to be put below those of other ranks; raises what `operand` does."""
     rows = operand(group, x, call, allowed)
     if not rows.shape:
         _refuse(group, call, "an array without dimensions has no rows; pass x.reshape(1)")
-    like_operand(group, x, call, (0, *rows.shape[1:]))  # whether there can be a result, before anything is sent
+    like_operand(group, x, call, (0, *rows.shape[1:]))  # before anything is sent: can there be a result?
     return rows
 
 
-def operation(group: Group, op: Any) -> str:
+def operation(group: Group, op: object) -> str:
     """Return the name of an all-reduce's operation; raises ValueError on every rank unless an all-reduce can do it.
 
     MPI's own operations have names of MPI's, and are compared by identity alone.
@@ -120,7 +121,7 @@ def _choices() -> str:
 
 
 def require_root(group: Group, root: int, call: str) -> None:
-    """Raise ValueError on every rank unless there is one to broadcast from."""
+    """Raise ValueError on every rank unless `root` is a rank."""
     if root not in range(group.size):
         group.agree(fingerprint(call), lambda: call)
         raise ValueError(f"{group.here}: there is no rank {root} to broadcast from")
