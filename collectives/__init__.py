@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collectives.schedules.tree import DoubleTree, Tree
     from collectives.trace.traffic import Traffic, TrafficLog
 
-# A module is loaded when a name of it is first asked for: importing mpi4py.MPI initialises MPI, and code that only
+# A module is loaded with the first use of a name of it: importing mpi4py.MPI initialises MPI, and code that only
 # reads files or draws plans must work where MPI does not.
 _HOMES = {
     "communicator": ("Communicator",),
@@ -99,7 +99,7 @@ def __getattr__(name: str) -> object:
         if name in names:
             with explained():
                 return getattr(import_module(f"{__name__}.{module}"), name)
-    found = "" if name.startswith("_") else import_module("collectives.spelling").suggestion(name, __all__)
+    found = "" if name.startswith("_") else import_module("collectives.quoting").suggestion(name, __all__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{found}")
 
 

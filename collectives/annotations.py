@@ -1,6 +1,6 @@
 """Type aliases for annotations, `Testable`, and `override`, which `typing` has from Python 3.12 on.
 
-Annotations name the kind of array instead of `Any`: an alias says where the array lies and what it holds.
+Annotations name the kind of array instead of `Any`: its memory and its element type.
 """
 
 from __future__ import annotations

@@ -103,7 +103,10 @@ def is_read_only(vector: Flat, array: Array) -> bool:
 
 
 def on_device(device: Device, array: Array) -> Flat:
-    """View an array on this device as a vector there, of PyTorch's kind; raises what `flat` does, and for others."""
+    """View an array on this device as a vector there, a tensor of PyTorch.
+
+    Raises as `flat` does, and ValueError for an array elsewhere.
+    """
     if not hasattr(array, "__dlpack__"):
         raise TypeError(f"{type(array).__name__} is no array on {device.name}: pass a tensor there")
     require_values(array)

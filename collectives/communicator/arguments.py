@@ -21,9 +21,9 @@ from collectives.consistency.call_check import gather_texts
 from collectives.cost.link import LinkModel
 from collectives.errors import LauncherMismatch, NotARank, marked
 from collectives.execution.workers import MOST_THREADS, Workers
-from collectives.json_file import one_line
 from collectives.progress.polling import wait
 from collectives.progress.timeouts import timeouts
+from collectives.quoting import one_line
 from collectives.schedules.plan import Topology
 from collectives.schedules.registry import topology as topology_of
 from collectives.trace.clock import compare

@@ -43,7 +43,7 @@ class Flights:
     ordered : list of Call
         In the order in which all ranks begin them.
     apart : list of Call
-        Calls of two ranks alone, outside that order.
+        Calls that only two ranks make, outside that order.
     dropped : Call or None
         The last one that its caller let go without waiting.
     driver : ProgressThread or None
@@ -104,9 +104,9 @@ class GivingUp:
         self.trace: Trace | None = None
 
     def refuse_if_unheard(self) -> None:
-        """Raise the mismatch of a call in the background unless its caller has heard of it.
+        """Raise the mismatch of a call in the background unless its caller has seen it.
 
-        The other ranks may have heard of it, and not make the call that is about to begin.
+        The other ranks may have raised it, and not make the call that is about to begin.
         """
         unheard, self.unheard = self.unheard, None
         if unheard is not None and not unheard.seen:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.annotations import Array, Bytes, Indices
+from collectives.annotations import AnyArray, Array, Bytes, Indices
 from collectives.arrays.elements import COMBINE, COPIED
 from collectives.communicator.group import Group
 from collectives.communicator.operands import require_root, rows_operand, writable_operand
@@ -23,7 +23,7 @@ from collectives.dense.broadcast import broadcast, is_long, way_of
 from collectives.dense.gather import all_gather_rows
 from collectives.execution.handle import Call, Steps
 from collectives.execution.staged import staged
-from collectives.json_file import one_line, shown
+from collectives.quoting import one_line, shown
 from collectives.trace.traffic import Traffic
 
 NUMBERS = (int, float, np.generic)  # as few as will do, since every all-reduce of an array compares its argument
@@ -43,7 +43,7 @@ def broadcast_array(group: Group, routes: Routes, x: Array, root: int) -> Array:
     call = Call(group, lambda: text)
     call.is_compared = is_long(vector)
 
-    def check(ready: Any) -> Steps:
+    def check(ready: AnyArray) -> Steps:
         return group.check(call, fingerprint(text), None, ready, ready)
 
     with group.span("broadcast", root=root, bytes=nbytes):
@@ -144,7 +144,7 @@ def _unpickled(group: Group, payloads: list[Bytes], name: str) -> list[Any]:
 
 
 def allreduce_number(group: Group, number: object, op: str, out: object, traffic: Traffic) -> bool | int | float:
-    """Reduce a number, which travels with the check of the call, whatever the topology."""
+    """Reduce a number, which travels with the check of the call over any topology."""
     name = f"allreduce({op})"
     if out is not None:
         group.reject(TypeError(f"{group.here}, {name}: a number is returned, not written to out"), name)

@@ -190,12 +190,12 @@ class Communicator:
 
     @property
     def threads(self) -> int:
-        """How many threads work on pieces."""
+        """Number of threads that work on pieces."""
         return 1 if self.workers is None else self.workers.threads
 
     @property
     def calls_in_flight(self) -> int:
-        """How many calls have begun and not ended."""
+        """Number of calls that have begun and not ended."""
         return len(self._flights.ordered)
 
     @property
@@ -270,7 +270,7 @@ class Communicator:
         Ranks that reject for the same reason at the same time agree, and each raises its own error.
         """
         reason = f"rejects {call}: {error}"
-        with suppress(CollectiveMismatch, CollectiveTimeout):  # this rank's own error says more
+        with suppress(CollectiveMismatch, CollectiveTimeout):  # this rank's own error is more precise
             self.agree(fingerprint(reason.replace(self.here, "")), lambda: f"rank {self.rank} {reason}")
         raise marked(error) from None
 
@@ -316,7 +316,7 @@ class Communicator:
     # Dense sums ------------------------------------------------------------------------------------------------------
 
     @keep_uncompiled
-    def allreduce(self, x: Array, op: Op = "sum", out: Array = None) -> Any:
+    def allreduce(self, x: Array, op: Op = "sum", out: Array = None) -> Array:
         """Sum, mean, minimum or maximum over ranks of equally shaped arrays, or of numbers; equal on every rank.
 
         Parameters
@@ -415,7 +415,7 @@ class Communicator:
     # Exchanges -------------------------------------------------------------------------------------------------------
 
     @keep_uncompiled
-    def broadcast(self, x: Array, root: int = 0) -> Any:
+    def broadcast(self, x: Array, root: int = 0) -> Array:
         """Overwrite `x`, of equal shape and dtype everywhere, with rank `root`'s; returns `x`.
 
         Any dtype of `allreduce`, and bool and the other integers of 8 and 16 bits.
@@ -423,7 +423,7 @@ class Communicator:
         return exchanges.broadcast_array(self, self._routes, x, root)
 
     @keep_uncompiled
-    def allgather(self, x: Array) -> Any:
+    def allgather(self, x: Array) -> Array:
         """Return the rows of all ranks in one new array, rank 0's first; the same on every rank.
 
         Parameters
@@ -490,7 +490,7 @@ class Communicator:
         Returns
         -------
         Handle
-            Its ``wait()`` returns None, and raises what `irecv` does, but CollectiveMismatch.
+            Its ``wait()`` returns None, and raises the errors of `irecv` except CollectiveMismatch.
 
         Raises
         ------
@@ -519,7 +519,7 @@ class Communicator:
         TypeError, ValueError
             See `isend`.
         CollectiveMismatch
-            By ``wait()``: the sender has sent an array of another dtype or shape. What `out` holds then is undefined,
+            By ``wait()``: the sender has sent an array of another dtype or shape. `out` is then undefined,
             the message is lost, and the communicator can be used further. The sender does not learn of it.
         CollectiveTimeout
             By ``wait()``: the other rank has not come within the `arrival_timeout`, or the message has not moved for
@@ -533,8 +533,8 @@ class Communicator:
         """Send an array, as `isend` does, and wait for it."""
         point_to_point.send(self, x, to, tag, self._verify)
 
-    def recv(self, out: Array, source: int, tag: int = 0) -> Any:
-        """Overwrite `out` with the array that another rank sends, and return it; raises what `irecv` does."""
+    def recv(self, out: Array, source: int, tag: int = 0) -> Array:
+        """Overwrite `out` with the array that another rank sends, and return it; raises the errors of `irecv`."""
         return point_to_point.receive(self, out, source, tag, self._verify)
 
     # Parts of the ranks ----------------------------------------------------------------------------------------------
@@ -564,7 +564,7 @@ class Communicator:
         TopologyError
             The topology does not fit the number of ranks of the group; on all of these.
         TypeError, ValueError
-            This rank's colour or key is none; the others then raise CollectiveMismatch.
+            This rank's colour or key is not valid; the others then raise CollectiveMismatch.
         CollectiveMismatch, CollectiveTimeout, PeerFailure
         """
         part = splitting.split(self, color, key)

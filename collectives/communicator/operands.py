@@ -36,7 +36,7 @@ def operand(group: Group, x: Array, call: str, allowed: tuple[str, ...], crosses
 
 
 def writable_operand(group: Group, x: Array, call: str, allowed: tuple[str, ...]) -> Flat:
-    """Return what `operand` does, for an array that must not be read-only."""
+    """Return the vector of an array that must not be read-only; raises as `operand` does."""
     vector = operand(group, x, call, allowed)
     if is_read_only(vector, x):
         _refuse(group, call, "the array is read-only; pass one that can be written")
@@ -46,7 +46,7 @@ def writable_operand(group: Group, x: Array, call: str, allowed: tuple[str, ...]
 def operands(group: Group, x: Array, op: str, out: Array) -> tuple[Flat, Flat, Array]:
     """Return the vectors of an all-reduce's array and of its result, which do not cross yet, and the result.
 
-    Raises what `operand` does.
+    Raises as `operand` does.
     """
     call, out_of_call = _CALLS[op]
     source = operand(group, x, call, FLOATS if op == "mean" else _NUMERIC, crosses=False)
@@ -86,7 +86,7 @@ def like_operand(group: Group, x: Array, call: str, shape: tuple[int, ...] | Non
 
 
 def rows_operand(group: Group, x: Array, call: str, allowed: tuple[str, ...]) -> Flat:
-    """Return the vector of an array that is to be put below those of other ranks; raises what `operand` does."""
+    """Return the vector of an array that is to be put below those of other ranks; raises as `operand` does."""
     rows = operand(group, x, call, allowed)
     if not rows.shape:
         _refuse(group, call, "an array without dimensions has no rows; pass x.reshape(1)")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-from collectives.spelling import suggestion
+from collectives.quoting import suggestion
 
 DTYPES = ("float16", "float32", "float64")
 MOST_COUNTS = 1000

@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _suggestion(name: str, names: Collection[str]) -> str:
-    from collectives.spelling import suggestion  # the doctor must work where this package is another one
+    from collectives.quoting import suggestion  # the doctor must work where this package is another one
 
     return suggestion(name, names)
 

@@ -8,7 +8,7 @@ Only messages between two ranks are handed such memory, never MPI's collectives.
 and blocking collectives alone, and its MPI_Iallreduce reads it with the CPU (open-mpi.org/faq/?category=runcuda, "Which
 MPI APIs do NOT work with CUDA-aware"; issues 3059, 9845 and 12045 of open-mpi/ompi). A call that blocks in MPI could
 not be ended by a timeout. A process alone could not find it out either, as nothing is added where there is one rank.
-Messages are bytes, whatever memory they come from, so each rank decides for itself, and ranks may differ.
+Messages are bytes from any memory, so each rank decides for itself, and ranks may differ.
 `collectives.execution.staged.takes_device_memory` is the verdict as steps of a call.
 """
 

@@ -1,7 +1,7 @@
 """Claims of the MPI library and its environment to take memory of GPUs. Neither CUDA nor a driver is touched.
 
-- Open MPI: ``MPIX_Query_cuda_support()`` and, from 5.0 on, ``MPIX_Query_rocm_support()``, of ``mpi-ext.h``. Of 4.x the
-  first tells how the library was built, not whether there is a driver
+- Open MPI: ``MPIX_Query_cuda_support()`` and, from 5.0 on, ``MPIX_Query_rocm_support()``, of ``mpi-ext.h``. In 4.x the
+  first reports how the library was built, not whether there is a driver
   (docs.open-mpi.org, "CUDA", "Can I tell at compile time or runtime whether I have CUDA-aware support?").
 - MPICH: ``MPIX_GPU_query_support(kind, &yes)`` from 3.4 on, kinds as in its ``mpi.h``; ``MPIR_CVAR_ENABLE_GPU=0`` turns
   it off. From 4.1 on it has ``MPIX_Query_cuda_support`` and ``MPIX_Query_hip_support`` too.

@@ -22,7 +22,7 @@ import mpicomp
 from collectives import Communicator
 from collectives.arrays.elements import aligned_empty
 from collectives.consistency.call_check import gather_texts
-from collectives.probe import measure_network
+from collectives.network_probe import measure_network
 from collectives.progress.polling import wait
 from mpicomp.algorithms import Algorithm
 from mpicomp.cli.advise import report

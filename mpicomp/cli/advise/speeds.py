@@ -14,7 +14,7 @@ from collectives import Communicator, Ring
 from collectives.arrays.elements import aligned_empty
 from collectives.cost.link import LinkModel, Work
 from collectives.cost.simulate import simulate_time
-from collectives.probe import measure_latency
+from collectives.network_probe import measure_latency
 from collectives.progress.polling import rest_by
 from collectives.schedules.all_gather import AllGather
 from mpicomp.algorithms import Algorithm, Dense

@@ -12,7 +12,7 @@ import json
 import sys
 from pathlib import Path
 
-from collectives.json_file import one_line
+from collectives.quoting import one_line
 from mpicomp.cli.trace.files import Trace, read, remarks
 from mpicomp.cli.trace.times import RankTrace, table
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from collectives.json_file import fields, one_line, read_json, shown
+from collectives.json_file import fields, read_json
+from collectives.quoting import one_line, shown
 
 MOST_BYTES = 1 << 27  # a rank keeps 131072 events, which fill 55 MB
 MOST_RANKS = 1 << 20

@@ -1,4 +1,4 @@
-"""What a communicator's network is like, found by sending messages over it."""
+"""Measurement of a communicator's network, by messages over it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SLOWER = 1.5  # so many times slower, and a link is another kind of link
 
 
 def measure_network(comm: Communicator) -> LinkModel:
-    """Latency, bandwidth and groups of the ranks' network; collective, a second or two, the same on every rank.
+    """Return latency, bandwidth and groups of the ranks' network; collective, a second or two, the same on every rank.
 
     Every rank sends to a neighbour and receives from another at the same time, as in a ring; the slowest one counts.
     Groups of neighbouring ranks are found by their slower way to each other: nodes with several ranks each, or racks.
@@ -64,23 +64,23 @@ def measure_network(comm: Communicator) -> LinkModel:
 
 
 def measure_latency(comm: Communicator) -> float:
-    """Seconds of a step in which every rank sends a few bytes to the next; collective, the same on every rank."""
+    """Return the seconds of a step in which every rank sends a few bytes to the next; collective, with one result."""
     return _latency(comm, _inside(comm.rank, comm.size))
 
 
 def _inside(rank: int, width: int) -> tuple[int, int]:
-    """Neighbours to send to and to receive from, in a ring of `width` ranks."""
+    """Return the neighbours to send to and to receive from, in a ring of `width` ranks."""
     first, place = rank - rank % width, rank % width
     return first + (place + 1) % width, first + (place - 1) % width
 
 
 def _beyond(rank: int, width: int, size: int) -> tuple[int, int]:
-    """The ranks in the same place of the next group and of the one before."""
+    """Return the ranks in the same place of the next group and of the one before."""
     return (rank + width) % size, (rank - width) % size
 
 
 def _seconds_a_message(comm: Communicator, peers: tuple[int, int]) -> float:
-    """How long a message takes in a long stream of them, on the slowest rank."""
+    """Return the seconds of a message in a long stream of them, on the slowest rank."""
     count = 2 * IN_FLIGHT
     total_s, each_s = _stream(comm, peers, count)
     while total_s < LEAST_S and count < MOST_MESSAGES:
@@ -90,9 +90,9 @@ def _seconds_a_message(comm: Communicator, peers: tuple[int, int]) -> float:
 
 
 def _stream(comm: Communicator, peers: tuple[int, int], count: int) -> tuple[float, float]:
-    """Seconds for `count` messages each way, a few at a time; and for each, once the stream flows.
+    """Return the seconds for `count` messages each way, a few at a time; and for each, once the stream flows.
 
-    What a link lets pass at once at first is over after a quarter of the messages.
+    A link may pass a burst at once at first; that is over after a quarter of the messages.
     """
     to, frm = peers
     nbytes = comm.packed_piece_bytes()
@@ -117,7 +117,7 @@ def _stream(comm: Communicator, peers: tuple[int, int], count: int) -> tuple[flo
 
 
 def _latency(comm: Communicator, peers: tuple[int, int]) -> float:
-    """Median seconds of a step in which every rank sends a few bytes and waits for as many, on the slowest rank."""
+    """Return the median seconds of a step in which every rank sends and receives a few bytes, on the slowest rank."""
     to, frm = peers
     out, into = np.zeros(8, np.uint8), np.empty(8, np.uint8)
     tag, mpi_comm = comm.next_tag(), comm.mpi_comm
