@@ -15,26 +15,12 @@ _CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
 
 class Exported(NamedTuple):
-    """An array in the host's memory, as its library describes it.
-
-    Attributes
-    ----------
-    dtype : str
-        Element type.
-    shape : tuple of int
-    strides : tuple of int, or None
-        In elements; None: contiguous in C order.
-    address : int
-        0 where there is no memory.
-    is_writable : bool
-    owners : tuple
-        Objects that keep the memory alive.
-    """
+    """An array in the host's memory, as its library describes it; `owners` keep the memory alive."""
 
     dtype: str
     shape: tuple[int, ...]
-    strides: tuple[int, ...] | None
-    address: int
+    strides: tuple[int, ...] | None  # in elements; None: contiguous in C order
+    address: int  # 0: there is no memory
     is_writable: bool
     owners: tuple[object, ...]
 

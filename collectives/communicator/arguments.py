@@ -119,29 +119,18 @@ def _topology(given: str | Topology, parent: MPI.Comm) -> str | Topology:
     return found
 
 
-class Ranks(NamedTuple):
-    """A duplicate of the caller's communicator of MPI, and this rank's place on its node."""
+def duplicate(parent: MPI.Comm, arrival_timeout: float) -> tuple[MPI.Comm, int, int]:
+    """Return a duplicate of a communicator, and this rank's number and the ranks' number on its node.
 
-    mpi_comm: MPI.Comm
-    local_rank: int
-    local_size: int
-
-
-def duplicate(parent: MPI.Comm, arrival_timeout: float) -> Ranks:
-    """Duplicate a communicator, once all its ranks have come.
-
-    Raises
-    ------
-    CollectiveTimeout
-        Names the ranks that do not come.
+    Raises CollectiveTimeout with the names of ranks that do not come.
     """
     assemble(parent, arrival_timeout)
     mpi_comm = parent.Dup()
     mpi_comm.Set_errhandler(MPI.ERRORS_RETURN)
     node = mpi_comm.Split_type(MPI.COMM_TYPE_SHARED)
-    found = Ranks(mpi_comm, node.rank, node.size)
+    local_rank, local_size = node.rank, node.size
     node.Free()
-    return found
+    return mpi_comm, local_rank, local_size
 
 
 def agree_on_network(comm: MPI.Comm, network: LinkModel | str | Path | None, timeout_s: float) -> LinkModel | None:

@@ -25,23 +25,8 @@ from collectives.trace.traffic import Traffic
 class Calls:
     """Calls of one communicator, and their order.
 
-    `Communicator` has the methods of this class as its own, bound when it is made.
-
-    Parameters
-    ----------
-    mpi_comm : MPI.Comm
-    here : str
-        ``"rank 3 of 8"``, for messages.
-    flights : Flights
-    giving_up : GivingUp
-    users : Users
-    call_check : CallCheck
-    verify : bool
-        Check before each collective that all ranks make the same call.
-
-    Attributes
-    ----------
-    trace : Trace or None
+    `Communicator` has the methods of this class as its own, bound when it is made. With `verify` the ranks check before
+    each collective that they make the same call; `here` is ``"rank 3 of 8"``, for messages.
     """
 
     def __init__(

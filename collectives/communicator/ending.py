@@ -68,15 +68,6 @@ class Flights:
 class GivingUp:
     """End of all calls of a communicator, here and on the other ranks.
 
-    Parameters
-    ----------
-    flights : Flights
-    missing : MissingRanks
-    here : str
-        ``"rank 3 of 8"``, for messages.
-    size : int
-    workers : Workers or None
-
     Attributes
     ----------
     broken : str
@@ -247,19 +238,7 @@ class GivingUp:
 
 
 class Closing:
-    """The regular end of a communicator, by `Communicator.close`.
-
-    Parameters
-    ----------
-    flights : Flights
-    giving_up : GivingUp
-    missing : MissingRanks
-    call_check : CallCheck
-    verify : bool
-    workers : Workers or None
-    free : callables
-        Each frees memory or requests of the communicator.
-    """
+    """The regular end of a communicator, by `Communicator.close`; each of `free` frees memory or requests of it."""
 
     def __init__(
         self,
