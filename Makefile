@@ -101,9 +101,8 @@ test-mpi: $(READY)
 	.venv/bin/python tests/run_lanes.py --at-once 2 --ranks $(RANKS)
 
 test-gpu: $(READY)
-	source slurm/env.sh && python -m pytest tests/unit/kernels/gpu tests/unit/collectives/test_devices.py \
-	    tests/unit/collectives/dense/test_on_device.py tests/unit/collectives/dense/test_broadcast.py \
-	    tests/unit/collectives/test_gpu_mpi.py
+	source slurm/env.sh && python -m pytest tests/unit/kernels/gpu tests/unit/collectives/arrays \
+	    tests/unit/collectives/dense/test_on_device.py tests/unit/collectives/dense/test_broadcast.py
 	.venv/bin/python tests/run_lanes.py --ranks 1,2 --tests tests/mpi/torch/test_on_device.py tests/mpi/torch/process_group/test_on_device.py
 
 test-mpich: $(READY_MPICH)

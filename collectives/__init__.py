@@ -9,30 +9,36 @@ from collectives.children import leave_mpi_uninitialized
 from collectives.mpi_library import explained
 
 if TYPE_CHECKING:
-    from collectives.communicator import Communicator
-    from collectives.cost.link import LinkModel
-    from collectives.errors import (
-        CollectiveError,
-        CollectiveMismatch,
-        CollectiveTimeout,
-        CommunicatorClosed,
-        LauncherMismatch,
-        NonFiniteGradient,
-        NotARank,
-        PeerFailure,
-    )
-    from collectives.execution.handle import Handle
-    from collectives.schedules.direct import Direct
-    from collectives.schedules.halving_doubling import HalvingDoubling
-    from collectives.schedules.plan import Plan, PlanError, Step, Topology, TopologyError, Transfer
-    from collectives.schedules.registry import TOPOLOGIES, topology
-    from collectives.schedules.ring import Ring
-    from collectives.schedules.star import Star
-    from collectives.schedules.torus import Torus
-    from collectives.schedules.tree import DoubleTree, Tree
-    from collectives.trace.traffic import Traffic, TrafficLog
+    from collectives.communicator import Communicator as Communicator
+    from collectives.cost.link import LinkModel as LinkModel
+    from collectives.errors import CollectiveError as CollectiveError
+    from collectives.errors import CollectiveMismatch as CollectiveMismatch
+    from collectives.errors import CollectiveTimeout as CollectiveTimeout
+    from collectives.errors import CommunicatorClosed as CommunicatorClosed
+    from collectives.errors import LauncherMismatch as LauncherMismatch
+    from collectives.errors import NonFiniteGradient as NonFiniteGradient
+    from collectives.errors import NotARank as NotARank
+    from collectives.errors import PeerFailure as PeerFailure
+    from collectives.execution.handle import Handle as Handle
+    from collectives.schedules.direct import Direct as Direct
+    from collectives.schedules.halving_doubling import HalvingDoubling as HalvingDoubling
+    from collectives.schedules.plan import Plan as Plan
+    from collectives.schedules.plan import PlanError as PlanError
+    from collectives.schedules.plan import Step as Step
+    from collectives.schedules.plan import Topology as Topology
+    from collectives.schedules.plan import TopologyError as TopologyError
+    from collectives.schedules.plan import Transfer as Transfer
+    from collectives.schedules.registry import TOPOLOGIES as TOPOLOGIES
+    from collectives.schedules.registry import topology as topology
+    from collectives.schedules.ring import Ring as Ring
+    from collectives.schedules.star import Star as Star
+    from collectives.schedules.torus import Torus as Torus
+    from collectives.schedules.tree import DoubleTree as DoubleTree
+    from collectives.schedules.tree import Tree as Tree
+    from collectives.trace.traffic import Traffic as Traffic
+    from collectives.trace.traffic import TrafficLog as TrafficLog
 
-# A module is loaded when a name of it is first asked for: importing mpi4py.MPI initialises MPI, and code that only
+# A module is loaded with the first use of a name of it: importing mpi4py.MPI initialises MPI, and code that only
 # reads files or draws plans must work where MPI does not.
 _HOMES = {
     "communicator": ("Communicator",),
@@ -59,36 +65,7 @@ _HOMES = {
     "trace.traffic": ("Traffic", "TrafficLog"),
 }
 
-__all__ = [
-    "TOPOLOGIES",
-    "CollectiveError",
-    "CollectiveMismatch",
-    "CollectiveTimeout",
-    "Communicator",
-    "CommunicatorClosed",
-    "Direct",
-    "DoubleTree",
-    "HalvingDoubling",
-    "Handle",
-    "LauncherMismatch",
-    "LinkModel",
-    "NonFiniteGradient",
-    "NotARank",
-    "PeerFailure",
-    "Plan",
-    "PlanError",
-    "Ring",
-    "Star",
-    "Step",
-    "Topology",
-    "TopologyError",
-    "Torus",
-    "Traffic",
-    "TrafficLog",
-    "Transfer",
-    "Tree",
-    "topology",
-]
+__all__ = sorted(name for names in _HOMES.values() for name in names)
 
 
 leave_mpi_uninitialized()
@@ -99,9 +76,9 @@ def __getattr__(name: str) -> object:
         if name in names:
             with explained():
                 return getattr(import_module(f"{__name__}.{module}"), name)
-    found = "" if name.startswith("_") else import_module("collectives.spelling").suggestion(name, __all__)
+    found = "" if name.startswith("_") else import_module("collectives.quoting").suggestion(name, __all__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{found}")
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

@@ -74,7 +74,7 @@ def install_abort_hook() -> None:
 
 
 def install_unless_attended() -> None:
-    """Install the hook, unless a person or pytest goes on after an exception that nobody catches, or asks for none."""
+    """Install the hook, except in an interactive session, under pytest, or with ``MPICOMP_ABORT_HOOK=0``."""
     attended = hasattr(sys, "ps1") or sys.flags.interactive or "pytest" in sys.modules
     if not attended and os.environ.get("MPICOMP_ABORT_HOOK") != "0":
         install_abort_hook()
@@ -82,8 +82,8 @@ def install_unless_attended() -> None:
 
 @contextlib.contextmanager
 def _at_once() -> Iterator[None]:
-    """Print in one go what is printed to stderr, so that lines of several ranks do not mix."""
-    # torch.distributed's hook, installed later, keeps what this one prints and would show it afterwards
+    """Collect all output to stderr and print it at once, so that lines of several ranks do not mix."""
+    # torch.distributed's hook, installed later, captures the output of this one and would show it afterwards
     kept = isinstance(sys.stderr, io.StringIO) and sys.__stderr__ is not None
     stream = sys.__stderr__ if kept else sys.stderr
     text = io.StringIO()
@@ -95,7 +95,7 @@ def _at_once() -> Iterator[None]:
 
 
 def _shortened(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
-    """The traceback to print, which the error has then too: of one that explains itself the caller's lines alone."""
+    """Return the traceback to print, and set it on the error: the caller's lines alone if the error explains itself."""
     if not explains_itself(error) or os.environ.get("MPICOMP_TRACEBACK") == "full":
         return trace
     lines = []

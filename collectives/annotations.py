@@ -1,11 +1,11 @@
-"""Type aliases for annotations, and `override`, which `typing` has from Python 3.12 on.
+"""Type aliases for annotations, `Testable`, and `override`, which `typing` has from Python 3.12 on.
 
-Annotations name the kind of array instead of `Any`: an alias says where the array lies and what it holds.
+Annotations name the kind of array instead of `Any`: its memory and its element type.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,17 @@ Tensor: TypeAlias = Any
 """PyTorch tensor on a device, in modules that do not import PyTorch."""
 Array: TypeAlias = Any
 """Array of the host or tensor on a device: code that serves both."""
+
+
+class Testable(Protocol):
+    """Work under way that can be polled: requests of MPI, exchanges of ranks, work of devices."""
+
+    __slots__ = ()
+
+    def Test(self) -> bool:  # noqa: N802 - MPI's name
+        """Make progress without waiting; True once the work is over."""
+        ...
+
 
 if TYPE_CHECKING:
     from typing_extensions import override as override

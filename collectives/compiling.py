@@ -48,7 +48,7 @@ def _none() -> None:
 
 
 def _lookup() -> Callable[[], object]:
-    """Return a function whose result is None unless PyTorch compiles or runs compiled code in this thread."""
+    """Return a function that returns None except where PyTorch compiles or runs compiled code in this thread."""
     found: Callable[[], object] = getattr(sys.modules.get(_CALLBACKS), "get_eval_frame_callback", object)
     return found  # where a release has it elsewhere, `object`, which is always something
 

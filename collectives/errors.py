@@ -1,4 +1,4 @@
-"""What can go wrong in a collective. Every message names the rank, the cause and the cure."""
+"""Errors of collectives. Every message names the rank, the cause and the cure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class CollectiveError(RuntimeError):
 
 
 class CollectiveTimeout(CollectiveError):
-    """Nothing has moved for the communicator's timeout: a rank is stopped, dead, or never made this call."""
+    """No message has moved for the communicator's timeout: a rank is stopped, dead, or never made this call."""
 
 
 class LauncherMismatch(CollectiveError):
@@ -20,7 +20,7 @@ class NotARank(CollectiveError):
 
 
 class CollectiveMismatch(CollectiveError):
-    """The ranks do not make the same call; raised on every rank, listing who differs in what.
+    """The ranks do not make the same call; raised on every rank, with the ranks and their differences.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class NonFiniteGradient(CollectiveError):
     Attributes
     ----------
     ranks : tuple of int
-        Who contributed NaN or infinity.
+        Ranks that contributed NaN or infinity.
     """
 
     def __init__(self, message: str, ranks: tuple[int, ...]) -> None:
@@ -63,11 +63,11 @@ _EXPLAINS_ITSELF = "_mpicomp_explains_itself"
 
 
 def marked(error: Exception) -> Exception:
-    """The error, of which `explains_itself` is true from now on."""
+    """Return the error, of which `explains_itself` is true from now on."""
     setattr(error, _EXPLAINS_ITSELF, True)
     return error
 
 
 def explains_itself(error: BaseException) -> bool:
-    """Whether the text says which rank did what, so that nobody needs to see where in this library it was raised."""
+    """Return True if the text names rank and cause, so that lines of this library in the traceback add nothing."""
     return isinstance(error, CollectiveError) or hasattr(error, _EXPLAINS_ITSELF)

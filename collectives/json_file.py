@@ -10,20 +10,18 @@ from __future__ import annotations
 import json
 import math
 import re
-import reprlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from collectives.quoting import one_line, shown
+
 MOST_BYTES = 1 << 24
 MOST_DEPTH = 100
 MOST_DIGITS = 18  # any integer of 18 digits fits into 64 bits
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
-_MOST_LISTED = 300  # characters
 
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # an unterminated one reaches to the end of the text
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -35,7 +33,7 @@ _NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "a t
 def read_json(path: str | Path, cure: str, *, most_bytes: int = MOST_BYTES) -> Any:
     """Read a JSON file of `most_bytes` at most.
 
-    `cure` is what the reader of an error is to do, as in "write it with mpicomp advise --save".
+    `cure` ends the message of an error, as in "write it with mpicomp advise --save".
 
     Raises
     ------
@@ -90,7 +88,7 @@ def fields(found: Any, **types: type | Sequence[type]) -> dict[str, Any]:
     """Return `found` if it is an object that has these keys with values of these types; it may have others.
 
     `types` has for each key bool, int, float, str, list, dict or NoneType, or several of them. A float may be an
-    integer, and true is none.
+    integer, but not true or false.
 
     Raises
     ------
@@ -107,25 +105,6 @@ def fields(found: Any, **types: type | Sequence[type]) -> dict[str, Any]:
             wanted = " or ".join(_NAMES.get(one, "null") for one in several)
             raise ValueError(f"its {key!r} is {shown(found[key])}, not {wanted}")
     return found
-
-
-def shown(value: Any) -> str:
-    """Return a found value as messages quote it: of limited length, on one line, in ASCII."""
-    try:
-        return one_line(_SHORT.repr(value))
-    except ValueError:  # Python writes no integer of thousands of digits
-        return f"a large {type(value).__name__}"
-
-
-def listed(keys: Iterable[object]) -> str:
-    """Return the keys of a found object as messages list them, in order."""
-    text = ", ".join(sorted(one_line(key) for key in keys))
-    return text if len(text) <= _MOST_LISTED else f"{text[:_MOST_LISTED]}..."
-
-
-def one_line(error: object) -> str:
-    """Return the text of an error or a path on one line that can be printed and sent to other ranks."""
-    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in " ".join(str(error).split()))
 
 
 def _check_depth(text: str, most: int) -> None:

@@ -1,8 +1,7 @@
-"""Whether MPI has joined all processes that a launcher started.
+"""Processes that a launcher started and MPI has not joined into one job.
 
-A launcher of another MPI, or of none, starts as many processes as were asked for, and each finds itself alone in
-COMM_WORLD: N models would be trained, each on one N-th of the work, and nobody would notice. What gives them away is
-the size that launchers put into the environment.
+A launcher of another MPI, or of no MPI, starts N processes, and each is alone in COMM_WORLD: N models would be trained
+unnoticed, each on one N-th of the work. The size that launchers put into the environment reveals them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _NO_PMIX = "use srun --mpi=pmix (srun --mpi=list shows what your Slurm has), or 
 
 
 class _Launcher(NamedTuple):
-    """How a launcher tells a process how many it has started.
+    """A launcher, and the variable in which its processes find their number.
 
     Attributes
     ----------
@@ -26,9 +25,9 @@ class _Launcher(NamedTuple):
     variable : str
         Holds the number of processes.
     cure : str
-        Where MPI knows of fewer.
+        Advice if MPI has joined fewer.
     also : str
-        A variable that this launcher sets too; without it `variable` may be somebody else's.
+        A variable that this launcher sets too; without it `variable` may be another launcher's.
     """
 
     name: str
@@ -63,7 +62,7 @@ class Separated(NamedTuple):
     started : int
         Processes.
     variable : str
-        Which says so.
+        Variable that holds this number.
     cure : str
     """
 
@@ -74,7 +73,7 @@ class Separated(NamedTuple):
 
 
 def separated(size: int, environ: Mapping[str, str]) -> Separated | None:
-    """What tells that the `size` ranks of COMM_WORLD are only some of the processes of a job; None: they are all."""
+    """Return the launcher that started more processes than the `size` ranks of COMM_WORLD; None if there is none."""
     for name, variable, cure, also in _LAUNCHERS:
         started = environ.get(variable, "")
         if started.isdecimal() and (not also or also in environ):
@@ -83,7 +82,7 @@ def separated(size: int, environ: Mapping[str, str]) -> Separated | None:
 
 
 def problem(size: int, environ: Mapping[str, str]) -> str:
-    """Why no job is to run on these ranks: cause and cure in words; empty if nothing speaks against it."""
+    """Return why no job may run on these ranks: cause and cure in words; empty if it may run."""
     found = None if environ.get(ALONE, "0") == "1" else separated(size, environ)
     if found is None:
         return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from collectives.spelling import suggestion
+from collectives.quoting import suggestion
 
 _MAKE = "comm = mpicomp.Communicator()"
 _TORCH = (

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from collectives import Communicator
+from collectives.annotations import Testable
 from collectives.progress.polling import done
-from collectives.testable import Testable
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Reducer
 from mpicomp.aggregator.side_channel import SideChannel

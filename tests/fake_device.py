@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from collectives.devices import CUDA, MAKERS, Taken
+from collectives.arrays import CUDA, MAKERS, Taken
 
 _interpreter = threading.Lock()  # Triton's, which runs one kernel at a time
 POLLS = 3
@@ -20,7 +20,7 @@ GARBAGE = 0xA5
 
 
 class FakeDevice:
-    """See `collectives.devices.Device`. Copies happen as late as they may: to the host behind kernels that came later.
+    """Device of tests; copies happen as late as they may: to the host behind kernels that came later.
 
     Attributes
     ----------

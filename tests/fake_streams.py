@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives.devices import TorchDevice
+from collectives.arrays import TorchDevice
 
 
 class Stream:

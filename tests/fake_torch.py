@@ -1,6 +1,6 @@
 """A device of PyTorch's that is none: tensors on "fake:0", whose memory only their device reaches.
 
-PyTorch computes at once, with the values in the host's memory. Copies by `collectives.devices` are a `FakeDevice`'s:
+PyTorch computes at once, with the values in the host's memory. Copies by `collectives.arrays` are a `FakeDevice`'s:
 late, and in its order.
 """
 
@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from collectives import devices
-from collectives.devices import Taken, finding
+from collectives import arrays
+from collectives.arrays import Taken, device_lookup
 from tests.fake_device import FakeDevice
 
 NAME, KIND = "fake", 12  # DLPack's number of devices that it does not know
@@ -157,10 +157,10 @@ def gpu() -> Iterator[str]:
 
 @contextmanager
 def reachable() -> Iterator[FakeTorchDevice]:
-    """Let `collectives.devices` find the device; each rank, also where ranks are threads, has the same one."""
+    """Let `collectives.arrays` find the device; each rank, also where ranks are threads, has the same one."""
     device = FakeTorchDevice()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(devices.MAKERS, KIND, lambda index: device)
-        patch.setitem(finding.NAMES, NAME, KIND)
+        patch.setitem(arrays.MAKERS, KIND, lambda index: device)
+        patch.setitem(device_lookup.NAMES, NAME, KIND)
         patch.setattr(_backend, "available", True)
         yield device

@@ -32,7 +32,8 @@ from apps.performance.gpu_nccl import nccl_allreduce
 from apps.performance.gpu_profile import TO_DEVICE, TO_HOST, hidden, recorded
 from apps.performance.part import MS, Part, Row, both, get, made, scaled, table
 from apps.records import Record
-from collectives import Communicator, gpu_mpi
+from collectives import Communicator
+from collectives.arrays import gpu_mpi
 from mpicomp.cli.timing import alternate, gather, summary
 
 ONE_BIT, NCCL = "Marsit on the GPU", "NCCL"

@@ -10,7 +10,7 @@ from numba import njit
 
 from apps.performance.part import MS, Part, against, get, in_unit, made, vectors
 from apps.records import Record
-from collectives.communicator import SHARED_PIECE_BYTES
+from collectives.communicator.facade import SHARED_PIECE_BYTES
 from mpicomp.cli.timing import alternate, summary
 from mpicomp.codecs import Sign
 from mpicomp.kernels.cpu.lanes import fold

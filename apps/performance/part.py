@@ -19,7 +19,7 @@ import mpicomp
 from apps.environment import describe, environment
 from apps.records import Record, write_record
 from collectives import Communicator
-from collectives.memory import aligned_empty
+from collectives.arrays.elements import aligned_empty
 
 US, MS = 1e-6, 1e-3
 STAGES = {

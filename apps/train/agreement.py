@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.consistency.call_check import gather_texts
-from collectives.json_file import one_line
+from collectives.quoting import one_line
 
 LAST_RANK_S = 10.0
 """Seconds that a failing job waits for its last rank."""

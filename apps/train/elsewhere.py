@@ -12,7 +12,7 @@ from apps.mpi_jobs import call_on_ranks
 from apps.records import Record
 from collectives import Communicator, LinkModel, Ring, topology
 from collectives.cost.link import Work
-from collectives.probe import measure_network
+from collectives.network_probe import measure_network
 from mpicomp.algorithms import algorithm
 from mpicomp.cli.advise.predict import Job, Way
 from mpicomp.cli.advise.speeds import Speed, measure_speed

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from apps.train.meter import Meter
-from collectives.json_file import shown
+from collectives.quoting import shown
 from mpicomp.torch import redistribute_states
 
 State = dict[str, Any]

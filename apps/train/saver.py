@@ -12,7 +12,7 @@ from apps.train.preemption import StopRequest
 from apps.train.redistribute import redistribute
 from apps.train.training import Training
 from collectives import Communicator
-from collectives.json_file import shown
+from collectives.quoting import shown
 from mpicomp.torch import require_same
 
 

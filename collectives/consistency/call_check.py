@@ -16,11 +16,11 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from collectives.arrays.elements import Combine, add
 from collectives.consistency.missing_ranks import MissingRanks, named
 from collectives.consistency.recursive_doubling import DIFFERENT, TAG, RecursiveDoubling
 from collectives.errors import CollectiveMismatch
 from collectives.execution.handle import Call, Steps
-from collectives.memory import Combine, add
 from collectives.progress.polling import until, wait
 from collectives.trace.traffic import Traffic
 

@@ -23,7 +23,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from collectives.memory import Combine, add, aligned_empty
+from collectives.arrays.elements import Combine, add, aligned_empty
 from collectives.trace.traffic import Traffic
 
 TAG = 32_100  # and above: used for nothing else

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives.json_file import fields as require_fields
-from collectives.json_file import one_line, read_json, shown
+from collectives.json_file import read_json
+from collectives.quoting import one_line, shown
 
 Ints = NDArray[np.int64]
 Seconds = NDArray[np.float64]

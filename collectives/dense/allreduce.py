@@ -11,6 +11,8 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from collectives.arrays.elements import COMBINE, SIXTEEN_BIT, Combine, add, aligned_empty, narrow, widen
+from collectives.arrays.vectors import Flat, crossing
 from collectives.dense.on_device import are_on_one_device, copied_on_device, sum_on_device
 from collectives.dense.payload import DensePayload, itemsize_in_messages
 from collectives.errors import CollectiveMismatch, OutOfMemory
@@ -18,7 +20,6 @@ from collectives.execution.handle import Call, Steps
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Program
 from collectives.execution.staged import staged
-from collectives.memory import COMBINE, SIXTEEN_BIT, Combine, Flat, add, aligned_empty, crossing, narrow, widen
 from collectives.schedules.halving_doubling import HalvingDoubling
 from collectives.schedules.plan import Topology
 from collectives.schedules.ring import Ring

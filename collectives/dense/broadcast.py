@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
-from collectives import gpu_mpi
+from collectives.arrays.torch_device import as_type
+from collectives.arrays.vectors import Flat
 from collectives.dense import variable_size
 from collectives.dense.on_device import DIRECT_BYTES
-from collectives.devices.arithmetic import as_type
 from collectives.execution.handle import Call, Steps
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Program
-from collectives.execution.staged import awaited, deliver, fetch, late
-from collectives.memory import Flat
+from collectives.execution.staged import awaited, deliver, fetch, late, takes_device_memory
 from collectives.schedules.broadcast import Broadcast
 from collectives.trace.traffic import Traffic
 
@@ -78,7 +77,7 @@ def broadcast(
     there, payload = vector.staging, vector.values.view(np.uint8)
     is_root, size = call.group.mpi_comm.rank == root, call.group.mpi_comm.size
     if size > 1 and is_long(vector):
-        direct = there is not None and (yield from late(call, gpu_mpi.allowed(call, there.device.name)))
+        direct = there is not None and (yield from late(call, takes_device_memory(call, there.device.name)))
         if there is not None and direct:
             yield from late(call, awaited(call, there.device.done, f"{there.device.name} does not come to the array"))
         elif there is not None and is_root:

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from collectives.devices import Device
-from collectives.devices.arithmetic import as_type, combine, divide
+from collectives.annotations import Testable
+from collectives.arrays import Device
+from collectives.arrays.elements import SIXTEEN_BIT
+from collectives.arrays.torch_device import as_type, combine, divide
 from collectives.execution.program import Message, Program
-from collectives.memory import SIXTEEN_BIT
-from collectives.testable import Testable
 
 RECEIVE_BUFFERS = 4  # one message is copied while another is added and others travel
 
@@ -35,7 +35,7 @@ class DevicePayload:
     dtype : str
         Element type.
     op : str
-        One of `collectives.memory.COMBINE`.
+        One of `collectives.arrays.elements.COMBINE`.
     out : tensor[n]
         Overwritten with the result. The program may begin once the device has done what it was given before.
     direct : bool

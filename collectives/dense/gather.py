@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from collectives.arrays.vectors import Flat, empty_like, flat
 from collectives.dense import variable_size
 from collectives.execution.handle import Call, Steps
 from collectives.execution.staged import deliver
-from collectives.memory import Flat, empty_like, flat
 
 
 def all_gather_rows(call: Call, check: Steps, x: Any, rows: Flat) -> Steps:

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-from collectives import gpu_mpi
+from collectives.arrays.vectors import Flat
 from collectives.dense.device_payload import DevicePayload
 from collectives.execution.handle import Call, Steps
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Program
-from collectives.execution.staged import awaited, late, use_in_background
-from collectives.memory import Flat
+from collectives.execution.staged import awaited, late, takes_device_memory, use_in_background
 from collectives.trace.traffic import Traffic
 
 # Vectors below this, in bytes of their messages, go through the host as a whole: one copy each way, where the way by
@@ -35,7 +34,7 @@ def settled_before(call: Call, source: Flat, ranks: int) -> Steps:
     device = source.staging.device
     yield from late(call, awaited(call, device.done, f"{device.name} does not come to the array"))
     if ranks > 1 and source.values.nbytes >= DIRECT_BYTES:
-        yield from late(call, gpu_mpi.allowed(call, device.name))
+        yield from late(call, takes_device_memory(call, device.name))
 
 
 def copied_on_device(call: Call, source: Flat, target: Flat, check: Steps) -> Steps:
@@ -87,7 +86,7 @@ def sum_on_device(
     device = here.device
     use_in_background(call, device)  # it takes memory
     payload = None
-    direct = nbytes >= DIRECT_BYTES and (yield from late(call, gpu_mpi.allowed(call, device.name)))
+    direct = nbytes >= DIRECT_BYTES and (yield from late(call, takes_device_memory(call, device.name)))
     if direct or nbytes >= STAGED_BYTES:
         with suppress(RuntimeError):  # PyTorch's, for want of memory
             payload = DevicePayload(program, device, here.vector, source.dtype, op, there.vector, direct)

@@ -9,8 +9,8 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from collectives.arrays.elements import SIXTEEN_BIT, Combine, add, narrow, widen
 from collectives.execution.program import Message, Program
-from collectives.memory import SIXTEEN_BIT, Combine, add, narrow, widen
 
 TILE = 32768  # elements added, then divided, while in cache
 

@@ -11,11 +11,11 @@ from typing import Any, NoReturn, Protocol
 
 from mpi4py import MPI
 
+from collectives.annotations import Testable
 from collectives.compiling import keep_uncompiled
 from collectives.execution.workers import Workers
 from collectives.progress.polling import POLLS, Backoff
 from collectives.progress.thread import Completion
-from collectives.testable import Testable
 from collectives.trace.recorder import Trace
 
 Steps = Iterator[bool]
@@ -23,7 +23,7 @@ Steps = Iterator[bool]
 
 
 class CallGroup(Protocol):
-    """The communicator, as far as its calls need it: see `collectives.group.Group`."""
+    """The communicator, as far as its calls need it: see `collectives.communicator.Communicator`."""
 
     mpi_comm: MPI.Comm
     here: str
@@ -31,8 +31,12 @@ class CallGroup(Protocol):
     arrival_timeout: float
     trace: Trace | None
     workers: Workers | None
-    failure: BaseException | None
     given_up: Callable[[], bool]
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error for which the communicator was given up."""
+        ...
 
     def tolerates_mismatch(self, call: Call) -> bool:
         """Whether this rank could go on with the communicator if the ranks differed in a call that it makes."""

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+from collectives.annotations import Testable
 from collectives.execution.handle import Call, Steps
 from collectives.execution.workers import Jobs, Work, Workers, worker_number
 from collectives.progress.polling import until
-from collectives.testable import Testable
 from collectives.trace.recorder import Trace
 from collectives.trace.traffic import Traffic
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from collectives.annotations import Testable
 from collectives.execution.program import Message
-from collectives.testable import Testable
 
 
 class Payload(Protocol):

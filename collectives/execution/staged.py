@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
-from collectives.devices import Device, Staging
+from collectives.annotations import Testable
+from collectives.arrays import Device, Staging
+from collectives.arrays.gpu_mpi import verdict
 from collectives.execution.handle import Call, Steps
 from collectives.progress.polling import done
-from collectives.testable import Testable
 
 _Found = TypeVar("_Found")
 
@@ -62,3 +63,12 @@ def awaited(call: Call, begin: Callable[[], Testable | None], problem: str) -> G
     call.describe = lambda: f"{here}: {problem}; {call.name()}"
     yield from done(call, begin())
     call.describe = describe
+
+
+def takes_device_memory(call: Call, device: str) -> Generator[bool, None, bool]:
+    """Find out whether a call may hand memory of a device, such as ``"cuda:1"``, to MPI; probe MPI if need be."""
+    if not verdict.carries(call.group.mpi_comm):
+        return False
+    if verdict.verdict.outcome is None and (probe := verdict.verdict.begin(device)) is not None:
+        yield from awaited(call, lambda: probe, f"the probe of MPI with memory of {device} does not end")
+    return verdict.verdict.end().works

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
+from collectives.annotations import Testable
 from collectives.execution.payload import MergedPayload, Payload
 from collectives.execution.program import Message, Program
 from collectives.execution.requests import Requests
 from collectives.execution.workers import Work, worker_number
-from collectives.testable import Testable
 from collectives.trace.recorder import END, Event, Trace
 
 

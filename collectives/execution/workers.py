@@ -19,7 +19,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from collectives.testable import Testable
+from collectives.annotations import Testable
 from collectives.trace.traffic import Traffic
 
 MOST_THREADS = 1024

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, Protocol
 
 from mpi4py import MPI
 
+from collectives.annotations import Testable
 from collectives.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, PeerFailure
-from collectives.testable import Testable
 
 POLLS = 16  # of a request in a row, where no other call is to be advanced
 SPINS = 16  # turns without progress before the core is offered to others

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
 
+from collectives.quoting import suggestion
 from collectives.schedules.halving_doubling import HalvingDoubling
 from collectives.schedules.plan import Topology
 from collectives.schedules.ring import Ring
 from collectives.schedules.star import Star
 from collectives.schedules.torus import Torus
 from collectives.schedules.tree import DoubleTree, Tree
-from collectives.spelling import suggestion
 
 TOPOLOGIES: Mapping[str, Callable[[], Topology]] = MappingProxyType(
     {

@@ -16,8 +16,8 @@ from typing import Any, TypeVar, cast
 from mpi4py import MPI
 
 from collectives.communicator import Communicator
+from collectives.communicator.arguments import require_rank
 from collectives.errors import CollectiveError, CollectiveMismatch
-from collectives.making import require_rank
 from collectives.progress.polling import rest_by
 from collectives.schedules.plan import Topology
 from collectives.threads.thread_comm import Ended, LocalComm, World

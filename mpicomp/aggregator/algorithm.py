@@ -13,7 +13,7 @@ import numpy as np
 
 from collectives import Communicator
 from collectives.compiling import keep_uncompiled
-from collectives.spelling import suggestion
+from collectives.quoting import suggestion
 from mpicomp.aggregator.arguments import memory_in_words, vector_spec
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.aggregator.parts import MessageModel, Parts, Reducer, StateKind, Synchronize, VectorSpec

@@ -14,9 +14,9 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.devices import named
+from collectives.arrays import named
+from collectives.arrays.elements import FLOATS
 from collectives.errors import marked
-from collectives.memory import FLOATS
 from mpicomp import kernels
 from mpicomp.aggregator.spec import VectorSpec
 

@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives import Communicator, Handle, TrafficLog
+from collectives.arrays import named
+from collectives.arrays.vectors import Flat, empty_like, flat, is_read_only, on_device
+from collectives.communicator.operands import overlap
+from collectives.communicator.routes import VERSION
 from collectives.compiling import keep_uncompiled
 from collectives.consistency.call_check import Description, fingerprint
 from collectives.dense.on_device import are_on_one_device, settled_before
-from collectives.devices import named
 from collectives.execution.staged import deliver, fetch, use_in_background
-from collectives.memory import Flat, empty_like, flat, is_read_only, on_device
-from collectives.operands import overlap
-from collectives.routes import VERSION
 from mpicomp.aggregator.call import User, VectorCall
 from mpicomp.aggregator.difference import Difference
 from mpicomp.aggregator.parts import Parts, StateKind, VectorSpec

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives import Communicator, NonFiniteGradient
-from collectives.memory import SIXTEEN_BIT
+from collectives.arrays.elements import SIXTEEN_BIT
 from mpicomp import kernels
 
 _EXPONENT = {"float16": np.uint16(0x7C00), "bfloat16": np.uint16(0x7F80)}  # all ones: infinity or NaN

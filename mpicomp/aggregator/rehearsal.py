@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives import Communicator
-from collectives.memory import Flat
+from collectives.arrays.vectors import Flat
 from collectives.schedules.plan import Topology
 from mpicomp.aggregator.base import Aggregator, Method
 from mpicomp.aggregator.difference import Difference

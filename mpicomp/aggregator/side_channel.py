@@ -9,9 +9,9 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator, Traffic
+from collectives.arrays.elements import aligned_empty
 from collectives.execution.handle import Call
 from collectives.execution.requests import Requests
-from collectives.memory import aligned_empty
 from collectives.progress.polling import until
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.memory import FLOATS, SIXTEEN_BIT
+from collectives.arrays.elements import FLOATS, SIXTEEN_BIT
 
 
 @dataclass(frozen=True)

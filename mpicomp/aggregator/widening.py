@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from collectives.devices import Device
-from collectives.memory import widen
+from collectives.arrays import Device
+from collectives.arrays.elements import widen
 from mpicomp import kernels
 from mpicomp.aggregator.spec import VectorSpec
 

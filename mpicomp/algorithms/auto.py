@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from collectives import Communicator
-from collectives.devices import named
+from collectives.arrays import named
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, Synchronize, VectorSpec
 from mpicomp.algorithms.dense import Dense
 from mpicomp.algorithms.marsit import Marsit

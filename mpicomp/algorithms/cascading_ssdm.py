@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from collectives import Communicator
-from collectives.devices import named
+from collectives.arrays import named
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.codecs.options import flag, integer
 from mpicomp.codecs.stochastic_sign import StochasticSign

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from collectives import Communicator
+from collectives.arrays import named
+from collectives.arrays.elements import SIXTEEN_BIT
 from collectives.compiling import keep_uncompiled
 from collectives.dense.allreduce import PIECE_BYTES
-from collectives.devices import named
-from collectives.memory import SIXTEEN_BIT
 from collectives.schedules.direct import Direct
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec, on_instances
 from mpicomp.aggregator.base import Aggregator

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from collectives import Communicator
-from collectives.devices import named
+from collectives.arrays import named
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.codecs.options import integer
 from mpicomp.codecs.vote_counts import Counts

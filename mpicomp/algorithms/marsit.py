@@ -27,7 +27,7 @@ from typing import ClassVar, Literal
 
 from collectives import Communicator
 from collectives.annotations import override
-from collectives.devices import named
+from collectives.arrays import named
 from collectives.progress.polling import done
 from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, Synchronize, VectorSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from collectives.spelling import suggestion
+from collectives.quoting import suggestion
 from mpicomp.aggregator.algorithm import Algorithm
 from mpicomp.algorithms.cascading_ssdm import CascadingSSDM
 from mpicomp.algorithms.dense import Dense

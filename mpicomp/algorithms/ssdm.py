@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from collectives import Communicator
-from collectives.devices import named
+from collectives.arrays import named
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.codecs.elias_counts import Elias
 from mpicomp.codecs.options import choice, integer, number

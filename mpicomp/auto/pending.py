@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives.devices import Device
+from collectives.arrays import Device
 from mpicomp.aggregator.parts import Feedback, StateKind
 from mpicomp.feedback.mirror import Mirror
 

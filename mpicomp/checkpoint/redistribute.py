@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives.json_file import listed, one_line, shown
+from collectives.quoting import listed, one_line, shown
 
 if TYPE_CHECKING:
     from mpicomp.aggregator.algorithm import StateKind

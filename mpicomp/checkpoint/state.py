@@ -20,7 +20,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from collectives.json_file import one_line, shown
+from collectives.quoting import one_line, shown
 from mpicomp.checkpoint.atomic_file import replacing
 from mpicomp.checkpoint.tree import join, split
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from collectives.json_file import parse_json, shown
+from collectives.json_file import parse_json
+from collectives.quoting import shown
 
 # A dict is three levels of the text, and Python's stack ends before a state of a thousand dicts within each other.
 MOST_DEPTH = 3000

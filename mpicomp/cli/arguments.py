@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection
 from typing import TypeAlias
 
-from collectives.spelling import suggestion
+from collectives.quoting import suggestion
 
 OptionValue: TypeAlias = bool | int | float | str | None
 DTYPES = ("float16", "float32", "float64")

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _suggestion(name: str, names: Collection[str]) -> str:
-    from collectives.spelling import suggestion  # the doctor must work where `collectives` is another package
+    from collectives.quoting import suggestion  # the doctor must work where `collectives` is another package
 
     return suggestion(name, names)
 

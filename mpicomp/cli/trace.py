@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from collectives.json_file import fields, one_line, read_json, shown
+from collectives.json_file import fields, read_json
+from collectives.quoting import one_line, shown
 
 USAGE_ERROR = 2
 

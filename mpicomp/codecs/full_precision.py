@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from collectives.annotations import Array, Bytes, override
-from collectives.memory import SIXTEEN_BIT
+from collectives.arrays.elements import SIXTEEN_BIT
 from mpicomp import kernels
 from mpicomp.codecs.base import Codec, Draw, Finite, SummingCodec, check_size, checked
 

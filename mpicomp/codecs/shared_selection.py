@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from collectives.annotations import Array
-from collectives.devices import Device
+from collectives.arrays import Device
 from mpicomp import kernels
 from mpicomp.codecs.options import integer
 from mpicomp.kernels.streams import BLOCK, GROUP, TILE, Stream, bernoulli_table, source

@@ -10,10 +10,9 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import DTypeLike
 
-from collectives.annotations import AnyArray, Array, Doubles
-from collectives.devices import Device, wait
-from collectives.memory import aligned_empty
-from collectives.testable import Testable
+from collectives.annotations import AnyArray, Array, Doubles, Testable
+from collectives.arrays import Device, wait
+from collectives.arrays.elements import aligned_empty
 from mpicomp import kernels
 from mpicomp.codecs.sign import UNSIGNED
 from mpicomp.feedback.mirror import Mirror

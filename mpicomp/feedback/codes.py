@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from collectives.annotations import Array, Bytes, Doubles, override
-from collectives.devices import Device, after_copy
-from collectives.testable import Testable
+from collectives.annotations import Array, Bytes, Doubles, Testable, override
+from collectives.arrays import Device, after_copy
 from mpicomp.codecs.base import Codec, out_of_range, redraws
 from mpicomp.feedback.base import Feedback, Problem, State, StateKind, StepInput, bad_ranks
 from mpicomp.feedback.error_feedback import FeedbackEncoder, take_mean

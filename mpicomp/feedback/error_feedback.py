@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from collectives.annotations import Array, override
-from collectives.devices import Device
-from collectives.memory import narrow, widen
+from collectives.arrays import Device
+from collectives.arrays.elements import narrow, widen
 from mpicomp import kernels
 from mpicomp.codecs.base import Codec, Draw, adds_decoded, echoes, keeps_residual
 from mpicomp.feedback.base import FiniteFlag, Residual, StateKind

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from collectives.annotations import Array, Doubles, Words, override
-from collectives.devices import Device
-from collectives.memory import narrow
-from collectives.testable import Testable
+from collectives.annotations import Array, Doubles, Testable, Words, override
+from collectives.arrays import Device
+from collectives.arrays.elements import narrow
 from mpicomp import kernels
 from mpicomp.codecs.sign import UNSIGNED, Sign
 from mpicomp.codecs.vote_counts import planes_of

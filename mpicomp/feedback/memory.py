@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from collectives.annotations import AnyArray, Array, override
-from collectives.devices import Device
-from collectives.memory import aligned_empty
-from collectives.testable import Testable
+from collectives.annotations import AnyArray, Array, Testable, override
+from collectives.arrays import Device
+from collectives.arrays.elements import aligned_empty
 from mpicomp.codecs.sign import UNSIGNED
 from mpicomp.codecs.top_k import Selector, index_bits, kept
 from mpicomp.feedback.base import Feedback, FiniteFlag, Residual, StepInput, words_of

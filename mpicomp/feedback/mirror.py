@@ -8,9 +8,8 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from collectives.annotations import AnyArray, Array, Words
-from collectives.devices import Device, Landed
-from collectives.testable import Testable
+from collectives.annotations import AnyArray, Array, Testable, Words
+from collectives.arrays import Device, Landed
 
 ALL = slice(None)
 

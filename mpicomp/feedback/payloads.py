@@ -9,10 +9,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from collectives.annotations import Array, Bytes
-from collectives.devices import Device, after_copy
-from collectives.memory import SIXTEEN_BIT, aligned_empty
-from collectives.testable import Testable
+from collectives.annotations import Array, Bytes, Testable
+from collectives.arrays import Device, after_copy
+from collectives.arrays.elements import SIXTEEN_BIT, aligned_empty
 from mpicomp import kernels
 from mpicomp.codecs.base import Codec
 from mpicomp.codecs.quantizer import Quantizer

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives.json_file import listed, one_line, shown
+from collectives.quoting import listed, one_line, shown
 
 OWNED = "owned"  # the entry that tells whose the errors of owners in a state are
 _OF_ALL = ("method", "n", "step")

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from collectives.annotations import Doubles, FloatArray, Words, override
-from collectives.devices import Device
-from collectives.testable import Testable
+from collectives.annotations import Doubles, FloatArray, Testable, Words, override
+from collectives.arrays import Device
 from mpicomp import kernels
 from mpicomp.feedback.base import Problem, Residual, State, bad_ranks, compute_type
 from mpicomp.feedback.mirror import Mirror

@@ -13,10 +13,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from collectives.annotations import AnyArray, Array, Doubles, FloatArray, Indices, override
-from collectives.devices import Device, after_copy
-from collectives.memory import SIXTEEN_BIT
-from collectives.testable import Testable
+from collectives.annotations import AnyArray, Array, Doubles, FloatArray, Indices, Testable, override
+from collectives.arrays import Device, after_copy
+from collectives.arrays.elements import SIXTEEN_BIT
 from mpicomp import kernels
 from mpicomp.feedback.base import (
     Feedback,

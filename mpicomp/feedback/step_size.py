@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from collectives.annotations import AnyArray, Doubles, Indices
-from collectives.memory import SIXTEEN_BIT, narrow, widen
+from collectives.arrays.elements import SIXTEEN_BIT, narrow, widen
 from mpicomp import kernels
 from mpicomp.codecs.sign import UNSIGNED
 from mpicomp.feedback.base import compute_type

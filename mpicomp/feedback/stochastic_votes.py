@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collectives.annotations import Array, Doubles, Words, override
-from collectives.devices import Device
-from collectives.testable import Testable
+from collectives.annotations import Array, Doubles, Testable, Words, override
+from collectives.arrays import Device
 from mpicomp.feedback.base import Problem, Residual, StepInput, bad_ranks, compute_type, copy_to_host
 from mpicomp.feedback.scale_groups import ScaleGroups
 from mpicomp.feedback.vote_values import VoteValues

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from collectives.annotations import Array, Doubles, FloatArray, Words, override
-from collectives.devices import Device
-from collectives.memory import SIXTEEN_BIT, narrow, widen
-from collectives.testable import Testable
+from collectives.annotations import Array, Doubles, FloatArray, Testable, Words, override
+from collectives.arrays import Device
+from collectives.arrays.elements import SIXTEEN_BIT, narrow, widen
 from mpicomp import kernels
 from mpicomp.codecs.vote_counts import planes_of, write_values
 from mpicomp.feedback.base import Feedback, Residual, StepInput, compute_type, narrow_into, words_of, zeros

@@ -33,7 +33,7 @@ from numbers import Integral
 from types import MappingProxyType
 from typing import ClassVar
 
-from collectives.spelling import suggestion
+from collectives.quoting import suggestion
 
 
 class ScheduleError(ValueError):

@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from collectives.json_file import listed, shown
+from collectives.quoting import listed, shown
 from mpicomp.codecs.rows.row_codec import RowCodec, Rows
 from mpicomp.pipeline.rows import RowFormat
 from mpicomp.pipeline.stamps import Ids, Ledger, Stamps, seen

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives.json_file import one_line
+from collectives.quoting import one_line
 from mpicomp.codecs.base import Bytes
 from mpicomp.pipeline.checksum import code
 from mpicomp.pipeline.stamps import FORGOTTEN, Ids, Stamps, seen

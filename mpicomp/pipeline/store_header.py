@@ -14,7 +14,8 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from collectives.json_file import one_line, parse_json, shown
+from collectives.json_file import parse_json
+from collectives.quoting import one_line, shown
 
 PAGE = 4096
 MAKING = b"mpicNEW\n"  # instead of the magic, until the file is complete for the first time

@@ -14,13 +14,13 @@ from typing import Any
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.devices import named
+from collectives.annotations import Testable
+from collectives.arrays import named
 from collectives.execution.partition import pieces
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Program, gather_program
 from collectives.schedules.all_gather import AllGather as Route
 from collectives.schedules.star import Star
-from collectives.testable import Testable
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import MessageModel, Parts, VectorSpec
 from mpicomp.codecs.base import Codec, sent_bytes, varies

@@ -11,12 +11,12 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.devices import Device
+from collectives.annotations import Testable
+from collectives.arrays import Device
+from collectives.arrays.elements import SIXTEEN_BIT
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Message, Program
-from collectives.memory import SIXTEEN_BIT
 from collectives.progress.polling import done
-from collectives.testable import Testable
 from mpicomp import kernels
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.nonfinite import largest

@@ -11,9 +11,9 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.annotations import Array
+from collectives.communicator.routes import LATENCY_BYTES
 from collectives.execution.pipelined import execute
 from collectives.progress.polling import done
-from collectives.routes import LATENCY_BYTES
 from collectives.schedules.broadcast import Broadcast
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.codecs.top_k import Selector, pack_indices, unpack_indices

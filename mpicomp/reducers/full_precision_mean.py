@@ -7,8 +7,8 @@ from typing import Any
 
 from collectives import Communicator, NonFiniteGradient
 from collectives.annotations import FloatArray
-from collectives.devices import Device, named
-from collectives.memory import Flat
+from collectives.arrays import Device, named
+from collectives.arrays.vectors import Flat
 from collectives.progress.polling import done
 from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.call import VectorCall

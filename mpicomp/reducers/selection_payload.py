@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from collectives.annotations import Array, Words
-from collectives.devices import Device
-from collectives.memory import aligned_empty
-from collectives.testable import Testable
+from collectives.annotations import Array, Testable, Words
+from collectives.arrays import Device
+from collectives.arrays.elements import aligned_empty
 from mpicomp.codecs.shared_selection import Selection
 from mpicomp.feedback.mirror import Packed
 from mpicomp.reducers.sign_merge import BRIEF_ELEMENTS

@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 
 from collectives import Communicator
 from collectives.annotations import override
+from collectives.arrays import named
+from collectives.arrays.elements import SIXTEEN_BIT, aligned_empty
 from collectives.dense.allreduce import RECEIVE_BUFFERS
 from collectives.dense.payload import DensePayload, itemsize_in_messages
-from collectives.devices import named
 from collectives.execution.parts import in_parts
 from collectives.execution.pipelined import execute
 from collectives.execution.workers import Work
-from collectives.memory import SIXTEEN_BIT, aligned_empty
 from collectives.progress.polling import done
 from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, VectorSpec

@@ -12,7 +12,7 @@ import numpy as np
 
 from collectives import Communicator
 from collectives.annotations import Words
-from collectives.devices import HOST_DEVICE, Device
+from collectives.arrays import HOST_DEVICE, Device
 from collectives.execution.partition import pieces
 from collectives.execution.pipelined import execute
 from collectives.execution.program import gather_program

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from collectives import Communicator
 from collectives.annotations import Array, Words
+from collectives.arrays.elements import PAGE, aligned_empty
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Message, Program
-from collectives.memory import PAGE, aligned_empty
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import MessageModel
 from mpicomp.aggregator.side_channel import SideChannel

@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.annotations import Bytes
-from collectives.devices import named
+from collectives.arrays import named
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Message, Program
 from collectives.schedules.direct import Direct

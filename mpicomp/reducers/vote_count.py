@@ -16,10 +16,10 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from collectives import Communicator, Traffic
+from collectives.annotations import Testable
+from collectives.arrays.elements import PAGE, aligned_empty
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Message, Program
-from collectives.memory import PAGE, aligned_empty
-from collectives.testable import Testable
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, VectorSpec
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.codecs.elias_counts import Elias, message_bytes, scratch

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from torch import Tensor
 
-from collectives.json_file import one_line
+from collectives.quoting import one_line
 from mpicomp.algorithms import Algorithm, Dense
 from mpicomp.torch.buckets import NamedParameter
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from collectives import Communicator
-from collectives.spelling import nearest
+from collectives.quoting import nearest
 from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.algorithms import NAMES, Algorithm
 

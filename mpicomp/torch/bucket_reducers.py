@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from collectives import Communicator, Handle
+from collectives.arrays.elements import aligned_empty
 from collectives.errors import NonFiniteGradient
-from collectives.memory import aligned_empty
 from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.difference import Difference
 from mpicomp.algorithms import Algorithm, Dense

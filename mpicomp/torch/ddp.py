@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from collectives import Communicator
 from collectives.compiling import keep_uncompiled
 from collectives.consistency.call_check import fingerprint
-from collectives.json_file import shown
+from collectives.quoting import shown
 from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.algorithms import Algorithm
 from mpicomp.torch import arguments

@@ -22,7 +22,7 @@ from torch.futures import Future
 from collectives import Communicator
 from collectives.compiling import keep_uncompiled
 from collectives.consistency.call_check import fingerprint
-from collectives.json_file import shown
+from collectives.quoting import shown
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import Dense
 from mpicomp.torch.algorithms import AlgorithmChoice

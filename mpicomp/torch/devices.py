@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from collectives.devices import named
+from collectives.arrays import named
 from mpicomp import kernels
 from mpicomp.algorithms import Algorithm
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from collectives.json_file import listed, one_line, shown
+from collectives.quoting import listed, one_line, shown
 
 CURE = "take states of one run, saved after the same step"
 _COUNTER = "step"  # torch itself knows optimizers' counters by this name; they may be tensors of floats

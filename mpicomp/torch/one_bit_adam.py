@@ -28,7 +28,7 @@ from torch import Tensor
 from collectives import Communicator
 from collectives.compiling import keep_uncompiled
 from collectives.consistency.call_check import fingerprint
-from collectives.json_file import one_line, shown
+from collectives.quoting import one_line, shown
 from mpicomp.algorithms import Aggregator, Algorithm, Dense, DoubleSqueeze
 from mpicomp.torch import arguments
 from mpicomp.torch.adam_groups import check_group

@@ -13,7 +13,7 @@ from torch import Tensor
 from collectives import Communicator
 from collectives.compiling import keep_uncompiled
 from collectives.consistency.call_check import fingerprint
-from collectives.json_file import one_line
+from collectives.quoting import one_line
 from mpicomp.torch.one_bit_adam import OneBitAdam
 from mpicomp.torch.optimizer import DistributedOptimizer
 from mpicomp.torch.replication import broadcast_tensors, require_same_layout

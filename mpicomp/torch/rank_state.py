@@ -19,7 +19,7 @@ import torch
 
 from collectives import Communicator
 from collectives.consistency.call_check import fingerprint
-from collectives.json_file import one_line, shown
+from collectives.quoting import one_line, shown
 from mpicomp.torch.options import Synchronizer
 from mpicomp.torch.states import (
     STATE_KEY,

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from collectives.json_file import shown
+from collectives.quoting import shown
 from mpicomp.checkpoint.redistribute import redistribute
 from mpicomp.torch.merging import CURE, merge, require_same_keys
 from mpicomp.torch.states import STATE_KEY, own_part, with_arrays, with_tensors, wrapped_part

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from collectives.json_file import fields, one_line, shown
+from collectives.json_file import fields
+from collectives.quoting import one_line, shown
 from mpicomp.torch.buckets import NamedParameter
 
 if TYPE_CHECKING:  # states are converted without MPI

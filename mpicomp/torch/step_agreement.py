@@ -22,7 +22,7 @@ from collectives import Communicator
 from collectives.consistency.call_check import fingerprint
 from collectives.consistency.missing_ranks import named
 from collectives.errors import CollectiveMismatch, marked
-from collectives.json_file import one_line, shown
+from collectives.quoting import one_line, shown
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.torch.buckets import NamedParameter
 

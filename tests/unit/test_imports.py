@@ -21,8 +21,8 @@ KERNELS = "mpicomp.kernels.cpu"
 class Layer(NamedTuple):
     """The folders and the third-party packages that the modules of a folder may import.
 
-    A folder may import itself, the standard library, `collectives.devices`, and the modules at the top of `collectives`
-    that import nothing else of ours, too. What a folder in `own` may import, it does not pass on.
+    A folder may import itself, the standard library, and foundations: the modules at the top of `collectives` and in
+    `collectives.arrays` that import nothing else of ours. What a folder in `own` may import, it does not pass on.
     """
 
     own: tuple[str, ...] = ()
@@ -36,15 +36,12 @@ STEPS = ("mpicomp.step", "mpicomp.aggregator", "mpicomp.feedback", *BYTES)
 # From the bottom to the top. A module belongs to the innermost folder that is listed here.
 LAYERS = {
     "collectives.schedules": Layer(),
-    "collectives.devices": Layer((), ARRAYS),
-    "collectives.gpu_mpi": Layer(("collectives.execution", "collectives.consistency", *WAITING), ARRAYS),
+    "collectives.arrays": Layer((), ARRAYS),
     "collectives.progress": Layer((), ARRAYS),
     "collectives.trace": Layer(("collectives.progress",), ARRAYS),
     "collectives.execution": Layer(("collectives.schedules", *WAITING), ARRAYS),
     "collectives.consistency": Layer(("collectives.execution", *WAITING), ARRAYS),
-    "collectives.dense": Layer(
-        ("collectives.execution", "collectives.schedules", "collectives.gpu_mpi", *WAITING), ARRAYS
-    ),
+    "collectives.dense": Layer(("collectives.execution", "collectives.schedules", *WAITING), ARRAYS),
     "collectives.cost": Layer(("collectives.schedules", "collectives.execution"), ("numpy",)),
     "collectives": Layer((), ARRAYS),
     "mpicomp.kernels": Layer((), ("numpy", "numba", "llvmlite")),
@@ -81,9 +78,9 @@ PENDING = {("collectives.dense.allreduce", "collectives.communicator")}  # for t
 LAZY = {("collectives.annotations", "typing_extensions")} | {
     (module, "torch")
     for module in (
-        "collectives.devices.arithmetic",
-        "collectives.devices.finding",
-        "collectives.gpu_mpi.child",
+        "collectives.arrays.torch_device",
+        "collectives.arrays.device_lookup",
+        "collectives.arrays.gpu_mpi.child",
         "mpicomp.cli.bench.vectors",
         "mpicomp.cli.doctor.gpu",
     )
@@ -125,11 +122,11 @@ def tree() -> dict[str, set[str]]:
 
 @cache
 def foundations() -> set[str]:
-    """Return `collectives.devices` and the modules at the top of `collectives` that import nothing else of ours."""
+    """Return the modules at the top of `collectives` and in `collectives.arrays` that import nothing else of ours."""
     tops = {
         module
         for module in tree()
-        if module.startswith("collectives.") and (module.count(".") == 1 or inside(module, "collectives.devices"))
+        if module.startswith("collectives.") and (module.count(".") == 1 or inside(module, "collectives.arrays"))
     }
     ours = {module: {name for name in tree()[module] if name.split(".")[0] in PACKAGES} for module in tops}
     found: set[str] = set()

@@ -20,7 +20,7 @@ import pytest
 import collectives
 import mpicomp
 from apps.train import options as train_options
-from collectives import routes
+from collectives.communicator import routes
 from collectives.consistency import recursive_doubling as doubling
 from collectives.dense import allreduce as sums
 from mpicomp.cli import bench

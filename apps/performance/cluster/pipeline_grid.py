@@ -21,7 +21,7 @@ from apps.performance.cluster.grid import Cluster
 from apps.performance.cluster.pipeline import DELTAS, DIRECT, FP32, SLOW, measure_missing, staged
 from apps.records import Record, read_record
 from collectives import Communicator
-from collectives.grid import Grid
+from collectives.communicator.splitting import Grid
 from mpicomp.cli.timing import Seconds, alternate, gather, summary
 
 if TYPE_CHECKING:

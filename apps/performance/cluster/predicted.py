@@ -16,7 +16,7 @@ from apps.performance.part import MS, get, in_unit, table
 from apps.records import Record
 from collectives import Communicator, LinkModel, Ring, Topology, Torus, topology
 from collectives.cost.link import Work
-from collectives.probe import measure_network
+from collectives.network_probe import measure_network
 from mpicomp.algorithms import Algorithm, Dense, Marsit
 from mpicomp.cli.advise.predict import Job, call_seconds
 from mpicomp.cli.advise.report import WORTH, duration, rate

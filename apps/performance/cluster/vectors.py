@@ -14,7 +14,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from collectives.memory import aligned_empty
+from collectives.arrays.elements import aligned_empty
 
 BLOCK = 1_000_003
 TOLERANCE = 1e-5  # of the sum of magnitudes

@@ -21,11 +21,11 @@ from mpi4py import MPI
 
 import mpicomp
 from collectives import Communicator
+from collectives.arrays.elements import aligned_empty
 from collectives.consistency.call_check import gather_texts
 from collectives.cost.link import LinkModel
 from collectives.execution.workers import MOST_THREADS
-from collectives.memory import aligned_empty
-from collectives.probe import measure_network
+from collectives.network_probe import measure_network
 from collectives.progress.polling import wait
 from mpicomp.algorithms import Algorithm
 from mpicomp.cli.advise import report

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
 from collectives import TOPOLOGIES, HalvingDoubling, Ring, Topology, TopologyError, Torus
+from collectives.communicator.routes import tori
 from collectives.cost.link import LinkModel
 from collectives.cost.simulate import simulate_time
-from collectives.planner import tori
 from collectives.schedules.all_gather import AllGather
 from collectives.schedules.direct import Direct
 from mpicomp.algorithms import Algorithm, Dense

@@ -11,10 +11,10 @@ import numpy as np
 
 from collectives import Communicator, Ring
 from collectives.annotations import Doubles
+from collectives.arrays.elements import aligned_empty
 from collectives.cost.link import LinkModel, Work
 from collectives.cost.simulate import simulate_time
-from collectives.memory import aligned_empty
-from collectives.probe import measure_latency
+from collectives.network_probe import measure_latency
 from collectives.progress.polling import rest_by
 from collectives.schedules.all_gather import AllGather
 from mpicomp.algorithms import Algorithm, Dense

@@ -10,9 +10,9 @@ import numpy as np
 
 from collectives import Communicator
 from collectives.annotations import Array, FloatArray, Tensor, override
+from collectives.arrays import Device, named, wait
+from collectives.arrays.elements import aligned_empty
 from collectives.consistency.call_check import gather_texts
-from collectives.devices import Device, named, wait
-from collectives.memory import aligned_empty
 from mpicomp import kernels
 from mpicomp.algorithms import Algorithm
 from mpicomp.cli.command import require_none

@@ -13,8 +13,8 @@ import numpy as np
 from mpicomp.cli.doctor.finding import Finding, examine
 
 if TYPE_CHECKING:
-    from collectives.devices import Device
-    from collectives.gpu_mpi.probe import Outcome
+    from collectives.arrays import Device
+    from collectives.arrays.gpu_mpi.probe import Outcome
 
 
 # `collectives` is imported by functions: the doctor works where that is another package.
@@ -54,7 +54,7 @@ def present(driver: bool, names: list[str]) -> Finding:
 
 def claimed() -> Finding:
     """Report the claims of the MPI library, without using CUDA or a driver."""
-    from collectives.gpu_mpi.claims import are_positive, claims
+    from collectives.arrays.gpu_mpi.claims import are_positive, claims
 
     found = claims()
     listed = ", ".join(f"{claim.source} {'yes' if claim.aware else 'no'}" for claim in found)
@@ -66,7 +66,7 @@ def claimed() -> Finding:
 
 def way(there_are_gpus: bool) -> Finding:
     """Report the way from the GPU's memory to MPI; it is tried if there is a GPU, or if the user requires it."""
-    from collectives.gpu_mpi import VARIABLE, mode
+    from collectives.arrays.gpu_mpi import VARIABLE, mode
 
     try:
         chosen = mode()
@@ -86,7 +86,7 @@ def way(there_are_gpus: bool) -> Finding:
 
 def copies(device: Device) -> Finding:
     """Measure the copies of staging, to the host and back, and for comparison a copy within the host's memory."""
-    from collectives.devices import wait
+    from collectives.arrays import wait
 
     there, here = device.zeros(COPIED_BYTES, "uint8"), device.pinned(COPIED_BYTES)
     other = np.zeros(COPIED_BYTES, np.uint8)
@@ -117,13 +117,13 @@ def _names() -> list[str]:
 
 
 def _chosen() -> Device:
-    from collectives.devices import named
+    from collectives.arrays import named
 
     return named("cuda")
 
 
 def _probe() -> Outcome:
-    from collectives.gpu_mpi.verdict import current_device, verdict
+    from collectives.arrays.gpu_mpi.verdict import current_device, verdict
 
     verdict.begin(current_device())
     return verdict.end()

@@ -18,9 +18,9 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.constants import default_pg_timeout
 
 from collectives import CollectiveTimeout, Communicator
+from collectives.communicator.arguments import require_rank
 from collectives.consistency.call_check import fingerprint
 from collectives.consistency.missing_ranks import named
-from collectives.making import require_rank
 from mpicomp.torch.process_group.environment import set_by_launcher
 
 VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")  # of torchrun

@@ -10,8 +10,8 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import CollectiveMismatch, Communicator
+from collectives.communicator.point_to_point import message
 from collectives.execution.handle import Call, Steps
-from collectives.point_to_point import message
 from mpicomp.torch.process_group.packed import Packed
 
 Comes = Callable[[], bool]

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from collectives import Communicator
+from collectives.arrays.elements import FLOATS, INTEGERS
 from collectives.execution.handle import Call, Steps
-from collectives.memory import FLOATS, INTEGERS
 from collectives.trace.traffic import Traffic
 from mpicomp.torch.process_group.movement import Exchange, Side
 from mpicomp.torch.process_group.packed import as_array, as_bytes

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from collectives import devices
-from collectives.devices import Device
+from collectives import arrays
+from collectives.annotations import Testable
+from collectives.arrays import Device
 from collectives.execution.handle import Call, Steps
 from collectives.execution.staged import awaited, late, use_in_background
-from collectives.testable import Testable
 
 
 class Twin:
@@ -146,6 +146,6 @@ def _device_of(tensor: Tensor) -> Device | None:
     if tensor.device.type == "cpu" or tensor.layout != torch.strided or tensor.is_quantized:
         return None
     try:
-        return devices.named(str(tensor.device))
+        return arrays.named(str(tensor.device))
     except ValueError:
         return None

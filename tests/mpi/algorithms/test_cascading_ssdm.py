@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from collectives import Communicator, NonFiniteGradient, devices
+from collectives import Communicator, NonFiniteGradient, arrays
 from mpicomp import CascadingSSDM
 from tests.fake_device import FakeArray, FakeDevice
 
@@ -48,7 +48,7 @@ def test_hops_on_devices_have_the_bits_of_hops_on_the_host(comm: Communicator, m
     """Every other rank has a device, and NaN on one that has one is told on all."""
     pytest.importorskip("triton", reason="kernels for GPUs need Triton, or its interpreter")
     device, n, there = FakeDevice(0), 4096 + 700, comm.rank % 2 == 0
-    monkeypatch.setitem(devices.MAKERS, devices.CUDA, lambda index: device)
+    monkeypatch.setitem(arrays.MAKERS, arrays.CUDA, lambda index: device)
     on_host, mixed = (
         CascadingSSDM(normalise=True).start(comm, n, device="cuda" if one else "cpu") for one in (False, there)
     )

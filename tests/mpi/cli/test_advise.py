@@ -12,9 +12,9 @@ from mpi4py import MPI
 
 import mpicomp
 from collectives import Communicator, Ring
+from collectives.communicator.routes import fastest
 from collectives.cost.link import LinkModel
-from collectives.planner import fastest
-from collectives.probe import measure_network
+from collectives.network_probe import measure_network
 from mpicomp.cli.main import main
 from tests.mpi.lanes import few_ranks
 
@@ -41,7 +41,7 @@ def test_groups_must_be_found_twice(slow_calls: int, group_size: int | None, mon
         calls[beyond] += 1
         return 1e-3 if beyond and calls[beyond] <= slow_calls else 1e-4
 
-    monkeypatch.setattr("collectives.probe._seconds_a_message", seconds)
+    monkeypatch.setattr("collectives.network_probe._seconds_a_message", seconds)
     with Communicator() as comm:
         found = measure_network(comm)
     assert found.group_size == group_size

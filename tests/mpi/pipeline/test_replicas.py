@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from collectives import Communicator
-from collectives.grid import Grid
+from collectives.communicator.splitting import Grid
 from mpicomp import Dense, Marsit
 from mpicomp.codecs import RowQuantizer
 from mpicomp.pipeline import Deltas, Direct, PipelineError, PipelineStage

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from collectives import Communicator, Ring, devices
+from collectives import Communicator, Ring, arrays
+from collectives.arrays.gpu_mpi import claims, verdict
 from collectives.dense import on_device
-from collectives.gpu_mpi import claims, verdict
 from tests.fake_device import FakeArray, FakeDevice
 
 N = 300_007
@@ -23,7 +23,7 @@ def main() -> None:
     on_device.STAGED_BYTES = 0
     fake = FakeDevice()
     if not torch.cuda.is_available():
-        devices.MAKERS[devices.CUDA] = lambda index: fake
+        arrays.MAKERS[arrays.CUDA] = lambda index: fake
     with Communicator(topology=Ring()) as comm:
         same = all(sums_are_the_hosts(comm, dtype, op) for dtype in DTYPES for op in ("sum", "mean", "min"))
         outcome = verdict.verdict.outcome

@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("triton", reason="kernels for GPUs need Triton, or its interpreter")
 
-from collectives import Communicator, devices
+from collectives import Communicator, arrays
 from collectives.threads.run_local import run_local
 from mpicomp import Dense, Marsit
 from mpicomp.cli.bench import vectors as bench_vectors
@@ -99,7 +99,7 @@ def test_a_wrong_result_on_the_device_is_seen(
 
 
 def test_a_staged_call_ends_when_its_result_is_on_the_device(made: dict[int, FakeDevice], comm: Communicator) -> None:
-    vectors = DeviceVectors(devices.named("cuda:0"), 100, "float32")
+    vectors = DeviceVectors(arrays.named("cuda:0"), 100, "float32")
     vectors.fill(0, 0)
     other = baseline("mpi", comm, vectors)
     assert other is not None
@@ -164,7 +164,7 @@ def test_missing_kernels_are_told_where_a_method_would_use_them(
 def test_no_room_on_the_device_is_told_in_one_line(
     made: dict[int, FakeDevice], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    devices.named("cuda:0").has_memory = False  # type: ignore[attr-defined]
+    arrays.named("cuda:0").has_memory = False  # type: ignore[attr-defined]
     assert main([*QUICK, "--count", "100"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from collectives.gpu_mpi import claims, verdict
-from collectives.gpu_mpi.claims import Claim
-from collectives.gpu_mpi.probe import Outcome
+from collectives.arrays.gpu_mpi import claims, verdict
+from collectives.arrays.gpu_mpi.claims import Claim
+from collectives.arrays.gpu_mpi.probe import Outcome
 from mpicomp.cli.doctor import gpu
 from mpicomp.cli.doctor.finding import Finding
 from tests.fake_device import FakeDevice

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from collectives.devices import HOST_DEVICE
+from collectives.arrays import HOST_DEVICE
 from mpicomp.codecs.sign import Sign
 from mpicomp.codecs.vote_counts import Counts, planes_of
 from mpicomp.feedback.majority import MajorityVotes

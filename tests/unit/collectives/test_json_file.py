@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from collectives.json_file import fields, listed, one_line, parse_json, read_json, shown
+from collectives.json_file import fields, parse_json, read_json
+from collectives.quoting import listed, one_line, shown
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collectives.devices import HOST_DEVICE
+from collectives.arrays import HOST_DEVICE
 from mpicomp.codecs import Quantizer
 from mpicomp.feedback.error_feedback import ErrorAccumulation, ErrorFeedback, FeedbackEncoder
 from mpicomp.kernels.streams import Stream

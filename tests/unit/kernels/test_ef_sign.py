@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from collectives.memory import aligned_empty
+from collectives.arrays.elements import aligned_empty
 from mpicomp.feedback.scale_groups import ScaleGroups
 from mpicomp.kernels.cpu.ef_sign import compensate_and_pack, settle
 from tests.contracts import guarded

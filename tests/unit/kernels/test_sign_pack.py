@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from collectives.memory import widen
+from collectives.arrays.elements import widen
 from mpicomp.aggregator.nonfinite import all_finite_result
 from mpicomp.kernels.cpu.shared_selection import unpack_pair
 from mpicomp.kernels.cpu.sign import all_finite, pack, unpack

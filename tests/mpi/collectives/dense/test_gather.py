@@ -11,8 +11,8 @@ import torch
 from mpi4py import MPI
 
 from collectives import CollectiveMismatch, Communicator
+from collectives.arrays.elements import COPIED
 from collectives.dense import variable_size
-from collectives.memory import COPIED
 from tests.mpi.lanes import TIMEOUT_S, every_size
 
 pytestmark = pytest.mark.communicator(topology="auto")

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectives import Communicator, devices
+from collectives import Communicator, arrays
+from collectives.arrays.gpu_mpi import verdict
+from collectives.arrays.gpu_mpi.probe import Outcome
 from collectives.dense import broadcast, on_device
-from collectives.gpu_mpi import verdict
-from collectives.gpu_mpi.probe import Outcome
 from tests.fake_device import FakeArray, FakeDevice
 from tests.mpi.lanes import every_size, few_ranks
 
@@ -26,7 +26,7 @@ def vector(rank: int) -> Any:
 def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     """Give the device that each rank has."""
     one = FakeDevice(0)
-    monkeypatch.setitem(devices.MAKERS, devices.CUDA, lambda index: one)
+    monkeypatch.setitem(arrays.MAKERS, arrays.CUDA, lambda index: one)
     return one
 
 

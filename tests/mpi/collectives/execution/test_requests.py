@@ -19,7 +19,7 @@ pytestmark = [few_ranks, pytest.mark.mpi(min_size=2)]
 def requests_of(comm: Communicator) -> list[MPI.Request]:
     """All persistent requests of the communicator's users, by what would free them."""
     found: list[MPI.Request] = []
-    frees: list[Any] = [free for _, free in comm._held.values()]
+    frees: list[Any] = [free for _, free in comm._users._held.values()]
     for free in frees:
         found += free.args[0].values()
     return found
@@ -38,7 +38,7 @@ def test_requests_of_aggregators_that_are_gone_are_freed(comm: Communicator) -> 
     gc.collect()
     comm.barrier()
     assert all(request == MPI.REQUEST_NULL for request in requests)
-    assert not comm._held
+    assert not comm._users._held
 
 
 def test_requests_are_freed_with_the_communicator(mpi_comm: MPI.Intracomm) -> None:
@@ -52,7 +52,7 @@ def test_requests_are_freed_with_the_communicator(mpi_comm: MPI.Intracomm) -> No
 
 
 def test_vectors_of_ever_new_lengths_take_no_more_memory(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("collectives.routes.MOST_REMEMBERED", 4)
+    monkeypatch.setattr("collectives.communicator.routes.MOST_REMEMBERED", 4)
     for n in range(20):
         assert (comm.allreduce(np.ones(n)) == comm.size).all()
     assert len(comm._routes._programs) == len(comm._routes._calls) == 4

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from collectives import point_to_point
+from collectives.communicator import point_to_point
 from collectives.errors import CollectiveMismatch
 from mpicomp.torch.process_group import MPIProcessGroup
 

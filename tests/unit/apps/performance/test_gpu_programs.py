@@ -14,7 +14,8 @@ import pytest
 from apps.performance import gpu_allreduce, gpu_nccl, gpu_training, run_all
 from apps.performance.gpu_machine import Place, driver_version, placed
 from apps.performance.gpu_profile import Activity, activities, busy, hidden
-from collectives import Communicator, Ring, devices, gpu_mpi
+from collectives import Communicator, Ring, arrays
+from collectives.arrays import gpu_mpi
 from collectives.threads.run_local import run_local
 from tests.fake_device import FakeArray, FakeDevice
 
@@ -158,7 +159,7 @@ def test_all_reduces_on_a_device_fill_tables_and_record(
     device, peaks = FakeDevice(), iter([1000, 1000 + 4 * 5000 + 60_000])
     stand_in(gpu_allreduce, "cuda:0", monkeypatch)
     monkeypatch.setenv(gpu_mpi.VARIABLE, "off")
-    monkeypatch.setitem(devices.MAKERS, devices.CUDA, lambda index: device)
+    monkeypatch.setitem(arrays.MAKERS, arrays.CUDA, lambda index: device)
     monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: None)
     for name in ("memory_allocated", "max_memory_allocated"):
         monkeypatch.setattr(f"torch.cuda.{name}", lambda: next(peaks))

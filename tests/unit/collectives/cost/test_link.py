@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from collectives import Communicator, HalvingDoubling, Ring, Torus
+from collectives.communicator.arguments import agree_on_network
+from collectives.communicator.routes import fastest
 from collectives.cost.link import LinkModel, Work
 from collectives.cost.simulate import simulate_time
-from collectives.planner import agreed, fastest
 from collectives.threads.run_local import run_local
 from tests.mutations import HUGE, mutants
 
@@ -96,7 +97,7 @@ def test_ranks_that_read_another_file_raise_the_same_error(tmp_path: Path, conte
 
     def read(comm: Communicator) -> str:
         with pytest.raises(ValueError, match=f"^rank {bad} of 3: network=.*write it with mpicomp advise") as caught:
-            agreed(comm.mpi_comm, tmp_path / ("bad\n.json" if comm.rank == bad else "good.json"), 30)
+            agree_on_network(comm.mpi_comm, tmp_path / ("bad\n.json" if comm.rank == bad else "good.json"), 30)
         return str(caught.value)
 
     (told,) = set(run_local(3, read))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectives import Communicator, devices, gpu_mpi
+from collectives import Communicator, arrays
 from collectives.dense import broadcast
 from collectives.threads.run_local import run_local
 from tests.fake_device import FakeArray, FakeDevice
@@ -20,7 +20,7 @@ N = 1003
 def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeDevice]:
     """Give the fake devices of three ranks, and let all vectors be long and have several pieces."""
     known = {index: FakeDevice(index) for index in range(3)}
-    monkeypatch.setitem(devices.MAKERS, devices.CUDA, known.__getitem__)
+    monkeypatch.setitem(arrays.MAKERS, arrays.CUDA, known.__getitem__)
     monkeypatch.setattr(broadcast, "DIRECT_BYTES", 1)
     monkeypatch.setattr(broadcast, "PIECE_BYTES", 256)
     return known
@@ -33,7 +33,7 @@ def able(monkeypatch: pytest.MonkeyPatch, ranks: tuple[int, ...]) -> None:
         yield True
         return int(device[-1]) in ranks
 
-    monkeypatch.setattr(gpu_mpi, "allowed", allowed)
+    monkeypatch.setattr(broadcast, "takes_device_memory", allowed)
 
 
 def values(rank: int, dtype: str = "float32") -> Any:

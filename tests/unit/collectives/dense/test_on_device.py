@@ -10,21 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectives import (
-    CollectiveMismatch,
-    Communicator,
-    HalvingDoubling,
-    Ring,
-    Star,
-    Topology,
-    Tree,
-    devices,
-)
+from collectives import CollectiveMismatch, Communicator, HalvingDoubling, Ring, Star, Topology, Tree, arrays
+from collectives.arrays.elements import narrow
+from collectives.arrays.gpu_mpi import verdict
+from collectives.arrays.gpu_mpi.probe import Outcome
 from collectives.dense import on_device
 from collectives.dense.device_payload import RECEIVE_BUFFERS, DevicePayload
-from collectives.gpu_mpi import verdict
-from collectives.gpu_mpi.probe import Outcome
-from collectives.memory import narrow
 from collectives.threads.run_local import run_local
 from tests.fake_device import FakeArray, FakeDevice
 
@@ -36,7 +27,7 @@ PIECE_BYTES = 256
 def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeDevice]:
     """Give the fake devices, which are made when they are asked for, and let all vectors be long."""
     known: dict[int, FakeDevice] = {}
-    monkeypatch.setitem(devices.MAKERS, devices.CUDA, lambda index: known.setdefault(index, FakeDevice(index)))
+    monkeypatch.setitem(arrays.MAKERS, arrays.CUDA, lambda index: known.setdefault(index, FakeDevice(index)))
     monkeypatch.setattr(on_device, "STAGED_BYTES", 0)
     monkeypatch.setattr(on_device, "DIRECT_BYTES", 0)
     return known

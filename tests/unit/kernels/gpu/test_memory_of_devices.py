@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectives import CollectiveMismatch, Communicator, devices
+from collectives import CollectiveMismatch, Communicator, arrays
 from collectives.threads.run_local import run_local
 from mpicomp import CascadingSSDM, DoubleSqueeze, EFSignSGD, Marsit, ScaleCom
 from tests.fake_device import FakeArray, FakeDevice
@@ -38,7 +38,7 @@ def test_a_start_without_memory_can_be_repeated(method: Any, made: dict[int, Fak
         return result.there if there else result
 
     plain = run_local(2, lambda comm: take(comm, False))
-    devices.of(devices.CUDA, 0)
+    arrays.device_at(arrays.CUDA, 0)
     made[0].has_memory = False
     for one, other in zip(plain, run_local(2, lambda comm: take(comm, True)), strict=True):
         np.testing.assert_array_equal(one, other)

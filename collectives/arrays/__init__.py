@@ -1,0 +1,38 @@
+"""Arrays of any library, in the memory of the host or of a device.
+
+An array on a device travels through pinned memory of the host. It is copied there on a stream of its own, after the
+work that makes the array, and copied back when its call has the result. The thread that drives the call polls events
+meanwhile and waits for no device, so that other calls go on. The call ends when the copy back has ended, so every
+stream sees the result.
+
+Arrays of PyTorch, CuPy and JAX are taken by DLPack. PyTorch makes the copies; it is imported with the first such array.
+"""
+
+from __future__ import annotations
+
+from collectives.arrays.device import HOST_DEVICE, Device, HostDevice, Taken
+from collectives.arrays.device_lookup import CPU, CUDA, HOST, MAKERS, PINNED, ROCM, ROCM_PINNED, device_at, named
+from collectives.arrays.staging import Landed, Place, Staging, after_copy, wait
+from collectives.arrays.torch_device import TorchDevice
+
+__all__ = [
+    "CPU",
+    "CUDA",
+    "HOST",
+    "HOST_DEVICE",
+    "MAKERS",
+    "PINNED",
+    "ROCM",
+    "ROCM_PINNED",
+    "Device",
+    "HostDevice",
+    "Landed",
+    "Place",
+    "Staging",
+    "Taken",
+    "TorchDevice",
+    "after_copy",
+    "device_at",
+    "named",
+    "wait",
+]

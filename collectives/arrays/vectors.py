@@ -1,0 +1,183 @@
+"""Arrays of any library as flat NumPy vectors on the same memory.
+
+The vector of an array on a device is memory of the host, which `collectives.arrays.staging` copies it to and back.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import NamedTuple
+
+import numpy as np
+
+from collectives.annotations import AnyArray, Array
+from collectives.arrays.device import Device, Taken
+from collectives.arrays.device_lookup import HOST, device_at
+from collectives.arrays.dlpack import device_numbers, exported, require_values
+from collectives.arrays.elements import COPIED, FLOATS, dtype_name, storage
+from collectives.arrays.staging import Place, Staging
+
+
+class Flat(NamedTuple):
+    """A vector on the memory of an array.
+
+    Attributes
+    ----------
+    values : ndarray, 1-D contiguous
+        uint16 where `dtype` is bfloat16. Keeps the memory alive. Of an array on a device that does not cross, a
+        stand-in of the same length and type that holds no values.
+    dtype : str
+        Element type.
+    shape : tuple of int
+        Shape of the array.
+    place : Place or None
+        Place of an array on a device: a `Staging` copies between `values` and the array.
+    """
+
+    values: AnyArray
+    dtype: str
+    shape: tuple[int, ...]
+    place: Place | None = None
+
+    @property
+    def staging(self) -> Staging | None:
+        """Staging buffer between `values` and an array on a device."""
+        return self.place if isinstance(self.place, Staging) else None
+
+
+def flat(array: Array, allowed: tuple[str, ...] = FLOATS, crosses: bool = True) -> Flat:
+    """View an array as a vector, without copying.
+
+    Parameters
+    ----------
+    array : ndarray, or anything with ``__dlpack__``
+        Contiguous in C order.
+    allowed : tuple of str
+        Element types to accept.
+    crosses : bool
+        Allocate memory of the host for an array on a device; False: `crossing` does so later.
+
+    Raises
+    ------
+    TypeError
+        Not an array, or of another element type, or it requires grad, or has a mask.
+    ValueError
+        Not contiguous, or no plain memory, or on a device that cannot be reached.
+    MemoryError
+        Pinned memory cannot be allocated.
+    """
+    if isinstance(array, np.ndarray):
+        if type(array) is not np.ndarray:
+            array = _memory_of(array)
+        name = dtype_name(array.dtype)
+        if name not in allowed or not array.flags.c_contiguous:
+            _check(name, allowed, array.flags.c_contiguous, f"strides {array.strides} bytes")
+        values = array if array.ndim == 1 else array.reshape(-1)
+        return Flat(values.view(np.uint16) if name == "bfloat16" else values, name, array.shape)
+    if not hasattr(array, "__dlpack__"):
+        raise TypeError(f"cannot reduce {type(array).__name__}: pass a NumPy array or a tensor that supports DLPack")
+    require_values(array)
+    kind, index = device_numbers(array)
+    if kind not in HOST:
+        vector = _staged(device_at(kind, index), array, allowed)
+        return crossing(vector) if crosses else vector
+    found = exported(array)
+    _check(found.dtype, allowed, found.is_contiguous, f"strides {found.strides}")
+    return Flat(found.vector(), found.dtype, found.shape)
+
+
+def _memory_of(array: AnyArray) -> AnyArray:
+    """Return the array as one of NumPy's own class, which a matrix or a file in memory is as well."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError("the array is masked, and its mask would be lost: pass array.filled(0), or another value")
+    return array.view(np.ndarray)
+
+
+def is_read_only(vector: Flat, array: Array) -> bool:
+    """Return True if the array that a vector was taken from cannot be written."""
+    if vector.place is None:
+        return not vector.values.flags.writeable
+    jax = sys.modules.get("jax")  # the one library on GPUs whose arrays never change
+    return jax is not None and isinstance(array, jax.Array)
+
+
+def on_device(device: Device, array: Array) -> Flat:
+    """View an array on this device as a vector there, a tensor of PyTorch.
+
+    Raises as `flat` does, and ValueError for an array elsewhere.
+    """
+    if not hasattr(array, "__dlpack__"):
+        raise TypeError(f"{type(array).__name__} is no array on {device.name}: pass a tensor there")
+    require_values(array)
+    kind, index = device_numbers(array)
+    if kind in HOST or device_at(kind, index) is not device:
+        raise ValueError(f"the array is on device {(kind, index)}, not on {device.name}: pass a copy there")
+    taken = _taken(device, array, FLOATS)
+    nbytes = math.prod(taken.shape) * storage(taken.dtype).itemsize
+    return Flat(taken.vector, taken.dtype, taken.shape, Place(device, taken, nbytes))
+
+
+def crossing(vector: Flat) -> Flat:
+    """Return the vector, with pinned memory if it is an array on a device; raises MemoryError if that fails."""
+    staging = vector.staging
+    if staging is None:
+        return vector
+    try:
+        host = staging.pin()
+    except RuntimeError as error:
+        problem = f"there is no pinned memory to take {vector.values.size} elements from {staging.device.name} to"
+        raise MemoryError(f"{problem} ({error}); free memory of the host, or pass an array that is there") from error
+    return vector._replace(values=host.view(vector.values.dtype))
+
+
+def _staged(device: Device, array: Array, allowed: tuple[str, ...]) -> Flat:
+    """Return the vector of an array on a device, which does not cross yet."""
+    taken = _taken(device, array, allowed)
+    stored, n = storage(taken.dtype), math.prod(taken.shape)
+    if not n:
+        return Flat(np.empty(0, stored), taken.dtype, taken.shape)
+    stand_in = np.lib.stride_tricks.as_strided(np.zeros(1, stored), (n,), (0,))
+    return Flat(stand_in, taken.dtype, taken.shape, Staging(device, taken, n * stored.itemsize))
+
+
+def _taken(device: Device, array: Array, allowed: tuple[str, ...]) -> Taken:
+    try:
+        taken = device.take(array)
+    except (BufferError, RuntimeError) as error:
+        raise ValueError(f"the array on {device.name} cannot be used ({error}): pass a contiguous copy") from error
+    _check(taken.dtype, allowed, taken.contiguous, f"on {device.name}")
+    return taken
+
+
+def _check(name: str, allowed: tuple[str, ...], contiguous: bool, layout: str) -> None:
+    if name not in allowed:
+        raise TypeError(f"cannot reduce elements of type {name}: convert to one of {', '.join(allowed)}")
+    if not contiguous:
+        raise ValueError(f"the array is not contiguous ({layout}): pass a contiguous copy")
+
+
+def empty_like(array: Array, shape: tuple[int, ...] | None = None) -> Array:
+    """Return a new array of the same library and element type, and of the same shape unless another is given.
+
+    Raises
+    ------
+    TypeError
+        The library of the array exports memory by DLPack, but makes no other arrays, or none that can be written.
+    """
+    shape = getattr(array, "shape", ()) if shape is None else shape
+    if isinstance(array, np.ndarray):
+        return np.empty(shape, array.dtype)
+    if hasattr(array, "new_empty"):
+        return array.new_empty(shape)
+    if hasattr(array, "__array_namespace__"):
+        made = array.__array_namespace__().empty(shape, dtype=array.dtype, device=array.device)
+        if not is_read_only(flat(made, COPIED, crosses=False), made):
+            return made
+        reason = "its kind cannot be written"
+    else:
+        reason = "it has no __array_namespace__"
+    raise TypeError(
+        f"no other {type(array).__name__} can be made for the result, as {reason}: "
+        "pass out where the call takes it, or a NumPy array"
+    )

@@ -1,0 +1,11 @@
+"""The communicator of a group of ranks: `facade` has the class, other modules the parts that it holds.
+
+Parts never refer to the communicator, which would be freed late as part of a cycle. Calls refer to it, and functions of
+`exchanges`, `point_to_point`, `operands` and `splitting` take it as an argument.
+"""
+
+from __future__ import annotations
+
+from collectives.communicator.facade import Communicator
+
+__all__ = ["Communicator"]

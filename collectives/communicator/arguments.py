@@ -1,0 +1,192 @@
+"""Arguments of a communicator: validated, agreed on, and refused on every rank where one rank's cannot be used."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from collections.abc import Callable
+from numbers import Integral
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives import children, launcher
+from collectives.abort import install_unless_attended
+from collectives.arrays import gpu_mpi
+from collectives.consistency.assembly import assemble, refuse
+from collectives.consistency.call_check import gather_texts
+from collectives.cost.link import LinkModel
+from collectives.errors import LauncherMismatch, NotARank, marked
+from collectives.execution.workers import MOST_THREADS, Workers
+from collectives.progress.polling import wait
+from collectives.progress.timeouts import timeouts
+from collectives.quoting import one_line
+from collectives.schedules.plan import Topology
+from collectives.schedules.registry import topology as topology_of
+from collectives.trace.clock import compare
+from collectives.trace.recorder import Trace
+
+LONGEST_PIECE_BYTES = 1 << 30  # MPI counts elements of a message in 32 bits
+ROUTES = ("auto", "mpi")  # have names like topologies
+_PROBLEM = "\0"  # first character of a text with the reason why a rank knows no network
+
+
+class CommunicatorArguments(NamedTuple):
+    """Arguments of a communicator, with which it can be made."""
+
+    parent: MPI.Comm
+    topology: str | Topology
+    timeout: float
+    arrival_timeout: float
+    workers: Workers | None
+
+
+def validate_arguments(
+    mpi_comm: MPI.Comm | None,
+    topology: str | Topology,
+    timeout: float | None,
+    arrival_timeout: float | None,
+    piece_bytes: int | None,
+    threads: int,
+    alone: bool,
+    abort_hook: bool,
+) -> CommunicatorArguments:
+    """Return the arguments of `Communicator`, ready for use.
+
+    Raises
+    ------
+    NotARank
+        See `require_rank`.
+    TypeError, ValueError, LauncherMismatch
+        An argument cannot be used, or MPI has not joined all processes; the other ranks raise CollectiveMismatch.
+    """
+    require_rank(alone)
+    swapped = isinstance(mpi_comm, str) or hasattr(mpi_comm, "plan")
+    parent = MPI.COMM_WORLD if swapped else _parent(mpi_comm)
+    if abort_hook and isinstance(parent, MPI.Comm) and parent.size == MPI.COMM_WORLD.size > 1:
+        install_unless_attended()
+    try:
+        if swapped:
+            raise TypeError(f"the first argument is mpi_comm: write Communicator(topology={mpi_comm!r})")
+        if parent == MPI.COMM_WORLD and not alone and MPI.Comm.Get_parent() == MPI.COMM_NULL:
+            problem = launcher.problem(parent.size, os.environ)
+            if problem:
+                raise LauncherMismatch(problem)
+        if piece_bytes is not None and not 1 <= piece_bytes <= LONGEST_PIECE_BYTES:
+            raise ValueError(f"piece_bytes must lie in 1 .. {LONGEST_PIECE_BYTES}, not {piece_bytes}")
+        if isinstance(threads, bool) or not isinstance(threads, Integral):
+            raise TypeError(f"threads must be a whole number, not {threads!r}")
+        if not 1 <= threads <= MOST_THREADS:
+            raise ValueError(f"threads must lie in 1 .. {MOST_THREADS}, not {threads}")
+        gpu_mpi.require_if_on(parent)
+        workers = Workers(int(threads)) if threads > 1 else None
+        return CommunicatorArguments(parent, _topology(topology, parent), *timeouts(timeout, arrival_timeout), workers)
+    except (TypeError, ValueError, LauncherMismatch) as error:
+        refuse(parent)
+        raise marked(type(error)(f"rank {parent.rank} of {parent.size}: {error}")) from None
+
+
+def require_rank(alone: bool = False) -> None:
+    """Raise NotARank in a process that a rank has started, unless it is to be `alone`: it then is a job of its own."""
+    problem = children.problem()
+    if not problem:
+        return
+    if MPI.Is_initialized() or not (alone or os.environ.get(children.ALONE, "0") == "1"):
+        raise NotARank(problem)
+    children.forget_launcher()
+    MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    atexit.register(MPI.Finalize)
+
+
+def _parent(mpi_comm: object) -> MPI.Comm:
+    if mpi_comm is None:
+        return MPI.COMM_WORLD
+    if not hasattr(mpi_comm, "Ialltoallv"):
+        raise marked(TypeError(f"mpi_comm is {mpi_comm!r}: pass a communicator of mpi4py, or None for COMM_WORLD"))
+    if mpi_comm == MPI.COMM_NULL:
+        raise marked(ValueError("mpi_comm is COMM_NULL: this rank is no part of it, and makes no communicator"))
+    return cast(MPI.Comm, mpi_comm)
+
+
+def _topology(given: str | Topology, parent: MPI.Comm) -> str | Topology:
+    if given in ROUTES:
+        return str(given)
+    found = topology_of(given, ROUTES)
+    found.plan(parent.rank, parent.size)
+    return found
+
+
+def duplicate(parent: MPI.Comm, arrival_timeout: float) -> tuple[MPI.Comm, int, int]:
+    """Return a duplicate of a communicator, and this rank's number and the ranks' number on its node.
+
+    Raises CollectiveTimeout with the names of ranks that do not come.
+    """
+    assemble(parent, arrival_timeout)
+    mpi_comm = parent.Dup()
+    mpi_comm.Set_errhandler(MPI.ERRORS_RETURN)
+    node = mpi_comm.Split_type(MPI.COMM_TYPE_SHARED)
+    local_rank, local_size = node.rank, node.size
+    node.Free()
+    return mpi_comm, local_rank, local_size
+
+
+def agree_on_network(comm: MPI.Comm, network: LinkModel | str | Path | None, timeout_s: float) -> LinkModel | None:
+    """Return the network that all ranks name, read from a file if need be; None if no rank names one. Collective.
+
+    Raises
+    ------
+    ValueError
+        A rank cannot read it, or ranks know different ones; on every rank.
+    """
+    known, text, here = None, "", f"rank {comm.rank} of {comm.size}"
+    if network is not None:
+        try:
+            known = network if isinstance(network, LinkModel) else LinkModel.load(network)
+            text = repr(known)
+        except (OSError, TypeError, ValueError) as error:
+            text = f"{_PROBLEM}{here}: network={one_line(network)!r} cannot be used: {one_line(error)}"
+    texts = gather_texts(comm, text, timeout_s)
+    problem = next((found.removeprefix(_PROBLEM) for found in texts if found.startswith(_PROBLEM)), "")
+    if problem:
+        raise ValueError(problem)
+    if len(set(texts)) > 1:
+        other = next(rank for rank, found in enumerate(texts) if found != texts[0])
+        raise ValueError(
+            f"ranks 0 and {other} know different networks, {texts[0] or 'none'} and {texts[other] or 'none'}: "
+            "give all ranks the same"
+        )
+    return known
+
+
+def open_trace(comm: MPI.Comm, folder: str | Path, timeout_s: float, close: Callable[[], None]) -> Trace:
+    """Begin to record all calls of a new communicator; collective. `close` is called if that fails.
+
+    Raises
+    ------
+    OSError
+        A rank cannot write to the folder; on every rank.
+    CollectiveTimeout, PeerFailure
+    """
+    here = f"rank {comm.rank} of {comm.size}"
+    missing = f"{here}: not all ranks open a trace; pass trace= on every rank or on none"
+    wait(comm.Ibarrier(), timeout_s, lambda: missing)
+    trace, problem = None, ""
+    try:
+        trace = Trace(Path(folder), comm.rank, comm.size)
+    except (OSError, ValueError) as error:
+        cause = getattr(error, "strerror", None) or error
+        problem = f"{here}, trace={str(folder)!r}: {cause}; name a folder that every rank can write, for this alone"
+    problem = next(filter(None, gather_texts(comm, problem, timeout_s)), "")
+    if trace is None or problem:
+        if trace is not None:
+            trace.discard()
+        close()
+        raise OSError(problem)
+    trace.readings = [compare(comm, trace.clock, timeout_s)]
+    beginning = np.array([trace.clock(), time.time()])
+    wait(comm.Ibcast(beginning, 0), timeout_s, lambda: f"{here}: rank 0 does not begin the trace")
+    trace.origin, trace.run = beginning.tolist()
+    return trace

@@ -1,0 +1,612 @@
+"""Communicator: the user's handle on a group of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, NoReturn, Self
+
+from mpi4py import MPI
+
+from collectives.annotations import AnyArray, Array
+from collectives.arrays.vectors import Flat
+from collectives.communicator import arguments, exchanges, point_to_point, splitting
+from collectives.communicator.calls import Calls, await_request
+from collectives.communicator.ending import Closing, Flights, GivingUp
+from collectives.communicator.exchanges import NUMBERS
+from collectives.communicator.operands import operands, operation
+from collectives.communicator.routes import Routes
+from collectives.communicator.splitting import Grid
+from collectives.communicator.users import Users
+from collectives.compiling import keep_uncompiled
+from collectives.consistency.call_check import CallCheck, fingerprint
+from collectives.consistency.missing_ranks import MissingRanks
+from collectives.consistency.recursive_doubling import most_bytes
+from collectives.cost.link import LinkModel
+from collectives.dense.allreduce import DenseSums, is_small
+from collectives.errors import CollectiveMismatch, CollectiveTimeout, marked
+from collectives.execution.handle import Call, Handle, Steps
+from collectives.execution.program import Program
+from collectives.progress import eager_limit
+from collectives.progress.departure import tell_at_exit
+from collectives.progress.fork import reject_in_children
+from collectives.progress.polling import keep_alive, wait
+from collectives.schedules.plan import Topology, TopologyError
+from collectives.trace.recorder import Trace
+from collectives.trace.traffic import Traffic
+
+SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces; between nodes, see `eager_limit`
+
+Op = Literal["sum", "mean", "min", "max"] | MPI.Op
+
+
+class Communicator:
+    """Ranks that communicate with each other.
+
+    Parameters
+    ----------
+    mpi_comm : MPI.Comm, optional
+        Always duplicated; None: COMM_WORLD. Making a Communicator is collective.
+    topology : str or Topology
+        ``"ring"``, ``"segmented-ring"``, ``"torus"``, ``"tree"``, ``"double-tree"``, ``"halving-doubling"``,
+        ``"star"``, an instance from `collectives`, ``"mpi"`` (dense sums by MPI's own all-reduce, everything else as
+        "auto"), or ``"auto"``: by payload size.
+    timeout : float, optional
+        Seconds without progress within a call before it raises `CollectiveTimeout`. None: the environment's
+        ``MPICOMP_TIMEOUT``, else 60.
+    verify : bool
+        Check before each collective that all ranks make the same call (a few microseconds).
+    piece_bytes : int, optional
+        Longest message; None: by transport. Equal on all ranks.
+    network : LinkModel, str or Path, optional
+        Model of the ranks' network, or the file that ``mpicomp advise --save`` wrote: "auto" then takes the
+        topology that the model of time finds fastest. The same on all ranks.
+    trace : str or Path, optional
+        Folder for a file per rank with the phases of each call; see docs/traces.md. On all ranks or
+        on none.
+    arrival_timeout : float, optional
+        Seconds that a rank may come later to a call than the others, which warn of it from 15 s on. None: the
+        environment's ``MPICOMP_ARRIVAL_TIMEOUT``, else 1800, or `timeout` if that is longer. It holds for making the
+        communicator too, and without `verify` for a whole call.
+    threads : int
+        So many threads encode, merge and decode pieces while the calling one polls; 1: that one does it all. Results
+        are the same with any number, and ranks may have different ones. Worth it for methods that compute long
+        (quantizers, entropy coding, top-k) on a rank that has several cores to itself; dense sums go on without.
+    alone : bool
+        Let COMM_WORLD be all there is, even where a launcher started more processes than MPI has joined; so does
+        ``MPICOMP_ALONE=1``. In a process that a rank has started, MPI then makes a job of this process alone.
+    abort_hook : bool
+        Call `install_abort_hook`, if there are several ranks and these are all of the job; not in an interactive
+        session, nor under pytest.
+
+    Attributes
+    ----------
+    rank, size : int
+    local_rank, local_size : int
+        The same among the ranks that share this rank's node.
+    here : str
+        ``"rank 3 of 8"``, for messages.
+    mpi_comm : MPI.Comm
+        The duplicate.
+    one_node : bool
+        All ranks share memory.
+    swapped_bytes : int
+        Longest vector that can be summed in the messages of a call's check.
+    missing : MissingRanks
+    traffic : Traffic
+        Cost of all calls of `allreduce` so far.
+    trace : Trace or None
+    workers : Workers or None
+        Threads that share the work on pieces.
+
+    Raises
+    ------
+    CollectiveTimeout
+        Names the ranks that do not make a communicator.
+    CollectiveMismatch
+        Names the ranks that make none because of an argument, of which they raise the error.
+    NotARank
+        A rank has started this process, such as a worker that loads data.
+    LauncherMismatch
+        A launcher started more processes than MPI has joined, which would train separate models.
+    OSError
+        A rank cannot write its trace; on every rank.
+    TopologyError
+        The topology does not fit this number of ranks.
+    TypeError, ValueError
+        An argument cannot be used. On every rank: the network cannot be read, or ranks know different ones.
+    """
+
+    def __init__(
+        self,
+        mpi_comm: MPI.Comm | None = None,
+        topology: str | Topology = "auto",
+        timeout: float | None = None,
+        verify: bool = True,
+        piece_bytes: int | None = None,
+        network: LinkModel | str | Path | None = None,
+        trace: str | Path | None = None,
+        *,
+        arrival_timeout: float | None = None,
+        threads: int = 1,
+        alone: bool = False,
+        abort_hook: bool = True,
+    ) -> None:
+        given = arguments.validate_arguments(
+            mpi_comm, topology, timeout, arrival_timeout, piece_bytes, threads, alone, abort_hook
+        )
+        parent, self.topology, self.timeout, self.arrival_timeout, self.workers = given
+        self.rank, self.size, self.here = parent.rank, parent.size, f"rank {parent.rank} of {parent.size}"
+        self.mpi_comm, self.local_rank, self.local_size = arguments.duplicate(parent, self.arrival_timeout)
+        self.one_node = self.local_size == self.size
+        self.swapped_bytes = most_bytes(self.size, self.one_node)
+        self.trace: Trace | None = None
+        self.missing = MissingRanks(self.mpi_comm, self.timeout)
+        self.given_up = self.missing.another_gave_up
+        self._verify = verify
+        self._hold_parts()
+        reject_in_children(self._giving_up)
+        tell_at_exit(self._giving_up)
+        self.piece_bytes = piece_bytes
+        try:
+            self.network = arguments.agree_on_network(self.mpi_comm, network, self.timeout)
+        except ValueError:
+            self.close()
+            raise
+        eager_bytes = SHARED_PIECE_BYTES if self.one_node else eager_limit.piece_bytes(self.mpi_comm, self.timeout)
+        self._routes = Routes(self.rank, self.size, self.topology, self.network, piece_bytes, eager_bytes)
+        self.traffic = Traffic()
+        if trace is not None:
+            self.trace = arguments.open_trace(self.mpi_comm, trace, self.timeout, self.close)
+            self._calls.trace = self._giving_up.trace = self.trace
+
+    def _hold_parts(self) -> None:
+        """Make the parts, and bind their methods: defined here they would cost each step of a call a Python call."""
+        flights, users, self._sums = Flights(), Users(), DenseSums()
+        check = CallCheck(self.mpi_comm, self.missing, self.swapped_bytes)
+        kept = self.mpi_comm, check, users, self._sums
+        giving_up = GivingUp(flights, self.missing, self.here, self.size, self.workers, *kept)
+        calls = Calls(self.mpi_comm, self.here, flights, giving_up, users, check, self._verify)
+        end_workers = () if self.workers is None else (self.workers.close,)
+        free = self._sums.free, *end_workers, users.free_all, check.free, self.mpi_comm.Free
+        self._closing = Closing(flights, giving_up, self.missing, check, self._verify, self.workers, *free)
+        self._flights, self._users, self._giving_up, self._calls = flights, users, giving_up, calls
+        self.open, self.run, self.begin, self.advance = calls.open, calls.run, calls.begin, calls.advance
+        self.turn_of, self.before, self.drop, self.end = calls.turn_of, calls.before, calls.drop, calls.end
+        self.enter, self.check, self.sum_small, self.await_request = (
+            calls.enter, calls.check, calls.sum_small, await_request,
+        )  # fmt: skip
+        self.fail, self.abort, self.give_up = giving_up.fail, giving_up.abort, giving_up.give_up
+        self.tolerates_mismatch, self.mark_raised = giving_up.tolerates_mismatch, giving_up.mark_raised
+        self.raise_failure = giving_up.raise_failure
+        self.fixed_tag, self.next_tag, self.tags_unused = users.fixed_tag, users.next_tag, users.tags_unused
+        self.tags_unused_on_error, self.common = users.tags_unused_on_error, users.common
+        self.persistent, self.free_after = users.persistent, users.free_after
+
+    def __repr__(self) -> str:
+        return f"<Communicator rank {self.rank} of {self.size}, {self.topology}>"
+
+    @property
+    def threads(self) -> int:
+        """Number of threads that work on pieces."""
+        return 1 if self.workers is None else self.workers.threads
+
+    @property
+    def calls_in_flight(self) -> int:
+        """Number of calls that have begun and not ended."""
+        return len(self._flights.ordered)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error for which the communicator was given up."""
+        return self._giving_up.failure
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._giving_up.leave_block(error)
+
+    def __del__(self) -> None:
+        # MPI goes on writing to the buffers of a call under way, though nobody waits for it any more.
+        flights = getattr(self, "_flights", None)
+        if flights is not None and flights.ordered:
+            keep_alive(self)
+
+    def close(self) -> None:
+        """Free the MPI communicator (collective). After an error it is left to MPI's own clean-up instead.
+
+        Raises
+        ------
+        CollectiveMismatch
+            Other ranks make another call. The communicator stays open.
+        RuntimeError
+            A call was let go without waiting for it.
+        OSError
+            The trace cannot be written.
+        """
+        self._closing.close(self)
+
+    def start_progress_thread(self) -> bool:
+        """Let a thread of this process drive all calls from now on, while the caller computes. Not collective.
+
+        All communicators of a process share one such thread. Any thread may then make calls; the ranks must still make
+        them in one order. A blocking call takes some 50 us longer, for the way to the thread and back.
+
+        Returns
+        -------
+        bool
+            False: MPI was started without MPI_THREAD_MULTIPLE, or the ranks are threads; nothing has changed.
+
+        Raises
+        ------
+        RuntimeError
+            A call is in flight.
+        """
+        return self._calls.start_progress_thread()
+
+    @property
+    def lacks_thread_support(self) -> bool:
+        """True if MPI was started in such a way that no progress thread can make calls."""
+        return self._calls.lacks_thread_support
+
+    # Agreeing --------------------------------------------------------------------------------------------------------
+
+    def agree(self, mark: int, describe: Callable[[], str]) -> None:
+        """Raise on every rank unless all make this call, which does nothing else."""
+        call = Call(self, describe)
+        self.run(call, self.check(call, mark))
+
+    def reject(self, error: Exception, call: str) -> NoReturn:
+        """Raise `error` here, and CollectiveMismatch on the ranks that made the call.
+
+        Ranks that reject for the same reason at the same time agree, and each raises its own error.
+        """
+        reason = f"rejects {call}: {error}"
+        with suppress(CollectiveMismatch, CollectiveTimeout):  # this rank's own error is more precise
+            self.agree(fingerprint(reason.replace(self.here, "")), lambda: f"rank {self.rank} {reason}")
+        raise marked(error) from None
+
+    def wait(self, request: MPI.Request, describe: Callable[[], str]) -> None:
+        """Poll a request of this communicator up to the timeout; it is no call, so other ranks need not wait too."""
+        try:
+            wait(request, self.timeout, describe, self.given_up)
+        except BaseException as error:
+            raise self.abort(error, request) from error
+
+    def span(self, name: str, **details: object) -> AbstractContextManager[None]:
+        """Record a call, if there is a trace."""
+        return nullcontext() if self.trace is None else self.trace.span("call", name, **details)
+
+    # Choosing and preparing ------------------------------------------------------------------------------------------
+
+    @property
+    def route(self) -> str:
+        """The routes of messages in words: ranks must agree on them."""
+        return str(self._routes)
+
+    @property
+    def route_parts(self) -> tuple[str, ...]:
+        """The same words, one property each."""
+        return self._routes.parts
+
+    def select(self, payload_bytes: int) -> Topology:
+        """Return the topology for a payload of this size."""
+        return self._routes.select(payload_bytes)
+
+    def gathers(self, payload_bytes: int) -> bool:
+        """Return True if packed payloads of this size are fastest by one all-gather that every rank merges."""
+        return self._routes.gathers(payload_bytes)
+
+    def packed_piece_bytes(self) -> int:
+        """Return the longest message of packed payloads, which suits the transport."""
+        return self._routes.packed_piece_bytes()
+
+    def program(self, topology: Topology, n: int, alignment: int, piece_elements: int) -> Program:
+        """Return the program of this rank's part of an all-reduce of `n` elements, compiled once."""
+        return self._routes.program(topology, n, alignment, piece_elements)
+
+    # Dense sums ------------------------------------------------------------------------------------------------------
+
+    @keep_uncompiled
+    def allreduce(self, x: Array, op: Op = "sum", out: Array = None) -> Array:
+        """Sum, mean, minimum or maximum over ranks of equally shaped arrays, or of numbers; equal on every rank.
+
+        Parameters
+        ----------
+        x : ndarray, tensor, anything with DLPack, or a number
+            float16, bfloat16, float32, float64; but for means int32 and int64 too. Contiguous. Left alone unless it is
+            `out`. Of numbers bool, int and float, also NumPy's; of one type on all ranks.
+        op : "sum", "mean", "min" or "max"
+            Minimum and maximum are NaN where a rank has NaN. ``MPI.SUM``, ``MPI.MIN`` and ``MPI.MAX`` are taken too.
+        out : like x, optional
+            Overwritten with the result. None for numbers.
+
+        Returns
+        -------
+        like x, or a number of Python's
+            A mean is a float. A sum of bools is the int of how many are true, their minimum whether all are.
+
+        Raises
+        ------
+        CollectiveMismatch, CollectiveTimeout, PeerFailure
+        TypeError, ValueError
+            This rank's array or number cannot be reduced; the others then raise CollectiveMismatch.
+        """
+        name = operation(self, op)
+        if isinstance(x, NUMBERS):
+            return exchanges.allreduce_number(self, x, name, out, self.traffic)
+        source, target, result = operands(self, x, name, out)
+        mark, describe = self._routes.all_reduce(source, name, "allreduce")
+        call = Call(self, describe, self.traffic.clock)
+        call.is_compared = is_small(self, source.values, source.dtype)
+        steps = self._sums.of_arrays(self, call, source, target, name, self.traffic, mark)
+        if self.trace is None:
+            self.run(call, steps)
+        else:
+            with self.span("allreduce", op=name, bytes=source.values.nbytes):
+                self.run(call, steps)
+        self.traffic.calls += 1
+        return result
+
+    @keep_uncompiled
+    def iallreduce(self, x: Array, op: Op = "sum", out: Array = None) -> Handle:
+        """Like `allreduce` of an array, but returns at once. Do not touch `x` and `out` until the handle is done."""
+        name = operation(self, op)
+        source, target, result = operands(self, x, name, out)
+        mark, describe = self._routes.all_reduce(source, name, "iallreduce")
+        call = Call(self, describe)
+        call.result = result
+        call.is_compared = is_small(self, source.values, source.dtype)
+        steps = self._sums.of_arrays(self, call, source, target, name, Traffic(), mark, background=True)
+        with self.span("iallreduce", op=name, bytes=source.values.nbytes):
+            return self.begin(call, steps)
+
+    def dense(self, values: AnyArray, dtype: str, mean: bool, out: AnyArray, traffic: Traffic) -> None:
+        """Make `dense_steps` a call of its own, on which the ranks do not agree before."""
+        call = Call(self, lambda: "a dense sum", traffic.clock)
+        self.run(call, self.dense_steps(call, values, dtype, mean, out, traffic))
+
+    def dense_steps(
+        self,
+        call: Call,
+        values: AnyArray,
+        dtype: str,
+        mean: bool,
+        out: AnyArray,
+        traffic: Traffic,
+        scratch: Sequence[AnyArray] | None = None,
+        mark: int | None = None,
+    ) -> Steps:
+        """Sum or average flat vectors by the fastest way, as part of a call on which the ranks have agreed.
+
+        Parameters
+        ----------
+        call : Call
+        values : ndarray[n]
+            bfloat16 is uint16. Of a 16-bit dtype also a float32 copy, which is overwritten.
+        dtype : str
+            Element type: NumPy does not know bfloat16.
+        mean : bool
+            Divide by the number of ranks.
+        out : ndarray[n]
+            Overwritten with the result; may be `values`.
+        traffic : Traffic
+            Counted into.
+        scratch : sequence of ndarray, optional
+            Memory for receive buffers; overwritten. With it, though it may be empty, messages are no longer than 1 MiB,
+            so that a method which needs little memory keeps little for its dense rounds.
+        mark : int, optional
+            Fingerprint of the call where the ranks have not agreed yet: they then do so before the sum, or with it.
+        """
+        return self._sums.steps(self, call, values, dtype, mean, out, traffic, scratch, mark)
+
+    def mean_of_arrays(self, call: Call, source: Flat, target: Flat, traffic: Traffic) -> Steps:
+        """Like `dense_steps` for the mean of arrays that are on one device; `target` is overwritten."""
+        return self._sums.of_arrays(self, call, source, target, "mean", traffic, None)
+
+    # Exchanges -------------------------------------------------------------------------------------------------------
+
+    @keep_uncompiled
+    def broadcast(self, x: Array, root: int = 0) -> Array:
+        """Overwrite `x`, of equal shape and dtype everywhere, with rank `root`'s; returns `x`.
+
+        Any dtype of `allreduce`, and bool and the other integers of 8 and 16 bits.
+        """
+        return exchanges.broadcast_array(self, self._routes, x, root)
+
+    @keep_uncompiled
+    def allgather(self, x: Array) -> Array:
+        """Return the rows of all ranks in one new array, rank 0's first; the same on every rank.
+
+        Parameters
+        ----------
+        x : array[n, ...]
+            Of a dtype of `broadcast`, contiguous. `n` may differ from rank to rank and may be 0; dtype and shape of a
+            row are equal on all ranks.
+
+        Returns
+        -------
+        like x, array[sum of the ranks' n, ...]
+
+        Raises
+        ------
+        CollectiveMismatch
+            The ranks differ in dtype or shape of a row.
+        TypeError, ValueError
+            This rank's array cannot be gathered; the others then raise CollectiveMismatch.
+        CollectiveTimeout, PeerFailure
+        """
+        return exchanges.all_gather_array(self, x)
+
+    @keep_uncompiled
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        exchanges.barrier(self)
+
+    @keep_uncompiled
+    def broadcast_object(self, obj: object, root: int = 0) -> Any:
+        """Return rank `root`'s object: itself there, and copies on other ranks, where `obj` does not matter.
+
+        The object is pickled. Unpickling runs code that `root` chose: trust the program of every rank.
+
+        Raises
+        ------
+        TypeError
+            This rank cannot pickle or unpickle it; the others then raise CollectiveMismatch.
+        ValueError
+            There is no rank `root`.
+        CollectiveMismatch, CollectiveTimeout, PeerFailure
+        """
+        return exchanges.broadcast_object(self, obj, root)
+
+    @keep_uncompiled
+    def allgather_object(self, obj: object) -> list[Any]:
+        """Return copies of every rank's object, in rank order, on every rank; pickled, raises as `broadcast_object`."""
+        return exchanges.all_gather_object(self, obj)
+
+    # Messages --------------------------------------------------------------------------------------------------------
+
+    def isend(self, x: Array, to: int, tag: int = 0) -> Handle:
+        """Begin to send an array to another rank.
+
+        Parameters
+        ----------
+        x : array
+            NumPy or DLPack, contiguous, on the CPU, of any dtype of `broadcast`. Leave it alone until the handle's
+            ``wait()`` returns: that is when the receiver has taken it, or MPI has copied it.
+        to : int
+            The receiver; this rank itself is allowed.
+        tag : int from 0 to 300
+            Receives of another tag do not take the message. Messages of one tag arrive in the order of their sends.
+
+        Returns
+        -------
+        Handle
+            Its ``wait()`` returns None, and raises the errors of `irecv` except CollectiveMismatch.
+
+        Raises
+        ------
+        TypeError, ValueError
+            An argument cannot be used, on this rank alone: the other one waits for a message that does not come.
+        """
+        return point_to_point.begin_send(self, x, to, tag, self._verify)
+
+    def irecv(self, out: Array, source: int, tag: int = 0) -> Handle:
+        """Begin to receive an array from another rank.
+
+        Parameters
+        ----------
+        out : array
+            Overwritten; of the dtype and shape of the array that was sent.
+        source, tag : int
+            The sender, and the tag that it gives.
+
+        Returns
+        -------
+        Handle
+            Its ``wait()`` returns `out`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            See `isend`.
+        CollectiveMismatch
+            By ``wait()``: the sender has sent an array of another dtype or shape. `out` is then undefined,
+            the message is lost, and the communicator can be used further. The sender does not learn of it.
+        CollectiveTimeout
+            By ``wait()``: the other rank has not come within the `arrival_timeout`, or the message has not moved for
+            the `timeout`. The communicator can be used no longer.
+        PeerFailure
+            By ``wait()``: MPI reports that the other rank has failed.
+        """
+        return point_to_point.begin_receive(self, out, source, tag, self._verify)
+
+    def send(self, x: Array, to: int, tag: int = 0) -> None:
+        """Send an array, as `isend` does, and wait for it."""
+        point_to_point.send(self, x, to, tag, self._verify)
+
+    def recv(self, out: Array, source: int, tag: int = 0) -> Array:
+        """Overwrite `out` with the array that another rank sends, and return it; raises the errors of `irecv`."""
+        return point_to_point.receive(self, out, source, tag, self._verify)
+
+    # Parts of the ranks ----------------------------------------------------------------------------------------------
+
+    @keep_uncompiled
+    def split(self, color: int | None, key: int = 0, topology: str | Topology | None = None) -> Communicator | None:
+        """Return a communicator of the ranks that give the same colour; collective.
+
+        It has this one's timeouts, `verify`, `piece_bytes` and `threads`, but neither its network, which other groups
+        may load at the same time, nor its trace. Close it yourself: closing this one does not.
+
+        Parameters
+        ----------
+        color : int from 0 to 2^31 - 1, or None
+            None: this rank takes part in the call, and in no group.
+        key : int of 32 bits
+            Ranks are numbered by it, and where it is equal, in the order that they have here.
+        topology : str or Topology, optional
+            Of the group; None: this communicator's.
+
+        Returns
+        -------
+        Communicator, or None where `color` is None
+
+        Raises
+        ------
+        TopologyError
+            The topology does not fit the number of ranks of the group; on all of these.
+        TypeError, ValueError
+            This rank's colour or key is not valid; the others then raise CollectiveMismatch.
+        CollectiveMismatch, CollectiveTimeout, PeerFailure
+        """
+        part = splitting.split(self, color, key)
+        if part is None:
+            return None
+        chosen = self.topology if topology is None else topology
+        try:
+            made = Communicator(
+                part,
+                chosen,
+                self.timeout,
+                self._verify,
+                self.piece_bytes,
+                arrival_timeout=self.arrival_timeout,
+                threads=self.threads,
+                abort_hook=False,  # this one has installed it, or must not
+            )
+        except TopologyError as error:
+            part.Free()
+            raise TopologyError(f"{self.here}, split(color={color}): {error}; pass another topology to it") from error
+        part.Free()
+        return made
+
+    def grid(self, **shape: int) -> Grid[Communicator]:
+        """Arrange the ranks on a Cartesian grid, as in ``comm.grid(replica=2, stage=4)``; collective.
+
+        Parameters
+        ----------
+        **shape : int
+            Ranks along each axis. Ranks that follow each other are neighbours along the last one, so name last the
+            axis along which most is sent: launchers fill one node after the other.
+
+        Returns
+        -------
+        Grid
+            With a communicator along each axis, made by `split`; close it, or use it in a ``with`` block.
+
+        Raises
+        ------
+        ValueError
+            The grid does not have as many ranks as there are; on every rank that passes it.
+        CollectiveMismatch
+            The ranks pass different grids.
+        """
+        return splitting.arrange(self, shape, self.split)

@@ -1,0 +1,131 @@
+"""Arguments of collectives: validated, and refused on every rank where one rank's cannot be used."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.annotations import Array
+from collectives.arrays.elements import COMBINE, FLOATS, INTEGERS
+from collectives.arrays.vectors import Flat, empty_like, flat, is_read_only
+from collectives.communicator.group import Group
+from collectives.consistency.call_check import fingerprint
+
+_OPS_OF_MPI = ("SUM", "MIN", "MAX", "PROD", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR", "MINLOC", "MAXLOC")
+_CALLS = {op: (f"allreduce({op})", f"allreduce({op}), out") for op in COMBINE}
+_NUMERIC = FLOATS + INTEGERS
+_SYNONYMS = {"avg": "mean", "average": "mean", "add": "sum", "minimum": "min", "maximum": "max"}
+
+
+def operand(group: Group, x: Array, call: str, allowed: tuple[str, ...], crosses: bool = True) -> Flat:
+    """Return the vector of an array, whose element type must be an `allowed` one; `crosses` as in `flat`.
+
+    Raises
+    ------
+    CollectiveMismatch
+        Only another rank's array cannot be used.
+    TypeError, ValueError, MemoryError
+        This rank's array cannot be used; names rank and call.
+    """
+    try:
+        return flat(x, allowed, crosses)
+    except (TypeError, ValueError, MemoryError) as error:
+        group.reject(type(error)(f"{group.here}, {call}: {error}"), call)
+
+
+def writable_operand(group: Group, x: Array, call: str, allowed: tuple[str, ...]) -> Flat:
+    """Return the vector of an array that must not be read-only; raises as `operand` does."""
+    vector = operand(group, x, call, allowed)
+    if is_read_only(vector, x):
+        _refuse(group, call, "the array is read-only; pass one that can be written")
+    return vector
+
+
+def operands(group: Group, x: Array, op: str, out: Array) -> tuple[Flat, Flat, Array]:
+    """Return the vectors of an all-reduce's array and of its result, which do not cross yet, and the result.
+
+    Raises as `operand` does.
+    """
+    call, out_of_call = _CALLS[op]
+    source = operand(group, x, call, FLOATS if op == "mean" else _NUMERIC, crosses=False)
+    result = like_operand(group, x, call) if out is None else out
+    target = operand(group, result, out_of_call, (source.dtype,), crosses=False)
+    if target.shape != source.shape:
+        _refuse(group, call, f"out has shape {target.shape}, the array {source.shape}: pass one of the same shape")
+    if not target.values.flags.writeable or (target.place is not None and is_read_only(target, result)):
+        _refuse(group, call, "out is read-only: pass an array that can be written")
+    if overlap(source, target) and not in_place(source, target):
+        _refuse(group, call, "out overlaps the array; pass the array itself or one that shares no memory with it")
+    return source, target, result
+
+
+def overlap(one: Flat, other: Flat) -> bool:
+    """Return True if two arrays share memory, on any device."""
+    if one.place is None and other.place is None:
+        return bool(np.may_share_memory(one.values, other.values))
+    return one.place is not None and other.place is not None and one.place.overlaps(other.place)
+
+
+def in_place(source: Flat, target: Flat) -> bool:
+    """Return True if two arrays of one length begin in the same place."""
+    if source.place is None or target.place is None:
+        return source.values.ctypes.data == target.values.ctypes.data
+    return source.place.is_same(target.place)
+
+
+def like_operand(group: Group, x: Array, call: str, shape: tuple[int, ...] | None = None) -> Array:
+    """Return a new array of the library and element type of `x`; raises as `operand` does if that fails."""
+    try:
+        return empty_like(x, shape)
+    except (TypeError, MemoryError) as error:
+        group.reject(type(error)(f"{group.here}, {call}: {error}"), call)
+    except RuntimeError as error:  # PyTorch's, where there is no memory
+        group.reject(MemoryError(f"{group.here}, {call}: {error}"), call)
+
+
+def rows_operand(group: Group, x: Array, call: str, allowed: tuple[str, ...]) -> Flat:
+    """Return the vector of an array that is to be put below those of other ranks; raises as `operand` does."""
+    rows = operand(group, x, call, allowed)
+    if not rows.shape:
+        _refuse(group, call, "an array without dimensions has no rows; pass x.reshape(1)")
+    like_operand(group, x, call, (0, *rows.shape[1:]))  # before anything is sent: can there be a result?
+    return rows
+
+
+def operation(group: Group, op: object) -> str:
+    """Return the name of an all-reduce's operation; raises ValueError on every rank unless an all-reduce can do it.
+
+    MPI's own operations have names of MPI's, and are compared by identity alone.
+    """
+    if type(op) is str and op in COMBINE:
+        return op
+    if isinstance(op, MPI.Op):
+        name = next((one for one in _OPS_OF_MPI if getattr(MPI, one) == op), "")
+        if name.lower() not in COMBINE:
+            op = f"MPI.{name}" if name else "an operation of MPI.Op.Create"
+            choices = f"MPI.SUM, MPI.MIN, MPI.MAX, {_choices()}"
+            group.reject(ValueError(f"{group.here}: op is {op}; choose one of {choices}"), f"allreduce({op})")
+        return name.lower()
+    if not isinstance(op, str) or op not in COMBINE:
+        word = str(op).rpartition(".")[2].lower()
+        meant = word if word in COMBINE else _SYNONYMS.get(word)
+        cure = f"write {meant!r}, or choose" if meant else "choose"
+        group.reject(ValueError(f"{group.here}: op is {op!r}; {cure} one of {_choices()}"), f"allreduce({op})")
+    return str(op)  # of a class of its own, such as NumPy's
+
+
+def _choices() -> str:
+    return ", ".join(map(repr, COMBINE))
+
+
+def require_root(group: Group, root: int, call: str) -> None:
+    """Raise ValueError on every rank unless `root` is a rank."""
+    if root not in range(group.size):
+        group.agree(fingerprint(call), lambda: call)
+        raise ValueError(f"{group.here}: there is no rank {root} to broadcast from")
+
+
+def _refuse(group: Group, call: str, problem: str) -> NoReturn:
+    group.reject(ValueError(f"{group.here}, {call}: {problem}"), call)

@@ -1,0 +1,146 @@
+"""Messages between two ranks: they take no part in the order of collectives, and no other rank waits for them.
+
+A short message with dtype and shape precedes each message. The receiver posts both receives at once, on a tag each, so
+a long message can begin to move as soon as both ranks are there, and each later receive takes the later message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import index
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.annotations import Array, Bytes
+from collectives.arrays.elements import COPIED
+from collectives.arrays.vectors import Flat, flat, is_read_only
+from collectives.communicator.group import Group
+from collectives.communicator.users import FIXED_TAGS
+from collectives.errors import CollectiveMismatch
+from collectives.execution.handle import Call, Handle, Steps
+from collectives.execution.staged import staged
+from collectives.progress.polling import wait
+
+LARGEST_TAG = 300
+"""MPI guarantees 32767 tags. Collectives take 32000, and each tag of a message is two."""
+LONGEST_BYTES = 1 << 30  # MPI counts in an int: longer messages are of blocks
+_FIRST_TAG = 2 * FIXED_TAGS
+_DESCRIPTION_BYTES = 96
+
+
+def send(group: Group, x: Array, to: int, tag: int, verify: bool) -> None:
+    """Send an array to another rank, and wait for it."""
+    vector, name = _validated(group, "send", x, "to", to, tag)
+    with group.span("send", to=to, tag=tag, bytes=vector.values.nbytes):
+        group.run(*_sending(group, name, vector, to, tag, verify))
+
+
+def begin_send(group: Group, x: Array, to: int, tag: int, verify: bool) -> Handle:
+    """Begin to send an array to another rank."""
+    vector, name = _validated(group, "isend", x, "to", to, tag)
+    return group.begin(*_sending(group, name, vector, to, tag, verify))
+
+
+def receive(group: Group, out: Array, source: int, tag: int, verify: bool) -> Array:
+    """Overwrite `out` with the array that another rank sends, and return it."""
+    vector, name = _validated(group, "recv", out, "from", source, tag)
+    with group.span("recv", source=source, tag=tag, bytes=vector.values.nbytes):
+        return group.run(*_receiving(group, name, vector, out, source, tag, verify))
+
+
+def begin_receive(group: Group, out: Array, source: int, tag: int, verify: bool) -> Handle:
+    """Begin to overwrite `out` with the array that another rank sends."""
+    vector, name = _validated(group, "irecv", out, "from", source, tag)
+    return group.begin(*_receiving(group, name, vector, out, source, tag, verify))
+
+
+def _sending(group: Group, name: str, vector: Flat, to: int, tag: int, verify: bool) -> tuple[Call, Steps]:
+    call = _call(group, name, lambda: f"{group.here}: rank {to} does not receive; {name}")
+    copied = None if vector.staging is None else vector.staging.fetch()
+    if copied is not None:  # before the next message of this tag can begin
+        waiting = f"{group.here}: the device does not come to a copy; {name}"
+        wait(copied, group.arrival_timeout, lambda: waiting)
+    return call, _send(group, call, vector, to, _FIRST_TAG + 2 * tag, verify)
+
+
+def _receiving(
+    group: Group, name: str, vector: Flat, out: Array, source: int, tag: int, verify: bool
+) -> tuple[Call, Steps]:
+    call = _call(group, name, lambda: f"{group.here}: nothing from rank {source}; {name}")
+    call.result = out
+    steps = _receive(group, call, vector, source, _FIRST_TAG + 2 * tag, verify)
+    return call, staged(call, steps, None, vector.staging)
+
+
+def _validated(group: Group, call: str, x: Array, preposition: str, peer: int, tag: int) -> tuple[Flat, str]:
+    """Return the vector of an array, and the call in words."""
+    try:
+        vector = flat(x, COPIED)
+        if index(peer) not in range(group.size):
+            raise ValueError(f"there is no rank {peer}")
+        if index(tag) not in range(LARGEST_TAG + 1):
+            raise ValueError(f"the tag must lie in 0 .. {LARGEST_TAG}, not {tag}")
+        if preposition == "from" and is_read_only(vector, x):
+            raise ValueError("the array is read-only: pass one that can be written")
+    except (TypeError, ValueError, MemoryError) as error:
+        raise type(error)(f"{group.here}, {call}: {error}") from None
+    return vector, f"{call} of {description(vector)} {preposition} rank {peer} with tag {tag}"
+
+
+def _call(group: Group, name: str, describe: Callable[[], str]) -> Call:
+    call = Call(group, lambda: name)
+    call.apart, call.describe = True, describe
+    call.arrival = 0  # the other rank may have yet to come, however long that takes it
+    return call
+
+
+def _send(group: Group, call: Call, vector: Flat, to: int, tag: int, verify: bool) -> Steps:
+    requests = []
+    if verify:
+        requests.append(group.mpi_comm.Isend(_header(vector), to, tag))
+    requests.append(group.mpi_comm.Isend(message(vector.values.view(np.uint8)), to, tag + 1))
+    call.owners = (vector, *requests)
+    for request in requests:
+        yield from group.await_request(call, request, call.describe)
+
+
+def _receive(group: Group, call: Call, vector: Flat, source: int, tag: int, verify: bool) -> Steps:
+    header = np.zeros(_DESCRIPTION_BYTES, np.uint8)
+    heading = group.mpi_comm.Irecv(header, source, tag) if verify else None
+    request = group.mpi_comm.Irecv(message(vector.values.view(np.uint8)), source, tag + 1)
+    call.owners = (vector, header, heading, request)
+    theirs = mine = description(vector)
+    if heading is not None:
+        yield from group.await_request(call, heading, call.describe)
+        call.arrival = None  # from now on both ranks are there
+        theirs = bytes(header).rstrip(b"\0").decode()
+    try:
+        yield from group.await_request(call, request, call.describe)
+    except MPI.Exception as error:
+        if error.Get_error_class() != MPI.ERR_TRUNCATE:
+            raise
+        theirs = f"more than {vector.values.nbytes} bytes" if theirs == mine else theirs
+    if theirs != mine:
+        raise CollectiveMismatch(
+            f"{group.here}: {call.name()}, but rank {source} sends {theirs}: let both pass arrays of one dtype and "
+            "shape"
+        )
+
+
+def description(vector: Flat) -> str:
+    """Return dtype and shape of an array, in as many characters as travel with it."""
+    return f"{vector.dtype}{list(vector.shape)}"[:_DESCRIPTION_BYTES]
+
+
+def message(memory: Bytes) -> list[object]:
+    """Return a buffer as mpi4py takes it, of any length."""
+    if memory.size <= LONGEST_BYTES:
+        return [memory, memory.size, MPI.BYTE]
+    starts = range(0, memory.size, LONGEST_BYTES)
+    lengths = [min(LONGEST_BYTES, memory.size - start) for start in starts]
+    return [memory, 1, MPI.BYTE.Create_hindexed(lengths, list(starts)).Commit()]
+
+
+def _header(vector: Flat) -> Bytes:
+    return np.frombuffer(description(vector).encode().ljust(_DESCRIPTION_BYTES, b"\0"), np.uint8)

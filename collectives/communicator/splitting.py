@@ -1,0 +1,145 @@
+"""Communicators of some of the ranks: by colour, and along the axes of a Cartesian grid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from operator import index
+from types import TracebackType
+from typing import Generic, Protocol, Self, TypeVar
+
+from mpi4py import MPI
+
+from collectives.communicator.group import Group
+from collectives.consistency.call_check import fingerprint
+from collectives.execution.handle import Call, Steps
+
+_MOST = 2**31 - 1
+
+
+class Closable(Protocol):
+    """A communicator, as far as `Grid` needs it."""
+
+    def close(self) -> None:
+        """Free it; collective."""
+        ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+
+Line = TypeVar("Line", bound=Closable)
+
+
+def split(group: Group, color: int | None, key: int) -> MPI.Comm | None:
+    """Return MPI's communicator of the ranks with this colour; None for no colour."""
+    name = "split()"
+    try:
+        chosen = MPI.UNDEFINED if color is None else _within("color", color, 0)
+        place = _within("key", key, -_MOST)
+    except (TypeError, ValueError) as error:
+        group.reject(type(error)(f"{group.here}, {name}: {error}"), name)
+    call = Call(group, lambda: name)
+    with group.span("split"):
+        part: MPI.Comm = group.run(call, _steps(group, call, group.check(call, fingerprint(name)), chosen, place))
+    return None if color is None else part
+
+
+def _steps(group: Group, call: Call, check: Steps, color: int, key: int) -> Steps:
+    yield from check
+    yield from group.turn_of(call)
+    # MPI splits in a call that waits for all ranks: none may wait there for a rank that does not come
+    missing = f"{group.here}: not all ranks come to split the communicator"
+    yield from group.await_request(call, group.mpi_comm.Ibarrier(), lambda: missing)
+    call.result = group.mpi_comm.Split(color, key)
+
+
+def _within(name: str, value: int, least: int) -> int:
+    """Return an argument, which must be an integer from `least` to 2^31 - 1."""
+    try:
+        number = index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, not {value!r}") from None
+    if not least <= number <= _MOST:
+        raise ValueError(f"{name} must lie in {least} .. {_MOST}, not {number}")
+    return number
+
+
+class Grid(Generic[Line]):
+    """Ranks on a Cartesian grid, as `Communicator.grid` numbers them, with a communicator along each axis.
+
+    Attributes
+    ----------
+    shape : dict of int
+        Ranks along each axis, by its name.
+    coordinates : dict of int
+        Coordinates of this rank.
+    """
+
+    def __init__(self, shape: Mapping[str, int], rank: int, along: Mapping[str, Line]) -> None:
+        self.shape, self.coordinates = dict(shape), coordinates_of(shape, rank)
+        self._along = dict(along)
+
+    def along(self, axis: str) -> Line:
+        """Return the communicator of the ranks that differ from this one on this axis alone, in its order."""
+        return self._along[axis]
+
+    def close(self) -> None:
+        """Close all axes' communicators; collective."""
+        for comm in self._along.values():
+            comm.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for comm in self._along.values():
+            comm.__exit__(kind, error, traceback)
+
+    def __repr__(self) -> str:
+        places = ", ".join(f"{axis}={place} of {self.shape[axis]}" for axis, place in self.coordinates.items())
+        return f"Grid({places})"
+
+
+def arrange(group: Group, shape: Mapping[str, int], split: Callable[[int, int], Line | None]) -> Grid[Line]:
+    """Return the ranks on a grid; `split` makes the communicator of the ranks of a colour, numbered by a key."""
+    text = f"grid({', '.join(f'{axis}={length}' for axis, length in shape.items())})"
+    try:
+        require_shape(shape, group.size)
+    except ValueError as error:
+        group.reject(ValueError(f"{group.here}: {error}"), text)
+    group.agree(fingerprint(text), lambda: text)
+    along: dict[str, Line] = {}
+    stride = group.size
+    for axis, length in shape.items():
+        stride //= length
+        place = group.rank // stride % length
+        line = split(group.rank - place * stride, place)
+        assert line is not None  # as every rank gives a colour
+        along[axis] = line
+    return Grid(shape, group.rank, along)
+
+
+def coordinates_of(shape: Mapping[str, int], rank: int) -> dict[str, int]:
+    """Return a rank's coordinates; along the last axis the ranks are neighbours."""
+    places = {}
+    for axis, length in reversed(list(shape.items())):
+        rank, places[axis] = divmod(rank, length)
+    return {axis: places[axis] for axis in shape}
+
+
+def require_shape(shape: Mapping[str, int], ranks: int) -> None:
+    """Raise ValueError unless this is a grid of so many ranks."""
+    text = " x ".join(f"{axis}={length}" for axis, length in shape.items())
+    if not shape or any(not isinstance(length, int) or length < 1 for length in shape.values()):
+        raise ValueError(
+            f"each axis of a grid needs a positive number of ranks, as in grid(replica=2, stage=4): {text}"
+        )
+    if math.prod(shape.values()) != ranks:
+        raise ValueError(
+            f"a grid of {text} has {math.prod(shape.values())} ranks, and there are {ranks}: start as many ranks, or "
+            "change the grid"
+        )

@@ -1,0 +1,173 @@
+"""Messages between two ranks: what arrives, in which order, beside collectives; and what is refused, and how."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from mpi4py import MPI
+
+from collectives import CollectiveMismatch, CollectiveTimeout, Communicator
+from mpicomp import run_local
+from tests.mpi.lanes import TIMEOUT_S
+
+SIZES = (0, 1, 1000, 3_000_000)
+
+
+def shift(comm: Communicator) -> tuple[int, int]:
+    """The ranks above and below, in a ring."""
+    return (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+
+
+def values(rank: int, n: int) -> np.ndarray:
+    return np.arange(n, dtype=np.float32) + 1000 * rank
+
+
+def pass_round(comm: Communicator, n: int) -> None:
+    above, below = shift(comm)
+    out = np.empty(n, np.float32)
+    receiving = comm.irecv(out, below)
+    sending = comm.isend(values(comm.rank, n), above)
+    assert sending.wait() is None
+    assert receiving.wait() is out
+    np.testing.assert_array_equal(out, values(below, n))
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_what_is_sent_arrives(comm: Communicator, n: int) -> None:
+    pass_round(comm, n)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_ranks_in_threads_pass_messages_alike(ranks: int) -> None:
+    def work(comm: Communicator) -> None:
+        for n in SIZES[:3]:
+            pass_round(comm, n)
+        with comm.grid(replica=1, stage=ranks) as grid:
+            pass_round(grid.along("stage"), 10)
+
+    run_local(ranks, work)
+
+
+def test_blocking_calls_and_tensors_of_any_type_and_shape(comm: Communicator) -> None:
+    above, below = shift(comm)
+    for dtype in (torch.bfloat16, torch.float64, torch.int64, torch.bool):
+        x = torch.full((3, 4), comm.rank).to(dtype)
+        out = torch.zeros_like(x)
+        where = out.data_ptr()
+        if comm.rank % 2 or comm.size == 1:
+            receiving = comm.irecv(out, below, tag=300)
+            comm.send(x, above, tag=300)
+            receiving.wait()
+        else:
+            sending = comm.isend(x, above, tag=300)
+            assert comm.recv(out, below, tag=300) is out
+            sending.wait()
+        assert out.data_ptr() == where
+        assert torch.equal(out, torch.full((3, 4), below).to(dtype))
+
+
+def test_messages_of_a_tag_keep_their_order_and_tags_do_not_mix(comm: Communicator) -> None:
+    above, below = shift(comm)
+    outs = {(tag, i): np.empty(1 + 5000 * i, np.float32) for tag in (0, 7) for i in range(3)}
+    receives = [comm.irecv(out, below, tag) for (tag, _), out in reversed(outs.items())]
+    sends = [comm.isend(values(comm.rank + 10 * tag, 1 + 5000 * i), above, tag) for tag in (0, 7) for i in (2, 1, 0)]
+    for handle in (*receives, *sends):
+        handle.wait()
+    for (tag, i), out in outs.items():
+        np.testing.assert_array_equal(out, values(below + 10 * tag, 1 + 5000 * i))
+
+
+def test_messages_go_on_beside_collectives(comm: Communicator) -> None:
+    above, below = shift(comm)
+    out = np.empty(200_000, np.float32)
+    receiving = comm.irecv(out, below)  # some ranks send before the collective, some behind it
+    if comm.rank % 2:
+        sending = comm.isend(values(comm.rank, out.size), above)
+    assert comm.allreduce(1) == comm.size
+    if comm.rank % 2 == 0:
+        sending = comm.isend(values(comm.rank, out.size), above)
+    handle = comm.iallreduce(np.ones(50_000, np.float32))
+    receiving.wait()
+    sending.wait()
+    assert (handle.wait() == comm.size).all()
+    np.testing.assert_array_equal(out, values(below, out.size))
+
+
+def test_a_progress_thread_drives_messages(comm: Communicator) -> None:
+    if not comm.start_progress_thread():
+        pytest.skip("MPI runs without MPI_THREAD_MULTIPLE")
+    above, below = shift(comm)
+    out = np.empty(500_000, np.float32)
+    handles = [comm.irecv(out, below), comm.isend(values(comm.rank, out.size), above)]
+    limit = time.monotonic() + TIMEOUT_S
+    while not all(handle.poll() for handle in handles) and time.monotonic() < limit:
+        time.sleep(0.001)
+    np.testing.assert_array_equal(out, values(below, out.size))
+    for handle in handles:
+        handle.wait()
+
+
+@pytest.mark.parametrize("sent", [np.zeros(7, np.float32), np.zeros((2, 4), np.float32), np.zeros(8, np.int32)])
+def test_another_dtype_or_shape_is_a_mismatch_and_loses_nothing_else(comm: Communicator, sent: np.ndarray) -> None:
+    above, below = shift(comm)
+    comm.isend(sent, above).detach()
+    with pytest.raises(CollectiveMismatch, match=rf"irecv of float32\[8\] from rank {below} .* sends {sent.dtype}\["):
+        comm.irecv(np.zeros(8, np.float32), below).wait()
+    pass_round(comm, 100)
+    assert comm.allreduce(1) == comm.size
+
+
+def test_a_message_in_blocks_arrives(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("collectives.communicator.point_to_point.LONGEST_BYTES", 1000)
+    pass_round(comm, 1777)
+
+
+def test_too_long_a_message_is_a_mismatch_without_verification(mpi_comm: MPI.Intracomm) -> None:
+    with Communicator(mpi_comm, timeout=TIMEOUT_S, verify=False) as comm:
+        above, below = shift(comm)
+        comm.isend(np.zeros(9, np.float32), above).detach()
+        with pytest.raises(CollectiveMismatch, match="sends more than 32 bytes"):
+            comm.irecv(np.zeros(8, np.float32), below).wait()
+        pass_round(comm, 100)
+
+
+def test_what_cannot_be_sent_or_received_is_told_at_once(comm: Communicator) -> None:
+    x = np.zeros(8, np.float32)
+    for error, message, call in (
+        (ValueError, f"isend: there is no rank {comm.size}", lambda: comm.isend(x, comm.size)),
+        (ValueError, "irecv: there is no rank -1", lambda: comm.irecv(x, -1)),
+        (ValueError, r"send: the tag must lie in 0 .. 300, not 301", lambda: comm.send(x, 0, 301)),
+        (TypeError, "isend: cannot reduce list", lambda: comm.isend([1.0], 0)),
+        (ValueError, "isend: .*strides", lambda: comm.isend(x[::2], 0)),
+    ):
+        with pytest.raises(error, match=rf"rank {comm.rank} of {comm.size}, {message}"):
+            call()
+    x.flags.writeable = False
+    with pytest.raises(ValueError, match="recv: the array is read-only"):
+        comm.recv(x, 0)
+    pass_round(comm, 10)
+
+
+def test_a_message_that_does_not_come_ends_in_a_timeout_that_names_the_rank(mpi_comm: MPI.Intracomm) -> None:
+    comm = Communicator(mpi_comm, timeout=0.5, arrival_timeout=0.5, abort_hook=False)
+    _, below = shift(comm)
+    with pytest.raises(
+        CollectiveTimeout, match=rf"nothing from rank {below}; irecv of float32\[8\] from rank {below} "
+    ):
+        comm.irecv(np.zeros(8, np.float32), below).wait()
+
+
+def test_a_slow_sender_is_waited_for_as_long_as_a_rank_that_comes_late(mpi_comm: MPI.Intracomm) -> None:
+    with Communicator(mpi_comm, timeout=0.3, arrival_timeout=TIMEOUT_S) as comm:
+        above, below = shift(comm)
+        out = np.empty(8, np.float32)
+        receiving = comm.irecv(out, below)
+        if comm.rank == 0:
+            time.sleep(1)
+        comm.isend(values(comm.rank, 8), above).detach()
+        receiving.wait()
+        comm.barrier()
+    np.testing.assert_array_equal(out, values(below, 8))

@@ -1,0 +1,38 @@
+"""A communicator and the parts that it holds."""
+
+from __future__ import annotations
+
+import gc
+from weakref import ref
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import Communicator
+
+
+def test_a_communicator_is_no_part_of_a_cycle() -> None:
+    """It is freed with its last reference, as a call in flight must be found then."""
+    comm = Communicator(MPI.COMM_SELF)
+    comm.allreduce(np.ones(100))
+    comm.iallreduce(np.ones(100)).wait()
+    comm.allgather_object("text")
+    comm.close()
+    freed = ref(comm)
+    gc.collect()
+    gc.disable()
+    try:
+        del comm
+        assert freed() is None
+    finally:
+        gc.enable()
+
+
+def test_parts_know_that_the_communicator_ended() -> None:
+    comm = Communicator(MPI.COMM_SELF)
+    comm.give_up(ValueError("enough"))
+    assert isinstance(comm.failure, ValueError)
+    with pytest.raises(RuntimeError, match="cannot be used, an earlier call failed: ValueError"):
+        comm.barrier()
+    assert comm.calls_in_flight == 0
