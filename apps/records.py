@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from collectives.atomic_file import replacing
 from collectives.json_file import fields, read_json
-from mpicomp.checkpoint.atomic_file import replacing
 
 _MOST_BYTES = 1 << 28
 Record = dict[str, Any]

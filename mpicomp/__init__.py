@@ -1,4 +1,4 @@
-"""mpicomp: gradient communication that says less, on plain MPI."""
+"""mpicomp: compressed gradient communication on plain MPI."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Loaded when first asked for: importing mpi4py.MPI initialises MPI, and `mpicomp doctor` must work where it cannot.
-# All other names are those of `collectives` and `mpicomp.algorithms`.
+# Loaded at first use: importing mpi4py.MPI initialises MPI, and `mpicomp doctor` must work where MPI does not.
+# All other names are in `collectives` or `mpicomp.algorithms`.
 _HOMES = {
     "install_abort_hook": "collectives.abort",
     "load_state": "mpicomp.checkpoint.state",

@@ -1,28 +1,24 @@
-"""How well a method does: how alike the ranks' residuals are, how good a choice of elements is, how true a sign.
+"""Measures of a method's quality: similarity of residuals, losses by a choice of elements, matching signs.
 
-Pure functions of arrays, for runs of a study; `gather_rows` brings the ranks' arrays together.
+Pure functions of arrays for experiments; `gather_rows` brings the ranks' arrays together.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from collectives import Communicator
+from collectives.annotations import AnyArray, Doubles, Indices
 
-Vector = NDArray[Any]
 
-
-def gather_rows(comm: Communicator, vector: Vector) -> Vector:
-    """Every rank's vector, one a row, on every rank; collective.
+def gather_rows(comm: Communicator, vector: AnyArray) -> AnyArray:
+    """Return every rank's vector as a row, on every rank; collective.
 
     Parameters
     ----------
     comm : Communicator
     vector : array[n]
-        Of one length and type on all ranks. Of a long residual, pass a part: each rank gets M times as much.
+        Of equal length and type on all ranks. Pass a part of a long residual: each rank receives M times its size.
 
     Returns
     -------
@@ -34,16 +30,23 @@ def gather_rows(comm: Communicator, vector: Vector) -> Vector:
         The ranks' vectors differ in length or type.
     CollectiveTimeout, PeerFailure
     """
-    rows: Vector = comm.allgather(np.ascontiguousarray(vector).reshape(1, -1))
+    rows: AnyArray = comm.allgather(np.ascontiguousarray(vector).reshape(1, -1))
     return rows
 
 
-def cosine_distances(rows: Vector) -> NDArray[np.float64]:
-    """1 - cos of the angle between each two rows: 0 alike, 1 at right angles, 2 opposite.
+def cosine_distances(rows: AnyArray) -> Doubles:
+    """Return 1 - cos of the angle between each two rows: 0 for parallel, 1 for orthogonal, 2 for opposite rows.
 
-    rows : array[M, n]. Returns float64[M, M]; NaN where a row is all zeros.
+    Figure 2 of ScaleCom shows it for the ranks' residuals.
 
-    Figure 2 of ScaleCom draws it for the ranks' memories.
+    Parameters
+    ----------
+    rows : array[M, n]
+
+    Returns
+    -------
+    float64[M, M]
+        NaN where a row is all zeros.
     """
     wide = np.asarray(rows, np.float64)
     lengths = np.linalg.norm(wide, axis=1)
@@ -52,20 +55,20 @@ def cosine_distances(rows: Vector) -> NDArray[np.float64]:
     return 1.0 - np.clip(cosines, -1.0, 1.0)
 
 
-def mean_cosine_distance(rows: Vector) -> float:
-    """Of all pairs of different rows; NaN where there are none."""
+def mean_cosine_distance(rows: AnyArray) -> float:
+    """Return the mean distance of all pairs of different rows; NaN for a single row."""
     distances = cosine_distances(rows)
     pairs = distances[np.triu_indices(len(distances), 1)]
     return float(pairs.mean()) if pairs.size else float("nan")
 
 
-def top_k(vector: Vector, k: int) -> NDArray[np.int64]:
-    """Places of the `k` largest magnitudes, ascending; of equal ones the first.
+def top_k(vector: AnyArray, k: int) -> Indices:
+    """Return the indices of the `k` largest magnitudes, ascending; ties go to the lowest index.
 
     Raises
     ------
     ValueError
-        There are not so many elements.
+        The vector has fewer than `k` elements.
     """
     if not 0 <= k <= vector.size:
         raise ValueError(f"k must lie in 0 .. {vector.size}, the elements there are, not {k}")
@@ -73,26 +76,26 @@ def top_k(vector: Vector, k: int) -> NDArray[np.int64]:
     return np.sort(order[:k])
 
 
-def missed(chosen: NDArray[np.int64], true: NDArray[np.int64]) -> float:
-    """d / k: which part of the `chosen` places is not among the `true` ones. 0: all are, 1: none is.
+def missed(chosen: Indices, true: Indices) -> float:
+    """Return d / k, the fraction of the `chosen` indices that is missing in `true`.
 
-    Figure 3 of ScaleCom draws it for a leader's choice against the largest of the exact mean: half the Hamming distance
-    of both sets, over their size k.
+    Figure 3 of ScaleCom shows it for a leader's choice and the largest elements of the exact mean: half the Hamming
+    distance of both sets, divided by their size k.
 
     Raises
     ------
     ValueError
-        Nothing was chosen.
+        `chosen` is empty.
     """
     if not chosen.size:
-        raise ValueError("chosen must name one place at least")
+        raise ValueError("chosen must have one index at least")
     return float(np.isin(chosen, true, invert=True).mean())
 
 
-def contraction(vector: Vector, places: NDArray[np.int64]) -> float:
-    """gamma: which part of the squared length is lost if only these places are kept.
+def contraction(vector: AnyArray, places: Indices) -> float:
+    """Return gamma, the fraction of the squared length that is lost if only the elements at `places` remain.
 
-    With the places of the largest elements it is gamma_0. 0 for a vector of zeros.
+    It is gamma_0 if the largest elements are kept, and 0 for a vector of zeros.
     """
     wide = np.asarray(vector, np.float64)
     whole = float(wide @ wide)
@@ -100,12 +103,14 @@ def contraction(vector: Vector, places: NDArray[np.int64]) -> float:
 
 
 def contraction_bound(missed_part: float, gamma_0: float) -> float:
-    """d/k + (1 - d/k) gamma_0: no more is lost with places that miss d of the k largest (Lemma 1 of ScaleCom).
+    """Return d/k + (1 - d/k) gamma_0, a bound of the loss by indices that miss d of the k largest elements.
+
+    Lemma 1 of ScaleCom proves it.
 
     Raises
     ------
     ValueError
-        An argument is not within 0 and 1.
+        An argument is not between 0 and 1.
     """
     for name, value in (("missed_part", missed_part), ("gamma_0", gamma_0)):
         if not 0 <= value <= 1:
@@ -113,6 +118,6 @@ def contraction_bound(missed_part: float, gamma_0: float) -> float:
     return missed_part + (1.0 - missed_part) * gamma_0
 
 
-def matching_rate(result: Vector, exact: Vector) -> float:
-    """Which part of the elements has the same sign in both; 0 counts as positive. NaN where there are none."""
+def matching_rate(result: AnyArray, exact: AnyArray) -> float:
+    """Return the fraction of elements that have the same sign in both; 0 counts as positive. NaN for empty vectors."""
     return float(((result >= 0) == (exact >= 0)).mean()) if result.size else float("nan")

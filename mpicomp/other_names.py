@@ -6,19 +6,9 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from collectives.quoting import suggestion
+from mpicomp import torch
 
 _MAKE = "comm = mpicomp.Communicator()"
-_TORCH = (
-    "DDPHookState",
-    "DistributedOptimizer",
-    "OneBitAdam",
-    "average_buffers",
-    "broadcast_optimizer_state",
-    "broadcast_parameters",
-    "ddp_hook",
-    "redistribute_states",
-    "register_backend",
-)
 _OF_COMMUNICATORS = (
     *("rank", "size", "local_rank", "local_size"),
     *("allgather", "allgather_object", "barrier", "broadcast", "broadcast_object", "grid", "iallreduce", "irecv"),
@@ -28,7 +18,7 @@ _OF_COMMUNICATORS = (
 COUNTERPARTS: Mapping[str, str] = MappingProxyType(
     {
         **{name: f"write comm.{name}, where {_MAKE}" for name in _OF_COMMUNICATORS},
-        **{name: f"it is in mpicomp.torch: from mpicomp.torch import {name}" for name in _TORCH},
+        **{name: f"it is in mpicomp.torch: from mpicomp.torch import {name}" for name in torch.__all__},
         "init": f"there is nothing to initialize: {_MAKE}",
         "init_process_group": f"there is nothing to initialize: {_MAKE}",
         "is_initialized": f"there is nothing to initialize: {_MAKE}",
@@ -72,15 +62,15 @@ COUNTERPARTS: Mapping[str, str] = MappingProxyType(
         "gloo_built": "all goes by MPI: run mpicomp doctor",
     }
 )
-"""What to write in place of each name."""
+"""Replacement of each name."""
 
 
 def missing(module: str, name: str, known: Iterable[str]) -> AttributeError:
-    """Return the error of a name that a module does not have, with the cure where one is known."""
-    told = f"module {module!r} has no attribute {name!r}"
+    """Return the error for a name that a module lacks, with the replacement if there is one."""
+    text = f"module {module!r} has no attribute {name!r}"
     if name.startswith("_"):
-        return AttributeError(told)
+        return AttributeError(text)
     cure = COUNTERPARTS.get(name)
     if cure is None:
-        return AttributeError(f"{told}{suggestion(name, [*known, *COUNTERPARTS])}")
-    return AttributeError(f"{told}: {cure}; docs/migrating.md has all counterparts")
+        return AttributeError(f"{text}{suggestion(name, [*known, *COUNTERPARTS])}")
+    return AttributeError(f"{text}: {cure}; docs/migrating.md has all counterparts")

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from collectives.atomic_file import replacing
 from collectives.quoting import one_line, shown
-from mpicomp.checkpoint.atomic_file import replacing
 from mpicomp.checkpoint.tree import join, split
 
 State = dict[str, Any]

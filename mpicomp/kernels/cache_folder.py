@@ -28,6 +28,8 @@ import numpy as np
 from llvmlite import binding
 from numba import config
 
+from collectives.atomic_file import replacing
+
 KEPT_FOLDERS = 8  # of other states of the sources, in one place: about 15 MB each
 LONGEST_WAIT_S = 120.0  # for another process that compiles the same kernel; the longest takes 3 s of an idle processor
 POLL_S = 0.02
@@ -243,18 +245,10 @@ def _clear(parent: Path) -> None:
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _write(file: Path, content: bytes) -> None:
-    """Write a file at once: readers see all of it or none."""
-    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
-    try:
-        with open(descriptor, "wb") as stream:  # noqa: PTH123 - of a descriptor
-            stream.write(content)
-        os.chmod(name, 0o644)  # noqa: PTH101
-        os.replace(name, file)  # noqa: PTH105
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)  # noqa: PTH108
-        raise
+def _write(path: Path, content: bytes) -> None:
+    with replacing(path, durable=False) as file:  # a lost kernel is compiled again
+        file.write(content)
+        os.fchmod(file.fileno(), 0o644)  # other users read it
 
 
 def _open_lock(file: Path) -> int | None:

@@ -51,7 +51,7 @@ def test_missed_is_half_the_hamming_distance_over_k() -> None:
     assert missed(chosen, np.array([20, 21, 22, 23])) == 1
     hamming = len(set(chosen) ^ set(true))
     assert missed(chosen, true) == hamming / (2 * chosen.size)
-    with pytest.raises(ValueError, match="chosen must name one place at least"):
+    with pytest.raises(ValueError, match="chosen must have one index at least"):
         missed(chosen[:0], true)
 
 

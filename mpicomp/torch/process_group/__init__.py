@@ -1,12 +1,12 @@
-"""The backend "mpicomp" of `torch.distributed`: process groups over MPI, of tensors on the CPU and on GPUs.
+"""Backend "mpicomp" of `torch.distributed`: process groups over MPI, of tensors on the CPU and on GPUs.
 
-A call goes through these files: ``methods.py`` has what PyTorch calls; ``moving.py``, ``reducing.py`` and ``sparse.py``
-make an ``operation.py`` of it; ``calls.py`` makes that a call of the communicator, and a ``work.py`` for the caller. In
-the progress thread ``movement.py`` and ``reduction.py`` carry it out. ``messages.py`` has messages between two ranks,
-``packed.py`` the memory of tensors, ``group.py`` how groups begin and end, ``bootstrap.py`` how ranks find each other.
+`mpi_process_group.py` has the methods that PyTorch calls, and `collective.py` the table of collectives. `engine.py`
+checks and packs the tensors of a call by a row of the table, begins a call of the communicator, and returns a work
+(`work.py`). In the progress thread `transfers.py` moves and reduces the bytes. `messages.py` has messages between two
+ranks, `tensor_memory.py` packed and pinned tensors, and `bootstrap.py` and `registration.py` make ranks meet.
 """
 
-from mpicomp.torch.process_group.group import MPIProcessGroup
+from mpicomp.torch.process_group.mpi_process_group import MPIProcessGroup
 from mpicomp.torch.process_group.registration import register_backend
 
 __all__ = ["MPIProcessGroup", "register_backend"]

@@ -1,4 +1,4 @@
-"""How ranks find each other: a store whose address travels over MPI, and the MPI ranks of a process group."""
+"""Meeting of ranks: a store whose address travels over MPI, and MPI communicators of process groups."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 import numpy as np
@@ -21,18 +20,16 @@ from collectives import CollectiveTimeout, Communicator
 from collectives.communicator.arguments import require_rank
 from collectives.consistency.call_check import fingerprint
 from collectives.consistency.missing_ranks import named
-from mpicomp.torch.process_group.environment import set_by_launcher
 
-VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")  # of torchrun
-CONNECT_S = 3.0  # how long one address of rank 0 is tried
-LONGEST_ADDRESSES = 1024
+CONNECT_SECONDS = 3.0  # for one address of rank 0
+ADDRESSES_BYTES = 1024
 SIOCGIFADDR = 0x8915  # Linux: the address of an interface
 
 Rendezvous = Iterator[tuple[Store, int, int]]
 
 
-def over_mpi(url: str, timeout: timedelta = default_pg_timeout, **_: Any) -> Rendezvous:
-    """A handler of ``mpicomp://``: rank and number of ranks are MPI's, and rank 0 serves a store."""
+def rendezvous_over_mpi(url: str, timeout: timedelta = default_pg_timeout, **_: object) -> Rendezvous:
+    """Handle ``mpicomp://``: rank and number of ranks are MPI's, and rank 0 serves a store."""
     require_rank()
     query = parse_qs(urlparse(url).query)
     world = MPI.COMM_WORLD
@@ -44,19 +41,8 @@ def over_mpi(url: str, timeout: timedelta = default_pg_timeout, **_: Any) -> Ren
     yield _store_of_this_time(rank, timeout), rank, size
 
 
-def or_from_environment(original: Callable[..., Rendezvous]) -> Callable[..., Rendezvous]:
-    """A handler of ``env://``: the original one where all its variables are there, and else `over_mpi`."""
-
-    def handler(url: str, **options: Any) -> Rendezvous:
-        given = {*parse_qs(urlparse(url).query), *(name.lower() for name in VARIABLES if set_by_launcher(name))}
-        chosen = original if given.issuperset(map(str.lower, VARIABLES)) else over_mpi
-        yield from chosen(url, **options)
-
-    return handler
-
-
 def require_ranks(rank: int, size: int, all_ranks: bool = False) -> None:
-    """Raise ValueError unless MPI has started as many ranks as a process group is to have: no other number, or more."""
+    """Raise ValueError unless MPI has started `size` ranks or, without `all_ranks`, more."""
     world = MPI.COMM_WORLD
     if size > world.size or (all_ranks and size != world.size):
         raise ValueError(
@@ -70,7 +56,7 @@ _times = 0
 
 
 def _store_of_this_time(rank: int, timeout: timedelta) -> Store:
-    """A part of the store that serves all default process groups of this program, one after the other."""
+    """Return a part of the store that serves all default process groups of this program, one after the other."""
     global _served, _times
     if _served is None:
         _served = _store(rank, timeout)
@@ -80,7 +66,7 @@ def _store_of_this_time(rank: int, timeout: timedelta) -> Store:
 
 
 def _store(rank: int, timeout: timedelta) -> Store:
-    """A store that rank 0 serves; ValueError on all ranks unless each has a rank of its own."""
+    """Return a store that rank 0 serves. Raises ValueError on all ranks if two have one RANK."""
     seconds = timeout.total_seconds()
     with Communicator(timeout=seconds, arrival_timeout=seconds) as comm:
         ranks = comm.allgather(np.array([rank])).tolist()
@@ -92,38 +78,38 @@ def _store(rank: int, timeout: timedelta) -> Store:
         server = (
             TCPStore("localhost", 0, is_master=True, timeout=timeout, wait_for_workers=False) if not comm.rank else None
         )
-        told = np.zeros(LONGEST_ADDRESSES, np.uint8)
+        addresses = np.zeros(ADDRESSES_BYTES, np.uint8)
         if server is not None:
             hosts = ["localhost"] if comm.one_node else _own_addresses()
-            text = " ".join([str(server.port), *hosts]).encode()[:LONGEST_ADDRESSES]
-            told[: len(text)] = np.frombuffer(text, np.uint8)
-        comm.broadcast(told)
-        port, *hosts = bytes(told).rstrip(b"\0").decode().split()
+            text = " ".join([str(server.port), *hosts]).encode()[:ADDRESSES_BYTES]
+            addresses[: len(text)] = np.frombuffer(text, np.uint8)
+        comm.broadcast(addresses)
+        port, *hosts = bytes(addresses).rstrip(b"\0").decode().split()
         store = server or TCPStore(_reachable(hosts, int(port)), int(port), is_master=False, timeout=timeout)
         comm.barrier()  # the server must not go before all have connected
     return store
 
 
 def _own_addresses() -> list[str]:
-    """Names and addresses under which other machines may reach this one, the likeliest first."""
+    """Return names and addresses by which other machines may reach this one, the likeliest first."""
     name = socket.gethostname()
     found = [os.environ.get("MASTER_ADDR", ""), name]
     with suppress(OSError):
         found += [str(one[4][0]) for one in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
         for _, interface in socket.if_nameindex():
             with suppress(OSError):
-                answer = fcntl.ioctl(asked, SIOCGIFADDR, struct.pack("256s", interface.encode()))
+                answer = fcntl.ioctl(query, SIOCGIFADDR, struct.pack("256s", interface.encode()))
                 found.append(socket.inet_ntoa(answer[20:24]))
     return [one for one in dict.fromkeys(found) if one and not one.startswith("127.")]
 
 
 def _reachable(hosts: list[str], port: int) -> str:
-    """The first of several addresses at which somebody listens."""
+    """Return the first address that accepts a connection."""
     failures = []
     for host in hosts:
         try:
-            socket.create_connection((host, port), CONNECT_S).close()
+            socket.create_connection((host, port), CONNECT_SECONDS).close()
         except OSError as error:
             failures.append(f"{host}: {error}")
         else:
@@ -135,23 +121,14 @@ def _reachable(hosts: list[str], port: int) -> str:
 
 
 def communicator_of(store: Store, rank: int, size: int, timeout: timedelta, name: str) -> MPI.Intracomm:
-    """An MPI communicator of the members of a process group, whose order is the group's; they alone make it.
+    """Return an MPI communicator of the members of a process group, in the group's order; they alone make it.
 
-    Parameters
-    ----------
-    store : Store
-        Of this group alone.
-    rank, size : int
-        In the group.
-    timeout : timedelta
-        How long members wait for each other.
-    name : str
-        Of the group, the same on all members.
+    The store and the name are those of the group, and `timeout` is the time that members wait for each other.
 
     Raises
     ------
     CollectiveTimeout
-        Names the ranks of the group that have not come.
+        Some members have not come; the error names them.
     ValueError
         MPI has started fewer ranks.
     """

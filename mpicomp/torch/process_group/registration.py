@@ -1,20 +1,35 @@
-"""How `torch.distributed` comes to know the backend."""
+"""Registration of the backend with `torch.distributed`, and of torchrun's variables in the environment.
+
+Programs decide by RANK whether to train together, and by LOCAL_RANK which GPU is theirs. ``mpirun`` and ``srun`` set
+neither, and a program that finds none trains one model per rank.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import os
+import re
+from collections.abc import Callable, Mapping, MutableMapping
 from datetime import timedelta
-from typing import Any
+from urllib.parse import parse_qs, urlparse
 
 import torch.distributed as dist
 from mpi4py import MPI
-from torch.distributed import Backend, distributed_c10d
-from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvous_handler
+from torch._C._distributed_c10d import _DistributedBackendOptions
+from torch.distributed import Backend, ProcessGroup, distributed_c10d
+from torch.distributed.rendezvous import _rendezvous_handlers
 
-from mpicomp.torch.process_group.bootstrap import or_from_environment, over_mpi
-from mpicomp.torch.process_group.environment import set_variables
-from mpicomp.torch.process_group.group import DEVICES, NAME, MPIProcessGroup
+from mpicomp.torch.process_group.bootstrap import Rendezvous, rendezvous_over_mpi
+from mpicomp.torch.process_group.mpi_process_group import DEVICES, NAME, MPIProcessGroup
+
+VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")  # for env://
+# Variables of the rank and the number of ranks on a node
+_LAUNCHERS = (
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),  # Open MPI
+    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH and Intel MPI
+    ("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),  # MVAPICH
+)
+_set_here: dict[str, str] = {}
 
 
 def register_backend() -> None:
@@ -29,7 +44,7 @@ def register_backend() -> None:
     Raises
     ------
     RuntimeError
-        Something else has registered a backend of this name.
+        Another backend of this name is registered.
     ValueError
         RANK or WORLD_SIZE contradicts MPI, as where ``torchrun`` has started the program.
     """
@@ -41,20 +56,24 @@ def register_backend() -> None:
             raise RuntimeError(f"another backend is registered as {NAME!r}: register one of the two under another name")
         return
     Backend.register_backend(NAME, _create, extended_api=True, devices=DEVICES)
-    register_rendezvous_handler(NAME, over_mpi)  # type: ignore[no-untyped-call]
+    _rendezvous_handlers[NAME] = rendezvous_over_mpi
+    _rendezvous_handlers["env"] = _or_over_mpi(_rendezvous_handlers["env"])
     original = distributed_c10d.monitored_barrier
-    dist.monitored_barrier = distributed_c10d.monitored_barrier = _or_of_groups_over_mpi(original)
-    _rendezvous_handlers["env"] = or_from_environment(_rendezvous_handlers["env"])
+    dist.monitored_barrier = distributed_c10d.monitored_barrier = _extended_barrier(original)
 
 
-def _or_of_groups_over_mpi(original: Callable[..., None]) -> Callable[..., None]:
+def _create(options: _DistributedBackendOptions, group_options: object) -> MPIProcessGroup:
+    return MPIProcessGroup(options.store, options.group_rank, options.group_size, options.timeout, options.group_id)
+
+
+def _extended_barrier(original: Callable[..., None]) -> Callable[..., None]:
     """Extend ``torch.distributed.monitored_barrier``, which PyTorch has for Gloo alone, to groups of this backend."""
 
     @functools.wraps(original)
     def monitored_barrier(
-        group: Any = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
+        group: ProcessGroup | None = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
     ) -> None:
-        chosen = dist.group.WORLD if group is None else group
+        chosen: object = dist.group.WORLD if group is None else group
         if not isinstance(chosen, MPIProcessGroup):
             return original(group, timeout, wait_all_ranks)
         limit = timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout
@@ -63,6 +82,68 @@ def _or_of_groups_over_mpi(original: Callable[..., None]) -> Callable[..., None]
     return monitored_barrier
 
 
-def _create(options: Any, group_options: Any) -> MPIProcessGroup:
-    """Make a process group, on its members alone."""
-    return MPIProcessGroup(options.store, options.group_rank, options.group_size, options.timeout, options.group_id)
+def _or_over_mpi(original: Callable[..., Rendezvous]) -> Callable[..., Rendezvous]:
+    """Extend the handler of ``env://`` to environments that lack a variable: the ranks then meet over MPI."""
+
+    def handler(url: str, **options: object) -> Rendezvous:
+        given = {*parse_qs(urlparse(url).query), *(name.lower() for name in VARIABLES if _is_set_by_launcher(name))}
+        chosen: Callable[..., Rendezvous] = (
+            original if given.issuperset(map(str.lower, VARIABLES)) else rendezvous_over_mpi
+        )
+        yield from chosen(url, **options)
+
+    return handler
+
+
+def _is_set_by_launcher(name: str) -> bool:
+    value = os.environ.get(name)
+    return bool(value) and value != _set_here.get(name)
+
+
+def set_variables(rank: int, size: int, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE where they are missing, the last two if they are known.
+
+    Raises
+    ------
+    ValueError
+        RANK or WORLD_SIZE is set, and contradicts MPI's `rank` and `size`.
+    """
+    given = {name: _number(name, environ[name]) for name in ("RANK", "WORLD_SIZE") if environ.get(name)}
+    if given.get("WORLD_SIZE", size) != size:
+        raise ValueError(
+            f"rank {rank} of {size}: WORLD_SIZE is {given['WORLD_SIZE']}, and MPI has started {size} "
+            f"rank{'s'[: size > 1]}: start the program by 'mpirun -n {given['WORLD_SIZE']}' or srun instead of "
+            "torchrun, or unset RANK and WORLD_SIZE"
+        )
+    if not 0 <= given.get("RANK", rank) < size:
+        raise ValueError(
+            f"rank {rank} of {size}: RANK is {given['RANK']}, and must lie in 0 .. {size - 1}: unset RANK and "
+            "WORLD_SIZE"
+        )
+    for name, value in {"RANK": rank, "WORLD_SIZE": size, **_local_variables(environ, size)}.items():
+        if not environ.get(name):
+            environ[name] = _set_here[name] = str(value)
+
+
+def _number(name: str, value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError(f"{name} is {value!r}, and must be a whole number: unset it") from None
+
+
+def _local_variables(environ: Mapping[str, str], size: int) -> dict[str, int]:
+    """Return LOCAL_RANK and LOCAL_WORLD_SIZE, as far as they are known without communication."""
+    if size == 1:
+        return {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+    for rank_name, size_name in _LAUNCHERS:
+        if environ.get(rank_name, "").isdecimal() and environ.get(size_name, "").isdecimal():
+            return {"LOCAL_RANK": int(environ[rank_name]), "LOCAL_WORLD_SIZE": int(environ[size_name])}
+    if not environ.get("SLURM_LOCALID", "").isdecimal():
+        return {}
+    # Slurm writes the numbers of tasks of all nodes as "2(x3),1".
+    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    tasks = [int(count) for count, nodes in found for _ in range(int(nodes or 1))]
+    node = environ.get("SLURM_NODEID", "")
+    known = {"LOCAL_WORLD_SIZE": tasks[int(node)]} if node.isdecimal() and int(node) < len(tasks) else {}
+    return {"LOCAL_RANK": int(environ["SLURM_LOCALID"]), **known}

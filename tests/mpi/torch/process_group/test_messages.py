@@ -50,7 +50,7 @@ def test_nothing_is_kept_of_a_tag_that_was_used_once(group: MPIProcessGroup) -> 
         sent = dist.isend(torch.ones(1), after, tag=tag)
         dist.recv(torch.empty(1), before, tag=tag)
         sent.wait()
-    assert not group._calls.messages._receives
+    assert not group._messages._receives
 
 
 @two_ranks

@@ -15,10 +15,8 @@ from collectives import CollectiveMismatch, Communicator
 from mpicomp import Dense, Marsit
 from mpicomp.torch import ddp_hook, ddp_vectors
 from mpicomp.torch.devices import devices_of
-from mpicomp.torch.process_group import group as groups
-from mpicomp.torch.process_group import work
-from mpicomp.torch.process_group.packed import Packed
-from mpicomp.torch.process_group.twins import Twins
+from mpicomp.torch.process_group import mpi_process_group, work
+from mpicomp.torch.process_group.tensor_memory import PackedTensors, StagingTensors
 from tests.fake_torch import NAME, FakeTorchDevice, gpu, reachable
 from tests.mpi.torch.training import batch, make_model, parameters_of
 
@@ -43,7 +41,7 @@ def where(told: list[Any]) -> Iterator[str]:
 def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Give the devices that futures are told of; without them these take no streams, of which the device has none."""
     found: list[Any] = []
-    monkeypatch.setattr(groups, "DEVICES", ["cpu", "cuda", NAME])
+    monkeypatch.setattr(mpi_process_group, "DEVICES", ["cpu", "cuda", NAME])
     if torch.cuda.is_available():
         return found
     for module in (work, ddp_vectors):
@@ -203,12 +201,12 @@ def test_a_broadcast_crosses_once_on_each_rank(transposed: bool, device: FakeTor
 
 
 @pytest.mark.usefixtures("device")
-def test_twins_of_a_list_lie_one_behind_the_other_and_are_sent_from_there() -> None:
+def test_host_copies_of_a_list_are_adjacent_and_sent_from_there() -> None:
     tensors = [mine(NAME, 2, 3), mine(NAME, 0), mine(NAME, 4)]
-    packed = Packed(Twins().of(tensors, read=True, written=True))
+    packed = PackedTensors(StagingTensors().stage(tensors, read=True, written=True))  # type: ignore[arg-type]
     packed.flat.fill_(3)
-    assert not packed._copied
-    assert packed.sizes == [24, 0, 16]
+    assert not packed.is_copy
+    assert packed.nbytes == 40
 
 
 @pytest.mark.mpi(min_size=2, max_size=3)

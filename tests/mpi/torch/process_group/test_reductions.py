@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import _make_nccl_premul_sum
 
-from mpicomp.torch.process_group import reduction
+from mpicomp.torch.process_group import transfers
 from tests.mpi.torch.process_group.inputs import TYPES, of_rank, reduced
 
 pytestmark = pytest.mark.usefixtures("group")
@@ -24,7 +24,7 @@ def mine(n: int, dtype: torch.dtype) -> Tensor:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let short vectors go the way of long ones."""
     if request.param == "by parts":
-        monkeypatch.setattr(reduction, "GATHERED_BYTES", -1)
+        monkeypatch.setattr(transfers, "LARGEST_GATHERED_BYTES", -1)
 
 
 @pytest.mark.parametrize("op", TYPES)

@@ -1,4 +1,4 @@
-"""Files that are whole or not there at all, even if a process is killed or the machine stops meanwhile."""
+"""Files that are complete or absent, even if a process is killed or the machine stops meanwhile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_OLD = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # some file systems lock only what can be written
+# Some file systems lock only files that are open for writing.
+_OLD = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @contextmanager
@@ -24,7 +25,7 @@ def flushed(path: Path) -> Iterator[BinaryIO]:
     Raises
     ------
     OSError
-        The file cannot be written, or the folder has something of that name; names the file.
+        The file cannot be written, or the name is taken. The error names the file.
     """
     with _named(path), os.fdopen(os.open(path, _NEW, 0o666), "wb") as file:
         yield file
@@ -32,32 +33,43 @@ def flushed(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
     """Open a file that takes the place of `path` when the block ends, and that is removed if the block fails.
 
-    Until then the file has a name of its own beside `path`. A process that is killed leaves the file behind. The next
-    call for the same path removes it, on whichever host, but leaves files alone that a living process writes.
+    Until then the file has a hidden name in the same folder. A process that is killed leaves the file behind. The next
+    call for the same path, on any host, removes the file unless a living process writes it.
+
+    Parameters
+    ----------
+    path : Path
+    durable : bool
+        Wait until file and name have reached the disk. False: readers see a complete file or none, but the file may be
+        lost when the machine stops.
 
     Raises
     ------
     OSError
-        The file cannot be written; names a file beside `path`.
+        The file cannot be written. The error names the hidden file.
     """
     _remove_stale(path)
     partial = path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(4)}.partial")
     with _named(partial), os.fdopen(_create_locked(partial), "wb") as file:
         try:
             yield file
-            _flush(file)
-            partial.replace(path)  # while the file is open, which is what shows other processes that we live
+            if durable:
+                _flush(file)
+            else:
+                file.flush()
+            partial.replace(path)  # while the file is open: its lock shows other processes that this one lives
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
-    flush_folder(path.parent)
+    if durable:
+        flush_folder(path.parent)
 
 
 def flush_folder(path: Path) -> None:
-    """Let the disk know the names in a folder."""
+    """Write the names in a folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -83,7 +95,7 @@ def _flush(file: BinaryIO) -> None:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Add the file's name to an error, since a full disk is told without one."""
+    """Add the file's name to an error: that of a full disk has no name."""
     try:
         yield
     except OSError as error:
@@ -92,9 +104,9 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove what processes that were killed have left of earlier calls for `path`."""
+    """Remove the hidden files that killed processes left in earlier calls for `path`."""
     ours = re.compile(rf"\.{re.escape(path.name)}\.(?:([0-9a-f]{{8}})-)?(\d+)(?:-[0-9a-f]{{8}})?\.partial")
-    with suppress(OSError):  # whatever is wrong with the folder is told by who writes to it
+    with suppress(OSError):  # the writer, next, raises the folder's error
         for other in path.parent.iterdir():
             found = ours.fullmatch(other.name)
             if found:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from collectives.errors import CollectiveMismatch
-from mpicomp.torch.process_group import movement
+from mpicomp.torch.process_group import transfers
 from tests.mpi.torch.process_group.inputs import of_rank
 
 pytestmark = pytest.mark.usefixtures("group")
@@ -28,8 +28,8 @@ def mine(n: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let short vectors go the way of those that MPI cannot count."""
     if request.param == "by messages in pieces":
-        monkeypatch.setattr(movement, "MOST", -1)
-        monkeypatch.setattr(movement, "LARGEST", 48)
+        monkeypatch.setattr(transfers, "LARGEST_COUNT", -1)
+        monkeypatch.setattr(transfers, "LARGEST_MESSAGE_BYTES", 48)
 
 
 pytestmark = [pytestmark, pytest.mark.usefixtures("way")]

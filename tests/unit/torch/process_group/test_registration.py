@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpicomp.torch.process_group.environment import set_variables
+from mpicomp.torch.process_group.registration import set_variables
 
 OPEN_MPI = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
 HYDRA = {"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}

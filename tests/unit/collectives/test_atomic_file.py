@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from mpicomp.checkpoint import atomic_file
-from mpicomp.checkpoint.atomic_file import flushed, replacing
+from collectives import atomic_file
+from collectives.atomic_file import flushed, replacing
 
 PROJECT = Path(__file__).resolve().parents[3]
 WRITER = """
 import sys
 from pathlib import Path
-from mpicomp.checkpoint.atomic_file import replacing
+from collectives.atomic_file import replacing
 
 with replacing(Path(sys.argv[1])) as file:
     file.write(b"half")
