@@ -22,12 +22,11 @@ if TYPE_CHECKING:
         PeerFailure,
     )
     from collectives.execution.handle import Handle
-    from collectives.schedules.direct import Direct
     from collectives.schedules.halving_doubling import HalvingDoubling
     from collectives.schedules.plan import Plan, PlanError, Step, Topology, TopologyError, Transfer
     from collectives.schedules.registry import TOPOLOGIES, topology
     from collectives.schedules.ring import Ring
-    from collectives.schedules.star import Star
+    from collectives.schedules.star import Direct, Star
     from collectives.schedules.torus import Torus
     from collectives.schedules.tree import DoubleTree, Tree
     from collectives.trace.traffic import Traffic, TrafficLog
@@ -48,12 +47,11 @@ _HOMES = {
         "PeerFailure",
     ),
     "execution.handle": ("Handle",),
-    "schedules.direct": ("Direct",),
     "schedules.halving_doubling": ("HalvingDoubling",),
     "schedules.plan": ("Plan", "PlanError", "Step", "Topology", "TopologyError", "Transfer"),
     "schedules.registry": ("TOPOLOGIES", "topology"),
     "schedules.ring": ("Ring",),
-    "schedules.star": ("Star",),
+    "schedules.star": ("Direct", "Star"),
     "schedules.torus": ("Torus",),
     "schedules.tree": ("DoubleTree", "Tree"),
     "trace.traffic": ("Traffic", "TrafficLog"),

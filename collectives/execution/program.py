@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from collectives.execution.partition import partition, pieces
-from collectives.schedules.all_gather import AllGather
 from collectives.schedules.plan import Plan, PlanError
+from collectives.schedules.ring import AllGather
 
 
 @dataclass(frozen=True, slots=True)

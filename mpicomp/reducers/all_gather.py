@@ -18,8 +18,8 @@ from collectives.devices import named
 from collectives.execution.partition import pieces
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Program, gather_program
-from collectives.schedules.all_gather import AllGather as Route
-from collectives.schedules.star import Star
+from collectives.schedules.plan import server_of
+from collectives.schedules.ring import AllGather as Route
 from collectives.testable import Testable
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import MessageModel, Parts, VectorSpec
@@ -44,7 +44,7 @@ def all_gather(
 ) -> Parts:
     """Feedback x codec x all-gather, or over a star x two passes, the second in full precision."""
     stream = Stream(seed, spec.vector_id, "code")
-    if isinstance(comm.topology, Star):
+    if server_of(comm.topology) is not None:
         back = FullPrecision(spec.dtype)
         return owned_codes(comm, spec, codec, back, rule, None, (stream, stream), ("residual",), driver)
     longest, device = piece_elements(codec, spec.n, comm.packed_piece_bytes()), named(spec.device)
