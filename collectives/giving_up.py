@@ -60,7 +60,7 @@ class GivingUp:
         if isinstance(error, NonFiniteGradient):  # on all ranks
             call.owners = ()  # nothing of the call is in flight
             return error
-        if isinstance(error, CollectiveMismatch) and call.apart:
+        if isinstance(error, CollectiveMismatch) and call.is_pairwise:
             return error
         if isinstance(error, CollectiveMismatch):
             if call.background:
@@ -78,7 +78,7 @@ class GivingUp:
         A blocking call raises here and now, and a caller of other calls in flight can still wait for these. Where a
         call in the background raises, nobody knows which ones the ranks have begun since.
         """
-        return call.apart or not call.background or self._in_flight == [call]
+        return call.is_pairwise or not call.background or self._in_flight == [call]
 
     def abort(self, error: BaseException, *alive: object) -> BaseException:
         """Reject further calls, and end those in flight; keep the owners of all buffers for ever, as MPI may use them.

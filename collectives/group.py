@@ -128,7 +128,7 @@ class Group(GivingUp, Users):
             )
         self._thread = thread
         call.steps = steps
-        if call.apart:
+        if call.is_pairwise:
             self._apart.append(call)
         else:
             call.tag = self.next_tag()
@@ -218,7 +218,7 @@ class Group(GivingUp, Users):
 
     def before(self, call: Call) -> Iterable[Call]:
         """Calls in flight that were begun before this one."""
-        return () if call.apart else takewhile(lambda one: one is not call, self._in_flight)
+        return () if call.is_pairwise else takewhile(lambda one: one is not call, self._in_flight)
 
     def drop(self, call: Call) -> None:
         """Take note that a caller will never hear how its call ended; of several only the last one is kept."""
@@ -227,7 +227,7 @@ class Group(GivingUp, Users):
     def end(self, call: Call) -> None:
         """Take note that a call has ended."""
         calls = self._in_flight
-        if call.apart:
+        if call.is_pairwise:
             if call in self._apart:
                 self._apart.remove(call)
         elif calls and calls[-1] is call:
@@ -244,7 +244,7 @@ class Group(GivingUp, Users):
 
     def enter(self, call: Call) -> None:
         """See `CallGroup`."""
-        if (self._verify or call.is_compared) and not call.apart:
+        if (self._verify or call.is_compared) and not call.is_pairwise:
             self._check.enter(call)
 
     def check(

@@ -169,7 +169,7 @@ class PointToPoint(Closable):
 
     def _apart_call(self, name: str, describe: Callable[[], str]) -> Call:
         call = Call(self, lambda: name)
-        call.apart, call.describe = True, describe
+        call.is_pairwise, call.describe = True, describe
         call.arrival = 0  # the other rank may have yet to come, however long that takes it
         return call
 

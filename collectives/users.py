@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeVar
 from weakref import ref
 
-from collectives.execution.requests import Cache, free_all
+from collectives.execution.pipelined import Cache, free_all
 
 FIXED_TAGS = 16_000  # tags below are of long-lived users, and as many more from there on of single calls
 

@@ -49,12 +49,12 @@ class Advancing(Protocol):
 
     Attributes
     ----------
-    apart : bool
-        It takes no part in the order of calls.
+    is_pairwise : bool
+        Only two ranks make the call, which has no place in the order of calls.
     """
 
     done: bool
-    apart: bool
+    is_pairwise: bool
 
     @property
     def group(self) -> object:

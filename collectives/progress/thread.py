@@ -205,9 +205,9 @@ def first_of_each(calls: Sequence[polling.Advancing]) -> list[polling.Advancing]
     chosen, taken = [], Counter[int]()
     for call in calls:
         group = id(call.group)
-        if call.apart or taken[group] < AHEAD:
+        if call.is_pairwise or taken[group] < AHEAD:
             chosen.append(call)
-            taken[group] += not call.apart
+            taken[group] += not call.is_pairwise
     return chosen
 
 

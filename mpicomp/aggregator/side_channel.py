@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from collectives import Communicator, Traffic
 from collectives.execution.handle import Call
-from collectives.execution.requests import Requests
+from collectives.execution.pipelined import Requests
 from collectives.memory import aligned_empty
 from collectives.progress.polling import until
 

@@ -15,9 +15,8 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.devices import named
-from collectives.execution.partition import pieces
 from collectives.execution.pipelined import execute
-from collectives.execution.program import Program, gather_program
+from collectives.execution.program import Program, gather_program, pieces
 from collectives.schedules.plan import server_of
 from collectives.schedules.ring import AllGather as Route
 from collectives.testable import Testable

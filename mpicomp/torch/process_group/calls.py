@@ -110,7 +110,7 @@ class Calls:
             raise type(error)(f"{comm.here}, {name}: {error}") from error
         whom = "any rank" if peer is None else f"rank {peer}"
         call = Call(comm, lambda: f"{name} {'to' if sends else 'of'} {whom} with tag {tag}")
-        call.apart = True
+        call.is_pairwise = True
         packed = Packed(on_host, filled=sends and not twins)
         begun = partial(steps, comm, call, packed, peer, tag)
         if sends:
