@@ -7,8 +7,7 @@ from typing import Any
 
 from collectives.compiling import keep_uncompiled
 from collectives.consistency.call_check import fingerprint
-from collectives.dense.broadcast import broadcast, is_long, way_of
-from collectives.dense.gather import all_gather_rows
+from collectives.dense.broadcast_gather import all_gather_rows, broadcast_array, broadcast_chain, is_long
 from collectives.execution.handle import Call, Steps
 from collectives.execution.staged import staged
 from collectives.memory import COPIED
@@ -41,8 +40,8 @@ class Exchanges(PointToPoint):
             return self.check(call, fingerprint(text), None, ready, ready)
 
         with self._span("broadcast", root=root, bytes=nbytes):
-            program = partial(self._routes.program, way_of(nbytes, root), nbytes, 64, nbytes)
-            self.run(call, broadcast(call, vector, root, check, program))
+            program = partial(self._routes.program, broadcast_chain(nbytes, root), nbytes, 64, nbytes)
+            self.run(call, broadcast_array(call, vector, root, check, program))
         return x
 
     @keep_uncompiled

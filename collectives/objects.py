@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from collectives.annotations import Bytes
 from collectives.consistency.call_check import fingerprint
-from collectives.dense import variable_size
-from collectives.dense.variable_size import Bytes
+from collectives.dense.broadcast_gather import broadcast_payload, gather_payloads, gather_sizes
 from collectives.execution.handle import Call, Steps
 from collectives.group import Group
 from collectives.json_file import one_line
@@ -39,16 +39,16 @@ def all_gather_object(group: Group, obj: Any) -> list[Any]:
 def _broadcast(call: Call, check: Steps, payload: Bytes, root: int) -> Steps:
     yield from check
     size = np.array([payload.size], np.int64)
-    yield from variable_size.broadcast(call, size.view(np.uint8), root)
+    yield from broadcast_payload(call, size.view(np.uint8), root)
     call.result = payload if payload.size else np.empty(size[0], np.uint8)
-    yield from variable_size.broadcast(call, call.result, root)
+    yield from broadcast_payload(call, call.result, root)
 
 
 def _all_gather(call: Call, check: Steps, payload: Bytes) -> Steps:
     yield from check
-    sizes = yield from variable_size.all_gather_size(call, payload.size)
+    sizes = yield from gather_sizes(call, payload.size)
     landing = np.empty(sizes.sum(), np.uint8)
-    yield from variable_size.all_gather(call, payload, sizes, landing)
+    yield from gather_payloads(call, payload, sizes, landing)
     call.result = np.split(landing, np.cumsum(sizes)[:-1])
 
 

@@ -206,9 +206,8 @@ class Call(Backoff):
             try:
                 raise self.error
             finally:
-                if (
-                    not self.background
-                ):  # it is not raised again, and would be in a cycle of references with its traceback
+                # A handle raises its error again. Here it would be in a cycle of references with its traceback.
+                if not self.background:
                     self.error = None
         return self.result
 

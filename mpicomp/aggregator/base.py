@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from collectives import Communicator, Handle, TrafficLog
 from collectives.compiling import keep_uncompiled
 from collectives.consistency.call_check import Description, fingerprint
-from collectives.dense.on_device import are_on_one_device, settled_before
+from collectives.dense.device_sum import are_on_one_device, settled_before
 from collectives.devices import named
 from collectives.execution.staged import deliver, fetch, use_in_background
 from collectives.memory import Flat, empty_like, flat, is_read_only, on_device

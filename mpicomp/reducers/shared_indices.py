@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from collectives import Communicator
 from collectives.annotations import override
 from collectives.dense.allreduce import RECEIVE_BUFFERS
-from collectives.dense.payload import DensePayload, itemsize_in_messages
+from collectives.dense.host_sum import DensePayload, itemsize_in_messages
 from collectives.devices import named
 from collectives.execution.pipelined import execute
 from collectives.execution.workers import PieceWork, in_parts

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from collectives import Communicator, Ring, devices
-from collectives.dense import on_device
+from collectives.dense import device_sum
 from collectives.gpu_mpi import claims, verdict
 from tests.fake_device import FakeArray, FakeDevice
 
@@ -20,7 +20,7 @@ DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 def main() -> None:
     """Print what the library says, what the probe saw, and whether all sums have the host's bits."""
-    on_device.STAGED_BYTES = 0
+    device_sum.STAGED_BYTES = 0
     fake = FakeDevice()
     if not torch.cuda.is_available():
         devices.MAKERS[devices.CUDA] = lambda index: fake

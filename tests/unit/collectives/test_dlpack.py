@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from collectives import Communicator
-from collectives.dense import variable_size
+from collectives.dense import broadcast_gather
 from collectives.dense.allreduce import DenseSums
 from collectives.threads.run_local import run_local
 from mpicomp import Dense, Marsit
@@ -90,8 +90,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> set[int]:
         monkeypatch.setattr(owner, name, observed)
 
     observe(DenseSums, "steps")
-    observe(variable_size, "broadcast")
-    observe(variable_size, "all_gather")
+    observe(broadcast_gather, "broadcast_payload")
+    observe(broadcast_gather, "gather_payloads")
     return addresses
 
 

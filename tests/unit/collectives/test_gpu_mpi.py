@@ -16,8 +16,8 @@ from mpi4py import MPI
 
 from collectives import Communicator, Ring, gpu_mpi
 from collectives.children import without_launcher
-from collectives.dense import on_device
-from collectives.dense.device_payload import DevicePayload
+from collectives.dense import device_sum
+from collectives.dense.device_sum import DevicePayload
 from collectives.gpu_mpi import claims, mode, probe, verdict
 from collectives.gpu_mpi.claims import Claim
 from collectives.gpu_mpi.probe import Outcome, Probe
@@ -33,8 +33,8 @@ CARRIES = verdict.carries
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the process have asked nobody yet, ranks that are threads send by MPI, and all vectors be long."""
     fake_devices(monkeypatch)
-    monkeypatch.setattr(on_device, "STAGED_BYTES", 0)
-    monkeypatch.setattr(on_device, "DIRECT_BYTES", 0)
+    monkeypatch.setattr(device_sum, "STAGED_BYTES", 0)
+    monkeypatch.setattr(device_sum, "DIRECT_BYTES", 0)
     monkeypatch.setattr(verdict, "verdict", verdict.Verdict())
     monkeypatch.setattr(verdict, "carries", lambda comm: True)
     monkeypatch.delenv(VARIABLE, raising=False)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from collectives import Communicator, devices, gpu_mpi
-from collectives.dense import broadcast
+from collectives.dense import broadcast_gather
 from collectives.threads.run_local import run_local
 from tests.fake_device import FakeArray, FakeDevice
 
@@ -21,8 +21,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeDevice]:
     """Give the fake devices of three ranks, and let all vectors be long and have several pieces."""
     known = {index: FakeDevice(index) for index in range(3)}
     monkeypatch.setitem(devices.MAKERS, devices.CUDA, known.__getitem__)
-    monkeypatch.setattr(broadcast, "DIRECT_BYTES", 1)
-    monkeypatch.setattr(broadcast, "PIECE_BYTES", 256)
+    monkeypatch.setattr(broadcast_gather, "DIRECT_BYTES", 1)
+    monkeypatch.setattr(broadcast_gather, "PIECE_BYTES", 256)
     return known
 
 
@@ -106,6 +106,6 @@ def test_kernels_that_make_the_array_or_still_use_its_memory_are_waited_for(
 
 def test_short_arrays_are_not_asked_about(made: dict[int, FakeDevice], monkeypatch: pytest.MonkeyPatch) -> None:
     able(monkeypatch, (0, 1))
-    monkeypatch.setattr(broadcast, "DIRECT_BYTES", 4 * N + 1)
+    monkeypatch.setattr(broadcast_gather, "DIRECT_BYTES", 4 * N + 1)
     run_local(2, lambda comm: comm.broadcast(FakeArray(values(comm.rank), index=comm.rank)))
     assert [len(made[rank].copied) for rank in range(2)] == [1, 1]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from collectives import Communicator, devices
-from collectives.dense import broadcast, on_device
+from collectives.dense import broadcast_gather, device_sum
 from collectives.gpu_mpi import verdict
 from collectives.gpu_mpi.probe import Outcome
 from tests.fake_device import FakeArray, FakeDevice
@@ -37,7 +37,7 @@ def test_bits_are_those_of_the_host_though_ranks_differ(
     direct: bool, comm: Communicator, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every third rank has its array in the host's memory, and every other third stages it in any case."""
-    monkeypatch.setattr(on_device, "STAGED_BYTES", 0)
+    monkeypatch.setattr(device_sum, "STAGED_BYTES", 0)
     monkeypatch.setattr(verdict.verdict, "outcome", Outcome(direct and comm.rank % 3 != 1, "was faked"))
     expected = comm.allreduce(vector(comm.rank), "mean")
     x = vector(comm.rank) if comm.rank % 3 == 2 else FakeArray(vector(comm.rank))
@@ -54,7 +54,7 @@ def test_the_thread_that_calls_mpi_has_the_device_for_its_current_one(
     comm: Communicator, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the progress thread is told so: another one's current device is the program's business."""
-    monkeypatch.setattr(on_device, "DIRECT_BYTES", 0)
+    monkeypatch.setattr(device_sum, "DIRECT_BYTES", 0)
     monkeypatch.setattr(verdict.verdict, "outcome", Outcome(works=True, said="was faked"))
     x = FakeArray(np.ones(N, np.float32))
     assert (comm.allreduce(x).there == comm.size).all()
@@ -71,8 +71,8 @@ def test_the_thread_that_calls_mpi_has_the_device_for_its_current_one(
 def test_a_broadcast_goes_directly_where_all_ranks_can(
     able: int, comm: Communicator, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broadcast, "DIRECT_BYTES", 0)
-    monkeypatch.setattr(broadcast, "PIECE_BYTES", 1024)
+    monkeypatch.setattr(broadcast_gather, "DIRECT_BYTES", 0)
+    monkeypatch.setattr(broadcast_gather, "PIECE_BYTES", 1024)
     monkeypatch.setattr(verdict.verdict, "outcome", Outcome(comm.rank != able or not able, "was faked"))
     x, root = vector(comm.rank), comm.size - 1
     assert comm.broadcast(there := FakeArray(x), root) is there

@@ -20,8 +20,8 @@ from collectives import (
     Tree,
     devices,
 )
-from collectives.dense import on_device
-from collectives.dense.device_payload import RECEIVE_BUFFERS, DevicePayload
+from collectives.dense import device_sum
+from collectives.dense.device_sum import RECEIVE_BUFFERS, DevicePayload
 from collectives.gpu_mpi import verdict
 from collectives.gpu_mpi.probe import Outcome
 from collectives.memory import narrow
@@ -37,8 +37,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeDevice]:
     """Give the fake devices, which are made when they are asked for, and let all vectors be long."""
     known: dict[int, FakeDevice] = {}
     monkeypatch.setitem(devices.MAKERS, devices.CUDA, lambda index: known.setdefault(index, FakeDevice(index)))
-    monkeypatch.setattr(on_device, "STAGED_BYTES", 0)
-    monkeypatch.setattr(on_device, "DIRECT_BYTES", 0)
+    monkeypatch.setattr(device_sum, "STAGED_BYTES", 0)
+    monkeypatch.setattr(device_sum, "DIRECT_BYTES", 0)
     return known
 
 
@@ -182,7 +182,7 @@ def test_what_mpi_itself_sums_goes_through_the_host(
 
 def test_short_vectors_go_through_the_host_as_a_whole(payloads: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     aware(monkeypatch, works=False)
-    monkeypatch.setattr(on_device, "STAGED_BYTES", 4 * N + 1)
+    monkeypatch.setattr(device_sum, "STAGED_BYTES", 4 * N + 1)
     run_local(2, lambda comm: comm.allreduce(array(comm, vector(0, "float32"), "float32", (0, 1))), Ring())
     assert not payloads
 
