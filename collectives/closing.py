@@ -12,7 +12,7 @@ from collectives.consistency.call_check import fingerprint
 from collectives.execution.handle import Call, Steps
 from collectives.group import Group
 from collectives.progress.polling import forget_mismatch, keep_alive, until
-from collectives.trace.clock import compare
+from collectives.trace.recorder import compare_clocks
 
 
 class Closable(Group):
@@ -68,7 +68,7 @@ class Closable(Group):
             self._where_driven(self._leave_apart)
             return
         if self.trace is not None:
-            self.trace.readings.append(compare(self.mpi_comm, self.trace.clock, self.timeout))
+            self.trace.readings.append(compare_clocks(self.mpi_comm, self.trace.clock, self.timeout))
         self._broken = "it was closed"
         self._free()
         if self.trace is not None:
@@ -82,13 +82,13 @@ class Closable(Group):
         call.arrival = 0
         if self._verify:
             yield from self._check.steps(call, fingerprint("close()"))
-        sent, heard = self.missing.fall_silent()
-        to_hear, ones = np.zeros(self.size, np.int64), np.ones(self.size, np.int32)
-        request = self.mpi_comm.Ialltoallv([sent, ones, MPI.INT64_T], [to_hear, ones, MPI.INT64_T])
-        call.describe, call.owners = lambda: f"{self.here}: not all ranks close the communicator", (request, to_hear)
+        sent, received = self.missing.stop_sending()
+        to_receive, ones = np.zeros(self.size, np.int64), np.ones(self.size, np.int32)
+        request = self.mpi_comm.Ialltoallv([sent, ones, MPI.INT64_T], [to_receive, ones, MPI.INT64_T])
+        call.describe, call.owners = lambda: f"{self.here}: not all ranks close the communicator", (request, to_receive)
         yield from until(request, call)
-        while (heard < to_hear).any():
-            self.missing.hear()
+        while (received < to_receive).any():
+            self.missing.receive_messages()
             yield False
 
     def _leave_apart(self) -> None:

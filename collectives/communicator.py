@@ -22,13 +22,13 @@ from collectives.memory import Flat
 from collectives.numbers import NUMBERS, allreduce_number
 from collectives.open_trace import open_trace
 from collectives.operands import operands, operation
-from collectives.progress import eager_limit
+from collectives.progress.limits import eager_piece_bytes
 from collectives.routes import Routes
 from collectives.schedules.plan import Topology, TopologyError
 from collectives.split import split
 from collectives.trace.traffic import Traffic
 
-SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces; between nodes, see `eager_limit`
+SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces; between nodes, see `eager_piece_bytes`
 
 Op = Literal["sum", "mean", "min", "max"] | MPI.Op
 
@@ -115,7 +115,7 @@ class Communicator(Exchanges):
         timeout, self.topology = made.timeout, made.topology
         super().__init__(made.parent, timeout, made.arrival_timeout, verify)
         self.workers = made.workers
-        eager_bytes = SHARED_PIECE_BYTES if self.one_node else eager_limit.piece_bytes(self.mpi_comm, timeout)
+        eager_bytes = SHARED_PIECE_BYTES if self.one_node else eager_piece_bytes(self.mpi_comm, timeout)
         self.piece_bytes = piece_bytes
         self._sums = DenseSums()
         try:

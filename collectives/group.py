@@ -12,8 +12,7 @@ from typing import Any, NoReturn
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from collectives.consistency.assembly import assemble
-from collectives.consistency.call_check import CallCheck, fingerprint
+from collectives.consistency.call_check import CallCheck, assemble, fingerprint
 from collectives.consistency.missing_ranks import MissingRanks
 from collectives.consistency.recursive_doubling import most_bytes
 from collectives.errors import CollectiveMismatch, CollectiveTimeout, marked
@@ -21,9 +20,8 @@ from collectives.execution.handle import Call, Handle, Steps
 from collectives.execution.workers import Workers
 from collectives.giving_up import GivingUp
 from collectives.memory import Combine, add
-from collectives.progress.departure import tell_at_exit
-from collectives.progress.fork import reject_in_children
 from collectives.progress.polling import until, wait
+from collectives.progress.process_end import leave_at_exit, reject_in_children
 from collectives.progress.thread import AHEAD, Completion, is_supported, shared
 from collectives.testable import Testable
 from collectives.trace.recorder import Trace
@@ -91,7 +89,7 @@ class Group(GivingUp, Users):
         self.given_up = self.missing.another_gave_up
         self._thread = 0  # id of the thread that made the calls in flight; 0: no call yet
         reject_in_children(self)
-        tell_at_exit(self)
+        leave_at_exit(self)
 
     @property
     def calls_in_flight(self) -> int:

@@ -11,10 +11,10 @@ from mpi4py import MPI
 
 from collectives import children, gpu_mpi, launcher
 from collectives.abort import install_unless_attended
-from collectives.consistency.assembly import refuse
+from collectives.consistency.call_check import refuse
 from collectives.errors import LauncherMismatch, NotARank, marked
 from collectives.execution.workers import MOST_THREADS, Workers
-from collectives.progress.timeouts import timeouts
+from collectives.progress.limits import timeouts
 from collectives.schedules.plan import Topology
 from collectives.schedules.registry import topology as topology_of
 

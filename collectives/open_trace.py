@@ -11,8 +11,7 @@ from mpi4py import MPI
 
 from collectives.consistency.call_check import gather_texts
 from collectives.progress.polling import wait
-from collectives.trace.clock import compare
-from collectives.trace.recorder import Trace
+from collectives.trace.recorder import Trace, compare_clocks
 
 
 def open_trace(comm: MPI.Comm, folder: str | Path, timeout_s: float, close: Callable[[], None]) -> Trace:
@@ -39,7 +38,7 @@ def open_trace(comm: MPI.Comm, folder: str | Path, timeout_s: float, close: Call
             trace.discard()
         close()
         raise OSError(problem)
-    trace.readings = [compare(comm, trace.clock, timeout_s)]
+    trace.readings = [compare_clocks(comm, trace.clock, timeout_s)]
     beginning = np.array([trace.clock(), time.time()])
     wait(comm.Ibcast(beginning, 0), timeout_s, lambda: f"{here}: rank 0 does not begin the trace")
     trace.origin, trace.run = beginning.tolist()

@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.trace import Trace
-from collectives.trace.clock import compare, offset_at
+from collectives.trace.recorder import compare_clocks, offset_at
 from mpicomp import QSGD, CascadingSSDM, Marsit, ScaleCom
 from mpicomp.cli.trace.times import RankTrace, table
 from tests.mpi.collectives.trace.traces import everyones, require_aligned, spans, vector
@@ -233,10 +233,10 @@ def clock(mpi_comm: MPI.Intracomm) -> Clock:
 
 
 def test_the_handshake_finds_offset_and_drift(mpi_comm: MPI.Intracomm, clock: Clock) -> None:
-    readings = [compare(mpi_comm, clock, TIMEOUT_S)]
+    readings = [compare_clocks(mpi_comm, clock, TIMEOUT_S)]
     middle = time.perf_counter()
     time.sleep(0.5)
-    readings.append(compare(mpi_comm, clock, TIMEOUT_S))
+    readings.append(compare_clocks(mpi_comm, clock, TIMEOUT_S))
     everyones_start = mpi_comm.allgather(clock._start)
     of_rank_0 = Clock(0.0, -1e-3)
     of_rank_0._start = everyones_start[0]
