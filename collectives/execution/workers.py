@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any
 
 from collectives.progress.polling import Backoff, until
 from collectives.testable import Testable
@@ -162,7 +161,7 @@ class Jobs:
         """Return whether every worker has a job and a next one, or devices have enough to do."""
         return len(self._given) + len(self._devices) >= self._most
 
-    def do(self, phase: str, then: Task, work: PieceWork, *operands: Any) -> None:
+    def do(self, phase: str, then: Task, work: PieceWork, *operands: object) -> None:
         """Start work whose seconds count as those of a phase; call `then` once it is done.
 
         The calling thread calls `then`, here or in `collect`.
@@ -250,7 +249,7 @@ class Jobs:
 
 
 def _do(
-    job: _Job, clock: Callable[[], float], work: PieceWork, operands: tuple[Any, ...], finished: SimpleQueue[_Job]
+    job: _Job, clock: Callable[[], float], work: PieceWork, operands: tuple[object, ...], finished: SimpleQueue[_Job]
 ) -> None:
     start = clock()
     try:
@@ -270,7 +269,7 @@ def in_parts(
     traffic: Traffic,
     phase: str,
     work: PieceWork,
-    parts: Iterable[Any],
+    parts: Iterable[object],
     workers: Workers | None,
     messages: bool = False,
 ) -> Iterator[bool]:
@@ -317,7 +316,9 @@ def in_parts(
     call.waited_s -= jobs.rested_s  # this process computed meanwhile
 
 
-def _one_by_one(call: Backoff, traffic: Traffic, phase: str, work: PieceWork, parts: Iterable[Any]) -> Iterator[bool]:
+def _one_by_one(
+    call: Backoff, traffic: Traffic, phase: str, work: PieceWork, parts: Iterable[object]
+) -> Iterator[bool]:
     # Without `Jobs`, whose bookkeeping would take longer than the work on short vectors.
     clock = traffic.clock
     for part in parts:
@@ -329,7 +330,7 @@ def _one_by_one(call: Backoff, traffic: Traffic, phase: str, work: PieceWork, pa
         yield True
 
 
-def _recorded_work(trace: Trace, kind: str, work: PieceWork, part: Any) -> Testable | None:
+def _recorded_work(trace: Trace, kind: str, work: PieceWork, part: object) -> Testable | None:
     start = trace.clock()
     on_device = work(part)
     end, worker = trace.clock(), worker_number()

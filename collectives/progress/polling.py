@@ -113,6 +113,18 @@ class _Threads(threading.local):
 _threads = _Threads()
 
 
+class WaitRecorder(Protocol):
+    """Trace, as far as waits are recorded there; `collectives.trace.recorder.Trace` is one."""
+
+    def begin(self, kind: str, name: str) -> object:
+        """Start a span."""
+        ...
+
+    def end_wait(self, wait: object) -> None:
+        """End a span of kind "wait"."""
+        ...
+
+
 class Limits(NamedTuple):
     """Limits of a wait; a communicator has these attributes too.
 
@@ -128,7 +140,7 @@ class Limits(NamedTuple):
 
     timeout: float
     given_up: Callable[[], bool] | None = None
-    trace: Any = None
+    trace: WaitRecorder | None = None
 
 
 def calls_of_this_thread() -> list[Advancing]:
@@ -205,7 +217,7 @@ class Backoff:
     since = waited_s = 0.0
     idle_turns, _asked = 0, False
     _looked = _stalled_s = _notice_s = 0.0
-    _wait: Any = None
+    _wait: object = None
 
     def __init__(self, group: Any, describe: Callable[[], str], clock: Callable[[], float] = time.perf_counter) -> None:
         self.group, self.describe, self._clock, self.thread = group, describe, clock, _threads.own

@@ -140,7 +140,7 @@ class Trace:
         self._programs += background is None
         self.program = self._programs if background is None else background
 
-    def begin(self, kind: str, name: str = "", **args: Any) -> Event:
+    def begin(self, kind: str, name: str = "", **args: object) -> Event:
         """Start a span; the file has it even if it never ends."""
         event = [kind, name, self.clock(), None, args, 0, 0]
         self.add(event)
@@ -153,7 +153,7 @@ class Trace:
         if over is not None and over[END] >= wait[START]:
             wait[ARGS], wait[CALL] = {"until": over[KIND], **over[ARGS]}, over[CALL]
 
-    def span(self, kind: str, name: str = "", **args: Any) -> Span:
+    def span(self, kind: str, name: str = "", **args: object) -> Span:
         """Return a context manager that records a block."""
         return Span(self, [kind, name, 0.0, None, args, 0, 0])
 
@@ -234,7 +234,7 @@ class Trace:
                 file.write(",\n" + _json(line))
         file.write("\n]}\n")
 
-    def _names(self, events: list[Event]) -> Iterator[dict[str, Any]]:
+    def _names(self, events: list[Event]) -> Iterator[dict[str, object]]:
         names = [("process_name", 0, f"rank {self.rank} on {platform.node()}"), ("thread_name", 0, "calls")]
         if self.driven_since < math.inf:
             names.append(("thread_name", 1, "progress thread"))
@@ -244,7 +244,7 @@ class Trace:
             yield {"ph": "M", "name": key, "pid": self.rank, "tid": thread, "args": {"name": name}}
         yield {"ph": "M", "name": "process_sort_index", "pid": self.rank, "tid": 0, "args": {"sort_index": self.rank}}
 
-    def _lines(self, event: Event, number: int, now: float) -> Iterator[dict[str, Any]]:
+    def _lines(self, event: Event, number: int, now: float) -> Iterator[dict[str, object]]:
         """Yield the lines of the file for an event."""
         kind, name, start, end, args, call, nbytes = event
         begun = _nanoseconds(self.aligned(start))
@@ -276,7 +276,7 @@ def _nanoseconds(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def _json(line: dict[str, Any]) -> str:
+def _json(line: dict[str, object]) -> str:
     return json.dumps(line, default=str)  # arguments of spans may be any objects of callers
 
 
