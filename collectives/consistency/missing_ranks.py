@@ -83,24 +83,24 @@ class MissingRanks:
         finally:
             self._receiving.release()
 
-    def _take(self, rank: int, what: int, calls: int) -> None:
-        if what == _GIVING_UP:
+    def _take(self, rank: int, kind: int, calls: int) -> None:
+        if kind == _GIVING_UP:
             self._gave_up.add(rank)
-        elif what == _LEAVING:
+        elif kind == _LEAVING:
             self._left[rank] = calls
         else:
             self._here[rank] = calls
-            if what == _QUESTION:
+            if kind == _QUESTION:
                 if rank < self._comm.rank:
                     self._asked_by_lower = calls
                 if self._answered.get(rank, 0) < self.calls and not self._stopped:
                     self._send(_ANSWER, [rank])
 
-    def _send(self, what: int, ranks: Iterable[int], cause: BaseException | None = None) -> None:
+    def _send(self, kind: int, ranks: Iterable[int], cause: BaseException | None = None) -> None:
         text = str(cause).encode()[:LONGEST_TEXT] if isinstance(cause, CollectiveMismatch) else b""
         with self._sending:
             self._requests = [request for request in self._requests if not request.Test()]
-            message = np.frombuffer(np.array([what, self.calls], _HEAD).tobytes() + text, np.uint8)
+            message = np.frombuffer(np.array([kind, self.calls], _HEAD).tobytes() + text, np.uint8)
             for rank in ranks:
                 self._requests.append(self._comm.Isend([message, message.size, MPI.BYTE], rank, TAG))
                 self._sent[rank] += 1
