@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collectives.errors import NotARank as NotARank
     from collectives.errors import PeerFailure as PeerFailure
     from collectives.execution.handle import Handle as Handle
-    from collectives.schedules.direct import Direct as Direct
     from collectives.schedules.halving_doubling import HalvingDoubling as HalvingDoubling
     from collectives.schedules.plan import Plan as Plan
     from collectives.schedules.plan import PlanError as PlanError
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from collectives.schedules.registry import TOPOLOGIES as TOPOLOGIES
     from collectives.schedules.registry import topology as topology
     from collectives.schedules.ring import Ring as Ring
+    from collectives.schedules.star import Direct as Direct
     from collectives.schedules.star import Star as Star
     from collectives.schedules.torus import Torus as Torus
     from collectives.schedules.tree import DoubleTree as DoubleTree

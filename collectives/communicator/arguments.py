@@ -16,18 +16,16 @@ from mpi4py import MPI
 from collectives import children, launcher
 from collectives.abort import install_unless_attended
 from collectives.arrays import gpu_mpi
-from collectives.consistency.assembly import assemble, refuse
-from collectives.consistency.call_check import gather_texts
+from collectives.consistency.call_check import assemble, gather_texts, refuse
 from collectives.cost.link import LinkModel
 from collectives.errors import LauncherMismatch, NotARank, marked
 from collectives.execution.workers import MOST_THREADS, Workers
+from collectives.progress.limits import timeouts
 from collectives.progress.polling import wait
-from collectives.progress.timeouts import timeouts
 from collectives.quoting import one_line
 from collectives.schedules.plan import Topology
 from collectives.schedules.registry import topology as topology_of
-from collectives.trace.clock import compare
-from collectives.trace.recorder import Trace
+from collectives.trace.recorder import Trace, compare_clocks
 
 LONGEST_PIECE_BYTES = 1 << 30  # MPI counts elements of a message in 32 bits
 ROUTES = ("auto", "mpi")  # have names like topologies
@@ -185,7 +183,7 @@ def open_trace(comm: MPI.Comm, folder: str | Path, timeout_s: float, close: Call
             trace.discard()
         close()
         raise OSError(problem)
-    trace.readings = [compare(comm, trace.clock, timeout_s)]
+    trace.readings = [compare_clocks(comm, trace.clock, timeout_s)]
     beginning = np.array([trace.clock(), time.time()])
     wait(comm.Ibcast(beginning, 0), timeout_s, lambda: f"{here}: rank 0 does not begin the trace")
     trace.origin, trace.run = beginning.tolist()

@@ -71,8 +71,8 @@ class Calls:
             )
         self._thread = thread
         call.steps = steps
-        if call.apart:
-            self._flights.apart.append(call)
+        if call.is_pairwise:
+            self._flights.is_pairwise.append(call)
         else:
             call.tag = users.next_tag()
             self._ordered.append(call)
@@ -145,7 +145,7 @@ class Calls:
 
     def before(self, call: Call) -> Iterable[Call]:
         """Return the calls in flight that were begun before this one."""
-        return () if call.apart else takewhile(lambda one: one is not call, self._ordered)
+        return () if call.is_pairwise else takewhile(lambda one: one is not call, self._ordered)
 
     def drop(self, call: Call) -> None:
         """Note that a call's caller will never know how it ended; of several calls only the last one is kept."""
@@ -154,9 +154,9 @@ class Calls:
     def end(self, call: Call) -> None:
         """Note that a call has ended."""
         calls = self._ordered
-        if call.apart:
-            if call in self._flights.apart:
-                self._flights.apart.remove(call)
+        if call.is_pairwise:
+            if call in self._flights.is_pairwise:
+                self._flights.is_pairwise.remove(call)
         elif calls and calls[-1] is call:
             calls.pop()
         elif call in calls:
@@ -172,7 +172,7 @@ class Calls:
 
     def enter(self, call: Call) -> None:
         """Number a call that ranks compare now, and not only when they begin to compare it."""
-        if (self.verify or call.is_compared) and not call.apart:
+        if (self.verify or call.is_compared) and not call.is_pairwise:
             self._call_check.enter(call)
 
     def check(

@@ -28,8 +28,7 @@ from collectives.execution.handle import Call, Steps
 from collectives.execution.workers import Workers
 from collectives.progress.polling import forget_mismatch, keep_alive, until
 from collectives.progress.thread import ProgressThread
-from collectives.trace.clock import compare
-from collectives.trace.recorder import Trace
+from collectives.trace.recorder import Trace, compare_clocks
 
 GRACE_S = 0.5  # time for all ranks to save traces before one ends the job
 _CLOSED = "it was closed"
@@ -52,7 +51,7 @@ class Flights:
 
     def __init__(self) -> None:
         self.ordered: list[Call] = []
-        self.apart: list[Call] = []
+        self.is_pairwise: list[Call] = []
         self.dropped: Call | None = None
         self.driver: ProgressThread | None = None
 
@@ -118,7 +117,7 @@ class GivingUp:
         if isinstance(error, NonFiniteGradient):  # on all ranks
             call.owners = ()  # nothing of the call is in flight
             return error
-        if isinstance(error, CollectiveMismatch) and call.apart:
+        if isinstance(error, CollectiveMismatch) and call.is_pairwise:
             return error
         if isinstance(error, CollectiveMismatch):
             is_alone = self._flights.ordered == [call]
@@ -136,7 +135,7 @@ class GivingUp:
         A blocking call raises here and now, and a caller of other calls in flight can still wait for these. Where a
         call in the background raises, nobody knows which calls the ranks have begun since.
         """
-        return call.apart or not call.background or self._flights.ordered == [call]
+        return call.is_pairwise or not call.background or self._flights.ordered == [call]
 
     def abort(self, error: BaseException, *alive: object) -> BaseException:
         """Reject further calls, and end those in flight; keep the owners of all buffers for ever, as MPI may use them.
@@ -162,7 +161,7 @@ class GivingUp:
         if first:
             self._missing.announce(error)
             self.failure = error
-            for other in (*self._flights.ordered, *self._flights.apart):
+            for other in (*self._flights.ordered, *self._flights.is_pairwise):
                 other.end_by(self._failure())
             if self.trace is not None:
                 start = time.perf_counter()
@@ -186,12 +185,12 @@ class GivingUp:
         self.broken = reason
         self.failure = self.closed()
         keep_alive(self)
-        for call in (*self._flights.ordered, *self._flights.apart):
+        for call in (*self._flights.ordered, *self._flights.is_pairwise):
             call.end_by(self.failure)
 
     def leave(self) -> None:
         """Notify the other ranks that this rank's program ends, with which MPI may not be done."""
-        if self._flights.ordered or self._flights.apart:
+        if self._flights.ordered or self._flights.is_pairwise:
             keep_alive(self)
         if self._size > 1 and not self.broken:
             self._missing.leave(getattr(sys, "last_value", None))  # of an exception that nobody has caught
@@ -265,11 +264,11 @@ class Closing:
             closing = Call(group, lambda: "close()")
             closing.wait_name = None  # traces are of the caller's own calls
             group.run(closing, self._agree(closing))
-        if self._flights.apart:
+        if self._flights.is_pairwise:
             self._flights.where_driven(self._leave_apart)
             return
         if group.trace is not None:
-            group.trace.readings.append(compare(group.mpi_comm, group.trace.clock, group.timeout))
+            group.trace.readings.append(compare_clocks(group.mpi_comm, group.trace.clock, group.timeout))
         self._giving_up.broken = _CLOSED
         for free in self._free:
             free()
@@ -287,14 +286,14 @@ class Closing:
         call.arrival = 0
         if self._verify:
             yield from self._call_check.steps(call, fingerprint("close()"))
-        sent, heard = self._missing.fall_silent()
-        to_hear, ones = np.zeros(comm.size, np.int64), np.ones(comm.size, np.int32)
-        request = comm.Ialltoallv([sent, ones, MPI.INT64_T], [to_hear, ones, MPI.INT64_T])
+        sent, received = self._missing.stop_sending()
+        to_receive, ones = np.zeros(comm.size, np.int64), np.ones(comm.size, np.int32)
+        request = comm.Ialltoallv([sent, ones, MPI.INT64_T], [to_receive, ones, MPI.INT64_T])
         missing = f"{call.group.here}: not all ranks close the communicator"
-        call.describe, call.owners = lambda: missing, (request, to_hear)
+        call.describe, call.owners = lambda: missing, (request, to_receive)
         yield from until(request, call)
-        while (heard < to_hear).any():
-            self._missing.hear()
+        while (received < to_receive).any():
+            self._missing.receive_messages()
             yield False
 
     def _leave_apart(self) -> None:

@@ -12,15 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from collectives.annotations import AnyArray, Array, Bytes, Indices
+from collectives.annotations import Array, Bytes, Indices
 from collectives.arrays.elements import COMBINE, COPIED
 from collectives.communicator.group import Group
 from collectives.communicator.operands import require_root, rows_operand, writable_operand
 from collectives.communicator.routes import Routes
 from collectives.consistency.call_check import fingerprint
-from collectives.dense import variable_size
-from collectives.dense.broadcast import broadcast, is_long, way_of
-from collectives.dense.gather import all_gather_rows
+from collectives.dense.broadcast_gather import (
+    all_gather_rows,
+    broadcast_chain,
+    broadcast_payload,
+    broadcast_steps,
+    gather_payloads,
+    gather_sizes,
+    is_long,
+)
 from collectives.execution.handle import Call, Steps
 from collectives.execution.staged import staged
 from collectives.quoting import one_line, shown
@@ -43,12 +49,12 @@ def broadcast_array(group: Group, routes: Routes, x: Array, root: int) -> Array:
     call = Call(group, lambda: text)
     call.is_compared = is_long(vector)
 
-    def check(ready: AnyArray) -> Steps:
+    def check(ready: Indices | None) -> Steps:
         return group.check(call, fingerprint(text), None, ready, ready)
 
     with group.span("broadcast", root=root, bytes=nbytes):
-        program = partial(routes.program, way_of(nbytes, root), nbytes, 64, nbytes)
-        group.run(call, broadcast(call, vector, root, check, program))
+        program = partial(routes.program, broadcast_chain(nbytes, root), nbytes, 64, nbytes)
+        group.run(call, broadcast_steps(call, vector, root, check, program))
     return x
 
 
@@ -105,16 +111,16 @@ def all_gather_object(group: Group, obj: object) -> list[Any]:
 def _broadcast(call: Call, check: Steps, payload: Bytes, root: int) -> Steps:
     yield from check
     size = np.array([payload.size], np.int64)
-    yield from variable_size.broadcast(call, size.view(np.uint8), root)
+    yield from broadcast_payload(call, size.view(np.uint8), root)
     call.result = payload if payload.size else np.empty(size[0], np.uint8)
-    yield from variable_size.broadcast(call, call.result, root)
+    yield from broadcast_payload(call, call.result, root)
 
 
 def _all_gather(call: Call, check: Steps, payload: Bytes) -> Steps:
     yield from check
-    sizes = yield from variable_size.all_gather_size(call, payload.size)
+    sizes = yield from gather_sizes(call, payload.size)
     landing = np.empty(sizes.sum(), np.uint8)
-    yield from variable_size.all_gather(call, payload, sizes, landing)
+    yield from gather_payloads(call, payload, sizes, landing)
     call.result = np.split(landing, np.cumsum(sizes)[:-1])
 
 

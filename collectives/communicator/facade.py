@@ -29,10 +29,9 @@ from collectives.dense.allreduce import DenseSums, is_small
 from collectives.errors import CollectiveMismatch, CollectiveTimeout, marked
 from collectives.execution.handle import Call, Handle, Steps
 from collectives.execution.program import Program
-from collectives.progress import eager_limit
-from collectives.progress.departure import tell_at_exit
-from collectives.progress.fork import reject_in_children
+from collectives.progress.limits import eager_piece_bytes
 from collectives.progress.polling import keep_alive, wait
+from collectives.progress.process_end import leave_at_exit, reject_in_children
 from collectives.schedules.plan import Topology, TopologyError
 from collectives.trace.recorder import Trace
 from collectives.trace.traffic import Traffic
@@ -148,14 +147,14 @@ class Communicator:
         self._verify = verify
         self._hold_parts()
         reject_in_children(self._giving_up)
-        tell_at_exit(self._giving_up)
+        leave_at_exit(self._giving_up)
         self.piece_bytes = piece_bytes
         try:
             self.network = arguments.agree_on_network(self.mpi_comm, network, self.timeout)
         except ValueError:
             self.close()
             raise
-        eager_bytes = SHARED_PIECE_BYTES if self.one_node else eager_limit.piece_bytes(self.mpi_comm, self.timeout)
+        eager_bytes = SHARED_PIECE_BYTES if self.one_node else eager_piece_bytes(self.mpi_comm, self.timeout)
         self._routes = Routes(self.rank, self.size, self.topology, self.network, piece_bytes, eager_bytes)
         self.traffic = Traffic()
         if trace is not None:

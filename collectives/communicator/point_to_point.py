@@ -90,7 +90,7 @@ def _validated(group: Group, call: str, x: Array, preposition: str, peer: int, t
 
 def _call(group: Group, name: str, describe: Callable[[], str]) -> Call:
     call = Call(group, lambda: name)
-    call.apart, call.describe = True, describe
+    call.is_pairwise, call.describe = True, describe
     call.arrival = 0  # the other rank may have yet to come, however long that takes it
     return call
 

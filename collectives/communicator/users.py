@@ -8,8 +8,7 @@ from functools import partial
 from typing import TypeVar
 from weakref import ref
 
-from collectives.execution import requests
-from collectives.execution.requests import Cache
+from collectives.execution.pipelined import Cache, free_all
 
 FIXED_TAGS = 16_000  # long-lived users have the tags below, and single calls as many from there on
 
@@ -69,7 +68,7 @@ class Users:
     def persistent(self, owner: object) -> Cache:
         """Return a cache for a long-lived user's persistent requests, of one program on the same buffers."""
         cache: Cache = {}
-        self.free_after(owner, partial(requests.free_all, cache))
+        self.free_after(owner, partial(free_all, cache))
         return cache
 
     def free_after(self, owner: object, free: Callable[[], None]) -> None:

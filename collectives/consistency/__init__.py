@@ -1,1 +1,1 @@
-"""Whether all ranks make the same call, and which ranks are missing."""
+"""Consistency among ranks: comparison of their calls, and search for missing ranks."""

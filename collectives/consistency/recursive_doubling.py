@@ -1,42 +1,42 @@
-"""A small vector summed, and a mark compared, in the fewest rounds: recursive doubling.
+"""Recursive doubling: sum a small vector, and compare a mark, in the fewest rounds.
 
-In round k every rank swaps all that it has with the rank 2^k away, so that log2 M rounds bring everything everywhere.
-For M other than a power of two, each rank too many hands its part to a neighbour before and gets the result after, as
-in `collectives.schedules.halving_doubling`.
+In round k every rank swaps its partial sum with the rank at distance 2^k, so that log2 M rounds reach all ranks. If M
+is not a power of two, each extra rank sends its part to a neighbour before and receives the result after, as in
+`collectives.schedules.halving_doubling`.
 
-Both ends of a swap add the same two sums, the lower ranks' first, so all results are equal to the bit. Four ranks::
+Both ends of a swap add the same two sums, that of the lower ranks first, so all results are equal to the bit. Four
+ranks::
 
     (x0 + x1) + (x2 + x3)
 
-A message is the mark and, behind it, the numbers: where a call is compared among the ranks and then sums little,
-both happen in one exchange. A receive has room for the longest message there is, so that ranks which make different
-calls still hear of it.
+A message has the mark and then the numbers, so that one exchange compares a call and sums its numbers. Receives have
+room for the longest message there is, so that the exchange also ends on ranks that make different calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from mpi4py import MPI
-from numpy.typing import NDArray
 
+from collectives.annotations import AnyArray, Bytes, Testable, override
 from collectives.arrays.elements import Combine, add, aligned_empty
 from collectives.trace.traffic import Traffic
 
-TAG = 32_100  # and above: used for nothing else
+TAG = 32_100  # lowest tag; no other messages have these tags
 MARK_BYTES = 8
-NUMBERS_FROM = 64  # where a message has its numbers; see `aligned_empty`
-# What a rank's numbers may amount to over all rounds; beyond it other ways, which send less, are faster.
+NUMBERS_FROM = 64  # offset of the numbers in a message; see `aligned_empty`
+# Limit of a rank's numbers, in bytes over all rounds; beyond it other ways, which send less, are faster.
 MOST_BYTES_IN_A_NODE, MOST_BYTES_BETWEEN_NODES = 256 << 10, 64 << 10
-DIFFERENT = -1  # the mark of ranks that do not all have the same one
+DIFFERENT = -1  # result in place of the mark if the ranks have different ones
 MOST_REMEMBERED = 512  # lengths and tags for which persistent sends are kept
 
 
 class Round(NamedTuple):
-    """What one rank does in one round.
+    """Messages of one rank in one round.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class Round(NamedTuple):
     peer_first : bool
         The peer's part comes first in a sum.
     final : bool
-        What is received is the result.
+        The message received is the result.
     """
 
     peer: int
@@ -56,10 +56,10 @@ class Round(NamedTuple):
 
 
 def rounds_of(rank: int, size: int) -> list[Round]:
-    """Rank `rank`'s rounds among `size` ranks."""
+    """Return the rounds of rank `rank` among `size` ranks."""
     doublings = size.bit_length() - 1
     extras = size - (1 << doublings)
-    paired = rank < 2 * extras  # pairs of a core rank (even) and one too many (odd)
+    paired = rank < 2 * extras  # pairs of a core rank (even) and an extra one (odd)
     if paired and rank % 2:
         return [Round(rank - 1, True, False), Round(rank - 1, False, True, final=True)]
     position = rank // 2 if paired else rank - extras
@@ -71,26 +71,27 @@ def rounds_of(rank: int, size: int) -> list[Round]:
 
 
 def most_bytes(size: int, one_node: bool) -> int:
-    """Longest vector, in bytes, that `size` ranks sum this way; equal on all of them."""
+    """Return the length in bytes of the longest vector that `size` ranks sum this way; equal on all ranks."""
     everything = MOST_BYTES_IN_A_NODE if one_node else MOST_BYTES_BETWEEN_NODES
     return everything // max(1, (size - 1).bit_length()) & -64
 
 
-_Requests = list[MPI.Prequest | None]  # of each round; None where nothing travels
+_Requests: TypeAlias = list[MPI.Prequest | None]  # by round; None: no message
+_Key: TypeAlias = int | tuple[int, int, np.dtype[np.generic]]  # tag; and length and type of a vector
 
 
 class _Messages(NamedTuple):
-    """What travels for vectors of one length and type with one tag."""
+    """Requests and memory of the messages for vectors of one length and type with one tag."""
 
     nbytes: int
     receives: _Requests  # for vectors of any length
     sends: _Requests
-    leaving: list[NDArray[Any]]
-    landing: list[NDArray[Any]]
+    leaving: list[AnyArray]
+    landing: list[AnyArray]
 
 
-class RecursiveDoubling:
-    """One exchange after the other.
+class RecursiveDoubling(Testable):
+    """Exchanges of one rank, one after the other.
 
     Parameters
     ----------
@@ -101,7 +102,7 @@ class RecursiveDoubling:
     Attributes
     ----------
     mark : int
-        After the exchange: the mark, or `DIFFERENT`, on all ranks.
+        After the exchange: the common mark, or `DIFFERENT`, on all ranks.
     """
 
     def __init__(self, comm: MPI.Comm, most_bytes: int) -> None:
@@ -114,11 +115,11 @@ class RecursiveDoubling:
             [buffer[:MARK_BYTES].view(np.int64) for buffer in buffers] for buffers in (self._leaving, self._landing)
         )
         self._known_receives: dict[int, _Requests] = {}  # by tag
-        self._known: dict[Any, _Messages] = {}
+        self._known: dict[_Key, _Messages] = {}
         self._messages = _Messages(0, [], [], [], [])
-        self._values: NDArray[Any] | None = None
-        self._held: NDArray[Any] | None = None
-        self._sums: NDArray[Any] | None = None
+        self._values: AnyArray | None = None
+        self._held: AnyArray | None = None
+        self._sums: AnyArray | None = None
         self._combine: Combine = add
         self._at = 0
         self.mark = 0
@@ -126,33 +127,33 @@ class RecursiveDoubling:
     def start(
         self,
         mark: int,
-        values: NDArray[Any] | None = None,
-        sums: NDArray[Any] | None = None,
+        values: AnyArray | None = None,
+        sums: AnyArray | None = None,
         traffic: Traffic | None = None,
         tag: int = TAG,
         combine: Combine = add,
     ) -> None:
-        """Begin; the exchange before must be over.
+        """Begin an exchange; the previous one must be over.
 
         Parameters
         ----------
         mark : int
             0 or more.
         values : ndarray[n], optional
-            To be summed over ranks: of equal length and type where the marks are equal, and `most_bytes` at most.
+            Vector to sum, of `most_bytes` at most; its length and type are equal on ranks with equal marks.
         sums : ndarray[n]
-            Overwritten with the result if the marks are equal, else left alone; may be `values`.
+            Overwritten with the result if all marks are equal, and not written to otherwise; may be `values`.
         traffic : Traffic, optional
-            Counted into.
+            Bytes and messages are added to it.
         tag : int
-            Of its messages: unique among the exchanges that are under way at once.
+            Tag of the messages; no other exchange under way has it.
         combine : Combine
-            What takes the place of the sum.
+            Operation in place of the sum.
         """
         self.mark, self._at = mark, 0
         self._values = self._held = values
         self._sums, self._combine = sums, combine
-        key = tag if values is None else (tag, values.size, values.dtype)
+        key: _Key = tag if values is None else (tag, values.size, values.dtype)
         messages = self._messages = self._known.get(key) or self._remember(key, tag, values)
         for request in messages.receives:
             if request is not None:
@@ -164,8 +165,8 @@ class RecursiveDoubling:
             traffic.messages += count
             traffic.bytes_sent += count * messages.nbytes
 
-    def Test(self) -> bool:  # noqa: N802 - waited for like MPI's own requests
-        """Make progress without waiting; True once it is over."""
+    @override
+    def Test(self) -> bool:  # noqa: N802 - MPI's name
         rounds, at, receives = self._rounds, self._at, self._messages.receives
         while at < len(rounds):
             receive = receives[at]
@@ -185,7 +186,7 @@ class RecursiveDoubling:
         return True
 
     def free(self) -> None:
-        """Give MPI's resources back."""
+        """Free persistent requests of MPI."""
         self._forget()
         _free(self._known_receives.values())
 
@@ -199,7 +200,7 @@ class RecursiveDoubling:
         request.Start()
 
     def _take(self, at: int, here: Round) -> None:
-        """Compare and add what has landed."""
+        """Compare the mark that has arrived, and add the numbers."""
         theirs = self._marks_in[at].item()
         if here.final:
             self.mark = theirs
@@ -213,22 +214,23 @@ class RecursiveDoubling:
         if here.final:
             self._held = landed
             return
-        # the caller's are left alone until all marks are seen
-        sums: Any = messages.leaving[after] if after < len(self._rounds) else self._sums
+        # The caller's array is written to in the last round alone, since a later mark may differ.
+        sums = messages.leaving[after] if after < len(self._rounds) else self._sums
+        assert sums is not None
         if held.size == 1 and sums is self._sums:
-            sums = np.empty_like(held)  # NumPy adds one element the other way round where the result replaces the first
+            sums = np.empty_like(held)  # NumPy swaps the operands of one element if the result replaces the first
         if here.peer_first:
             self._combine(landed, held, sums)
         else:
             self._combine(held, landed, sums)
         self._held = sums
 
-    def _remember(self, key: Any, tag: int, values: NDArray[Any] | None) -> _Messages:
+    def _remember(self, key: _Key, tag: int, values: AnyArray | None) -> _Messages:
         if len(self._known) >= MOST_REMEMBERED:
             self._forget()
         nbytes = MARK_BYTES if values is None else NUMBERS_FROM + values.nbytes
 
-        def places(buffers: list[NDArray[np.uint8]]) -> list[NDArray[Any]]:
+        def places(buffers: list[Bytes]) -> list[AnyArray]:
             return [] if values is None else [buffer[NUMBERS_FROM:nbytes].view(values.dtype) for buffer in buffers]
 
         sends = [

@@ -1,1 +1,1 @@
-"""What a schedule takes on a modelled network, without MPI."""
+"""Time of a schedule on a modelled network, without MPI."""

@@ -1,4 +1,4 @@
-"""What a network and the ranks' processors are like, in a few numbers, as the models of time take them."""
+"""Models of a network and of the ranks' processors: the few numbers that predictions of time depend on."""
 
 from __future__ import annotations
 
@@ -9,38 +9,36 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from collectives.annotations import Doubles, Indices
 from collectives.json_file import fields as require_fields
 from collectives.json_file import read_json
 from collectives.quoting import one_line, shown
 
-Ints = NDArray[np.int64]
-Seconds = NDArray[np.float64]
-MOST_BYTES = 1 << 20  # of a file with a network
+MOST_BYTES = 1 << 20  # size limit of a file with a network
 CURE = "write it with mpicomp advise --save"
 _POSITIVE = ("bandwidth_bytes_s", "group_size", "uplink_bytes_s")
 
 
 @dataclass(frozen=True, slots=True)
 class LinkModel:
-    """Every rank's link, and, where ranks form groups, the link that each group shares to all others.
+    """Model of every rank's link and, if ranks form groups, of the link that each group shares to other groups.
 
     Parameters
     ----------
     latency_s : float
-        From a byte's leaving to its arriving; messages in flight overlap.
+        Time from sending a byte to receiving it; messages in flight overlap.
     bandwidth_bytes_s : float
-        Of each rank's link, in each direction.
+        Bandwidth of each rank's link, in each direction.
     overhead_s : float
-        Per message, while which the link carries nothing else.
+        Time per message in which the link carries nothing else.
     group_size : int or None
-        Group 0 to group_size - 1 form the first group, and so on; None puts all ranks in one.
+        Ranks 0 to group_size - 1 form the first group, and so on; None puts all ranks in one group.
     between_latency_s : float or None
-        For messages between groups; None: as within.
+        Latency of messages between groups; None: `latency_s`.
     uplink_bytes_s : float or None
-        What the ranks of a group can send to other groups, and receive from them, all together; None: whatever their
-        own links carry.
+        Bandwidth that the ranks of a group share for messages to other groups, and again for messages from them; None:
+        only their own links limit them.
 
     Raises
     ------
@@ -68,12 +66,12 @@ class LinkModel:
         if self.group_size is not None and (not isinstance(self.group_size, int) or self.group_size >= 1 << 63):
             raise ValueError(f"group_size must be an integer of at most 64 bits, not {shown(self.group_size)}")
 
-    def group(self, ranks: Ints) -> Ints:
-        """Which group each rank is in."""
+    def group(self, ranks: Indices) -> Indices:
+        """Return the group of each rank."""
         return ranks // self.group_size if self.group_size else np.zeros_like(ranks)
 
-    def latencies(self, sources: Ints, destinations: Ints) -> Seconds:
-        """Latency of each message."""
+    def latencies(self, sources: Indices, destinations: Indices) -> Doubles:
+        """Return the latency of each message."""
         between = self.latency_s if self.between_latency_s is None else self.between_latency_s
         return np.where(self.group(sources) == self.group(destinations), self.latency_s, between)
 
@@ -83,14 +81,14 @@ class LinkModel:
 
     @classmethod
     def load(cls, path: str | Path) -> LinkModel:
-        """Read what `save` wrote.
+        """Read a file that `save` has written.
 
         Raises
         ------
         OSError
             The file cannot be read.
         ValueError
-            The file does not hold a network; one line with the file, the cause and the cure.
+            The file does not hold a network; the message has the file, the cause and the cure in one line.
         """
         found = read_json(path, CURE, most_bytes=MOST_BYTES)
         names = sorted(field.name for field in fields(cls))
@@ -104,22 +102,22 @@ class LinkModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What a rank computes for an all-reduce.
+class ComputeModel:
+    """Model of the processor time that a rank spends on an all-reduce.
 
     Parameters
     ----------
     encode_s, merge_s, decode_s : float
-        Per element that is encoded, merged, decoded.
+        Time per element that is encoded, merged, decoded.
     message_s, byte_s : float
-        Of the processor's time per message sent or received, and per byte of it.
+        Processor time per message sent or received, and per byte of it.
     sharing : float
-        How many times as long as its processor is busy a rank computes where all do at once: 2 where two share a core.
+        Ranks that share a core and compute at the same time: 2 doubles all times of computing.
 
     Raises
     ------
     ValueError
-        A time is negative, or sharing below 1.
+        A time is negative, or `sharing` is below 1.
     """
 
     encode_s: float = 0.0
@@ -133,4 +131,4 @@ class Work:
         if not min(self.encode_s, self.merge_s, self.decode_s, self.message_s, self.byte_s) >= 0:
             raise ValueError(f"times must not be negative: {self}")
         if not self.sharing >= 1:
-            raise ValueError(f"what is shared with nobody is shared by 1, the least: {self}")
+            raise ValueError(f"sharing must be at least 1 (1 = a core of its own): {self}")

@@ -1,16 +1,16 @@
-"""The time a topology takes on a modelled network, from its plans alone.
+"""Time that a topology takes on a modelled network, computed from its plans.
 
 A message of b bytes occupies its sender's outgoing link, and a latency later its receiver's incoming link, for
-overhead + b / bandwidth; the network holds what waits for a busy receiver. (This is LogGP with o counted on the links.)
+overhead + b / bandwidth; the network buffers messages for a busy receiver. (This is LogGP with o counted on the links.)
 Between groups it also occupies the sending group's uplink and the receiving group's, in the order in which messages
 come there. Each rank has one link out and one in, which serve messages in plan order. It encodes pieces in the order in
-which the plan needs them, merges what has arrived one message after the other, and decodes what is final. Nothing else
-waits: a piece is forwarded as soon as it is merged, whatever its chunk's other pieces do.
+which the plan needs them, merges arrived messages one after the other, and decodes final pieces. A piece is forwarded
+as soon as it is merged; it does not wait for other pieces of its chunk.
 
-Its processor handles a message before it leaves and after it has come. Encoding, merging and decoding have a queue
-each, as if they did not disturb each other, all slowed by sharing; but no rank is done before its processor, which it
-may have to share, has done all its work and moved all its messages. An executor that lets a ready
-message overtake one to another peer that is not ready yet can be a little faster.
+The processor of a rank handles each message before sending and after receiving it. Encoding, merging and decoding have
+a queue each, as if they did not disturb each other, all slowed by sharing. But a rank ends no earlier than its
+processor, which it may share, has done all its work and moved all its messages. An executor that sends a ready message
+before an earlier one to another peer that is not ready can be a little faster.
 
 Reference: A. Alexandrov et al., "LogGP: incorporating long messages into the LogP model", J. Parallel Distrib. Comput.
 44 (1997).
@@ -20,44 +20,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from collectives.cost.link import Ints, LinkModel, Seconds, Work
-from collectives.execution.partition import partition, pieces
-from collectives.schedules.all_gather import AllGather
+from collectives.annotations import AnyArray, Doubles, Indices
+from collectives.cost.link import ComputeModel, LinkModel
+from collectives.execution.program import partition, pieces
 from collectives.schedules.plan import Topology
-from collectives.schedules.ring import Lockstep
-from collectives.schedules.verify import Delivery, all_plans, deliveries
+from collectives.schedules.ring import AllGather, Lockstep
+from collectives.schedules.verify import PlannedMessage, all_plans, deliveries
 
-NO_WORK = Work()
+NO_WORK = ComputeModel()
 
 
-class _Batch(NamedTuple):
-    """Messages of one and the same number of chunks that can be timed together.
+class _MessageBatch(NamedTuple):
+    """Messages of equally many chunks that can be timed together.
 
-    No two have the same source or the same destination, and none needs what another brings.
+    No two of them have the same source or the same destination, and none depends on another.
     """
 
-    sources: Ints
-    destinations: Ints
-    first_chunks: Ints
-    weights: Ints  # one a message, or one for all
+    sources: Indices
+    destinations: Indices
+    first_chunks: Indices
+    weights: Indices  # one per message, or one for all messages
     length: int
     merges: bool
 
 
-def _batches(topology: Topology, size: int, longest: int) -> Iterator[_Batch]:
-    """All messages, each after those it needs; of at most about ``longest`` chunks together, where that is a choice."""
+def _batches(topology: Topology, size: int, longest: int) -> Iterator[_MessageBatch]:
+    """Yield batches of messages, each after those it depends on, of about ``longest`` chunks at most if possible."""
     if isinstance(topology, Lockstep):
         ranks = np.arange(size)
         for e in topology.exchanges(ranks, size):
-            yield _Batch(ranks, e.send_to, e.sent, np.array([e.weight]), e.length, e.held_weight > 0)
+            yield _MessageBatch(ranks, e.send_to, e.sent, np.array([e.weight]), e.length, e.held_weight > 0)
         return
-    batch: list[Delivery] = []
+    batch: list[PlannedMessage] = []
     sources: set[int] = set()
-    arrivals: dict[int, int] = {}  # the destinations, and the step of theirs that the message arrives in
+    arrivals: dict[int, int] = {}  # by destination: the step in which the message arrives
     for m in deliveries(all_plans(topology, size)):
         kind = len(m.chunks), m.held_weight > 0
         if batch and (
@@ -76,25 +76,25 @@ def _batches(topology: Topology, size: int, longest: int) -> Iterator[_Batch]:
         yield _packed(batch)
 
 
-def _packed(batch: list[Delivery]) -> _Batch:
+def _packed(batch: list[PlannedMessage]) -> _MessageBatch:
     sources, destinations, first_chunks, weights = np.array(
         [(m.source, m.destination, m.chunks.start, m.weight) for m in batch]
     ).T
-    return _Batch(sources, destinations, first_chunks, weights, len(batch[0].chunks), batch[0].held_weight > 0)
+    return _MessageBatch(sources, destinations, first_chunks, weights, len(batch[0].chunks), batch[0].held_weight > 0)
 
 
-def _serve(ready: Seconds, free: Seconds, busy: Any) -> Seconds:
-    """When each row's queue, served in order by a server that is free at ``free``, is done with each entry."""
+def _serve(ready: Doubles, free: Doubles, busy: AnyArray) -> Doubles:
+    """Return the times at which entries of queues, one a row, are done; a row is served in order from ``free`` on."""
     done = busy.cumsum(axis=1)
-    started: Seconds = np.maximum.accumulate(ready - (done - busy), axis=1)
-    finished: Seconds = np.maximum(started, free[:, None]) + done
+    started: Doubles = np.maximum.accumulate(ready - (done - busy), axis=1)
+    finished: Doubles = np.maximum(started, free[:, None]) + done
     return finished
 
 
 class _Clocks:
-    """When each rank's links and queues are free, and from when on each rank has each unit (a piece) as it is now."""
+    """Times from which each rank's links and queues are free, and from which it has each unit (a piece)."""
 
-    def __init__(self, size: int, lengths: Ints, link: LinkModel, work: Work) -> None:
+    def __init__(self, size: int, lengths: Indices, link: LinkModel, work: ComputeModel) -> None:
         self._lengths, self._link, self._work = lengths, link, work
         self.ready = np.zeros((size, lengths.size))
         self._out, self._in, self._encoder, self._merger = np.zeros((4, size))
@@ -103,8 +103,8 @@ class _Clocks:
         self._up, self._down = np.zeros((2, n_groups))
         self._unencoded = np.ones((size, lengths.size), bool) if work.encode_s else None
 
-    def _encode(self, ranks: Ints, units: Ints) -> None:
-        """Let each rank encode those of its units (a row each) that it has not encoded yet."""
+    def _encode(self, ranks: Indices, units: Indices) -> None:
+        """Encode those units of each rank (a row each) that it has not encoded yet."""
         if self._unencoded is not None:
             rows = ranks[:, None]
             new = self._unencoded[rows, units]
@@ -115,8 +115,8 @@ class _Clocks:
                 self._encoder[ranks], self._unencoded[rows, units] = done[:, -1], False
                 self._encoding[ranks] += busy.sum(axis=1)
 
-    def deliver(self, sources: Ints, destinations: Ints, units: Ints, payload: Ints, merges: bool) -> None:
-        """Send each source's units (a row each) to its destination; no rank is in it twice on one side."""
+    def deliver(self, sources: Indices, destinations: Indices, units: Indices, payload: Indices, merges: bool) -> None:
+        """Send each source's units (a row each) to its destination; no rank is a source or a destination twice."""
         link, work = self._link, self._work
         self._encode(sources, units)
         filled = payload > 0
@@ -144,18 +144,19 @@ class _Clocks:
             done = _serve(started, self._merger[destinations], merging)
             self._merger[destinations] = done[:, -1]
             self._merging[destinations] += merging.sum(axis=1)
-        elif self._unencoded is not None:  # of an all-gather; in an all-reduce each rank has sent its own before
+        elif self._unencoded is not None:
+            # happens in an all-gather alone: in an all-reduce each rank has sent its own contribution before
             self._unencoded[destinations[:, None], units] = False
         self.ready[destinations[:, None], units] = done
 
-    def _pass(self, done: Seconds, before: Seconds, busy: Seconds, groups: Ints, free: Seconds) -> Seconds:
-        """When messages leave links that groups share, served in the order in which they come there.
+    def _pass(self, done: Doubles, before: Doubles, busy: Doubles, groups: Indices, free: Doubles) -> Doubles:
+        """Return the times at which messages leave links that groups share, served in the order of arrival.
 
-        A message that has left the server before it at `done` was `before` long on it, so it came earlier by that.
+        A message that leaves the previous link at `done` began to arrive here `before` seconds earlier.
         """
         comes = (done - np.minimum(before, busy)).ravel()
         group_of = np.repeat(groups, done.shape[1])
-        order = np.lexsort((comes, group_of))  # by group, and in each as they come
+        order = np.lexsort((comes, group_of))  # by group, then by arrival
         present, firsts, counts = np.unique(group_of[order], return_index=True, return_counts=True)
         row = np.repeat(np.arange(present.size), counts)
         place = row, np.arange(order.size) - firsts[row]
@@ -168,7 +169,7 @@ class _Clocks:
         return np.maximum(left.reshape(done.shape), done)
 
     def finish(self) -> float:
-        """When the last rank has decoded everything."""
+        """Return the time at which the last rank has decoded everything."""
         work, n = self._work, int(self._lengths.sum())
         self._encode(np.arange(len(self.ready)), np.tile(np.arange(self._lengths.size), (len(self.ready), 1)))
         last = self.ready
@@ -188,30 +189,30 @@ def simulate_time(
     nbytes: Callable[[int, int], int],
     link: LinkModel,
     piece_elements: int | None = None,
-    work: Work = NO_WORK,
+    work: ComputeModel = NO_WORK,
     *,
     alignment: int = 64,
 ) -> float:
-    """Seconds from the start until the last rank has the complete result.
+    """Return the seconds from the start until the last rank has the complete result.
 
     Parameters
     ----------
     topology : Topology
-        Whose plans to run; also `AllGather`.
+        Maker of the plans; also `AllGather`.
     size : int
-        Group; thousands are fine.
+        Number of ranks; thousands are fine.
     n_elements : int
-        Length of the vector; of an all-gather, that of each rank's.
+        Length of the vector; for an all-gather, of each rank's vector.
     nbytes : callable
-        ``nbytes(n_elements, weight)``, the payload of a message of that many elements summed over that many ranks.
+        ``nbytes(n_elements, weight)`` returns the bytes of a message of ``n_elements`` summed over ``weight`` ranks.
     link : LinkModel
         The network.
     piece_elements : int or None
         Chunks are cut into pieces of at most this length, each a message of its own; None: one message a chunk.
-    work : Work
-        What a rank computes.
+    work : ComputeModel
+        Processor time of a rank.
     alignment : int
-        Elements; chunks and pieces start at multiples of it.
+        Chunks and pieces start at multiples of this number of elements.
 
     Raises
     ------
@@ -231,7 +232,7 @@ def simulate_time(
     kinds, kind_of_unit = np.unique(lengths.ravel(), return_inverse=True)
 
     @cache
-    def payloads(weight: int) -> Ints:
+    def payloads(weight: int) -> Indices:
         return np.array([nbytes(int(length), weight) if length else 0 for length in kinds], dtype=np.int64)
 
     clocks = _Clocks(size, lengths.ravel(), link, work)

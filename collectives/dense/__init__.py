@@ -1,1 +1,1 @@
-"""Sums in full precision, and payloads whose sizes differ from rank to rank."""
+"""Sums in full precision, broadcasts, and payloads whose sizes differ from rank to rank."""

@@ -1,20 +1,20 @@
-"""Dense sums of a communicator: which way a vector goes, and the memory that messages arrive in."""
+"""Dense sums of a communicator: choice of the way that a vector goes, and receive buffers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from mpi4py import MPI
-from numpy.typing import NDArray
 
+from collectives.annotations import Bytes, FloatArray
 from collectives.arrays.elements import COMBINE, SIXTEEN_BIT, Combine, add, aligned_empty, narrow, widen
 from collectives.arrays.vectors import Flat, crossing
-from collectives.dense.on_device import are_on_one_device, copied_on_device, sum_on_device
-from collectives.dense.payload import DensePayload, itemsize_in_messages
+from collectives.dense.device_sum import are_on_one_device, copied_on_device, sum_on_device
+from collectives.dense.host_sum import DensePayload, itemsize_in_messages
 from collectives.errors import CollectiveMismatch, OutOfMemory
 from collectives.execution.handle import Call, Steps
 from collectives.execution.pipelined import execute
@@ -28,20 +28,18 @@ from collectives.trace.traffic import Traffic
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
 
-Bytes = NDArray[np.uint8]
-
 PIECE_BYTES = 1 << 20
-# Within a node a handover costs more than an addition that waits for a whole message, and most where ranks share cores:
-# a rank that lacks a piece gives its core away, and gets it back after a time slice.
+# Within a node a message costs more than an addition that waits for a whole message, and most if ranks share cores: a
+# rank that waits for a piece gives its core away, and gets it back after a time slice.
 NODE_PIECE_BYTES = 1 << 22
 SHORT_BYTES = 1 << 17  # messages below this cost more on fast networks than they save on slow ones
 RECEIVE_BUFFERS = 3
-# From here up "auto" takes the ring, below MPI's own all-reduce: bytes a rank, and bytes altogether.
+# From this length on "auto" takes the ring, below it MPI's own all-reduce: bytes per rank, and bytes in all.
 RING_BYTES_A_RANK, RING_BYTES = 512 << 10, 4 << 20
 
 
 class DenseSums:
-    """The sums of one communicator, which is handed in at each call: a reference to it would be a cycle.
+    """Sums of one communicator, which is an argument of each call: a reference to it would be a cycle.
 
     Attributes
     ----------
@@ -53,28 +51,27 @@ class DenseSums:
         self.kept: list[Bytes] = []
 
     def free(self) -> None:
-        """Give memory back."""
+        """Free the receive buffers."""
         self.kept.clear()
 
     def steps(
         self,
         comm: Communicator,
         call: Call,
-        values: NDArray[Any],
+        values: FloatArray,
         dtype: str,
         mean: bool,
-        out: NDArray[Any],
+        out: FloatArray,
         traffic: Traffic,
-        scratch: Sequence[NDArray[Any]] | None,
+        scratch: Sequence[FloatArray] | None,
         mark: int | None,
         combine: Combine = add,
         overlapped: bool = False,
     ) -> Steps:
-        """See `Communicator.dense_steps`.
+        """Sum a vector in memory of the host; see `Communicator.dense_steps`.
 
-        A `mark` is compared among the ranks before the sum or with it, and only then `combine` may be another than
-        `add`. With `overlapped` the messages are cut for work that goes on meanwhile; the sum has the same
-        bits.
+        A `mark` is compared among the ranks before the sum or with it; without one `combine` has to be `add`. With
+        `overlapped` the pipelined executor runs the program, for work that goes on meanwhile; the bits are the same.
         """
         if is_small(comm, values, dtype):
             start = traffic.clock()
@@ -119,7 +116,7 @@ class DenseSums:
         mark: int | None,
         background: bool = False,
     ) -> Steps:
-        """Steps of a sum of arrays, wherever they are; in the background it has the same bits."""
+        """Return the steps of a sum of arrays in any memory; in the background the bits are the same."""
         if source.place is None and target.place is None:
             mean, combine = op == "mean", COMBINE[op]
             return self.steps(
@@ -143,7 +140,7 @@ class DenseSums:
             try:
                 return through_host(crossing(source), crossing(target))
             except MemoryError as error:
-                assert mark is not None  # else the vectors have come with memory
+                assert mark is not None  # without a mark the vectors already have memory of the host
                 return _refused(comm, call, mark, error)
 
         return sum_on_device(call, program, nbytes, source, target, op, traffic, check, instead, background)
@@ -159,58 +156,58 @@ class DenseSums:
         source: Flat,
         target: Flat,
     ) -> Steps:
-        """Steps of a sum of arrays with memory of the host that they cross through."""
+        """Return the steps of a sum of arrays that are copied through memory of the host."""
         vectors, combine = (source.values, source.dtype, op == "mean", target.values), COMBINE[op]
         steps = self.steps(comm, call, *vectors, traffic, None, mark, combine, background)
         return staged(call, steps, source.staging, target.staging)
 
-    def _buffers(self, scratch: Sequence[NDArray[Any]], nbytes: int) -> list[Bytes]:
-        """Receive buffers: memory that is lent, and else memory that is kept from one call to the next."""
-        lent = [array.reshape(-1).view(np.uint8) for array in scratch if array.nbytes >= nbytes][:RECEIVE_BUFFERS]
-        missing = RECEIVE_BUFFERS - len(lent)
+    def _buffers(self, scratch: Sequence[FloatArray], nbytes: int) -> list[Bytes]:
+        """Return receive buffers: scratch arrays of the caller, then memory that is kept between calls."""
+        borrowed = [array.reshape(-1).view(np.uint8) for array in scratch if array.nbytes >= nbytes][:RECEIVE_BUFFERS]
+        missing = RECEIVE_BUFFERS - len(borrowed)
         if nbytes > NODE_PIECE_BYTES:
-            return lent + fresh_buffers(nbytes)[:missing]
+            return borrowed + fresh_buffers(nbytes)[:missing]
         if any(buffer.nbytes < nbytes for buffer in self.kept):
             self.kept = []
         while len(self.kept) < missing:
             self.kept.append(aligned_empty(nbytes, np.uint8))
-        return lent + self.kept[:missing]
+        return borrowed + self.kept[:missing]
 
 
 def _refused(comm: Communicator, call: Call, mark: int, error: MemoryError) -> Steps:
-    """Steps that raise an error here, and CollectiveMismatch on the ranks that make the call."""
-    name, told = call.name(), f"rank {comm.rank} rejects {call.name()}: {error}"
-    call.name = lambda: told
-    closes = True  # where the ranks compare nothing
+    """Raise an error here, and CollectiveMismatch on the ranks that make the call."""
+    name, rejection = call.name(), f"rank {comm.rank} rejects {call.name()}: {error}"
+    call.name = lambda: rejection
+    closes = True  # stays so if the ranks compare nothing
     try:
-        yield from comm.check(call, mark ^ (1 + comm.rank))  # no other rank has the same
+        yield from comm.check(call, mark ^ (1 + comm.rank))  # differs from the mark of every other rank
     except CollectiveMismatch as mismatch:
         closes = mismatch.closes
     raise OutOfMemory(f"{comm.here}, {name}: {error}", closes) from error
 
 
-def is_small(comm: Communicator, values: NDArray[Any], dtype: str) -> bool:
-    """Whether a vector is summed together with the check of the call."""
+def is_small(comm: Communicator, values: FloatArray, dtype: str) -> bool:
+    """Return whether a vector is summed together with the check of the call."""
     nbytes = values.size * itemsize_in_messages(values, dtype)
     return comm.size > 1 and comm.topology == "auto" and nbytes <= comm.swapped_bytes
 
 
 def fresh_buffers(nbytes: int) -> list[Bytes]:
-    """Receive buffers of one call."""
+    """Return receive buffers for one call."""
     return [aligned_empty(nbytes, np.uint8) for _ in range(RECEIVE_BUFFERS)]
 
 
 def along_the_plan(
     comm: Communicator,
-    values: NDArray[Any],
+    values: FloatArray,
     dtype: str,
     mean: bool,
-    out: NDArray[Any],
+    out: FloatArray,
     buffers: Callable[[int], Sequence[Bytes]],
     combine: Combine = add,
     short: bool = False,
 ) -> tuple[Program, DensePayload]:
-    """A sum along the plan of a topology; `buffers` makes receive buffers for messages of so many bytes."""
+    """Return program and payload of a sum along a topology; ``buffers(nbytes)`` returns receive buffers."""
     itemsize = itemsize_in_messages(values, dtype)
     program = _program(comm, values.size, itemsize, short)
     landing = buffers(program.longest_piece * itemsize)
@@ -218,36 +215,35 @@ def along_the_plan(
 
 
 def _program(comm: Communicator, n: int, itemsize: int, short: bool = False) -> Program:
-    """One rank's part of a sum of elements that take so many bytes in messages, whatever memory they are in."""
+    """Return the program of a sum of elements that take `itemsize` bytes in messages; equal for all kinds of memory."""
     known = comm.network is not None or not isinstance(comm.topology, str)
     topology = comm.select(n * itemsize) if known else Ring()
     return comm.program(topology, n, 64, max(1, _piece_bytes(comm, topology, short) // itemsize))
 
 
 def _piece_bytes(comm: Communicator, topology: Topology, short: bool) -> int:
-    """Longest message: long ones cost least, but two hosts that swap them over TCP must not shake hands first.
-
-    The answer to the hand-shake waits behind the megabytes that its sender has handed to the kernel before, and so the
-    two send one after the other instead of at once, which takes twice as long.
-    """
+    """Return the length of the longest message."""
     if comm.piece_bytes:
         return comm.piece_bytes
     if comm.one_node:
         return PIECE_BYTES if short else NODE_PIECE_BYTES
+    # Long messages cost least. But two hosts that swap messages over TCP must not exchange hand-shakes first: the
+    # answer waits behind the megabytes that its sender has passed to the kernel before, so that the two hosts send one
+    # after the other, which takes twice as long.
     eager = comm.packed_piece_bytes()
     swapping = comm.size == 2 or isinstance(topology, HalvingDoubling)
     return eager if swapping and eager >= SHORT_BYTES else PIECE_BYTES
 
 
 def _by_mpi(comm: Communicator, nbytes: int, combine: Combine) -> bool:
-    if combine is not add:  # MPI's own minimum leaves open what becomes of NaN
+    if combine is not add:  # MPI does not define its minimum and maximum for NaN
         return False
     own = min(RING_BYTES, RING_BYTES_A_RANK * comm.size)
     return comm.topology == "mpi" or (comm.topology == "auto" and nbytes < own)
 
 
-def _operands(values: NDArray[Any], dtype: str, out: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Vectors to sum and to sum into: of 16-bit values in float32."""
+def _operands(values: FloatArray, dtype: str, out: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the vector to sum and the vector for the sums: float32 ones for 16-bit values."""
     if dtype not in SIXTEEN_BIT:
         return values, out
     if values.dtype == np.float32:
@@ -257,7 +253,7 @@ def _operands(values: NDArray[Any], dtype: str, out: NDArray[Any]) -> tuple[NDAr
     return sums, sums
 
 
-def _finish(ranks: int, sums: NDArray[Any], dtype: str, mean: bool, out: NDArray[Any]) -> None:
+def _finish(ranks: int, sums: FloatArray, dtype: str, mean: bool, out: FloatArray) -> None:
     """Divide a sum, and round it."""
     if mean:
         np.divide(sums, ranks, out=sums)
@@ -265,14 +261,14 @@ def _finish(ranks: int, sums: NDArray[Any], dtype: str, mean: bool, out: NDArray
         narrow(sums, dtype, out)
 
 
-def _mpi_allreduce(comm: Communicator, call: Call, source: NDArray[Any], sums: NDArray[Any], traffic: Traffic) -> Steps:
+def _mpi_allreduce(comm: Communicator, call: Call, source: FloatArray, sums: FloatArray, traffic: Traffic) -> Steps:
     yield from comm.turn_of(call)
-    # MPI reduces in place on all ranks or on none, so that must not hang on what this rank's `out` is
+    # MPI reduces in place on all ranks or on none, and only this rank knows its `out`: so `out` must not decide.
     if source is not sums and np.may_share_memory(source, sums):
         source = source.copy()
-    # with its type named, since mpi4py derives none for memory that is not aligned
+    # mpi4py derives no type for memory that is not aligned
     kind = MPI.Datatype.fromcode(sums.dtype.char)
-    message: Any = MPI.IN_PLACE if source is sums else [source, sums.size, kind]
+    message = MPI.IN_PLACE if source is sums else [source, sums.size, kind]
     request = comm.mpi_comm.Iallreduce(message, [sums, sums.size, kind])
     missing = f"{comm.here}: MPI's all-reduce does not end"
     yield from comm.await_request(call, request, lambda: missing, "MPI's all-reduce")

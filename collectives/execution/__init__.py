@@ -1,1 +1,1 @@
-"""Running a plan over MPI: what travels, the requests that carry it, and both executors."""
+"""Execution of plans over MPI: programs, payloads, requests, both executors, and calls."""

@@ -1,4 +1,4 @@
-"""A call under way, and the handle that its caller keeps."""
+"""Calls under way, and the handles that their callers keep."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from collectives.progress.thread import Completion
 from collectives.trace.recorder import Trace
 
 Steps = Iterator[bool]
-"""Each resumption does one bit of a call, never waits, and yields whether anything moved."""
+"""Steps of a call: each resumption does a small part of it, never waits, and yields whether anything moved."""
 
 
 class CallGroup(Protocol):
-    """The communicator, as far as its calls need it: see `collectives.communicator.Communicator`."""
+    """Interface of a communicator that its calls depend on; `collectives.communicator.Communicator` implements it."""
 
     mpi_comm: MPI.Comm
     here: str
@@ -31,27 +31,28 @@ class CallGroup(Protocol):
     arrival_timeout: float
     trace: Trace | None
     workers: Workers | None
-    given_up: Callable[[], bool]
 
     @property
     def failure(self) -> BaseException | None:
         """The error for which the communicator was given up."""
         ...
 
+    given_up: Callable[[], bool]
+
     def tolerates_mismatch(self, call: Call) -> bool:
-        """Whether this rank could go on with the communicator if the ranks differed in a call that it makes."""
+        """Return whether this rank can go on with the communicator after a mismatch in this call."""
         ...
 
     def enter(self, call: Call) -> None:
-        """Give a call that ranks agree on its number now, and not only when they begin to compare it."""
+        """Give a call its number now, before the ranks begin to compare it."""
         ...
 
     def before(self, call: Call) -> Iterable[Call]:
-        """Calls in flight that were begun before this one."""
+        """Return the calls in flight that began before this one."""
         ...
 
     def turn_of(self, call: Call) -> Steps:
-        """Wait until all calls that were begun before have ended."""
+        """Wait until all calls that began before have ended."""
         ...
 
     def await_request(self, call: Call, request: Testable, describe: Callable[[], str]) -> Steps:
@@ -59,15 +60,15 @@ class CallGroup(Protocol):
         ...
 
     def drop(self, call: Call) -> None:
-        """Take note that a caller will never hear how its call ended."""
+        """Note that a caller has dropped the handle of a call before the call ended."""
         ...
 
     def end(self, call: Call) -> None:
-        """Take note that a call has ended."""
+        """Note that a call has ended."""
         ...
 
     def fail(self, call: Call, error: BaseException) -> BaseException:
-        """Take note that a call has failed; returns the error to raise."""
+        """Note that a call has failed; return the error to raise."""
         ...
 
     def mark_raised(self) -> None:
@@ -75,7 +76,7 @@ class CallGroup(Protocol):
         ...
 
     def raise_failure(self) -> NoReturn:
-        """Raise what the communicator was given up for."""
+        """Raise the error for which the communicator was given up."""
         ...
 
 
@@ -94,42 +95,43 @@ class Call(Backoff):
     group : CallGroup
         The communicator.
     name : callable
-        The call in words, for messages.
+        Returns a description of the call for messages.
     clock : callable
-        What its waiting is measured by.
+        Clock of `waited_s`.
 
     Attributes
     ----------
     owners : tuple
-        Of buffers and requests, which must live on if the call fails.
+        Objects that own buffers and requests, which must stay alive if the call fails.
     tag : int
-        Of messages of this call alone; set when the communicator takes the call in.
+        Tag of messages of this call alone; set when the communicator registers the call.
     number : int
-        Among the calls that ranks compare, from 1 on; 0: it has none yet.
+        Number among the calls that ranks compare, from 1 on; 0 before the call has one.
     steps : iterator of bool
-        Must be set before the call is driven; see `Steps`.
+        Set before the call is driven; see `Steps`.
     result : object
-        What `wait` returns.
+        Return value of `wait`.
     error : BaseException or None
-        What the call ended by.
+        Error by which the call ended.
     background : bool
-        It was begun by a call that returned at once.
+        The caller has a handle, and `wait` may not have been called yet.
     busy : bool
-        It is just being driven.
+        The call is being driven further up the stack.
     is_compared : bool
-        Its ranks compare it also where the communicator does not verify calls, since they sum in the same messages.
+        The ranks compare the call also in a communicator that does not verify calls, since the same messages sum.
     done : bool
-        It has ended, well or not.
+        The call has ended, with a result or by an error.
     seen : bool
-        Its caller has heard that it ended.
+        The caller has seen that the call ended.
     detached : bool
-        Its handle may be let go before.
+        The handle may be dropped before the call ends.
     dropped : bool
-        Its caller has let its handle go before, though it was not detached.
-    apart : bool
-        Only two ranks make it, so it takes no part in the order of calls: none waits for it, and it waits for none.
+        The handle was dropped before the call ended, though it was not detached.
+    is_pairwise : bool
+        Only two ranks make the call. It has no place in the order of calls: neither does it wait for others, nor do
+        they wait for it.
     completion : Completion or None
-        Of a call that the progress thread drives; None: whoever waits drives it.
+        End of a call that the progress thread drives; None: the thread that waits drives it.
     """
 
     group: CallGroup
@@ -139,7 +141,7 @@ class Call(Backoff):
     result: Any = None
     error: BaseException | None = None
     completion: Completion | None = None
-    apart = background = is_compared = busy = done = seen = detached = dropped = False
+    is_pairwise = background = is_compared = busy = done = seen = detached = dropped = False
 
     def __init__(
         self, group: CallGroup, name: Callable[[], str], clock: Callable[[], float] = time.perf_counter
@@ -148,7 +150,7 @@ class Call(Backoff):
         self.name = name
 
     def advance(self) -> bool:
-        """Do one bit of it without waiting; an error is kept for whoever waits for the call."""
+        """Do a small part of the call without waiting; an error is kept until `wait` raises it."""
         if self.busy or self.done:
             return False
         self.busy = True
@@ -172,12 +174,12 @@ class Call(Backoff):
         return True
 
     def wait(self) -> Any:
-        """Drive the call to its end and return its result; the other calls of this thread move on meanwhile.
+        """Drive the call to its end and return its result; the other calls of this thread advance meanwhile.
 
         Raises
         ------
         CollectiveError
-            What the call ended by, or what another call ended by that took the communicator along.
+            The call ended by this error, or the communicator was given up for that of another call.
         """
         if self.completion is not None:
             self.completion.wait()
@@ -209,32 +211,33 @@ class Call(Backoff):
             try:
                 raise self.error
             finally:
-                if not self.background:  # nobody asks again, and an error and its traceback would keep each other
+                # A handle raises its error again. Here it would be in a cycle of references with its traceback.
+                if not self.background:
                     self.error = None
         return self.result
 
     def standstill_s(self, rest: bool) -> float:
-        """The calls begun before may have to end first, here or on another rank, and have timeouts of their own."""
-        # a call that is driven further down the stack, though this one is not driven by its waiting, was interrupted
+        """Return the shortest stall among calls that may have to end first; they have timeouts of their own."""
+        # A busy call whose waiting does not drive this one is interrupted, and cannot end before this one.
         moving = (one for one in self.group.before(self) if (not rest if one.busy else one.background))
         return min((one.stalled_s for one in moving), default=math.inf)
 
     def mark_raised(self) -> None:
-        """Note that an error was raised to the caller, of this call or of one that took the communicator along."""
+        """Note that an error was raised: of this call, or the one for which the communicator was given up."""
         super().mark_raised()
         self.group.mark_raised()
 
     def mark_seen(self) -> None:
-        """Take note that the caller has heard that the call ended."""
+        """Note that the caller has seen that the call ended."""
         self.seen = True
 
     def end_by(self, error: BaseException) -> None:
-        """End the call, as the communicator was given up; a call that is just being driven ends where it is driven."""
+        """End the call since the communicator was given up; a busy call ends where it is driven."""
         if not (self.busy or self.done):
             self._fail(error)
 
     def refuse(self, error: BaseException) -> None:
-        """End a call that never began."""
+        """End a call that has not begun."""
         self.error, self.done = error, True
         self.steps, self.describe = _ENDED, _nothing
         if self.completion is not None:
@@ -243,13 +246,13 @@ class Call(Backoff):
     def _fail(self, error: BaseException) -> None:
         if isinstance(self.steps, Generator):
             with suppress(BaseException):
-                self.steps.throw(error)  # where it came from elsewhere, such as the deadline
+                self.steps.throw(error)  # so that they clean up; an error of their own has ended them already
         self.error = self.group.fail(self, error)
-        del error  # its traceback may have this frame, and they would keep each other
+        del error  # its traceback may refer to this frame, which would be a cycle of references
         self._release()
 
     def _release(self) -> None:
-        """Let go of all that the call held, so that nothing of it is kept by a cycle of references."""
+        """Drop all references that the call holds, so that no cycle keeps buffers alive."""
         if self.idle_turns:
             self.moved()
         self.done = True
@@ -260,11 +263,11 @@ class Call(Backoff):
 
 
 class Handle:
-    """A call that goes on in the background. Keep it until `wait` returns.
+    """Handle of a call in the background. Keep it until `wait` returns.
 
-    Ranks may poll their handles and wait for them in different orders: whoever waits advances all calls of its thread.
-    Between these calls none moves, so a rank that stays away keeps the others waiting. Calls of a communicator with a
-    progress thread move by themselves.
+    Ranks may poll their handles and wait for them in different orders, since `poll` and `wait` advance all calls of the
+    thread. A call makes progress in these two alone, so that a rank that computes for long keeps the others waiting.
+    Calls of a communicator with a progress thread advance by themselves.
     """
 
     __slots__ = ("_call",)
@@ -274,7 +277,7 @@ class Handle:
 
     @keep_uncompiled
     def poll(self) -> bool:
-        """Make progress with all calls of the thread, without waiting; True once the result is there.
+        """Advance all calls of the thread without waiting; return True once the result is there.
 
         Raises
         ------
@@ -296,7 +299,7 @@ class Handle:
 
     @keep_uncompiled
     def wait(self) -> Any:
-        """The result; raises what `poll` does."""
+        """Wait for the end of the call and return its result; raises the same errors as `poll`."""
         call = self._call
         try:
             if call.group.trace is not None and not call.done and call.wait_name is not None:
@@ -309,10 +312,10 @@ class Handle:
                 call.mark_seen()
 
     def then(self, callback: Callable[[Handle], None]) -> None:
-        """Have the progress thread call `callback` with this handle once the call has ended, well or not.
+        """Register a callback, which the progress thread calls with this handle once the call has ended.
 
-        The callback may begin calls, and must not wait for one. Its handle's `wait` returns or raises at once. An
-        exception that it raises is one that nobody catches: it is printed, and ends the job (`install_abort_hook`).
+        The callback may begin calls, and must not wait for one. The handle's `wait` returns or raises at once. An
+        exception of the callback is uncaught: it is printed, and ends the job (`install_abort_hook`).
 
         Raises
         ------
@@ -325,7 +328,7 @@ class Handle:
         completion.then(partial(callback, self))
 
     def detach(self) -> None:
-        """Allow that this handle is let go without `wait`: the call then ends with a later one, or in ``close()``."""
+        """Allow dropping this handle without `wait`; the call then ends during a later one, or in ``close()``."""
         self._call.detached = True
 
     def __del__(self) -> None:

@@ -1,10 +1,10 @@
-"""The loop that runs a plan over MPI as a data flow of pieces; `stepwise` runs short vectors.
+"""Executor that runs a program over MPI as a data flow of pieces; `stepwise` runs short vectors.
 
 A piece is merged when its message and its local encoding are there, and forwarded at once. MPI makes no progress while
 Python computes, so the loop alternates: test the oldest receive of each peer; if nothing has landed, do one piece of
 work that is due anyway, most urgent first (encode, prepare a merge, decode), and test again. Receives are posted ahead,
-in plan order, as far as there are buffers for them. Where the communicator has workers they do the work, and the loop
-tests meanwhile.
+in plan order, as far as there are buffers for them. The workers of the communicator, if it has any, do the work while
+the loop tests.
 """
 
 from __future__ import annotations
@@ -16,15 +16,70 @@ from typing import cast
 
 from mpi4py import MPI
 
+from collectives.annotations import Testable, override
 from collectives.errors import PeerFailure
 from collectives.execution.handle import Call, Steps
-from collectives.execution.payload import MergedPayload, Payload, not_received, not_sent
+from collectives.execution.payload import (
+    MergedPayload,
+    MessageMemory,
+    MessageStarter,
+    Payload,
+    not_received,
+    not_sent,
+)
 from collectives.execution.program import Message, Program
-from collectives.execution.requests import Cache, Requests
-from collectives.execution.stepwise import StepwiseExecution, runs_stepwise
-from collectives.execution.tracing import followed
+from collectives.execution.stepwise import StepwiseExecution
+from collectives.execution.tracing import traced_run
 from collectives.execution.workers import Jobs
 from collectives.trace.traffic import Traffic
+
+Cache = dict[tuple[int, int], MPI.Prequest]
+SENDS = -2  # takes the place of a buffer's number in the keys of sends in a cache
+
+
+class Requests(MessageStarter):
+    """Starter of messages with a tag that no other messages under way have.
+
+    With a `cache`, persistent requests are kept there between runs of one program on the same buffers.
+    """
+
+    __slots__ = ("_cache", "_comm", "_tag")
+
+    def __init__(self, comm: MPI.Comm, tag: int, cache: Cache | None) -> None:
+        self._comm, self._tag, self._cache = comm, tag, cache
+
+    @override
+    def receive(self, key: tuple[int, int], buffer: MessageMemory, peer: int) -> MPI.Request:
+        if self._cache is None:
+            return self._comm.Irecv(buffer, peer, self._tag)
+        request = self._cache.get(key)
+        if request is None:
+            request = self._cache[key] = self._comm.Recv_init(buffer, peer, self._tag)
+        request.Start()
+        return request
+
+    @override
+    def send(self, index: int, buffer: MessageMemory, peer: int) -> MPI.Request:
+        if self._cache is None:
+            return self._comm.Isend(buffer, peer, self._tag)
+        request = self._cache.get((index, SENDS))
+        if request is None:
+            request = self._cache[index, SENDS] = self._comm.Send_init(buffer, peer, self._tag)
+        request.Start()
+        return request
+
+
+def free_all(cache: Cache) -> None:
+    """Free the persistent requests of a cache, of which none is active."""
+    for request in cache.values():
+        request.Free()
+    cache.clear()
+
+
+def runs_stepwise(program: Program, payload: Payload) -> bool:
+    """Return whether a program is run step by step. The messages are the same, so that ranks may differ in this."""
+    few = len(program.pieces) <= program.plan.n_chunks and program.most_landing <= payload.receive_buffers
+    return payload.brief and few
 
 
 def execute(
@@ -39,40 +94,55 @@ def execute(
 ) -> Steps:
     """Run a program to its end, as part of a call.
 
-    The payload of a program that merges is a `MergedPayload`. `tag` and `cache` are those of `Requests`; `traffic` is
-    counted into; `encoded` is called once, when this rank's own contribution is complete; `overlapped`: the program
-    runs with other work of the call.
+    Parameters
+    ----------
+    call : Call
+    program : Program
+    payload : Payload
+        A `MergedPayload` if the program merges.
+    tag : int
+        Tag of the messages; no other messages under way have it.
+    traffic : Traffic
+        Bytes, messages and seconds are added to it.
+    encoded : callable, optional
+        Called once, when this rank's own contribution is complete.
+    cache : dict, optional
+        Persistent requests, kept between runs of this program on the same buffers.
+    overlapped : bool
+        The program runs while other work of the call goes on.
     """
     kind = StepwiseExecution if not overlapped and runs_stepwise(program, payload) else PipelinedExecution
-    requests, trace = Requests(call.group.mpi_comm, tag, cache), call.group.trace
+    requests: MessageStarter = Requests(call.group.mpi_comm, tag, cache)
+    trace = call.group.trace
     if trace is not None:
-        # behind the numbers of all calls in the foreground, and different for each program of a call
+        # programs of calls in the background get numbers that all ranks know: above those of all calls in the
+        # foreground, and different for each program of a call
         trace.start_program((1 << 32) + 16 * call.tag + len(call.owners) if call.background else None)
-        payload, requests = followed(trace, program, payload, requests)
+        payload, requests = traced_run(trace, program, payload, requests)
     execution = kind(program, payload, requests, traffic, encoded)
     call.owners = (*call.owners, execution)
     return execution.steps(call)
 
 
 class PipelinedExecution:
-    """One run of a program, which `steps` does bit by bit. Parameters: see `execute`."""
+    """One run of a program; the parameters are those of `execute`."""
 
-    _jobs: Jobs  # of this run, from its first step on
+    _jobs: Jobs  # set at the first step
 
     def __init__(
         self,
         program: Program,
         payload: Payload,
-        requests: Requests,
+        requests: MessageStarter,
         traffic: Traffic,
         encoded: Callable[[], None] | None,
     ) -> None:
         self._program, self._payload, self._requests = program, payload, requests
-        self._merged = cast(MergedPayload, self._payload)  # where the program has merges
+        self._merged = cast(MergedPayload, self._payload)  # used if the program merges
         self._traffic, self._encoded = traffic, encoded
         self._call: Call | None = None  # the call that this run belongs to
         count = len(program.pieces)
-        self._at = [0] * count  # position in the piece's chain; -1: to be encoded first
+        self._at = [0] * count  # position in the piece's chain; -1: not encoded yet
         for piece in program.encode_order:
             self._at[piece] = -1
         self._sends_left = [0] * count  # sends of the piece still in flight
@@ -83,19 +153,19 @@ class PipelinedExecution:
         self._unmerged: set[int] = set()  # receives posted whose merge has not begun
         self._unencoded, self._unfinished = len(program.encode_order), count
         self._preparing: set[int] = set()  # receives whose merges workers prepare
-        self._ahead: set[int] = set()  # receives that are merged, and whose pieces have not gone on since
-        self._taking = -1  # the receive that is just being taken into its piece
+        self._ahead: set[int] = set()  # receives that are merged, but whose pieces have not gone on since
+        self._taking = -1  # receive that `_take` is working on
         self._next_recv = 0
         self._free_buffers = [*range(payload.receive_buffers)]
-        self._posted: dict[int, deque[tuple[MPI.Request, Message, int]]] = {p: deque() for p in program.peers_in}
+        self._posted: dict[int, deque[tuple[Testable, Message, int]]] = {p: deque() for p in program.peers_in}
         self._queues: dict[int, deque[Message]] = {}
         for message in program.sends:
             self._queues.setdefault(message.peer, deque()).append(message)
-        self._sending: deque[tuple[MPI.Request, Message]] = deque()
+        self._sending: deque[tuple[Testable, Message]] = deque()
         self._last: Message | None = None
 
     def steps(self, call: Call) -> Steps:
-        """Run the program as part of a call, until all pieces are in the result and all sends are taken over.
+        """Run the program as part of a call, until all pieces are in the result and all sends are complete.
 
         Raises
         ------
@@ -119,14 +189,14 @@ class PipelinedExecution:
         self._call = None
 
     def _turn(self) -> bool:
-        """Do the most urgent thing there is; False if there is nothing to do but wait."""
+        """Do the most urgent thing; return False if there is nothing to do except to wait."""
         try:
             return self._poll() or self._work()
         except MPI.Exception as error:
             raise PeerFailure(f"{self._describe()}: MPI says {error}") from error
 
     def _work(self) -> bool:
-        """Do the most urgent piece of work, or have a worker do it; False if there is none, or no worker is free."""
+        """Do the most urgent work, here or by a worker; return False if there is no work, or no worker is free."""
         payload, jobs = self._payload, self._jobs
         if jobs.all_busy:
             return False
@@ -169,16 +239,16 @@ class PipelinedExecution:
             self._advance(message.piece)
 
     def _rest(self) -> bool:
-        """Sleep while workers do the work, up to when it is time to look for messages; False: they have none."""
+        """Sleep while workers do the work, until messages must be tested again; return False if no worker has any."""
         return self._jobs.rest(messages=bool(self._sending or any(self._posted.values())))
 
     def _poll(self) -> bool:
-        """Take what has arrived and been sent, and post receives; False if nothing has."""
+        """Take arrived messages, drop completed sends, and post receives; return False if nothing has completed."""
         moved = self._jobs.collect()
         for queue in self._posted.values():
             if queue and queue[0][0].Test():
                 assert self._call is not None
-                self._call.moved()  # the work on it is no waiting
+                self._call.moved()  # the work on the message does not count as waiting
                 _, message, buffer = queue.popleft()
                 self._arrived[message.index] = buffer
                 self._last = message
@@ -215,7 +285,7 @@ class PipelinedExecution:
             self._next_recv += 1
 
     def _sent(self, piece: int) -> bool:
-        """Whether no send of the piece is in flight; they may end in another order than they began."""
+        """Return whether no send of the piece is in flight. Sends may complete in another order than they began."""
         if self._sends_left[piece]:
             for entry in [entry for entry in self._sending if entry[1].piece == piece]:
                 if entry[0].Test():
@@ -232,7 +302,7 @@ class PipelinedExecution:
         self._traffic.messages += 1
 
     def _advance(self, piece: int) -> None:
-        """Take a piece, and those that waited for it, as far along their chains as possible."""
+        """Move a piece, and pieces that waited for it, along their chains as far as possible."""
         work = [piece]
         while work:
             piece = work.pop()
@@ -259,7 +329,7 @@ class PipelinedExecution:
                 self._to_finish.append(piece)
 
     def _take(self, message: Message) -> bool:
-        """Take a message into its piece; False if it has yet to arrive, or to be merged by a worker or a device."""
+        """Take a message into its piece; return False if it has not arrived, or if a worker or a device merges it."""
         index = message.index
         if index in self._ahead:
             self._ahead.discard(index)

@@ -1,58 +1,106 @@
-"""A plan made ready to run: one rank's messages piece by piece, and what each piece goes through in which order.
+"""Programs: a plan made ready to run, with one rank's messages piece by piece, in the order of each piece.
 
-Compiled once per (plan, cut) and used for every call; no MPI in it.
+A program is compiled once per (plan, cut) and used for every call; there is no MPI in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from collectives.execution.partition import partition, pieces
-from collectives.schedules.all_gather import AllGather
 from collectives.schedules.plan import Plan, PlanError
+from collectives.schedules.ring import AllGather
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
     """One piece to or from one peer."""
 
-    index: int  # its number among this rank's sends, or among its receives
+    index: int  # number among this rank's sends, or among its receives
     piece: int
     peer: int
     weight: int  # as in `Transfer`
     held_weight: int  # as in `Transfer`; 0: a receive overwrites
-    ordinal: int  # how many merges this rank has made into the piece before this one
-    step: int  # where in the plan it comes from, for error messages, like the chunk
+    ordinal: int  # number of merges into the piece on this rank before this one
+    step: int  # of the plan; for error messages and traces, like the chunk
     chunk: int
     is_send: bool
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Program:
-    """One rank's all-reduce of one vector length."""
+    """One rank's part of an all-reduce, or of another plan, for one vector length."""
 
-    plan: Plan  # what was compiled
+    plan: Plan
     pieces: tuple[range, ...]  # elements of each
     chains: tuple[tuple[Message, ...], ...]  # per piece, its messages in plan order
     sends: tuple[Message, ...]  # all of them in plan order, like the receives
     recvs: tuple[Message, ...]
     encode_order: tuple[int, ...]  # pieces in the order in which they are first needed
     peers_in: tuple[int, ...]  # ranks that this one receives from
-    last_recv: tuple[int, ...]  # per piece, where in its chain the last receive is, after which it is final; -1: none
+    last_recv: tuple[int, ...]  # per piece, place of the last receive in its chain, or -1; the piece is final after it
     steps: tuple[tuple[tuple[Message, ...], tuple[Message, ...]], ...]  # sends and receives of each step of the plan
-    most_landing: int  # messages to be merged that one step receives, at most
+    most_landing: int  # largest number of messages to be merged that one step receives
 
     @property
     def longest_piece(self) -> int:
-        """Elements."""
+        """Number of elements of the longest piece."""
         return max(map(len, self.pieces), default=0)
 
 
-def compile_plan(plan: Plan, n: int, alignment: int, piece_elements: int) -> Program:
-    """Cut `n` elements for a plan, at multiples of `alignment`, and lay out its messages.
+def partition(n: int, n_chunks: int, alignment: int) -> tuple[range, ...]:
+    """Cut ``n`` elements into ``n_chunks`` neighbouring chunks.
 
-    `piece_elements` is the longest piece wanted; equal on all ranks, like everything here.
+    Chunks start at multiples of ``alignment``. Their lengths, in units of ``alignment``, differ by one at most, so some
+    are empty if ``n`` is small. Only the last chunk that is not empty may end between multiples. The result depends on
+    the arguments alone, so that every rank computes the same cut.
+
+    Raises
+    ------
+    ValueError
+        An argument is out of range.
+    """
+    if n < 0 or n_chunks < 1 or alignment < 1:
+        raise ValueError(
+            f"cannot cut {n} elements into {n_chunks} chunks aligned to {alignment}: "
+            "give n >= 0, n_chunks >= 1 and alignment >= 1"
+        )
+    n_blocks = -(-n // alignment)
+    bounds = (min(n, alignment * (n_blocks * chunk // n_chunks)) for chunk in range(n_chunks + 1))
+    return tuple(range(start, stop) for start, stop in pairwise(bounds))
+
+
+def pieces(chunk: range, piece_elements: int, alignment: int) -> tuple[range, ...]:
+    """Cut one chunk into as few equally long pieces of at most ``piece_elements`` elements as possible.
+
+    Pieces start at multiples of ``alignment`` and are not empty. ``piece_elements`` is rounded down to a multiple of
+    ``alignment``, to one multiple at least.
+
+    Raises
+    ------
+    ValueError
+        The chunk does not start at a multiple of ``alignment``, or an argument is out of range.
+    """
+    if piece_elements < 1 or alignment < 1 or chunk.start % alignment:
+        raise ValueError(
+            f"cannot cut {chunk} into pieces of {piece_elements} elements aligned to {alignment}: "
+            "give positive lengths and a chunk that starts at a multiple of the alignment"
+        )
+    if not chunk:
+        return ()
+    n_blocks = -(-len(chunk) // alignment)
+    piece_blocks = max(1, piece_elements // alignment)
+    return tuple(
+        range(chunk.start + part.start, chunk.start + part.stop)
+        for part in partition(len(chunk), -(-n_blocks // piece_blocks), alignment)
+    )
+
+
+def compile_plan(plan: Plan, n: int, alignment: int, piece_elements: int) -> Program:
+    """Compile a plan: cut `n` elements at multiples of `alignment`, and list the messages of each piece.
+
+    No piece is longer than `piece_elements` elements. All arguments but the plan's rank are equal on all ranks.
     """
     cut: list[range] = []
     of_chunk: list[Sequence[int]] = []
@@ -68,7 +116,7 @@ def compile_plan(plan: Plan, n: int, alignment: int, piece_elements: int) -> Pro
     steps = []
     for number, step in enumerate(plan.steps):
         before = len(sends), len(recvs)
-        # a send carries the chunk as the step found it, so a step's sends come first
+        # sends come first, since a send carries the chunk as it was when the step began
         for transfers, messages in ((step.sends, sends), (step.recvs, recvs)):
             is_send = messages is sends
             for transfer in transfers:
@@ -93,12 +141,11 @@ def compile_plan(plan: Plan, n: int, alignment: int, piece_elements: int) -> Pro
 
 
 def gather_program(rank: int, size: int, cuts: Sequence[range]) -> Program:
-    """Rank `rank`'s part of an all-gather of one payload a rank, cut into pieces; see `AllGather` for the schedule.
+    """Return the program of rank `rank` in an all-gather of one payload per rank; see `AllGather` for the schedule.
 
     `cuts` are the elements of each piece, the same on all ranks. Piece ``origin * len(cuts) + k`` is rank `origin`'s
     piece k, and only a rank's own are encoded. A message's chunk is the origin; a receive overwrites. Piece k makes its
-    hop s at time k + s of one common timetable, so own pieces and those of others alternate once the first have come
-    round.
+    hop s at time k + s of one common timetable, so that a rank's own pieces alternate with those of other ranks.
     """
     count, left, right = len(cuts), (rank - 1) % size, (rank + 1) % size
     hops = sorted((k + hop, hop, k) for hop in range(size - 1) for k in range(count))

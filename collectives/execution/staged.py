@@ -1,4 +1,4 @@
-"""Calls of arrays on devices: what they read is copied to the host before, and what they write is copied back after."""
+"""Staging of calls with arrays on devices: inputs are copied to the host first, and results are copied back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Found = TypeVar("_Found")
 
 
 def staged(call: Call, steps: Steps, source: Staging | None, target: Staging | None) -> Steps:
-    """Steps of a call between copying what it reads from a device and copying what it has written to one."""
+    """Return the steps of a call whose input comes from a device first, and whose result goes to one last."""
     return steps if source is target is None else _staged(call, steps, source, target)
 
 
@@ -33,12 +33,13 @@ def fetch(call: Call, source: Staging) -> Steps:
 
 
 def deliver(call: Call, target: Staging) -> Generator[bool, None, None]:
-    """Copy what a call has made of an array back to its device."""
+    """Copy the result of a call to its device."""
     return _copied(call, target.device, target.deliver, "to")
 
 
 def use_in_background(call: Call, device: Device) -> None:
-    """Let the progress thread work with a device: it would hold memory on the first one beside."""
+    """Make a device the current one of the progress thread, if this thread drives the call."""
+    # Otherwise PyTorch would make the first device current, and reserve memory there too.
     if call.completion is not None:
         device.use()
 
@@ -49,16 +50,16 @@ def _copied(call: Call, device: Device, begin: Callable[[], Testable | None], wa
 
 
 def late(call: Call, steps: Generator[bool, None, _Found]) -> Generator[bool, None, _Found]:
-    """Steps at the beginning of a call before this rank comes to it: it keeps its place among the calls meanwhile."""
-    call.group.enter(call)  # in the order of calls, however long the device takes
-    arrival, call.arrival = call.arrival, 0  # this rank still computes: it comes late to the call
+    """Run steps before this rank comes to a call; the call keeps its place in the order of calls meanwhile."""
+    call.group.enter(call)  # first, since other calls may begin while the device works
+    arrival, call.arrival = call.arrival, 0  # this rank still computes, and other ranks may take as long to come
     found = yield from steps
     call.arrival = arrival
     return found
 
 
 def awaited(call: Call, begin: Callable[[], Testable | None], problem: str) -> Generator[bool, None, None]:
-    """Begin something and wait for it, as part of a call; `problem` is what to say where it does not end."""
+    """Begin an operation and wait for it, as part of a call; `problem` describes it if it does not end."""
     describe, here = call.describe, call.group.here
     call.describe = lambda: f"{here}: {problem}; {call.name()}"
     yield from done(call, begin())

@@ -1,47 +1,41 @@
-"""A plan run step by step: for vectors so short that there is nothing to overlap.
+"""Executor that runs a program step by step, for vectors so short that there is nothing to overlap.
 
-The pipelined executor keeps account of every piece, which takes longer than a short message. Here the messages of a
-round start together and end together, and all that came in is merged before the next round.
+The pipelined executor tracks the state of every piece, which takes longer than a short message. Here the messages of a
+round start together and end together, and all of them are merged before the next round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 from mpi4py import MPI
 
+from collectives.annotations import Testable
 from collectives.errors import PeerFailure
 from collectives.execution.handle import Call, Steps
-from collectives.execution.payload import MergedPayload, Payload, not_received, not_sent
+from collectives.execution.payload import MergedPayload, MessageStarter, Payload, not_received, not_sent
 from collectives.execution.program import Message, Program
-from collectives.execution.requests import Requests
 from collectives.progress.polling import until
 from collectives.trace.traffic import Traffic
 
 
-def runs_stepwise(program: Program, payload: Payload) -> bool:
-    """Whether a program is run step by step; ranks that do so and ranks that pipeline it understand each other."""
-    few = len(program.pieces) <= program.plan.n_chunks and program.most_landing <= payload.receive_buffers
-    return payload.brief and few
-
-
 class StepwiseExecution:
-    """One run of a program with no more than a piece a chunk. Parameters: see `execute` of `pipelined`."""
+    """One run of a program with at most one piece per chunk; the parameters are those of `pipelined.execute`."""
 
     def __init__(
         self,
         program: Program,
         payload: Payload,
-        requests: Requests,
+        requests: MessageStarter,
         traffic: Traffic,
         encoded: Callable[[], None] | None,
     ) -> None:
         self._program, self._payload, self._traffic = program, payload, traffic
         self._encoded, self._requests = encoded, requests
-        self._merged = cast(MergedPayload, self._payload)  # where the program has merges
+        self._merged = cast(MergedPayload, self._payload)  # used if the program merges
         self._last: Message | None = None
-        self._under_way: list[tuple[Any, Message]] = []
+        self._under_way: list[tuple[Testable, Message]] = []
 
     def steps(self, call: Call) -> Steps:
         """Run the program as part of a call.

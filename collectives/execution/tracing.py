@@ -1,4 +1,4 @@
-"""What stands between the executor and what it moves, and records it."""
+"""Payload and requests of a traced run of a program: they record work and messages."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
-from collectives.annotations import Testable
-from collectives.execution.payload import MergedPayload, Payload
+from collectives.annotations import Testable, override
+from collectives.execution.payload import MergedPayload, MessageMemory, MessageStarter, Payload
 from collectives.execution.program import Message, Program
-from collectives.execution.requests import Requests
-from collectives.execution.workers import Work, worker_number
+from collectives.execution.workers import PieceWork, worker_number
 from collectives.trace.recorder import END, Event, Trace
 
 
 class Labels(NamedTuple):
-    """What a trace says of a program's pieces and messages; made once, and shared by all events."""
+    """Arguments of events for a program's pieces and messages; made once, and shared by all events."""
 
     pieces: list[dict[str, int]]
     sends: list[dict[str, int]]
@@ -24,9 +23,9 @@ class Labels(NamedTuple):
 
 
 def labels_of(program: Program, known: dict[int, Labels]) -> Labels:
-    """A program's labels, known for as long as it lives.
+    """Return a program's labels, which are kept as long as the program lives.
 
-    Messages to one peer, or from it, are numbered, as both ends send and receive them.
+    The messages between two ranks are numbered, and both ranks number them in the same order.
     """
     found = known.get(id(program))
     if found is None:
@@ -49,24 +48,24 @@ def _labels(messages: tuple[Message, ...]) -> list[dict[str, int]]:
 
 
 class TracedPayload:
-    """A payload whose work is recorded; see `Payload`, and `MergedPayload` where it merges."""
+    """Payload whose work is recorded; a `MergedPayload` if the given one merges."""
 
     def __init__(self, trace: Trace, labels: Labels, payload: Payload) -> None:
         self.receive_buffers, self.brief = payload.receive_buffers, payload.brief
         self.outgoing, self.replacing = payload.outgoing, payload.replacing
-        self.encode = _recorded(trace, "encode", payload.encode, labels.pieces)
-        self.finish = _recorded(trace, "decode", payload.finish, labels.pieces)
+        self.encode = _recording(trace, "encode", payload.encode, labels.pieces)
+        self.finish = _recording(trace, "decode", payload.finish, labels.pieces)
         if payload.receive_buffers:
             merged, index = cast(MergedPayload, payload), attrgetter("index")
             self.incoming = merged.incoming
-            self.prepare = _recorded(trace, "prepare", merged.prepare, labels.receives, index)
-            self.merge = _recorded(trace, "merge", merged.merge, labels.receives, index)
+            self.prepare = _recording(trace, "prepare", merged.prepare, labels.receives, index)
+            self.merge = _recording(trace, "merge", merged.merge, labels.receives, index)
 
 
-def _recorded(
-    trace: Trace, kind: str, work: Work, labels: list[dict[str, int]], number: Callable[[Any], int] = int
-) -> Work:
-    """What does this work, and records it by the label that has the number of what it is done on."""
+def _recording(
+    trace: Trace, kind: str, work: PieceWork, labels: list[dict[str, int]], number: Callable[[Any], int] = int
+) -> PieceWork:
+    """Return a function that does this work on a piece or a message, and records it with the label of that number."""
     clock, add, call = trace.clock, trace.add, trace.program
 
     def recorded(of: Any, *buffer: int) -> Testable | None:
@@ -79,16 +78,16 @@ def _recorded(
     return recorded
 
 
-class TracedRequest:
-    """A request that notes when it was first found to be over."""
+class TracedRequest(Testable):
+    """Request that records the time at which it was first found complete."""
 
     __slots__ = ("_event", "_request", "_trace")
 
     def __init__(self, trace: Trace, request: Testable, event: Event) -> None:
         self._trace, self._request, self._event = trace, request, event
 
+    @override
     def Test(self) -> bool:  # noqa: N802 - MPI's name
-        """See `Testable`."""
         if not self._request.Test():
             return False
         self._event[END] = self._trace.clock()
@@ -96,33 +95,34 @@ class TracedRequest:
         return True
 
 
-class TracedRequests(Requests):
-    """Starts messages and records them."""
+class TracedRequests(MessageStarter):
+    """Starter of messages that records them."""
 
     __slots__ = ("_call", "_labels", "_requests", "_trace")
 
-    def __init__(self, trace: Trace, labels: Labels, requests: Requests) -> None:
+    def __init__(self, trace: Trace, labels: Labels, requests: MessageStarter) -> None:
         self._trace, self._labels, self._requests = trace, labels, requests
         self._call = trace.program
 
-    def receive(self, key: tuple[int, int], buffer: Any, peer: int) -> Any:
-        """See `Requests`."""
-        return self._record("receive", self._labels.receives[key[0]], buffer, self._requests.receive, key, peer)
+    @override
+    def receive(self, key: tuple[int, int], buffer: MessageMemory, peer: int) -> TracedRequest:
+        event = self._begin("receive", self._labels.receives[key[0]], buffer)
+        return TracedRequest(self._trace, self._requests.receive(key, buffer, peer), event)
 
-    def send(self, index: int, buffer: Any, peer: int) -> Any:
-        """See `Requests`."""
-        return self._record("send", self._labels.sends[index], buffer, self._requests.send, index, peer)
+    @override
+    def send(self, index: int, buffer: MessageMemory, peer: int) -> TracedRequest:
+        event = self._begin("send", self._labels.sends[index], buffer)
+        return TracedRequest(self._trace, self._requests.send(index, buffer, peer), event)
 
-    def _record(self, kind: str, label: dict[str, int], buffer: Any, start: Any, key: Any, peer: int) -> TracedRequest:
-        trace = self._trace
-        event = [kind, "", trace.clock(), None, label, self._call, buffer[1]]
-        trace.add(event)
-        return TracedRequest(trace, start(key, buffer, peer), event)
+    def _begin(self, kind: str, label: dict[str, int], buffer: MessageMemory) -> Event:
+        event: Event = [kind, "", self._trace.clock(), None, label, self._call, buffer[1]]
+        self._trace.add(event)
+        return event
 
 
-def followed(
-    trace: Trace, program: Program, payload: Payload, requests: Requests
+def traced_run(
+    trace: Trace, program: Program, payload: Payload, requests: MessageStarter
 ) -> tuple[TracedPayload, TracedRequests]:
-    """Payload and requests of one more run of a program, recorded."""
+    """Wrap payload and requests of one run of a program so that they are recorded."""
     labels = labels_of(program, trace.labels)
     return TracedPayload(trace, labels, payload), TracedRequests(trace, labels, requests)

@@ -1,10 +1,10 @@
-"""Threads that encode, merge and decode pieces while the thread that makes the call polls.
+"""Worker threads that encode, merge and decode pieces while the thread that makes the call polls.
 
-Kernels hold no interpreter lock, so pieces are worked on at the same time. What a piece becomes does not depend on the
-thread, so results have the same bits with any number of threads.
+Kernels hold no interpreter lock, so several pieces are worked on at the same time. The result for a piece does not
+depend on the thread, so results have the same bits with any number of threads.
 
 A piece takes some hundred microseconds. A pool of `concurrent.futures` holds the interpreter's lock for nearly as long
-to hand one over and to wait for one of several; the queues here take a few.
+to pass a job to a thread and to wait for one of several; the queues here need a few microseconds.
 """
 
 from __future__ import annotations
@@ -13,24 +13,26 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any
 
 from collectives.annotations import Testable
+from collectives.progress.polling import Backoff, until
+from collectives.trace.recorder import Trace
 from collectives.trace.traffic import Traffic
 
 MOST_THREADS = 1024
-LOOK_S = 1e-4  # how long to sleep at most between two looks at messages, while all workers are busy
-LONG_LOOK_S = 0.1  # the same where no message is awaited
-DEPTH = 2  # jobs a worker: the next one is there when one is done
-DEVICE_S = 1.0  # for how long a device is waited for whose work nobody wants
-ON_DEVICES = 4  # pieces that devices work on at once: what is copied hides behind what is computed
+LOOK_S = 1e-4  # longest sleep between two tests of messages while all workers are busy
+LONG_LOOK_S = 0.1  # longest sleep if no message is awaited
+DEPTH = 2  # jobs per worker, so that a worker finds the next job as soon as it has done one
+DEVICE_S = 1.0  # longest wait for a device whose work is not needed any more
+ON_DEVICES = 4  # pieces that devices work on at once, so that copies overlap with computing
 
-Work = Callable[..., Testable | None]
-"""Done when it returns, or once a device is found to have done what it returns."""
+PieceWork = Callable[..., Testable | None]
+"""PieceWork on a piece; it is done when it returns None, or once the handle that it returns is complete."""
 Task = Callable[[], None]
 
 
@@ -42,12 +44,12 @@ _number = _Number()
 
 
 def worker_number() -> int:
-    """Which of its communicator's workers the calling thread is, from 1 on; 0: it is none."""
+    """Return the number, from 1 on, of the calling thread among its communicator's workers, or 0 if it is no worker."""
     return _number.value
 
 
 class Workers:
-    """The workers of one communicator; they start with the first piece.
+    """Worker threads of one communicator; they start with the first piece.
 
     Parameters
     ----------
@@ -63,11 +65,11 @@ class Workers:
 
     @property
     def are_here(self) -> bool:
-        """Whether this is the process that they work in: a forked one has no threads."""
+        """Return whether this process has the threads: a forked one has not."""
         return os.getpid() == self._process
 
     def start(self, task: Task) -> None:
-        """Have a worker do something that raises nothing; if they were dismissed, it is done here.
+        """Pass a worker a task that raises nothing; after `dismiss` the task runs here.
 
         Raises
         ------
@@ -79,8 +81,9 @@ class Workers:
             return
         while len(self._started) < self.threads:
             number = len(self._started) + 1
-            about = self._tasks, number
-            thread = threading.Thread(target=_serve, args=about, name=f"mpicomp worker {number}", daemon=True)
+            thread = threading.Thread(
+                target=_serve, args=(self._tasks, number), name=f"mpicomp worker {number}", daemon=True
+            )
             thread.start()
             self._started.append(thread)
             if number == 1:
@@ -88,13 +91,13 @@ class Workers:
         self._tasks.put(task)
 
     def dismiss(self) -> None:
-        """Let the threads end once they have done what they were given."""
+        """End the threads once they have done their tasks."""
         if not self._dismissed:
             self._dismissed = True
             _dismiss(self._tasks, len(self._started))
 
     def close(self) -> None:
-        """Dismiss the threads, and wait for their end."""
+        """Dismiss the threads, and wait for them to end."""
         self.dismiss()
         for thread in self._started:
             thread.join()
@@ -104,7 +107,7 @@ def _serve(tasks: SimpleQueue[Task | None], number: int) -> None:
     _number.value = number
     while (task := tasks.get()) is not None:
         task()
-        del task  # it has the buffers of a call
+        del task  # it holds buffers of a call, which are to be freed before the next task comes
 
 
 def _dismiss(tasks: SimpleQueue[Task | None], threads: int) -> None:
@@ -113,10 +116,9 @@ def _dismiss(tasks: SimpleQueue[Task | None], threads: int) -> None:
 
 
 class _Job:
-    """Work under way; `then` is called once it is done.
+    """PieceWork under way; `then` is called once it is done.
 
-    A worker that comes to it when it is no longer wanted leaves it undone. `on_device` tells when a device has done its
-    part.
+    A worker skips a job that is not wanted any more. `on_device` completes once a device has done its part.
     """
 
     __slots__ = ("error", "is_over", "is_wanted", "on_device", "phase", "seconds", "then")
@@ -129,40 +131,40 @@ class _Job:
 
 
 class Jobs:
-    """The work of one run of a program: done by the thread that asks for it, or by workers, and to its end by devices.
+    """Jobs of one run of a program: done by the calling thread or by workers, and completed by devices.
 
     Parameters
     ----------
     workers : Workers or None
-        None: the thread that asks does all that a device does not.
+        None: the calling thread does all work that devices do not.
     traffic : Traffic
-        The seconds of each piece of work are added to one of its numbers; what devices do is not counted.
+        The seconds of each job are added to one of its numbers; work of devices is not counted.
 
     Attributes
     ----------
     rested_s : float
-        In which the thread that asks for work slept while workers worked.
+        Seconds that the calling thread slept while workers worked.
     """
 
     def __init__(self, workers: Workers | None, traffic: Traffic) -> None:
         self.at_once = workers is None
         self._workers, self._traffic = workers, traffic
         self._most = ON_DEVICES if workers is None else DEPTH * workers.threads
-        self._given: list[_Job] = []  # that workers have, or have done, and that are not collected
-        self._ready: list[_Job] = []  # collected, and not gone on from
+        self._given: list[_Job] = []  # passed to workers, and not collected yet
+        self._ready: list[_Job] = []  # taken from `_finished`, and not collected yet
         self._finished: SimpleQueue[_Job] = SimpleQueue()
         self._devices: list[_Job] = []
         self.rested_s = 0.0
 
     @property
     def all_busy(self) -> bool:
-        """Whether every worker has a job, and another one to go on with, or devices have enough to do."""
+        """Return whether every worker has a job and a next one, or devices have enough to do."""
         return len(self._given) + len(self._devices) >= self._most
 
-    def do(self, phase: str, then: Task, work: Work, *operands: Any) -> None:
-        """Have work done whose seconds count as those of a phase, and `then` what depends on it.
+    def do(self, phase: str, then: Task, work: PieceWork, *operands: object) -> None:
+        """Start work whose seconds count as those of a phase; call `then` once it is done.
 
-        `then` is called by the thread that asks for the work: here, or in `collect`.
+        The calling thread calls `then`, here or in `collect`.
         """
         job = _Job(phase, then)
         if self._workers is not None:
@@ -175,7 +177,7 @@ class Jobs:
         self._go_on(job)
 
     def collect(self) -> bool:
-        """Take note of the jobs that are done, and raise what they raised; False if none is."""
+        """Complete the jobs that are done, and raise their errors; return False if no job is done."""
         if not (self._given or self._devices):
             return False
         done = [job for job in self._devices if job.on_device is None or job.on_device.Test()]
@@ -194,7 +196,7 @@ class Jobs:
         return moved
 
     def rest(self, messages: bool) -> bool:
-        """Sleep until a worker is done, but not for long where messages are awaited; False: no worker has anything."""
+        """Sleep until a worker is done, only briefly if messages are awaited; return False if no worker has a job."""
         if not self._given:
             return False
         start = self._traffic.clock()
@@ -205,10 +207,9 @@ class Jobs:
         return True
 
     def end(self) -> None:
-        """Wait for workers and devices, whatever becomes of their work: its buffers are to be used otherwise.
+        """Wait until no worker and no device uses the buffers of this run any more.
 
-        What no worker has begun is left undone. A device is not waited for longer than `DEVICE_S`. Ctrl-C is raised
-        when the wait is over.
+        Jobs that no worker has begun are skipped. A device has `DEVICE_S` to end. Ctrl-C is raised after the wait.
         """
         if not (self._given or self._devices) or not (self._workers is None or self._workers.are_here):
             return
@@ -229,7 +230,7 @@ class Jobs:
             raise interrupted
 
     def _is_over(self, on_devices: bool) -> bool:
-        """Whether no worker has a job, and no device either if that is to count."""
+        """Return whether no worker has a job, and no device if `on_devices`."""
         if not all(job.is_over for job in self._given):
             return False
         return not on_devices or all(job.on_device is None or job.on_device.Test() for job in self._devices)
@@ -239,7 +240,7 @@ class Jobs:
             try:
                 raise job.error
             finally:
-                job.error = None  # its traceback has this frame, and they would keep each other
+                job.error = None  # its traceback refers to this frame, which would be a cycle of references
         setattr(self._traffic, job.phase, getattr(self._traffic, job.phase) + job.seconds)
         if job.on_device is None:
             job.then()
@@ -248,13 +249,91 @@ class Jobs:
 
 
 def _do(
-    job: _Job, clock: Callable[[], float], work: Work, operands: tuple[Any, ...], finished: SimpleQueue[_Job]
+    job: _Job, clock: Callable[[], float], work: PieceWork, operands: tuple[object, ...], finished: SimpleQueue[_Job]
 ) -> None:
     start = clock()
     try:
         if job.is_wanted:
             job.on_device = work(*operands)
-    except BaseException as error:  # noqa: BLE001 - raised by the thread that asked
+    except BaseException as error:  # noqa: BLE001 - raised by the calling thread in `collect`
         job.error = error
     job.seconds, job.is_over = clock() - start, True
     finished.put(job)
+
+
+_KINDS = {"seconds_encoding": "encode", "seconds_decoding": "decode"}
+
+
+def in_parts(
+    call: Backoff,
+    traffic: Traffic,
+    phase: str,
+    work: PieceWork,
+    parts: Iterable[object],
+    workers: Workers | None,
+    messages: bool = False,
+) -> Iterator[bool]:
+    """Call `work` with each part of a vector, as part of a call; the parts are independent.
+
+    Parameters
+    ----------
+    call : Call
+    traffic : Traffic
+    phase : "seconds_encoding" or "seconds_decoding"
+        Number of `traffic` that the seconds of `work` are added to.
+    work : callable
+    parts : iterable
+    workers : Workers or None
+        Threads that work on several parts at a time. None: the calling thread works, which pays for short vectors.
+    messages : bool
+        The call has messages under way meanwhile.
+    """
+    trace = call.group.trace
+    if trace is not None:
+        work = partial(_recorded_work, trace, _KINDS[phase], work)
+    if workers is None:
+        yield from _one_by_one(call, traffic, phase, work, parts)
+        return
+    jobs, waiting, under_way = Jobs(workers, traffic), deque(parts), [0]
+
+    def ended() -> None:
+        under_way[0] -= 1
+
+    try:
+        while waiting or under_way[0]:
+            moved = jobs.collect()
+            if waiting and not jobs.all_busy:
+                under_way[0] += 1
+                jobs.do(phase, ended, work, waiting.popleft())
+                moved = True
+            if not moved:
+                call.rest_meanwhile = partial(jobs.rest, messages)
+            yield moved
+    finally:
+        call.rest_meanwhile = None
+        jobs.end()
+    call.moved()
+    call.waited_s -= jobs.rested_s  # this process computed meanwhile
+
+
+def _one_by_one(
+    call: Backoff, traffic: Traffic, phase: str, work: PieceWork, parts: Iterable[object]
+) -> Iterator[bool]:
+    # Without `Jobs`, whose bookkeeping would take longer than the work on short vectors.
+    clock = traffic.clock
+    for part in parts:
+        start = clock()
+        on_device = work(part)
+        setattr(traffic, phase, getattr(traffic, phase) + clock() - start)
+        if on_device is not None:
+            yield from until(on_device, call)
+        yield True
+
+
+def _recorded_work(trace: Trace, kind: str, work: PieceWork, part: object) -> Testable | None:
+    start = trace.clock()
+    on_device = work(part)
+    end, worker = trace.clock(), worker_number()
+    label = {"piece": 0, "worker": worker} if worker else {"piece": 0}
+    trace.add((kind, "", start, end, label, trace.program, 0))
+    return on_device

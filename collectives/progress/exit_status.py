@@ -1,7 +1,7 @@
-"""The status by which a program ends, which Python reports to nobody: that of `sys.exit`, `exit` and `quit`.
+"""Exit status of the program, by `sys.exit`, `exit` or `quit`; Python itself does not make it available.
 
-A `SystemExit` may also be caught, and then ends nothing. So the exception holds an `_Ending`. It is freed with the
-exception, and if no frame of Python is left by then, the exception has ended the program.
+A `SystemExit` may also be caught, and then does not end the program. So the exception holds an `_Ending`, which is
+freed with it. If no frame of Python is left then, the exception has ended the program.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ import _sitebuiltins
 import sys
 import threading
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import NoReturn
 
 _status: int | None = None
 
 
 def watch() -> None:
-    """Note from now on how the program ends. A bare ``raise SystemExit(3)`` cannot be noted."""
+    """Record the exit status from now on. That of a bare ``raise SystemExit(3)`` cannot be recorded."""
     if sys.exit is not _noting_exit:
         sys.exit = _noting_exit
         setattr(_sitebuiltins.Quitter, "__call__", _quit)  # noqa: B010 - assigned otherwise it has no type
 
 
 def noted() -> int:
-    """Return the status that the program ends with; valid when its last frame has ended."""
+    """Return the status that the program ends with; valid once its last frame has ended."""
     return _status or 0
 
 
 def note(status: int) -> None:
-    """Note the status by which the program ends; later ones, as of exceptions that were caught before, do not count."""
+    """Record the status by which the program ends. Later ones, of exceptions that were caught before, do not count."""
     global _status
     if _status is None:
         _status = status
@@ -46,21 +46,21 @@ class _Ending:
                 note(self._status)
 
 
-def code_of(status: Any) -> int:
+def code_of(status: object) -> int:
     """Return the number that the system receives for an argument of `sys.exit`."""
     return 0 if status is None else status if isinstance(status, int) else 1
 
 
-def _noting_exit(status: Any = None, /) -> NoReturn:
+def _noting_exit(status: object = None, /) -> NoReturn:
     error = SystemExit() if status is None else SystemExit(status)
     error._ending = _Ending(code_of(status))  # type: ignore[attr-defined]
     try:
         raise error
     finally:
-        del error  # the traceback has this frame, and they would keep each other
+        del error  # its traceback refers to this frame, which would be a cycle of references
 
 
-def _quit(quitter: object, code: Any = None) -> NoReturn:
+def _quit(quitter: object, code: str | int | None = None) -> NoReturn:
     with suppress(Exception):
         sys.stdin.close()  # as without this module
     sys.exit(code)

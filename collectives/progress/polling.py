@@ -1,7 +1,7 @@
 """Waiting without blocking: poll, back off, and give up at the deadline with a reason.
 
-No call into MPI here waits. Between two polls Python runs, so signal handlers run too, and a dead peer costs the
-timeout instead of for ever. Whoever waits advances all other calls that this thread has begun.
+No call of MPI blocks here. Between two polls Python runs, so that signal handlers run too, and a dead peer costs the
+timeout and no more. A waiting call advances all other calls of its thread.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from mpi4py import MPI
 from collectives.annotations import Testable
 from collectives.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, PeerFailure
 
-POLLS = 16  # of a request in a row, where no other call is to be advanced
+POLLS = 16  # tests of a request in a row if there is no other call to advance
 SPINS = 16  # turns without progress before the core is offered to others
-YIELD_S = 0.05  # how long it is only offered; after that the rank sleeps between polls
+YIELD_S = 0.05  # time for which the core is only offered; after it the rank sleeps between polls
 SLEEP_S = 0.0005
-LONGEST_LOOK_S = 0.5  # between two looks; the rest of a longer time was spent elsewhere
-WARN_S = 15.0  # then a stall is logged, and again whenever it has become twice as long
-WARN_PART = 0.25  # and no later than after this part of the timeout
-MISMATCH_S = 1.0  # a call that stalls for longer ends by the mismatch of another one of its thread
+LONGEST_LOOK_S = 0.5  # most that a turn counts towards the timeout; a longer time was spent elsewhere
+WARN_S = 15.0  # stall after which a warning is logged, and again whenever the stall has doubled
+WARN_PART = 0.25  # part of the timeout after which the warning is logged at the latest
+MISMATCH_S = 1.0  # stall after which a call ends by the mismatch of another call of its thread
 
 _log = logging.getLogger("collectives")
 _increase_reference_count = ctypes.pythonapi.Py_IncRef
@@ -37,8 +37,8 @@ _increase_reference_count.argtypes, _increase_reference_count.restype = (ctypes.
 def keep_alive(*objects: object) -> None:
     """Never free these objects, not even when the interpreter ends.
 
-    A message that did not get through stays with MPI, which may move its data as late as in MPI_Finalize: after the
-    last of Python's modules, with all that they held, is gone.
+    MPI keeps messages that did not get through, and may move their data as late as in MPI_Finalize, after all Python
+    modules and their objects are gone.
     """
     for one in objects:
         _increase_reference_count(one)
@@ -49,12 +49,12 @@ class Advancing(Protocol):
 
     Attributes
     ----------
-    apart : bool
-        It takes no part in the order of calls.
+    is_pairwise : bool
+        Only two ranks make the call, which has no place in the order of calls.
     """
 
     done: bool
-    apart: bool
+    is_pairwise: bool
 
     @property
     def group(self) -> object:
@@ -62,7 +62,10 @@ class Advancing(Protocol):
         ...
 
     def advance(self) -> bool:
-        """Do one bit of it without waiting; False if there was nothing to do. Does not raise what the call raises."""
+        """Do a small part of the call without waiting; return False if there was nothing to do.
+
+        Errors of the call are not raised here.
+        """
         ...
 
 
@@ -72,7 +75,7 @@ class Failed(Protocol):
     Attributes
     ----------
     seen, dropped, detached : bool
-        Its caller knows that it has ended, or does not mean to.
+        The caller has seen that the call ended, or has dropped the handle.
     """
 
     error: BaseException | None
@@ -89,9 +92,9 @@ class _Thread:
     rest : callable or None
         See `rest_by`.
     in_flight : list
-        Its calls that go on in the background, on any communicator; may be edited.
+        Calls in flight of the thread, on any communicator; may be edited.
     mismatch : Failed or None
-        The last of its calls in the background in which the ranks differed.
+        The last of the calls in the background in which the ranks differed.
     """
 
     __slots__ = ("in_flight", "mismatch", "rest")
@@ -110,85 +113,97 @@ class _Threads(threading.local):
 _threads = _Threads()
 
 
+class WaitRecorder(Protocol):
+    """Trace, as far as waits are recorded there; `collectives.trace.recorder.Trace` is one."""
+
+    def begin(self, kind: str, name: str) -> object:
+        """Start a span."""
+        ...
+
+    def end_wait(self, wait: object) -> None:
+        """End a span of kind "wait"."""
+        ...
+
+
 class Limits(NamedTuple):
-    """How long to wait; a communicator has these attributes too.
+    """Limits of a wait; a communicator has these attributes too.
 
     Attributes
     ----------
     timeout : float
         Seconds without progress after which to give up.
     given_up : callable, optional
-        Asked between two sleeps: whether another rank has given up.
+        Called between two sleeps; returns whether another rank has given up.
     trace : Trace, optional
-        Where waits are recorded.
+        Trace that records the waits.
     """
 
     timeout: float
     given_up: Callable[[], bool] | None = None
-    trace: Any = None
+    trace: WaitRecorder | None = None
 
 
 def calls_of_this_thread() -> list[Advancing]:
-    """The calls that go on in the background and that the calling thread drives; may be edited."""
+    """Return the calls in flight that the calling thread drives; may be edited."""
     return _threads.own.in_flight
 
 
 def forget_mismatch() -> None:
-    """Drop the mismatch of a call of the calling thread, which leaves a communicator by an exception."""
+    """Forget the mismatch of a call of this thread, since an exception leaves a communicator."""
     _threads.own.mismatch = None
 
 
 def rest_by(rest: Callable[[], None] | None) -> Callable[[], None] | None:
-    """Let this thread wait by calling `rest`, which sleeps until something may have come; None: by polling.
+    """Set the function by which this thread waits, which sleeps until a message may have come; None: poll.
 
     Returns
     -------
     callable or None
-        The `rest` before.
+        The previous function.
     """
     before, _threads.own.rest = _threads.own.rest, rest
     return before
 
 
 class Backoff:
-    """Backs off while nothing moves.
+    """Waiting of one call: it backs off while nothing moves.
 
     Parameters
     ----------
     group : Limits, or a communicator
-        After whose timeouts `idle` raises.
+        Source of the timeouts after which `idle` raises.
     describe : callable
-        Returns a sentence with the waiting rank and its cause, as in ``"rank 3 of 8, step 5: nothing from rank 2"``.
+        Returns a text with the waiting rank and the cause, such as ``"rank 3 of 8, step 5: nothing from rank 2"``.
     clock : callable
-        Clock of `waited_s`; the timeout is always of time on the wall.
+        Clock of `waited_s`; timeouts are always of wall-clock time.
 
     Attributes
     ----------
     describe : callable
-        May be set while a call goes on.
+        May be changed while a call is under way.
     thread : object
-        Of the thread that has made this: see `_Thread`.
+        State of the thread that has made this; see `_Thread`.
     arrival : int or None
-        Number of the call that other ranks may have yet to come to, for which they have the `arrival_timeout`; 0 where
-        calls have no numbers; None: all ranks have come, and none is silent for longer than the `timeout`.
+        Number of the call that other ranks may not have come to, for which they have the `arrival_timeout`; 0 if the
+        call has no number; None: all ranks have come, and the `timeout` holds.
     polls : int
-        How often a request is tested before the other calls have their turn.
+        Tests of a request in a row before the other calls have their turn.
     wait_name : str or None
-        Name of this phase's waits in a trace; None: they are not recorded.
+        Name of the waits of this phase in a trace; None: they are not recorded.
     idle_turns : int
-        How often `idle` was called since something moved.
+        Calls of `idle` since something moved.
     since : float
         Start of the current stall, by the clock.
     waited_s : float
-        Seconds in which nothing moved, so far.
+        Total time in which nothing moved.
     timeout : float or None
         Seconds after which `idle` raises; None: the group's.
     caller : object
-        Of the thread that has made this, where another one drives it; else None.
+        State of the thread that has made this if another one drives it, else None.
     mismatch : str
-        How the ranks are known to differ in this call, so that no rank can wait for more than the others' words.
+        Description of this rank's call once the ranks are known to differ; only the other descriptions can still come.
     rest_meanwhile : callable or None
-        Sleeps while other threads of this process work for this, and returns whether they do.
+        Sleeps while other threads of this process work for this call, and returns whether they do.
     """
 
     # in the class, so that a call that never waits does not pay for them
@@ -202,17 +217,17 @@ class Backoff:
     since = waited_s = 0.0
     idle_turns, _asked = 0, False
     _looked = _stalled_s = _notice_s = 0.0
-    _wait: Any = None
+    _wait: object = None
 
     def __init__(self, group: Any, describe: Callable[[], str], clock: Callable[[], float] = time.perf_counter) -> None:
         self.group, self.describe, self._clock, self.thread = group, describe, clock, _threads.own
 
     def drive_here(self) -> None:
-        """Have the thread that calls this drive it, where another one has made it."""
+        """Make the calling thread the one that drives this, after another thread has made it."""
         self.caller, self.thread = self.thread, _threads.own
 
     def moved(self) -> None:
-        """Something happened: start over."""
+        """End the current stall."""
         if self.idle_turns:
             self.waited_s += self._clock() - self.since
             self.idle_turns, self._asked = 0, False
@@ -221,27 +236,27 @@ class Backoff:
                 self._wait = None
 
     def advance_all(self) -> bool:
-        """Do one bit of every call in flight of the thread that made this one; whether any of them moved."""
+        """Advance every call in flight of the thread; return whether any of them moved."""
         moved = False
         for call in tuple(self.thread.in_flight):
             moved |= call.advance()
         return moved
 
     def standstill_s(self, rest: bool) -> float:
-        """For how long nothing has moved that this may have to wait for, in seconds; parameter as in `idle`."""
+        """Return the shortest stall in seconds of anything that this may have to wait for; parameter as in `idle`."""
         return math.inf
 
     def excuse(self) -> None:
-        """Something has ended that this may have had to wait for: its timeout starts over."""
+        """Start the timeout over, since something has ended that this may have waited for."""
         self._stalled_s = 0.0
 
     @property
     def stalled_s(self) -> float:
-        """Seconds since something moved, as far as they count towards the timeout."""
+        """Seconds since something moved that count towards the timeout."""
         return self._stalled_s if self.idle_turns else 0.0
 
     def idle(self, rest: bool = True) -> None:
-        """Nothing happened in this turn.
+        """Count a turn in which nothing moved; rest, warn or give up.
 
         Parameters
         ----------
@@ -251,7 +266,7 @@ class Backoff:
         Raises
         ------
         CollectiveTimeout
-            Nothing has happened for too long.
+            Nothing has moved for the timeout.
         """
         self.idle_turns += 1
         if self.idle_turns == 1:
@@ -263,7 +278,7 @@ class Backoff:
         thread = self.thread
         if rest and not (thread.in_flight and self.advance_all()):
             if self.rest_meanwhile is not None and self.rest_meanwhile():
-                self._looked = time.perf_counter()  # it was this process that computed
+                self._looked = time.perf_counter()  # this process computed, which does not count towards the timeout
                 return
             if thread.rest is not None:
                 thread.rest()
@@ -275,7 +290,7 @@ class Backoff:
                     return
                 sleepy = True
         now = time.perf_counter()
-        # only time spent looking counts: neither what the caller computes between looks, nor time of a suspended job
+        # Time that the caller computes between turns must not count, nor the time of a suspended job.
         self._stalled_s += min(now - self._looked, LONGEST_LOOK_S)
         self._looked = now
         stalled_s = self._stalled_s
@@ -295,7 +310,7 @@ class Backoff:
             raise self._error(f"{self.describe()} after {_rounded(stalled_s)} s")
         if given_up is not None and given_up():
             raise self._error(f"{self.describe()} after {_rounded(stalled_s)} s, and another rank has given up")
-        if self.arrival and (gone := group.missing.gone(self.arrival)):
+        if self.arrival and (gone := group.missing.describe_gone(self.arrival)):
             raise self._error(f"{self.describe()}: {gone}")
         if stalled_s > MISMATCH_S and self._mismatch_elsewhere():
             raise self._error(f"{self.describe()} after {_rounded(stalled_s)} s")
@@ -303,18 +318,18 @@ class Backoff:
             self._notice(stalled_s, limit_s)
 
     def mark_raised(self) -> None:
-        """Note that an error was raised to the caller: no call raises an earlier mismatch of another one after it."""
+        """Note that an error was raised to the caller; later calls do not raise an earlier mismatch of another one."""
         (self.caller or self.thread).mismatch = None
 
     def _mismatch_elsewhere(self) -> str:
-        """Return how the ranks differ in a call in flight of this thread, of which the caller does not know yet."""
+        """Return the text of a mismatch in another call of this thread that the caller has not seen, else empty."""
         call = (self.caller or self.thread).mismatch
         if call is None or call.seen or call.dropped or call.detached:
             return ""
         return str(call.error)
 
     def _error(self, text: str) -> CollectiveError:
-        """Return a mismatch if one is known to be the cause, on whichever rank and communicator, else a timeout."""
+        """Return a mismatch if one is known to be the cause, on any rank and communicator, else a timeout."""
         missing = getattr(self.group, "missing", None)
         cause = self.mismatch or (missing and missing.mismatch) or self._mismatch_elsewhere()
         if not cause:
@@ -322,18 +337,18 @@ class Backoff:
         return CollectiveMismatch(text if cause == self.mismatch else f"{text}: {cause}", closes=True)
 
     def _notice(self, stalled_s: float, limit_s: float) -> None:
-        """Log a long stall; where ranks are yet to come, find out first which ones."""
-        told = ""
+        """Log a long stall; if ranks have not come, find out first which ones."""
+        late: str | None = ""
         if self.arrival:
             missing = self.group.missing
             if not self._asked:
                 self._asked = True
-                self._notice_s = stalled_s + missing.ask(self.arrival)
+                self._notice_s = stalled_s + missing.send_question(self.arrival)
                 return
-            self._asked, told = False, missing.awaited(self.arrival)
+            self._asked, late = False, missing.describe_late(self.arrival)
         self._notice_s = 2 * stalled_s
-        if told is not None:
-            _log.warning("%s for %s s%s; giving up after %g s", self.describe(), _rounded(stalled_s), told, limit_s)
+        if late is not None:
+            _log.warning("%s for %s s%s; giving up after %g s", self.describe(), _rounded(stalled_s), late, limit_s)
 
 
 def _rounded(seconds: float) -> str:
@@ -341,7 +356,7 @@ def _rounded(seconds: float) -> str:
 
 
 def until(request: Testable, backoff: Backoff) -> Iterator[bool]:
-    """Steps of a call that end when a request is over; `backoff` then starts over."""
+    """Yield until a request is over, as steps of a call; ends the stall of `backoff`."""
     test, polls = request.Test, range(backoff.polls)
     while True:
         for _ in polls:
@@ -353,7 +368,7 @@ def until(request: Testable, backoff: Backoff) -> Iterator[bool]:
 
 
 def done(backoff: Backoff, request: Testable | None) -> Iterator[bool]:
-    """Steps of a call that end when a request is over; there are none where there is no request."""
+    """Return steps of a call that end when a request is over; None: no steps."""
     return iter(()) if request is None else until(request, backoff)
 
 
@@ -371,7 +386,7 @@ def wait(
         while not request.Test():
             backoff.idle()
     except BaseException as error:
-        keep_alive(request)  # and with it its buffers
+        keep_alive(request)  # it owns buffers that MPI may still write to
         if isinstance(error, MPI.Exception):
             raise PeerFailure(f"{describe()}: MPI says {error}") from error
         raise

@@ -1,8 +1,8 @@
-"""A thread that drives calls in the background, so that they go on while the caller computes.
+"""Progress thread, which drives calls in the background while the caller computes.
 
-MPI makes progress only while it is called, so somebody has to poll. A communicator that has been given to the thread
-is used by the thread alone: whoever begins a call hands it over and later waits for its end. All communicators of a
-process share one thread, and calls begin in the order in which they were handed over.
+MPI makes progress only while it is called, so some thread has to poll. Only the progress thread uses a communicator
+that is assigned to it: other threads submit calls, and later wait for their ends. All communicators of a process share
+one thread, and calls begin in the order of submission.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from mpi4py import MPI
 
 from collectives.progress import polling
 
-SPINS = 8  # turns without progress before the thread sleeps or yields: others compute on the same cores
+SPINS = 8  # turns without progress before the thread sleeps or yields; other threads compute on the same cores
 NAP_S = 0.00005
 LONG_NAP_S = 0.0005
-PATIENT = 2000  # turns without progress before its sleep becomes long, though somebody may wait
-STOPPING_S = 2.0  # how long the end of the process waits for the thread
-AHEAD = 32  # calls of a communicator that are driven at once: thousands may be in flight, and most would only wait
-LOOK_S = 1.0  # how often a waiting thread makes sure that this one lives
+PATIENT = 2000  # turns without progress before its sleep becomes long, even if threads wait
+STOPPING_S = 2.0  # longest wait for the thread at the end of the process
+AHEAD = 32  # calls of a communicator that are driven at once; thousands may be in flight, and most would only wait
+LOOK_S = 1.0  # period of a waiting thread's checks that this one is alive
 
 
 class Driven(Protocol):
-    """A call, as far as the thread that drives it needs it: see `collectives.execution.handle.Call`."""
+    """Interface of a call that its completion depends on; `collectives.execution.handle.Call` implements it."""
 
     def end_by(self, error: BaseException) -> None:
-        """End the call by an error that came from elsewhere."""
+        """End the call by an error of another origin."""
         ...
 
 
 class Completion:
-    """The end of a call that another thread drives.
+    """End of a call that another thread drives.
 
     Parameters
     ----------
     call : Driven
     thread : ProgressThread
-        Who drives it.
+        Thread that drives the call.
     """
 
     __slots__ = ("_call", "_callbacks", "_ended", "_thread")
@@ -56,7 +56,7 @@ class Completion:
         self._callbacks: list[Callable[[], None]] = []
 
     def wait(self) -> None:
-        """Sleep until the call has ended or is lost; an exception in this thread, as KeyboardInterrupt, ends the call.
+        """Sleep until the call has ended or is lost; an exception here, such as KeyboardInterrupt, ends the call.
 
         Raises
         ------
@@ -77,18 +77,18 @@ class Completion:
 
     @property
     def lost(self) -> bool:
-        """Whether nobody drives the call to its end: in a forked process, or as the program ends."""
+        """Return whether no thread drives the call to its end: in a forked process, or as the program ends."""
         return not (self._ended.is_set() or self._thread.is_alive())
 
     def then(self, callback: Callable[[], None]) -> None:
-        """Have the progress thread call this once the call has ended; an exception of it is like one of a thread."""
+        """Register a callback for the progress thread to call once the call has ended; its errors are uncaught."""
         self._callbacks.append(callback)
         if self._ended.is_set():
             self._thread.submit(self._run_callbacks)
 
     def finish(self) -> None:
-        """Wake who waits; the progress thread calls this."""
-        self._call = None  # they would keep each other
+        """Wake the threads that wait; the progress thread calls this."""
+        self._call = None  # breaks a cycle of references, as the call refers to its completion
         self._ended.set()
         if self._callbacks:
             self._thread.submit(self._run_callbacks)
@@ -98,24 +98,24 @@ class Completion:
             self._call.end_by(error)
 
     def _run_callbacks(self) -> None:
-        while self._callbacks:  # each is popped by one of two calls, if there are two
+        while self._callbacks:  # `then` and `finish` may both have submitted this: each callback runs once
             _report_errors(self._callbacks.pop(0))
 
 
 class ProgressThread:
-    """Begins and advances calls; there is one in a process: see `shared`."""
+    """Thread that begins and advances calls; a process has one: see `shared`."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._tasks: deque[Callable[[], None]] = deque()
         self._stopping = False
-        self._waiting: list[None] = []  # one for each thread that waits: changed by single operations, without a lock
+        self._waiting: list[None] = []  # an entry per waiting thread; changed by single operations, without a lock
         self._thread = threading.Thread(target=self._drive, name="mpicomp progress", daemon=True)
         self._thread.start()
         atexit.register(self.stop)  # before mpi4py ends MPI, which waits for exit handlers of Python
 
     def submit(self, task: Callable[[], None]) -> None:
-        """Have the thread do something between two turns, in the order of submission."""
+        """Submit a task that the thread runs between two turns, in the order of submission."""
         with self._changed:
             self._tasks.append(task)
             self._changed.notify()
@@ -131,7 +131,7 @@ class ProgressThread:
 
     @contextmanager
     def hurrying(self) -> Iterator[None]:
-        """Do without short sleeps: the caller waits, and leaves its core to this thread."""
+        """Suspend short sleeps while the caller waits, since it leaves its core to this thread."""
         self._waiting.append(None)
         try:
             yield
@@ -139,7 +139,7 @@ class ProgressThread:
             self._waiting.pop()
 
     def is_current(self) -> bool:
-        """Whether the caller is this thread."""
+        """Return whether the caller runs in this thread."""
         return threading.current_thread() is self._thread
 
     def reject_waiting(self, name: Callable[[], str]) -> None:
@@ -150,7 +150,7 @@ class ProgressThread:
             )
 
     def is_alive(self) -> bool:
-        """Whether it drives; not in a forked process, nor when the interpreter ends."""
+        """Return whether the thread drives calls: not in a forked process, and not when the interpreter ends."""
         return self._thread.is_alive() and not self._stopping
 
     def stop(self) -> None:
@@ -161,7 +161,7 @@ class ProgressThread:
         self._thread.join(STOPPING_S)
 
     def forget(self) -> None:
-        """Let go, in a forked process, of what the thread may have held when it stayed behind with the parent."""
+        """Replace locks, in a forked process, that the thread of the parent may have held at the fork."""
         self._stopping, self._changed = True, threading.Condition()
         self._tasks.clear()
 
@@ -186,7 +186,8 @@ class ProgressThread:
                 _report_errors(task)
             moved = bool(tasks)
             driven = [call for call in driven if not call.done]
-            if tasks or chosen - len(driven) >= AHEAD // 2:  # ended, of whichever communicator: none may run dry
+            # chosen again in time, so that no communicator runs out of calls to drive
+            if tasks or chosen - len(driven) >= AHEAD // 2:
                 driven = first_of_each(calls)
                 chosen = len(driven)
             for call in driven:
@@ -195,27 +196,27 @@ class ProgressThread:
 
 
 def first_of_each(calls: Sequence[polling.Advancing]) -> list[polling.Advancing]:
-    """Messages between two ranks, and the first `AHEAD` calls of each communicator.
+    """Return all calls of two ranks, and the first `AHEAD` other calls of each communicator.
 
-    Calls of a communicator begin in one order on all ranks. So every rank has the first that has not ended anywhere
-    among its first ones, or has done its part of it, and some call always goes on.
+    Calls of a communicator begin in one order on all ranks. So the first call that has not ended everywhere is among
+    the first ones of every rank that has not done its part, and some call always advances.
     """
     if len(calls) <= AHEAD:
         return list(calls)
     chosen, taken = [], Counter[int]()
     for call in calls:
         group = id(call.group)
-        if call.apart or taken[group] < AHEAD:
+        if call.is_pairwise or taken[group] < AHEAD:
             chosen.append(call)
-            taken[group] += not call.apart
+            taken[group] += not call.is_pairwise
     return chosen
 
 
 def _report_errors(task: Callable[[], None]) -> None:
-    """Do something; an error of it ends neither the thread nor the calls that it drives."""
+    """Run a task; its errors end neither the thread nor the calls that it drives."""
     try:
         task()
-    except BaseException as error:  # noqa: BLE001 - like that of a thread
+    except BaseException as error:  # noqa: BLE001 - reported like an error of a thread
         threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, None)))
 
 
@@ -224,7 +225,7 @@ _making = threading.Lock()
 
 
 def shared() -> ProgressThread:
-    """The process's progress thread, which this starts when it is first asked for."""
+    """Return the process's progress thread; the first call starts it."""
     global _shared
     with _making:
         if _shared is None or not _shared.is_alive():
@@ -233,7 +234,7 @@ def shared() -> ProgressThread:
 
 
 def is_supported(comm: object) -> bool:
-    """Whether a thread may drive this communicator: MPI allows several threads, and its ranks are processes."""
+    """Return whether a thread may drive this communicator: MPI supports threads, and its ranks are processes."""
     return isinstance(comm, MPI.Comm) and MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
 

@@ -1,1 +1,1 @@
-"""Schedules as data: pure functions from a rank and a number of ranks to a plan, and the proof of them."""
+"""Schedules as data: pure functions from (rank, number of ranks) to a plan, and the proof of plans."""

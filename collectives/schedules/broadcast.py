@@ -1,10 +1,10 @@
-r"""Broadcast as a plan: what the root has, in place of what the others had.
+r"""Broadcast as a plan: the root's vector replaces the vectors of the other ranks.
 
-A chain passes every chunk on as it comes, each rank sending the vector once, whatever the number of ranks::
+In a chain a rank passes each chunk on as it arrives, so that every rank sends the vector once at most::
 
     0 -> 1 -> 2 -> 3        chunk c makes hop s at time c + s: chunks + M - 2 rounds
 
-A binomial tree takes the fewest rounds, for what is so short that rounds are all it costs::
+A binomial tree takes the fewest rounds, which pays for vectors so short that the number of rounds is the cost::
 
     time 0:  0 -> 1         time 1:  0 -> 2, 1 -> 3        ceil(log2 M) rounds
 """
@@ -19,7 +19,7 @@ from collectives.schedules.plan import Plan, TopologyError, Transfer, steps_by_t
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """From the root to all others, along a chain or else a binomial tree. Its plans overwrite and merge nothing."""
+    """Broadcast along a chain, or else along a binomial tree. Its receives overwrite; none merges."""
 
     name: ClassVar[str] = "broadcast"
     root: int
@@ -27,7 +27,7 @@ class Broadcast:
     chain: bool = True
 
     def plan(self, rank: int, size: int) -> Plan:
-        """Rank ``rank``'s part among ``size`` ranks; raises TopologyError where the root is none of them."""
+        """Return the part of rank ``rank`` among ``size`` ranks; raises TopologyError if the root is not among them."""
         if not 0 <= self.root < size:
             raise TopologyError(f"rank {self.root}, which is to send to all others, is not one of {size} ranks")
         sends: list[tuple[int, Transfer]] = []

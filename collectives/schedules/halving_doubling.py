@@ -1,6 +1,6 @@
 """Halving-doubling all-reduce: recursive vector halving with distance doubling, then the way back.
 
-Four ranks, four chunks a b c d; partners are 1 apart, then 2 apart, so that the longest messages go to neighbours::
+Four ranks, four chunks a b c d; partners are at distance 1, then 2, so that the longest messages go to neighbours::
 
             rank 0              rank 1              rank 2              rank 3
     step 0  sends cd to 1       sends ab to 0       sends cd to 3       sends ab to 2       1 rank, merged into 1
@@ -10,9 +10,9 @@ Four ranks, four chunks a b c d; partners are 1 apart, then 2 apart, so that the
 
 Rounds 2 log2 M; bytes sent per rank 2 (M - 1)/M of the vector, for M a power of two.
 
-For other M the largest power of two P of them are the core, and each of the M - P extra ranks folds into its
-neighbour: it hands over its vector before and gets the result after, two more rounds. It does so run by run, in the
-order in which its neighbour passes them on and completes them, so that the folding overlaps the halving and doubling.
+For other M the core consists of P ranks, P being the largest power of two below M. Each of the M - P extra ranks sends
+its vector to a neighbour in the core before, and receives the result after, in two more rounds. Runs of chunks travel
+in the order in which the neighbour needs and completes them, so that these rounds overlap the halving and doubling.
 Bytes sent: an extra rank the vector once, its neighbour 2 (P - 1)/P + 1 times.
 
 Reference: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH",
@@ -28,7 +28,7 @@ from collectives.schedules.plan import Plan, Transfer, steps_by_time
 
 
 def _halves(position: int, rounds: int) -> tuple[list[range], list[range]]:
-    """Chunk runs that a core position gives away and keeps in each halving round."""
+    """Return the runs of chunks that a core position gives away, and those that it keeps, by halving round."""
     given: list[range] = []
     kept: list[range] = []
     run = range(1 << rounds)
@@ -48,14 +48,14 @@ class HalvingDoubling:
     name: ClassVar[str] = "halving-doubling"
 
     def plan(self, rank: int, size: int) -> Plan:
-        """Rank ``rank``'s part among ``size`` ranks."""
+        """Return the part of rank ``rank`` among ``size`` ranks."""
         rounds = size.bit_length() - 1
         n_extras = size - (1 << rounds)
-        # Group 0 to 2 n_extras form pairs of a core rank (even) and its extra rank (odd); the rest are core alone.
+        # Ranks below 2 n_extras form pairs of a core rank (even) and its extra rank (odd); all others are core ranks.
         paired = rank < 2 * n_extras
         position = rank // 2 if paired else rank - n_extras
         given, kept = _halves(position, rounds)
-        # The order in which the core rank passes runs on; the last one it keeps to the end.
+        # In the order in which the core rank passes the runs on; it keeps the last one to the end.
         runs = [*given, kept[-1]] if rounds else []
         if paired and rank % 2:
             core = rank - 1
@@ -81,7 +81,7 @@ class HalvingDoubling:
 
     @staticmethod
     def _weight(position: int, bit: int, n_extras: int) -> int:
-        """Group summed at a core position before halving round ``bit``: its group's, with the extras folded in."""
+        """Return how many ranks, extra ones included, are summed at a core position before halving round ``bit``."""
         group = 1 << bit
         first = position & -group
         return group + min(max(n_extras - first, 0), group)

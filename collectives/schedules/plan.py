@@ -11,7 +11,7 @@ A plan is one rank's part of an all-reduce, as a pure function of (rank, size). 
   chunks and weight. Both ends take a message at the same point of one common timetable, so a plan neither deadlocks
   when it is run step by step with rendezvous sends nor when it is run as a data flow.
 
-`collectives.schedules.verify.prove` holds a set of plans to all of this.
+`collectives.schedules.verify.prove` checks a set of plans for all of this.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PlanError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A run of neighbouring chunks going to, or coming from, one peer, in ascending order.
+    """Message of neighbouring chunks, in ascending order, to or from one peer.
 
     Attributes
     ----------
@@ -92,16 +92,16 @@ class Plan:
     Attributes
     ----------
     rank, size : int
-        Whose part of how many.
+        The rank that the plan belongs to, and the number of ranks.
     n_chunks : int
-        Into how many chunks the vector is cut; the same on all ranks.
+        Number of chunks that the vector is cut into; the same on all ranks.
     steps : tuple of Step
-        In order; none where ``size`` is 1.
+        In order; empty if ``size`` is 1.
 
     Raises
     ------
     PlanError
-        A peer, a chunk or a weight lies outside what ``rank``, ``size`` and ``n_chunks`` allow.
+        A peer, a chunk or a weight is out of range for ``rank``, ``size`` and ``n_chunks``.
     """
 
     rank: int
@@ -132,16 +132,28 @@ class Plan:
 
 @runtime_checkable
 class Topology(Protocol):
-    """Makes plans. Implementations are frozen dataclasses: printable, comparable, hashable."""
+    """Maker of plans. Implementations are frozen dataclasses: printable, comparable, hashable.
+
+    An attribute ``server`` is optional; see `server_of`.
+    """
 
     @property
     def name(self) -> str:
-        """The name it goes by on a command line, such as ``"ring"``."""
+        """Name on a command line, such as ``"ring"``."""
         ...
 
     def plan(self, rank: int, size: int) -> Plan:
-        """Rank ``rank``'s part among ``size`` ranks; raises TopologyError where they do not fit."""
+        """Return the part of rank ``rank`` among ``size`` ranks; raises TopologyError for other numbers of ranks."""
         ...
+
+
+def server_of(topology: Topology | str) -> int | None:
+    """Return the rank that merges for all others, or None if the ranks share the work.
+
+    A topology with a server has an attribute ``server``. In its plans every other rank sends its contribution to the
+    server and receives the result from it.
+    """
+    return getattr(topology, "server", None)
 
 
 def steps_by_time(sends: Iterable[tuple[int, Transfer]], recvs: Iterable[tuple[int, Transfer]]) -> tuple[Step, ...]:

@@ -1,4 +1,4 @@
-"""The topologies by name."""
+"""Topologies by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOPOLOGIES: Mapping[str, Callable[[], Topology]] = MappingProxyType(
         "star": Star,
     }
 )
-"""What makes each topology with its default options."""
+"""Maker of each topology with its default options."""
 
 
 def topology(name_or_instance: str | Topology, also: Iterable[str] = ()) -> Topology:
@@ -38,14 +38,14 @@ def topology(name_or_instance: str | Topology, also: Iterable[str] = ()) -> Topo
     ----------
     name_or_instance : str or Topology
     also : iterable of str
-        Other names that the caller knows, for the message.
+        Other names that the caller accepts, for the message.
 
     Raises
     ------
     ValueError
         There is no topology of that name.
     TypeError
-        It is neither.
+        The argument is neither a name nor a topology.
     """
     if isinstance(name_or_instance, type):
         raise TypeError(f"the topology is a class: write {name_or_instance.__name__}(), with parentheses")

@@ -13,7 +13,7 @@ Four ranks 0 -> 1 -> 2 -> 3 -> 0, four chunks a b c d; rank 0 ends up owning a, 
 Rounds 2 (M - 1); bytes sent per rank 2 (M - 1)/M of the vector, the least possible.
 
 With ``segments`` S > 1 the vector is cut into S parts, each with a ring of its own, and the rings take turns: while
-one part's chunk is being merged the next part's is on the wire.
+a chunk of one part is being merged, a chunk of the next part is on the wire.
 
 Reference: P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel
 Distrib. Comput. 69 (2009).
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from collectives.schedules.plan import Plan, Step, TopologyError, Transfer
 
@@ -31,8 +31,8 @@ Index: TypeAlias = Any
 """An int, or an integer array with one entry a rank: the formulas below hold for both."""
 
 
-class Exchange(NamedTuple):
-    """One step in which all ranks do alike: each sends a run of ``length`` chunks and receives another."""
+class LockstepExchange(NamedTuple):
+    """One step of all ranks: each sends a run of ``length`` chunks and receives another run of this length."""
 
     send_to: Index
     recv_from: Index
@@ -45,15 +45,18 @@ class Exchange(NamedTuple):
 
 @runtime_checkable
 class Lockstep(Protocol):
-    """A topology whose ranks do alike in every step, so that one pass over arrays stands for all ranks at once."""
+    """Topology in whose steps all ranks send and receive equally many chunks of equal weight.
 
-    def exchanges(self, rank: Index, size: int) -> Iterator[Exchange]:
-        """The steps of rank ``rank``, or of each rank in an array of ranks."""
+    One pass over arrays then stands for all ranks at once.
+    """
+
+    def exchanges(self, rank: Index, size: int) -> Iterator[LockstepExchange]:
+        """Yield the steps of rank ``rank``, or of each rank in an array of ranks."""
         ...
 
 
 def reduce_scatter(position: Index, length: int) -> Iterator[tuple[Index, Index, int]]:
-    """Walk the reducing half of a ring of ``length``: (block sent, block received, positions summed in each).
+    """Yield (block sent, block received, positions summed in each) of the reducing half of a ring of ``length``.
 
     Position p ends up with the complete block p.
     """
@@ -62,13 +65,13 @@ def reduce_scatter(position: Index, length: int) -> Iterator[tuple[Index, Index,
 
 
 def all_gather(position: Index, length: int) -> Iterator[tuple[Index, Index]]:
-    """Walk the gathering half of a ring of ``length``, position p starting with block p: (block sent, received)."""
+    """Yield (block sent, block received) of the gathering half of a ring; position p starts with block p."""
     for hop in range(length - 1):
         yield (position - hop) % length, (position - 1 - hop) % length
 
 
-def lockstep_plan(rank: int, size: int, n_chunks: int, exchanges: Iterable[Exchange]) -> Plan:
-    """Write one rank's exchanges as a plan."""
+def lockstep_plan(rank: int, size: int, n_chunks: int, exchanges: Iterable[LockstepExchange]) -> Plan:
+    """Convert one rank's exchanges to a plan."""
     return Plan(
         rank,
         size,
@@ -106,19 +109,43 @@ class Ring:
 
     @property
     def name(self) -> str:
-        """``"ring"``, or ``"segmented-ring"`` with more than one segment."""
+        """``"ring"``, or ``"segmented-ring"`` if there is more than one segment."""
         return "ring" if self.segments == 1 else "segmented-ring"
 
-    def exchanges(self, rank: Index, size: int) -> Iterator[Exchange]:
-        """The steps of one rank, or of an array of ranks; segment s holds chunks s * size to (s + 1) * size."""
+    def exchanges(self, rank: Index, size: int) -> Iterator[LockstepExchange]:
+        """Yield the steps of one rank, or of an array of ranks; segment s has chunks s * size to (s + 1) * size."""
         after, before = (rank + 1) % size, (rank - 1) % size
         for sent, received, weight in reduce_scatter(rank, size):
             for first in range(0, self.segments * size, size):
-                yield Exchange(after, before, first + sent, first + received, 1, weight, 1)
+                yield LockstepExchange(after, before, first + sent, first + received, 1, weight, 1)
         for sent, received in all_gather(rank, size):
             for first in range(0, self.segments * size, size):
-                yield Exchange(after, before, first + sent, first + received, 1, size, 0)
+                yield LockstepExchange(after, before, first + sent, first + received, 1, size, 0)
 
     def plan(self, rank: int, size: int) -> Plan:
-        """Rank ``rank``'s part among ``size`` ranks."""
+        """Return the part of rank ``rank`` among ``size`` ranks."""
         return lockstep_plan(rank, size, self.segments * size, self.exchanges(rank, size))
+
+
+@dataclass(frozen=True, slots=True)
+class AllGather:
+    """Ring all-gather: each rank's payload, one chunk, travels round the ring to all others.
+
+    It is no all-reduce, but it is planned, traced and timed like one. Four ranks, the payload of rank 0::
+
+        hop 0: 0 -> 1        hop 1: 1 -> 2        hop 2: 2 -> 3
+
+    Rounds M - 1; bytes sent per rank: its own payload and those of M - 2 others, each once.
+    """
+
+    name: ClassVar[str] = "all-gather"
+
+    def exchanges(self, rank: Index, size: int) -> Iterator[LockstepExchange]:
+        """Yield the steps of one rank, or of an array of ranks."""
+        after, before = (rank + 1) % size, (rank - 1) % size
+        for sent, received in all_gather(rank, size):
+            yield LockstepExchange(after, before, sent, received, 1, 1, 0)
+
+    def plan(self, rank: int, size: int) -> Plan:
+        """Return the part of rank ``rank`` among ``size`` ranks."""
+        return lockstep_plan(rank, size, size, self.exchanges(rank, size))

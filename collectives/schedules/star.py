@@ -1,6 +1,6 @@
-r"""Star all-reduce, the parameter server: all ranks send to one, which merges in rank order and sends the result back.
+r"""All-reduces by owners: one rank, or each rank for its part of the vector, merges and sends the result back.
 
-Four ranks, root 0::
+`Star`, the parameter server, four ranks, root 0::
 
     1   2   3        per chunk   1 -> 0, then 2 -> 0, then 3 -> 0      1 rank in each message, merged into 1, 2, 3
      \  |  /                     0 -> 1, 0 -> 2, 0 -> 3                4 ranks, overwriting
@@ -9,7 +9,17 @@ Four ranks, root 0::
 Rounds 2; bytes sent: the root M - 1 times the vector, every other rank once. The root receives one chunk while it
 returns the one before, so its link carries both directions at once.
 
-Reference: M. Li et al., "Scaling distributed machine learning with the parameter server", OSDI (2014).
+`Direct`, four ranks, chunk c owned by rank c::
+
+    turn 1        0 -> 1 (chunk 1)    1 -> 2 (chunk 2)    2 -> 3 (chunk 3)    3 -> 0 (chunk 0)     1 rank, merged
+    turns 2, 3    0 -> 2 (chunk 2)    ...                                                          1 rank, merged
+    turns 4 .. 6  0 -> 1 (chunk 0)    1 -> 2 (chunk 1)    ...                                      4 ranks, overwriting
+
+Rounds 2 (M - 1), or 2 where a rank can send to all at once; bytes sent per rank 2 (M - 1)/M of the vector. The owner of
+an element merges M - 1 contributions to it, each straight from its rank. Two-pass compression needs such a route: a
+shard is decoded and encoded again only once, at its owner.
+
+Reference for the star: M. Li et al., "Scaling distributed machine learning with the parameter server", OSDI (2014).
 """
 
 from __future__ import annotations
@@ -22,7 +32,7 @@ from collectives.schedules.plan import Plan, TopologyError, Transfer, steps_by_t
 
 @dataclass(frozen=True, slots=True)
 class Star:
-    """Parameter server.
+    """Parameter server: all ranks send to the root, which merges in rank order and sends the result back.
 
     Parameters
     ----------
@@ -47,12 +57,17 @@ class Star:
                 f"a star needs at least 1 segment and a root of 0 or more, not {self.segments} and {self.root}"
             )
 
+    @property
+    def server(self) -> int:
+        """Rank that merges for all others; see `server_of`."""
+        return self.root
+
     def plan(self, rank: int, size: int) -> Plan:
-        """Rank ``rank``'s part among ``size`` ranks; raises TopologyError where the root is not one of them."""
+        """Return the part of rank ``rank`` among ``size`` ranks; raises TopologyError if the root is not among them."""
         if self.root >= size:
             raise TopologyError(f"the star's root is rank {self.root}, but there are only {size} ranks")
         leaves = [leaf for leaf in range(size) if leaf != self.root]
-        # What this rank takes part in: its place in the order of leaves, the peer, and what the peer's message meets.
+        # Per peer: position of the leaf in the timetable, rank, and weight that the root holds when its message comes.
         if rank == self.root:
             parts = [(i, leaf, i + 1) for i, leaf in enumerate(leaves)]
         else:
@@ -65,3 +80,48 @@ class Star:
             down += [(start + len(leaves) + i, Transfer(peer, chunk, size)) for i, peer, _ in parts]
         sends, recvs = (down, up) if rank == self.root else (up, down)
         return Plan(rank, size, self.segments, steps_by_time(sends, recvs))
+
+
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """All-to-all reduce-scatter, then all-to-all all-gather: each rank owns a part of the vector.
+
+    Parameters
+    ----------
+    segments : int
+        Chunks of each rank's part, which follow each other out and back.
+
+    Raises
+    ------
+    TopologyError
+        `segments` is below 1.
+    """
+
+    name: ClassVar[str] = "direct"
+    segments: int = 4
+
+    def __post_init__(self) -> None:
+        if self.segments < 1:
+            raise TopologyError(f"a direct all-reduce needs at least 1 segment, not {self.segments}")
+
+    def plan(self, rank: int, size: int) -> Plan:
+        """Return the part of rank ``rank`` among ``size`` ranks."""
+        sends, recvs = [], []
+        for segment in range(self.segments):
+            for turn in range(1, size):
+                to, source = (rank + turn) % size, (rank - turn) % size
+                out = segment * (size - 1) + turn
+                back = out + size - 1
+                sends += [
+                    (out, Transfer(to, self._chunk(to, segment), 1)),
+                    (back, Transfer(to, self._chunk(rank, segment), size)),
+                ]
+                recvs += [
+                    (out, Transfer(source, self._chunk(rank, segment), 1, turn)),
+                    (back, Transfer(source, self._chunk(source, segment), size)),
+                ]
+        return Plan(rank, size, size * self.segments, steps_by_time(sends, recvs))
+
+    def _chunk(self, owner: int, segment: int) -> range:
+        chunk = owner * self.segments + segment
+        return range(chunk, chunk + 1)

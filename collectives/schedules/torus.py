@@ -9,7 +9,7 @@ row that owns it::
                     step 3  rows     0 sends a0 a1 to 1, 1 sends b0 b1 to 0, likewise 2 and 3    4 ranks, overwriting
 
 Rounds 2 (R - 1) + 2 (C - 1); bytes sent per rank 2 (M - 1)/M of the vector as in a ring, of which only 2 (R - 1)/M
-travel along columns: put what is near in a row.
+travel along columns. So ranks that are near each other belong in one row.
 
 Reference: H. Mikami et al., "Massively distributed SGD: ImageNet/ResNet-50 training in a flash",
 arXiv:1811.05233 (2018).
@@ -23,7 +23,7 @@ from math import isqrt
 from typing import ClassVar
 
 from collectives.schedules.plan import Plan, TopologyError
-from collectives.schedules.ring import Exchange, Index, all_gather, lockstep_plan, reduce_scatter
+from collectives.schedules.ring import Index, LockstepExchange, all_gather, lockstep_plan, reduce_scatter
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ class Torus:
     cols: int | None = None
 
     def shape(self, size: int) -> tuple[int, int]:
-        """Rows and columns for ``size`` ranks.
+        """Return the number of rows and of columns for ``size`` ranks.
 
         Raises
         ------
         TopologyError
-            The shape asked for does not hold exactly ``size`` ranks.
+            ``rows`` x ``cols`` is not ``size``.
         """
         divisors = [rows for rows in range(1, isqrt(size) + 1) if size % rows == 0]
         fitting = [(rows, size // rows) for rows in divisors]
@@ -57,25 +57,25 @@ class Torus:
         for rows, cols in fitting:
             if self.rows in (None, rows) and self.cols in (None, cols):
                 return rows, cols
-        asked = " x ".join("any" if side is None else str(side) for side in (self.rows, self.cols))
+        wanted = " x ".join("any" if side is None else str(side) for side in (self.rows, self.cols))
         options = ", ".join(f"{rows} x {cols}" for rows, cols in fitting)
-        raise TopologyError(f"{size} ranks do not fill a torus of {asked} rows x columns; these shapes fit: {options}")
+        raise TopologyError(f"{size} ranks do not fill a torus of {wanted} rows x columns; these shapes fit: {options}")
 
-    def exchanges(self, rank: Index, size: int) -> Iterator[Exchange]:
-        """The steps of one rank, or of an array of ranks; the chunks of column c are c * rows to (c + 1) * rows."""
+    def exchanges(self, rank: Index, size: int) -> Iterator[LockstepExchange]:
+        """Yield the steps of one rank, or of an array of ranks; column c has chunks c * rows to (c + 1) * rows."""
         rows, cols = self.shape(size)
         row, col = rank // cols, rank % cols
         right, left = row * cols + (col + 1) % cols, row * cols + (col - 1) % cols
         down, up = (rank + cols) % size, (rank - cols) % size
         for sent, received, weight in reduce_scatter(col, cols):
-            yield Exchange(right, left, sent * rows, received * rows, rows, weight, 1)
+            yield LockstepExchange(right, left, sent * rows, received * rows, rows, weight, 1)
         for sent, received, weight in reduce_scatter(row, rows):
-            yield Exchange(down, up, col * rows + sent, col * rows + received, 1, weight * cols, cols)
+            yield LockstepExchange(down, up, col * rows + sent, col * rows + received, 1, weight * cols, cols)
         for sent, received in all_gather(row, rows):
-            yield Exchange(down, up, col * rows + sent, col * rows + received, 1, size, 0)
+            yield LockstepExchange(down, up, col * rows + sent, col * rows + received, 1, size, 0)
         for sent, received in all_gather(col, cols):
-            yield Exchange(right, left, sent * rows, received * rows, rows, size, 0)
+            yield LockstepExchange(right, left, sent * rows, received * rows, rows, size, 0)
 
     def plan(self, rank: int, size: int) -> Plan:
-        """Rank ``rank``'s part among ``size`` ranks; raises TopologyError where the shape does not fit."""
+        """Return the part of rank ``rank`` among ``size`` ranks; raises TopologyError if the shape does not fit."""
         return lockstep_plan(rank, size, size, self.exchanges(rank, size))

@@ -19,7 +19,7 @@ in the other::
          / \                / \
         0   2              3   1
 
-Rounds at most 2 log2 M; bytes sent per rank at most twice the vector, whatever M: as little as in a long ring.
+Rounds at most 2 log2 M; bytes sent per rank at most twice the vector for any M, as little as in a long ring.
 
 Chunk j is reduced over an edge at a time of about j + the edge's height, and broadcast a tree's height later, so early
 chunks come down while late ones go up. The paper's colouring of the double tree's edges, by which no rank talks to two
@@ -65,7 +65,7 @@ class Tree:
         _check_segments(self.segments)
 
     def plan(self, rank: int, size: int) -> Plan:
-        """Rank ``rank``'s part among ``size`` ranks."""
+        """Return the part of rank ``rank`` among ``size`` ranks."""
         height = (size - 1).bit_length()
         level = (rank & -rank).bit_length() - 1 if rank else height
         children = [(bit, rank + (1 << bit)) for bit in range(level) if rank + (1 << bit) < size]
@@ -86,7 +86,7 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class _InOrderTree:
-    """One of the two trees: a binary search tree over positions 1 to ``size``, of which the odd ones are leaves."""
+    """Binary search tree over positions 1 to ``size``, of which the odd ones are leaves: one tree of the two."""
 
     size: int
     second: bool
@@ -111,7 +111,7 @@ class _InOrderTree:
         return (position & -position).bit_length() - 1
 
     def parent(self, position: int) -> int:
-        """0 for the root."""
+        """Return the position of the parent, 0 for the root."""
         span = position & -position
         above = position - span | span << 1
         # Where the parent of the full tree lies beyond the end, the next ancestor before the position takes its place.
@@ -125,7 +125,7 @@ class _InOrderTree:
         return [*before, position + half] if half else before
 
     def weight(self, position: int) -> int:
-        """Positions in the subtree."""
+        """Return the number of positions in the subtree."""
         span = position & -position
         return min(self.size, position + span - 1) - (position - span)
 
@@ -152,7 +152,7 @@ class DoubleTree:
         _check_segments(self.segments)
 
     def plan(self, rank: int, size: int) -> Plan:
-        """Rank ``rank``'s part among ``size`` ranks."""
+        """Return the part of rank ``rank`` among ``size`` ranks."""
         sends: list[tuple[int, Transfer]] = []
         recvs: list[tuple[int, Transfer]] = []
         for which in (0, 1):
@@ -161,7 +161,8 @@ class DoubleTree:
             level, parent = tree.level(position), tree.parent(position)
             for k in range(self.segments):
                 chunk = range(2 * k + which, 2 * k + which + 1)
-                # Two time slots a chunk: a position hears the child before it in one, the child after it in the other.
+                # Two time slots a chunk: a position receives from the child before it in one, from the other child in
+                # the other.
                 up, down = 2 * k - 2, 2 * k + 4 * tree.height
                 held = 1
                 for child in tree.children(position):

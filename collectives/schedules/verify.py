@@ -1,4 +1,4 @@
-"""All ranks' plans in one process: the proof that they make an all-reduce, and what they cost in bytes and rounds.
+"""Proof, with all ranks' plans in one process, that they make an all-reduce; their cost in bytes and rounds.
 
 The time they take on a modelled network is `collectives.cost.simulate.simulate_time`.
 """
@@ -13,7 +13,7 @@ from collectives.schedules.plan import Plan, PlanError, Topology, Transfer
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class PlannedMessage:
     """One message on its way from a step of its source into a step of its destination."""
 
     source: int
@@ -26,20 +26,20 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What a proved set of plans does."""
+class ScheduleCost:
+    """Cost of a set of plans."""
 
-    rounds: int  # messages in the longest chain of which each needs what the one before brought
+    rounds: int  # messages in the longest chain in which each message needs the one before
     messages: tuple[int, ...]  # transfers sent, per rank
     chunks_sent: tuple[int, ...]  # chunks in those transfers, per rank
 
 
 def all_plans(topology: Topology, size: int) -> list[Plan]:
-    """Every rank's plan, in rank order."""
+    """Return every rank's plan, in rank order."""
     return [topology.plan(rank, size) for rank in range(size)]
 
 
-def deliveries(plans: Sequence[Plan]) -> Iterator[Delivery]:
+def deliveries(plans: Sequence[Plan]) -> Iterator[PlannedMessage]:
     """Walk all ranks' plans together, step by step with rendezvous sends, and yield each message.
 
     A rank enters a step when all transfers of the one before are through, and then posts all of the step's at once; a
@@ -58,7 +58,7 @@ def deliveries(plans: Sequence[Plan]) -> Iterator[Delivery]:
                 f"entry {rank} of {len(plans)} plans is that of rank {plan.rank} of {plan.size} with {plan.n_chunks} "
                 f"chunks: give one plan a rank, in rank order, all with {plans[0].n_chunks} chunks"
             )
-    # What each rank has posted and waits for, by (source, destination); and how many of those per rank.
+    # Transfers that are posted and not through, by (source, destination); and how many of them each rank waits for.
     sends: defaultdict[tuple[int, int], deque[Transfer]] = defaultdict(deque)
     recvs: defaultdict[tuple[int, int], deque[Transfer]] = defaultdict(deque)
     waiting = [0] * len(plans)
@@ -86,7 +86,7 @@ def deliveries(plans: Sequence[Plan]) -> Iterator[Delivery]:
                     f"weight {recv.weight} from rank {source}, which in its step {at_step[source]} sends chunks "
                     f"{send.chunks} of weight {send.weight}"
                 )
-            yield Delivery(
+            yield PlannedMessage(
                 source, destination, recv.chunks, recv.weight, recv.held_weight, at_step[source], at_step[destination]
             )
             for end in (source, destination):
@@ -114,14 +114,14 @@ def _check_finished(
                 )
 
 
-def prove(plans: Sequence[Plan]) -> Report:
-    """Show that the plans, in rank order, leave every rank with every chunk summed over all ranks, each counted once.
+def prove(plans: Sequence[Plan]) -> ScheduleCost:
+    """Check that the plans, in rank order, leave every rank with every chunk summed over all ranks, each counted once.
 
     Raises
     ------
     PlanError
-        They deadlock, disagree on the order of messages, lose a contribution or count it twice, state a weight that is
-        not what a message or a holder carries, or leave a chunk incomplete. Names rank, step and chunk.
+        The plans deadlock, disagree on the order of messages, lose a contribution or count it twice, state a wrong
+        weight, or leave a chunk incomplete. The message names rank, step and chunk.
     """
     size = len(plans)
     n_chunks = plans[0].n_chunks if plans else 0
@@ -150,21 +150,21 @@ def prove(plans: Sequence[Plan]) -> Report:
                     f"rank {rank} of {size}, after its last step {len(plans[rank].steps) - 1}: chunk {chunk} lacks the "
                     f"contributions of ranks {_members(everyone & ~ranks)}"
                 )
-    return Report(
+    return ScheduleCost(
         rounds=max((chain for chains in depth for chain in chains), default=0),
         messages=tuple(sum(len(step.sends) for step in plan.steps) for plan in plans),
         chunks_sent=tuple(sum(len(send.chunks) for step in plan.steps for send in step.sends) for plan in plans),
     )
 
 
-def _weight_problem(message: Delivery, incoming: int, there: int) -> str:
+def _weight_problem(message: PlannedMessage, incoming: int, there: int) -> str:
     if incoming.bit_count() != message.weight:
-        return f"the message is said to carry {message.weight} ranks but carries {incoming.bit_count()}"
+        return f"the message should carry {message.weight} ranks but carries {incoming.bit_count()}"
     if not message.held_weight:
         lost = there & ~incoming
         return f"overwriting it loses the contributions of ranks {_members(lost)}" if lost else ""
     if there.bit_count() != message.held_weight:
-        return f"what it merges into is said to hold {message.held_weight} ranks but holds {there.bit_count()}"
+        return f"its destination should hold {message.held_weight} ranks but holds {there.bit_count()}"
     twice = there & incoming
     return f"merging it counts the contributions of ranks {_members(twice)} twice" if twice else ""
 

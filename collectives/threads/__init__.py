@@ -1,1 +1,1 @@
-"""All ranks in one process, as threads."""
+"""Ranks that are threads of one process."""

@@ -1,8 +1,8 @@
 """All ranks in one process: threads instead of processes, one memory instead of a network.
 
-`run_local` calls a function on every rank. The communicators that it hands out are ordinary ones, with the same plans,
-executor, checks and deadlines; only MPI itself is replaced, by `collectives.threads.thread_comm`. So whatever is built
-on a communicator gives the same bits as under ``mpirun``, except where MPI itself adds: there this adds in rank order.
+`run_local` calls a function on every rank. Its communicators have the same plans, executors, checks and deadlines as
+others; only MPI itself is replaced, by `collectives.threads.thread_comm`. So the results have the same bits as under
+``mpirun``, except for sums by MPI itself: here these are added in rank order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collectives.progress.polling import rest_by
 from collectives.schedules.plan import Topology
 from collectives.threads.thread_comm import Ended, LocalComm, World
 
-HEARING_S = 0.5  # how long the ranks may take to hear of a mismatch that one of them knows of
+REPORTING_S = 0.5  # time for all ranks to raise a mismatch after one of them has raised it
 
 _Result = TypeVar("_Result")
 
@@ -35,33 +35,35 @@ def run_local(
 ) -> list[_Result]:
     """Call a function on several ranks that are threads of this process.
 
+    Use it in tests and examples, and to try a program without ``mpirun``.
+
     Parameters
     ----------
     ranks : int
     function : callable
-        Called as ``function(comm)`` on every rank, at the same time.
+        Called as ``function(comm)`` on all ranks at the same time.
     topology, communicator_options
-        Of `Communicator`.
+        Arguments of `Communicator`.
 
     Returns
     -------
     list
-        Results of the function, in rank order.
+        Return values of the function, in rank order.
 
     Raises
     ------
     NotARank
-        This is a process that a rank of MPI has started.
+        A rank of MPI has started this process.
     ValueError
-        There is no rank.
+        `ranks` is below 1.
     BaseException
-        The function's error, with a note that names the rank: the lowest one of those that failed by a cause of their
-        own. The others end as soon as they wait for something.
+        Error of the function, with a note that names the rank: the lowest of those that failed by a cause of their own.
+        The other ranks end as soon as they wait.
 
     Notes
     -----
-    The ranks share all that processes have of their own: modules, global random generators, current folder. Kernels
-    and NumPy work on all processors, Python on one at a time.
+    The ranks share modules, global random generators and the current folder. Kernels and NumPy run on all cores, Python
+    code on one at a time.
     """
     require_rank()
     if ranks < 1:
@@ -77,10 +79,11 @@ def run_local(
                 results[rank] = function(comm)
         except Ended:
             pass
-        except BaseException as error:  # noqa: BLE001 - raised again by who called
+        except BaseException as error:  # noqa: BLE001 - raised again below
             errors[rank] = error
-            if isinstance(error, CollectiveMismatch):  # every rank hears of it, and the rank that caused it says more
-                end = time.monotonic() + HEARING_S
+            if isinstance(error, CollectiveMismatch):
+                # all ranks raise it, and the rank that caused it may raise an error with a better text
+                end = time.monotonic() + REPORTING_S
                 while len(results) + len(errors) < ranks and time.monotonic() < end:
                     time.sleep(0.001)
             world.end()

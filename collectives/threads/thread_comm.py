@@ -1,7 +1,7 @@
-"""What the ranks of one process call instead of MPI: messages between threads, from array to array.
+"""Substitute of MPI for the ranks of one process: messages between threads, from array to array.
 
-A message goes straight from the sender's buffer to the receiver's, by whichever rank comes second, as soon as both are
-known. Of a collective the last rank to come does the work. A rank that waits sleeps until something has come for it.
+The second of sender and receiver copies a message straight from the one's buffer to the other's. The last rank that
+calls a collective does its work. A rank that waits sleeps until a message or a collective has ended for it.
 """
 
 # ruff: noqa: D102, N802 - named as in mpi4py, and doing the same
@@ -12,24 +12,26 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from mpi4py import MPI
-from numpy.typing import NDArray
 
-Bytes = NDArray[np.uint8]
+from collectives.annotations import AnyArray, Bytes, Indices
 
-REST_S = 0.002  # a rank that sleeps looks around this often even if nothing has come
+BufferSpec: TypeAlias = Any
+"""Buffer as mpi4py takes it: an array, or a list of an array, a count or counts per rank, and an MPI type."""
+
+REST_S = 0.002  # longest sleep of a rank, after which it tests again
 _OPERATIONS = ((MPI.SUM, np.add), (MPI.MAX, np.maximum), (MPI.MIN, np.minimum))
 
 
 class Ended(BaseException):
-    """Another rank has raised: this one is to end too, whatever it would catch."""
+    """Raised on a rank to end it after an error of another; no Exception, since programs catch those."""
 
 
 class World:
-    """What the ranks of one run share."""
+    """State that the ranks of one run share."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -38,33 +40,33 @@ class World:
         self._gatherings: dict[tuple[int, int], dict[int, _Collective]] = {}  # context, number of the call
         self._contexts: dict[tuple[int, int, int], int] = {}
         self._ended = False
-        self._bells = [threading.Lock() for _ in range(size)]  # open: something has come for the rank
+        self._bells = [threading.Lock() for _ in range(size)]  # released when a request of the rank has ended
         for bell in self._bells:
             bell.acquire()
 
     def rest(self, rank: int) -> None:
-        """Sleep until something has come, or a while."""
+        """Sleep until a message or a collective has ended for the rank, for `REST_S` at most."""
         if self._ended:
             raise Ended
         self._bells[rank].acquire(timeout=REST_S)
 
     def end(self) -> None:
-        """Let no rank wait any more."""
+        """Wake all ranks, and raise `Ended` on each that waits from now on."""
         self._ended = True
         for rank in range(self.size):
             self._ring(rank)
 
     def _ring(self, rank: int) -> None:
-        with suppress(RuntimeError):  # it rings already
+        with suppress(RuntimeError):  # the lock is released already
             self._bells[rank].release()
 
     def context_of(self, parent: int, number: int, color: int) -> int:
-        """What tells the messages of a communicator that was made of another one from those of others."""
+        """Return the number that separates the messages of a derived communicator from those of all others."""
         with self._lock:
             return self._contexts.setdefault((parent, number, color), 1 + len(self._contexts))
 
     def post(self, message: _Message) -> None:
-        """Match a message with its other end, in the order in which they were posted, or keep it."""
+        """Match a message with its other end, in the order of posting, or keep it."""
         with self._lock:
             queue = self._unmatched.setdefault(message.key, deque())
             if not queue or queue[0].is_send == message.is_send:
@@ -82,7 +84,7 @@ class World:
         self._ring(other.thread)
 
     def awaits(self, key: tuple[int, int, int, int]) -> int | None:
-        """Bytes of a message that was sent and that nobody has received; None: there is no such message."""
+        """Return the bytes of the first message that was sent and not received, or None."""
         with self._lock:
             queue = self._unmatched.get(key)
             return queue[0].memory.size if queue is not None and queue[0].is_send else None
@@ -102,9 +104,9 @@ class World:
 
 
 class _Request:
-    """MPI's request, persistent or not."""
+    """Request, persistent or not."""
 
-    done = True  # as of one that was not started
+    done = True  # until it is started
     error: MPI.Exception | None = None
 
     def Test(self) -> bool:
@@ -117,7 +119,7 @@ class _Request:
 
 
 class _Message(_Request):
-    """A send or a receive, of the rank that is a `thread` of the world."""
+    """Send or receive of the rank that is number `thread` in the world."""
 
     def __init__(self, world: World, key: tuple[int, int, int, int], thread: int, memory: Bytes, is_send: bool) -> None:
         self._world, self.key, self.thread, self.memory, self.is_send = world, key, thread, memory, is_send
@@ -128,10 +130,7 @@ class _Message(_Request):
 
 
 class _Collective(_Request):
-    """A rank's part in a collective; `work` is given the parts of all, in rank order, and does all that is to be done.
-
-    The rank that comes last calls it.
-    """
+    """One rank's part of a collective. The last rank calls `work` with the parts of all ranks, in rank order."""
 
     def __init__(self, comm: LocalComm, part: Any, work: Callable[[list[Any]], None]) -> None:
         self._comm, self.part, self.work = comm, part, work
@@ -143,9 +142,17 @@ class _Collective(_Request):
 
 
 class LocalComm:
-    """One rank's communicator, as far as `collectives` and `mpicomp.algorithms` use mpi4py's.
+    """Communicator of one rank, with the methods of mpi4py's that `collectives` and `mpicomp` call.
 
-    `threads` are those of its ranks, in rank order, as the world counts them; None: all. The rank's own is `thread`.
+    Parameters
+    ----------
+    world : World
+    thread : int
+        Number of this rank in the world.
+    context : int
+        Number of this communicator; see `World.context_of`.
+    threads : sequence of int or None
+        Numbers of all its ranks in the world, in rank order; None: all.
     """
 
     def __init__(self, world: World, thread: int, context: int = 0, threads: Sequence[int] | None = None) -> None:
@@ -179,19 +186,19 @@ class LocalComm:
 
     # Messages --------------------------------------------------------------------------------------------------------
 
-    def Send_init(self, buffer: Any, dest: int, tag: int) -> _Message:
+    def Send_init(self, buffer: BufferSpec, dest: int, tag: int) -> _Message:
         return _Message(self._world, (self._context, self.rank, dest, tag), self.thread, _memory(buffer), True)
 
-    def Recv_init(self, buffer: Any, source: int, tag: int) -> _Message:
+    def Recv_init(self, buffer: BufferSpec, source: int, tag: int) -> _Message:
         return _Message(self._world, (self._context, source, self.rank, tag), self.thread, _memory(buffer), False)
 
-    def Isend(self, buffer: Any, dest: int, tag: int) -> _Message:
+    def Isend(self, buffer: BufferSpec, dest: int, tag: int) -> _Message:
         return _started(self.Send_init(buffer, dest, tag))
 
-    def Irecv(self, buffer: Any, source: int, tag: int) -> _Message:
+    def Irecv(self, buffer: BufferSpec, source: int, tag: int) -> _Message:
         return _started(self.Recv_init(buffer, source, tag))
 
-    def Recv(self, buffer: Any, source: int, tag: int) -> None:
+    def Recv(self, buffer: BufferSpec, source: int, tag: int) -> None:
         self._wait(self.Irecv(buffer, source, tag))
 
     def _wait(self, request: _Request) -> None:
@@ -217,23 +224,23 @@ class LocalComm:
     def Ibarrier(self) -> _Collective:
         return _started(_Collective(self, None, lambda parts: None))
 
-    def Ibcast(self, buffer: Any, root: int) -> _Collective:
+    def Ibcast(self, buffer: BufferSpec, root: int) -> _Collective:
         return _started(_Collective(self, (_memory(buffer), root), _broadcast))
 
-    def Allgather_init(self, source: Any, landing: Any) -> _Collective:
+    def Allgather_init(self, source: BufferSpec, landing: BufferSpec) -> _Collective:
         return _Collective(self, (_memory(source), _memory(landing)), _gather)
 
-    def Iallgather(self, source: Any, landing: Any) -> _Collective:
+    def Iallgather(self, source: BufferSpec, landing: BufferSpec) -> _Collective:
         return _started(self.Allgather_init(source, landing))
 
-    def Iallgatherv(self, source: Any, landing: Any) -> _Collective:
+    def Iallgatherv(self, source: BufferSpec, landing: BufferSpec) -> _Collective:
         return self.Iallgather(source, landing)
 
-    def Ialltoallv(self, source: Any, landing: Any) -> _Collective:
+    def Ialltoallv(self, source: BufferSpec, landing: BufferSpec) -> _Collective:
         counts = source[1] * _itemsize(source)
         return _started(_Collective(self, (_memory(source), counts, _memory(landing)), _exchange))
 
-    def Iallreduce(self, source: Any, landing: Any, op: MPI.Op = MPI.SUM) -> _Collective:
+    def Iallreduce(self, source: BufferSpec, landing: BufferSpec, op: MPI.Op = MPI.SUM) -> _Collective:
         target = _array(landing)
         values = target if source is MPI.IN_PLACE else _array(source)
         operation = next(function for known, function in _OPERATIONS if known == op)
@@ -248,44 +255,44 @@ def _started(request: _Started) -> _Started:
     return request
 
 
-def _array(buffer: Any) -> NDArray[Any]:
-    """The array of a buffer as mpi4py takes it: the array itself, or a list that begins with it."""
-    array: NDArray[Any] = buffer if isinstance(buffer, np.ndarray) else np.asarray(buffer[0])
+def _array(buffer: BufferSpec) -> AnyArray:
+    """Return the array of a buffer as mpi4py takes it: the buffer itself, or the first item of a list."""
+    array: AnyArray = buffer if isinstance(buffer, np.ndarray) else np.asarray(buffer[0])
     return array.reshape(-1)
 
 
-def _memory(buffer: Any) -> Bytes:
-    """Its bytes: all of them, or as many elements as stand behind it, be they counted rank by rank."""
+def _memory(buffer: BufferSpec) -> Bytes:
+    """Return the bytes of a buffer: of the array, or of as many elements as the list counts, in all or per rank."""
     memory: Bytes = _array(buffer).view(np.uint8)
     return memory if isinstance(buffer, np.ndarray) else memory[: int(np.sum(buffer[1])) * _itemsize(buffer)]
 
 
-def _itemsize(buffer: Any) -> int:
-    """Bytes of what is counted: MPI's type where one is named, else an element of the array."""
+def _itemsize(buffer: BufferSpec) -> int:
+    """Return the bytes of a counted element: of the MPI type if the list has one, else of the array."""
     return int(buffer[2].Get_size() if len(buffer) > 2 else buffer[0].itemsize)
 
 
-def _broadcast(parts: list[Any]) -> None:
+def _broadcast(parts: list[tuple[Bytes, int]]) -> None:
     source = parts[parts[0][1]][0]
     for landing, _ in parts:
         if landing is not source:
             landing[:] = source
 
 
-def _gather(parts: list[Any]) -> None:
+def _gather(parts: list[tuple[Bytes, Bytes]]) -> None:
     everything = np.concatenate([source for source, _ in parts])
     for _, landing in parts:
         landing[:] = everything
 
 
-def _exchange(parts: list[Any]) -> None:
+def _exchange(parts: list[tuple[Bytes, Indices, Bytes]]) -> None:
     blocks = [np.split(source, np.cumsum(counts)[:-1]) for source, counts, _ in parts]
     for rank, (_, _, landing) in enumerate(parts):
         landing[:] = np.concatenate([from_one[rank] for from_one in blocks])
 
 
 @np.errstate(all="ignore")
-def _reduce(parts: list[Any]) -> None:
+def _reduce(parts: list[tuple[AnyArray, AnyArray, np.ufunc]]) -> None:
     total = parts[0][0].copy()
     for values, _, operation in parts[1:]:
         operation(total, values, out=total)

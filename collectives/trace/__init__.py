@@ -1,7 +1,7 @@
 """Traces of calls: one file per rank in the Trace Event Format, which ui.perfetto.dev shows.
 
-`recorder` keeps events and writes them, and `clock` finds out how the ranks' clocks differ. `traffic` counts bytes,
-messages and seconds, also without a trace.
+`recorder` keeps events, writes them, and measures the offset between ranks' clocks. `traffic` counts bytes, messages
+and seconds, also without a trace.
 """
 
 from collectives.trace.recorder import Trace, flush

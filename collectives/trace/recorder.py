@@ -1,4 +1,4 @@
-"""The newest events of one rank, and the file that they are written to."""
+"""Trace of one rank: its latest events, the file that they are written to, and the offset between ranks' clocks."""
 
 from __future__ import annotations
 
@@ -11,22 +11,77 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO, TypeAlias
 
-from collectives.trace.clock import Reading, offset_at
+import numpy as np
+from mpi4py import MPI
 
-MOST_EVENTS = 1 << 17  # 22 MB of memory along a plan, 40 MB of short calls; older ones give way to newer ones
-KIND, START, END, ARGS, CALL = 0, 2, 3, 4, 5  # where an event has what
+from collectives.progress.polling import wait
 
-# (kind, name, start, end, args, call, bytes): times by this rank's clock, a list where the end comes later
-Event = Any
+TAG = 32_001  # no other messages have this tag
+ROUNDS = 48
+MOST_EVENTS = 1 << 17  # 22 MB of memory along a plan, 40 MB of short calls; new events replace the oldest ones
+KIND, START, END, ARGS, CALL = 0, 2, 3, 4, 5  # indices of an event
+
+Event: TypeAlias = Any
+"""(kind, name, start, end, args, call, bytes), with times of this rank's clock; a list if the end is set later."""
 
 _open: dict[Path, Trace] = {}
 _log = logging.getLogger("collectives")
 
 
+class Reading(NamedTuple):
+    """Comparison of this rank's clock with rank 0's, in seconds."""
+
+    at: float  # time of this rank's clock
+    offset: float  # rank 0's clock minus this rank's
+    round_trip: float  # time of the fastest ping-pong; half of it limits the error of the offset
+
+
+def compare_clocks(comm: MPI.Comm, clock: Callable[[], float], timeout_s: float) -> Reading:
+    """Compare every rank's `clock`, in seconds, with rank 0's by ping-pongs, one rank after the other; collective.
+
+    Raises
+    ------
+    CollectiveTimeout, PeerFailure
+    """
+
+    def wait_for(request: MPI.Request, peer: int) -> None:
+        wait(request, timeout_s, lambda: f"rank {comm.rank} of {comm.size}: rank {peer} does not compare clocks")
+
+    ping, pong = np.zeros(1), np.zeros(1)
+    if comm.rank == 0:
+        for peer in range(1, comm.size):
+            for _ in range(ROUNDS):
+                wait_for(comm.Irecv(ping, peer, TAG), peer)
+                pong[0] = clock()
+                wait_for(comm.Isend(pong, peer, TAG), peer)
+        return Reading(clock(), 0.0, 0.0)
+    best = Reading(0.0, 0.0, np.inf)
+    for _ in range(ROUNDS):
+        receive = comm.Irecv(pong, 0, TAG)
+        before = clock()
+        send = comm.Isend(ping, 0, TAG)
+        wait_for(receive, 0)
+        after = clock()
+        wait_for(send, 0)
+        if after - before < best.round_trip:
+            middle = (before + after) / 2
+            best = Reading(middle, float(pong[0]) - middle, after - before)
+    return best
+
+
+def offset_at(readings: list[Reading], at: float) -> float:
+    """Return the offset at a time of this rank's clock: linear between two readings, constant outside."""
+    first, last = readings[0], readings[-1]
+    if at <= first.at or last.at <= first.at:
+        return first.offset
+    part = min(1.0, (at - first.at) / (last.at - first.at))
+    return first.offset + part * (last.offset - first.offset)
+
+
 class Span:
-    """A block that is recorded."""
+    """Context manager that records a block."""
 
     __slots__ = ("_event", "_trace")
 
@@ -42,22 +97,21 @@ class Span:
 
 
 class Trace:
-    """What happens when on one rank, kept in memory until it is written.
+    """Events of one rank, kept in memory until they are written to its file.
 
-    Every event is one of a kind: "call", "check", "wait", "encode", "prepare", "merge" and "decode" are spans of the
-    rank's own time, which lie within each other or apart; "send" and "receive" are messages and "flight" are calls in
-    the background, which overlap. Where a progress thread makes the calls, these spans are of its time, but "call" and
-    "exposed" are of the caller's, who waits in the latter. Spans whose arguments name a worker are of that thread's
-    time.
+    Each event has a kind. "call", "check", "wait", "encode", "prepare", "merge" and "decode" are spans of the rank's
+    own time, nested or disjoint. "send" and "receive" are messages, and "flight" are calls in the background; these
+    overlap. If a progress thread makes the calls, the spans are of its time, except "call" and "exposed": these are of
+    the calling thread, which waits in the latter. Spans whose arguments name a worker are of that thread's time.
 
-    The file is begun at once.
+    A file without events is written at once, so that a path that cannot be written raises here.
 
     Raises
     ------
     OSError
         The file cannot be written.
     ValueError
-        Another communicator of this process writes there.
+        Another communicator of this process writes the same file.
     """
 
     def __init__(self, folder: Path, rank: int, size: int, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -66,47 +120,50 @@ class Trace:
         if self.path in _open:
             raise ValueError("another communicator writes its trace there")
         self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
-        self.add = self._events.append  # takes an event
-        self.program = self._programs = 0  # number of what is being started; the same on all ranks at the same message
-        self.labels: dict[int, Any] = {}  # of programs, by identity; see `collectives.execution.tracing`
-        self.over: Event = None  # the message that was the last to be found over
-        self.readings = [Reading(0.0, 0.0, 0.0)]  # how far rank 0's clock is ahead
-        self.driven_since = math.inf  # by the clock: from then on the progress thread makes the calls
-        self.origin = clock()  # rank 0's clock where the trace begins
-        self.run = 0.0  # tells traces of one run from another's: when it began, in seconds since 1970, by rank 0
+        self.add = self._events.append
+        self.program = self._programs = 0  # number of the program that starts; equal on all ranks
+        self.labels: dict[int, Any] = {}  # labels of programs by identity; see `collectives.execution.tracing`
+        self.over: Event = None  # the last message that was found complete
+        self.readings = [Reading(0.0, 0.0, 0.0)]  # comparisons with rank 0's clock
+        self.driven_since = math.inf  # time from which the progress thread makes the calls
+        self.origin = clock()  # time of rank 0's clock at which the trace begins
+        self.run = 0.0  # identifies the run: rank 0's time at its beginning, in seconds since 1970
         folder.mkdir(parents=True, exist_ok=True)
         self._write()
         _open[self.path] = self
 
     def start_program(self, background: int | None) -> None:
-        """Number a program that starts; of a call that others overtake, by a number that all ranks know it by."""
+        """Set the number of a program that starts: `background` if it is not None, else the next one.
+
+        Calls in the background overtake each other, so that counting would give different numbers on the ranks.
+        """
         self._programs += background is None
         self.program = self._programs if background is None else background
 
-    def begin(self, kind: str, name: str = "", **args: Any) -> Event:
-        """Start a span, which the file shows even if it never ends."""
+    def begin(self, kind: str, name: str = "", **args: object) -> Event:
+        """Start a span; the file has it even if it never ends."""
         event = [kind, name, self.clock(), None, args, 0, 0]
         self.add(event)
         return event
 
     def end_wait(self, wait: Event) -> None:
-        """End a wait: by the message that was found to be over meanwhile, if there was one, and else now."""
+        """End a wait now, and name the message that was found complete meanwhile, if there was one."""
         over = self.over
         wait[END] = self.clock()
         if over is not None and over[END] >= wait[START]:
             wait[ARGS], wait[CALL] = {"until": over[KIND], **over[ARGS]}, over[CALL]
 
-    def span(self, kind: str, name: str = "", **args: Any) -> Span:
-        """Record a block: what is returned is to be entered by ``with``."""
+    def span(self, kind: str, name: str = "", **args: object) -> Span:
+        """Return a context manager that records a block."""
         return Span(self, [kind, name, 0.0, None, args, 0, 0])
 
     def phases(self, **spans: tuple[float, float]) -> None:
-        """Record spans that are over, by kind, of a vector that is one piece."""
+        """Record spans that have ended, by kind, for a vector of one piece."""
         for kind, (start, end) in spans.items():
             self.add((kind, "", start, end, {"piece": 0}, 0, 0))
 
     def around(self, kind: str, function: Callable[[], None]) -> Callable[[], None]:
-        """A function whose calls are recorded."""
+        """Return a function that calls `function` and records the call."""
 
         def recorded() -> None:
             with self.span(kind):
@@ -115,16 +172,16 @@ class Trace:
         return recorded
 
     def aligned(self, at: float) -> float:
-        """Seconds since the trace began, by rank 0's clock."""
+        """Return the seconds since the trace began by rank 0's clock."""
         return at + offset_at(self.readings, at) - self.origin
 
     def write(self) -> None:
-        """Write the file, once; nothing is recorded afterwards.
+        """Write the file, once; no events are recorded afterwards.
 
         Raises
         ------
         OSError
-            It cannot be written; says which rank's, where, and what to do.
+            The file cannot be written; the message has rank, path and cure.
         """
         if _open.get(self.path) is self:
             del _open[self.path]
@@ -138,14 +195,14 @@ class Trace:
                 self.labels.clear()
 
     def save(self) -> None:
-        """Write the file; what hinders it is logged, as it must not hide an error that is under way."""
+        """Write the file; its errors are logged, since they must not hide an error that is being raised."""
         try:
             self.write()
         except OSError as error:
             _log.error("%s", error)
 
     def discard(self) -> None:
-        """Remove the file; nothing is to be recorded."""
+        """Remove the file; no events are recorded."""
         del _open[self.path]
         self.path.unlink(missing_ok=True)
 
@@ -154,7 +211,7 @@ class Trace:
         try:
             with part.open("w") as file:
                 self._dump(file)
-            part.replace(self.path)  # at no time is there half a file
+            part.replace(self.path)  # a rename, so that readers never find half a file
         except OSError:
             part.unlink(missing_ok=True)
             raise
@@ -177,7 +234,7 @@ class Trace:
                 file.write(",\n" + _json(line))
         file.write("\n]}\n")
 
-    def _names(self, events: list[Event]) -> Iterator[dict[str, Any]]:
+    def _names(self, events: list[Event]) -> Iterator[dict[str, object]]:
         names = [("process_name", 0, f"rank {self.rank} on {platform.node()}"), ("thread_name", 0, "calls")]
         if self.driven_since < math.inf:
             names.append(("thread_name", 1, "progress thread"))
@@ -187,8 +244,8 @@ class Trace:
             yield {"ph": "M", "name": key, "pid": self.rank, "tid": thread, "args": {"name": name}}
         yield {"ph": "M", "name": "process_sort_index", "pid": self.rank, "tid": 0, "args": {"sort_index": self.rank}}
 
-    def _lines(self, event: Event, number: int, now: float) -> Iterator[dict[str, Any]]:
-        """What stands for an event in the file."""
+    def _lines(self, event: Event, number: int, now: float) -> Iterator[dict[str, object]]:
+        """Yield the lines of the file for an event."""
         kind, name, start, end, args, call, nbytes = event
         begun = _nanoseconds(self.aligned(start))
         ended = _nanoseconds(self.aligned(now if end is None else end))
@@ -198,13 +255,13 @@ class Trace:
         driven = start >= self.driven_since and kind not in ("call", "exposed")
         worker = args.get("worker", 0)
         where = {"cat": kind, "pid": self.rank, "tid": 1 + worker if worker else int(driven)}
-        if kind == "flight":  # calls in flight overlap too, and each has a track of its own
+        if kind == "flight":  # calls in flight overlap, so that each has a track of its own
             where |= {"name": name, "id": hex((self.rank << 32) + number)}
             yield {"ph": "b", **where, "ts": begun / 1e3, "args": more}
             yield {"ph": "e", **where, "ts": ended / 1e3}
             return
         if kind not in ("send", "receive"):
-            # in whole nanoseconds, so that spans within each other stay so
+            # whole nanoseconds, since rounding could make nested spans overlap
             times = {"ts": begun / 1e3, "dur": (ended - begun) / 1e3}
             yield {"ph": "X", "name": name or kind, **where, **times, "args": more}
             return
@@ -219,12 +276,12 @@ def _nanoseconds(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def _json(what: dict[str, Any]) -> str:
-    return json.dumps(what, default=str)  # what callers hand over may be anything
+def _json(line: dict[str, object]) -> str:
+    return json.dumps(line, default=str)  # arguments of spans may be any objects of callers
 
 
 def flush() -> None:
-    """Write all traces of this process that are not written yet; for when it is about to end."""
+    """Write all traces of this process that are not written yet, before the process ends."""
     for trace in list(_open.values()):
         trace.save()
 

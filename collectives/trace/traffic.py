@@ -1,4 +1,4 @@
-"""What a collective cost: bytes and messages handed to MPI, and where the time went."""
+"""Cost of collectives: bytes and messages passed to MPI, and seconds by phase."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ class Traffic:
     Attributes
     ----------
     calls : int
-        Collectives counted in.
+        Number of collectives.
     bytes_sent, messages : int
-        Handed to MPI by this rank for sending; agreement checks and flags included.
+        Sent by this rank, including checks of calls and flags.
     seconds_encoding, seconds_merging, seconds_decoding : float
-        In kernels.
+        Seconds in kernels.
     seconds_waiting : float
-        With nothing to do but wait.
+        Seconds in which the rank had nothing to do but wait.
     seconds_total : float
-        From start to result.
+        Seconds from start to result.
     clock : callable
-        What all these seconds are measured by; no field of the dataclass. By `time.thread_time` they are the
-        processor's that this rank has used itself, whoever else used it in between. Traces need `time.perf_counter`,
-        the default.
+        Clock of all these seconds; no field of the dataclass. With `time.thread_time` they are processor time of this
+        thread, without the time of other processes on the core. Traces need `time.perf_counter`, the default.
     started, ended : float
-        Of a call, by the clock; no fields either. Calls in flight overlap, and so their seconds do not add up to those
-        in which a rank communicates. 0: there was no call, or it has not ended.
+        Times of a call; no fields either. Calls in flight overlap, so that their seconds do not add up to the time in
+        which a rank communicates. 0: there was no call, or it has not ended.
     """
 
     calls: int = 0
@@ -46,7 +45,7 @@ class Traffic:
         self.started = self.ended = 0.0
 
     def add(self, other: Traffic) -> None:
-        """Count another call in."""
+        """Add the cost of another call."""
         self.calls += other.calls
         self.bytes_sent += other.bytes_sent
         self.messages += other.messages
@@ -63,12 +62,12 @@ class Traffic:
 
 
 COSTS = tuple(one.name for one in fields(Traffic) if one.name != "calls")
-"""What grows from call to call."""
+"""Numbers that grow from call to call, except the number of calls."""
 
 
 @dataclass
 class TrafficLog:
-    """The last call's cost, and the sum of all, by a `clock` that can be set between calls; see `Traffic`."""
+    """Cost of the last call and of all calls, by a `clock` that can be set between calls; see `Traffic`."""
 
     last: Traffic = field(default_factory=Traffic)
     total: Traffic = field(default_factory=Traffic)

@@ -19,7 +19,7 @@ from collectives.communicator.operands import overlap
 from collectives.communicator.routes import VERSION
 from collectives.compiling import keep_uncompiled
 from collectives.consistency.call_check import Description, fingerprint
-from collectives.dense.on_device import are_on_one_device, settled_before
+from collectives.dense.device_sum import are_on_one_device, settled_before
 from collectives.execution.staged import deliver, fetch, use_in_background
 from mpicomp.aggregator.call import User, VectorCall
 from mpicomp.aggregator.difference import Difference

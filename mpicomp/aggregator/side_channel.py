@@ -11,7 +11,7 @@ from mpi4py import MPI
 from collectives import Communicator, Traffic
 from collectives.arrays.elements import aligned_empty
 from collectives.execution.handle import Call
-from collectives.execution.requests import Requests
+from collectives.execution.pipelined import Requests
 from collectives.progress.polling import until
 
 

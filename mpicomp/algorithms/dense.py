@@ -17,7 +17,7 @@ from collectives.arrays import named
 from collectives.arrays.elements import SIXTEEN_BIT
 from collectives.compiling import keep_uncompiled
 from collectives.dense.allreduce import PIECE_BYTES
-from collectives.schedules.direct import Direct
+from collectives.schedules.star import Direct
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec, on_instances
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.codecs.full_precision import FullPrecision, Rounded

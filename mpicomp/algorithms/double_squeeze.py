@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from collectives import Communicator
-from collectives.schedules.direct import Direct
+from collectives.schedules.star import Direct
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.codecs.base import Codec, encodes_on_devices
 from mpicomp.codecs.full_precision import FullPrecision

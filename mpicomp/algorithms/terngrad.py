@@ -22,7 +22,7 @@ import numpy as np
 from collectives import Communicator
 from collectives.annotations import Array, override
 from collectives.arrays import after_copy
-from collectives.execution.parts import in_parts
+from collectives.execution.workers import in_parts
 from collectives.progress.polling import done
 from mpicomp import kernels
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec

@@ -16,10 +16,9 @@ from mpi4py import MPI
 from collectives import Communicator
 from collectives.annotations import Testable
 from collectives.arrays import named
-from collectives.execution.partition import pieces
 from collectives.execution.pipelined import execute
-from collectives.execution.program import Program, gather_program
-from collectives.schedules.all_gather import AllGather as Route
+from collectives.execution.program import Program, gather_program, pieces
+from collectives.schedules.ring import AllGather as Route
 from collectives.schedules.star import Star
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import MessageModel, Parts, VectorSpec

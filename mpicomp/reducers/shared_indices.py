@@ -27,10 +27,9 @@ from collectives.annotations import override
 from collectives.arrays import named
 from collectives.arrays.elements import SIXTEEN_BIT, aligned_empty
 from collectives.dense.allreduce import RECEIVE_BUFFERS
-from collectives.dense.payload import DensePayload, itemsize_in_messages
-from collectives.execution.parts import in_parts
+from collectives.dense.host_sum import DensePayload, itemsize_in_messages
 from collectives.execution.pipelined import execute
-from collectives.execution.workers import Work
+from collectives.execution.workers import PieceWork, in_parts
 from collectives.progress.polling import done
 from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, VectorSpec
@@ -194,7 +193,7 @@ class SharedIndicesDriver(StepDriver):
     def _renew(self, call: VectorCall, messages: bool) -> Iterator[bool]:
         return self._in_shares(call, "seconds_encoding", partial(self._memory.renew, call.values), messages)
 
-    def _in_shares(self, call: VectorCall, phase: str, work: Work, messages: bool) -> Iterator[bool]:
+    def _in_shares(self, call: VectorCall, phase: str, work: PieceWork, messages: bool) -> Iterator[bool]:
         workers = None if call.spec.n <= BRIEF_ELEMENTS else call.group.workers
         return in_parts(call, call.traffic, phase, work, self._memory.shares, workers, messages)
 

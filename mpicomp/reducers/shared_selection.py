@@ -13,11 +13,10 @@ import numpy as np
 from collectives import Communicator
 from collectives.annotations import Words
 from collectives.arrays import HOST_DEVICE, Device
-from collectives.execution.partition import pieces
 from collectives.execution.pipelined import execute
-from collectives.execution.program import gather_program
+from collectives.execution.program import gather_program, pieces
 from collectives.progress.polling import done
-from collectives.schedules.all_gather import AllGather
+from collectives.schedules.ring import AllGather
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import MessageModel
 from mpicomp.aggregator.side_channel import SideChannel

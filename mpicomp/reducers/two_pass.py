@@ -22,9 +22,8 @@ from collectives.annotations import Bytes
 from collectives.arrays import named
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Message, Program
-from collectives.schedules.direct import Direct
-from collectives.schedules.plan import Topology
-from collectives.schedules.star import Star
+from collectives.schedules.plan import Topology, server_of
+from collectives.schedules.star import Direct
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Parts, VectorSpec
 from mpicomp.codecs.base import Codec, sent_bytes
@@ -42,7 +41,7 @@ CodesDriver = Callable[[Communicator, Codes, PieceReducer], StepDriver]
 def route(comm: Communicator) -> Topology:
     """Return the way to owners: over the root of a star if that was chosen, else directly between ranks and owners."""
     topology = comm.topology
-    return topology if isinstance(topology, Star) else Direct()
+    return Direct() if isinstance(topology, str) or server_of(topology) is None else topology
 
 
 def two_pass(

@@ -11,8 +11,8 @@ from collectives import TOPOLOGIES, HalvingDoubling, Ring, Topology, TopologyErr
 from collectives.communicator.routes import tori
 from collectives.cost.link import LinkModel
 from collectives.cost.simulate import simulate_time
-from collectives.schedules.all_gather import AllGather
-from collectives.schedules.direct import Direct
+from collectives.schedules.ring import AllGather
+from collectives.schedules.star import Direct
 from mpicomp.algorithms import Algorithm, Dense
 from mpicomp.cli.advise.speeds import Speed
 

@@ -12,11 +12,11 @@ import numpy as np
 from collectives import Communicator, Ring
 from collectives.annotations import Doubles
 from collectives.arrays.elements import aligned_empty
-from collectives.cost.link import LinkModel, Work
+from collectives.cost.link import ComputeModel, LinkModel
 from collectives.cost.simulate import simulate_time
 from collectives.network_probe import measure_latency
 from collectives.progress.polling import rest_by
-from collectives.schedules.all_gather import AllGather
+from collectives.schedules.ring import AllGather
 from mpicomp.algorithms import Algorithm, Dense
 from mpicomp.cli.timing import gather, spin_barrier
 
@@ -42,7 +42,7 @@ class Speed:
         Bytes sent, divided by the most that the messages could hold: below 1 for codes of variable length.
     """
 
-    work: Work
+    work: ComputeModel
     call_s: float
     volume: float = 1.0
 
@@ -93,7 +93,7 @@ def measure_speed(comm: Communicator, algorithm: Algorithm, n: int, dtype: str, 
     merged, decoded = sample * (size - 1) / size, sample * (size if gathers and not wire.decoded_once else 1)
     threads = 1 if isinstance(algorithm, Dense) else comm.threads
     encode_s, merge_s, decode_s = encoding_s / sample, merging_s / merged, decoding_s / decoded
-    work = Work(encode_s / threads, merge_s / threads, decode_s / threads, message_s, byte_s, sharing)
+    work = ComputeModel(encode_s / threads, merge_s / threads, decode_s / threads, message_s, byte_s, sharing)
     return Speed(work, max(0.0, left_s - of_messages * message_s), volume)
 
 

@@ -58,7 +58,7 @@ class Messages:
             raise type(error)(f"{comm.here}, {name}: {error}") from error
         whom = "any rank" if peer is None else f"rank {peer}"
         call = Call(comm, lambda: f"{name} {'to' if sends else 'of'} {whom} with tag {tag}")
-        call.apart = True
+        call.is_pairwise = True
         packed = PackedTensors(on_host)
         if sends and not staging:
             packed.copy_in()

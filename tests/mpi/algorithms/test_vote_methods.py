@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from collectives import Communicator, DoubleTree, HalvingDoubling, Ring, Torus
 from collectives.consistency.recursive_doubling import rounds_of
-from collectives.execution.partition import partition
+from collectives.execution.program import partition
 from collectives.schedules.plan import Topology
 from mpicomp.algorithms.ef_signsgd import EFSignSGD
 from mpicomp.algorithms.majority_vote import MajorityVote

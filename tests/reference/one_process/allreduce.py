@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives.execution.partition import partition
+from collectives.execution.program import partition
 from collectives.schedules.plan import Topology
 from collectives.schedules.verify import all_plans, deliveries
 

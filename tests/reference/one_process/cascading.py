@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from collectives.execution.partition import partition
+from collectives.execution.program import partition
 from mpicomp.codecs import Draw, StochasticSign
 from mpicomp.codecs.stochastic_sign import norm
 from tests.reference.one_process.allreduce import hops

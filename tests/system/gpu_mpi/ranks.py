@@ -11,7 +11,7 @@ import torch
 
 from collectives import Communicator, Ring, arrays
 from collectives.arrays.gpu_mpi import claims, verdict
-from collectives.dense import on_device
+from collectives.dense import device_sum
 from tests.fake_device import FakeArray, FakeDevice
 
 N = 300_007
@@ -20,7 +20,7 @@ DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 def main() -> None:
     """Print what the library says, what the probe saw, and whether all sums have the host's bits."""
-    on_device.STAGED_BYTES = 0
+    device_sum.STAGED_BYTES = 0
     fake = FakeDevice()
     if not torch.cuda.is_available():
         arrays.MAKERS[arrays.CUDA] = lambda index: fake

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from collectives.schedules.direct import Direct
+from collectives.schedules.star import Direct
 from mpicomp import Dense
 
 

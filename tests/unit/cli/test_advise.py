@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 import mpicomp
 from collectives import Ring
-from collectives.cost.link import LinkModel, Work
+from collectives.cost.link import ComputeModel, LinkModel
 from collectives.progress.polling import rest_by
-from collectives.schedules.all_gather import AllGather
+from collectives.schedules.ring import AllGather
 from mpicomp.algorithms import Dense, Marsit
 from mpicomp.cli.advise import AdviseRequest, add_arguments, predictions, report, speeds
 from mpicomp.cli.advise.methods import COMPARED, LEARNING, METHODS, Grade
@@ -26,8 +26,8 @@ from mpicomp.cli.advise.speeds import Speed, _solve
 from tests.documents import PROJECT, inline_code, tables
 
 HEAD = {"ranks": 4, "threads": 1, "hosts": 1, "not_predicted": [], "network": asdict(LinkModel(1e-5, 1e6))}
-SPEED = Speed(Work(4e-10, 1e-10, 3e-10, 5e-6), 1e-4)
-DENSE_SPEED = Speed(Work(0.0, 5e-10, 0.0, 5e-6), 5e-5)
+SPEED = Speed(ComputeModel(4e-10, 1e-10, 3e-10, 5e-6), 1e-4)
+DENSE_SPEED = Speed(ComputeModel(0.0, 5e-10, 0.0, 5e-6), 5e-5)
 N = 1_000_000
 
 
@@ -191,7 +191,7 @@ def test_what_is_not_predicted_for_many_ranks_is_named() -> None:
 def test_codes_of_varying_length_travel_for_as_long_as_they_are() -> None:
     job = job_on(LinkModel(0.0, 1e6))
     whole, half = (
-        call_seconds(job, METHODS["ecq-sgd"], AllGather(), Speed(Work(), 0.0, volume)) for volume in (1.0, 0.5)
+        call_seconds(job, METHODS["ecq-sgd"], AllGather(), Speed(ComputeModel(), 0.0, volume)) for volume in (1.0, 0.5)
     )
     assert half == pytest.approx(whole / 2, rel=1e-3)
 
@@ -208,7 +208,7 @@ def test_one_winner_is_advised_where_bytes_count_and_two_winners_take_as_long_as
 
 
 def test_shared_selection_decodes_one_vector_for_any_number_of_ranks() -> None:
-    decoding = Speed(Work(decode_s=1e-6), 0.0)
+    decoding = Speed(ComputeModel(decode_s=1e-6), 0.0)
     few, many = (
         call_seconds(job_on(LinkModel(0.0, 1e12), size), METHODS["marsit-1-winner"], AllGather(), decoding)
         for size in (2, 32)
@@ -230,7 +230,7 @@ def test_at_break_even_both_take_as_long() -> None:
 def test_what_computes_too_long_never_pays_and_what_is_free_always_does() -> None:
     job = job_on(LinkModel(0.0, 1e8))
     dense = fastest_dense(job, DENSE_SPEED)
-    for speed, even in ((Speed(Work(encode_s=1e3), 0.0), None), (Speed(Work(), 0.0), math.inf)):
+    for speed, even in ((Speed(ComputeModel(encode_s=1e3), 0.0), None), (Speed(ComputeModel(), 0.0), math.inf)):
         assert break_even(Way("marsit", Marsit(None), Ring(), speed, DENSE_SPEED), dense, job) == even
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectives.execution.partition import pieces
+from collectives.execution.program import pieces
 from mpicomp.feedback.scale_groups import ScaleGroups, padded_lengths
 
 BLOCK = 4096

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from collectives import CollectiveMismatch, Communicator
-from collectives.dense import variable_size
+from collectives.dense import broadcast_gather
 from tests.mpi.lanes import few_ranks
 
 pytestmark = pytest.mark.communicator(topology="auto")
@@ -34,9 +34,9 @@ def _read(ranks: set[int]) -> str:
     return "read"
 
 
-@pytest.mark.parametrize("largest", [variable_size.PART_BYTES, 100], ids=["one-round", "rounds"])
+@pytest.mark.parametrize("largest", [broadcast_gather.PART_BYTES, 100], ids=["one-round", "rounds"])
 def test_the_roots_object_is_everywhere(comm: Communicator, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(variable_size, "PART_BYTES", largest)
+    monkeypatch.setattr(broadcast_gather, "PART_BYTES", largest)
     for root in range(comm.size):
         mine = {"rank": comm.rank, "array": np.full(300, comm.rank), "tensor": torch.full((3,), float(comm.rank))}
         found = comm.broadcast_object(mine if comm.rank == root else None, root)
@@ -47,9 +47,9 @@ def test_the_roots_object_is_everywhere(comm: Communicator, largest: int, monkey
     assert comm.broadcast_object(None) is None
 
 
-@pytest.mark.parametrize("largest", [variable_size.PART_BYTES, 100], ids=["one-round", "rounds"])
+@pytest.mark.parametrize("largest", [broadcast_gather.PART_BYTES, 100], ids=["one-round", "rounds"])
 def test_every_ranks_object_is_everywhere(comm: Communicator, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(variable_size, "PART_BYTES", largest)
+    monkeypatch.setattr(broadcast_gather, "PART_BYTES", largest)
     mine = [comm.rank] * (1 + 100 * comm.rank)
     found = comm.allgather_object(mine)
     assert found == [[rank] * (1 + 100 * rank) for rank in range(comm.size)]

@@ -116,7 +116,7 @@ def test_an_interrupted_check_closes_the_communicator(
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize(
-    ("topology", "where"), [("mpi", "allreduce.widen"), ("ring", "payload.widen"), ("auto", "allreduce.widen")]
+    ("topology", "where"), [("mpi", "allreduce.widen"), ("ring", "host_sum.widen"), ("auto", "allreduce.widen")]
 )
 def test_a_rank_that_fails_amid_a_sum_goes_no_further(
     mpi_comm: MPI.Intracomm, topology: str, where: str, monkeypatch: pytest.MonkeyPatch

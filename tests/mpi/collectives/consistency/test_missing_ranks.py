@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 import mpicomp
 from collectives import CollectiveMismatch, CollectiveTimeout, Communicator
-from collectives.consistency.call_check import HEAR_EACH, fingerprint
+from collectives.consistency.call_check import RECEIVE_EACH, fingerprint
 from collectives.consistency.missing_ranks import MissingRanks
 from collectives.execution.handle import Call
 from tests.mpi.lanes import TIMEOUT_S, few_ranks
@@ -44,24 +44,24 @@ def test_the_lowest_rank_asks_for_all_and_the_others_answer(comm: Communicator) 
     missing = MissingRanks(comm.mpi_comm.Dup(), 2.0)
     missing.calls = 5 if comm.rank else 6
     if comm.rank == 0:
-        missing.ask(6)
+        missing.send_question(6)
     comm.mpi_comm.Barrier()
     deadline = time.monotonic() + TIMEOUT_S
     while (comm.rank or len(missing._here) < comm.size - 1) and time.monotonic() < deadline:
-        missing.hear()
+        missing.receive_messages()
         if comm.rank and missing._asked_by_lower:
             break
     others = "ranks 1" if comm.size > 2 else "rank 1"
     if comm.rank:
-        missing.ask(6)
+        missing.send_question(6)
     comm.mpi_comm.Barrier()
     if comm.rank == 0:
-        assert missing.awaited(6).startswith(f", nothing from {others}")
-        assert missing.awaited(5) == ""
+        assert missing.describe_late(6).startswith(f", nothing from {others}")
+        assert missing.describe_late(5) == ""
     else:
-        assert missing.awaited(6) is None
-        missing.ask(6)  # nobody lower has asked since
-        assert missing.awaited(6) is not None
+        assert missing.describe_late(6) is None
+        missing.send_question(6)  # nobody lower has asked since
+        assert missing.describe_late(6) is not None
 
 
 @few_ranks
@@ -70,11 +70,11 @@ def test_what_was_asked_is_taken_at_the_end_by_a_rank_that_never_waited(mpi_comm
     comm = Communicator(mpi_comm, timeout=SHORT_S, arrival_timeout=TIMEOUT_S)
     for one in range(2):
         comm.missing.calls = max(comm.missing.calls, one)
-        comm.missing.ask(HEAR_EACH)
+        comm.missing.send_question(RECEIVE_EACH)
     comm.close()
     sent = mpi_comm.allgather(comm.missing._sent)
     assert sum(map(sum, sent)) > 0
-    assert [each[comm.rank] for each in sent] == list(comm.missing._heard)
+    assert [each[comm.rank] for each in sent] == list(comm.missing._received)
 
 
 def test_silence_within_a_call_ends_it_after_the_short_timeout(mpi_comm: MPI.Intracomm) -> None:

@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from collectives import CollectiveMismatch, Communicator
 from collectives.arrays.elements import COPIED
-from collectives.dense import variable_size
+from collectives.dense import broadcast_gather
 from tests.mpi.lanes import TIMEOUT_S, every_size
 
 pytestmark = pytest.mark.communicator(topology="auto")
@@ -32,12 +32,12 @@ def rows(rank: int, count: int) -> torch.Tensor:
 
 
 @every_size
-@pytest.mark.parametrize("largest", [variable_size.PART_BYTES, 1000], ids=["one-round", "rounds"])
+@pytest.mark.parametrize("largest", [broadcast_gather.PART_BYTES, 1000], ids=["one-round", "rounds"])
 @pytest.mark.parametrize("kind", COUNTS)
 def test_rows_come_in_rank_order_in_as_many_rounds_as_it_takes(
     comm: Communicator, kind: str, largest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(variable_size, "PART_BYTES", largest)
+    monkeypatch.setattr(broadcast_gather, "PART_BYTES", largest)
     every = [rows(rank, COUNTS[kind](rank)).numpy() for rank in range(comm.size)]
     mine = every[comm.rank].copy()
     gathered = comm.allgather(mine)

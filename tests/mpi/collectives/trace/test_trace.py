@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.trace import Trace
-from collectives.trace.clock import compare, offset_at
+from collectives.trace.recorder import compare_clocks, offset_at
 from mpicomp import QSGD, CascadingSSDM, Marsit, ScaleCom
 from mpicomp.cli.trace import RankTrace, table
 from tests.mpi.collectives.trace.traces import everyones, require_aligned, spans, vector
@@ -88,7 +88,7 @@ def test_what_is_not_merged_is_there_too(mpi_comm: MPI.Intracomm, folder: Path, 
     with Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=piece_bytes, trace=folder) as comm:
         aggregator: Any = QSGD().start(comm, N)
         aggregator.aggregate(vector(comm.rank))
-        program = aggregator.reducer.program
+        program = aggregator.reducer.reducer.program
         ScaleCom().start(comm, N).aggregate(vector(comm.rank))
     traces = everyones(mpi_comm, folder)
     require_aligned(traces)
@@ -199,7 +199,7 @@ def lies_in(span: dict[str, Any], outer: list[dict[str, Any]]) -> bool:
     return any(s["ts"] <= span["ts"] < s["ts"] + s["dur"] for s in outer)
 
 
-def slow_down(rounds: Any) -> None:
+def slow_down(driver: Any) -> None:
     """Let all computing of a method take long enough to be told from what surrounds it."""
 
     def slow(method: Callable[..., None]) -> Callable[..., None]:
@@ -209,9 +209,10 @@ def slow_down(rounds: Any) -> None:
 
         return slower
 
-    rounds.encode, rounds.finish = slow(rounds.encode), slow(rounds.finish)
-    if hasattr(rounds.reducer, "payload"):
-        rounds.reducer.payload.merge = slow(rounds.reducer.payload.merge)
+    feedback, reducer = driver.feedback, driver.reducer
+    feedback.encode, feedback.decode = slow(feedback.encode), slow(feedback.decode)
+    if hasattr(reducer, "payload"):
+        reducer.payload.merge = slow(reducer.payload.merge)
 
 
 class Clock:
@@ -233,10 +234,10 @@ def clock(mpi_comm: MPI.Intracomm) -> Clock:
 
 
 def test_the_handshake_finds_offset_and_drift(mpi_comm: MPI.Intracomm, clock: Clock) -> None:
-    readings = [compare(mpi_comm, clock, TIMEOUT_S)]
+    readings = [compare_clocks(mpi_comm, clock, TIMEOUT_S)]
     middle = time.perf_counter()
     time.sleep(0.5)
-    readings.append(compare(mpi_comm, clock, TIMEOUT_S))
+    readings.append(compare_clocks(mpi_comm, clock, TIMEOUT_S))
     everyones_start = mpi_comm.allgather(clock._start)
     of_rank_0 = Clock(0.0, -1e-3)
     of_rank_0._start = everyones_start[0]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from collectives import Communicator
 from collectives.arrays.vectors import flat
-from collectives.dense import variable_size
+from collectives.dense import broadcast_gather
 from collectives.dense.allreduce import DenseSums
 from collectives.threads.run_local import run_local
 from mpicomp import Dense, Marsit
@@ -93,8 +93,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> set[int]:
         monkeypatch.setattr(owner, name, observed)
 
     observe(DenseSums, "steps")
-    observe(variable_size, "broadcast")
-    observe(variable_size, "all_gather")
+    observe(broadcast_gather, "broadcast_payload")
+    observe(broadcast_gather, "gather_payloads")
     return addresses
 
 

@@ -19,8 +19,8 @@ from collectives.arrays.gpu_mpi import claims, mode, probe, verdict
 from collectives.arrays.gpu_mpi.claims import Claim
 from collectives.arrays.gpu_mpi.probe import Outcome, Probe
 from collectives.children import without_launcher
-from collectives.dense import on_device
-from collectives.dense.device_payload import DevicePayload
+from collectives.dense import device_sum
+from collectives.dense.device_sum import DevicePayload
 from collectives.threads.run_local import run_local
 from tests.fake_device import FakeArray, fake_devices
 
@@ -33,8 +33,8 @@ CARRIES = verdict.carries
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the process have asked nobody yet, ranks that are threads send by MPI, and all vectors be long."""
     fake_devices(monkeypatch)
-    monkeypatch.setattr(on_device, "STAGED_BYTES", 0)
-    monkeypatch.setattr(on_device, "DIRECT_BYTES", 0)
+    monkeypatch.setattr(device_sum, "STAGED_BYTES", 0)
+    monkeypatch.setattr(device_sum, "DIRECT_BYTES", 0)
     monkeypatch.setattr(verdict, "verdict", verdict.Verdict())
     monkeypatch.setattr(verdict, "carries", lambda comm: True)
     monkeypatch.delenv(VARIABLE, raising=False)
@@ -304,7 +304,7 @@ def test_ranks_may_differ_in_what_they_may_hand_to_mpi(monkeypatch: pytest.Monke
         yield True
         return bool(call.group.here.startswith("rank 0"))
 
-    monkeypatch.setattr(on_device, "takes_device_memory", allowed)
+    monkeypatch.setattr(device_sum, "takes_device_memory", allowed)
     run_local(3, summed, Ring())
 
 

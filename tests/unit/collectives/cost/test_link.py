@@ -14,7 +14,7 @@ import pytest
 from collectives import Communicator, HalvingDoubling, Ring, Torus
 from collectives.communicator.arguments import agree_on_network
 from collectives.communicator.routes import fastest
-from collectives.cost.link import LinkModel, Work
+from collectives.cost.link import ComputeModel, LinkModel
 from collectives.cost.simulate import simulate_time
 from collectives.threads.run_local import run_local
 from tests.mutations import HUGE, mutants
@@ -106,9 +106,9 @@ def test_ranks_that_read_another_file_raise_the_same_error(tmp_path: Path, conte
 
 def test_work_takes_no_negative_time() -> None:
     with pytest.raises(ValueError, match="negative"):
-        Work(merge_s=-1e-9)
-    with pytest.raises(ValueError, match="shared by 1"):
-        Work(sharing=0.5)
+        ComputeModel(merge_s=-1e-9)
+    with pytest.raises(ValueError, match="at least 1"):
+        ComputeModel(sharing=0.5)
 
 
 def test_short_payloads_go_in_few_rounds_long_ones_spare_the_uplinks() -> None:

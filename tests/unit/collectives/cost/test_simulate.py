@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from collectives.cost.link import LinkModel, Work
+from collectives.cost.link import ComputeModel, LinkModel
 from collectives.cost.simulate import simulate_time
-from collectives.schedules.all_gather import AllGather
 from collectives.schedules.halving_doubling import HalvingDoubling
 from collectives.schedules.plan import Plan, Topology
 from collectives.schedules.registry import TOPOLOGIES
-from collectives.schedules.ring import Ring
+from collectives.schedules.ring import AllGather, Ring
 from collectives.schedules.star import Star
 from collectives.schedules.torus import Torus
 from collectives.schedules.tree import DoubleTree, Tree
@@ -20,7 +19,7 @@ from collectives.schedules.verify import all_plans, prove
 
 LINK = LinkModel(latency_s=1e-4, bandwidth_bytes_s=1e8)
 N = 64 * 12 * 16 * 25
-WORK = Work(2e-9, 1e-9, 3e-9, 1e-6)
+WORK = ComputeModel(2e-9, 1e-9, 3e-9, 1e-6)
 MERGE_S = 16e-9  # per element
 
 
@@ -29,7 +28,7 @@ def float32(n: int, weight: int) -> int:
 
 
 def seconds(topology: Topology, size: int, link: LinkModel = LINK, **options: float) -> float:
-    work = Work(**{name: value for name, value in options.items() if name != "piece_elements"})
+    work = ComputeModel(**{name: value for name, value in options.items() if name != "piece_elements"})
     return simulate_time(topology, size, N, float32, link, int(options.get("piece_elements", N)), work)
 
 
@@ -90,10 +89,10 @@ def test_no_rank_is_done_before_its_processor() -> None:
     work = {"encode_s": one_second, "merge_s": one_second, "decode_s": one_second}
     # encoding and decoding all of it, merging all but the chunk that a rank begins with
     assert seconds(Ring(), 4, at_once, piece_elements=64, **work) == pytest.approx(2.75, rel=0.01)
-    moving = Work(message_s=1.0, byte_s=1 / 256)
+    moving = ComputeModel(message_s=1.0, byte_s=1 / 256)
     messages = simulate_time(Star(segments=1), 3, 128, float32, at_once, 64, moving)
     assert messages == pytest.approx(8 + 8)  # two pieces of 256 bytes to and from each of two ranks
-    merging = Work(merge_s=1 / 128)
+    merging = ComputeModel(merge_s=1 / 128)
     alone = simulate_time(Star(segments=1), 3, 128, float32, at_once, 64, merging)
     assert alone == pytest.approx(2)  # two ranks' vectors
     shared = simulate_time(Star(segments=1), 3, 128, float32, at_once, 64, replace(merging, sharing=2.5))
@@ -105,27 +104,34 @@ def test_no_rank_is_done_before_its_processor() -> None:
 HANDLED_S = 0.03 + 0.64 + 0.5 + 0.03
 BY_HAND = {
     # The first tree's chunk: 0 and then 2 to 1, 1 to 3, 3 back to 1, 1 to 0 and then to 2; the second tree likewise.
-    "double tree": (DoubleTree(1), 4, 128, LinkModel(0.05, 64), Work(), 6 * 1.0 + 4 * 0.05),
+    "double tree": (DoubleTree(1), 4, 128, LinkModel(0.05, 64), ComputeModel(), 6 * 1.0 + 4 * 0.05),
     # 64 elements are one chunk, which passes log2(size) ranks each way; the other chunks have nothing to send.
-    "empty chunks take no time": (HalvingDoubling(), 8, 64, LinkModel(1, 64, overhead_s=0.5), Work(), 2 * 3 * 2.5),
+    "empty chunks take no time": (
+        HalvingDoubling(),
+        8,
+        64,
+        LinkModel(1, 64, overhead_s=0.5),
+        ComputeModel(),
+        2 * 3 * 2.5,
+    ),
     # Two pieces up, one after the other on the link; merged; and down, the first while the second goes up.
     "latency, overhead and bandwidth": (
-        *(Star(segments=1), 2, 128, LinkModel(0.5, 100, overhead_s=0.25), Work(merge_s=0.001)),
+        *(Star(segments=1), 2, 128, LinkModel(0.5, 100, overhead_s=0.25), ComputeModel(merge_s=0.001)),
         2 * (0.25 + 0.64) + 0.5 + 0.064 + (0.25 + 0.64) + 0.5,
     ),
     # Rank 1 encodes a piece and sends two, 0.64 s each; rank 0 merges the second and sends it back; both decode it.
     "encoding comes before and decoding after": (
-        *(Star(segments=1), 2, 128, LinkModel(0.5, 100), Work(0.002, 0.001, 0.0005)),
+        *(Star(segments=1), 2, 128, LinkModel(0.5, 100), ComputeModel(0.002, 0.001, 0.0005)),
         0.128 + 2 * 0.64 + 0.5 + 0.064 + 0.64 + 0.5 + 0.032,
     ),
     # One piece up and down: each way it is handled at both ends, by processors that do all else three times as slowly.
     "a shared processor handles messages": (
-        *(Star(segments=1), 2, 64, LinkModel(0.5, 100), Work(0.001, 0.002, 0.0005, message_s=0.01, sharing=3)),
+        *(Star(segments=1), 2, 64, LinkModel(0.5, 100), ComputeModel(0.001, 0.002, 0.0005, message_s=0.01, sharing=3)),
         3 * 0.064 + HANDLED_S + 3 * 0.128 + HANDLED_S + 3 * 0.032,
     ),
     # Halves within the groups, 1.28 s; then both ranks of a group send a quarter, 0.64 s each, to the other group.
     "messages take turns on a shared uplink": (
-        *(HalvingDoubling(), 4, 256, LinkModel(0, 100, group_size=2, uplink_bytes_s=100), Work()),
+        *(HalvingDoubling(), 4, 256, LinkModel(0, 100, group_size=2, uplink_bytes_s=100), ComputeModel()),
         2 * (1.28 + 2 * 0.64),
     ),
 }
@@ -133,7 +139,7 @@ BY_HAND = {
 
 @pytest.mark.parametrize(("topology", "size", "n", "link", "work", "expected_s"), BY_HAND.values(), ids=BY_HAND)
 def test_times_that_can_be_found_by_hand(
-    topology: Topology, size: int, n: int, link: LinkModel, work: Work, expected_s: float
+    topology: Topology, size: int, n: int, link: LinkModel, work: ComputeModel, expected_s: float
 ) -> None:
     assert simulate_time(topology, size, n, lambda n, weight: n, link, 64, work) == pytest.approx(expected_s)
 

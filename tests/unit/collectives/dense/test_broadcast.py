@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectives import Communicator, arrays
-from collectives.dense import broadcast
+from collectives import Communicator
+from collectives.arrays import CUDA, MAKERS
+from collectives.dense import broadcast_gather
 from collectives.threads.run_local import run_local
 from tests.fake_device import FakeArray, FakeDevice
 
@@ -20,9 +21,9 @@ N = 1003
 def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeDevice]:
     """Give the fake devices of three ranks, and let all vectors be long and have several pieces."""
     known = {index: FakeDevice(index) for index in range(3)}
-    monkeypatch.setitem(arrays.MAKERS, arrays.CUDA, known.__getitem__)
-    monkeypatch.setattr(broadcast, "DIRECT_BYTES", 1)
-    monkeypatch.setattr(broadcast, "PIECE_BYTES", 256)
+    monkeypatch.setitem(MAKERS, CUDA, known.__getitem__)
+    monkeypatch.setattr(broadcast_gather, "DIRECT_BYTES", 1)
+    monkeypatch.setattr(broadcast_gather, "PIECE_BYTES", 256)
     return known
 
 
@@ -33,7 +34,7 @@ def able(monkeypatch: pytest.MonkeyPatch, ranks: tuple[int, ...]) -> None:
         yield True
         return int(device[-1]) in ranks
 
-    monkeypatch.setattr(broadcast, "takes_device_memory", allowed)
+    monkeypatch.setattr(broadcast_gather, "takes_device_memory", allowed)
 
 
 def values(rank: int, dtype: str = "float32") -> Any:
@@ -106,6 +107,6 @@ def test_kernels_that_make_the_array_or_still_use_its_memory_are_waited_for(
 
 def test_short_arrays_are_not_asked_about(made: dict[int, FakeDevice], monkeypatch: pytest.MonkeyPatch) -> None:
     able(monkeypatch, (0, 1))
-    monkeypatch.setattr(broadcast, "DIRECT_BYTES", 4 * N + 1)
+    monkeypatch.setattr(broadcast_gather, "DIRECT_BYTES", 4 * N + 1)
     run_local(2, lambda comm: comm.broadcast(FakeArray(values(comm.rank), index=comm.rank)))
     assert [len(made[rank].copied) for rank in range(2)] == [1, 1]

@@ -61,14 +61,14 @@ class Missing:
         self.told: str | None = ", nothing from rank 2"
         self.left = ""
 
-    def ask(self, call: int) -> float:
+    def send_question(self, call: int) -> float:
         self.asked.append(call)
         return 1.0
 
-    def awaited(self, call: int) -> str | None:
+    def describe_late(self, call: int) -> str | None:
         return self.told
 
-    def gone(self, call: int) -> str:
+    def describe_gone(self, call: int) -> str:
         return self.left
 
 

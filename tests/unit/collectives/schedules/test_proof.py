@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from collectives.schedules.direct import Direct
 from collectives.schedules.halving_doubling import HalvingDoubling
 from collectives.schedules.plan import Topology
 from collectives.schedules.registry import TOPOLOGIES
 from collectives.schedules.ring import Ring
-from collectives.schedules.star import Star
+from collectives.schedules.star import Direct, Star
 from collectives.schedules.torus import Torus
 from collectives.schedules.tree import DoubleTree, Tree
 from collectives.schedules.verify import all_plans, prove

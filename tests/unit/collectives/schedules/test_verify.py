@@ -12,7 +12,7 @@ from collectives.schedules.plan import Plan, PlanError, Step, Transfer
 from collectives.schedules.registry import TOPOLOGIES
 from collectives.schedules.ring import Ring
 from collectives.schedules.star import Star
-from collectives.schedules.verify import Delivery, all_plans, deliveries, prove
+from collectives.schedules.verify import PlannedMessage, all_plans, deliveries, prove
 
 
 def with_steps(plans: list[Plan], rank: int, steps: list[Step]) -> list[Plan]:
@@ -31,7 +31,7 @@ def test_a_message_dropped_at_one_end_is_missed(name: str, size: int) -> None:
 
 
 def changed_at_both_ends(
-    plans: list[Plan], message: Delivery, change: Callable[[Transfer, bool], list[Transfer]]
+    plans: list[Plan], message: PlannedMessage, change: Callable[[Transfer, bool], list[Transfer]]
 ) -> list[Plan]:
     """The plans with other transfers in place of those of a message; `change` is told whether it is received."""
     for rank, index, peer, received in (

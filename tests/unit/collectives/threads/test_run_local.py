@@ -23,7 +23,7 @@ from collectives import (
     Torus,
 )
 from collectives.consistency.call_check import TEXT_TAG
-from collectives.dense import variable_size as exchange
+from collectives.dense import broadcast_gather
 from collectives.threads.run_local import run_local
 from collectives.threads.thread_comm import LocalComm
 from mpicomp import Marsit
@@ -80,7 +80,7 @@ def test_payloads_of_any_size_are_exchanged(ranks: int, monkeypatch: pytest.Monk
             assert (values == root).all()
 
     run_local(ranks, work, timeout=TIMEOUT_S)
-    monkeypatch.setattr(exchange, "PART_BYTES", 16)  # several rounds
+    monkeypatch.setattr(broadcast_gather, "PART_BYTES", 16)  # several rounds
     run_local(ranks, work, timeout=TIMEOUT_S)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from collectives import Communicator, DoubleTree, HalvingDoubling, Ring, Star, Torus, Tree
-from collectives.execution.stepwise import runs_stepwise
+from collectives.execution.pipelined import runs_stepwise
 from collectives.threads.run_local import run_local
 from mpicomp import CascadingSSDM
 from mpicomp.codecs import StochasticSign

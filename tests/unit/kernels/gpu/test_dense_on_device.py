@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from collectives import CollectiveMismatch, Communicator, NonFiniteGradient, Ring, Star, Topology
-from collectives.dense import on_device as dense_on_device
+from collectives.dense import device_sum
 from collectives.threads.run_local import run_local
 from mpicomp import Dense
 from tests.fake_device import FakeArray, FakeDevice
@@ -91,7 +91,7 @@ def test_long_vectors_are_summed_on_the_device_to_the_same_bits(
     dtype: str, made: dict[int, FakeDevice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 0 has a device, and its pieces cross instead of the whole vector."""
-    monkeypatch.setattr(dense_on_device, "STAGED_BYTES", 0)
+    monkeypatch.setattr(device_sum, "STAGED_BYTES", 0)
     n = 700
 
     def take(comm: Communicator, there: bool) -> Any:
@@ -107,7 +107,7 @@ def test_long_vectors_are_summed_on_the_device_to_the_same_bits(
 
 
 def test_nan_on_a_device_is_told_on_all_ranks_and_the_step_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense_on_device, "STAGED_BYTES", 0)
+    monkeypatch.setattr(device_sum, "STAGED_BYTES", 0)
 
     def take(comm: Communicator) -> int:
         aggregator = Dense().start(comm, 300)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from mpi4py import MPI
 
-from collectives.progress.eager_limit import EAGER_LIMIT, HEADROOM, LEAST_BYTES, MOST_BYTES, USUAL_BYTES, piece_bytes
+from collectives.progress.limits import EAGER_LIMIT, HEADROOM, LEAST_BYTES, MOST_BYTES, USUAL_BYTES, eager_piece_bytes
 
 WORLD = MPI.COMM_WORLD
 
@@ -26,9 +26,9 @@ def test_pieces_follow_the_limit_that_mpi_was_told(
     monkeypatch.delenv(EAGER_LIMIT, raising=False)
     if limit is not None:
         monkeypatch.setenv(EAGER_LIMIT, limit)
-    assert piece_bytes(WORLD, 60.0) == expected
+    assert eager_piece_bytes(WORLD, 60.0) == expected
 
 
 def test_the_rank_with_the_lowest_limit_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(EAGER_LIMIT, str(100_000 + WORLD.rank))
-    assert piece_bytes(WORLD, 60.0) == 100_000 - HEADROOM
+    assert eager_piece_bytes(WORLD, 60.0) == 100_000 - HEADROOM

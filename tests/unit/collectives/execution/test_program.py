@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectives.execution.partition import partition, pieces
+from collectives.execution.program import partition, pieces
 
 LENGTHS = st.one_of(st.integers(0, 500), st.integers(0, 2**40))
 ALIGNMENTS = st.one_of(st.sampled_from([1, 64, 4096]), st.integers(1, 1000))

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from collectives import CollectiveTimeout, Communicator, CommunicatorClosed
-from collectives.dense import variable_size as exchange
+from collectives.dense import broadcast_gather
 from tests.mpi.lanes import TIMEOUT_S, few_ranks
 
 pytestmark = pytest.mark.communicator(topology="auto")
@@ -37,7 +37,7 @@ def test_broadcast_overwrites_with_the_roots(comm: Communicator) -> None:
 
 
 def test_broadcast_is_sent_in_parts_that_mpi_can_count(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "PART_BYTES", 100)
+    monkeypatch.setattr(broadcast_gather, "PART_BYTES", 100)
     x = payload(comm.rank, 1234)
     comm.broadcast(x)
     assert (x == payload(0, 1234)).all()

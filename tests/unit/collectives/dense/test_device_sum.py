@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectives import CollectiveMismatch, Communicator, HalvingDoubling, Ring, Star, Topology, Tree, arrays
+from collectives import CollectiveMismatch, Communicator, HalvingDoubling, Ring, Star, Topology, Tree
+from collectives.arrays import CUDA, MAKERS
 from collectives.arrays.elements import narrow
 from collectives.arrays.gpu_mpi import verdict
 from collectives.arrays.gpu_mpi.probe import Outcome
-from collectives.dense import on_device
-from collectives.dense.device_payload import RECEIVE_BUFFERS, DevicePayload
+from collectives.dense import device_sum
+from collectives.dense.device_sum import RECEIVE_BUFFERS, DevicePayload
 from collectives.threads.run_local import run_local
 from tests.fake_device import FakeArray, FakeDevice
 
@@ -27,9 +28,9 @@ PIECE_BYTES = 256
 def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeDevice]:
     """Give the fake devices, which are made when they are asked for, and let all vectors be long."""
     known: dict[int, FakeDevice] = {}
-    monkeypatch.setitem(arrays.MAKERS, arrays.CUDA, lambda index: known.setdefault(index, FakeDevice(index)))
-    monkeypatch.setattr(on_device, "STAGED_BYTES", 0)
-    monkeypatch.setattr(on_device, "DIRECT_BYTES", 0)
+    monkeypatch.setitem(MAKERS, CUDA, lambda index: known.setdefault(index, FakeDevice(index)))
+    monkeypatch.setattr(device_sum, "STAGED_BYTES", 0)
+    monkeypatch.setattr(device_sum, "DIRECT_BYTES", 0)
     return known
 
 
@@ -173,7 +174,7 @@ def test_what_mpi_itself_sums_goes_through_the_host(
 
 def test_short_vectors_go_through_the_host_as_a_whole(payloads: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     aware(monkeypatch, works=False)
-    monkeypatch.setattr(on_device, "STAGED_BYTES", 4 * N + 1)
+    monkeypatch.setattr(device_sum, "STAGED_BYTES", 4 * N + 1)
     run_local(2, lambda comm: comm.allreduce(array(comm, vector(0, "float32"), "float32", (0, 1))), Ring())
     assert not payloads
 

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectives import Communicator, arrays
+from collectives import Communicator
+from collectives.arrays import CUDA, MAKERS
 from collectives.arrays.gpu_mpi import verdict
 from collectives.arrays.gpu_mpi.probe import Outcome
-from collectives.dense import broadcast, on_device
+from collectives.dense import broadcast_gather, device_sum
 from tests.fake_device import FakeArray, FakeDevice
 from tests.mpi.lanes import every_size, few_ranks
 
@@ -26,7 +27,7 @@ def vector(rank: int) -> Any:
 def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     """Give the device that each rank has."""
     one = FakeDevice(0)
-    monkeypatch.setitem(arrays.MAKERS, arrays.CUDA, lambda index: one)
+    monkeypatch.setitem(MAKERS, CUDA, lambda index: one)
     return one
 
 
@@ -37,7 +38,7 @@ def test_bits_are_those_of_the_host_though_ranks_differ(
     direct: bool, comm: Communicator, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every third rank has its array in the host's memory, and every other third stages it in any case."""
-    monkeypatch.setattr(on_device, "STAGED_BYTES", 0)
+    monkeypatch.setattr(device_sum, "STAGED_BYTES", 0)
     monkeypatch.setattr(verdict.verdict, "outcome", Outcome(direct and comm.rank % 3 != 1, "was faked"))
     expected = comm.allreduce(vector(comm.rank), "mean")
     x = vector(comm.rank) if comm.rank % 3 == 2 else FakeArray(vector(comm.rank))
@@ -54,7 +55,7 @@ def test_the_thread_that_calls_mpi_has_the_device_for_its_current_one(
     comm: Communicator, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the progress thread is told so: another one's current device is the program's business."""
-    monkeypatch.setattr(on_device, "DIRECT_BYTES", 0)
+    monkeypatch.setattr(device_sum, "DIRECT_BYTES", 0)
     monkeypatch.setattr(verdict.verdict, "outcome", Outcome(works=True, said="was faked"))
     x = FakeArray(np.ones(N, np.float32))
     assert (comm.allreduce(x).there == comm.size).all()
@@ -71,8 +72,8 @@ def test_the_thread_that_calls_mpi_has_the_device_for_its_current_one(
 def test_a_broadcast_goes_directly_where_all_ranks_can(
     able: int, comm: Communicator, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broadcast, "DIRECT_BYTES", 0)
-    monkeypatch.setattr(broadcast, "PIECE_BYTES", 1024)
+    monkeypatch.setattr(broadcast_gather, "DIRECT_BYTES", 0)
+    monkeypatch.setattr(broadcast_gather, "PIECE_BYTES", 1024)
     monkeypatch.setattr(verdict.verdict, "outcome", Outcome(comm.rank != able or not able, "was faked"))
     x, root = vector(comm.rank), comm.size - 1
     assert comm.broadcast(there := FakeArray(x), root) is there

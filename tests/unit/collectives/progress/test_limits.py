@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collectives.progress.timeouts import timeouts
+from collectives.progress.limits import timeouts
 
 
 @pytest.mark.parametrize(

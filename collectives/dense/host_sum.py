@@ -1,35 +1,46 @@
-"""Sums and means in full precision: the numbers themselves travel."""
+"""Sums and means in full precision, in memory of the host."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
-from numpy.typing import NDArray
 
+from collectives.annotations import AnyArray, Bytes, FloatArray, override
 from collectives.arrays.elements import SIXTEEN_BIT, Combine, add, narrow, widen
+from collectives.execution.payload import MergedPayload, MessageMemory
 from collectives.execution.program import Message, Program
 
 TILE = 32768  # elements added, then divided, while in cache
 
 
-def itemsize_in_messages(values: NDArray[Any], dtype: str) -> int:
-    """Bytes that an element takes in a message whose sum is not complete."""
+def itemsize_in_messages(values: FloatArray, dtype: str) -> int:
+    """Return the bytes of an element in messages whose sum is not complete."""
     return 4 if dtype in SIXTEEN_BIT else values.itemsize
 
 
-class DensePayload:
-    """Sum or mean of one vector per rank; the order of additions is the plan's.
+class DensePayload(MergedPayload):
+    """Sum or mean of one vector per rank, added in the order of the plan.
 
-    The first hop sends straight from the input, and a sum is written where the result will be. 16-bit vectors are
+    The first hop sends straight from the input, and sums are written where the result will be. 16-bit vectors are
     summed in float32 and travel as float32 until the sum is complete, then as 16 bits.
 
-    `values`, ndarray[n], is left alone unless it is `out` or a float32 copy of a 16-bit vector. `dtype` names its
-    element type, as bfloat16 is uint16 to NumPy. `buffers`, uint8[bytes of the longest piece, or more], are for as many
-    messages to be merged as may be under way at once. `out`, ndarray[n], is overwritten with the result.
-    `combine` takes the place of the sum.
+    Parameters
+    ----------
+    program : Program
+    values : ndarray[n]
+        Input; changed only if it is `out` or a float32 copy of a 16-bit vector.
+    dtype : str
+        Element type; bfloat16 is uint16 in NumPy.
+    mean : bool
+        Divide the sum by the number of ranks.
+    buffers : sequence of uint8 arrays
+        Receive buffers, each with room for the longest piece; their number limits the messages under way.
+    out : ndarray[n]
+        Overwritten with the result.
+    combine : Combine
+        Operation in place of the sum.
     """
 
     brief = True
@@ -37,11 +48,11 @@ class DensePayload:
     def __init__(
         self,
         program: Program,
-        values: NDArray[Any],
+        values: FloatArray,
         dtype: str,
         mean: bool,
-        buffers: Sequence[NDArray[np.uint8]],
-        out: NDArray[Any],
+        buffers: Sequence[Bytes],
+        out: FloatArray,
         combine: Combine = add,
     ) -> None:
         self.receive_buffers = len(buffers)
@@ -50,16 +61,16 @@ class DensePayload:
         self._values, self._out = values, out
         self._widened = dtype in SIXTEEN_BIT and values.dtype == np.float32
         self._narrow = self._widened or (dtype in SIXTEEN_BIT and self._size > 1)
-        self._sums: NDArray[Any] = out
+        self._sums: FloatArray = out
         if self._narrow:
             self._sums = values if self._widened else np.empty(values.size, np.float32)
-        self._summed = [False] * len(self._pieces)  # whether a piece's state is in the sums (else in the input)
+        self._summed = [False] * len(self._pieces)  # the piece's state is in the sums, not in the input
         self._buffers = [
             buffer[: program.longest_piece * self._sums.itemsize].view(self._sums.dtype) for buffer in buffers
         ]
 
+    @override
     def encode(self, piece: int) -> None:
-        """Widen 16-bit elements; everything else is sent from where it is."""
         cut = self._pieces[piece]
         part = slice(cut.start, cut.stop)
         if self._narrow:
@@ -72,24 +83,26 @@ class DensePayload:
             else:
                 self._out[part] = self._values[part]
 
-    def outgoing(self, piece: int, weight: int) -> Any:
-        """See `Payload`: the result once it speaks for all ranks, else the sum so far."""
+    @override
+    def outgoing(self, piece: int, weight: int) -> MessageMemory:
+        # the result once it has the contributions of all ranks, before that the partial sum
         state = self._out if weight == self._size else self._sums if self._summed[piece] else self._values
         return self._bytes(state, self._pieces[piece])
 
-    def incoming(self, piece: int, buffer: int, weight: int) -> Any:
-        """See `Payload`."""
+    @override
+    def incoming(self, piece: int, buffer: int, weight: int) -> MessageMemory:
         return self._bytes(self._buffers[buffer], range(len(self._pieces[piece])))
 
-    def replacing(self, piece: int, weight: int) -> Any:
-        """See `Payload`."""
+    @override
+    def replacing(self, piece: int, weight: int) -> MessageMemory:
         return self._bytes(self._out, self._pieces[piece])
 
+    @override
     def prepare(self, message: Message, buffer: int) -> None:
-        """Nothing can be done ahead of a sum."""
+        pass  # an addition has no part that can be done before the message arrives
 
+    @override
     def merge(self, message: Message, buffer: int) -> None:
-        """Add; if that completes the sum, divide and round it as well."""
         cut = self._pieces[message.piece]
         held = self._sums if self._summed[message.piece] else self._values
         incoming = self._buffers[buffer]
@@ -104,10 +117,11 @@ class DensePayload:
             if complete and self._narrow:
                 narrow(sums, self._dtype, self._out[tile])
 
+    @override
     def finish(self, piece: int) -> None:
-        """The result is already in place."""
+        pass  # the result is in place
 
     @staticmethod
-    def _bytes(array: NDArray[Any], cut: range) -> Any:
+    def _bytes(array: AnyArray, cut: range) -> MessageMemory:
         part = array[cut.start : cut.stop]
         return [part, part.nbytes, MPI.BYTE]
