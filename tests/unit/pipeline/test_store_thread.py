@@ -23,7 +23,7 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened = threading.Event()
         self.readers: list[str] = []
-        write, read = StoreFile.write, StoreFile.read
+        write, read = StoreFile.write_row, StoreFile.read_row
 
         def gated(file: StoreFile, row: int, payload: Any, stamp: int) -> int:
             assert self.opened.wait(20)
@@ -33,8 +33,8 @@ class Gate:
             self.readers.append(threading.current_thread().name)
             read(file, row, out)
 
-        monkeypatch.setattr(StoreFile, "write", gated)
-        monkeypatch.setattr(StoreFile, "read", noted)
+        monkeypatch.setattr(StoreFile, "write_row", gated)
+        monkeypatch.setattr(StoreFile, "read_row", noted)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_a_row_that_is_written_while_the_thread_reads_it_is_read_as_written(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled(path)
-    read, entered, leave = StoreFile.read, threading.Event(), threading.Event()
+    read, entered, leave = StoreFile.read_row, threading.Event(), threading.Event()
 
     def slow(file: StoreFile, row: int, out: Any) -> None:
         read(file, row, out)
@@ -102,7 +102,7 @@ def test_a_row_that_is_written_while_the_thread_reads_it_is_read_as_written(
             entered.set()
             assert leave.wait(20)
 
-    monkeypatch.setattr(StoreFile, "read", slow)
+    monkeypatch.setattr(StoreFile, "read_row", slow)
     with opened(path) as store:
         store.prefetch([3])
         assert entered.wait(20)
@@ -114,7 +114,7 @@ def test_a_row_that_is_written_while_the_thread_reads_it_is_read_as_written(
 
 def test_a_reader_waits_for_the_row_that_the_thread_is_reading(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(path)
-    read, entered, readers = StoreFile.read, threading.Event(), []
+    read, entered, readers = StoreFile.read_row, threading.Event(), []
 
     def slow(file: StoreFile, row: int, out: Any) -> None:
         readers.append(threading.current_thread().name)
@@ -122,7 +122,7 @@ def test_a_reader_waits_for_the_row_that_the_thread_is_reading(path: Path, monke
         time.sleep(0.05)
         read(file, row, out)
 
-    monkeypatch.setattr(StoreFile, "read", slow)
+    monkeypatch.setattr(StoreFile, "read_row", slow)
     with opened(path) as store:
         store.prefetch([3])
         assert entered.wait(20)
@@ -183,7 +183,7 @@ def test_an_error_of_the_thread_surfaces_at_the_next_calls_and_the_file_is_close
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as broken:
-        broken.setattr(StoreFile, "write", fails)
+        broken.setattr(StoreFile, "write_row", fails)
         store.write([2], rows_of(2))
         with pytest.raises(OSError, match=r"rows could not be written back.*Input/output error.*resume from the last"):
             store.touched_checksum()
@@ -209,7 +209,7 @@ def test_a_writer_that_waits_is_told_that_the_thread_has_failed(path: Path, monk
         assert go.wait(20)
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(StoreFile, "write", fails)
+    monkeypatch.setattr(StoreFile, "write_row", fails)
     store = opened(path, buffer_bytes=1)
     store.write([0], rows_of(0))
     threading.Timer(0.02, go.set).start()
