@@ -4,9 +4,9 @@
 interface of stores, which keep the last message of every example in memory (``memory_store.py``) or in files
 (``file_store.py``, ``store_file.py``, ``store_thread.py``); ``store_rows.py`` has bytes, stamps and checksums of rows.
 ``coding.py`` and ``activations.py`` code rows. ``cut.py`` is one end of a cut between stages, ``messages.py`` its
-messages, ``tensors.py`` their tensors. ``step.py`` is a batch on its way through a stage, ``cut_holder.py`` makes its
-steps transactions, ``agreement.py`` has the agreements of ranks around a step. ``stage.py`` is a stage, ``tied.py`` has
-weights that stages share. ``split_learning.py`` has server and clients of split learning, ``turns.py`` their turns.
+messages, ``tensors.py`` their tensors. ``slice_step.py`` is a batch on its way through a stage, ``cut_holder.py`` makes
+its steps transactions, ``agreement.py`` has the agreements of ranks around a step. ``stage.py`` is a stage, ``tied.py``
+has weights that stages share. ``split_learning.py`` has server and clients of split learning, ``turns.py`` their turns.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from mpicomp.pipeline.activations import Compression, Direct
 from mpicomp.pipeline.agreement import Pair, PipelineError, failure_text
 from mpicomp.pipeline.cut import Downstream, Upstream
 from mpicomp.pipeline.schedule import Backward, Forward
-from mpicomp.pipeline.step import Loss, PartOfBatch, SliceStep, pass_forward
+from mpicomp.pipeline.slice_step import Loss, PartOfBatch, SliceStep, pass_forward
 from mpicomp.pipeline.store_rows import Ids
 from mpicomp.pipeline.tensors import Tensors
 from mpicomp.pipeline.turns import END, PREDICT, SERVER, STEP, Party

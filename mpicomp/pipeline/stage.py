@@ -29,7 +29,7 @@ from mpicomp.pipeline.cut import CutEnd, Downstream, Upstream, check_compression
 from mpicomp.pipeline.cut_holder import CutHolder
 from mpicomp.pipeline.schedule import Action, Schedule
 from mpicomp.pipeline.schedule import schedule as schedule_of
-from mpicomp.pipeline.step import Loss, PartOfBatch, SliceStep, loss_of, pass_forward
+from mpicomp.pipeline.slice_step import Loss, PartOfBatch, SliceStep, loss_of, pass_forward
 from mpicomp.pipeline.store import State
 from mpicomp.pipeline.store_rows import Ids
 from mpicomp.pipeline.tensors import Tensors, with_tensors

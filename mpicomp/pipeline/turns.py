@@ -33,7 +33,7 @@ from mpicomp.pipeline.agreement import (
 from mpicomp.pipeline.cut import Compressions, CutEnd, check_compressions
 from mpicomp.pipeline.cut_holder import CutHolder
 from mpicomp.pipeline.schedule import Action
-from mpicomp.pipeline.step import SliceStep
+from mpicomp.pipeline.slice_step import SliceStep
 from mpicomp.pipeline.store import State
 from mpicomp.pipeline.tensors import as_bytes, with_tensors
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -227,3 +228,27 @@ def test_no_thread_is_started_before_there_is_work_and_none_is_left(path: Path) 
         store.write([0], rows_of(1))
         assert threading.active_count() == before + 1
     assert threading.active_count() == before
+
+
+def test_a_store_that_is_collected_as_garbage_in_its_own_thread_is_written_and_closed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, go = StoreFile.write_row, threading.Event()
+
+    def collects(file: StoreFile, row: int, payload: Any, stamp: int) -> int:
+        assert go.wait(20)
+        gc.collect()
+        return write(file, row, payload, stamp)
+
+    monkeypatch.setattr(StoreFile, "write_row", collects)
+    before = threading.active_count()
+    cycle: list[Any] = [opened(path)]
+    cycle.append(cycle)
+    cycle[0].write([2], rows_of(2))
+    cycle[0].write([3], rows_of(3))
+    del cycle
+    go.set()
+    until(lambda: threading.active_count() == before)
+    with opened(path) as again:
+        assert np.array_equal(again.read([2, 3]), rows_of(2, 3))
+        assert again.torn.size == 0
