@@ -2,10 +2,11 @@
 
 ``schedule.py`` lists the micro-batches that a stage takes, as data; ``simulate.py`` proves it. ``store.py`` is the
 interface of stores, which keep the last message of every example in memory (``memory_store.py``) or in files
-(``file_store.py``). ``stage.py`` has a stage, ``step.py`` a batch on its way through it, ``agreement.py`` the
-agreements of stages before and after a batch. ``cut.py`` is one end of a cut between stages, ``link.py`` its messages,
-``layout.py`` and ``tensors.py`` their tensors, ``activations.py`` how rows are coded in these. ``tied.py`` has weights
-that stages share. ``split.py`` has server and clients of split learning, ``turns.py`` how clients take turns.
+(``file_store.py``, ``store_file.py``, ``store_thread.py``); ``store_rows.py`` has bytes, stamps and checksums of rows.
+``coding.py`` and ``activations.py`` code rows. ``cut.py`` is one end of a cut between stages, ``messages.py`` its
+messages, ``tensors.py`` their tensors. ``slice_step.py`` is a batch on its way through a stage, ``cut_holder.py`` makes
+its steps transactions, ``agreement.py`` has the agreements of ranks around a step. ``stage.py`` is a stage, ``tied.py``
+has weights that stages share. ``split_learning.py`` has server and clients of split learning, ``turns.py`` their turns.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mpicomp.pipeline.activations import Deltas, Direct
-    from mpicomp.pipeline.errors import PipelineError
+    from mpicomp.pipeline.agreement import PipelineError
     from mpicomp.pipeline.file_store import FileMessageStore
     from mpicomp.pipeline.memory_store import MessageStore
     from mpicomp.pipeline.schedule import (
@@ -28,12 +29,12 @@ if TYPE_CHECKING:
         gpipe,
         one_forward_one_backward,
     )
-    from mpicomp.pipeline.split import SplitClient, SplitServer
+    from mpicomp.pipeline.split_learning import SplitClient, SplitServer
     from mpicomp.pipeline.stage import PipelineStage
-    from mpicomp.pipeline.stamps import differing
     from mpicomp.pipeline.store import Store
+    from mpicomp.pipeline.store_rows import differing
 
-# Loaded when first asked for: schedules and stores need neither torch nor MPI.
+# Loaded at their first use: schedules and stores need neither torch nor MPI.
 _HOMES = {
     "SCHEDULES": "schedule",
     "Action": "schedule",
@@ -43,14 +44,14 @@ _HOMES = {
     "FileMessageStore": "file_store",
     "Forward": "schedule",
     "MessageStore": "memory_store",
-    "PipelineError": "errors",
+    "PipelineError": "agreement",
     "PipelineStage": "stage",
     "Schedule": "schedule",
     "ScheduleError": "schedule",
-    "SplitClient": "split",
-    "SplitServer": "split",
+    "SplitClient": "split_learning",
+    "SplitServer": "split_learning",
     "Store": "store",
-    "differing": "stamps",
+    "differing": "store_rows",
     "gpipe": "schedule",
     "one_forward_one_backward": "schedule",
 }

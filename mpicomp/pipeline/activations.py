@@ -1,4 +1,4 @@
-"""How rows travel between two stages: as they are, or as differences to the last message of the same example.
+"""Compression of activations and their gradients: by themselves, or as differences to the example's last message.
 
 AQ-SGD (Wang et al., "Fine-tuning language models over slow networks using activation quantization with guarantees",
 NeurIPS 2022). Both ends of a cut keep the last message m of every example, with activations a::
@@ -7,130 +7,38 @@ NeurIPS 2022). Both ends of a cut keep the last message m of every example, with
     later:        d = Q(a - m) travels;              both set m <- m + d
                   the next stage runs on m
 
-`Direct` sends Q(a) each time, which is what the paper calls DirectQ; gradients of activations travel like that.
+`Direct` sends Q(a) each time; the paper calls it DirectQ. Gradients of activations travel like that.
 """
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from collectives.annotations import Bytes, override
 from mpicomp.codecs import options
-from mpicomp.codecs.base import Bytes
+from mpicomp.codecs.base import Draw
 from mpicomp.codecs.rows import FullRows
 from mpicomp.codecs.rows.row_codec import DeltaCodec, RowCodec, Rows
 from mpicomp.kernels.streams import Stream
-from mpicomp.pipeline.delta_coding import DeltaCoding
-from mpicomp.pipeline.direct_coding import DirectCoding
+from mpicomp.pipeline.coding import Coding, CodingPlace, DirectCoding, as_matrix, coded_matrix, row_keys
 from mpicomp.pipeline.file_store import FileMessageStore
 from mpicomp.pipeline.memory_store import MessageStore
-from mpicomp.pipeline.rows import Ids
-from mpicomp.pipeline.stamps import Stamps
-from mpicomp.pipeline.store import Store
+from mpicomp.pipeline.store import State, Store
+from mpicomp.pipeline.store_rows import Ids, Stamps, differing, seen
 
-
-class Coding(Protocol):
-    """One direction of a cut, on one of its ends; what is kept changes at `commit`, never before."""
-
-    def check(self, ids: Ids | None) -> None:
-        """Raise TypeError or ValueError unless a step of these examples can be coded."""
-        ...
-
-    def prepare(self, row_shape: tuple[int, ...]) -> None:
-        """Make room for what is kept of rows of this shape; raises ValueError, OSError or MemoryError."""
-        ...
-
-    def nbytes(self, ids: Ids, row_shape: tuple[int, ...]) -> int:
-        """Of a payload: equal on both ends."""
-        ...
-
-    def prefetch(self, ids: Ids) -> None:
-        """These examples are the next."""
-        ...
-
-    def encode(self, rows: Rows, ids: Ids, payload: Bytes) -> None:
-        """Overwrite the payload. Raises ValueError for NaN and infinity, OverflowError for rows out of range."""
-        ...
-
-    def decode(self, payload: Bytes, ids: Ids, row_shape: tuple[int, ...]) -> Rows:
-        """What the rows are on both ends, in memory of their own."""
-        ...
-
-    def commit(self) -> None:
-        """The step has ended well; raises OSError where what is to be kept cannot be written."""
-        ...
-
-    def roll_back(self) -> None:
-        """The step has failed on some stage."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; ValueError, and nothing has changed, if it is of something else."""
-        ...
-
-    def pairing(self) -> Stamps | None:
-        """Return the words that the other end needs for `settle`, equally many there; None: no messages are kept."""
-        ...
-
-    def settle(self, mine: Stamps, theirs: Stamps) -> int:
-        """Forget the examples whose messages are not those of the other end; return how many.
-
-        `mine` and `theirs` are the results of `pairing` on both ends.
-        """
-        ...
-
-    def forget_all(self) -> None:
-        """Have all examples sent in full precision the next time."""
-        ...
-
-    def checksum(self) -> int | None:
-        """Of what was kept since the last call, equal on both ends; None: it is not time for one."""
-        ...
-
-    def digest(self) -> int:
-        """Of all that is kept, as 63 bits that are equal on both ends; 0: nothing is."""
-        ...
-
-    def close(self) -> None:
-        """Let go of what is kept, and of its file."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class CodingPlace:
-    """Place of a coding, which determines its random words.
-
-    Attributes
-    ----------
-    direction : int
-        Number of the cut and direction: activations have even numbers.
-    end : "before" or "after"
-        The cut.
-    part : int
-        Number of the tensor, of those that travel together.
-    seed : int
-        Of stochastic rounding.
-    pipeline : int
-        Number of the pipeline, of those side by side.
-    """
-
-    direction: int
-    end: str = ""
-    part: int = 0
-    seed: int = 0
-    pipeline: int = 0
-
-    def stream(self, purpose: str) -> Stream:
-        """Return the random words that both ends draw."""
-        return Stream(self.seed, self.direction, f"{purpose} {self.part}" if self.part else purpose)
+_READ_TOGETHER = 64
+_NUMBER_WORDS = 4  # of the two numbers before the stamps in `pairing`
 
 
 class Compression(Protocol):
@@ -142,7 +50,7 @@ class Compression(Protocol):
 
 
 @dataclass(frozen=True)
-class Direct:
+class Direct(Compression):
     """Each message by itself.
 
     Parameters
@@ -154,13 +62,13 @@ class Direct:
 
     codec: RowCodec = field(default_factory=FullRows)
 
+    @override
     def start(self, place: CodingPlace) -> DirectCoding:
-        """See `Compression`."""
         return DirectCoding(self.codec, place.stream("direct rows"), place.pipeline)
 
 
 @dataclass(frozen=True)
-class Deltas:
+class Deltas(Compression):
     """Differences to the example's last message: AQ-SGD.
 
     Parameters
@@ -198,24 +106,17 @@ class Deltas:
                 f"{self.codec!r:.80} sends no differences: pass another codec, such as RowQuantizer(bits=3)"
             )
         if getattr(self.codec, "rounding", "") == "stochastic" and getattr(self.codec, "bits", 0) == 2:
-            # Of rows of 256 normal values. Differences shrink from visit to visit only below 0.707.
+            # Measured on rows of 256 normal values. Differences shrink from visit to visit only below 0.707.
             warnings.warn(
                 f"{self.codec!r:.80} errs by 0.84 of a difference's norm, and AQ-SGD is known to converge below 0.707: "
                 "use rounding='nearest', which errs by 0.44, or 3 bits",
                 stacklevel=3,
             )
 
+    @override
     def start(self, place: CodingPlace) -> DeltaCoding:
-        """See `Compression`."""
         name = f"cut-{place.direction}-{place.end}" + (f"-{place.part}" if place.part else "")
-        return DeltaCoding(
-            self.codec,
-            place.stream("row differences"),
-            self.examples,
-            self.check_every,
-            partial(self._store, name),
-            place.pipeline,
-        )
+        return DeltaCoding(self, place.stream("row differences"), partial(self._store, name), place.pipeline)
 
     def _store(self, name: str, row_shape: tuple[int, ...], resuming: bool) -> Store:
         if self.folder is None:
@@ -227,3 +128,200 @@ class Deltas:
             store.forget_all()
             store.pair = 0  # so that the states of those runs do not take the file for theirs
         return store
+
+
+class DeltaCoding(Coding):
+    """One end of a cut that keeps the last message of every example.
+
+    Parameters
+    ----------
+    deltas : Deltas
+        Options.
+    stream : Stream
+        Of stochastic rounding.
+    make_store : callable
+        Returns a store of messages. Arguments: their shape, which is known when the first one passes, and whether a
+        state is about to be loaded.
+    source : int
+        Number of the pipeline, each of which draws random words of its own.
+    """
+
+    def __init__(
+        self, deltas: Deltas, stream: Stream, make_store: Callable[[tuple[int, ...], bool], Store], source: int = 0
+    ) -> None:
+        self._codec, self._examples, self._check_every = deltas.codec, deltas.examples, deltas.check_every
+        self._stream, self._make_store, self._source = stream, make_store, source
+        self._store: Store | None = None
+        self._pending: list[tuple[Ids, Rows]] = []
+        self._steps = 0
+
+    @override
+    def check(self, ids: Ids | None) -> None:
+        if ids is None:
+            raise TypeError("Deltas keeps a message for each example: pass ids= to step on every stage")
+        outside = ids[(ids < 0) | (ids >= self._examples)]
+        if outside.size:
+            raise ValueError(f"id {outside[0]} is not one of {self._examples} examples: see Deltas(examples=)")
+        once, counts = np.unique(ids, return_counts=True)
+        if once.size < ids.size:
+            raise ValueError(
+                f"id {once[counts.argmax()]} occurs {counts.max()} times in a batch: leave repeated examples out, or "
+                "give each augmented variant an id of its own"
+            )
+
+    @override
+    def prepare(self, row_shape: tuple[int, ...]) -> None:
+        self._opened(row_shape)
+
+    @override
+    def nbytes(self, ids: Ids, row_shape: tuple[int, ...]) -> int:
+        full = self._full(ids, row_shape)
+        rows, columns = coded_matrix(row_shape)
+        new = int(full.sum())
+        return 4 * new * rows * columns + self._codec.nbytes((ids.size - new) * rows, columns)
+
+    @override
+    def prefetch(self, ids: Ids) -> None:
+        if self._store is not None:
+            self._store.prefetch(ids)
+
+    @override
+    def encode(self, rows: Rows, ids: Ids, payload: Bytes) -> None:
+        row_shape = rows.shape[1:]
+        full = self._full(ids, row_shape)
+        first, rest = self._parts(payload, full, row_shape)
+        if full.any():
+            new = rows[full]  # a copy, which is kept
+            if not np.isfinite(new).all():
+                raise ValueError("activations contain NaN or infinity")
+            first[:] = new
+            self._encode_differences(rows[~full], ids[~full], rest)
+            self._pending.append((ids[full], new))
+        else:
+            self._encode_differences(rows, ids, rest)
+
+    def _encode_differences(self, rows: Rows, ids: Ids, payload: Bytes) -> None:
+        if not ids.size:
+            return
+        messages = self._opened(rows.shape[1:]).read(ids)
+        draw, numbers = Draw(self._stream, self._steps, self._source), row_keys(ids, rows.shape[1:])
+        self._codec.encode_delta(as_matrix(rows), as_matrix(messages), payload, draw, numbers)
+        self._pending.append((ids, messages))
+
+    @override
+    def decode(self, payload: Bytes, ids: Ids, row_shape: tuple[int, ...]) -> Rows:
+        full = self._full(ids, row_shape)
+        first, rest = self._parts(payload, full, row_shape)
+        if not full.any():
+            return self._decode_differences(rest, ids, row_shape).copy()  # the caller must not change a kept message
+        rows = np.empty((ids.size, *row_shape), np.float32)
+        rows[full] = first
+        if not full.all():
+            rows[~full] = self._decode_differences(rest, ids[~full], row_shape)
+        self._pending.append((ids[full], first.copy()))
+        return rows
+
+    def _decode_differences(self, payload: Bytes, ids: Ids, row_shape: tuple[int, ...]) -> Rows:
+        messages = self._opened(row_shape).read(ids)
+        self._codec.decode_delta(payload, as_matrix(messages))
+        self._pending.append((ids, messages))
+        return messages
+
+    @override
+    def commit(self) -> None:
+        pending, self._pending = self._pending, []
+        self._steps += 1  # first: it stays equal on both ends also where a write fails
+        for ids, rows in pending:
+            if ids.size:
+                self._opened(rows.shape[1:]).write(ids, rows)
+
+    @override
+    def roll_back(self) -> None:
+        self._pending.clear()
+
+    @override
+    def state_dict(self) -> State:
+        if self._store is None:
+            return {"steps": self._steps, "row_shape": None, "store": None}
+        return {"steps": self._steps, "row_shape": list(self._store.row_shape), "store": self._store.state_dict()}
+
+    @override
+    def load_state_dict(self, state: State) -> None:
+        if set(state) != {"steps", "row_shape", "store"}:
+            raise ValueError(f"a state with {', '.join(state)} is not one of Deltas: load that of the same compression")
+        if state["store"] is not None:
+            self._opened(tuple(state["row_shape"]), resuming=True).load_state_dict(state["store"])
+        elif self._store is not None:
+            self._store.forget_all()
+        self._steps = int(state["steps"])
+
+    @override
+    def pairing(self) -> Stamps | None:
+        # The store's number, a random one to replace it, and the stamps of all examples.
+        store = self._store
+        numbers = np.array([0 if store is None else store.pair, 1 + secrets.randbits(62)], np.uint64)
+        stamps = np.zeros(self._examples, np.uint32) if store is None else store.all_stamps()
+        return np.concatenate([numbers.view(np.uint32), stamps])
+
+    @override
+    def settle(self, mine: Stamps, theirs: Stamps) -> int:
+        (my_pair, my_offer), (their_pair, their_offer) = (one[:_NUMBER_WORDS].view(np.uint64) for one in (mine, theirs))
+        my_stamps, their_stamps = mine[_NUMBER_WORDS:], theirs[_NUMBER_WORDS:]
+        rows = differing(my_stamps, their_stamps)
+        if my_pair != their_pair:  # equal stamps may stand for messages of two runs
+            rows = np.union1d(rows, np.flatnonzero(seen(my_stamps) | seen(their_stamps)))
+        if self._store is not None:
+            self._store.forget(rows, their_stamps[rows])
+            if my_pair != their_pair or not my_pair:
+                self._store.pair = int(max(my_offer, their_offer))
+        return rows.size
+
+    @override
+    def forget_all(self) -> None:
+        if self._store is not None:
+            self._store.forget_all()
+            self._store.reset_checksum()
+
+    @override
+    def checksum(self) -> int | None:
+        if self._store is None or self._steps % self._check_every:
+            return None
+        found = self._store.touched_checksum()
+        self._store.reset_checksum()
+        return found
+
+    @override
+    def digest(self) -> int:
+        if self._store is None:
+            return 0
+        stamps = self._store.all_stamps()
+        found = hashlib.blake2b(stamps.tobytes(), digest_size=8)
+        for ids in np.array_split(np.flatnonzero(seen(stamps)), -(-stamps.size // _READ_TOGETHER)):
+            found.update(self._store.read(ids).tobytes())
+        return int.from_bytes(found.digest(), "little") >> 1
+
+    @override
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+
+    def _full(self, ids: Ids, row_shape: tuple[int, ...]) -> NDArray[np.bool_]:
+        """Return which of the examples travel in full precision."""
+        full: NDArray[np.bool_] = self._opened(row_shape).stamps(ids) == 0
+        return full
+
+    def _parts(self, payload: Bytes, full: NDArray[np.bool_], row_shape: tuple[int, ...]) -> tuple[Rows, Bytes]:
+        """Return the parts of a payload: rows in full precision, and coded differences."""
+        count = int(full.sum())
+        split = 4 * count * prod(row_shape)
+        return payload[:split].view(np.float32).reshape(count, *row_shape), payload[split:]
+
+    def _opened(self, row_shape: tuple[int, ...], resuming: bool = False) -> Store:
+        if self._store is not None and self._store.row_shape != row_shape:
+            raise ValueError(
+                f"the messages kept have shape {[*self._store.row_shape]}, and an example's is now {[*row_shape]}: "
+                "load the state of this model, or make a new stage"
+            )
+        if self._store is None:
+            self._store = self._make_store(row_shape, resuming)
+        return self._store

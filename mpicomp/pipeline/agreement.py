@@ -1,78 +1,27 @@
-"""What the ranks of a pipeline agree on: that all can begin a step, that they mean the same batch, and how it ended."""
+"""Agreements between ranks before, during and after a step: over a communicator, or between the two ends of a cut."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
-from torch import Tensor
 
 from collectives import Communicator
-from mpicomp.pipeline.errors import PipelineError
-from mpicomp.pipeline.rows import Ids
-from mpicomp.pipeline.tensors import examples_of
+from collectives.annotations import AnyArray
+from mpicomp.pipeline.store_rows import Ids
 
 DIFFERENT = (
     "have kept different messages of the same examples: load the last checkpoint, or call forget_messages() on all "
     "ranks, and all are sent in full again"
 )
+_PAIR_TAG = 20  # above those of cuts
 
 
-@dataclass(frozen=True)
-class Batch:
-    """What a rank was given of a batch.
-
-    Attributes
-    ----------
-    examples : int
-        -1: the rank was given none of it.
-    ids : int64[examples] or None
-    """
-
-    examples: int = -1
-    ids: Ids | None = None
-
-    @classmethod
-    def of(cls, inputs: Any, targets: Any, ids: Any, *, first: bool, last: bool) -> Batch:
-        """Examine what a rank was given that has the first layers, or the last ones.
-
-        Raises
-        ------
-        TypeError, ValueError
-            Something is missing, or of the wrong kind or length.
-        """
-        sizes = {}
-        if first:
-            if not (isinstance(inputs, tuple | dict) or (isinstance(inputs, Tensor) and inputs.ndim)):
-                raise TypeError("the first stage has no inputs: pass a tensor with an example in each row")
-            sizes["inputs"] = examples_of(inputs)
-        if last:
-            if targets is None:
-                raise TypeError("the last stage has no targets: pass a tensor with an example in each row")
-            sizes["targets"] = examples_of(targets)
-        listed = None
-        if ids is not None:
-            given = np.asarray(ids)
-            if given.ndim != 1 or given.dtype.kind not in "iu":
-                raise TypeError(f"ids are {given.dtype}{list(given.shape)}: pass an integer for each example")
-            listed = given.astype(np.int64)
-            sizes["ids"] = listed.size
-        if len(set(sizes.values())) > 1:
-            raise ValueError(f"there are {', '.join(f'{size} {name}' for name, size in sizes.items())}")
-        if 0 in sizes.values():
-            raise ValueError("the batch is empty: leave it out on every stage")
-        return cls(next(iter(sizes.values()), -1), listed)
-
-    def mark(self) -> int:
-        """Stands for the ids; 0: there are none."""
-        if self.ids is None:
-            return 0
-        return int.from_bytes(hashlib.blake2b(self.ids.tobytes(), digest_size=8).digest(), "little", signed=True)
+class PipelineError(RuntimeError):
+    """A step of a pipeline failed on some stage. Every stage raises it; the state before the step is kept."""
 
 
 class MessagesDiffer(PipelineError):
@@ -88,48 +37,84 @@ class MessagesDiffer(PipelineError):
         self.cuts = cuts
 
 
-def agree_on_batch(comm: Communicator, batch: Batch, wrong: str | None, kept: tuple[int, int]) -> Ids:
+# All ranks of a communicator ------------------------------------------------------------------------------------------
+
+
+def agree_on_options(comm: Communicator, fault: str | None, options: str, action: str, name: str) -> list[int]:
+    """Return each rank's number in the job, if no rank has a fault and all have the same options; collective.
+
+    Parameters
+    ----------
+    comm : Communicator
+    fault : str or None
+        Error in the arguments of this rank.
+    options : str
+        Text that must be equal on all ranks.
+    action : str
+        Beginning of the error, such as "the pipeline cannot be made".
+    name : str
+        Name of a rank in errors: "stage" or "rank".
+
+    Raises
+    ------
+    PipelineError
+        On all ranks.
+    """
+    answers = comm.allgather_object((fault, options, _job_rank(comm)))
+    raise_faults((text for text, _, _ in answers), action, name=name)
+    if len({text for _, text, _ in answers}) > 1:
+        listed = "; ".join(f"{name} {rank}: {text}" for rank, (_, text, _) in enumerate(answers))
+        raise PipelineError(f"{comm.here}: the {name}s are given different options, give all the same: {listed}")
+    return [number for _, _, number in answers]
+
+
+def agree_on_batch(
+    comm: Communicator, examples: int, ids: Ids | None, fault: str | None, checksums: tuple[int, int]
+) -> Ids:
     """Return the ids of all stages' examples, or numbers in place of them; collective.
 
     Parameters
     ----------
     comm : Communicator
-    batch : Batch
-    wrong : str or None
+    examples : int
+        Size of the batch; -1: this stage was given no part of it.
+    ids : int64[examples] or None
+    fault : str or None
         Why this stage cannot begin.
-    kept : (int, int)
-        Checksums of the messages kept for the cuts before and behind this stage.
+    checksums : (int, int)
+        Of the messages kept for the cuts before and behind this stage.
 
     Raises
     ------
     PipelineError
         A stage cannot begin, or the stages differ; on all of them. MessagesDiffer: their checksums differ.
     """
-    everyones = comm.allgather(np.array([[wrong is not None, batch.examples, batch.mark(), *kept]], np.int64))
+    digest = b"" if ids is None else hashlib.blake2b(ids.tobytes(), digest_size=8).digest()
+    mark = int.from_bytes(digest, "little", signed=True)
+    everyones = comm.allgather(np.array([[fault is not None, examples, mark, *checksums]], np.int64))
     cuts = np.flatnonzero(everyones[:-1, 4] != everyones[1:, 3]).tolist()
     if cuts:  # before other errors: a checksum is compared only once
         raise MessagesDiffer(cuts, f"{comm.here}: stages {cuts[0]} and {cuts[0] + 1} {DIFFERENT}")
     if everyones[:, 0].any():
-        raise_first(comm.allgather_object(wrong), "the step was not begun")
+        raise_faults(comm.allgather_object(fault), "the step was not begun")
     sizes = {int(size) for size in everyones[:, 1] if size >= 0}
     if len(sizes) != 1 or len(set(everyones[:, 2].tolist())) != 1:
-        told = ", ".join(
+        listed = ", ".join(
             f"stage {stage}: {'any number' if size < 0 else size} of examples, ids {one & 0xFFFFFFFF:08x}"
             for stage, (_, size, one, *_) in enumerate(everyones.tolist())
         )
         raise PipelineError(
-            f"{comm.here}: the stages are given different batches: {told}; give all of them the same examples "
+            f"{comm.here}: the stages are given different batches: {listed}; give all of them the same examples "
             "in the same order"
         )
-    (examples,) = sizes
-    return np.arange(examples) if batch.ids is None else batch.ids
+    return np.arange(sizes.pop()) if ids is None else ids
 
 
 def agree_on_end(comm: Communicator, loss: float, failure: Exception | None) -> float:
     """Return the last stage's loss; PipelineError on every stage if one has failed; collective."""
     everyones = comm.allgather(np.array([[loss, failure is not None]], np.float64))
     if everyones[:, 1].any():
-        raise_first(comm.allgather_object(in_words(failure)), "the step failed", failure)
+        raise_faults(comm.allgather_object(failure_text(failure)), "the step failed", failure)
     return float(everyones[-1, 0])
 
 
@@ -145,28 +130,86 @@ def shared_with_replicas(everyone: Communicator | None) -> Iterator[None]:
     except PipelineError as caught:
         error = caught
     if everyone is not None and everyone.allgather(np.array([[error is not None]], np.int64)).any():
-        told = everyone.allgather_object(None if error is None else str(error))
+        texts = everyone.allgather_object(None if error is None else str(error))
         if error is None:
-            rank, first = next((rank, text) for rank, text in enumerate(told) if text is not None)
+            rank, first = next((rank, text) for rank, text in enumerate(texts) if text is not None)
             raise PipelineError(f"{everyone.here}: the pipeline of rank {rank} failed, and so this one does: {first}")
     if error is not None:
         raise error
 
 
-def job_rank(comm: Communicator) -> int:
-    """Number of this rank in the job, or of its thread where ranks are threads of one process."""
-    return int(getattr(comm.mpi_comm, "thread", MPI.COMM_WORLD.Get_rank()))
-
-
-def in_words(failure: BaseException | None) -> str | None:
-    """What other ranks are told."""
+def failure_text(failure: BaseException | None) -> str | None:
+    """Return the text that other ranks receive about a failure."""
     return None if failure is None else f"{type(failure).__name__}: {failure}"
 
 
-def raise_first(
-    answers: Iterable[str | None], what: str, cause: BaseException | None = None, name: str = "stage"
+def raise_faults(
+    faults: Iterable[str | None], action: str, cause: BaseException | None = None, name: str = "stage"
 ) -> None:
-    """Raise PipelineError with what is wrong on the stages, or ranks, if anything is."""
-    told = [f"{name} {rank}: {wrong}" for rank, wrong in enumerate(answers) if wrong is not None]
-    if told:
-        raise PipelineError(f"{what}: {'; '.join(told)}") from cause
+    """Raise PipelineError if a stage, or rank, has a fault."""
+    found = [f"{name} {rank}: {fault}" for rank, fault in enumerate(faults) if fault is not None]
+    if found:
+        raise PipelineError(f"{action}: {'; '.join(found)}") from cause
+
+
+def _job_rank(comm: Communicator) -> int:
+    """Return the number of this rank in the job, or of its thread where ranks are threads of one process."""
+    return int(getattr(comm.mpi_comm, "thread", MPI.COMM_WORLD.Get_rank()))
+
+
+# Two ranks ------------------------------------------------------------------------------------------------------------
+
+
+def exchange(comm: Communicator, other: int, tag: int, mine: AnyArray, theirs: AnyArray) -> AnyArray:
+    """Send an array to another rank, and receive that rank's array in `theirs`, which is returned."""
+    receiving, sending = comm.irecv(theirs, other, tag), comm.isend(mine, other, tag)
+    receiving.wait()
+    sending.wait()
+    return theirs
+
+
+class Pair:
+    """Exchange of faults and of a few numbers with one rank around a step, while the others wait.
+
+    Parameters
+    ----------
+    comm : Communicator
+    other : int
+        Rank.
+    names : (str, str)
+        Names of this rank and of the other one in errors.
+    """
+
+    def __init__(self, comm: Communicator, other: int, names: tuple[str, str]) -> None:
+        self._comm, self._other, self._names = comm, other, names
+
+    def send(self, numbers: Sequence[int] | Ids) -> None:
+        """Send numbers that the other rank receives."""
+        self._comm.send(np.asarray(numbers, np.int64), self._other, _PAIR_TAG)
+
+    def receive(self, count: int) -> Ids:
+        """Receive so many numbers."""
+        found = np.empty(count, np.int64)
+        self._comm.recv(found, self._other, _PAIR_TAG)
+        return found
+
+    def exchange(self, numbers: Sequence[int]) -> list[int]:
+        """Send numbers, and return as many of the other rank's."""
+        theirs = np.empty(len(numbers), np.int64)
+        found: list[int] = exchange(self._comm, self._other, _PAIR_TAG, np.asarray(numbers, np.int64), theirs).tolist()
+        return found
+
+    def agree(self, action: str, fault: str | None, cause: BaseException | None = None) -> None:
+        """Exchange the faults of both ends; both call this.
+
+        Raises
+        ------
+        PipelineError
+            One of the two has a fault; on both, and in the same words.
+        """
+        text = np.frombuffer((fault or "").encode(), np.uint8)
+        (size,) = self.exchange([text.size])
+        if text.size or size:
+            other = exchange(self._comm, self._other, _PAIR_TAG, text, np.empty(size, np.uint8)).tobytes().decode()
+            faults = sorted(zip(self._names, (fault, other), strict=True))
+            raise PipelineError(f"{action}: {'; '.join(f'{name}: {one}' for name, one in faults if one)}") from cause

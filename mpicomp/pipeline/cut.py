@@ -1,20 +1,22 @@
-"""One end of a cut: how the stage before it, or the one after it, trades rows with its neighbour.
+"""One end of a cut: the stage before it, or the one after it, exchanges rows with its neighbour.
 
-Forward go activations, back their gradients. In evaluation activations go forward uncompressed.
+Activations go forward, and their gradients back. In evaluation activations go forward uncompressed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from collectives import Communicator
-from mpicomp.pipeline.activations import Coding, CodingPlace, Compression, Deltas, Direct
-from mpicomp.pipeline.link import Incoming, Outgoing, settle
-from mpicomp.pipeline.rows import Ids
+from collectives.annotations import override
+from mpicomp.pipeline.activations import Compression, Deltas, Direct
+from mpicomp.pipeline.coding import Coding, CodingPlace
+from mpicomp.pipeline.messages import Incoming, Outgoing, settle
+from mpicomp.pipeline.store import State
+from mpicomp.pipeline.store_rows import Ids
 
 _ACTIVATIONS, _GRADIENTS, _EVALUATION, _TAGS = 0, 2, 4, 6  # a link uses its tag and the next one
 _DIRECTIONS = ("activations", "gradients")
@@ -28,7 +30,7 @@ def check_compressions(compressions: Compressions) -> None:
         raise TypeError("gradients are no messages of examples that settle: pass Direct as backward=, not Deltas")
 
 
-class CutEnd:
+class CutEnd(ABC):
     """Base of both ends of a cut.
 
     Parameters
@@ -41,7 +43,7 @@ class CutEnd:
     compressions : (Compression, Compression)
         Of activations and of gradients; the same on both ends.
     seed, pipeline : int
-        Of stochastic rounding; the same on both ends. Pipelines side by side have different numbers.
+        Of stochastic rounding; the same on both ends. Pipelines that run next to each other have different numbers.
 
     Attributes
     ----------
@@ -67,9 +69,14 @@ class CutEnd:
         self.codings: dict[str, Coding] = {}
         for direction in range(len(_DIRECTIONS)):
             self._coding(direction, 0)
+        self._connect()
+
+    @abstractmethod
+    def _connect(self) -> None:
+        """Make the three links."""
 
     def _coding(self, direction: int, part: int) -> Coding:
-        """Return the coding of a tensor, by its number of those that travel together."""
+        """Return the coding of a tensor, by its number among those that travel together."""
         name = f"{_DIRECTIONS[direction]} {part}" if part else _DIRECTIONS[direction]
         if name not in self.codings:
             place = CodingPlace(2 * self._cut + direction, self._name, part, self._seed, self._pipeline)
@@ -85,25 +92,25 @@ class CutEnd:
 
     @property
     def bytes_sent(self) -> tuple[int, int]:
-        """In steps from this end, of activations and of gradients."""
+        """Bytes of activations and of gradients that this end has sent in steps."""
         forward, backward = (
             link.bytes_sent if isinstance(link, Outgoing) else 0 for link in (self.activations, self.gradients)
         )
         return forward, backward
 
     def know_layouts(self) -> None:
-        """Gradients have the layout of the activations that have passed."""
+        """Give gradients the layout of the activations that have passed."""
         layout = self.activations.layout
         if layout is not None and self.gradients.layout is None:
             self.gradients.layout = layout.gradients
 
     def finish(self) -> None:
-        """Wait for what is still being sent: the step ends."""
+        """Wait for the messages in flight: the step ends."""
         self.activations.finish()
         self.gradients.finish()
 
     def finish_evaluation(self) -> None:
-        """Wait for what is still being sent; the next batch that is evaluated may have another layout."""
+        """Wait for the messages in flight; the next batch that is evaluated may have another layout."""
         self.evaluated.finish()
         self.evaluated.forget_layout()
 
@@ -115,12 +122,12 @@ class CutEnd:
             coding.check(ids)
 
     def prefetch(self, ids: Ids) -> None:
-        """These examples are the next."""
+        """Announce the examples of a micro-batch to come."""
         for coding in self._keeping:
             coding.prefetch(ids)
 
     def commit(self, step: int) -> None:
-        """The step with this number has ended well; `lost` has the reason where its messages cannot be kept."""
+        """End the step with this number, which succeeded; `lost` has the reason where its messages cannot be kept."""
         for coding in self.codings.values():
             try:
                 coding.commit()
@@ -131,11 +138,11 @@ class CutEnd:
                 )
 
     def roll_back(self) -> None:
-        """The step has failed somewhere."""
+        """End a step that failed on some rank."""
         for coding in self.codings.values():
             coding.roll_back()
 
-    # What is kept ----------------------------------------------------------------------------------------------------
+    # Kept messages ---------------------------------------------------------------------------------------------------
 
     def checksum(self) -> int:
         """Return the sum of messages kept since the last call, as a signed number; 0 where it is not time for one."""
@@ -153,16 +160,16 @@ class CutEnd:
         self._begin_again()
 
     def compare(self) -> int:
-        """Have both ends forget the examples whose messages they do not share; how many; both ends call it."""
+        """Have both ends forget the examples whose messages they do not share; returns their number; on both ends."""
         codings = [coding for coding in self._keeping if coding.pairing() is not None]
         return settle(self._comm, self._neighbour, self._tag + _EVALUATION, codings) if codings else 0
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs of each coding."""
+    def state_dict(self) -> State:
+        """Return the state of each coding for a checkpoint."""
         return {name: coding.state_dict() for name, coding in self.codings.items()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`; ValueError or KeyError if it is of something else."""
+    def load_state_dict(self, state: State) -> None:
+        """Go on from `state_dict`; ValueError or KeyError if the state is of another cut."""
         for name in [name for name in self.codings if name not in state and name not in _DIRECTIONS]:
             self.codings.pop(name).close()  # of a tensor that the state does not have
         for name in (*_DIRECTIONS, *(name for name in state if name not in _DIRECTIONS)):
@@ -177,43 +184,41 @@ class CutEnd:
         self.lost = ""
 
     def close(self) -> None:
-        """Let go of what is kept, and of files."""
+        """Release the messages and their files."""
         for coding in self.codings.values():
             coding.close()
 
 
 class Upstream(CutEnd):
-    """The end of the stage before a cut: it sends activations, and receives gradients."""
+    """End of the stage before a cut: it sends activations, and receives gradients."""
 
     _name = "before"
     activations: Outgoing
     gradients: Incoming
     evaluated: Outgoing
 
-    def __init__(
-        self, comm: Communicator, neighbour: int, cut: int, compressions: Compressions, seed: int, pipeline: int
-    ) -> None:
-        super().__init__(comm, neighbour, cut, compressions, seed, pipeline)
-        self.activations = Outgoing(comm, neighbour, self._tag + _ACTIVATIONS, partial(self._coding, 0))
-        self.gradients = Incoming(comm, neighbour, self._tag + _GRADIENTS, partial(self._coding, 1), announced=False)
-        self.evaluated = Outgoing(comm, neighbour, self._tag + _EVALUATION, _exact)
+    @override
+    def _connect(self) -> None:
+        comm, other, tag = self._comm, self._neighbour, self._tag
+        self.activations = Outgoing(comm, other, tag + _ACTIVATIONS, partial(self._coding, 0))
+        self.gradients = Incoming(comm, other, tag + _GRADIENTS, partial(self._coding, 1), announced=False)
+        self.evaluated = Outgoing(comm, other, tag + _EVALUATION, _exact)
 
 
 class Downstream(CutEnd):
-    """The end of the stage after a cut: it receives activations, and sends gradients."""
+    """End of the stage after a cut: it receives activations, and sends gradients."""
 
     _name = "after"
     activations: Incoming
     gradients: Outgoing
     evaluated: Incoming
 
-    def __init__(
-        self, comm: Communicator, neighbour: int, cut: int, compressions: Compressions, seed: int, pipeline: int
-    ) -> None:
-        super().__init__(comm, neighbour, cut, compressions, seed, pipeline)
-        self.activations = Incoming(comm, neighbour, self._tag + _ACTIVATIONS, partial(self._coding, 0))
-        self.gradients = Outgoing(comm, neighbour, self._tag + _GRADIENTS, partial(self._coding, 1), announced=False)
-        self.evaluated = Incoming(comm, neighbour, self._tag + _EVALUATION, _exact)
+    @override
+    def _connect(self) -> None:
+        comm, other, tag = self._comm, self._neighbour, self._tag
+        self.activations = Incoming(comm, other, tag + _ACTIVATIONS, partial(self._coding, 0))
+        self.gradients = Outgoing(comm, other, tag + _GRADIENTS, partial(self._coding, 1), announced=False)
+        self.evaluated = Incoming(comm, other, tag + _EVALUATION, _exact)
 
 
 def _exact(_: int) -> Coding:

@@ -1,4 +1,4 @@
-"""A store in a file of this rank's own, read ahead and written back by a thread."""
+"""Store in a file of this rank's own."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
+from numpy.typing import ArrayLike
+
+from collectives.annotations import Bytes, override
 from mpicomp.codecs.options import whole
 from mpicomp.codecs.rows.row_codec import RowCodec, Rows
-from mpicomp.pipeline.prefetch import Prefetcher
-from mpicomp.pipeline.stamps import Ids, Stamps, seen
 from mpicomp.pipeline.store import State, Store
 from mpicomp.pipeline.store_file import StoreFile
+from mpicomp.pipeline.store_rows import Ids, Stamps, seen
+from mpicomp.pipeline.store_thread import StoreThread
 
 
 class FileMessageStore(Store):
     """The last messages of examples, in a file that outlives the process.
 
     The file is made if it is not there, and takes its room on the disk at once. A file of a process that was killed
-    opens again: rows that it had not finished are forgotten, as `torn` tells.
+    opens again: rows that it had not finished are forgotten, and listed in `torn`.
 
     Parameters
     ----------
@@ -28,9 +31,9 @@ class FileMessageStore(Store):
     examples, row_shape, variants, codec
         As of `Store`.
     fingerprint : str
-        What stands for this run and model, such as a hash of its options: a file of another one is refused.
+        Identifies this run and model, such as a hash of its options: a file of another one is refused.
     buffer_bytes : int
-        The most that rows which were read ahead may take in memory, and again those that wait to be written.
+        The most memory for rows that were read ahead, and again for those that wait to be written.
 
     Attributes
     ----------
@@ -51,7 +54,7 @@ class FileMessageStore(Store):
         self,
         path: str | PathLike[str],
         examples: int,
-        row_shape: Any,
+        row_shape: int | tuple[int, ...],
         *,
         fingerprint: str,
         variants: int = 1,
@@ -67,54 +70,36 @@ class FileMessageStore(Store):
         self._file = StoreFile(path, self._description(), self.rows, self.row_bytes)
         self._ledger.marks[:] = self._file.marks[:, 0]
         self.torn = self._file.torn
-        self._behind = Prefetcher(self._file, self.row_bytes, buffer_bytes)
-        self._stop = weakref.finalize(self, self._behind.stop, self._process)  # also when the program ends
+        self._background = StoreThread(self._file, self.row_bytes, buffer_bytes)
+        self._stop = weakref.finalize(self, self._background.stop, self._process)  # also when the program ends
 
-    def prefetch(self, ids: Any) -> None:
-        """Read rows of the next micro-batches ahead; more than `buffer_bytes` of them are not.
+    @override
+    def prefetch(self, ids: ArrayLike) -> None:
+        rows = self._checked(ids)
+        self._background.read_ahead(rows[seen(self._ledger.marks[rows])])
 
-        Raises
-        ------
-        ValueError
-            An id is out of range, no integer, or occurs twice.
-        OSError
-            The thread could not write.
-        """
-        rows = self._rows(ids)
-        self._behind.ahead(rows[seen(self._ledger.marks[rows])])
-
+    @override
     def flush(self) -> None:
-        """Wait until all that was written has reached the disk.
-
-        Raises
-        ------
-        OSError
-            The disk fails.
-        """
         self._ready()
-        self._behind.drain()
+        self._background.drain()
         self._file.sync()
 
+    @override
     def close(self) -> None:
-        """Flush, end the thread and close the file. A forked process leaves them alone.
-
-        Raises
-        ------
-        OSError
-            Something could not be written. The file is closed nevertheless.
-        """
         super().close()
         self._stop()
 
+    @override
     def touched_checksum(self) -> int:
-        """See `Store.touched_checksum`; waits until all that was written is in the file, not for the disk."""
         self._ready()
-        return self._behind.checksum()
+        self._background.drain()
+        return self._background.sum
 
+    @override
     def reset_checksum(self) -> None:
-        """See `Store.reset_checksum`."""
         self._ready()
-        self._behind.reset_checksum()
+        self._background.drain()
+        self._background.sum = 0
 
     def state_dict(self) -> State:
         """Flush, and return the stamps of all rows. The rows are in the file, which belongs to the checkpoint."""
@@ -122,11 +107,11 @@ class FileMessageStore(Store):
         return {**self._description(), "pair": self.pair, "stamps": self.all_stamps()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Check that a state is one of this store. What counts is the file, which may be ahead of the state.
+        """Check that a state is one of this store, and begin a new checksum. Rows and stamps remain those of the file.
 
-        `differing(state["stamps"], store.all_stamps())` are the rows that have changed since; whether they can be used
-        depends on the other end's stamps. If another run has taken the file over since, all rows are forgotten. The
-        checksum begins anew.
+        The file may be ahead of the state. `differing(state["stamps"], store.all_stamps())` are the rows that have
+        changed since; whether they can be used depends on the other end's stamps. If another run has taken the file
+        over since, all rows are forgotten.
 
         Raises
         ------
@@ -137,29 +122,33 @@ class FileMessageStore(Store):
         self._check_state(state, ("stamps",))
         if state.get("pair", self.pair) != self.pair:
             self.forget_all()
-        self._behind.reset_checksum()
+        self.reset_checksum()
 
     @property
     def pair(self) -> int:
-        """See `Store.pair`."""
+        """Number that the stores of both ends of a cut share; it is in the file."""
         return self._file.pair
 
     @pair.setter
     def pair(self, number: int) -> None:
         self._ready()
-        self._behind.drain()
+        self._background.drain()
         self._file.set_pair(number)
 
+    @override
     def _description(self) -> State:
         return {**super()._description(), "fingerprint": self._fingerprint}
 
+    @override
     def _load(self, rows: Ids, places: Ids, out: Rows) -> None:
-        for place, payload in zip(places.tolist(), self._behind.read(rows), strict=True):
+        for place, payload in zip(places.tolist(), self._background.read_rows(rows), strict=True):
             self._format.decode(payload, out[place])
 
-    def _keep(self, rows: Ids, payload: Any, stamps: Stamps) -> None:
-        self._behind.write(rows, payload, stamps)
+    @override
+    def _keep(self, rows: Ids, payload: Bytes, stamps: Stamps) -> None:
+        self._background.write_behind(rows, payload, stamps)
 
-    def _forgotten(self, rows: Ids) -> None:
-        self._behind.drain()
-        self._file.forget(rows, self._ledger.marks[rows])
+    @override
+    def _store_forgotten(self, rows: Ids) -> None:
+        self._background.drain()
+        self._file.set_stamps(rows, self._ledger.marks[rows])

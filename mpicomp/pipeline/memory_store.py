@@ -1,4 +1,4 @@
-"""A store in memory: pages are taken when a row is first written."""
+"""Store in memory, which is taken when a row is first written."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from collectives.annotations import Bytes, override
 from mpicomp.codecs.options import whole
 from mpicomp.codecs.rows.row_codec import RowCodec, Rows
-from mpicomp.pipeline.checksum import code, together
-from mpicomp.pipeline.stamps import Ids, Stamps, seen
 from mpicomp.pipeline.store import State, Store
+from mpicomp.pipeline.store_rows import Ids, Stamps, row_code, seen, sum_codes
 
 
 class MessageStore(Store):
@@ -39,7 +39,7 @@ class MessageStore(Store):
     def __init__(
         self,
         examples: int,
-        row_shape: Any,
+        row_shape: int | tuple[int, ...],
         *,
         variants: int = 1,
         codec: RowCodec | None = None,
@@ -62,38 +62,25 @@ class MessageStore(Store):
             raise MemoryError(f"{refusal}; the system refuses that many") from None
         self._sum = self.pair = 0
 
-    def _load(self, rows: Ids, places: Ids, out: Rows) -> None:
-        for row, place in zip(rows.tolist(), places.tolist(), strict=True):
-            self._format.decode(self._payload[row], out[place])
-
-    def _keep(self, rows: Ids, payload: Any, stamps: Stamps) -> None:
-        pairs = zip(rows.tolist(), stamps.tolist(), payload, strict=True)
-        codes = [code(row, stamp, one) for row, stamp, one in pairs]
-        self._payload[rows] = payload
-        self._sum = (self._sum + together(rows, stamps, codes)) % 2**64
-
-    def _forgotten(self, rows: Ids) -> None:
-        return
-
+    @override
     def touched_checksum(self) -> int:
-        """See `Store.touched_checksum`."""
         self._ready()
         return self._sum
 
+    @override
     def reset_checksum(self) -> None:
-        """See `Store.reset_checksum`."""
         self._ready()
         self._sum = 0
 
+    @override
     def state_dict(self) -> State:
-        """Copies of the rows that have a message, with their ids, and the stamps of all rows."""
         self._ready()
         ids = np.flatnonzero(seen(self._ledger.marks))
         found = {"pair": self.pair, "stamps": self.all_stamps(), "ids": ids, "rows": self._payload[ids]}
         return {**self._description(), **found}
 
+    @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Store.load_state_dict`; all rows become those of the state."""
         self._ready()
         marks = self._check_state(state, ("stamps", "ids", "rows"))
         ids, payload = np.asarray(state["ids"]), np.asarray(state["rows"])
@@ -109,7 +96,23 @@ class MessageStore(Store):
         self.pair = int(state.get("pair", 0))
         self._sum = 0
 
+    @override
     def close(self) -> None:
-        """See `Store.close`."""
         super().close()
         self._payload = np.zeros((0, self.row_bytes), np.uint8)
+
+    @override
+    def _load(self, rows: Ids, places: Ids, out: Rows) -> None:
+        for row, place in zip(rows.tolist(), places.tolist(), strict=True):
+            self._format.decode(self._payload[row], out[place])
+
+    @override
+    def _keep(self, rows: Ids, payload: Bytes, stamps: Stamps) -> None:
+        pairs = zip(rows.tolist(), stamps.tolist(), payload, strict=True)
+        codes = [row_code(row, stamp, one) for row, stamp, one in pairs]
+        self._payload[rows] = payload
+        self._sum = (self._sum + sum_codes(rows, stamps, codes)) % 2**64
+
+    @override
+    def _store_forgotten(self, rows: Ids) -> None:
+        return

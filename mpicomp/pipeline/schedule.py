@@ -1,7 +1,7 @@
 """Pipeline schedules as data: which micro-batch a stage takes next, forward or backward.
 
-A schedule is a pure function of (stage, stages, micro-batches). There is no MPI in it and no tensor. What is received
-before an action and sent after it follows from the action: `source` and `destination` name the neighbour.
+A schedule is a pure function of (stage, stages, micro-batches). It has no MPI and no tensors. The neighbours that
+a stage receives from before an action and sends to after it follow from the action: see `source` and `destination`.
 `mpicomp.pipeline.simulate` proves a schedule for all stages together, and gives its time on a model.
 
 GPipe, 4 stages and 4 micro-batches: all of them forward, then all of them backward. Every stage keeps the activations
@@ -20,7 +20,7 @@ keeps the activations of at most stages - stage micro-batches (Narayanan et al.,
     stage 2  .. .. F0 F1 .. B0 F2 B1 F3 B2 .. B3 .. ..
     stage 3  .. .. .. F0 B0 F1 B1 F2 B2 F3 B3 .. .. ..
 
-Both take the same time where messages cost none, and leave (K - 1) / (m + K - 1) of it empty for K stages and m
+Both take the same time where messages cost no time, and leave (K - 1) / (m + K - 1) of it empty for K stages and m
 micro-batches. In both, micro-batches go backward in ascending order, so that gradients are summed in one order and are
 the same to the bit under either.
 """
@@ -37,24 +37,24 @@ from collectives.quoting import suggestion
 
 
 class ScheduleError(ValueError):
-    """A schedule cannot be made of these numbers, or stages that follow it do not train what they should."""
+    """A schedule cannot be made of these numbers, or its stages do not train every micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class _OfMicroBatch:
-    """An action: what a stage does with one micro-batch."""
+    """Action of a stage on one micro-batch."""
 
     micro_batch: int
     _letter: ClassVar[str]
     _way: ClassVar[int]  # to the next stage that takes the micro-batch
 
     def source(self, stage: int, stages: int) -> int | None:
-        """The stage that is received from before; None: there is none, the action begins with this stage."""
+        """Return the stage that the action receives from; None: the way of the micro-batch begins here."""
         neighbour = stage - self._way
         return neighbour if 0 <= neighbour < stages else None
 
     def destination(self, stage: int, stages: int) -> int | None:
-        """The stage that the result is sent to after; None: there is none, the action ends with this stage."""
+        """Return the stage that the result is sent to; None: the way of the micro-batch ends here."""
         neighbour = stage + self._way
         return neighbour if 0 <= neighbour < stages else None
 
@@ -64,7 +64,7 @@ class _OfMicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class Forward(_OfMicroBatch):
-    """Run a micro-batch through the stage, and keep what its backward needs; activations travel.
+    """Run a micro-batch through the stage, and keep its graph for the backward; activations travel.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class Forward(_OfMicroBatch):
 
 @dataclass(frozen=True, slots=True)
 class Backward(_OfMicroBatch):
-    """Run a micro-batch back through the stage, and let go of what its forward kept; activation gradients travel.
+    """Run a micro-batch back through the stage, and release its graph; activation gradients travel.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ def gpipe(stage: int, stages: int, micro_batches: int) -> tuple[Action, ...]:
     Parameters
     ----------
     stage, stages : int
-        Which of how many, from 0 on.
+        Number of the stage, from 0 on, and how many there are.
     micro_batches : int
         In a batch.
 
@@ -139,7 +139,7 @@ def schedule(name_or_function: str | Schedule) -> Schedule:
     ScheduleError
         There is no schedule of that name.
     TypeError
-        It is neither a name nor a function.
+        The argument is neither a name nor a function.
     """
     if callable(name_or_function):
         return name_or_function

@@ -1,4 +1,4 @@
-"""All stages of a pipeline in one process: the proof that their actions train a batch, and how long they take."""
+"""Simulation of all stages of a pipeline: a proof that their actions train a batch, and the time that they take."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Actions = Sequence[Action]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What a proved schedule does.
+class ScheduleProof:
+    """Result of `prove`.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds that a micro-batch takes.
+    """Seconds that a micro-batch takes on a stage and on a hop.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """When each stage does what.
+    """Times of all actions of a pipeline.
 
     Attributes
     ----------
@@ -74,21 +74,21 @@ class Timeline:
 
     @property
     def bubble(self) -> float:
-        """The part of all stages' time in which they do not compute, from 0 to 1."""
+        """Idle part of all stages' time, from 0 to 1."""
         return 1 - sum(self.busy) / (len(self.busy) * self.seconds) if self.seconds else 0.0
 
 
 def all_stages(schedule: Schedule, stages: int, micro_batches: int) -> list[tuple[Action, ...]]:
-    """Every stage's actions, in order of the stages."""
+    """Return every stage's actions, in order of the stages."""
     return [schedule(stage, stages, micro_batches) for stage in range(stages)]
 
 
-def prove(stages: Sequence[Actions], micro_batches: int) -> Report:
+def prove(stages: Sequence[Actions], micro_batches: int) -> ScheduleProof:
     """Show that the stages' actions take every micro-batch forward once and then backward once, and never deadlock.
 
-    The stages walk their actions with rendezvous sends and no buffers: what an action sends, and what the next one
-    receives, are posted together, and the next action begins when all of it is through. So a runtime that lets a stage
-    run on while it sends can only do better.
+    The stages walk their actions with rendezvous sends and no buffers: the send of an action and the receive of the
+    next one are posted together, and the next action begins when both are complete. A runtime that lets a stage run on
+    while it sends can only do better.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def prove(stages: Sequence[Actions], micro_batches: int) -> Report:
         different orders; or stages wait for each other. Names stage and action.
     """
     alive = tuple(_most_alive(stage, actions, micro_batches) for stage, actions in enumerate(stages))
-    return Report(alive, _walk(stages))
+    return ScheduleProof(alive, _walk(stages))
 
 
 def _most_alive(stage: int, actions: Actions, micro_batches: int) -> int:
@@ -133,9 +133,9 @@ def _most_alive(stage: int, actions: Actions, micro_batches: int) -> int:
 
 
 def _walk(stages: Sequence[Actions]) -> tuple[int, ...]:
-    """Run the rendezvous to its end; how many messages each stage has sent."""
+    """Run the rendezvous to its end; return the number of messages that each stage has sent."""
     size = len(stages)
-    # What each stage has posted and waits for, by (source, destination); and how many of those per stage.
+    # Posted sends and receives by (source, destination), and their number per stage.
     sends: defaultdict[tuple[int, int], deque[Action]] = defaultdict(deque)
     receives: defaultdict[tuple[int, int], deque[Action]] = defaultdict(deque)
     waiting, place, sent = [0] * size, [-1] * size, [0] * size
@@ -181,12 +181,12 @@ def _walk(stages: Sequence[Actions]) -> tuple[int, ...]:
 
 
 def simulate_time(stages: Sequence[Actions], times: Times) -> Timeline:
-    """When each stage does what if messages travel while stages compute, and receives are posted ahead.
+    """Return the times of all actions if messages travel while stages compute, and receives are posted ahead.
 
     Raises
     ------
     ScheduleError
-        Stages wait for messages that nobody sends.
+        Stages wait for messages that no stage sends.
     """
     size = len(stages)
     arrived: dict[tuple[int, Action], float] = {}

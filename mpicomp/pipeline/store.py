@@ -1,4 +1,4 @@
-"""The last message of every example: what AQ-SGD sends differences to, kept alike on both ends of a cut.
+"""Stores of the last message of every example, to which AQ-SGD sends differences; both ends of a cut have one.
 
     first visit:  the message itself is sent; both ends write it
     later:        both ends read m, the difference d is sent, both write m + d
@@ -7,7 +7,7 @@ Both ends call the same methods with the same ids in the same order. `touched_ch
 kept the same, and `all_stamps` with `differing` which rows they cannot go on from after a crash.
 
 `MessageStore` is in memory, `FileMessageStore` in a file per rank. Ids outside of the store, and ids that occur twice
-in a micro-batch, are refused, since the ends could not keep alike what they are told in different orders.
+in a micro-batch, are refused, since the ends could keep different messages of theirs.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from collectives.annotations import Bytes
 from collectives.quoting import listed, shown
 from mpicomp.codecs.rows.row_codec import RowCodec, Rows
-from mpicomp.pipeline.rows import RowFormat
-from mpicomp.pipeline.stamps import Ids, Ledger, Stamps, seen
+from mpicomp.pipeline.store_rows import Ids, Ledger, RowFormat, Stamps, seen
 
-State = dict[str, Any]
+State: TypeAlias = dict[str, Any]
 
 
 class Store(ABC):
@@ -37,7 +38,7 @@ class Store(ABC):
     examples : int
         Ids are 0 to examples - 1.
     row_shape : int or tuple of int
-        Of an example's message, such as (tokens, width).
+        Shape of an example's message, such as (tokens, width).
     variants : int
         Rows per example: one for each way in which augmentation changes it, such as 2 for flips. `row_ids` makes the
         ids of variants, and all other methods take these.
@@ -54,7 +55,9 @@ class Store(ABC):
     kind = ""
     pair: int
 
-    def __init__(self, examples: int, row_shape: Any, *, variants: int = 1, codec: RowCodec | None = None) -> None:
+    def __init__(
+        self, examples: int, row_shape: int | tuple[int, ...], *, variants: int = 1, codec: RowCodec | None = None
+    ) -> None:
         self._format = RowFormat(row_shape, codec)
         self._ledger = Ledger(examples, variants)
         self._process = os.getpid()
@@ -62,20 +65,20 @@ class Store(ABC):
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """Of an example's message."""
+        """Shape of an example's message."""
         return self._format.row_shape
 
     @property
     def row_bytes(self) -> int:
-        """That a row takes."""
+        """Bytes that a row takes."""
         return self._format.nbytes
 
     @property
     def rows(self) -> int:
-        """How many there are: examples times variants."""
+        """Number of rows: examples times variants."""
         return self._ledger.marks.size
 
-    def row_ids(self, ids: Any, variants: Any) -> Ids:
+    def row_ids(self, ids: ArrayLike, variants: ArrayLike) -> Ids:
         """Return the ids of examples' variants: id * variants + variant.
 
         Parameters
@@ -83,7 +86,7 @@ class Store(ABC):
         ids : int[k]
             Examples.
         variants : int or int[k]
-            Which of the example's variants.
+            Number of the example's variant.
 
         Raises
         ------
@@ -92,22 +95,22 @@ class Store(ABC):
         """
         return self._ledger.row_ids(ids, variants)
 
-    def stamps(self, ids: Any) -> Stamps:
-        """How often rows have been visited, uint32[k]; 0: there is no message, the next one is sent in full precision.
+    def stamps(self, ids: ArrayLike) -> Stamps:
+        """Return the visits of rows, uint32[k]; 0: there is no message, the next one is sent in full precision.
 
         Raises
         ------
         ValueError
             An id is out of range, no integer, or occurs twice.
         """
-        return self._ledger.stamps(self._rows(ids))
+        return self._ledger.stamps(self._checked(ids))
 
     def all_stamps(self) -> Stamps:
         """Return a copy of the stamps of all rows, for `differing`, with the highest bit set in forgotten rows."""
         self._ready()
         return self._ledger.marks.copy()
 
-    def read(self, ids: Any, out: Rows | None = None) -> Rows:
+    def read(self, ids: ArrayLike, out: Rows | None = None) -> Rows:
         """Copy rows.
 
         Parameters
@@ -126,7 +129,7 @@ class Store(ABC):
         ValueError
             An id is out of range, no integer, or occurs twice; or `out` does not fit.
         """
-        rows = self._rows(ids)
+        rows = self._checked(ids)
         shape = (rows.size, *self.row_shape)
         if out is None:
             out = np.empty(shape, np.float32)
@@ -137,29 +140,29 @@ class Store(ABC):
         self._load(rows[there], np.flatnonzero(there), out.reshape(rows.size, math.prod(self.row_shape)))
         return out
 
-    def write(self, ids: Any, rows: Any, stamps: Any = None) -> None:
-        """Keep rows, of which a copy is taken, and count the visit.
+    def write(self, ids: ArrayLike, rows: ArrayLike, stamps: ArrayLike | None = None) -> None:
+        """Keep copies of rows, and count the visit.
 
         Parameters
         ----------
         ids : int[k]
         rows : float32[k, *row_shape]
         stamps : int or int[k], optional
-            What the rows' stamps become; None: one more than before.
+            The rows' new stamps; None: one more than before.
 
         Raises
         ------
         ValueError
-            An id is out of range, no integer, or occurs twice; or rows or stamps do not fit. Nothing is kept then.
+            An id is out of range, no integer, or occurs twice; or rows or stamps do not fit. No row is kept then.
         """
-        places = self._rows(ids)
+        places = self._checked(ids)
         following = self._ledger.following(places, stamps)
         payload = self._format.encode(rows, places.size)
         self._keep(places, payload, following)
         self._ledger.marks[places] = following
 
-    def forget(self, ids: Any, stamps: Any = None) -> None:
-        """Give up rows' messages, so that the next ones are sent in full precision; their count of visits goes on.
+    def forget(self, ids: ArrayLike, stamps: ArrayLike | None = None) -> None:
+        """Forget rows' messages, so that the next ones are sent in full precision; their count of visits goes on.
 
         Parameters
         ----------
@@ -167,30 +170,33 @@ class Store(ABC):
         stamps : uint32[k], optional
             The other end's stamps of these rows: the higher count is kept, so that both ends' are equal afterwards.
         """
-        rows = self._rows(ids)
+        rows = self._checked(ids)
         self._ledger.forget(rows, stamps)
-        self._forgotten(rows)
+        self._store_forgotten(rows)
 
     def forget_all(self) -> None:
-        """Give up the messages of all rows."""
+        """Forget the messages of all rows."""
         self.forget(np.flatnonzero(seen(self.all_stamps())))
 
-    def prefetch(self, ids: Any) -> None:
-        """Tell which rows will be read soon; in a file's store a thread reads them meanwhile.
+    def prefetch(self, ids: ArrayLike) -> None:
+        """Announce rows that will be read soon; in a file's store a thread reads them ahead, up to `buffer_bytes`.
 
         Raises
         ------
         ValueError
             An id is out of range, no integer, or occurs twice.
+        OSError
+            In a file's store: the thread could not write.
         """
-        self._rows(ids)
+        self._checked(ids)
 
     @abstractmethod
     def touched_checksum(self) -> int:
-        """One number of 64 bits for all writes since the last `reset_checksum`, or since the store was opened.
+        """Return one number of 64 bits for all writes since the last `reset_checksum`, or since the store was opened.
 
         It depends on ids, stamps and bytes of the rows, and not on the order of writes: equal on both ends of a cut if
-        they kept the same. Two rows that differ are taken for equal once in 2^32 times.
+        they kept the same. Two rows that differ are taken for equal once in 2^32 times. In a file's store it waits
+        until all written rows are in the file, not for the disk.
         """
 
     @abstractmethod
@@ -199,24 +205,32 @@ class Store(ABC):
 
     @abstractmethod
     def state_dict(self) -> State:
-        """What a checkpoint needs, as arrays, numbers and texts."""
+        """Return the state for a checkpoint: arrays, numbers and texts."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`. The checksum begins anew.
+        """Go on from `state_dict`, with a new checksum.
 
         Raises
         ------
         ValueError
-            The state is of another store, or damaged. Nothing is taken over then.
+            The state is of another store, or damaged. The store is unchanged then.
         """
 
     def flush(self) -> None:
-        """Have all that was written on the disk; nothing to do in memory."""
+        """Wait until all written rows are on the disk; no-op in memory. Raises OSError if the disk fails."""
         self._ready()
 
     def close(self) -> None:
-        """Flush, and let go of memory, file and thread. The store cannot be used afterwards."""
+        """Flush, and release memory, file and thread; in a forked process these remain the parent's.
+
+        The store cannot be used afterwards.
+
+        Raises
+        ------
+        OSError
+            A row could not be written. The file is closed nevertheless.
+        """
         self._closed = True
 
     def __enter__(self) -> Self:
@@ -232,14 +246,14 @@ class Store(ABC):
         """Write rows that have a message to these places of `out`, a matrix with a message in each row."""
 
     @abstractmethod
-    def _keep(self, rows: Ids, payload: Any, stamps: Stamps) -> None:
+    def _keep(self, rows: Ids, payload: Bytes, stamps: Stamps) -> None:
         """Take over the bytes of rows; the array is the store's."""
 
     @abstractmethod
-    def _forgotten(self, rows: Ids) -> None:
-        """Let it be known after a crash that rows were given up."""
+    def _store_forgotten(self, rows: Ids) -> None:
+        """Have a store that opens after a crash know the forgotten rows."""
 
-    def _rows(self, ids: Any) -> Ids:
+    def _checked(self, ids: ArrayLike) -> Ids:
         self._ready()
         return self._ledger.check(ids)
 
@@ -253,7 +267,7 @@ class Store(ABC):
             )
 
     def _description(self) -> State:
-        """What stores must have in common to take over each other's rows."""
+        """Return the properties that stores must have in common to take over each other's rows."""
         return {
             "store": self.kind,
             "examples": self._ledger.examples,

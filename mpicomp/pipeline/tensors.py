@@ -1,38 +1,168 @@
-"""Tensors of batches and messages: cut into micro-batches, packed for a link, and made again from a message."""
+"""Tensors of batches and messages: their layout, micro-batches of them, and messages made of them and back.
+
+A stage may return one tensor, or tuples, lists and dictionaries of tensors. Trained tensors travel as activations,
+coded; the others, such as masks, travel as their bytes.
+"""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from mpicomp.pipeline.errors import PipelineError
-from mpicomp.pipeline.layout import ONE, Field, Layout, describe, rebuild
-from mpicomp.pipeline.link import Arrays
+from collectives.annotations import AnyArray, Bytes
+from mpicomp.codecs.rows.row_codec import Rows
+from mpicomp.pipeline.agreement import PipelineError
 
-_CODED = (torch.float32, torch.float16, torch.bfloat16)  # as float32
+Arrays: TypeAlias = Sequence[AnyArray]
+Tensors: TypeAlias = Any
+"""A tensor, or tensors in tuples, lists and dictionaries, with numbers, texts and None between them."""
+Structure: TypeAlias = Any
+"""JSON: "*" for a tensor, and lists of a kind and its contents."""
+
+_ONE = '"*"'  # structure of a tensor by itself
+_CODED = (torch.float32, torch.float16, torch.bfloat16)  # they travel as float32
+_PLAIN_TYPES = ("", "float32", "float16", "bfloat16")  # by the number that announces them
+_MOST_PLAIN_DIMS = 8
+PLAIN_NUMBERS = 2 + _MOST_PLAIN_DIMS
 
 
-def part_of(value: Any, part: slice) -> Any:
-    """Return some of the examples of a batch: of each tensor, where there are several, or of anything else sliced."""
+# Layouts --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TensorField:
+    """One tensor of a message.
+
+    Attributes
+    ----------
+    dtype : str
+        PyTorch's name, such as "float32".
+    item_bytes : int
+    row_shape : tuple of int
+        Shape of an example.
+    coded : bool
+        The tensor travels as float32 through a codec, and its gradient comes back.
+    """
+
+    dtype: str
+    item_bytes: int
+    row_shape: tuple[int, ...]
+    coded: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of an example that is not coded."""
+        return self.item_bytes * prod(self.row_shape)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageLayout:
+    """All tensors of a message.
+
+    Attributes
+    ----------
+    structure : str
+        Text of a `Structure`.
+    fields : tuple of TensorField
+        In the order of the structure.
+    """
+
+    structure: str
+    fields: tuple[TensorField, ...]
+
+    @property
+    def is_one_tensor(self) -> bool:
+        """True if the message is a tensor by itself."""
+        return self.structure == _ONE
+
+    @property
+    def gradients(self) -> MessageLayout:
+        """Layout of the message that comes back."""
+        return MessageLayout("gradients", tuple(field for field in self.fields if field.coded))
+
+    def numbers(self) -> list[int] | None:
+        """Return the announcement of one coded tensor: its type, dimensions and their lengths; None for others."""
+        shape = self.fields[0].row_shape if self.fields else ()
+        if not self.is_one_tensor or not self.fields[0].coded or len(shape) > _MOST_PLAIN_DIMS:
+            return None
+        return [_PLAIN_TYPES.index(self.fields[0].dtype), len(shape), *shape]
+
+    @classmethod
+    def from_numbers(cls, numbers: list[int]) -> MessageLayout:
+        """Return the layout that a neighbour has announced by `numbers`."""
+        dtype, shape = _PLAIN_TYPES[numbers[0]], tuple(numbers[2 : 2 + numbers[1]])
+        return cls(_ONE, (TensorField(dtype, 4 if dtype == "float32" else 2, shape, True),))
+
+    def text(self) -> str:
+        """Return the announcement of any layout."""
+        return json.dumps([self.structure, [asdict(field) for field in self.fields]])
+
+    @classmethod
+    def from_text(cls, text: str) -> MessageLayout:
+        """Return the layout that a neighbour has announced by `text`."""
+        structure, fields = json.loads(text)
+        return cls(structure, tuple(TensorField(**{**one, "row_shape": tuple(one["row_shape"])}) for one in fields))
+
+
+def _describe(value: Tensors, tensors: list[Tensor]) -> Structure:
+    """Return the structure of a value, and append its tensors in their order.
+
+    Raises
+    ------
+    TypeError
+        The value has a part of another type, which the error names.
+    """
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return "*"
+    if value is None or isinstance(value, bool | int | float | str):
+        return ["constant", value]
+    if isinstance(value, tuple | list):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return [kind, *(_describe(one, tensors) for one in value)]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return ["dict", *([key, _describe(one, tensors)] for key, one in value.items())]
+    raise TypeError(f"{type(value).__name__}")
+
+
+def _rebuild(structure: Structure, tensors: Iterator[Tensor]) -> Tensors:
+    if structure == "*":
+        return next(tensors)
+    kind, *parts = structure
+    if kind == "constant":
+        return parts[0]
+    if kind == "dict":
+        return {key: _rebuild(one, tensors) for key, one in parts}
+    found = [_rebuild(one, tensors) for one in parts]
+    return tuple(found) if kind == "tuple" else found
+
+
+# Batches --------------------------------------------------------------------------------------------------------------
+
+
+def part_of(value: Tensors, part: slice) -> Tensors:
+    """Return some of the examples of a batch: a slice of each of several tensors, or of any other value itself."""
     if not _has_parts(value):
         return value[part]
     found: list[Tensor] = []
-    structure = describe(value, Tensor, found)
-    return rebuild(structure, iter([one[part] for one in found]))
+    structure = _describe(value, found)
+    return _rebuild(structure, iter([one[part] for one in found]))
 
 
-def examples_of(value: Any) -> int:
+def examples_of(value: Tensors) -> int:
     """Return the number of examples of a batch.
 
     Raises
     ------
     TypeError
-        It has no examples along the first dimension of its tensors.
+        The batch has no examples along the first dimension of its tensors.
     ValueError
         Its tensors have different numbers of examples.
     """
@@ -40,7 +170,7 @@ def examples_of(value: Any) -> int:
         return len(value)
     tensors: list[Tensor] = []
     try:
-        describe(value, Tensor, tensors)
+        _describe(value, tensors)
     except TypeError as error:
         raise TypeError(f"a batch has a {error}: pass tensors in tuples, lists or dictionaries") from None
     if not tensors or not all(one.ndim for one in tensors):
@@ -51,31 +181,34 @@ def examples_of(value: Any) -> int:
     return sizes.pop()
 
 
-def _has_parts(value: Any) -> bool:
+def _has_parts(value: Tensors) -> bool:
     """Return whether a batch is several tensors, each with all examples; lists are of examples."""
     return isinstance(value, dict) or (
         isinstance(value, tuple) and any(isinstance(one, Tensor | tuple | dict) for one in value)
     )
 
 
+# Messages -------------------------------------------------------------------------------------------------------------
+
+
 class Parcel:
-    """The output of a slice as it travels.
+    """Output of a slice of the model on its way into a message.
 
     Parameters
     ----------
     output
-        Of a slice's module.
+        Returned by the slice's module.
     examples : int
-    known : Layout or None
-        That messages have had so far.
+    known : MessageLayout or None
+        Layout of the messages so far.
     evaluating : bool
-        Several tensors are sent as their bytes: nothing comes back.
+        Several tensors are sent as their bytes: no gradients come back.
 
     Attributes
     ----------
-    layout : Layout
+    layout : MessageLayout
     coded : list of Tensor
-        Whose gradients come back.
+        Those whose gradients come back.
 
     Raises
     ------
@@ -83,15 +216,17 @@ class Parcel:
         The output cannot be sent.
     """
 
-    def __init__(self, output: Any, examples: int, known: Layout | None = None, evaluating: bool = False) -> None:
+    def __init__(
+        self, output: Tensors, examples: int, known: MessageLayout | None = None, evaluating: bool = False
+    ) -> None:
         self._tensors: list[Tensor] = []
-        if known is not None and known.structure == ONE and _is_like(output, examples, known.fields[0]):
+        if known is not None and known.is_one_tensor and _is_like(output, examples, known.fields[0]):
             # Nearly all micro-batches: describing them again takes 20 us each.
             self._tensors.append(output)
             self.layout, self.coded = known, self._tensors
             return
         try:
-            structure = json.dumps(describe(output, Tensor, self._tensors))
+            structure = json.dumps(_describe(output, self._tensors))
         except TypeError as error:
             raise PipelineError(
                 f"the stage returns a {error}: let its module return tensors, by themselves or in tuples, lists or "
@@ -99,20 +234,20 @@ class Parcel:
             ) from None
         if not self._tensors:
             raise PipelineError("the stage returns no tensor: let its module return what the next one takes")
-        alone = structure == ONE
+        alone = structure == _ONE
         # A mask needs no gradient. Where no tensor does, as in a slice that is not trained, all floats are activations.
         trained = any(one.requires_grad for one in self._tensors)
         fields = []
         for one in self._tensors:
             coded = alone or (not evaluating and one.dtype in _CODED and (one.requires_grad or not trained))
             _check(one, examples, coded)
-            fields.append(Field(str(one.dtype).removeprefix("torch."), one.itemsize, tuple(one.shape[1:]), coded))
-        self.layout = Layout(structure, tuple(fields))
+            fields.append(TensorField(str(one.dtype).removeprefix("torch."), one.itemsize, tuple(one.shape[1:]), coded))
+        self.layout = MessageLayout(structure, tuple(fields))
         if known is not None:
             self._fit(known)
         self.coded = [one for one, field in zip(self._tensors, self.layout.fields, strict=True) if field.coded]
 
-    def _fit(self, known: Layout) -> None:
+    def _fit(self, known: MessageLayout) -> None:
         """Take over which tensors are coded, which must not change while messages are kept."""
         if self.layout.structure != known.structure:
             raise PipelineError(
@@ -137,15 +272,15 @@ class Parcel:
                 )
         self.layout = known
 
-    def message(self) -> tuple[Layout, Arrays]:
+    def message(self) -> tuple[MessageLayout, Arrays]:
         """Return the message for a link."""
         pairs = zip(self._tensors, self.layout.fields, strict=True)
-        return self.layout, [as_rows(one) if field.coded else _as_bytes(one) for one, field in pairs]
+        return self.layout, [as_rows(one) if field.coded else as_bytes(one) for one, field in pairs]
 
 
-def arrived(layout: Layout, arrays: Arrays) -> tuple[Any, list[Tensor]]:
+def unpack(layout: MessageLayout, arrays: Arrays) -> tuple[Tensors, list[Tensor]]:
     """Return the value that a neighbour has sent, and its tensors whose gradients go back."""
-    if layout.structure == ONE:
+    if layout.is_one_tensor:
         alone = torch.from_numpy(arrays[0]).to(getattr(torch, layout.fields[0].dtype)).requires_grad_()
         return alone, [alone]
     tensors, coded = [], []
@@ -156,23 +291,24 @@ def arrived(layout: Layout, arrays: Arrays) -> tuple[Any, list[Tensor]]:
             coded.append(tensors[-1])
         else:
             tensors.append(torch.from_numpy(values).reshape(-1).view(dtype).reshape(len(values), *field.row_shape))
-    return rebuild(json.loads(layout.structure), iter(tensors)), coded
+    return _rebuild(json.loads(layout.structure), iter(tensors)), coded
 
 
-def _is_like(output: Any, examples: int, field: Field) -> bool:
-    """Return whether an output is the one coded tensor that was described before."""
-    return isinstance(output, Tensor) and output.dtype in _CODED and output.shape == (examples, *field.row_shape)
-
-
-def as_rows(tensor: Tensor) -> NDArray[np.float32]:
+def as_rows(tensor: Tensor) -> Rows:
     """Return activations, or gradients, as they are coded."""
     return tensor.detach().to(torch.float32).resolve_neg().contiguous().numpy()
 
 
-def _as_bytes(tensor: Tensor) -> NDArray[np.uint8]:
+def as_bytes(tensor: Tensor) -> Bytes:
+    """Return the bytes of a tensor; of the tensor's own memory where it is contiguous."""
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    found: NDArray[np.uint8] = plain.reshape(-1).view(torch.uint8).numpy()
+    found: Bytes = plain.reshape(-1).view(torch.uint8).numpy()
     return found
+
+
+def _is_like(output: Tensors, examples: int, field: TensorField) -> bool:
+    """Return whether an output is the one coded tensor that was described before."""
+    return isinstance(output, Tensor) and output.dtype in _CODED and output.shape == (examples, *field.row_shape)
 
 
 def _check(tensor: Tensor, examples: int, coded: bool) -> None:
@@ -186,3 +322,25 @@ def _check(tensor: Tensor, examples: int, coded: bool) -> None:
             f"the stage returns shape {list(tensor.shape)} for {examples} examples: keep the examples along the first "
             + ("of two or more dimensions" if coded else "dimension")
         )
+
+
+# States ---------------------------------------------------------------------------------------------------------------
+
+
+def with_tensors(state: Any) -> Any:
+    """Return a state with tensors for arrays, which share their memory: ``torch.load`` reads it with its defaults."""
+    if isinstance(state, np.ndarray):
+        # PyTorch 2.13 does not unpickle tensors of uint32. Stores take stamps of int32 back.
+        return torch.from_numpy(state.view(np.int32) if state.dtype == np.uint32 else state)
+    if isinstance(state, Mapping):
+        return {key: with_tensors(one) for key, one in state.items()}
+    return [with_tensors(one) for one in state] if isinstance(state, list | tuple) else state
+
+
+def with_arrays(state: Any) -> Any:
+    """Return a state with arrays for tensors, which share their memory; arrays of older states are left as they are."""
+    if isinstance(state, Tensor):
+        return state.detach().cpu().numpy()
+    if isinstance(state, Mapping):
+        return {key: with_arrays(one) for key, one in state.items()}
+    return [with_arrays(one) for one in state] if isinstance(state, list | tuple) else state

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from collectives import Communicator
-from mpicomp.pipeline.errors import PipelineError
-from mpicomp.pipeline.link import exchange
+from mpicomp.pipeline.agreement import PipelineError, exchange
+from mpicomp.pipeline.tensors import as_bytes
 
 _TAG = 22  # above those of cuts, pairs and weights
 _CHECK_EVERY = 100  # steps: a checksum reads all of the parameters
@@ -20,7 +18,7 @@ _CHECKED = (0, 1, 8)  # of these: the first steps show options that differ, the 
 
 
 class TiedParameters:
-    """Those of a stage.
+    """Parameters of a stage that other stages have, too.
 
     Parameters
     ----------
@@ -29,8 +27,8 @@ class TiedParameters:
     tied : dict of str to Parameter
         By a name that the stages which share a parameter have in common.
     deferred : bool
-        Whether gradients are summed by `sum_averaged`, after they are averaged over replicas, instead of by
-        `add_gradients` in each step.
+        Sum gradients by `sum_averaged`, after they are averaged over replicas, instead of by `add_gradients` in each
+        step.
 
     Raises
     ------
@@ -55,17 +53,17 @@ class TiedParameters:
         for name, stages in self._stages.items():
             held = {everyones[stage][name] for stage in stages}
             if (len(stages) < 2 <= comm.size) or len(held) > 1 or "no parameter" in held:
-                told = ", ".join(f"stage {stage}: {everyones[stage][name]}" for stage in stages)
+                listed = ", ".join(f"stage {stage}: {everyones[stage][name]}" for stage in stages)
                 raise PipelineError(
                     f"{comm.here}: the tied parameter {name!r} must be one of the same shape and type on two stages or "
-                    f"more, and it is {told}: pass it in tied= on all stages that share it"
+                    f"more, and it is {listed}: pass it in tied= on all stages that share it"
                 )
         for name, stages in self._shared():
             with torch.no_grad():
-                self._parameters[name].copy_(self._everyones(name, stages, self._parameters[name])[0])
+                self._parameters[name].copy_(self._everyones(stages, self._parameters[name])[0])
 
     def begin(self, step: int) -> None:
-        """Put gradients of earlier steps aside, and compare the parameters now and then; collective over the stages.
+        """Set gradients of earlier steps aside, and compare the parameters now and then; collective over the stages.
 
         Raises
         ------
@@ -78,7 +76,7 @@ class TiedParameters:
                 self._before[name], one.grad = one.grad, None
         if not self._stages or step % _CHECK_EVERY not in _CHECKED:
             return
-        sums = {name: zlib.crc32(_bytes(one)) for name, one in self._parameters.items()}
+        sums = {name: zlib.crc32(as_bytes(one).data) for name, one in self._parameters.items()}
         everyones = self._comm.allgather_object(sums)
         for name, stages in self._stages.items():
             if len({everyones[stage][name] for stage in stages}) > 1:
@@ -96,11 +94,8 @@ class TiedParameters:
             return
         for name, stages in self._shared():
             one, before = self._parameters[name], self._before.pop(name)
-            mine = torch.zeros_like(one) if one.grad is None else one.grad.to_dense()
-            first, *others = self._everyones(name, stages, mine.detach())
-            for other in others:  # in the order of the stages, so that all have the same bits
-                first = first + other
-            one.grad = first if before is None else before.add_(first)
+            total = self._gradient_sum(one, stages)
+            one.grad = total if before is None else before.add_(total)
 
     @torch.no_grad()
     def sum_averaged(self) -> None:
@@ -123,20 +118,25 @@ class TiedParameters:
         self._due = False
         for name, stages in self._shared():
             one = self._parameters[name]
-            mine = torch.zeros_like(one) if one.grad is None else one.grad.to_dense()
-            first, *others = self._everyones(name, stages, mine)
-            for other in others:
-                first = first + other
+            total = self._gradient_sum(one, stages)
             if one.grad is None or one.grad.is_sparse:
-                one.grad = first
+                one.grad = total
             else:
-                one.grad.copy_(first)  # in place: the optimizer gave this tensor out
+                one.grad.copy_(total)  # in place: the optimizer gave this tensor out
 
     def _shared(self) -> list[tuple[str, list[int]]]:
         """Return the parameters of this stage and the stages that share them, in an order that all have in common."""
         return [(name, stages) for name, stages in self._stages.items() if name in self._parameters]
 
-    def _everyones(self, name: str, stages: list[int], mine: Tensor) -> list[Tensor]:
+    def _gradient_sum(self, parameter: nn.Parameter, stages: list[int]) -> Tensor:
+        gradient = parameter.grad
+        mine = torch.zeros_like(parameter) if gradient is None else gradient.to_dense()
+        total, *others = self._everyones(stages, mine.detach())
+        for other in others:  # in the order of the stages, so that all have the same bits
+            total = total + other
+        return total
+
+    def _everyones(self, stages: list[int], mine: Tensor) -> list[Tensor]:
         """Return a tensor of each of the stages."""
         found = []
         for stage in stages:
@@ -144,11 +144,6 @@ class TiedParameters:
                 found.append(mine.detach().clone())
                 continue
             theirs = torch.empty_like(mine, memory_format=torch.contiguous_format)
-            exchange(self._comm, stage, _TAG, _bytes(mine), _bytes(theirs))
+            exchange(self._comm, stage, _TAG, as_bytes(mine), as_bytes(theirs))
             found.append(theirs)
         return found
-
-
-def _bytes(tensor: Tensor) -> Any:
-    found: np.ndarray[Any, np.dtype[np.uint8]] = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return found

@@ -1,43 +1,58 @@
-"""Clients of split learning in turn: what server and clients have in common.
+"""Clients of split learning in turn: the base of server and clients.
 
 Rank 0 of the communicator is the server's. The clients are spread over the others, client c on rank
 1 + c mod (ranks - 1). In a turn the server works with one client, and the other ranks wait for the turn's end. The next
-client goes on from the weights of the one before: these travel from client to client, and the server sees none.
+client goes on from the weights of the one before: these travel from client to client, and never to the server.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from operator import index
-from typing import Any, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from collectives import Communicator
+from collectives.annotations import override
 from collectives.errors import CollectiveError
 from mpicomp.codecs.options import whole
-from mpicomp.pipeline.agreement import DIFFERENT, in_words, job_rank, raise_first
+from mpicomp.pipeline.agreement import (
+    DIFFERENT,
+    Pair,
+    PipelineError,
+    agree_on_options,
+    failure_text,
+    raise_faults,
+)
 from mpicomp.pipeline.cut import Compressions, CutEnd, check_compressions
-from mpicomp.pipeline.errors import PipelineError
-from mpicomp.pipeline.link import REFUSABLE
-from mpicomp.pipeline.pair import Pair
+from mpicomp.pipeline.cut_holder import CutHolder
 from mpicomp.pipeline.schedule import Action
-from mpicomp.pipeline.states import with_arrays, with_tensors
-from mpicomp.pipeline.step import Step, Undo
+from mpicomp.pipeline.slice_step import SliceStep
+from mpicomp.pipeline.store import State
+from mpicomp.pipeline.tensors import as_bytes, with_tensors
 
-Ends = TypeVar("Ends", bound=tuple[CutEnd, CutEnd])
+First = TypeVar("First", bound=CutEnd)
+Second = TypeVar("Second", bound=CutEnd)
 SERVER = 0
 _WEIGHTS = 21  # tag, above those of cuts and pairs
 END, STEP, PREDICT = range(3)
-"""What a client asks the server for."""
+"""Requests of a client to the server."""
 
 
-class Party(ABC, Generic[Ends]):
-    """The server, or the clients of a rank; see `mpicomp.pipeline.split`."""
+class Party(CutHolder, Generic[First, Second]):
+    """The server, or the clients of a rank; see `mpicomp.pipeline.split_learning`.
+
+    Each client has two cuts, and a party has one end of each: of class `First` and of class `Second`.
+    """
+
+    _rank_name: ClassVar[str] = "rank"
+    _end_classes: tuple[type[First], type[Second]]
 
     def __init__(
         self,
@@ -46,32 +61,30 @@ class Party(ABC, Generic[Ends]):
         modules: Sequence[nn.Module],
         compressions: Compressions,
         seed: int,
-        wrong: str | None,
+        fault: str | None,
     ) -> None:
         self.comm, self.clients, self.steps = comm, clients, 0
         self.client: int | None = None
         self._modules, self._compressions, self._seed = modules, compressions, seed
         self._weights_of: int | None = None  # the client whose turn was the last
-        self._cuts: dict[int, Ends] = {}
-        self._pipeline = self._agree_on_options(wrong)
+        self._cuts: dict[int, tuple[First, Second]] = {}
+        self._pipeline = self._agree_on_options(fault)
         self.clients = int(clients)
         own = range(clients) if comm.rank == SERVER else range(comm.rank - 1, clients, comm.size - 1)
         self._cuts = {client: self._ends(client) for client in own}
         comm.start_progress_thread()  # where it is not supported, messages go on while a rank waits
 
     def rank_of(self, client: int) -> int:
-        """Where a client is."""
+        """Return the rank of a client."""
         return 1 + client % (self.comm.size - 1)
 
     def has(self, client: int) -> bool:
-        """Whether a client is on this rank."""
+        """Return True if a client is on this rank."""
         return self.comm.rank == self.rank_of(client)
 
-    @property
-    def bytes_sent(self) -> tuple[int, int]:
-        """By this rank, in steps: of activations, and of their gradients."""
-        sent = [cut.bytes_sent for cuts in self._cuts.values() for cut in cuts]
-        return sum(forward for forward, _ in sent), sum(backward for _, backward in sent)
+    @override
+    def _held_cuts(self) -> list[CutEnd]:
+        return list(chain.from_iterable(self._cuts.values()))
 
     # Turns -----------------------------------------------------------------------------------------------------------
 
@@ -93,7 +106,7 @@ class Party(ABC, Generic[Ends]):
             yield self.comm.rank in (SERVER, self.rank_of(client))
         except CollectiveError:
             raise
-        except Exception as error:  # noqa: BLE001 - told to all ranks, and raised again
+        except Exception as error:  # noqa: BLE001 - reported to all ranks, and raised again
             failure = error
         except BaseException as error:  # such as KeyboardInterrupt: on this rank alone
             self.comm.give_up(error)
@@ -101,22 +114,22 @@ class Party(ABC, Generic[Ends]):
         if client in self._cuts:
             self._leave(failure)
         self.client = None
-        answers = self.comm.allgather_object(in_words(failure))
+        faults = self.comm.allgather_object(failure_text(failure))
         if failure is not None:
             raise failure
-        raise_first(answers, f"the turn of client {client} failed", name="rank")
+        raise_faults(faults, f"the turn of client {client} failed", name=self._rank_name)
 
     def _begin(self, client: int) -> None:
-        """Agree on whose turn it is, and bring the weights there."""
+        """Agree on the client of the turn, and bring the weights to its rank."""
         if self.client is not None:
             raise RuntimeError(f"the turn of client {self.client} has not ended: leave its `with` block first")
         named = int(client) if whole(client, 0, self.clients - 1) else -1
         everyones = self.comm.allgather(np.array([[named]], np.int64))[:, 0].tolist()
         if len(set(everyones)) > 1 or named < 0:
-            told = ", ".join(f"rank {rank}: {'none' if one < 0 else one}" for rank, one in enumerate(everyones))
+            listed = ", ".join(f"rank {rank}: {'none' if one < 0 else one}" for rank, one in enumerate(everyones))
             raise PipelineError(
-                f"{self.comm.here}: the ranks name no client alike ({told}): let all begin the turn of one of the "
-                f"clients 0 to {self.clients - 1}"
+                f"{self.comm.here}: the ranks do not name the same client ({listed}): let all begin the turn of "
+                f"one of the clients 0 to {self.clients - 1}"
             )
         before, self._weights_of, self.client = self._weights_of, named, named
         if before is not None and self.rank_of(before) != self.rank_of(client):
@@ -127,7 +140,7 @@ class Party(ABC, Generic[Ends]):
         if not tensors:
             return
         if self.comm.rank == source:
-            self.comm.send(torch.cat([_as_bytes(tensor) for tensor in tensors]).numpy(), to, _WEIGHTS)
+            self.comm.send(np.concatenate([as_bytes(tensor) for tensor in tensors]), to, _WEIGHTS)
         elif self.comm.rank == to:
             arrived = torch.empty(sum(tensor.nbytes for tensor in tensors), dtype=torch.uint8)
             self.comm.recv(arrived.numpy(), source, _WEIGHTS)
@@ -135,7 +148,7 @@ class Party(ABC, Generic[Ends]):
                 tensor.copy_(part.clone().view(tensor.dtype).reshape(tensor.shape))
 
     def _tensors(self) -> Iterator[Tensor]:
-        """Weights and buffers of this rank's modules, without gradients."""
+        """Yield weights and buffers of this rank's modules, without gradients."""
         for module in self._modules:
             yield from (tensor.detach() for tensor in module.state_dict().values())
 
@@ -147,119 +160,84 @@ class Party(ABC, Generic[Ends]):
     def _leave(self, failure: Exception | None) -> None:
         """End a turn in which this rank takes part."""
 
-    @abstractmethod
-    def _ends(self, client: int) -> Ends:
-        """Make the ends of a client's two cuts that are on this rank."""
+    def _ends(self, client: int) -> tuple[First, Second]:
+        """Return the ends of a client's two cuts that are on this rank."""
+        other = self.rank_of(client) if self.comm.rank == SERVER else SERVER
+        first, second = self._end_classes
+        return (
+            first(self.comm, other, 2 * client, self._compressions, self._seed, self._pipeline),
+            second(self.comm, other, 2 * client + 1, self._compressions, self._seed, self._pipeline),
+        )
 
     # Steps -----------------------------------------------------------------------------------------------------------
 
-    def _open(self, pair: Pair, cuts: Ends, wrong: str | None) -> None:
+    def _open(self, pair: Pair, cuts: tuple[First, Second], fault: str | None) -> None:
         """Begin a step on both ranks, or on neither."""
         kept = [cut.checksum() for cut in cuts]
         theirs = pair.exchange(kept)
         text = f"{self.comm.here}: the server and client {self.client} {DIFFERENT}"
-        for cut, one, other in zip(cuts, kept, theirs.tolist(), strict=True):
+        for cut, one, other in zip(cuts, kept, theirs, strict=True):
             cut.lost = text if one != other else cut.lost
-        if kept != theirs.tolist():  # before other errors: a checksum is compared only once
+        if kept != theirs:  # before other errors: a checksum is compared only once
             raise PipelineError(text)
-        pair.agree("the step was not begun", wrong)
+        pair.agree("the step was not begun", fault)
 
-    def _take(self, pair: Pair, cuts: Ends, actions: Sequence[tuple[Step, Action]]) -> None:
-        """Take the actions of a step, and end it well on both ranks, or on neither."""
-        undo = Undo(*self._modules, getattr(self, "_loss", None))
-        try:
+    def _take(self, pair: Pair, cuts: tuple[First, Second], actions: Sequence[tuple[SliceStep, Action]]) -> None:
+        """Take the actions of a step, and commit it on both ranks, or on neither."""
+        with self._transaction(cuts, (*self._modules, getattr(self, "_loss", None))):
             for run, action in actions:
                 run.take(action)
             for run, _ in actions:
                 run.finish()
             failure = next((run.failure for run, _ in actions if run.failure is not None), None)
-            pair.agree("the step failed", in_words(failure), cause=failure)
-        except BaseException as error:
-            undo.restore()
-            for cut in cuts:
-                cut.roll_back()
-            if not isinstance(error, PipelineError | CollectiveError):  # such as KeyboardInterrupt: on this rank alone
-                self.comm.give_up(error)
-            raise
-        for cut in cuts:
-            cut.commit(self.steps)
-        self.steps += 1
+            pair.agree("the step failed", failure_text(failure), cause=failure)
 
     # States ----------------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """Steps made, whose turn was the last, and messages that are kept; not the parameters of modules."""
+    def state_dict(self) -> State:
+        """Return steps, the client of the last turn, and messages that are kept; not the parameters of modules."""
         cuts = {client: [with_tensors(cut.state_dict()) for cut in both] for client, both in self._cuts.items()}
         return {**self._place(), "steps": self.steps, "weights_of": self._weights_of, "cuts": cuts}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`; collective. What the two ends of a cut do not both have is sent in full again.
+    def load_state_dict(self, state: State) -> None:
+        """Go on from `state_dict`; collective. Messages that the two ends of a cut do not share are sent in full again.
 
         Raises
         ------
         PipelineError
             A state is that of another rank or of other clients, or damaged, or there is no room for it; on every rank.
-            Unless the states are of others, what was kept before may be gone.
+            Unless the states are of others, messages that were kept before may be gone.
         """
         mine = self._place()
         theirs = {name: state.get(name) for name in mine}
-        wrong = None if theirs == mine else f"the state is of {theirs}, not of {mine}: load what this rank has saved"
-        raise_first(self.comm.allgather_object(wrong), "the state was not loaded", name="rank")
-        failure: str | None = None
-        try:
-            for client, both in self._cuts.items():
-                for cut, saved in zip(both, state["cuts"][client], strict=True):
-                    cut.load_state_dict(with_arrays(saved))
-        except (TypeError, KeyError, *REFUSABLE) as error:
-            failure = in_words(error)
-        raise_first(
-            self.comm.allgather_object(failure), "the state was not loaded on all ranks: load another", name="rank"
-        )
-        self.steps, self._weights_of = int(state["steps"]), state["weights_of"]
-        self.compare_stores()
+        fault = None if theirs == mine else f"the state is of {theirs}, not of {mine}: load what this rank has saved"
+        saved = (pair for client, both in self._cuts.items() for pair in zip(both, state["cuts"][client], strict=True))
+        self._load_cuts(state, fault, saved)
+        self._weights_of = state["weights_of"]
 
     def _place(self) -> dict[str, int]:
         return {"rank": self.comm.rank, "ranks": self.comm.size, "clients": self.clients}
 
-    def forget_messages(self) -> None:
-        """Have all messages sent in full precision again; call it on every rank."""
-        for both in self._cuts.values():
-            for cut in both:
-                cut.forget_messages()
-
-    def compare_stores(self) -> int:
-        """Have both ends of each cut forget the examples whose messages they do not share; how many; collective."""
-        return sum(cut.compare() for both in self._cuts.values() for cut in both)
-
-    def close(self) -> None:
-        """Let go of messages that were kept, and of their files; the communicator stays open."""
-        for both in self._cuts.values():
-            for cut in both:
-                cut.close()
-
     # Making ----------------------------------------------------------------------------------------------------------
 
-    def _agree_on_options(self, wrong: str | None) -> int:
+    def _agree_on_options(self, fault: str | None) -> int:
         """Return the number of this group of ranks, each of which draws random words of its own."""
         try:
             self._check_arguments()
         except (TypeError, ValueError) as error:
-            wrong = wrong or str(error)
+            fault = fault or str(error)
         forward, backward = self._compressions
-        said = f"{self.clients} clients, forward {forward}, backward {backward}, seed {self._seed}"
-        weights = [f"{tensor.dtype}{list(tensor.shape)}" for tensor in self._tensors()] if wrong is None else []
-        answers = self.comm.allgather_object((wrong, said, weights, job_rank(self.comm)))
-        raise_first([one for one, *_ in answers], "split learning cannot begin", name="rank")
-        if len({text for _, text, *_ in answers}) > 1:
-            told = "; ".join(f"rank {rank}: {text}" for rank, (_, text, *_) in enumerate(answers))
-            raise PipelineError(f"{self.comm.here}: the ranks are given different options, give all the same: {told}")
-        for rank, (_, _, theirs, _) in enumerate(answers[2:], 2):
-            if theirs != answers[1][2]:
+        options = f"{self.clients} clients, forward {forward}, backward {backward}, seed {self._seed}"
+        pipeline = agree_on_options(self.comm, fault, options, "split learning cannot begin", self._rank_name)[SERVER]
+        weights = [f"{tensor.dtype}{list(tensor.shape)}" for tensor in self._tensors()]
+        everyones = self.comm.allgather_object(weights)
+        for rank, theirs in enumerate(everyones[2:], 2):
+            if theirs != everyones[1]:
                 raise PipelineError(
                     f"{self.comm.here}: the layers of the clients on ranks 1 and {rank} have weights of different "
                     "shapes or types, but clients go on from each other's weights: make the same layers on both"
                 )
-        return int(answers[SERVER][3])
+        return pipeline
 
     def _check_arguments(self) -> None:
         for module in self._modules:
@@ -271,7 +249,3 @@ class Party(ABC, Generic[Ends]):
             raise ValueError(f"{self.clients!r:.80} clients are spread over {self.comm.size - 1} ranks: give each one")
         check_compressions(self._compressions)
         self._seed = index(self._seed)
-
-
-def _as_bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -335,7 +335,7 @@ def test_predictions_that_fail_are_told_on_both_ends(comm: Communicator, number:
 def test_ranks_that_name_different_clients_are_refused(comm: Communicator) -> None:
     party = made(comm)
     for named in (1 if comm.rank == 0 else 0, CLIENTS):
-        with pytest.raises(PipelineError, match="name no client alike"), party.turn(named):
+        with pytest.raises(PipelineError, match="do not name the same client"), party.turn(named):
             raise AssertionError
     one_step(party)
 

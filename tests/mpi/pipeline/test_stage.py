@@ -13,7 +13,7 @@ from torch import nn
 from collectives import Communicator
 from mpicomp.codecs.rows import FullRows, RowQuantizer, TopRows
 from mpicomp.pipeline import Deltas, Direct, PipelineStage
-from mpicomp.pipeline.link import HEADER_BYTES
+from mpicomp.pipeline.messages import HEADER_BYTES
 from tests.mpi.lanes import every_size, few_ranks
 from tests.mpi.pipeline.stages import EXAMPLES, MICRO_BATCHES, data, given, layer, staged
 

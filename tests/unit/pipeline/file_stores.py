@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpicomp.pipeline import FileMessageStore
-from mpicomp.pipeline.store_header import PAGE
+from mpicomp.pipeline.store_file import PAGE
 
 
 def opened(path: Path, fingerprint: str = "run", examples: int = 5, **options: Any) -> FileMessageStore:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mpicomp.pipeline import differing
-from mpicomp.pipeline.store_header import PAGE
+from mpicomp.pipeline.store_file import PAGE
 from tests.unit.pipeline.file_stores import filled, opened, rows_of
 
 PROJECT = Path(__file__).resolve().parents[3]

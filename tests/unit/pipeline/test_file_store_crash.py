@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from mpicomp.pipeline import FileMessageStore, differing
-from mpicomp.pipeline.store_header import PAGE
+from mpicomp.pipeline.store_file import PAGE
 from tests.unit.pipeline.file_stores import filled, opened, patch, row_offset, rows_of
 
 PROJECT = Path(__file__).resolve().parents[3]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mpicomp.pipeline import FileMessageStore
-from mpicomp.pipeline.store_header import PAGE
+from mpicomp.pipeline.store_file import PAGE
 from tests.unit.pipeline.file_stores import filled, opened, patch, row_offset, rows_of
 
 

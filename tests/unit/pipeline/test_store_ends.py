@@ -9,7 +9,7 @@ import pytest
 
 from mpicomp.codecs.rows import RowQuantizer
 from mpicomp.pipeline import MessageStore, differing
-from mpicomp.pipeline.stamps import MOST_VISITS
+from mpicomp.pipeline.store_rows import MOST_VISITS
 from tests.unit.pipeline.stores import rows_of, visited
 
 # Stamps and what ends do after a crash --------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from apps.pipeline.split.options import Method, Options
 from apps.pipeline.split.training import Training, train
 from apps.train.data import load
 from collectives import Communicator
-from mpicomp.pipeline.link import HEADER_BYTES
+from mpicomp.pipeline.messages import HEADER_BYTES
 
 BATCH = 16
 pytestmark = [pytest.mark.mpi(min_size=2, max_size=3), pytest.mark.timeout(120)]

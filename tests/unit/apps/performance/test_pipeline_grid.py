@@ -17,7 +17,7 @@ from apps.performance.cluster.tables import NOTHING
 from apps.performance.part import replace_block
 from apps.records import Record, write_record
 from collectives.threads.run_local import run_local
-from mpicomp.pipeline.link import HEADER_BYTES
+from mpicomp.pipeline.messages import HEADER_BYTES
 
 SMALL = {"context": 4, "width": 64, "blocks": 1, "examples": 2, "micro_batches": 2, "batches": 2}
 

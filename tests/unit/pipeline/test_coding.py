@@ -12,8 +12,7 @@ from mpicomp.codecs import RowQuantizer
 from mpicomp.codecs.base import Draw
 from mpicomp.kernels.streams import Stream
 from mpicomp.pipeline import Deltas, Direct
-from mpicomp.pipeline.activations import CodingPlace
-from mpicomp.pipeline.rows import coded_matrix, row_keys
+from mpicomp.pipeline.coding import CodingPlace, coded_matrix, row_keys
 
 
 @pytest.mark.parametrize(

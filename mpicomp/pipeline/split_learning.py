@@ -1,4 +1,4 @@
-"""Split learning: clients keep the first layers and the last ones, and with them inputs and targets; a server the rest.
+"""Split learning: clients keep the first and the last layers, inputs and targets; a server has the layers between.
 
 A step of a client passes two cuts forward, and the same two back::
 
@@ -14,32 +14,32 @@ Reference: AQ-SGD (Wang et al., NeurIPS 2022), appendix H.6.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from torch import nn
 
 from collectives import Communicator
+from collectives.annotations import override
 from mpicomp.pipeline.activations import Compression, Direct
-from mpicomp.pipeline.agreement import Batch, in_words
+from mpicomp.pipeline.agreement import Pair, PipelineError, failure_text
 from mpicomp.pipeline.cut import Downstream, Upstream
-from mpicomp.pipeline.errors import PipelineError
-from mpicomp.pipeline.pair import Pair
-from mpicomp.pipeline.rows import Ids
 from mpicomp.pipeline.schedule import Backward, Forward
-from mpicomp.pipeline.step import Loss, Step, pass_forward
+from mpicomp.pipeline.slice_step import Loss, PartOfBatch, SliceStep, pass_forward
+from mpicomp.pipeline.store_rows import Ids
+from mpicomp.pipeline.tensors import Tensors
 from mpicomp.pipeline.turns import END, PREDICT, SERVER, STEP, Party
 
 _FORWARD, _BACKWARD = Forward(0), Backward(0)
 
 
-class SplitClient(Party[tuple[Upstream, Downstream]]):
+class SplitClient(Party[Upstream, Downstream]):
     """The clients of a rank other than 0, which share the first layers and the last ones.
 
     Parameters
     ----------
     first : nn.Module
-        Takes inputs and returns a tensor, or several, as a `PipelineStage`'s module does.
+        Takes inputs and returns a tensor, or several, like the module of a `PipelineStage`.
     last : nn.Module
         Takes the outputs of the server's layers.
     comm : Communicator
@@ -57,15 +57,17 @@ class SplitClient(Party[tuple[Upstream, Downstream]]):
     Attributes
     ----------
     client : int or None
-        Whose turn it is.
+        Client whose turn it is.
     steps : int
-        Made on this rank so far.
+        Number of steps on this rank so far.
 
     Raises
     ------
     PipelineError
         An argument is wrong on some rank, or differs from that of another; on every rank.
     """
+
+    _end_classes = (Upstream, Downstream)
 
     def __init__(
         self,
@@ -80,13 +82,13 @@ class SplitClient(Party[tuple[Upstream, Downstream]]):
         seed: int = 0,
     ) -> None:
         self.first, self.last, self._loss = first, last, loss
-        wrong = None if callable(loss) else "clients have no loss: pass loss=, which is called with outputs and targets"
+        fault = None if callable(loss) else "clients have no loss: pass loss=, which is called with outputs and targets"
         if comm.rank == SERVER:
-            wrong = "rank 0 is the server's: make a SplitServer there"
+            fault = "rank 0 is the server's: make a SplitServer there"
         compressions = forward or Direct(), backward or Direct()
-        super().__init__(comm, clients, (first, last), compressions, seed, wrong)
+        super().__init__(comm, clients, (first, last), compressions, seed, fault)
 
-    def step(self, inputs: Any, targets: Any, ids: Any = None) -> float:
+    def step(self, inputs: Tensors, targets: Tensors, ids: ArrayLike | None = None) -> float:
         """Add the gradients of a batch's loss to ``.grad`` of all layers, while the server is in `SplitServer.serve`.
 
         Parameters
@@ -100,7 +102,7 @@ class SplitClient(Party[tuple[Upstream, Downstream]]):
         Returns
         -------
         float
-            The loss, which the server does not learn.
+            The loss, which is not sent to the server.
 
         Raises
         ------
@@ -114,38 +116,28 @@ class SplitClient(Party[tuple[Upstream, Downstream]]):
             The server does not answer. The communicator can be used no longer.
         """
         pair, (up, down) = self._at_work()
-        batch, wrong = Batch(), None
-        try:
-            batch = Batch.of(inputs, targets, ids, first=True, last=True)
-            for cut in (up, down):
-                cut.check(batch.ids)
-        except (TypeError, ValueError) as error:
-            batch, wrong = Batch(), str(error)
-        listed = _ask(pair, STEP, batch)
-        self._open(pair, (up, down), wrong)
-        head = Step(self.first, None, up, None, inputs, None, [listed])
-        tail = Step(self.last, down, None, self._loss, None, targets, [listed])
+        part, fault = PartOfBatch.checked(inputs, targets, ids, first=True, last=True, cuts=(up, down))
+        listed = _request(pair, STEP, part)
+        self._open(pair, (up, down), fault)
+        head = SliceStep(self.first, None, up, [listed], inputs=inputs)
+        tail = SliceStep(self.last, down, None, [listed], loss=self._loss, targets=targets)
         self._take(pair, (up, down), [(head, _FORWARD), (tail, _FORWARD), (tail, _BACKWARD), (head, _BACKWARD)])
         return tail.loss
 
-    def predict(self, inputs: Any) -> Any:
-        """What the whole model returns, while the server is in `SplitServer.serve`.
+    def predict(self, inputs: Tensors) -> Tensors:
+        """Return the output of the whole model, while the server is in `SplitServer.serve`.
 
         All layers are in evaluation mode meanwhile, activations travel in full precision and are not kept. Errors are
         those of `step`.
         """
         pair, (up, down) = self._at_work()
-        batch, wrong = Batch(), None
-        try:
-            batch = Batch.of(inputs, None, None, first=True, last=False)
-        except (TypeError, ValueError) as error:
-            wrong = str(error)
-        listed = _ask(pair, PREDICT, batch)
-        pair.agree("the batch was not evaluated", wrong)
+        part, fault = PartOfBatch.checked(inputs, None, None, first=True, last=False)
+        listed = _request(pair, PREDICT, part)
+        pair.agree("the batch was not evaluated", fault)
         _, failure = pass_forward(self.first, None, up, inputs, listed)
         output, late = pass_forward(self.last, down, None, None, listed)
         failure = failure or late
-        pair.agree("the evaluation failed", in_words(failure), cause=failure)
+        pair.agree("the evaluation failed", failure_text(failure), cause=failure)
         return output
 
     def _at_work(self) -> tuple[Pair, tuple[Upstream, Downstream]]:
@@ -154,18 +146,13 @@ class SplitClient(Party[tuple[Upstream, Downstream]]):
             raise RuntimeError(f"{self.comm.here}: it is {whose}: call this in `with turn(client)` of a client here")
         return self._pair(self.client), self._cuts[self.client]
 
+    @override
     def _leave(self, failure: Exception | None) -> None:
         pair, _ = self._at_work()
-        _ask(pair, END, Batch())
-
-    def _ends(self, client: int) -> tuple[Upstream, Downstream]:
-        return (
-            Upstream(self.comm, SERVER, 2 * client, self._compressions, self._seed, self._pipeline),
-            Downstream(self.comm, SERVER, 2 * client + 1, self._compressions, self._seed, self._pipeline),
-        )
+        _request(pair, END, PartOfBatch())
 
 
-class SplitServer(Party[tuple[Downstream, Upstream]]):
+class SplitServer(Party[Downstream, Upstream]):
     """The layers between those of the clients, on rank 0.
 
     Parameters
@@ -177,6 +164,8 @@ class SplitServer(Party[tuple[Downstream, Upstream]]):
 
     Attributes and errors are those of `SplitClient`, too.
     """
+
+    _end_classes = (Downstream, Upstream)
 
     def __init__(
         self,
@@ -190,8 +179,8 @@ class SplitServer(Party[tuple[Downstream, Upstream]]):
     ) -> None:
         self.middle = middle
         self._ended = True  # the client has ended its turn
-        wrong = None if comm.rank == SERVER else "the server is on rank 0: make a SplitClient here"
-        super().__init__(comm, clients, (middle,), (forward or Direct(), backward or Direct()), seed, wrong)
+        fault = None if comm.rank == SERVER else "the server is on rank 0: make a SplitClient here"
+        super().__init__(comm, clients, (middle,), (forward or Direct(), backward or Direct()), seed, fault)
 
     def serve(self) -> bool:
         """Take part in the client's next step; returns False when its turn has ended instead.
@@ -209,7 +198,7 @@ class SplitServer(Party[tuple[Downstream, Upstream]]):
             raise RuntimeError(f"{self.comm.here}: it is no client's turn: call this in `with turn(client)`")
         pair, cuts = self._pair(self.client), self._cuts[self.client]
         while not self._ended:
-            kind, ids, listed = _hear(pair)
+            kind, ids, listed = _await_request(pair)
             if kind == STEP:
                 self._step(pair, cuts, ids, listed)
                 return True
@@ -220,59 +209,49 @@ class SplitServer(Party[tuple[Downstream, Upstream]]):
         return False
 
     def _step(self, pair: Pair, cuts: tuple[Downstream, Upstream], ids: Ids | None, listed: Ids) -> None:
-        wrong = None
-        try:
-            for cut in cuts if listed.size else ():
-                cut.check(ids)
-        except (TypeError, ValueError) as error:
-            wrong = str(error)
-        self._open(pair, cuts, wrong)
-        run = Step(self.middle, *cuts, None, None, None, [listed])
+        checked = cuts if listed.size else ()  # a client with a fault sends no examples
+        _, fault = PartOfBatch.checked(None, None, ids, first=False, last=False, cuts=checked)
+        self._open(pair, cuts, fault)
+        run = SliceStep(self.middle, *cuts, [listed])
         self._take(pair, cuts, [(run, _FORWARD), (run, _BACKWARD)])
 
     def _evaluate(self, pair: Pair, cuts: tuple[Downstream, Upstream], listed: Ids) -> None:
         pair.agree("the batch was not evaluated", None)
         _, failure = pass_forward(self.middle, *cuts, None, listed)
-        pair.agree("the evaluation failed", in_words(failure), cause=failure)
+        pair.agree("the evaluation failed", failure_text(failure), cause=failure)
 
+    @override
     def _begin(self, client: int) -> None:
         super()._begin(client)
         self._ended = False
 
+    @override
     def _leave(self, failure: Exception | None) -> None:
-        """Refuse what the client still asks for, until its turn ends."""
+        # Refuse further requests of the client, until its turn ends.
         assert self.client is not None
         pair = self._pair(self.client)
-        wrong = f"it has left the turn, after {in_words(failure)}" if failure else "it has left the turn"
+        fault = f"it has left the turn, after {failure_text(failure)}" if failure else "it has left the turn"
         while not self._ended:
-            kind, *_ = _hear(pair)
+            kind, *_ = _await_request(pair)
             self._ended = kind == END
             if kind != END:
                 with suppress(PipelineError):  # which the client raises
                     if kind == STEP:
-                        self._open(pair, self._cuts[self.client], wrong)
+                        self._open(pair, self._cuts[self.client], fault)
                     else:
-                        pair.agree("the client's request was refused", wrong)
-
-    def _ends(self, client: int) -> tuple[Downstream, Upstream]:
-        rank = self.rank_of(client)
-        return (
-            Downstream(self.comm, rank, 2 * client, self._compressions, self._seed, self._pipeline),
-            Upstream(self.comm, rank, 2 * client + 1, self._compressions, self._seed, self._pipeline),
-        )
+                        pair.agree("the client's request was refused", fault)
 
 
-def _ask(pair: Pair, kind: int, batch: Batch) -> Ids:
-    """Tell the server what a client wants; returns the ids of the batch, or numbers in place of them."""
-    listed = np.arange(max(batch.examples, 0)) if batch.ids is None else batch.ids
-    pair.send([kind, listed.size, batch.ids is not None])
-    if batch.ids is not None:
-        pair.send(batch.ids)
-    return listed
+def _request(pair: Pair, kind: int, part: PartOfBatch) -> Ids:
+    """Send a request to the server; returns the ids of the batch, or numbers in place of them."""
+    pair.send([kind, part.listed.size, part.ids is not None])
+    if part.ids is not None:
+        pair.send(part.ids)
+    return part.listed
 
 
-def _hear(pair: Pair) -> tuple[int, Ids | None, Ids]:
-    """What the client wants, the ids of its batch, and these or numbers in place of them."""
+def _await_request(pair: Pair) -> tuple[int, Ids | None, Ids]:
+    """Return a client's request, the ids of its batch, and these or numbers in place of them."""
     kind, examples, has_ids = pair.receive(3).tolist()
     ids = pair.receive(examples) if has_ids else None
     return kind, ids, np.arange(examples) if ids is None else ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened = threading.Event()
         self.readers: list[str] = []
-        write, read = StoreFile.write, StoreFile.read
+        write, read = StoreFile.write_row, StoreFile.read_row
 
         def gated(file: StoreFile, row: int, payload: Any, stamp: int) -> int:
             assert self.opened.wait(20)
@@ -33,8 +34,8 @@ class Gate:
             self.readers.append(threading.current_thread().name)
             read(file, row, out)
 
-        monkeypatch.setattr(StoreFile, "write", gated)
-        monkeypatch.setattr(StoreFile, "read", noted)
+        monkeypatch.setattr(StoreFile, "write_row", gated)
+        monkeypatch.setattr(StoreFile, "read_row", noted)
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ def test_a_row_that_is_written_while_the_thread_reads_it_is_read_as_written(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled(path)
-    read, entered, leave = StoreFile.read, threading.Event(), threading.Event()
+    read, entered, leave = StoreFile.read_row, threading.Event(), threading.Event()
 
     def slow(file: StoreFile, row: int, out: Any) -> None:
         read(file, row, out)
@@ -102,7 +103,7 @@ def test_a_row_that_is_written_while_the_thread_reads_it_is_read_as_written(
             entered.set()
             assert leave.wait(20)
 
-    monkeypatch.setattr(StoreFile, "read", slow)
+    monkeypatch.setattr(StoreFile, "read_row", slow)
     with opened(path) as store:
         store.prefetch([3])
         assert entered.wait(20)
@@ -114,7 +115,7 @@ def test_a_row_that_is_written_while_the_thread_reads_it_is_read_as_written(
 
 def test_a_reader_waits_for_the_row_that_the_thread_is_reading(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(path)
-    read, entered, readers = StoreFile.read, threading.Event(), []
+    read, entered, readers = StoreFile.read_row, threading.Event(), []
 
     def slow(file: StoreFile, row: int, out: Any) -> None:
         readers.append(threading.current_thread().name)
@@ -122,7 +123,7 @@ def test_a_reader_waits_for_the_row_that_the_thread_is_reading(path: Path, monke
         time.sleep(0.05)
         read(file, row, out)
 
-    monkeypatch.setattr(StoreFile, "read", slow)
+    monkeypatch.setattr(StoreFile, "read_row", slow)
     with opened(path) as store:
         store.prefetch([3])
         assert entered.wait(20)
@@ -183,7 +184,7 @@ def test_an_error_of_the_thread_surfaces_at_the_next_calls_and_the_file_is_close
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as broken:
-        broken.setattr(StoreFile, "write", fails)
+        broken.setattr(StoreFile, "write_row", fails)
         store.write([2], rows_of(2))
         with pytest.raises(OSError, match=r"rows could not be written back.*Input/output error.*resume from the last"):
             store.touched_checksum()
@@ -209,7 +210,7 @@ def test_a_writer_that_waits_is_told_that_the_thread_has_failed(path: Path, monk
         assert go.wait(20)
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(StoreFile, "write", fails)
+    monkeypatch.setattr(StoreFile, "write_row", fails)
     store = opened(path, buffer_bytes=1)
     store.write([0], rows_of(0))
     threading.Timer(0.02, go.set).start()
@@ -227,3 +228,27 @@ def test_no_thread_is_started_before_there_is_work_and_none_is_left(path: Path) 
         store.write([0], rows_of(1))
         assert threading.active_count() == before + 1
     assert threading.active_count() == before
+
+
+def test_a_store_that_is_collected_as_garbage_in_its_own_thread_is_written_and_closed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, go = StoreFile.write_row, threading.Event()
+
+    def collects(file: StoreFile, row: int, payload: Any, stamp: int) -> int:
+        assert go.wait(20)
+        gc.collect()
+        return write(file, row, payload, stamp)
+
+    monkeypatch.setattr(StoreFile, "write_row", collects)
+    before = threading.active_count()
+    cycle: list[Any] = [opened(path)]
+    cycle.append(cycle)
+    cycle[0].write([2], rows_of(2))
+    cycle[0].write([3], rows_of(3))
+    del cycle
+    go.set()
+    until(lambda: threading.active_count() == before)
+    with opened(path) as again:
+        assert np.array_equal(again.read([2, 3]), rows_of(2, 3))
+        assert again.torn.size == 0

@@ -1,33 +1,100 @@
 """A batch on its way through a slice of a model: forward and backward in micro-batches, or forward alone.
 
-A slice lies between two cuts, or between a cut and an end of the model. What fails is kept, and the neighbours are
-refused what they wait for, so that the step ends on all of them.
+A slice lies between two cuts, or between a cut and an end of the model. A failure is kept, and the neighbours receive
+refusals in place of the messages that they wait for, so that the step ends on all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from collectives.errors import CollectiveError
-from mpicomp.pipeline.cut import Downstream, Upstream
-from mpicomp.pipeline.errors import PipelineError
-from mpicomp.pipeline.link import REFUSABLE, Arrays, Incoming
-from mpicomp.pipeline.rows import Ids
+from mpicomp.pipeline.agreement import PipelineError
+from mpicomp.pipeline.cut import CutEnd, Downstream, Upstream
+from mpicomp.pipeline.messages import REFUSABLE, Incoming
 from mpicomp.pipeline.schedule import Action, Forward
-from mpicomp.pipeline.tensors import Parcel, arrived, as_rows, part_of
+from mpicomp.pipeline.store_rows import Ids
+from mpicomp.pipeline.tensors import Arrays, Parcel, Tensors, as_rows, examples_of, part_of, unpack
 
-Loss = Callable[[Any, Any], Tensor]
+Loss = Callable[[Tensors, Tensors], Tensor]
 
 
-class Step:
+@dataclass(frozen=True)
+class PartOfBatch:
+    """The part of a batch that a rank was given.
+
+    Attributes
+    ----------
+    examples : int
+        -1: the rank was given none of the batch.
+    ids : int64[examples] or None
+    """
+
+    examples: int = -1
+    ids: Ids | None = None
+
+    @classmethod
+    def checked(
+        cls,
+        inputs: Tensors,
+        targets: Tensors,
+        ids: ArrayLike | None,
+        *,
+        first: bool,
+        last: bool,
+        cuts: Iterable[CutEnd] = (),
+    ) -> tuple[PartOfBatch, str | None]:
+        """Return the part of a batch that a rank was given, and the fault for which no step of it can begin, or None.
+
+        The rank has the first layers, or the last ones, or neither; the step passes the `cuts`.
+        """
+        try:
+            found = cls._of(inputs, targets, ids, first, last)
+            for cut in cuts:
+                cut.check(found.ids)
+        except (TypeError, ValueError) as error:
+            return cls(), str(error)
+        return found, None
+
+    @classmethod
+    def _of(cls, inputs: Tensors, targets: Tensors, ids: ArrayLike | None, first: bool, last: bool) -> PartOfBatch:
+        sizes = {}
+        if first:
+            if not (isinstance(inputs, tuple | dict) or (isinstance(inputs, Tensor) and inputs.ndim)):
+                raise TypeError("the first stage has no inputs: pass a tensor with an example in each row")
+            sizes["inputs"] = examples_of(inputs)
+        if last:
+            if targets is None:
+                raise TypeError("the last stage has no targets: pass a tensor with an example in each row")
+            sizes["targets"] = examples_of(targets)
+        listed = None
+        if ids is not None:
+            given = np.asarray(ids)
+            if given.ndim != 1 or given.dtype.kind not in "iu":
+                raise TypeError(f"ids are {given.dtype}{list(given.shape)}: pass an integer for each example")
+            listed = given.astype(np.int64)
+            sizes["ids"] = listed.size
+        if len(set(sizes.values())) > 1:
+            raise ValueError(f"there are {', '.join(f'{size} {name}' for name, size in sizes.items())}")
+        if 0 in sizes.values():
+            raise ValueError("the batch is empty: leave it out on every stage")
+        return cls(next(iter(sizes.values()), -1), listed)
+
+    @property
+    def listed(self) -> Ids:
+        """The ids, or numbers in place of them."""
+        return np.arange(max(self.examples, 0)) if self.ids is None else self.ids
+
+
+class SliceStep:
     """State of a slice in one step: micro-batches that have gone forward and not yet backward, and a failure.
 
     Parameters
@@ -38,14 +105,14 @@ class Step:
         The cut before it; None: the model begins here.
     after : Upstream or None
         The cut behind it; None: the model ends here.
+    ids : sequence of int64[examples of a micro-batch]
+        Each has one or more.
     loss : callable or None
         Where the model ends: a micro-batch's mean loss, of outputs and targets.
     inputs : tensors[examples, ...] or None
         Where the model begins.
     targets : tensors[examples, ...] or None
         Where the model ends.
-    ids : sequence of int64[examples of a micro-batch]
-        Each has one or more.
 
     Attributes
     ----------
@@ -62,10 +129,11 @@ class Step:
         module: nn.Module,
         before: Downstream | None,
         after: Upstream | None,
-        loss: Loss | None,
-        inputs: Any,
-        targets: Any,
         ids: Sequence[Ids],
+        *,
+        loss: Loss | None = None,
+        inputs: Tensors = None,
+        targets: Tensors = None,
     ) -> None:
         self._module, self._before, self._after, self._loss, self._ids = module, before, after, loss, ids
         ends = np.cumsum([0, *(one.size for one in ids)]).tolist()
@@ -80,7 +148,7 @@ class Step:
         self._expected: set[Action] = set()
 
     def take(self, action: Action, following: Sequence[Action] = ()) -> None:
-        """Take one action, and begin to receive what those after it need."""
+        """Take one action, and begin to receive the messages of the following ones."""
         for one in (action, *following):
             if one not in self._expected:
                 self._expect(one)
@@ -90,7 +158,7 @@ class Step:
             self._backward(action.micro_batch)
 
     def finish(self) -> None:
-        """Wait for what is still being sent."""
+        """Wait for the messages in flight."""
         for cut in (self._before, self._after):
             if cut is not None:
                 cut.finish()
@@ -124,7 +192,7 @@ class Step:
                     message = parcel.message()
                     self._alive[k] = came, parcel.coded
                 self.most_alive = max(self.most_alive, len(self._alive))
-            except Exception as error:  # noqa: BLE001 - told to all ranks
+            except Exception as error:  # noqa: BLE001 - reported to all ranks
                 self._fail(error)
         if self._after is not None:
             self._fail(self._after.activations.send(message, self._ids[k]))
@@ -144,12 +212,12 @@ class Step:
                     for output, gradient in zip(outputs, gradients, strict=True)
                     if output.requires_grad
                 ]
-                if pairs:  # else nothing of the slice is trained
+                if pairs:  # else the slice is not trained
                     torch.autograd.backward([one for one, _ in pairs], [gradient for _, gradient in pairs])
                 if self._before is not None and self._before.gradients.layout is not None:
                     rows = [np.zeros(one.shape, np.float32) if one.grad is None else as_rows(one.grad) for one in came]
                     message = self._before.gradients.layout, rows
-            except Exception as error:  # noqa: BLE001 - told to all ranks
+            except Exception as error:  # noqa: BLE001 - reported to all ranks
                 self._fail(error)
         if self._before is not None:
             self._fail(self._before.gradients.send(message, self._ids[k]))
@@ -159,7 +227,7 @@ class Step:
             rows = link.take(self._ids[k])
         except CollectiveError:
             raise
-        except REFUSABLE as error:  # what came cannot be decoded
+        except REFUSABLE as error:  # the message cannot be decoded
             self._fail(error)
             return None
         self._refused |= rows is None
@@ -176,56 +244,13 @@ class Step:
             self._alive.clear()
 
 
-class Undo:
-    """Modules as they were before a step: gradients of parameters, and buffers such as running statistics.
-
-    Parameters
-    ----------
-    *modules
-        Others than `nn.Module` have nothing that changes.
-    """
-
-    def __init__(self, *modules: Any) -> None:
-        found = [one for one in modules if isinstance(one, nn.Module)]
-        parameters = {id(one): one for module in found for one in module.parameters()}.values()
-        self._gradients = [(one, one.grad, _copy(one.grad)) for one in parameters]
-        self._buffers = [
-            (one, name, buffer, _copy(buffer))
-            for module in found
-            for one in module.modules()
-            for name, buffer in one._buffers.items()
-            if buffer is None or not is_lazy(buffer)
-        ]
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        """The step has failed."""
-        for parameter, gradient, saved in self._gradients:
-            parameter.grad = _restored(gradient, saved)
-        for module, name, buffer, saved in self._buffers:
-            module._buffers[name] = _restored(buffer, saved)
-
-
-def _copy(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach().clone()
-
-
-def _restored(tensor: Tensor | None, saved: Tensor | None) -> Tensor | None:
-    """Return the tensor as it was, in its own memory: others may have views of it."""
-    if tensor is None or saved is None:
-        return None
-    if tensor.is_sparse:  # whose entries cannot be copied into
-        return saved
-    return tensor.copy_(saved)
-
-
 @torch.no_grad()
 def pass_forward(
-    module: nn.Module, before: Downstream | None, after: Upstream | None, inputs: Any, ids: Ids
-) -> tuple[Any, Exception | None]:
+    module: nn.Module, before: Downstream | None, after: Upstream | None, inputs: Tensors, ids: Ids
+) -> tuple[Tensors, Exception | None]:
     """Run a batch forward through a slice, uncompressed and in evaluation mode; returns its output and its failure.
 
-    Parameters are those of `Step`. There is no output where the slice, or one before it, has failed.
+    Parameters are those of `SliceStep`. There is no output where the slice, or one before it, has failed.
     """
     output, message, failure = None, None, None
     arrays = None if before is None else before.evaluated.take(ids)
@@ -235,7 +260,7 @@ def pass_forward(
             with _evaluating(module):
                 output = module(value)
             message = None if after is None else Parcel(output, ids.size, evaluating=True).message()
-        except Exception as error:  # noqa: BLE001 - told to all ranks
+        except Exception as error:  # noqa: BLE001 - reported to all ranks
             output, failure = None, error
     if after is not None:
         failure = after.evaluated.send(message, ids) or failure
@@ -247,7 +272,7 @@ def pass_forward(
 
 @contextmanager
 def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Layers that were in training mode are in evaluation mode meanwhile."""
+    """Have layers that are in training mode in evaluation mode meanwhile."""
     training = [one for one in module.modules() if one.training]
     for one in training:
         one.training = False
@@ -259,18 +284,18 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def _received(
-    inputs: Any, before: Downstream | None, arrays: Arrays | None, evaluating: bool = False
-) -> tuple[Any, list[Tensor]]:
+    inputs: Tensors, before: Downstream | None, arrays: Arrays | None, evaluating: bool = False
+) -> tuple[Tensors, list[Tensor]]:
     """Return the input of a slice, and its tensors whose gradients go back."""
     if before is None or arrays is None:
         return inputs, []
     layout = (before.evaluated if evaluating else before.activations).layout
     assert layout is not None  # as there are arrays
-    return arrived(layout, arrays)
+    return unpack(layout, arrays)
 
 
-def loss_of(loss: Loss | None, output: Any, targets: Any) -> Tensor:
-    """A batch's loss, which is one number; else raises PipelineError."""
+def loss_of(loss: Loss | None, output: Tensors, targets: Tensors) -> Tensor:
+    """Return a batch's loss, which is one number; else raises PipelineError."""
     assert loss is not None
     found = loss(output, targets)
     if not isinstance(found, Tensor) or found.numel() != 1:
