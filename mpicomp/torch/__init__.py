@@ -15,24 +15,24 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mpicomp.torch.ddp import ddp_hook
-    from mpicomp.torch.ddp_hook_state import DDPHookState
-    from mpicomp.torch.one_bit_adam import OneBitAdam
-    from mpicomp.torch.optimizer import DistributedOptimizer
-    from mpicomp.torch.optimizer_state import broadcast_optimizer_state
+    from mpicomp.torch.ddp.hook_state import DDPHookState
+    from mpicomp.torch.optimizer.distributed_optimizer import DistributedOptimizer
+    from mpicomp.torch.optimizer.one_bit_adam import OneBitAdam
     from mpicomp.torch.process_group import register_backend
-    from mpicomp.torch.redistribute import redistribute_states
     from mpicomp.torch.replication import average_buffers, broadcast_parameters, require_same
+    from mpicomp.torch.state.broadcasting import broadcast_optimizer_state
+    from mpicomp.torch.state.redistribution import redistribute_states
 
 # Loaded when first asked for: a script that redistributes states needs no MPI.
 _HOMES = {
-    "DDPHookState": "ddp_hook_state",
-    "DistributedOptimizer": "optimizer",
-    "OneBitAdam": "one_bit_adam",
+    "DDPHookState": "ddp.hook_state",
+    "DistributedOptimizer": "optimizer.distributed_optimizer",
+    "OneBitAdam": "optimizer.one_bit_adam",
     "average_buffers": "replication",
-    "broadcast_optimizer_state": "optimizer_state",
+    "broadcast_optimizer_state": "state.broadcasting",
     "broadcast_parameters": "replication",
-    "ddp_hook": "ddp",
-    "redistribute_states": "redistribute",
+    "ddp_hook": "ddp.hook",
+    "redistribute_states": "state.redistribution",
     "register_backend": "process_group",
     "require_same": "replication",
 }

@@ -26,9 +26,9 @@ from mpicomp.aggregator.difference import Difference
 from mpicomp.algorithms import Algorithm, Dense
 from mpicomp.torch.buckets import ALIGNMENT, Bucket, NamedParameter, group_parameters, make_bucket, total_mb
 from mpicomp.torch.devices import all_finite, encoding_device
-from mpicomp.torch.master_weights import SIXTEEN_BIT
+from mpicomp.torch.parameters import SIXTEEN_BIT
 from mpicomp.torch.profiling import begin_event
-from mpicomp.torch.states import members_by_name
+from mpicomp.torch.state.schema import members_by_name
 
 _DENSE = Dense()
 FEWEST = 8

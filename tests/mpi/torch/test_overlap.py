@@ -17,7 +17,7 @@ from collectives import Communicator
 from collectives.errors import CollectiveMismatch, NonFiniteGradient
 from mpicomp import Auto, Dense, DoubleSqueeze, Marsit, ScaleCom
 from mpicomp.torch import DistributedOptimizer
-from mpicomp.torch.in_order import InOrder
+from mpicomp.torch.bucket_queue import InOrder
 from tests.mpi.lanes import few_ranks
 from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, train, wrap, wrapped
 

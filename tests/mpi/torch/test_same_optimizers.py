@@ -13,7 +13,7 @@ from collectives import Communicator
 from collectives.errors import CollectiveMismatch
 from mpicomp import Dense, DoubleSqueeze, Marsit
 from mpicomp.torch import DistributedOptimizer, OneBitAdam, broadcast_parameters, require_same
-from mpicomp.torch import optimizer as optimizer_module
+from mpicomp.torch.optimizer import distributed_optimizer as optimizer_module
 from tests.mpi.lanes import every_size
 from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, train, wrap, wrapped
 

@@ -6,6 +6,7 @@ between backward and step. Its gradients are the last ones that backward brings,
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +16,11 @@ from collectives import Communicator
 from collectives.errors import NonFiniteGradient, explains_itself
 from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
 from mpicomp.torch.devices import current_stream, wait_for
-from mpicomp.torch.sent_gradients import SentGradients
-from mpicomp.torch.step_agreement import StepAgreement
+from mpicomp.torch.optimizer.gradient_hooks import SentGradients
+from mpicomp.torch.optimizer.step_agreement import StepAgreement
+
+_log = logging.getLogger("mpicomp")
+_warned = False
 
 Fill = Callable[[BucketReducer], bool]
 """Fills a reducer's vector, and returns True; or takes the values as their own mean, and returns False."""
@@ -167,3 +171,20 @@ class InOrder:
             self._failure = error
             return
         self.begun += 1
+
+
+def overlap_by_thread(comm: Communicator, on_device: bool = False) -> bool:
+    """Give the communicator a progress thread; where there is none, return False, and say once what happens instead.
+
+    on_device : whether the model is on a device.
+    """
+    global _warned
+    started = comm.start_progress_thread()
+    if not started and comm.lacks_thread_support and not _warned:
+        _warned = True
+        _log.warning(
+            "%s: MPI was started without MPI_THREAD_MULTIPLE, so that communication goes on only %s; start it by "
+            "mpi4py.rc.thread_level = 'multiple', the default",
+            comm.here, "in step()" if on_device else "where backward calls hooks"
+        )  # fmt: skip
+    return started

@@ -20,8 +20,8 @@ import torch
 from collectives import Communicator
 from collectives.consistency.call_check import fingerprint
 from collectives.quoting import one_line, shown
-from mpicomp.torch.options import Synchronizer
-from mpicomp.torch.states import (
+from mpicomp.torch.optimizer.wrapping import Synchronizer
+from mpicomp.torch.state.schema import (
     STATE_KEY,
     load_aggregators,
     own_part,

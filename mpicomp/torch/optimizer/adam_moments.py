@@ -12,7 +12,7 @@ b1 m + (1 - b1) g_rank; preconditioned, both have the factor w already, and the 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any
@@ -21,9 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpicomp.torch.adam_groups import Groups
 from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.buckets import Bucket
+
+Groups = Sequence[dict[str, Any]]
+GROUP_OPTIONS = ("lr", "betas", "eps", "weight_decay", "decoupled_weight_decay")
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +36,26 @@ class _Stretch:
     part: slice
     members: slice
     parameters: list[Tensor]
+
+
+def check_group(group: dict[str, Any]) -> None:
+    """Raise ValueError, with the option's name, if one is out of range, and TypeError if it is no number."""
+    try:
+        beta1, beta2 = group["betas"]
+        checks = (
+            ("lr", group["lr"] >= 0, "0 or more"),
+            ("betas", 0 <= beta1 < 1 and 0 <= beta2 < 1, "two numbers from 0 to below 1"),
+            ("eps", group["eps"] > 0, "positive"),
+            ("weight_decay", group["weight_decay"] >= 0, "0 or more"),
+        )
+    except (TypeError, ValueError):
+        given = {name: group[name] for name in GROUP_OPTIONS}
+        raise TypeError(
+            f"the options {given!r:.300} are not all numbers; write OneBitAdam(params, lr=0.001, betas=(0.9, 0.999))"
+        ) from None
+    for name, fine, wanted in checks:
+        if not fine:
+            raise ValueError(f"{name} is {group[name]}; it must be {wanted}")
 
 
 class AdamMoments:

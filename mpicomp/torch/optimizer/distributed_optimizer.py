@@ -24,14 +24,20 @@ from torch import Tensor
 from collectives import Communicator
 from collectives.compiling import keep_uncompiled
 from mpicomp.aggregator.base import Aggregator
-from mpicomp.torch import arguments
-from mpicomp.torch.algorithms import AlgorithmChoice, algorithms_by_name, preferred_mode
-from mpicomp.torch.join import Batch, joined
-from mpicomp.torch.not_copied import NotCopied
-from mpicomp.torch.options import Options, open_synchronizer
+from mpicomp.torch.front_ends import (
+    AlgorithmChoice,
+    NonCopyable,
+    algorithms_by_name,
+    given_communicator,
+    names_by_parameter,
+    preferred_mode,
+    require_optimizer,
+)
+from mpicomp.torch.optimizer.loops import Batch, joined
+from mpicomp.torch.optimizer.wrapping import Options, open_synchronizer
 from mpicomp.torch.parameters import Parameters
-from mpicomp.torch.rank_state import RankState
 from mpicomp.torch.replication import require_same_values
+from mpicomp.torch.state.rank_state import RankState
 
 COMPARE_EVERY = 1000
 """Synchronizations after which the ranks compare their whole models once more; samples are compared in each step."""
@@ -42,7 +48,7 @@ _WRAPPERS = 4
 """Frames between a property of the optimizer and its caller, at most."""
 
 
-class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
+class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
     """Wrap a torch optimizer so that ``step`` also synchronizes the ranks through a compressing all-reduce.
 
     Every rank builds the same model, calls :func:`broadcast_parameters` once, wraps its optimizer and trains on its own
@@ -136,14 +142,14 @@ class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
         backward_passes_per_step: int = 1,
     ) -> None:
         self.optimizer = optimizer
-        self.comm = arguments.communicator(comm, "DistributedOptimizer", optimizer, algorithm)
+        self.comm = given_communicator(comm, "DistributedOptimizer", optimizer, algorithm)
         try:
-            arguments.require_optimizer(optimizer, algorithm)
+            require_optimizer(optimizer, algorithm)
             if isinstance(optimizer, DistributedOptimizer):
                 raise TypeError("the optimizer is a DistributedOptimizer already; wrap a plain one, once")
             if getattr(optimizer, "synchronizes_ranks", False):
                 raise TypeError(f"{type(optimizer).__name__} synchronizes the ranks itself; use it as it is")
-            self._parameters = Parameters(optimizer, arguments.names(named_parameters), self.comm.here)
+            self._parameters = Parameters(optimizer, names_by_parameter(named_parameters), self.comm.here)
             members = self._parameters.trained
             algorithms = algorithms_by_name(algorithm, members)
             self.mode = preferred_mode(algorithms) if synchronize is None else synchronize

@@ -30,16 +30,14 @@ from collectives.compiling import keep_uncompiled
 from collectives.consistency.call_check import fingerprint
 from collectives.quoting import one_line, shown
 from mpicomp.algorithms import Aggregator, Algorithm, Dense, DoubleSqueeze
-from mpicomp.torch import arguments
-from mpicomp.torch.adam_groups import check_group
-from mpicomp.torch.adam_moments import AdamMoments
-from mpicomp.torch.algorithms import algorithms_by_name
 from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
-from mpicomp.torch.master_weights import MasterWeights
-from mpicomp.torch.not_copied import NotCopied
-from mpicomp.torch.parameters import Parameters
+from mpicomp.torch.front_ends import NonCopyable, algorithms_by_name, given_communicator, names_by_parameter
+from mpicomp.torch.optimizer.adam_moments import AdamMoments, check_group
+from mpicomp.torch.optimizer.step_agreement import StepAgreement
+from mpicomp.torch.optimizer.variance_freeze import VarianceFreeze
+from mpicomp.torch.parameters import MasterWeights, Parameters
 from mpicomp.torch.replication import require_alike, require_same_values
-from mpicomp.torch.states import (
+from mpicomp.torch.state.schema import (
     STATE_KEY,
     load_aggregators,
     own_part,
@@ -49,13 +47,11 @@ from mpicomp.torch.states import (
     require_like,
     require_rank,
 )
-from mpicomp.torch.step_agreement import StepAgreement
-from mpicomp.torch.variance_freeze import VarianceFreeze
 
 _MOST_BUCKET = 4096
 
 
-class OneBitAdam(NotCopied, torch.optim.Optimizer):
+class OneBitAdam(NonCopyable, torch.optim.Optimizer):
     """Adam that synchronizes the ranks by compressed momenta; not to be wrapped in `DistributedOptimizer`.
 
     Every rank builds the same model, calls :func:`broadcast_parameters` once, makes this optimizer and trains on its
@@ -74,8 +70,8 @@ class OneBitAdam(NotCopied, torch.optim.Optimizer):
     bits
         1 to 8, of each element that is exchanged once v is frozen: signs with a scale, or 2^bits - 1 random levels.
     warmup_steps
-        Steps of dense Adam before v is frozen, or "auto": until v is stable (`mpicomp.torch.variance_freeze`), which
-        takes more than 1 / (1 - beta2) steps from the end of the learning rate's warm-up.
+        Steps of dense Adam before v is frozen, or "auto": until v is stable (`variance_freeze.py`), which takes more
+        than 1 / (1 - beta2) steps from the end of the learning rate's warm-up.
     compressor
         A codec of `mpicomp.codecs` or its name, in place of the one that `bits` means.
     preconditioned
@@ -139,7 +135,7 @@ class OneBitAdam(NotCopied, torch.optim.Optimizer):
         bucket_mb: float = 25,
         seed: int = 0,
     ) -> None:
-        self.comm = arguments.communicator(comm, "OneBitAdam")
+        self.comm = given_communicator(comm, "OneBitAdam")
         self.steps, self.frozen = 0, False
         defaults = {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
@@ -153,7 +149,7 @@ class OneBitAdam(NotCopied, torch.optim.Optimizer):
             super().__init__(params, defaults)
             for group in self.param_groups:
                 check_group(group)
-            self._parameters = Parameters(self, arguments.names(named_parameters), self.comm.here)
+            self._parameters = Parameters(self, names_by_parameter(named_parameters), self.comm.here)
         except (ValueError, TypeError) as error:
             self._reject(error, "making OneBitAdam")
         self._options = (

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from collectives import Communicator
 from collectives.errors import NonFiniteGradient
-from mpicomp.torch.arrivals import Arrivals, listen
+from mpicomp.torch.bucket_queue import InOrder
 from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
 from mpicomp.torch.buckets import NamedParameter
-from mpicomp.torch.in_order import InOrder
-from mpicomp.torch.states import require_counters
-from mpicomp.torch.step_agreement import StepAgreement
+from mpicomp.torch.optimizer.gradient_hooks import Arrivals, listen
+from mpicomp.torch.optimizer.step_agreement import StepAgreement
+from mpicomp.torch.state.schema import require_counters
 
 
 class GradientAveraging:
@@ -268,7 +268,7 @@ class GradientAveraging:
 
     @torch.no_grad()
     def _fill(self, reducer: BucketReducer) -> bool:
-        """See `mpicomp.torch.in_order.Fill`."""
+        """See `mpicomp.torch.bucket_queue.Fill`."""
         return self._fill_alone(reducer, behind=True)
 
     def _fill_alone(self, reducer: BucketReducer, behind: bool = False) -> bool:

@@ -19,10 +19,10 @@ from torch.futures import Future
 from collectives import Communicator, Handle
 from collectives.errors import NonFiniteGradient
 from mpicomp.algorithms import Algorithm
-from mpicomp.torch.algorithms import AlgorithmChoice, algorithms_by_name
 from mpicomp.torch.bucket_reducers import BucketReducer, VectorPair
 from mpicomp.torch.buckets import ALIGNMENT, NamedParameter, make_bucket
 from mpicomp.torch.devices import devices_of
+from mpicomp.torch.front_ends import AlgorithmChoice, algorithms_by_name
 
 
 class Delivery:

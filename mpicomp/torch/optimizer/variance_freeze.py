@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import torch
 
-from mpicomp.torch.adam_groups import Groups
-from mpicomp.torch.states import entries
+from mpicomp.torch.optimizer.adam_moments import Groups
+from mpicomp.torch.state.schema import entries
 
 STABLE = 0.96
 

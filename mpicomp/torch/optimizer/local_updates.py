@@ -26,13 +26,13 @@ from torch import Tensor
 from collectives import Communicator
 from collectives.consistency.call_check import fingerprint
 from collectives.errors import CollectiveError, marked
-from mpicomp.torch.arrivals import Arrivals, listen
+from mpicomp.torch.bucket_queue import InOrder
 from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
 from mpicomp.torch.devices import all_finite
-from mpicomp.torch.in_order import InOrder
-from mpicomp.torch.master_weights import MasterWeights
-from mpicomp.torch.states import require_counters, require_like
-from mpicomp.torch.step_agreement import StepAgreement
+from mpicomp.torch.optimizer.gradient_hooks import Arrivals, listen
+from mpicomp.torch.optimizer.step_agreement import StepAgreement
+from mpicomp.torch.parameters import MasterWeights
+from mpicomp.torch.state.schema import require_counters, require_like
 
 
 class LocalUpdates:
@@ -283,7 +283,7 @@ class LocalUpdates:
 
     @torch.no_grad()
     def _fill(self, reducer: BucketReducer) -> bool:
-        """See `mpicomp.torch.in_order.Fill`."""
+        """See `mpicomp.torch.bucket_queue.Fill`."""
         if self._in_backward:
             if self.steps == 0:
                 self._step_aside(reducer)

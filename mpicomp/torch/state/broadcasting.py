@@ -14,8 +14,8 @@ from collectives import Communicator
 from collectives.compiling import keep_uncompiled
 from collectives.consistency.call_check import fingerprint
 from collectives.quoting import one_line
-from mpicomp.torch.one_bit_adam import OneBitAdam
-from mpicomp.torch.optimizer import DistributedOptimizer
+from mpicomp.torch.optimizer.distributed_optimizer import DistributedOptimizer
+from mpicomp.torch.optimizer.one_bit_adam import OneBitAdam
 from mpicomp.torch.replication import broadcast_tensors, require_same_layout
 
 _CALL = "broadcast_optimizer_state"

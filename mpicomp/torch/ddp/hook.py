@@ -15,12 +15,11 @@ from collectives.consistency.call_check import fingerprint
 from collectives.quoting import shown
 from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.algorithms import Algorithm
-from mpicomp.torch import arguments
-from mpicomp.torch.algorithms import AlgorithmChoice, algorithms_by_name
+from mpicomp.torch.bucket_queue import overlap_by_thread
 from mpicomp.torch.buckets import NamedParameter
-from mpicomp.torch.ddp_hook_state import FREEZE, DDPHookState
+from mpicomp.torch.ddp.hook_state import FREEZE, DDPHookState
+from mpicomp.torch.front_ends import AlgorithmChoice, algorithms_by_name, require_algorithm
 from mpicomp.torch.parameters import require_dense_floats
-from mpicomp.torch.progress import overlap_by_thread
 
 Hook = Callable[[DDPHookState, GradBucket], Future[Tensor]]
 
@@ -76,7 +75,7 @@ def ddp_hook(
     """
     require_communicator(comm, "ddp_hook", "ddp_hook(algorithm, comm, model)", algorithm, model)
     try:
-        arguments.require_algorithm(algorithm)
+        require_algorithm(algorithm)
         group = _group_of(model, comm)
         members = [] if model is None else _members_of(model)
         if model is None and not isinstance(algorithm, Algorithm):

@@ -25,12 +25,11 @@ from collectives.consistency.call_check import fingerprint
 from collectives.quoting import shown
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import Dense
-from mpicomp.torch.algorithms import AlgorithmChoice
 from mpicomp.torch.buckets import NamedParameter
-from mpicomp.torch.ddp_vectors import GradientVectors
-from mpicomp.torch.not_copied import NotCopied
+from mpicomp.torch.ddp.gradient_vectors import GradientVectors
+from mpicomp.torch.front_ends import AlgorithmChoice, NonCopyable
 from mpicomp.torch.parameters import require_dense_floats
-from mpicomp.torch.states import (
+from mpicomp.torch.state.schema import (
     STATE_KEY,
     load_aggregators,
     members_by_name,
@@ -45,7 +44,7 @@ MOST_DENSE = 2  # iterations after which DDP has grouped its buckets anew if it 
 FREEZE = "freeze it before wrapping the model"
 
 
-class DDPHookState(NotCopied):
+class DDPHookState(NonCopyable):
     """Averages the buckets of one DistributedDataParallel; :func:`mpicomp.torch.ddp_hook` makes it.
 
     Parameters

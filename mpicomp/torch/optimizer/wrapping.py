@@ -12,14 +12,14 @@ import torch
 from collectives import Communicator
 from collectives.consistency.call_check import fingerprint
 from mpicomp.algorithms import SSDM, Algorithm
+from mpicomp.torch.bucket_queue import overlap_by_thread
 from mpicomp.torch.bucket_reducers import BucketReducers
 from mpicomp.torch.buckets import NamedParameter
-from mpicomp.torch.gradient_averaging import GradientAveraging
-from mpicomp.torch.local_updates import LocalUpdates
-from mpicomp.torch.master_weights import SIXTEEN_BIT, MasterWeights
-from mpicomp.torch.progress import overlap_by_thread
+from mpicomp.torch.optimizer.gradient_averaging import GradientAveraging
+from mpicomp.torch.optimizer.local_updates import LocalUpdates
+from mpicomp.torch.optimizer.step_agreement import StepAgreement
+from mpicomp.torch.parameters import SIXTEEN_BIT, MasterWeights
 from mpicomp.torch.replication import require_alike
-from mpicomp.torch.step_agreement import StepAgreement
 
 Synchronizer = GradientAveraging | LocalUpdates
 

@@ -1,0 +1,159 @@
+"""Arguments that the optimizers and the DDP hook share, checked before anything is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from collectives import Communicator
+from collectives.quoting import nearest, one_line
+from mpicomp.aggregator.arguments import require_communicator
+from mpicomp.algorithms import NAMES, Algorithm, Dense
+from mpicomp.torch.buckets import NamedParameter
+
+AlgorithmChoice = Algorithm | Mapping[str, Algorithm] | Callable[[str, Tensor], Algorithm]
+"""One for all parameters; by patterns of names, of which the first that fits counts; or by name and parameter."""
+
+_USAGE = "DistributedOptimizer(optimizer, algorithm, comm, named_parameters)"
+
+
+class NonCopyable:
+    """Base of objects that communicate: a copy or a pickle would lose its place among the ranks' calls."""
+
+    comm: Communicator
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:  # by which copy and pickle take any object
+        raise TypeError(
+            f"{self.comm.here}: {type(self).__name__}, which communicates, is not copied or pickled; copy or save its "
+            "state_dict(), or leave it out"
+        )
+
+
+# Algorithms of parameters ---------------------------------------------------------------------------------------------
+
+
+def algorithms_by_name(choice: AlgorithmChoice, members: Sequence[NamedParameter]) -> dict[str, Algorithm]:
+    """Return the algorithm of each parameter.
+
+    Raises
+    ------
+    ValueError
+        No pattern fits a parameter, or its choice is not an algorithm.
+    """
+    found = {member.name: _choose(choice, member) for member in members}
+    for name, algorithm in found.items():
+        if not isinstance(algorithm, Algorithm):
+            raise ValueError(
+                f"the algorithm of {name!r} is {algorithm!r}; choose an instance, such as mpicomp.Marsit() or "
+                'mpicomp.algorithm("marsit")'
+            )
+        if getattr(getattr(algorithm, "compressing", algorithm), "rates", None) is not None:
+            raise ValueError(
+                "rates by position do not fit buckets that are laid out by the order of gradients; choose by "
+                "parameter: algorithm=lambda name, parameter: mpicomp.ScaleCom(rate=rates[name])"
+            )
+    return found
+
+
+def _choose(choice: AlgorithmChoice, member: NamedParameter) -> Algorithm:
+    if isinstance(choice, Algorithm):
+        return choice
+    if isinstance(choice, Mapping):
+        for pattern, algorithm in choice.items():
+            if fnmatchcase(member.name, str(pattern)):
+                return algorithm
+        raise ValueError(
+            f"no pattern among {', '.join(map(repr, choice))} fits {member.name!r}; end the choices with '*'"
+        )
+    try:
+        return choice(member.name, member.parameter)
+    except Exception as error:  # of the user's function
+        raise ValueError(
+            f"no algorithm is chosen for {member.name!r} ({type(error).__name__}: {one_line(error)}); pass a function "
+            "of name and parameter that returns one for each"
+        ) from error
+
+
+def preferred_mode(algorithms: Mapping[str, Algorithm]) -> str:
+    """Return the mode that the algorithms prefer, "updates" or "gradients"; full precision takes part in either.
+
+    Raises
+    ------
+    ValueError
+        They differ.
+    """
+    modes = {one.synchronize: one for one in algorithms.values() if not isinstance(one, Dense)}
+    if len(modes) > 1:
+        differing = " and ".join(f'{one} "{mode}"' for mode, one in modes.items())
+        raise ValueError(
+            f'the algorithms differ in what they prefer ({differing}); pass synchronize="gradients" or "updates"'
+        )
+    return next(iter(modes), "gradients")
+
+
+# Types of arguments ---------------------------------------------------------------------------------------------------
+
+
+def given_communicator(comm: Communicator | None, call: str, *others: object) -> Communicator:
+    """Return the communicator, or a new one of all ranks for None; raise TypeError, which names the call, otherwise."""
+    if comm is None:
+        return Communicator()
+    require_communicator(comm, call, _USAGE, *others)
+    return comm
+
+
+def require_optimizer(optimizer: object, algorithm: object) -> None:
+    """Raise TypeError unless the arguments are an optimizer and an algorithm, or a choice of algorithms."""
+    if isinstance(optimizer, Algorithm) or hasattr(algorithm, "param_groups"):
+        raise TypeError(f"the optimizer comes before the algorithm: write {_USAGE}")
+    if isinstance(optimizer, type) or not hasattr(optimizer, "param_groups"):
+        given = (
+            f"the class {optimizer.__name__}" if isinstance(optimizer, type) else f"of type {type(optimizer).__name__}"
+        )
+        raise TypeError(
+            f"the optimizer is {given}: pass an instance of a torch optimizer, such as "
+            "torch.optim.SGD(model.parameters(), lr=0.1)"
+        )
+    require_algorithm(algorithm)
+
+
+def require_algorithm(algorithm: object) -> None:
+    """Raise TypeError unless the argument is an algorithm, or a choice of algorithms by parameter."""
+    if isinstance(algorithm, str):
+        name = algorithm if algorithm in NAMES else nearest(algorithm, NAMES) or "marsit"
+        raise TypeError(f"the algorithm is text, {algorithm!r}: pass an instance, mpicomp.algorithm({name!r})")
+    if isinstance(algorithm, Iterator) or (isinstance(algorithm, list | tuple) and algorithm):
+        raise TypeError(
+            f"the algorithm is a {type(algorithm).__name__}, as named parameters are, which come fourth: write {_USAGE}"
+        )
+    if isinstance(algorithm, type):
+        raise TypeError(f"the algorithm is a class: write {algorithm.__name__}(), with parentheses")
+    chosen_by = isinstance(algorithm, Mapping) or (callable(algorithm) and not isinstance(algorithm, torch.nn.Module))
+    if not isinstance(algorithm, Algorithm) and not chosen_by:
+        raise TypeError(f"the algorithm is of type {type(algorithm).__name__}: pass a method, such as mpicomp.Marsit()")
+
+
+def names_by_parameter(
+    named_parameters: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None,
+) -> dict[Tensor, str]:
+    """Return the name of each parameter; raise TypeError unless all have names."""
+    if named_parameters is None:
+        return {}
+    cure = "pass model.named_parameters()"
+    if isinstance(named_parameters, torch.nn.Module):
+        raise TypeError(f"named_parameters is the model: {cure}")
+    try:
+        pairs = named_parameters.items() if isinstance(named_parameters, Mapping) else named_parameters
+        found = {}
+        for pair in pairs:
+            if isinstance(pair, Tensor):
+                raise TypeError(f"named_parameters are tensors without names: {cure}, not model.parameters()")
+            name, parameter = pair
+            found[parameter] = str(name)
+        return found
+    except ValueError:
+        raise TypeError(f"named_parameters are no pairs of name and tensor: {cure}") from None

@@ -1,0 +1,1 @@
+"""States of optimizers and DDP hooks: their schema, other numbers of ranks, one rank's state for all."""
