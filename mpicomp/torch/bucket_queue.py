@@ -1,180 +1,241 @@
-"""Buckets in flight: begun in one order on all ranks, each as soon as its last gradient has come.
-
-The last bucket waits for the step. It carries the ranks' agreement on the step, to which belongs all that happens
-between backward and step. Its gradients are the last ones that backward brings, so little time is lost.
-"""
+"""Queue of buckets that are averaged while backward goes on, for the optimizers and for the DDP hook."""
 
 from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from weakref import WeakMethod
 
-from collectives import Communicator
-from collectives.errors import NonFiniteGradient, explains_itself
-from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
-from mpicomp.torch.devices import current_stream, wait_for
-from mpicomp.torch.optimizer.gradient_hooks import SentGradients
-from mpicomp.torch.optimizer.step_agreement import StepAgreement
+import torch
+
+from collectives import Communicator, Handle
+from collectives.errors import NonFiniteGradient
+from mpicomp.torch.bucket_reducers import BucketReducer
+from mpicomp.torch.devices import wait_for
+
+Fill = Callable[[BucketReducer, bool], bool]
+"""Write a reducer's vector and return True, or take the values as their own mean and return False.
+
+The flag is True if the bucket starts during backward.
+"""
+OnEnd = Callable[[Exception | None], None]
 
 _log = logging.getLogger("mpicomp")
 _warned = False
 
-Fill = Callable[[BucketReducer], bool]
-"""Fills a reducer's vector, and returns True; or takes the values as their own mean, and returns False."""
 
+class BucketQueue:
+    """Averages flat buckets, started in one order on all ranks.
 
-class InOrder:
-    """Begins buckets while backward runs, and waits for them.
+    1. `push` reports slices of a bucket: its parameters' gradients are there. A bucket is complete with the last one.
+    2. In order: complete buckets start in the order of `reducers`, whatever the order in which they become complete
+       here, and the last one not before `start_rest`. Not in order: a bucket starts as soon as it is complete, and the
+       caller pushes on all ranks alike.
+    3. `poll` advances the buckets in flight where no thread does.
+    4. `collect` waits for all buckets, hands them over and empties the queue.
 
-    An error in backward would end it half-way, on one rank alone; it is kept until `finish`.
+    An error raised in backward would end it half-way, on one rank alone. So `push` and `start_rest` keep errors for
+    `collect`; a bucket that cannot be filled is sent as zeros, since the other ranks may have started it.
 
     Parameters
     ----------
-    reducers : BucketReducers
-    comm : Communicator
-        Is given a progress thread where MPI allows one.
-    fill : method
-        Fills a reducer's vector; see `Fill`. It is referred to weakly: its object, which has this one, is gone with its
-        last user, and with it the hooks on parameters.
-    agreement : StepAgreement
-        Travels with the last bucket.
+    reducers
+        The buckets; all ranks have the same ones. Buckets may be added while none of them is in flight.
+    comm
+        Communicator of the ranks.
+    fill
+        Method that fills a vector just before its bucket starts; None: vectors are full when they are pushed. It is
+        referred to weakly: its object, which has this queue, is gone with its last user, and so are its hooks.
+    in_order
+        See above.
+    in_background
+        False: a bucket with `on_end` is averaged within `push`.
 
     Attributes
     ----------
-    begun : int
-        Buckets of this step that have begun: the first ones.
+    n_started : int
+        Buckets started since the last `collect`; in order, these are the first ones.
+    fill_error : Exception or None
+        First error by which a bucket could not be filled.
     """
 
-    def __init__(self, reducers: BucketReducers, comm: Communicator, fill: Fill, agreement: StepAgreement) -> None:
-        self._reducers, self._comm, self._fill, self._agreement = reducers, comm, WeakMethod(fill), agreement
-        self.begun = 0
-        self._missing: list[int] = []
-        self._streams: dict[int, set[Any]] = defaultdict(set)  # on which the gradients of each bucket came
-        self._sent = SentGradients()
-        self._refusal: Exception | None = None  # why this rank cannot fill a bucket
-        self._failure: Exception | None = None  # by which a call could not begin
+    def __init__(
+        self,
+        reducers: Sequence[BucketReducer],
+        comm: Communicator,
+        fill: Fill | None = None,
+        in_order: bool = True,
+        in_background: bool = True,
+    ) -> None:
+        self._reducers, self._comm, self._in_order, self._in_background = reducers, comm, in_order, in_background
+        self._fill = None if fill is None else WeakMethod(fill)
+        self._missing: dict[int, int] = {}  # slices that incomplete buckets lack
+        self._streams: dict[int, set[torch.cuda.Stream]] = defaultdict(set)  # on which each bucket's slices were made
+        self._reset()
 
-    def complete(self, position: int) -> None:
-        """A gradient is complete: begin the next buckets that lack none."""
-        if not self._missing:
-            self._missing = [len(reducer.bucket.members) for reducer in self._reducers]
-        bucket = self._reducers.bucket_of[position]
-        self._missing[bucket] -= 1
-        self._streams[bucket].add(current_stream(self._reducers.members[position].parameter))
-        while self.begun < len(self._reducers) - 1 and not self._missing[self.begun] and self._is_well:
-            reducer = self._reducers[self.begun]
-            self._begin_next()
-            self._sent.add(reducer.bucket.members, reducer.mean)
+    def _reset(self) -> None:
+        self.n_started = 0
+        self.fill_error: Exception | None = None
+        self._failure: Exception | None = None
+        self._handles: list[Handle] = []
+        self._missing.clear()
+        self._streams.clear()
+
+    def push(
+        self, index: int, n_slices: int = 1, stream: torch.cuda.Stream | None = None, on_end: OnEnd | None = None
+    ) -> None:
+        """Report slices of a bucket, and start the buckets that are due.
+
+        Parameters
+        ----------
+        index
+            Number of the bucket.
+        n_slices
+            Parameters whose gradients are there now, and were not before.
+        stream
+            Stream that makes them.
+        on_end
+            Called when the bucket has ended, by the progress thread, with its error or None; not for queues in order.
+        """
+        missing = self._missing
+        missing[index] = missing.get(index, len(self._reducers[index].bucket.members)) - n_slices
+        if stream is not None:
+            self._streams[index].add(stream)
+        if not self._in_order:
+            if not missing[index]:
+                self._start(index, True, False, on_end)
+            return
+        while self.n_started < len(self._reducers) - 1 and missing.get(self.n_started) == 0 and self._is_well:
+            self._start(self.n_started, True, False)
+
+    def start_rest(self, silent: bool, before_last: Callable[[BucketReducer], None]) -> None:
+        """Start all buckets that have not started, in order.
+
+        Parameters
+        ----------
+        silent
+            Send zeros: this rank takes no part in the step.
+        before_last
+            Called with the last bucket just before it starts.
+        """
+        while self.n_started < len(self._reducers) and self._failure is None:
+            is_last = self.n_started == len(self._reducers) - 1
+            self._start(self.n_started, False, silent, before=before_last if is_last else None)
+
+    def poll(self) -> None:
+        """Advance the buckets in flight; returns at once where a thread does."""
         self._comm.advance()
 
-    @property
-    def _is_well(self) -> bool:
-        return self._refusal is None and self._failure is None
-
-    def find_change(self) -> str:
-        """Return the name of a gradient that was changed after it was sent, or an empty string."""
-        return self._sent.find_change()
-
-    def finish(
-        self,
-        take: Callable[[BucketReducer], None] = lambda reducer: None,
-        refusal: Exception | None = None,
-        drops: bool = False,
-        emptied: bool = False,
-    ) -> None:
-        """Begin the remaining buckets, wait for all, and hand each to `take` once all ranks are known to make the step.
+    def collect(
+        self, take: Callable[[BucketReducer], None], is_settled: Callable[[], bool]
+    ) -> tuple[list[BucketReducer], Exception | None]:
+        """Wait for all buckets that have started, and empty the queue.
 
         Parameters
         ----------
         take
-            Called with every reducer whose ``mean`` is there.
-        refusal
-            Why this rank cannot make the step. It takes part in the calls that the others have begun, by zeros.
-        drops
-            Whether this rank drops the step; if all do, no reducer is taken.
-        emptied
-            Whether this rank has dropped the gradients of the step that it makes; an error if all have.
+            Called with each reducer whose mean is there, once `is_settled` returns True.
+        is_settled
+            Return True if the means count.
 
-        Raises
-        ------
-        Exception
-            `refusal`, or the error by which a bucket could not be filled.
-        NonFiniteGradient
-            Of the first bucket in which there was NaN or infinity. All others have been taken.
-        CollectiveMismatch
-            Another rank refuses the step, or the ranks differ: see `StepAgreement.conclude`.
+        Returns
+        -------
+        list
+            Reducers with a mean that has not been taken, since `is_settled` has not become True.
+        Exception or None
+            The first error, and rather another one than NonFiniteGradient.
         """
-        refusal = refusal or self._refusal
-        while self.begun < len(self._reducers) and self._failure is None:
-            self._begin_next(refusal, drops, emptied)
-        refusal = refusal or self._refusal
-        begun, self.begun, self._missing = self.begun, 0, []
-        failure, self._failure, self._refusal = self._failure, None, None
-        self._sent.clear()
-        self._streams.clear()
+        started, failure = self._reducers[: self.n_started], self._failure
+        self._reset()
         ended: list[BucketReducer] = []
         taken = 0
-        for reducer in self._reducers[:begun]:
+        for reducer in started:
             try:
                 if reducer.wait():
                     ended.append(reducer)
-                while taken < len(ended) and self._agreement.is_settled:
+                while taken < len(ended) and is_settled():
                     take(ended[taken])
                     taken += 1
-            except NonFiniteGradient as one:
-                failure = failure or one
-            except Exception as one:  # noqa: BLE001 - the others are waited for, lest they are in flight for ever
-                failure = one if failure is None or isinstance(failure, NonFiniteGradient) else failure
-        if failure is None or isinstance(failure, NonFiniteGradient):
-            made = False
-            try:
-                made = self._agreement.conclude(refusal, drops, emptied)
-            finally:
-                refusal = None  # see below
-                for reducer in ended[taken:]:
-                    take(reducer) if made else reducer.undo()
-        else:
-            for reducer in ended[taken:]:
-                reducer.undo()
-        if failure is not None and not explains_itself(failure):
-            self._comm.reject(failure, "averaging")  # whose bucket the others have begun
-        if failure is None or (drops and isinstance(failure, NonFiniteGradient)):
-            return
-        try:
-            raise failure
-        finally:
-            failure = None  # its traceback has this frame, and they would keep each other and the optimizer
+            except Exception as error:  # noqa: BLE001 - the other buckets are waited for, lest they stay in flight
+                failure = _first(failure, error)
+        return ended[taken:], failure
 
-    def _begin_next(self, refusal: Exception | None = None, drops: bool = False, emptied: bool = False) -> None:
-        reducer = self._reducers[self.begun]
-        sends = reducer.aggregator.comm.size > 1
-        idle = drops or refusal is not None
+    def wait(self) -> None:
+        """Wait for the buckets with `on_end` in such a way that signals are handled meanwhile."""
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            with suppress(Exception):  # `on_end` has been given the error
+                handle.wait()
+
+    def take_failure(self) -> Exception | None:
+        """Empty a queue whose buckets have ended, and return the error as `collect` does."""
+        failure = self._failure
+        self._reset()
+        return failure
+
+    @property
+    def _is_well(self) -> bool:
+        return self.fill_error is None and self._failure is None
+
+    def _start(
+        self,
+        index: int,
+        early: bool,
+        silent: bool,
+        on_end: OnEnd | None = None,
+        before: Callable[[BucketReducer], None] | None = None,
+    ) -> None:
+        reducer, sends = self._reducers[index], True
         try:
-            wait_for(self._streams.pop(self.begun, ()))
-            fill = self._fill()
-            assert fill is not None
-            if not idle:
-                sends = fill(reducer)
-        except Exception as error:  # noqa: BLE001 - raised by `finish`, on all ranks in the same step
-            self._refusal, idle = error, True
-        if idle:
+            wait_for(self._streams.pop(index, ()))
+            if self._fill is not None and not silent:
+                fill = self._fill()
+                assert fill is not None
+                sends = fill(reducer, early)
+        except Exception as error:  # noqa: BLE001 - raised by whoever collects, on all ranks in the same step
+            self.fill_error, silent = error, True
+        if silent:
             reducer.clear()
-        if self.begun == len(self._reducers) - 1:
-            self._agreement.attach(reducer.aggregator, bool(refusal or self._refusal), drops, emptied)
-        try:
-            if sends:
-                reducer.begin()
-        except Exception as error:  # noqa: BLE001 - raised by `finish`
-            self._failure = error
+            sends = self._comm.size > 1
+        if before is not None:
+            before(reducer)
+        self._missing.pop(index, None)
+        self.n_started += 1
+        if on_end is not None and not self._in_background:
+            self._end(reducer.aggregate, on_end)
             return
-        self.begun += 1
+        try:
+            handle = reducer.begin() if sends else None
+        except Exception as error:  # noqa: BLE001 - kept for `collect`
+            self._failure = _first(self._failure, error)
+            if on_end is not None:
+                on_end(error)
+            return
+        if handle is not None and on_end is not None:
+            self._handles.append(handle)
+            handle.then(lambda _: self._end(reducer.wait, on_end))
+
+    def _end(self, finish: Callable[[], object], on_end: OnEnd) -> None:
+        error: Exception | None = None
+        try:
+            finish()
+        except Exception as caught:  # noqa: BLE001 - kept for `wait`
+            error = caught
+            self._failure = _first(self._failure, caught)
+        on_end(error)
+
+
+def _first(earlier: Exception | None, later: Exception) -> Exception:
+    """Return the error to be raised: the first one, and rather another one than NonFiniteGradient."""
+    if earlier is None or (isinstance(earlier, NonFiniteGradient) and not isinstance(later, NonFiniteGradient)):
+        return later
+    return earlier
 
 
 def overlap_by_thread(comm: Communicator, on_device: bool = False) -> bool:
-    """Give the communicator a progress thread; where there is none, return False, and say once what happens instead.
+    """Start the communicator's progress thread; where MPI allows none, return False and warn once.
 
     on_device : whether the model is on a device.
     """

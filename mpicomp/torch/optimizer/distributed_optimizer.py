@@ -13,7 +13,6 @@ Marsit asks for (section 5 of its paper), with H = ``local_steps``.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -33,19 +32,11 @@ from mpicomp.torch.front_ends import (
     preferred_mode,
     require_optimizer,
 )
-from mpicomp.torch.optimizer.loops import Batch, joined
+from mpicomp.torch.optimizer.loops import Batch, is_read_by_scaler, joined
+from mpicomp.torch.optimizer.synchronizer import Phase
 from mpicomp.torch.optimizer.wrapping import Options, open_synchronizer
 from mpicomp.torch.parameters import Parameters
-from mpicomp.torch.replication import require_same_values
 from mpicomp.torch.state.rank_state import RankState
-
-COMPARE_EVERY = 1000
-"""Synchronizations after which the ranks compare their whole models once more; samples are compared in each step."""
-_UNSCALES = "_unscale_grads_"
-"""The function of GradScaler that reads the parameter groups only to look for infinities in the gradients."""
-
-_WRAPPERS = 4
-"""Frames between a property of the optimizer and its caller, at most."""
 
 
 class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
@@ -149,8 +140,8 @@ class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
                 raise TypeError("the optimizer is a DistributedOptimizer already; wrap a plain one, once")
             if getattr(optimizer, "synchronizes_ranks", False):
                 raise TypeError(f"{type(optimizer).__name__} synchronizes the ranks itself; use it as it is")
-            self._parameters = Parameters(optimizer, names_by_parameter(named_parameters), self.comm.here)
-            members = self._parameters.trained
+            parameters = Parameters(optimizer, names_by_parameter(named_parameters), self.comm.here)
+            members = parameters.trained
             algorithms = algorithms_by_name(algorithm, members)
             self.mode = preferred_mode(algorithms) if synchronize is None else synchronize
             overlap = self.mode == "gradients" if overlap is None else overlap
@@ -159,9 +150,7 @@ class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
         except (ValueError, TypeError) as error:
             self.comm.reject(type(error)(f"{self.comm.here}: {error}"), "wrapping an optimizer")
         self._fused, self._joining = options.moves_in_backward, False
-        self._compared_at = 0  # synchronizations, when the whole models were compared last
-        self._synchronizer = open_synchronizer(optimizer, members, algorithms, self.comm, options)
-        self._parameters.hold(optimizer)
+        self._synchronizer = open_synchronizer(optimizer, parameters, algorithms, self.comm, options)
         self._saved = RankState(optimizer, self._synchronizer, self.mode, self.comm)
 
     @property
@@ -192,9 +181,9 @@ class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
         A caller that reads them between backward and step finds averaged gradients with overlap: they are waited for.
         A GradScaler that is about to unscale gradients finds infinities on all ranks or on none.
         """
-        if _is_called_by(_UNSCALES):
+        if is_read_by_scaler():
             self._prepare_for_scaler()
-        elif self._synchronizer.to_be_averaged:
+        elif self._synchronizer.awaits_averaging:
             self.synchronize()
         return self.optimizer.param_groups
 
@@ -212,8 +201,8 @@ class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
                 f"{self.comm.here}: a GradScaler cannot be combined with join(), where ranks without batches know no "
                 "scale; use bfloat16, which needs none, or as many batches on all ranks"
             )
-        self._check_before_step()
-        self._synchronizer.before_scaler()
+        self._synchronizer.check_before_step()
+        self._synchronizer.prepare_for_scaler()
 
     @property
     def state(self) -> Any:  # type: ignore[override]
@@ -262,7 +251,7 @@ class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
         RuntimeError
             :meth:`synchronize` has not been called since backward.
         """
-        if not self._synchronizer.averaged:
+        if self._synchronizer.phase is not Phase.AVERAGED:
             raise RuntimeError(
                 f"{self.comm.here}: skip_synchronize() where no gradients have been averaged; call synchronize() after "
                 'backward() and before this block, under synchronize="gradients"'
@@ -286,10 +275,8 @@ class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
         """
         if self._fused:
             self._require_nothing_sent("zero_grad", "; wrap a backward() that does not count in no_sync()")
-        elif self._synchronizer.in_flight:
-            self._synchronizer.drop_step()  # type: ignore[union-attr]
-        self.optimizer.zero_grad(set_to_none)
         self._synchronizer.drop_gradients(set_to_none)
+        self.optimizer.zero_grad(set_to_none)
 
     @keep_uncompiled
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -324,40 +311,7 @@ class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
             raise ValueError(
                 f'{self.comm.here}: a closure cannot be combined with overlap under "updates"; pass overlap=False'
             )
-        self._synchronizer.agreement.evaluation = 0
-        self._check_before_step()
-        try:
-            self._synchronizer.begin_step()
-            loss = self._step(closure)
-        except BaseException:
-            self._synchronizer.fail_step()
-            raise
-        self._synchronizer.end_step()
-        if self.synchronizations - self._compared_at >= COMPARE_EVERY and not self.models_differ:
-            self._compared_at = self.synchronizations
-            self._synchronizer.models_compared = False  # the next step compares them
-        return loss
-
-    def _step(self, closure: Callable[[], float] | None) -> float | None:
-        """The wrapped optimizer's step."""
-        if closure is None:
-            self._synchronizer.take_gradients()
-            with self._synchronizer.stepping():
-                return self.optimizer.step()
-
-        agreement = self._synchronizer.agreement
-
-        def evaluate() -> float:
-            self._synchronizer.before_evaluation()
-            value = closure()
-            if self.mode == "gradients":  # else each rank's optimizer follows its own loss
-                agreement.evaluation += 1
-                decides = isinstance(self.optimizer, torch.optim.LBFGS)
-                agreement.loss = float(torch.as_tensor(value).detach()) if decides else None
-            self._synchronizer.take_gradients()
-            return value
-
-        return self.optimizer.step(evaluate)
+        return self._synchronizer.step(closure)
 
     def join(self, batches: Iterable[Batch], after_step: Callable[[], object] | None = None) -> Iterator[Batch]:
         """Go through batches of which the ranks have different numbers, with one step for each.
@@ -398,7 +352,7 @@ class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
         they hold NaN on all ranks, and `step` raises NonFiniteGradient.
         """
         if self.mode == "gradients":
-            self._check_before_step()
+            self._synchronizer.check_before_step()
         else:
             self._require_nothing_sent("synchronize")
         self._synchronizer.synchronize()
@@ -448,34 +402,9 @@ class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
         self._saved.load(state_dict)
 
     def _require_nothing_sent(self, call: str, more: str = "") -> None:
-        if self._synchronizer.in_flight:
+        if self._synchronizer.phase is Phase.SENT:
             after = "step" if self._fused else "synchronize"
             raise RuntimeError(
                 f"{self.comm.here}: {call}() between backward() and step(), when gradients have been sent; call it "
                 f"after step() or before backward(){more}; after a backward() that was cut off, call {after}() first"
             )
-
-    def _check_before_step(self) -> None:
-        if self._synchronizer.averaged:
-            return  # the other ranks make this step without another call, in which a refusal could reach them
-        problem = self._parameters.find_change(self.optimizer) if self._synchronizer.can_refuse else None
-        if problem is not None:
-            try:
-                self._synchronizer.refuse(problem)
-            finally:
-                del problem  # its traceback has this frame, and they would keep each other
-        if not self._synchronizer.models_compared:
-            require_same_values({one.name: one.parameter for one in self._parameters.trained}, self.comm)
-            self._synchronizer.models_compared = True
-
-
-def _is_called_by(name: str) -> bool:
-    """Return True if a function of this name is among the next callers, wrappers of `keep_uncompiled` between them."""
-    frame = sys._getframe(2)
-    for _ in range(_WRAPPERS):
-        if frame.f_code.co_name == name:
-            return True
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
-    return False

@@ -85,6 +85,8 @@ class Arrivals:
         Gradients that come do not count: they are added to what comes later.
     any_complete : bool
         A gradient of this step is complete.
+    dropped : bool
+        Gradients of this step were dropped, and no others have come since.
     overtaken : bool
         Another optimizer over some of the parameters was made since. This one, which may be on its way out on one rank
         earlier than on another, is not to send anything during backward any more.
@@ -93,7 +95,7 @@ class Arrivals:
     def __init__(self, names: Sequence[str], passes: int) -> None:
         self._names, self._passes = names, passes
         self._order: dict[int, None] = {}  # which keeps the order, and is asked at every gradient
-        self.paused = self.overtaken = False
+        self.paused = self.overtaken = self.dropped = False
         self.restart()
 
     @property

@@ -33,7 +33,7 @@ from mpicomp.algorithms import Aggregator, Algorithm, Dense, DoubleSqueeze
 from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
 from mpicomp.torch.front_ends import NonCopyable, algorithms_by_name, given_communicator, names_by_parameter
 from mpicomp.torch.optimizer.adam_moments import AdamMoments, check_group
-from mpicomp.torch.optimizer.step_agreement import StepAgreement
+from mpicomp.torch.optimizer.step_agreement import StepAgreement, StepIntent
 from mpicomp.torch.optimizer.variance_freeze import VarianceFreeze
 from mpicomp.torch.parameters import MasterWeights, Parameters
 from mpicomp.torch.replication import require_alike, require_same_values
@@ -271,11 +271,11 @@ class OneBitAdam(NonCopyable, torch.optim.Optimizer):
                 if self.frozen:
                     moments.own_momentum(reducer, self.param_groups)
                 if not done:
-                    self._agreement.attach(reducer.aggregator)
+                    self._agreement.attach(reducer.aggregator, StepIntent())
                 reducer.aggregate()
                 done.append(reducer)
                 if len(done) == 1:
-                    self._agreement.conclude()
+                    self._agreement.conclude(StepIntent())
                 moments.result.copy_(reducer.mean)
         except BaseException:
             for reducer in done:

@@ -1,16 +1,16 @@
 """Agreement of the ranks on each step: the same optimizer, the same options, the same model, and no rank refusing.
 
 Four numbers per rank are summed in the messages by which one bucket's call is compared anyway, so that they cost
-nothing: how many ranks refuse the step, how many drop it, how many make it without the gradients that they have
-dropped, and a fingerprint of all that must be equal. Only where the
-sums show a difference do the ranks exchange descriptions. All of them then raise in the same step, with no call in
-flight, and no rank makes the step.
+nothing: the three counts of `StepIntent`, and a fingerprint of the options and the model. Only where the sums show a
+difference do the ranks exchange descriptions. All of them then raise in the same step, with no call in flight, and no
+rank makes the step.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any, NoReturn
 
@@ -38,6 +38,40 @@ _PLAIN = (float, bool, str, type(None))
 _LISTS = ("params", "param_names")  # the layout of the parameters is compared when the optimizer is wrapped
 _MASK = (1 << 62) - 1
 _WORD = (1 << 64) - 1
+
+
+@dataclass(eq=False)
+class StepIntent:
+    """How this rank takes part in a step.
+
+    Attributes
+    ----------
+    refusal
+        Error by which this rank cannot make the step. It takes part in the calls that others have begun, by zeros.
+    drops
+        Flag: this rank drops the step's gradients.
+    emptied
+        Flag: this rank makes the step without gradients, since `zero_grad` has dropped them.
+    """
+
+    refusal: Exception | None = None
+    drops: bool = False
+    emptied: bool = False
+
+    @property
+    def is_silent(self) -> bool:
+        """Flag: this rank sends zeros."""
+        return self.drops or self.refusal is not None
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Share of this rank in the counts of refusals, dropped steps and emptied steps."""
+        return self.refusal is not None, self.drops, self.emptied
+
+    def take_refusal(self) -> Exception | None:
+        """Return the refusal, and forget it: its traceback would keep this object, and this object the refusal."""
+        refusal, self.refusal = self.refusal, None
+        return refusal
 
 
 class StepAgreement:
@@ -88,18 +122,8 @@ class StepAgreement:
         refusals, dropping, emptied = self._sums[:3].tolist()
         return self._comm.size > 1 and refusals == dropping == 0 <= emptied < self._comm.size and self._is_equal()
 
-    def attach(self, aggregator: Aggregator, refuses: bool = False, drops: bool = False, emptied: bool = False) -> None:
-        """Let the next call of `aggregator` carry this rank's numbers.
-
-        Parameters
-        ----------
-        refuses
-            Whether this rank cannot make the step.
-        drops
-            Whether it drops the step's gradients.
-        emptied
-            Whether it makes the step with no gradients, since `zero_grad` has dropped them.
-        """
+    def attach(self, aggregator: Aggregator, intent: StepIntent) -> None:
+        """Let the next call of `aggregator` carry this rank's numbers."""
         if self._comm.size == 1:
             return
         self._turn = aggregator.step  # which the call compares
@@ -108,41 +132,26 @@ class StepAgreement:
         # of integers, which Python hashes to the same value in every process
         self._mark = hash((self._options_mark(), self.evaluation, crc, loss)) & _MASK
         self._sums[:] = -1  # until the ranks' sums are there
-        aggregator.carry(np.array((refuses, drops, emptied, self._mark), np.int64), self._sums)
+        aggregator.carry(np.array((*intent.counts, self._mark), np.int64), self._sums)
 
-    def conclude(self, refusal: Exception | None = None, drops: bool = False, emptied: bool = False) -> bool:
-        """Return whether the step is made, once the call with the numbers has ended; collective if the ranks differ.
+    def conclude(self, intent: StepIntent) -> bool:
+        """Return True if all ranks make the step, and False if all drop it.
 
-        Parameters
-        ----------
-        refusal
-            Why this rank cannot make the step.
-        drops, emptied
-            As in `attach`.
-
-        Returns
-        -------
-        bool
-            True: all ranks make the step. False: all ranks drop it.
+        The call with the numbers has ended. Collective if the ranks differ.
 
         Raises
         ------
         Exception
-            `refusal`.
+            This rank's refusal.
         RuntimeError
             All ranks make the step with gradients that they have dropped.
         CollectiveMismatch
             Another rank refuses the step, only some ranks drop it, or the optimizers, their options or the models
             differ. The text names the first difference, and is the same on all ranks.
         """
-        refusals, dropping, n_emptied = self._sums[:3].tolist()
-        if self._comm.size == 1:
-            refusals, dropping, n_emptied = refusal is not None, drops, emptied
-        try:
-            if refusals or dropping not in (0, self._comm.size) or not self._is_equal():
-                self._raise(refusal, drops)
-        finally:
-            refusal = None  # its traceback has this frame, and they would keep each other
+        refusals, dropping, n_emptied = intent.counts if self._comm.size == 1 else self._sums[:3].tolist()
+        if refusals or dropping not in (0, self._comm.size) or not self._is_equal():
+            self._raise(intent)
         if n_emptied == self._comm.size:
             raise marked(
                 RuntimeError(
@@ -150,7 +159,7 @@ class StepAgreement:
                     "step; call zero_grad() after step() or before backward()"
                 )
             )
-        return not drops
+        return not intent.drops
 
     def require_same_options(self) -> None:
         """Raise CollectiveMismatch on all ranks unless their optimizers have one class and equal options."""
@@ -201,11 +210,12 @@ class StepAgreement:
         part = values.reshape(-1)[start : start + SAMPLE_ELEMENTS]
         return member.name, zlib.crc32(part.cpu().view(torch.uint8).numpy().data)
 
-    def _raise(self, refusal: Exception | None, drops: bool) -> NoReturn:
+    def _raise(self, intent: StepIntent) -> NoReturn:
         name, crc = self._sample()
+        refusal = intent.take_refusal()
         mine = {
             "refusal": "" if refusal is None else one_line(refusal),
-            "drops": drops,
+            "drops": intent.drops,
             "compared": {**self.describe(), "loss": _text(self.loss), "evaluation": self.evaluation, "sample": crc},
         }
         ranks = [mine] if self._comm.size == 1 else self._comm.allgather_object(mine)
@@ -213,7 +223,7 @@ class StepAgreement:
             try:
                 raise marked(refusal)
             finally:
-                refusal = None
+                refusal = None  # its traceback has this frame
         raise CollectiveMismatch(f"{_difference(ranks, name)}. No rank has made the step")
 
 

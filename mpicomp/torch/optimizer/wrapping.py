@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral
 
@@ -18,10 +18,9 @@ from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.optimizer.gradient_averaging import GradientAveraging
 from mpicomp.torch.optimizer.local_updates import LocalUpdates
 from mpicomp.torch.optimizer.step_agreement import StepAgreement
-from mpicomp.torch.parameters import SIXTEEN_BIT, MasterWeights
+from mpicomp.torch.optimizer.synchronizer import Synchronizer
+from mpicomp.torch.parameters import SIXTEEN_BIT, MasterWeights, Parameters
 from mpicomp.torch.replication import require_alike
-
-Synchronizer = GradientAveraging | LocalUpdates
 
 
 @dataclass(frozen=True)
@@ -87,35 +86,39 @@ class Options:
 
 def open_synchronizer(
     optimizer: torch.optim.Optimizer,
-    members: Sequence[NamedParameter],
+    parameters: Parameters,
     algorithms: Mapping[str, Algorithm],
     comm: Communicator,
     options: Options,
 ) -> Synchronizer:
-    """Make the object that averages these parameters of an optimizer, by these algorithms. Collective.
+    """Return the object that averages the trained parameters of an optimizer, by these algorithms. Collective.
 
     Raises
     ------
     CollectiveMismatch
         The ranks' options differ, their optimizers in class or options, or their parameters in name, shape or dtype.
     """
+    members, averages_gradients = parameters.trained, options.synchronize == "gradients"
     comm.agree(fingerprint(str(options)), lambda: str(options))
     require_alike(members, comm)
-    agreement = StepAgreement(optimizer, comm, members, all_options=options.synchronize == "gradients")
+    agreement = StepAgreement(optimizer, comm, members, all_options=averages_gradients)
     agreement.require_same_options()
     overlap, passes = options.overlap, options.backward_passes_per_step
     # of a model on a device backward calls hooks in a thread of its own, and calls need one thread
     on_device = any(member.parameter.device.type != "cpu" for member in members)
     if overlap and (comm.size > 1 or on_device):
         overlap = overlap_by_thread(comm, on_device) or not on_device
-    if options.synchronize == "gradients":
-        reducers = BucketReducers(members, algorithms, comm, options.bucket_mb, one_by_one=not overlap)
-        return GradientAveraging(reducers, comm, agreement, overlap, passes)
-    masters = MasterWeights(optimizer)
-    agreement.members = masters.substitute(members)
+    masters = None if averages_gradients else MasterWeights(optimizer)
+    if masters is not None:
+        agreement.members = masters.substitute(members)
+    parameters.hold(optimizer)
     reducers = BucketReducers(agreement.members, algorithms, comm, options.bucket_mb, one_by_one=not overlap)
+    if masters is None:
+        return GradientAveraging(optimizer, reducers, comm, agreement, parameters, overlap, passes)
     skips = _skips_nonfinite(algorithms)
-    return LocalUpdates(optimizer, reducers, comm, agreement, masters, options.local_steps, skips, overlap, passes)
+    return LocalUpdates(
+        optimizer, reducers, comm, agreement, parameters, overlap, passes, masters, options.local_steps, skips
+    )
 
 
 def _require_scales(algorithms: Mapping[str, Algorithm]) -> None:

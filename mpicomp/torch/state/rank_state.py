@@ -20,7 +20,7 @@ import torch
 from collectives import Communicator
 from collectives.consistency.call_check import fingerprint
 from collectives.quoting import one_line, shown
-from mpicomp.torch.optimizer.wrapping import Synchronizer
+from mpicomp.torch.optimizer.synchronizer import Synchronizer
 from mpicomp.torch.state.schema import (
     STATE_KEY,
     load_aggregators,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # states are converted without MPI
 
 STATE_KEY = "mpicomp"
 """Of what a DistributedOptimizer's state has beside the wrapped optimizer's own."""
+
+State: TypeAlias = dict[str, Any]
 
 _MOST = 2**63 - 1
 

@@ -17,7 +17,7 @@ from collectives import Communicator
 from collectives.errors import CollectiveMismatch, NonFiniteGradient
 from mpicomp import Auto, Dense, DoubleSqueeze, Marsit, ScaleCom
 from mpicomp.torch import DistributedOptimizer
-from mpicomp.torch.bucket_queue import InOrder
+from mpicomp.torch.bucket_queue import BucketQueue
 from tests.mpi.lanes import few_ranks
 from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, train, wrap, wrapped
 
@@ -108,14 +108,14 @@ def test_ranks_choose_alike_by_what_they_measure(mode: str, overlap: bool, comm:
 def test_all_buckets_but_the_last_have_begun_when_backward_returns(mode: str, comm: Communicator) -> None:
     model, optimizer = wrapped(Dense(), comm, synchronize=mode, overlap=True)
     train(model, optimizer, comm, range(1))  # which lays out the buckets
-    queue: InOrder = optimizer._synchronizer._queue
+    queue: BucketQueue = optimizer._synchronizer._queue
     inputs, labels = batch(comm.rank)
     before = parameters_of(model)
     nn.functional.cross_entropy(model(inputs), labels).backward()
-    assert queue.begun == len(optimizer.aggregators) - 1 > 0  # the last one waits for the step
+    assert queue.n_started == len(optimizer.aggregators) - 1 > 0  # the last one waits for the step
     assert torch.equal(parameters_of(model), before)
     optimizer.step()
-    assert queue.begun == 0
+    assert queue.n_started == 0
     assert not torch.equal(parameters_of(model), before)
     assert same_on_all_ranks(model, comm)
 

@@ -13,7 +13,7 @@ from collectives import Communicator
 from collectives.errors import CollectiveMismatch
 from mpicomp import Dense, DoubleSqueeze, Marsit
 from mpicomp.torch import DistributedOptimizer, OneBitAdam, broadcast_parameters, require_same
-from mpicomp.torch.optimizer import distributed_optimizer as optimizer_module
+from mpicomp.torch.optimizer import synchronizer
 from tests.mpi.lanes import every_size
 from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, train, wrap, wrapped
 
@@ -152,7 +152,7 @@ def test_a_closure_of_the_ranks_own_loss_is_refused_where_the_optimizer_decides_
 
 
 def test_models_are_compared_as_a_whole_from_time_to_time(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimizer_module, "COMPARE_EVERY", 4)
+    monkeypatch.setattr(synchronizer, "COMPARE_EVERY", 4)
     model, optimizer = wrapped(Dense(), comm)
     train(model, optimizer, comm, range(3))
     if comm.rank == 1:
@@ -166,7 +166,7 @@ def test_models_are_compared_as_a_whole_from_time_to_time(comm: Communicator, mo
 def test_models_are_compared_where_gradients_are_averaged_before_the_step(
     comm: Communicator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(optimizer_module, "COMPARE_EVERY", 2)
+    monkeypatch.setattr(synchronizer, "COMPARE_EVERY", 2)
     model, optimizer = wrapped(Dense(), comm)
     inputs, labels = batch(comm.rank)
 

@@ -1,0 +1,301 @@
+"""The state machine of a synchronizing optimizer, without the values that it averages.
+
+    gradients   COLLECTING -> (SENT) -> AVERAGED -> STEPPED      the optimizer steps with averaged gradients
+    updates     COLLECTING -> (SENT) -> STEPPED                  the moves of one or several steps are averaged
+    momenta     COLLECTING -> AVERAGED -> STEPPED                the moments of 1-bit Adam are averaged
+
+SENT is entered with overlap only: buckets then start during backward. The first gradient after STEPPED leads back to
+COLLECTING.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from enum import Enum, auto
+from typing import ClassVar, NoReturn, TypeAlias
+
+import torch
+
+from collectives import Communicator
+from collectives.errors import NonFiniteGradient, explains_itself
+from mpicomp.torch.bucket_queue import BucketQueue
+from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
+from mpicomp.torch.devices import current_stream
+from mpicomp.torch.optimizer.gradient_hooks import Arrivals, SentGradients
+from mpicomp.torch.optimizer.step_agreement import StepAgreement, StepIntent
+from mpicomp.torch.parameters import Parameters
+from mpicomp.torch.replication import require_same_values
+from mpicomp.torch.state.schema import State
+
+COMPARE_EVERY = 1000
+"""Synchronizations after which the ranks compare their whole models again; samples are compared in each step."""
+
+Closure: TypeAlias = Callable[[], float]
+
+
+class Phase(Enum):
+    """Progress of a step."""
+
+    COLLECTING = auto()
+    """Gradients come, or none has come yet. They are this rank's own."""
+    SENT = auto()
+    """Buckets have started during backward, on this rank or possibly on another one."""
+    AVERAGED = auto()
+    """The means are there, for the step to come."""
+    STEPPED = auto()
+    """The optimizer has been given the gradients of the step."""
+
+
+class Synchronizer(ABC):
+    """Averages the buckets of an optimizer, and steps with them.
+
+    Parameters
+    ----------
+    optimizer
+        The torch optimizer that moves parameters.
+    reducers, comm
+        The buckets, and the communicator of the ranks that average them.
+    agreement
+        Comparison of the ranks that travels with one bucket of each step.
+    parameters
+        The optimizer's parameters as they were at first.
+    overlap
+        Whether buckets start during backward.
+    passes
+        Number of gradients that backward adds up for each parameter in a step.
+
+    Attributes
+    ----------
+    phase
+        Progress of the current step.
+    synchronizations
+        Number of averages taken.
+    models_compared
+        Flag: the ranks have compared their whole models. Buckets start during backward only from then on.
+    """
+
+    takes_for_good: ClassVar[bool] = False
+    """Flag: a mean that was taken stays in the model if a later bucket fails."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        reducers: BucketReducers,
+        comm: Communicator,
+        agreement: StepAgreement,
+        parameters: Parameters,
+        overlap: bool = False,
+        passes: int = 1,
+    ) -> None:
+        self.reducers, self.agreement = reducers, agreement
+        self.phase = Phase.COLLECTING
+        self.synchronizations = 0
+        self.models_compared = False
+        self.arrivals = Arrivals([member.name for member in reducers.members], passes)
+        self._optimizer, self._comm, self._parameters, self._overlap = optimizer, comm, parameters, overlap
+        self._compared_at = 0  # synchronizations, when the whole models were compared last
+        self._queue = BucketQueue(reducers, comm, self._fill)
+        self._sent = SentGradients()
+
+    @property
+    def models_differ(self) -> bool:
+        """Flag: the ranks' models differ now, because local steps were made since the last synchronization."""
+        return False
+
+    @property
+    def can_refuse(self) -> bool:
+        """Flag: a refusal of the step to come reaches the other ranks in that step."""
+        return True
+
+    @property
+    def awaits_averaging(self) -> bool:
+        """Flag: gradients of this step have come, and a reader is to find their mean."""
+        return False
+
+    # A step -----------------------------------------------------------------------------------------------------------
+
+    def step(self, closure: Closure | None) -> float | None:
+        """Step, and synchronize if that is due. Returns the result of the optimizer's step."""
+        self.agreement.evaluation = 0
+        self.check_before_step()
+        with self._stepping():
+            loss = self._step_optimizer(closure)
+        if self.synchronizations - self._compared_at >= COMPARE_EVERY and not self.models_differ:
+            self._compared_at = self.synchronizations
+            self.models_compared = False  # the next step compares them
+        return loss
+
+    def check_before_step(self) -> None:
+        """Refuse the step if parameters were changed in form since the optimizer was made; compare models if due."""
+        if self.phase is Phase.AVERAGED:
+            return  # the other ranks make this step without another call, in which a refusal could reach them
+        problem = self._parameters.find_change(self._optimizer) if self.can_refuse else None
+        if problem is not None:
+            try:
+                self.refuse(problem)
+            finally:
+                del problem  # its traceback has this frame, and they would keep each other
+        if not self.models_compared:
+            require_same_values({one.name: one.parameter for one in self._parameters.trained}, self._comm)
+            self.models_compared = True
+
+    def _step_optimizer(self, closure: Closure | None) -> float | None:
+        if closure is None:
+            self._take_gradients()
+            with self._without_moved():
+                return self._optimizer.step()
+
+        def evaluate() -> float:
+            value = self._evaluate(closure)
+            self._take_gradients()
+            return value
+
+        return self._optimizer.step(evaluate)
+
+    def _stepping(self) -> AbstractContextManager[None]:
+        """Prepare the model for a step, count the step in the end, and restore the model after an error."""
+        return nullcontext()
+
+    def _evaluate(self, closure: Closure) -> float:
+        """Let a closure make gradients."""
+        return closure()
+
+    def _without_moved(self) -> AbstractContextManager[None]:
+        """Leave out parameters that have moved during backward from the optimizer's step."""
+        return nullcontext()
+
+    @abstractmethod
+    def _take_gradients(self) -> None:
+        """Prepare the gradients, which are there now, for the optimizer."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Average now, if there is something to average."""
+
+    # Events between steps ---------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def gradient_came(self, position: int) -> None:
+        """Start the buckets that this gradient completes; called by hooks during backward."""
+
+    @abstractmethod
+    def prepare_for_scaler(self) -> None:
+        """Agree on infinities among the gradients, so that GradScalers find some on all ranks or on none."""
+
+    @abstractmethod
+    def drop_gradients(self, set_to_none: bool) -> None:
+        """Forget the gradients of this step; collective if buckets have been sent."""
+
+    @abstractmethod
+    def refuse(self, error: Exception) -> NoReturn:
+        """Raise `error` here, and CollectiveMismatch on the ranks that make the step; no rank makes it."""
+
+    # States -----------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def state_dict(self) -> State:
+        """Return this rank's counters and tensors."""
+
+    @abstractmethod
+    def check_state_dict(self, state: State) -> None:
+        """Raise ValueError unless `load_state_dict` can take `state`."""
+
+    @abstractmethod
+    def load_state_dict(self, state: State) -> None:
+        """Restore a state of `state_dict`; its buckets are there."""
+
+    # Buckets ----------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _fill(self, reducer: BucketReducer, early: bool) -> bool:
+        """Write a reducer's vector: see `mpicomp.torch.bucket_queue.Fill`."""
+
+    @abstractmethod
+    def _take(self, reducer: BucketReducer) -> None:
+        """Take the mean of a reducer."""
+
+    def _push(self, position: int) -> None:
+        """Queue a parameter's gradient, which is complete, and watch the gradients of the buckets that start."""
+        queue, before = self._queue, self._queue.n_started
+        stream = current_stream(self.reducers.members[position].parameter)
+        queue.push(self.reducers.bucket_of[position], stream=stream)
+        for reducer in self.reducers[before : queue.n_started]:
+            self._sent.add(reducer.bucket.members, reducer.mean)
+        queue.poll()
+
+    def _average(self, intent: StepIntent) -> None:
+        """Average all buckets and take their means, on all ranks or on none.
+
+        Raises
+        ------
+        Exception
+            This rank's refusal, or the error by which a bucket could not be filled.
+        NonFiniteGradient
+            Error of the first bucket with NaN or infinity.
+        CollectiveMismatch
+            Another rank refuses the step, or the ranks differ: see `StepAgreement.conclude`.
+        """
+        undoable: list[BucketReducer] = []
+        try:
+            if self._overlap:
+                self._collect(intent, undoable)
+            else:
+                self._average_in_turn(intent, undoable)
+        except BaseException:
+            for reducer in undoable:
+                reducer.undo()
+            raise
+        finally:
+            intent.refusal = None  # its traceback has frames that have the intent, and they would keep each other
+
+    def _average_in_turn(self, intent: StepIntent, undoable: list[BucketReducer]) -> None:
+        """Average one bucket after the other; the first one carries the agreement, so that the others are not sent."""
+        for reducer in self.reducers:
+            is_first = reducer is self.reducers[0]
+            if is_first:
+                self.agreement.attach(reducer.aggregator, intent)
+            sends = self._fill(reducer, False)
+            if sends:
+                reducer.aggregate()
+                undoable.append(reducer)
+            if is_first:
+                self.agreement.conclude(intent)
+            if sends:
+                self._take(reducer)
+                if self.takes_for_good:
+                    undoable.clear()
+
+    def _collect(self, intent: StepIntent, undoable: list[BucketReducer]) -> None:
+        """Start the buckets that have not started, the last of which carries the agreement, and wait for all."""
+        queue, agreement = self._queue, self.agreement
+
+        def take(reducer: BucketReducer) -> None:
+            if not self.takes_for_good:
+                undoable.append(reducer)
+            self._take(reducer)
+
+        def attach(reducer: BucketReducer) -> None:
+            intent.refusal = intent.refusal or queue.fill_error
+            agreement.attach(reducer.aggregator, intent)
+
+        intent.refusal = intent.refusal or queue.fill_error
+        queue.start_rest(intent.is_silent, attach)
+        self._sent.clear()
+        untaken, failure = queue.collect(take, lambda: agreement.is_settled)
+        made = False
+        try:
+            if failure is None or isinstance(failure, NonFiniteGradient):
+                made = agreement.conclude(intent)
+        finally:
+            for reducer in untaken:
+                take(reducer) if made else reducer.undo()
+        if failure is not None and not explains_itself(failure):
+            self._comm.reject(failure, "averaging")  # whose bucket the others have started
+        if failure is None or (intent.drops and isinstance(failure, NonFiniteGradient)):
+            return
+        try:
+            raise failure
+        finally:
+            failure = None  # its traceback has this frame, and they would keep each other and the optimizer
