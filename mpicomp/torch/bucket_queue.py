@@ -78,7 +78,7 @@ class BucketQueue:
     def _reset(self) -> None:
         self.n_started = 0
         self.fill_error: Exception | None = None
-        self._failure: Exception | None = None
+        self._errors: dict[int, Exception] = {}  # by which buckets failed to start, or have ended
         self._handles: list[Handle] = []
         self._missing.clear()
         self._streams.clear()
@@ -120,7 +120,7 @@ class BucketQueue:
         before_last
             Called with the last bucket just before it starts.
         """
-        while self.n_started < len(self._reducers) and self._failure is None:
+        while self.n_started < len(self._reducers) and not self._errors:
             is_last = self.n_started == len(self._reducers) - 1
             self._start(self.n_started, False, silent, before=before_last if is_last else None)
 
@@ -147,11 +147,11 @@ class BucketQueue:
         Exception or None
             The first error, and rather another one than NonFiniteGradient.
         """
-        started, failure = self._reducers[: self.n_started], self._failure
+        started, errors = self._reducers[: self.n_started], self._errors
         self._reset()
         ended: list[BucketReducer] = []
         taken = 0
-        for reducer in started:
+        for index, reducer in enumerate(started):
             try:
                 if reducer.wait():
                     ended.append(reducer)
@@ -159,8 +159,11 @@ class BucketQueue:
                     take(ended[taken])
                     taken += 1
             except Exception as error:  # noqa: BLE001 - the other buckets are waited for, lest they stay in flight
-                failure = _first(failure, error)
-        return ended[taken:], failure
+                errors.setdefault(index, error)
+        try:
+            return ended[taken:], _first(errors)
+        finally:
+            del errors  # their tracebacks have this frame, and they would keep each other
 
     def wait(self) -> None:
         """Wait for the buckets with `on_end` in such a way that signals are handled meanwhile."""
@@ -171,13 +174,13 @@ class BucketQueue:
 
     def take_failure(self) -> Exception | None:
         """Empty a queue whose buckets have ended, and return the error as `collect` does."""
-        failure = self._failure
+        errors = self._errors
         self._reset()
-        return failure
+        return _first(errors)
 
     @property
     def _is_well(self) -> bool:
-        return self.fill_error is None and self._failure is None
+        return self.fill_error is None and not self._errors
 
     def _start(
         self,
@@ -204,34 +207,31 @@ class BucketQueue:
         self._missing.pop(index, None)
         self.n_started += 1
         if on_end is not None and not self._in_background:
-            self._end(reducer.aggregate, on_end)
+            self._end(index, reducer.aggregate, on_end)
             return
         try:
             handle = reducer.begin() if sends else None
         except Exception as error:  # noqa: BLE001 - kept for `collect`
-            self._failure = _first(self._failure, error)
+            self._errors[index] = error
             if on_end is not None:
                 on_end(error)
             return
         if handle is not None and on_end is not None:
             self._handles.append(handle)
-            handle.then(lambda _: self._end(reducer.wait, on_end))
+            handle.then(lambda _: self._end(index, reducer.wait, on_end))
 
-    def _end(self, finish: Callable[[], object], on_end: OnEnd) -> None:
-        error: Exception | None = None
+    def _end(self, index: int, finish: Callable[[], object], on_end: OnEnd) -> None:
         try:
             finish()
-        except Exception as caught:  # noqa: BLE001 - kept for `wait`
-            error = caught
-            self._failure = _first(self._failure, caught)
-        on_end(error)
+        except Exception as error:  # noqa: BLE001 - kept for `take_failure`
+            self._errors[index] = error
+        on_end(self._errors.get(index))
 
 
-def _first(earlier: Exception | None, later: Exception) -> Exception:
-    """Return the error to be raised: the first one, and rather another one than NonFiniteGradient."""
-    if earlier is None or (isinstance(earlier, NonFiniteGradient) and not isinstance(later, NonFiniteGradient)):
-        return later
-    return earlier
+def _first(errors: dict[int, Exception]) -> Exception | None:
+    """Return the error of the first bucket, and rather another one than NonFiniteGradient."""
+    pairs = sorted(errors.items(), key=lambda pair: (isinstance(pair[1], NonFiniteGradient), pair[0]))
+    return pairs[0][1] if pairs else None
 
 
 def overlap_by_thread(comm: Communicator, on_device: bool = False) -> bool:

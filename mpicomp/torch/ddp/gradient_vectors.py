@@ -1,24 +1,22 @@
 """The vectors in which the gradients of a DistributedDataParallel travel.
 
-They are filled from DDP's buckets and copied back into these, and do not depend on them: DDP groups its buckets anew
-after the first iteration of each process, while a residual belongs to the same parameters all along. A vector begins
-when DDP has brought the last gradient of it. DDP brings its buckets in one order on all ranks, so the vectors begin in
-one order too.
+They are filled from DDP's buckets and copied back into these, and do not depend on them: DDP regroups its buckets after
+the first iteration of each process, while a residual belongs to the same parameters all along. A vector starts when DDP
+has brought its last gradient. DDP brings its buckets in one order on all ranks, so the vectors start in one order too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 
 import torch
 from torch import Tensor
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 
-from collectives import Communicator, Handle
-from collectives.errors import NonFiniteGradient
+from collectives import Communicator
 from mpicomp.algorithms import Algorithm
+from mpicomp.torch.bucket_queue import BucketQueue
 from mpicomp.torch.bucket_reducers import BucketReducer, VectorPair
 from mpicomp.torch.buckets import ALIGNMENT, NamedParameter, make_bucket
 from mpicomp.torch.devices import devices_of
@@ -33,12 +31,12 @@ class Delivery:
     buffer : Tensor
         The bucket's gradients, which are overwritten with their means.
     vectors : int
-        How many vectors bring these.
+        Number of vectors that bring the means.
 
     Attributes
     ----------
     future : Future
-        Has the buffer once all have.
+        Holds the buffer once all vectors have arrived.
     """
 
     def __init__(self, buffer: Tensor, vectors: int) -> None:
@@ -48,7 +46,7 @@ class Delivery:
             self.future.set_result(buffer)
 
     def arrive(self) -> None:
-        """Another vector has brought its means."""
+        """Count a vector whose means are in the buffer."""
         self._missing -= 1
         if not self._missing:
             self.future.set_result(self._buffer)
@@ -60,61 +58,28 @@ class GradientVector:
     Attributes
     ----------
     reducer : BucketReducer
-    error : Exception or None
-        By which the last averaging ended. The gradients are NaN then.
     """
 
     def __init__(self, reducer: BucketReducer) -> None:
         self.reducer = reducer
-        self.error: Exception | None = None
         views = zip(reducer.vector_views, reducer.mean_views, strict=True)
         self._views = dict(zip(reducer.parameters, views, strict=True))
-        self._handle: Handle | None = None
         self._empty()
 
-    def take(self, parameters: list[Tensor], gradients: list[Tensor], delivery: Delivery) -> bool:
-        """Copy gradients from a bucket; whether none is missing any more."""
+    def copy_in(self, parameters: list[Tensor], gradients: list[Tensor], delivery: Delivery) -> None:
+        """Copy gradients from a bucket, which are delivered back with the means."""
         views = [self._views[parameter] for parameter in parameters]
         torch._foreach_copy_([vector for vector, _ in views], gradients)
         self._gradients += gradients
         self._means += [mean for _, mean in views]
         self._deliveries.append(delivery)
-        return len(self._gradients) == len(self._views)
-
-    def average(self, in_background: bool) -> None:
-        """Average, and deliver the means; in the background they are delivered by the progress thread.
-
-        An error in a hook would end backward half-way, on one rank alone; it is kept.
-        """
-        try:
-            if in_background:
-                self._handle = self.reducer.begin()
-                self._handle.then(self._end)
-                return
-            self.reducer.aggregate()
-        except Exception as error:  # noqa: BLE001 - raised after backward
-            self.error = error
-        self._deliver()
-
-    def wait(self) -> None:
-        """Wait for the end, in such a way that signals are handled meanwhile."""
-        if self._handle is not None:
-            with suppress(Exception):
-                self._handle.wait()
-            self._handle = None
-
-    def _end(self, handle: Handle) -> None:
-        try:
-            self.reducer.wait()
-        except Exception as error:  # noqa: BLE001 - raised after backward
-            self.error = error
-        self._deliver()
 
     @torch.no_grad()
-    def _deliver(self) -> None:
+    def deliver(self, error: Exception | None) -> None:
+        """Copy the means into DDP's buckets; NaN after an error, which is raised at the end of backward."""
         gradients, means, deliveries = self._gradients, self._means, self._deliveries
-        self._empty()  # first, as whoever waits goes on to the next iteration
-        if self.error is None:
+        self._empty()  # first, since the thread that waits goes on to the next iteration
+        if error is None:
             torch._foreach_copy_(gradients, means)
         else:
             for gradient in gradients:
@@ -135,26 +100,34 @@ class GradientVectors:
     ----------
     algorithm : AlgorithmChoice
     comm : Communicator
+    in_background : bool
+        The communicator's progress thread averages vectors while backward goes on.
+
+    Attributes
+    ----------
+    queue : BucketQueue
+        The vectors in flight.
     """
 
-    def __init__(self, algorithm: AlgorithmChoice, comm: Communicator) -> None:
-        self._algorithm, self._comm = algorithm, comm
+    def __init__(self, algorithm: AlgorithmChoice, comm: Communicator, in_background: bool) -> None:
+        self._algorithm, self._comm, self._in_background = algorithm, comm, in_background
+        self.reducers: list[BucketReducer] = []
         self._vectors: list[GradientVector] = []
-        self._vector_of: dict[Tensor, GradientVector] = {}
-        self._begun = 0
-
-    @property
-    def reducers(self) -> list[BucketReducer]:
-        """Of each vector."""
-        return [vector.reducer for vector in self._vectors]
+        self._index_of: dict[Tensor, int] = {}
+        self.queue = BucketQueue(self.reducers, comm, in_order=False, in_background=in_background)
 
     @property
     def names(self) -> list[list[str]]:
-        """The parameters of each vector."""
+        """Names of the parameters of each vector."""
         return [[member.name for member in reducer.bucket.members] for reducer in self.reducers]
 
+    @property
+    def all_started(self) -> bool:
+        """Flag: every vector has started since the queue was emptied."""
+        return self.queue.n_started == len(self.reducers)
+
     def __contains__(self, parameter: Tensor) -> bool:
-        return parameter in self._vector_of
+        return parameter in self._index_of
 
     def add(self, members: Sequence[NamedParameter]) -> None:
         """Add a vector for each algorithm among these parameters, which have one dtype."""
@@ -165,54 +138,39 @@ class GradientVectors:
         for group in groups.values():
             self._open(group, algorithms[group[0].name])
 
-    def of(self, groups: Sequence[Sequence[NamedParameter]]) -> GradientVectors:
-        """New vectors by the same choice of algorithms, one for each group of parameters."""
-        made = GradientVectors(self._algorithm, self._comm)
+    def like(self, groups: Sequence[Sequence[NamedParameter]]) -> GradientVectors:
+        """Return new vectors by the same choice of algorithms, one for each group of parameters."""
+        made = GradientVectors(self._algorithm, self._comm, self._in_background)
         for group in groups:
             made._open(group, algorithms_by_name(self._algorithm, group)[group[0].name])
         return made
 
     @torch.no_grad()
-    def average(self, bucket: GradBucket, in_background: bool) -> Future[Tensor]:
-        """Take a bucket's gradients, and begin to average the vectors that they complete.
+    def push(self, bucket: GradBucket) -> Future[Tensor]:
+        """Copy a bucket's gradients, and start the vectors that they complete.
 
         Returns
         -------
         Future
             The bucket's buffer, once it holds the means.
         """
-        parts: dict[GradientVector, tuple[list[Tensor], list[Tensor]]] = {}
+        parts: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             if parameter in self:
-                parameters, gradients = parts.setdefault(self._vector_of[parameter], ([], []))
+                parameters, gradients = parts.setdefault(self._index_of[parameter], ([], []))
                 parameters.append(parameter)
                 gradients.append(gradient)
         delivery = Delivery(bucket.buffer(), len(parts))
-        for vector, (parameters, gradients) in parts.items():
-            if vector.take(parameters, gradients, delivery):
-                vector.average(in_background)
-                self._begun += 1
+        for index, (parameters, gradients) in parts.items():
+            vector = self._vectors[index]
+            vector.copy_in(parameters, gradients, delivery)
+            self.queue.push(index, len(parameters), on_end=vector.deliver)
         return delivery.future
 
-    def end_iteration(self) -> bool:
-        """All buckets have come; whether all vectors have begun."""
-        begun, self._begun = self._begun, 0
-        return begun == len(self._vectors)
-
-    def wait(self) -> None:
-        """Wait until all that have begun have ended."""
-        for vector in self._vectors:
-            vector.wait()
-
-    def take_error(self) -> Exception | None:
-        """The first error since the last time, and rather another one than NonFiniteGradient."""
-        errors = [vector.error for vector in self._vectors if vector.error is not None]
-        for vector in self._vectors:
-            vector.error = None
-        return min(errors, key=lambda error: isinstance(error, NonFiniteGradient), default=None)
-
     def _open(self, members: Sequence[NamedParameter], algorithm: Algorithm) -> None:
-        bucket = make_bucket(len(self._vectors), members, ALIGNMENT if algorithm.uses_tensor_lengths else 1)
-        vector = GradientVector(BucketReducer(bucket, VectorPair(bucket), algorithm, self._comm))
-        self._vectors.append(vector)
-        self._vector_of |= dict.fromkeys(vector.reducer.parameters, vector)
+        index = len(self.reducers)
+        bucket = make_bucket(index, members, ALIGNMENT if algorithm.uses_tensor_lengths else 1)
+        reducer = BucketReducer(bucket, VectorPair(bucket), algorithm, self._comm)
+        self.reducers.append(reducer)
+        self._vectors.append(GradientVector(reducer))
+        self._index_of |= dict.fromkeys(reducer.parameters, index)

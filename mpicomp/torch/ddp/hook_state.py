@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,31 +19,22 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 
 from collectives import Communicator
+from collectives.annotations import override
 from collectives.compiling import keep_uncompiled
-from collectives.consistency.call_check import fingerprint
-from collectives.quoting import shown
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import Dense
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.ddp.gradient_vectors import GradientVectors
 from mpicomp.torch.front_ends import AlgorithmChoice, NonCopyable
 from mpicomp.torch.parameters import require_dense_floats
-from mpicomp.torch.state.schema import (
-    STATE_KEY,
-    load_aggregators,
-    members_by_name,
-    own_part,
-    rank_part,
-    require_aggregators,
-    require_counters,
-    require_rank,
-)
+from mpicomp.torch.state.rank_state import StateOwner, require_aggregators
+from mpicomp.torch.state.schema import DDP_HOOK, State, members_by_name
 
 MOST_DENSE = 2  # iterations after which DDP has grouped its buckets anew if it ever does
 FREEZE = "freeze it before wrapping the model"
 
 
-class DDPHookState(NonCopyable):
+class DDPHookState(NonCopyable, StateOwner):
     """Averages the buckets of one DistributedDataParallel; :func:`mpicomp.torch.ddp_hook` makes it.
 
     Parameters
@@ -64,16 +54,20 @@ class DDPHookState(NonCopyable):
         Of which gradients were averaged so far.
     """
 
+    state_schema = DDP_HOOK
+    loads = "restoring a DDP hook"
+
     def __init__(
         self, algorithm: AlgorithmChoice, comm: Communicator, members: Sequence[NamedParameter], in_background: bool
     ) -> None:
         self.comm = comm
         self.iterations = 0
-        self._members, self._in_background = members, in_background
+        self._members = members
         self._names = {member.parameter: member.name for member in members}
         self._all_named = bool(members)
-        self._vectors = GradientVectors(algorithm, comm)
-        self._dense: GradientVectors | None = GradientVectors(Dense(), comm)  # until DDP's buckets are there for good
+        self._vectors = GradientVectors(algorithm, comm, in_background)
+        self._in_background = in_background
+        self._dense: GradientVectors | None = self._dense_vectors()  # until DDP's buckets are there for good
         self._first_bucket: list[int] = []
         self._next_index = 0
 
@@ -104,13 +98,13 @@ class DDPHookState(NonCopyable):
         new = [one for one in bucket.parameters() if one.numel() and one not in vectors]
         if new:
             vectors.add([self._member(parameter) for parameter in new])
-        future = vectors.average(bucket, self._in_background)
+        future = vectors.push(bucket)
         if bucket.is_last():
             self._end_iteration(vectors)
         return future
 
     @keep_uncompiled
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return this rank's residuals and counters, by the parameters' names: tensors and numbers.
 
         :func:`mpicomp.torch.redistribute_states` makes those for another number of ranks. Before the vectors
@@ -121,12 +115,10 @@ class DDPHookState(NonCopyable):
         ValueError
             The hook was made without the model, so that there are no names.
         """
-        self._require_names()
-        part = rank_part(self.comm, self.aggregators)
-        return {STATE_KEY: {"iterations": self.iterations, "buckets": self.buckets, **part}}
+        return self.save_state()
 
     @keep_uncompiled
-    def check_state_dict(self, state: dict[str, Any]) -> None:
+    def check_state_dict(self, state: State) -> None:
         """Look at a state that is not to be loaded yet; not collective.
 
         Raises
@@ -134,10 +126,10 @@ class DDPHookState(NonCopyable):
         ValueError
             As `load_state_dict` would on this rank.
         """
-        self._own_state(state)
+        self.check_state(state)
 
     @keep_uncompiled
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Restore what :meth:`state_dict` returned, on the same rank of as many ranks, between iterations; collective.
 
         The next iteration goes on from it to the bit, also the first one of a new process.
@@ -150,32 +142,47 @@ class DDPHookState(NonCopyable):
         CollectiveMismatch
             Another rank raised ValueError, or the ranks' states are of different iterations.
         """
-        try:
-            own = self._own_state(state)
-        except ValueError as error:
-            self.comm.reject(ValueError(f"{self.comm.here}: {error}"), "restoring a DDP hook")
-        buckets, iterations = own["buckets"], own["iterations"]
-        when = f"restoring a DDP hook after {iterations} iterations"
-        self.comm.agree(fingerprint(f"{when} in {buckets}"), lambda: f"{when} in {len(buckets)} buckets")
-        self._vectors = self._vectors_like(buckets)
-        load_aggregators(own, self.aggregators)
-        self._dense = None if buckets else GradientVectors(Dense(), self.comm)
-        self.iterations = iterations if buckets else 0
+        self.load_state(state)
 
-    def _own_state(self, state: Any) -> dict[str, Any]:
-        """Return what a state holds; raise ValueError unless all of it can be loaded."""
+    @override
+    def own_entries(self) -> State:
         self._require_names()
-        if not isinstance(state, dict) or state.get(STATE_KEY) is None:
-            raise ValueError(f"the state is {shown(state)}; load what state_dict of a hook's state returned")
-        own = own_part(state, iterations=int, buckets=list)
-        require_rank(own, self.comm)
-        require_counters(own, "iterations")
+        return {"iterations": self.iterations, "buckets": self.buckets}
+
+    @override
+    def check_state(self, state: object) -> State:
+        self._require_names()
+        return super().check_state(state)
+
+    @override
+    def check_own(self, own: State) -> None:
         with self.comm.tags_unused():
             require_aggregators(own, [one.aggregator for one in self._vectors_like(own["buckets"]).reducers])
-        return own
+
+    @override
+    def restored_point(self, own: State) -> str:
+        return f"after {own['iterations']} iterations"
+
+    @override
+    def load_own(self, own: State) -> None:
+        buckets = own["buckets"]
+        self._vectors = self._vectors_like(buckets)
+        self._dense = None if buckets else self._dense_vectors()
+        self.iterations = own["iterations"] if buckets else 0
+
+    @override
+    def wrapped_state(self) -> State:
+        return {}
+
+    @override
+    def load_wrapped(self, state: State) -> None:
+        pass
 
     def _vectors_like(self, buckets: list[list[str]]) -> GradientVectors:
-        return self._vectors.of(members_by_name(buckets, self._members, "this model"))
+        return self._vectors.like(members_by_name(buckets, self._members, "this model"))
+
+    def _dense_vectors(self) -> GradientVectors:
+        return GradientVectors(Dense(), self.comm, self._in_background)
 
     def _require_names(self) -> None:
         if not self._members:
@@ -220,7 +227,7 @@ class DDPHookState(NonCopyable):
 
     def _end_iteration(self, vectors: GradientVectors) -> None:
         self._all_named = True
-        if not vectors.end_iteration():
+        if not vectors.all_started:
             raise RuntimeError(
                 f"{self.comm.here}: DDP has not brought the gradients of all parameters that the state has; load "
                 "one of a model of which the same parameters are trained"
@@ -229,7 +236,7 @@ class DDPHookState(NonCopyable):
 
         @keep_uncompiled
         def before_ddp_waits() -> None:
-            vectors.wait()
+            vectors.queue.wait()
             queue(self._raise_error)
 
         with suppress(RuntimeError):  # a rank that has left DDP's join() is not in backward
@@ -237,6 +244,6 @@ class DDPHookState(NonCopyable):
 
     @keep_uncompiled
     def _raise_error(self) -> None:
-        error = (self._vectors if self._dense is None else self._dense).take_error()
+        error = (self._vectors if self._dense is None else self._dense).queue.take_failure()
         if error is not None:
             raise error

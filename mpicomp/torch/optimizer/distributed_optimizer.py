@@ -36,7 +36,6 @@ from mpicomp.torch.optimizer.loops import Batch, is_read_by_scaler, joined
 from mpicomp.torch.optimizer.synchronizer import Phase
 from mpicomp.torch.optimizer.wrapping import Options, open_synchronizer
 from mpicomp.torch.parameters import Parameters
-from mpicomp.torch.state.rank_state import RankState
 
 
 class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
@@ -151,12 +150,11 @@ class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
             self.comm.reject(type(error)(f"{self.comm.here}: {error}"), "wrapping an optimizer")
         self._fused, self._joining = options.moves_in_backward, False
         self._synchronizer = open_synchronizer(optimizer, parameters, algorithms, self.comm, options)
-        self._saved = RankState(optimizer, self._synchronizer, self.mode, self.comm)
 
     @property
     def aggregators(self) -> tuple[Aggregator, ...]:
         """One per bucket; none before the first synchronization."""
-        return tuple(reducer.aggregator for reducer in self._synchronizer.reducers)
+        return self._synchronizer.aggregators
 
     @property
     def buckets(self) -> list[list[str]]:
@@ -369,7 +367,7 @@ class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
             Gradients have been sent during backward, and the step has not taken them.
         """
         self._require_nothing_sent("state_dict")
-        return self._saved.take()
+        return self._synchronizer.save_state()
 
     @keep_uncompiled
     def check_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -380,7 +378,7 @@ class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
         ValueError
             As `load_state_dict` would on this rank.
         """
-        self._saved.check(state_dict)
+        self._synchronizer.check_state(state_dict)
 
     @keep_uncompiled
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -399,7 +397,7 @@ class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
             Gradients have been sent during backward, and the step has not taken them.
         """
         self._require_nothing_sent("load_state_dict")
-        self._saved.load(state_dict)
+        self._synchronizer.load_state(state_dict)
 
     def _require_nothing_sent(self, call: str, more: str = "") -> None:
         if self._synchronizer.phase is Phase.SENT:

@@ -11,16 +11,14 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from collectives import Communicator
 from collectives.annotations import override
 from collectives.errors import NonFiniteGradient
-from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
+from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.optimizer.gradient_hooks import listen
-from mpicomp.torch.optimizer.step_agreement import StepAgreement, StepIntent
-from mpicomp.torch.optimizer.synchronizer import Closure, Phase, Synchronizer
-from mpicomp.torch.parameters import Parameters
-from mpicomp.torch.state.schema import State, require_counters
+from mpicomp.torch.optimizer.step_agreement import StepIntent
+from mpicomp.torch.optimizer.synchronizer import Closure, Phase, Synchronizer, SynchronizerParts
+from mpicomp.torch.state.schema import State
 
 
 class GradientAveraging(Synchronizer):
@@ -29,22 +27,15 @@ class GradientAveraging(Synchronizer):
     A missing gradient counts as zeros and is present afterwards, so that the optimizer does the same on all ranks.
     """
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        reducers: BucketReducers,
-        comm: Communicator,
-        agreement: StepAgreement,
-        parameters: Parameters,
-        overlap: bool,
-        passes: int,
-    ) -> None:
-        super().__init__(optimizer, reducers, comm, agreement, parameters, overlap, passes)
+    mode = "gradients"
+
+    def __init__(self, parts: SynchronizerParts) -> None:
+        super().__init__(parts)
         self._scaled = False  # the gradients were averaged for a GradScaler, which skips the step if they are infinite
         self._error: NonFiniteGradient | None = None  # of gradients that were averaged ahead of the step
         # freed together before the next backward: memory freed here would return to the system, and be cleared again
         self._replaced: list[Tensor | None] = []
-        listen(self, [member.parameter for member in reducers.members])
+        listen(self, [member.parameter for member in parts.reducers.members])
 
     @property
     @override
@@ -114,7 +105,7 @@ class GradientAveraging(Synchronizer):
         try:
             if self._overlap and self.models_compared and self.reducers:  # else the others compare models first
                 self._average(StepIntent(refusal=error))
-            self._comm.reject(error, "an optimizer step")
+            self.comm.reject(error, "an optimizer step")
         finally:
             del error  # its traceback has this frame, and they would keep each other
 
@@ -148,7 +139,7 @@ class GradientAveraging(Synchronizer):
         name = self._sent.find_change()
         if name:
             return RuntimeError(
-                f"{self._comm.here}: the gradient of {name!r} was changed or dropped between backward() and step(), "
+                f"{self.comm.here}: the gradient of {name!r} was changed or dropped between backward() and step(), "
                 "after it was sent; no rank has made this step. Call optimizer.synchronize() before clipping or other "
                 "changes, and zero_grad() after step(), or pass overlap=False; a model in DistributedDataParallel, "
                 "which averages by itself, takes ddp_hook instead"
@@ -187,16 +178,8 @@ class GradientAveraging(Synchronizer):
         self.arrivals.restart()
 
     @override
-    def state_dict(self) -> State:
-        return {"rounds": self.synchronizations}
-
-    @override
-    def check_state_dict(self, state: State) -> None:
-        require_counters(state, "rounds")
-
-    @override
-    def load_state_dict(self, state: State) -> None:
-        self.synchronizations = state["rounds"]
+    def _load_rounds(self, rounds: State) -> None:
+        super()._load_rounds(rounds)
         self.arrivals.dropped = False
 
     @override
@@ -207,7 +190,7 @@ class GradientAveraging(Synchronizer):
         except ValueError as error:
             if self._overlap:
                 raise  # the queue keeps it
-            self._comm.reject(error, "averaging gradients")
+            self.comm.reject(error, "averaging gradients")
         if reducer.take_alone(gradients, behind=self._overlap):
             return False
         torch._foreach_copy_(reducer.vector_views, gradients)
@@ -236,7 +219,7 @@ class GradientAveraging(Synchronizer):
             parameter.grad = torch.zeros_like(parameter)
         elif parameter.grad.layout != torch.strided:
             raise ValueError(
-                f"{self._comm.here}: the gradient of {member.name!r} is sparse, which cannot be averaged element by "
+                f"{self.comm.here}: the gradient of {member.name!r} is sparse, which cannot be averaged element by "
                 'element; build its layer with sparse=False or use synchronize="updates"'
             )
         return parameter.grad

@@ -23,17 +23,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from collectives import Communicator
 from collectives.annotations import override
 from collectives.consistency.call_check import fingerprint
 from collectives.errors import CollectiveError, marked
-from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
+from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.devices import all_finite
 from mpicomp.torch.optimizer.gradient_hooks import listen
-from mpicomp.torch.optimizer.step_agreement import StepAgreement, StepIntent
-from mpicomp.torch.optimizer.synchronizer import Closure, Phase, Synchronizer
-from mpicomp.torch.parameters import MasterWeights, Parameters
-from mpicomp.torch.state.schema import State, require_counters, require_like
+from mpicomp.torch.optimizer.step_agreement import StepIntent
+from mpicomp.torch.optimizer.synchronizer import Closure, Phase, Synchronizer, SynchronizerParts
+from mpicomp.torch.parameters import MasterWeights
+from mpicomp.torch.state.schema import UPDATE_ROUNDS, State
 
 
 class LocalUpdates(Synchronizer):
@@ -56,22 +55,13 @@ class LocalUpdates(Synchronizer):
         Optimizer steps made since the last synchronization.
     """
 
+    mode = "updates"
     takes_for_good = True
 
     def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        reducers: BucketReducers,
-        comm: Communicator,
-        agreement: StepAgreement,
-        parameters: Parameters,
-        overlap: bool,
-        passes: int,
-        masters: MasterWeights,
-        local_steps: int,
-        skip_nonfinite: bool,
+        self, parts: SynchronizerParts, masters: MasterWeights, local_steps: int, skip_nonfinite: bool
     ) -> None:
-        super().__init__(optimizer, reducers, comm, agreement, parameters, overlap, passes)
+        super().__init__(parts)
         self.steps = 0
         self._masters, self._local_steps, self._skip_nonfinite = masters, local_steps, skip_nonfinite
         self._finite: bool | None = None  # verdict on the gradients of this step; None: not searched
@@ -79,8 +69,8 @@ class LocalUpdates(Synchronizer):
         self._warned = False
         self._aside: list[list[Tensor]] = []  # memory besides the common model, of each bucket, like its parameters
         self._common: dict[Tensor, Tensor] = {}  # the common model, by the parameters that are aside
-        agreement.common = self._common
-        listen(self, [masters.original(member.parameter) for member in reducers.members])
+        self.agreement.common = self._common
+        listen(self, [masters.original(member.parameter) for member in parts.reducers.members])
 
     @property
     @override
@@ -155,7 +145,7 @@ class LocalUpdates(Synchronizer):
             return
         if self._overlap:
             raise RuntimeError(
-                f'{self._comm.here}: a GradScaler cannot be combined with overlap under "updates", where backward has '
+                f'{self.comm.here}: a GradScaler cannot be combined with overlap under "updates", where backward has '
                 "moved the parameters by scaled gradients; pass overlap=False"
             )
         self.reducers.lay_out(self.arrivals.order)
@@ -179,11 +169,11 @@ class LocalUpdates(Synchronizer):
             self._masters.take_gradients()
         elif self._masters.gradients_changed:
             error = RuntimeError(
-                f"{self._comm.here}: gradients of 16-bit parameters were changed between scaler.unscale_(optimizer) "
+                f"{self.comm.here}: gradients of 16-bit parameters were changed between scaler.unscale_(optimizer) "
                 "and step(), which uses float32 copies of them: clip the optimizer's parameters, "
                 "[p for group in optimizer.param_groups for p in group['params']], instead of the model's"
             )
-            self._comm.reject(error, "an optimizer step")
+            self.comm.reject(error, "an optimizer step")
         # once a step: a closure may be called more often on one rank than on another
         if self._skip_nonfinite and self._finite is None:
             self._finite = self._are_all_finite(warn=True)
@@ -214,9 +204,9 @@ class LocalUpdates(Synchronizer):
             finally:
                 self._abandon()
         reason = f"rejects an optimizer step: {error}"
-        text = reason.replace(self._comm.here, "")
+        text = reason.replace(self.comm.here, "")
         try:
-            self._comm.agree(fingerprint(text), lambda: f"rank {self._comm.rank} {reason}")
+            self.comm.agree(fingerprint(text), lambda: f"rank {self.comm.rank} {reason}")
         except CollectiveError:
             self._abandon()
         try:
@@ -248,7 +238,7 @@ class LocalUpdates(Synchronizer):
         if not name:
             return None
         return RuntimeError(
-            f"{self._comm.here}: the gradient of {name!r} was changed or dropped between backward() and step(), after "
+            f"{self.comm.here}: the gradient of {name!r} was changed or dropped between backward() and step(), after "
             "the optimizer had moved the parameter by it; no rank has made this step. Pass overlap=False to clip it, "
             "and call zero_grad() after step()"
         )
@@ -306,7 +296,7 @@ class LocalUpdates(Synchronizer):
         return (parameter.grad for parameter in parameters if parameter.grad is not None)
 
     @override
-    def state_dict(self) -> State:
+    def _save_rounds(self) -> State:
         return {
             "rounds": self.synchronizations,
             "steps": self.steps,
@@ -315,17 +305,17 @@ class LocalUpdates(Synchronizer):
         }
 
     @override
-    def check_state_dict(self, state: State) -> None:
-        require_counters(state, "rounds", "steps")
+    def _check_rounds(self, rounds: State) -> None:
+        UPDATE_ROUNDS.check(rounds)
         parameters = {member.name: member.parameter for member in self.reducers.members}
-        require_like(state, "masters", self._named_masters())
-        require_like(state, "common", parameters if state["steps"] else {})
+        common = parameters if rounds["steps"] else {}
+        UPDATE_ROUNDS.check_tensors(rounds, {"masters": self._named_masters(), "common": common})
 
     @override
     @torch.no_grad()
-    def load_state_dict(self, state: State) -> None:
-        self.synchronizations = state["rounds"]
-        self.steps = state["steps"]
+    def _load_rounds(self, rounds: State) -> None:
+        super()._load_rounds(rounds)
+        self.steps = rounds["steps"]
         for parameter, common in self._common.items():
             common.copy_(parameter)  # which has been loaded, or is going to be
         self._return(tuple(self._common))
@@ -333,7 +323,7 @@ class LocalUpdates(Synchronizer):
         if self.steps:
             for reducer in self.reducers:
                 self._step_aside(reducer)
-        for here, saved in ((self._named_masters(), state["masters"]), (self._named_common(), state["common"])):
+        for here, saved in ((self._named_masters(), rounds["masters"]), (self._named_common(), rounds["common"])):
             for name, one in saved.items():
                 here[name].copy_(one)
 
@@ -347,7 +337,7 @@ class LocalUpdates(Synchronizer):
 
     def _are_all_finite(self, warn: bool = False) -> bool:
         """Return True, on all ranks alike, if no rank's gradients hold NaN or infinity; else warn the first time."""
-        comm, text = self._comm, "the check of gradients before an optimizer step"
+        comm, text = self.comm, "the check of gradients before an optimizer step"
         comm.agree(fingerprint(text), lambda: text)
         flags = np.zeros(comm.size, np.int64)
         flags[comm.rank] = not all_finite(self._gradients())

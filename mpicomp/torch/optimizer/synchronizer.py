@@ -10,16 +10,21 @@ COLLECTING.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import copy
+from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import ClassVar, NoReturn, TypeAlias
 
 import torch
 
 from collectives import Communicator
+from collectives.annotations import override
 from collectives.errors import NonFiniteGradient, explains_itself
+from collectives.quoting import one_line, shown
+from mpicomp.aggregator.base import Aggregator
 from mpicomp.torch.bucket_queue import BucketQueue
 from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
 from mpicomp.torch.devices import current_stream
@@ -27,7 +32,8 @@ from mpicomp.torch.optimizer.gradient_hooks import Arrivals, SentGradients
 from mpicomp.torch.optimizer.step_agreement import StepAgreement, StepIntent
 from mpicomp.torch.parameters import Parameters
 from mpicomp.torch.replication import require_same_values
-from mpicomp.torch.state.schema import State
+from mpicomp.torch.state.rank_state import StateOwner, require_aggregators
+from mpicomp.torch.state.schema import GRADIENT_ROUNDS, WRAPPER, State
 
 COMPARE_EVERY = 1000
 """Synchronizations after which the ranks compare their whole models again; samples are compared in each step."""
@@ -48,10 +54,11 @@ class Phase(Enum):
     """The optimizer has been given the gradients of the step."""
 
 
-class Synchronizer(ABC):
-    """Averages the buckets of an optimizer, and steps with them.
+@dataclass(frozen=True)
+class SynchronizerParts:
+    """The parts of every synchronizer.
 
-    Parameters
+    Attributes
     ----------
     optimizer
         The torch optimizer that moves parameters.
@@ -62,9 +69,22 @@ class Synchronizer(ABC):
     parameters
         The optimizer's parameters as they were at first.
     overlap
-        Whether buckets start during backward.
+        Start buckets during backward.
     passes
         Number of gradients that backward adds up for each parameter in a step.
+    """
+
+    optimizer: torch.optim.Optimizer
+    reducers: BucketReducers
+    comm: Communicator
+    agreement: StepAgreement
+    parameters: Parameters
+    overlap: bool = False
+    passes: int = 1
+
+
+class Synchronizer(StateOwner):
+    """Averages the buckets of an optimizer, and steps with them.
 
     Attributes
     ----------
@@ -76,27 +96,22 @@ class Synchronizer(ABC):
         Flag: the ranks have compared their whole models. Buckets start during backward only from then on.
     """
 
+    mode: ClassVar[str]
+    """Values that are averaged: "gradients", "updates" or "momenta"."""
+    state_schema = WRAPPER
+    loads = "restoring an optimizer"
     takes_for_good: ClassVar[bool] = False
     """Flag: a mean that was taken stays in the model if a later bucket fails."""
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        reducers: BucketReducers,
-        comm: Communicator,
-        agreement: StepAgreement,
-        parameters: Parameters,
-        overlap: bool = False,
-        passes: int = 1,
-    ) -> None:
-        self.reducers, self.agreement = reducers, agreement
+    def __init__(self, parts: SynchronizerParts) -> None:
+        self.reducers, self.comm, self.agreement = parts.reducers, parts.comm, parts.agreement
         self.phase = Phase.COLLECTING
         self.synchronizations = 0
         self.models_compared = False
-        self.arrivals = Arrivals([member.name for member in reducers.members], passes)
-        self._optimizer, self._comm, self._parameters, self._overlap = optimizer, comm, parameters, overlap
+        self.arrivals = Arrivals([member.name for member in parts.reducers.members], parts.passes)
+        self._optimizer, self._parameters, self._overlap = parts.optimizer, parts.parameters, parts.overlap
         self._compared_at = 0  # synchronizations, when the whole models were compared last
-        self._queue = BucketQueue(reducers, comm, self._fill)
+        self._queue = BucketQueue(parts.reducers, parts.comm, self._fill)
         self._sent = SentGradients()
 
     @property
@@ -138,7 +153,7 @@ class Synchronizer(ABC):
             finally:
                 del problem  # its traceback has this frame, and they would keep each other
         if not self.models_compared:
-            require_same_values({one.name: one.parameter for one in self._parameters.trained}, self._comm)
+            require_same_values({one.name: one.parameter for one in self._parameters.trained}, self.comm)
             self.models_compared = True
 
     def _step_optimizer(self, closure: Closure | None) -> float | None:
@@ -176,9 +191,9 @@ class Synchronizer(ABC):
 
     # Events between steps ---------------------------------------------------------------------------------------------
 
-    @abstractmethod
     def gradient_came(self, position: int) -> None:
         """Start the buckets that this gradient completes; called by hooks during backward."""
+        raise NotImplementedError
 
     @abstractmethod
     def prepare_for_scaler(self) -> None:
@@ -192,19 +207,63 @@ class Synchronizer(ABC):
     def refuse(self, error: Exception) -> NoReturn:
         """Raise `error` here, and CollectiveMismatch on the ranks that make the step; no rank makes it."""
 
-    # States -----------------------------------------------------------------------------------------------------------
+    # States ---------------------------------------------------------------------------------------------------------
 
-    @abstractmethod
-    def state_dict(self) -> State:
-        """Return this rank's counters and tensors."""
+    @property
+    @override
+    def aggregators(self) -> tuple[Aggregator, ...]:
+        return tuple(reducer.aggregator for reducer in self.reducers)
 
-    @abstractmethod
-    def check_state_dict(self, state: State) -> None:
-        """Raise ValueError unless `load_state_dict` can take `state`."""
+    @override
+    def own_entries(self) -> State:
+        return {"mode": self.mode, "rounds": self._save_rounds(), "buckets": self.reducers.names}
 
-    @abstractmethod
-    def load_state_dict(self, state: State) -> None:
-        """Restore a state of `state_dict`; its buckets are there."""
+    @override
+    def check_own(self, own: State) -> None:
+        if own["mode"] != self.mode:
+            raise ValueError(
+                f"the state is for synchronize={shown(own['mode'])}, but this optimizer has {self.mode!r}; build it "
+                "with the same options"
+            )
+        with self.reducers.trial(own["buckets"]) as reducers:
+            require_aggregators(own, [reducer.aggregator for reducer in reducers])
+        self._check_rounds(own["rounds"])
+
+    @override
+    def restored_point(self, own: State) -> str:
+        return f"after {own['rounds']['rounds']} synchronizations"
+
+    @override
+    def load_own(self, own: State) -> None:
+        self.reducers.restore(own["buckets"])
+        self._load_rounds(own["rounds"])
+        self.models_compared = self.models_differ  # between two synchronizations the ranks' models rightly differ
+
+    @override
+    def wrapped_state(self) -> State:
+        return self._optimizer.state_dict()
+
+    @override
+    def load_wrapped(self, state: State) -> None:
+        before = self.wrapped_state()
+        try:
+            # a copy, since torch takes over the tensors themselves, which redistributed states share
+            self._optimizer.load_state_dict(copy.deepcopy(state))
+        except Exception as error:  # torch checks little, and other optimizers have rules of their own
+            self._optimizer.load_state_dict(before)
+            raise ValueError(
+                f"{type(self._optimizer).__name__} cannot load its part of the state ({type(error).__name__}: "
+                f"{one_line(error)}); build it with the same options, or load an earlier state"
+            ) from error
+
+    def _save_rounds(self) -> State:
+        return {"rounds": self.synchronizations}
+
+    def _check_rounds(self, rounds: State) -> None:
+        GRADIENT_ROUNDS.check(rounds)
+
+    def _load_rounds(self, rounds: State) -> None:
+        self.synchronizations = rounds["rounds"]
 
     # Buckets ----------------------------------------------------------------------------------------------------------
 
@@ -292,7 +351,7 @@ class Synchronizer(ABC):
             for reducer in untaken:
                 take(reducer) if made else reducer.undo()
         if failure is not None and not explains_itself(failure):
-            self._comm.reject(failure, "averaging")  # whose bucket the others have started
+            self.comm.reject(failure, "averaging")  # whose bucket the others have started
         if failure is None or (intent.drops and isinstance(failure, NonFiniteGradient)):
             return
         try:

@@ -12,12 +12,12 @@ ICML 2021.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from mpicomp.torch.optimizer.adam_moments import Groups
-from mpicomp.torch.state.schema import entries
+from mpicomp.torch.state.schema import FREEZE_RULE, State
 
 STABLE = 0.96
 
@@ -64,13 +64,13 @@ class VarianceFreeze:
         norms, window = self._norms, _window(groups)
         return len(norms) > window and norms[-1] > 0 and norms[-1] >= STABLE * norms[-1 - window]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """What has been noted."""
         return {"norms": torch.tensor(self._norms, dtype=torch.float64), "rates": list(self._rates)}
 
-    def check_state_dict(self, state: dict[str, Any]) -> None:
+    def check_state_dict(self, state: State) -> None:
         """Raise ValueError unless `load_state_dict` can take `state`."""
-        rates = entries(state, rates=list)["rates"]
+        rates = FREEZE_RULE.check(state)["rates"]
         norms = state.get("norms")
         numbers = torch.is_tensor(norms) and norms.ndim == 1 and norms.is_floating_point()
         if not numbers or not all(isinstance(rate, float) for rate in rates):
@@ -78,7 +78,7 @@ class VarianceFreeze:
                 "the state is damaged (norms of v, or learning rates, are no numbers); load an earlier one"
             )
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Restore what `state_dict` returned."""
         self._norms, self._rates = state["norms"].tolist(), list(state["rates"])
 

@@ -18,7 +18,7 @@ from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.optimizer.gradient_averaging import GradientAveraging
 from mpicomp.torch.optimizer.local_updates import LocalUpdates
 from mpicomp.torch.optimizer.step_agreement import StepAgreement
-from mpicomp.torch.optimizer.synchronizer import Synchronizer
+from mpicomp.torch.optimizer.synchronizer import Synchronizer, SynchronizerParts
 from mpicomp.torch.parameters import SIXTEEN_BIT, MasterWeights, Parameters
 from mpicomp.torch.replication import require_alike
 
@@ -113,12 +113,10 @@ def open_synchronizer(
         agreement.members = masters.substitute(members)
     parameters.hold(optimizer)
     reducers = BucketReducers(agreement.members, algorithms, comm, options.bucket_mb, one_by_one=not overlap)
+    parts = SynchronizerParts(optimizer, reducers, comm, agreement, parameters, overlap, passes)
     if masters is None:
-        return GradientAveraging(optimizer, reducers, comm, agreement, parameters, overlap, passes)
-    skips = _skips_nonfinite(algorithms)
-    return LocalUpdates(
-        optimizer, reducers, comm, agreement, parameters, overlap, passes, masters, options.local_steps, skips
-    )
+        return GradientAveraging(parts)
+    return LocalUpdates(parts, masters, options.local_steps, _skips_nonfinite(algorithms))
 
 
 def _require_scales(algorithms: Mapping[str, Algorithm]) -> None:

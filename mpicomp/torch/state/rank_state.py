@@ -1,117 +1,104 @@
-"""What a rank's DistributedOptimizer saves and restores.
-
-A state is the wrapped optimizer's own, and under "mpicomp" what belongs to the rank:
-
-====================  ================================================================
-mode, rank, ranks     by which a state is recognized
-rounds                counters, masters, and after local steps the common model
-buckets               the names of each bucket's parameters
-aggregators, kinds    of each bucket: a state, and what becomes of it on other ranks
-====================  ================================================================
-"""
+"""Saving, checking and loading the state of one rank, for every owner of residuals."""
 
 from __future__ import annotations
 
-import copy
-from typing import Any
-
-import torch
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
 
 from collectives import Communicator
 from collectives.consistency.call_check import fingerprint
-from collectives.quoting import one_line, shown
-from mpicomp.torch.optimizer.synchronizer import Synchronizer
-from mpicomp.torch.state.schema import (
-    STATE_KEY,
-    load_aggregators,
-    own_part,
-    rank_part,
-    require_aggregators,
-    require_rank,
-    wrapped_part,
-)
+from collectives.quoting import shown
+from mpicomp.aggregator.base import Aggregator
+from mpicomp.torch.state.schema import STATE_KEY, State, StateSchema, with_arrays, with_tensors, wrapped_part
 
 
-class RankState:
-    """Takes states of an optimizer and its synchronizer, checks them and loads them.
+class StateOwner(ABC):
+    """Base of objects whose counters, tensors and aggregators are saved on each rank."""
 
-    Parameters
-    ----------
-    optimizer
-        The wrapped one.
-    synchronizer
-        Has the aggregators, and counters of its own.
-    mode
-        "gradients" or "updates".
-    comm
-        The communicator.
-    """
+    state_schema: ClassVar[StateSchema]
+    """Declared entries of the states."""
+    loads: ClassVar[str]
+    """Purpose of `load_state`, for the messages of ranks that wait for it."""
+    comm: Communicator
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        synchronizer: Synchronizer,
-        mode: str,
-        comm: Communicator,
-    ) -> None:
-        self._optimizer, self._synchronizer = optimizer, synchronizer
-        self._mode, self._comm = mode, comm
+    @property
+    @abstractmethod
+    def aggregators(self) -> Sequence[Aggregator]:
+        """One aggregator per bucket."""
 
-    def take(self) -> dict[str, Any]:
-        """The state of now, of tensors and numbers; what is ours is copied."""
-        reducers = self._synchronizer.reducers
+    @abstractmethod
+    def own_entries(self) -> State:
+        """Return the entries of a state besides the aggregators'; tensors are copied."""
+
+    @abstractmethod
+    def check_own(self, own: State) -> None:
+        """Raise ValueError unless entries, which have their declared types, can be loaded, and the aggregators' too."""
+
+    @abstractmethod
+    def restored_point(self, own: State) -> str:
+        """Return, in words, the point in training that the entries belong to; ranks compare it."""
+
+    @abstractmethod
+    def load_own(self, own: State) -> None:
+        """Load entries that have been checked; the aggregators' states are loaded afterwards."""
+
+    @abstractmethod
+    def wrapped_state(self) -> State:
+        """Return the wrapped optimizer's state; nothing where none is wrapped."""
+
+    @abstractmethod
+    def load_wrapped(self, state: State) -> None:
+        """Load a state of the wrapped optimizer, or leave it as it was and raise ValueError."""
+
+    def save_state(self) -> State:
+        """Return the state as it is now: tensors, numbers and texts."""
+        aggregators = self.aggregators
         own = {
-            "mode": self._mode,
-            "rounds": self._synchronizer.state_dict(),
-            "buckets": reducers.names,
-            **rank_part(self._comm, [reducer.aggregator for reducer in reducers]),
+            **self.own_entries(),
+            "rank": self.comm.rank,
+            "ranks": self.comm.size,
+            "aggregators": [with_tensors(one.state_dict()) for one in aggregators],
+            "kinds": [one.state_kinds for one in aggregators],
         }
-        return {**self._optimizer.state_dict(), STATE_KEY: own}
+        return {**self.wrapped_state(), STATE_KEY: own}
 
-    def check(self, state_dict: Any) -> dict[str, Any]:
-        """Return our part of a state; raise ValueError unless all of it can be loaded."""
-        own = own_part(state_dict, mode=str, rounds=dict, buckets=list)
-        require_rank(own, self._comm)
-        if own["mode"] != self._mode:
+    def check_state(self, state: object) -> State:
+        """Return the entries under "mpicomp"; raise ValueError unless all of them can be loaded on this rank."""
+        own = self.state_schema.own_part(state)
+        if (own["rank"], own["ranks"]) != (self.comm.rank, self.comm.size):
             raise ValueError(
-                f"the state is for synchronize={shown(own['mode'])}, but this optimizer has {self._mode!r}; build it "
-                "with the same options"
+                f"the state is that of rank {shown(own['rank'])} of {shown(own['ranks'])}; every rank loads its own, "
+                "and mpicomp.torch.redistribute_states makes those for another number of ranks"
             )
-        with self._synchronizer.reducers.trial(own["buckets"]) as reducers:
-            require_aggregators(own, [reducer.aggregator for reducer in reducers])
-        self._synchronizer.check_state_dict(own["rounds"])
+        self.check_own(own)
         return own
 
-    def load(self, state_dict: Any) -> None:
+    def load_state(self, state: State) -> None:
         """Load a copy of a state on all ranks, or on none; collective."""
-        before = self._optimizer.state_dict()
+        comm, before = self.comm, self.wrapped_state()
         try:
-            own = self.check(state_dict)
-            self._load_wrapped(wrapped_part(state_dict), before)
+            own = self.check_state(state)
+            self.load_wrapped(wrapped_part(state))
         except ValueError as error:
-            self._comm.reject(ValueError(f"{self._comm.here}: {error}"), "restoring an optimizer")
-        buckets = own["buckets"]
-        when = f"restoring an optimizer after {own['rounds']['rounds']} synchronizations"
+            comm.reject(ValueError(f"{comm.here}: {error}"), self.loads)
+        point, buckets = f"{self.loads} {self.restored_point(own)}", own.get("buckets")
         try:
-            self._comm.agree(fingerprint(f"{when} in {buckets}"), lambda: f"{when} in {len(buckets)} buckets")
+            if buckets is None:
+                comm.agree(fingerprint(point), lambda: point)
+            else:
+                comm.agree(fingerprint(f"{point} in {buckets}"), lambda: f"{point} in {len(buckets)} buckets")
         except BaseException:
-            self._optimizer.load_state_dict(before)
+            self.load_wrapped(before)
             raise
-        synchronizer = self._synchronizer
-        synchronizer.reducers.restore(buckets)
-        load_aggregators(own, [reducer.aggregator for reducer in synchronizer.reducers])
-        synchronizer.load_state_dict(own["rounds"])
-        # Between two synchronizations the ranks' models rightly differ.
-        synchronizer.models_compared = synchronizer.models_differ
+        self.load_own(own)
+        for aggregator, one in zip(self.aggregators, own["aggregators"], strict=True):
+            aggregator.load_state_dict(with_arrays(one))
 
-    def _load_wrapped(self, state: dict[str, Any], before: dict[str, Any]) -> None:
-        """Load the wrapped optimizer's own state, or leave it as it was and raise ValueError."""
-        try:
-            # a copy, since torch takes over the tensors themselves, which redistributed states share
-            self._optimizer.load_state_dict(copy.deepcopy(state))
-        except Exception as error:  # torch checks little, and other optimizers have rules of their own
-            self._optimizer.load_state_dict(before)
-            raise ValueError(
-                f"{type(self._optimizer).__name__} cannot load its part of the state ({type(error).__name__}: "
-                f"{one_line(error)}); build it with the same options, or load an earlier state"
-            ) from error
+
+def require_aggregators(own: State, aggregators: Sequence[Aggregator]) -> None:
+    """Raise ValueError unless these aggregators can load those of a state."""
+    if len(own["aggregators"]) != len(aggregators):
+        raise ValueError("the state has another number of buckets than of aggregators; load an earlier one")
+    for aggregator, one in zip(aggregators, own["aggregators"], strict=True):
+        aggregator.check_state_dict(with_arrays(one))

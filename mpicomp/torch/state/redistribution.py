@@ -21,15 +21,13 @@ from torch import Tensor
 
 from collectives.quoting import listed, one_line, shown
 from mpicomp.checkpoint.redistribute import redistribute
-from mpicomp.torch.state.schema import STATE_KEY, own_part, with_arrays, with_tensors, wrapped_part
-
-State = dict[str, Any]
+from mpicomp.torch.state.schema import RANK, STATE_KEY, State, with_arrays, with_tensors, wrapped_part
 
 CURE = "take states of one run, saved after the same step"
 _COUNTER = "step"  # torch itself knows optimizers' counters by this name; they may be tensors of floats
 
 _KINDS = {"mean", "owner", "owned", "shared"}
-_OF_A_RANK = ("rank", "ranks", "aggregators")
+_OF_RANK = frozenset(name for name, entry in RANK.entries.items() if entry.of_rank)
 
 
 def redistribute_states(states: Sequence[State], ranks: int) -> list[State]:
@@ -62,11 +60,11 @@ def redistribute_states(states: Sequence[State], ranks: int) -> list[State]:
     if ranks < 1 or not states:
         raise ValueError(f"states go from 1 rank or more to 1 or more, not from {len(states)} to {ranks}")
     ordered = _by_rank(states)
-    owns = [own_part(state) for state in ordered]
+    owns = [RANK.own_part(state) for state in ordered]
     for rank, own in enumerate(owns):
         _check(own, rank)
     require_same_keys("their states", owns)
-    own = {key: merge(key, [one[key] for one in owns], False) for key in owns[0] if key not in _OF_A_RANK}
+    own = {key: merge(key, [one[key] for one in owns], False) for key in owns[0] if key not in _OF_RANK}
     own["aggregators"] = [_merge_bucket(owns, bucket) for bucket in range(len(own["kinds"]))]
     averages = own.get("mode") == "updates"
     parts = [wrapped_part(state) for state in ordered]
@@ -81,7 +79,7 @@ def _by_rank(states: Sequence[State]) -> list[State]:
     total: int | None = None
     for place, state in enumerate(states):
         try:
-            own = own_part(state)
+            own = RANK.own_part(state)
         except ValueError as error:
             raise ValueError(f"states[{place}]: {error}") from error
         rank, of = own["rank"], own["ranks"]

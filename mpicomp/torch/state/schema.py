@@ -1,9 +1,29 @@
-"""Parts of a state, which a file may have held: checked before any of them is taken over."""
+"""The schema of rank states, and the checks of states that a file may have held.
+
+A state is the wrapped optimizer's own, if there is one, and under "mpicomp" the entries of a schema: those of `RANK`,
+and those of its owner. ``kinds`` declares for each aggregator what becomes of its state's entries on other ranks.
+
+=============  ===============  ==========================================================================
+entry          owner            contents
+=============  ===============  ==========================================================================
+rank, ranks    all              by which a state is recognized
+aggregators    all              state of each bucket's aggregator
+kinds          all              kind of each entry of these: "mean", "owner", "owned" or "shared"
+buckets        gradients, DDP   names of each bucket's parameters
+mode           gradients        "gradients" or "updates"
+rounds         gradients        counters; under "updates" also masters and, after local steps, the common model
+options        momenta          options of `OneBitAdam` as text
+m, v, masters  momenta          tensors by the parameters' names
+freeze_rule    momenta          norms of v and learning rates, by which v is frozen
+iterations     DDP              counter
+=============  ===============  ==========================================================================
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -13,128 +33,147 @@ from collectives.json_file import fields
 from collectives.quoting import one_line, shown
 from mpicomp.torch.buckets import NamedParameter
 
-if TYPE_CHECKING:  # states are converted without MPI
-    from collectives import Communicator
-    from mpicomp.aggregator.base import Aggregator
-
 STATE_KEY = "mpicomp"
-"""Of what a DistributedOptimizer's state has beside the wrapped optimizer's own."""
+"""Entry of a state that holds residuals and counters, next to the wrapped optimizer's own."""
 
 State: TypeAlias = dict[str, Any]
+NamedTensors: TypeAlias = Mapping[str, Tensor]
 
 _MOST = 2**63 - 1
 
 
-def rank_part(comm: Communicator, aggregators: Sequence[Aggregator]) -> dict[str, Any]:
-    """What every rank's state has under "mpicomp": whose it is, the aggregators' states, and their kinds."""
-    return {
-        "rank": comm.rank,
-        "ranks": comm.size,
-        "aggregators": [with_tensors(aggregator.state_dict()) for aggregator in aggregators],
-        "kinds": [aggregator.state_kinds for aggregator in aggregators],
-    }
+@dataclass(frozen=True)
+class Entry:
+    """An entry of a state.
 
-
-def own_part(state_dict: Any, **types: type) -> dict[str, Any]:
-    """Return a state's entries under "mpicomp", with those of all ranks' states, and with others of these `types`.
-
-    Raises
-    ------
-    ValueError
-        There are none, or other ones.
+    Attributes
+    ----------
+    type
+        Type of the value; "counter" is an integer from 0 to 2^63 - 1, "tensors" are floating-point tensors by name.
+    of_rank
+        Each rank has a value of its own; else all ranks have the same one, also where their number changes.
     """
-    if not isinstance(state_dict, dict):
-        raise ValueError(f"the state is {shown(state_dict)}, not a dict; load what state_dict returned")
-    if state_dict.get(STATE_KEY) is None:
-        raise ValueError(
-            "this is a plain optimizer's state, without residuals; load it into .optimizer, the wrapped optimizer"
-        )
-    return entries(state_dict[STATE_KEY], rank=int, ranks=int, aggregators=list, **types)
+
+    type: type | Literal["counter", "tensors"]
+    of_rank: bool = False
 
 
-def entries(state: Any, **types: type) -> dict[str, Any]:
-    """Return a part of a state; raise ValueError unless it has entries of these types."""
-    try:
-        return fields(state, **types)
-    except ValueError as error:
-        raise ValueError(f"the state under {STATE_KEY!r} is damaged ({error}); load an earlier one") from error
+class StateSchema:
+    """Declared entries of a state, or of a part of one. A state may have other entries.
 
+    Parameters
+    ----------
+    entries
+        The entries by name.
+    foreign
+        Error message for a whole state without such entries, in which {state} is replaced by the state.
+    """
 
-def wrapped_part(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Return a state's entries that are the wrapped optimizer's own."""
-    return {key: value for key, value in state_dict.items() if key != STATE_KEY}
+    def __init__(self, entries: Mapping[str, Entry], foreign: str = "") -> None:
+        self.entries, self._foreign = entries, foreign
 
+    def extended(self, entries: Mapping[str, Entry], foreign: str = "") -> StateSchema:
+        """Return a schema with more entries."""
+        return StateSchema({**self.entries, **entries}, foreign or self._foreign)
 
-def require_counters(state: dict[str, Any], *names: str) -> None:
-    """Raise ValueError unless these entries of a state are integers of 0 or more."""
-    for name in names:
-        value = entries(state, **{name: int})[name]
-        if not 0 <= value <= _MOST:
+    def check(self, part: object) -> State:
+        """Return a part of a state; raise ValueError unless its entries have their types."""
+        types = {
+            name: one.type if isinstance(one.type, type) else _TYPES[one.type] for name, one in self.entries.items()
+        }
+        try:
+            found = fields(part, **types)
+        except ValueError as error:
+            raise ValueError(f"the state under {STATE_KEY!r} is damaged ({error}); load an earlier one") from error
+        for name, one in self.entries.items():
+            if one.type == "counter" and not 0 <= found[name] <= _MOST:
+                raise ValueError(
+                    f"the state's {name} is {shown(found[name])}, not an integer from 0 to 2^63 - 1; load an earlier "
+                    "one"
+                )
+        return found
+
+    def check_tensors(self, part: State, expected: Mapping[str, NamedTensors]) -> None:
+        """Raise ValueError unless the "tensors" of a part have the names and shapes of the `expected` ones."""
+        for name, one in self.entries.items():
+            if one.type == "tensors":
+                _require_like(name, part[name], expected[name])
+
+    def own_part(self, state: object) -> State:
+        """Return the checked entries of a whole state under "mpicomp"; raise ValueError if there are none."""
+        own = state.get(STATE_KEY) if isinstance(state, dict) else None
+        if own is not None:
+            return self.check(own)
+        if isinstance(state, dict) and not self._foreign:
             raise ValueError(
-                f"the state's {name} is {shown(value)}, not an integer from 0 to 2^63 - 1; load an earlier one"
+                "this is a plain optimizer's state, without residuals; load it into .optimizer, the wrapped optimizer"
             )
+        foreign = self._foreign or "the state is {state}, not a dict; load what state_dict returned"
+        raise ValueError(foreign.format(state=shown(state)))
 
 
-def require_rank(state: dict[str, Any], comm: Communicator) -> None:
-    """Raise ValueError unless a state, which has its rank and how many there were, is this rank's."""
-    if (state["rank"], state["ranks"]) != (comm.rank, comm.size):
-        raise ValueError(
-            f"the state is that of rank {shown(state['rank'])} of {shown(state['ranks'])}; every rank loads its own, "
-            "and mpicomp.torch.redistribute_states makes those for another number of ranks"
-        )
+_TYPES: dict[str, type] = {"counter": int, "tensors": dict}
+
+RANK = StateSchema(
+    {
+        "rank": Entry(int, of_rank=True),
+        "ranks": Entry(int, of_rank=True),
+        "aggregators": Entry(list, of_rank=True),
+    }
+)
+WRAPPER = RANK.extended({"mode": Entry(str), "rounds": Entry(dict), "buckets": Entry(list)})
+GRADIENT_ROUNDS = StateSchema({"rounds": Entry("counter")})
+UPDATE_ROUNDS = GRADIENT_ROUNDS.extended(
+    {"steps": Entry("counter"), "masters": Entry("tensors"), "common": Entry("tensors")}
+)
+MOMENTA = RANK.extended(
+    {
+        "options": Entry(str),
+        "frozen": Entry(bool),
+        "freeze_rule": Entry(dict),
+        "steps": Entry("counter"),
+        "m": Entry("tensors"),
+        "v": Entry("tensors"),
+        "masters": Entry("tensors"),
+    },
+    foreign="the state is {state}, not one of OneBitAdam; load what state_dict returned",
+)
+FREEZE_RULE = StateSchema({"rates": Entry(list)})
+DDP_HOOK = RANK.extended(
+    {"iterations": Entry("counter"), "buckets": Entry(list)},
+    foreign="the state is {state}; load what state_dict of a hook's state returned",
+)
 
 
-def require_aggregators(state: dict[str, Any], aggregators: Sequence[Aggregator]) -> None:
-    """Raise ValueError unless these can load the states that a state has of its aggregators."""
-    if len(state["aggregators"]) != len(aggregators):
-        raise ValueError("the state has another number of buckets than of aggregators; load an earlier one")
-    for aggregator, one in zip(aggregators, state["aggregators"], strict=True):
-        aggregator.check_state_dict(with_arrays(one))
-
-
-def load_aggregators(state: dict[str, Any], aggregators: Sequence[Aggregator]) -> None:
-    """Load what `require_aggregators` has found fit."""
-    for aggregator, one in zip(aggregators, state["aggregators"], strict=True):
-        aggregator.load_state_dict(with_arrays(one))
-
-
-def require_like(state: dict[str, Any], name: str, expected: Mapping[str, Tensor]) -> None:
-    """Raise ValueError unless an entry of a state is tensors by names, with the shapes of those that are expected."""
-    found = entries(state, **{name: dict})[name]
-    if not all(torch.is_tensor(one) and one.is_floating_point() and not one.is_sparse for one in found.values()):
-        raise ValueError(f"the state's {name} is {shown(found)}, not tensors of numbers by name")
-    shapes, wanted = ({key: tuple(one.shape) for key, one in tensors.items()} for tensors in (found, expected))
-    if shapes != wanted:
-        differing = sorted(key for key in {**shapes, **wanted} if shapes.get(key) != wanted.get(key))
-        raise ValueError(
-            f"the state's {name} differs in {shown(differing)}: it has shapes {shown(shapes)}, here they would be "
-            f"{shown(wanted)}; build the optimizer with the same options and model"
-        )
+def wrapped_part(state: State) -> State:
+    """Return a state's entries that are the wrapped optimizer's own."""
+    return {key: value for key, value in state.items() if key != STATE_KEY}
 
 
 def members_by_name(
-    names: Sequence[Sequence[str]], members: Sequence[NamedParameter], here: str
+    names: Sequence[object], members: Sequence[NamedParameter], here: str
 ) -> list[list[NamedParameter]]:
-    """The members of the buckets that a state was saved with.
+    """Return the members of the buckets that a state was saved with.
 
     Parameters
     ----------
     names
-        Of each bucket's members, as the state has them.
+        Each bucket's members, as the state names them.
     members
-        All that there are here.
+        All members that there are here.
     here : str
-        What has these members, in words.
+        Their owner, in words.
 
     Raises
     ------
     ValueError
         The buckets have other members than there are here; names them.
     """
-    if not all(isinstance(one, list) and one and all(isinstance(name, str) for name in one) for one in names):
+    buckets = [one for one in names if isinstance(one, list) and one and all(isinstance(name, str) for name in one)]
+    if len(buckets) < len(names):
         raise ValueError(f"the state's buckets are {shown(names)}, not lists of names; load an earlier one")
     by_name = {member.name: member for member in members}
-    saved = [name for bucket in names for name in bucket]
+    saved = [name for bucket in buckets for name in bucket]
     problems = [
         f"{which} has {_some(more)}, which {other} lacks"
         for which, more, other in (
@@ -147,23 +186,21 @@ def members_by_name(
         raise ValueError(f"{'; '.join(problems)}; build it from the same model with the same names")
     if len(saved) > len(set(saved)):
         raise ValueError("the state has a parameter twice; load an earlier one")
-    return [[by_name[name] for name in bucket] for bucket in names]
+    return [[by_name[name] for name in bucket] for bucket in buckets]
 
 
-def with_tensors(state: dict[str, Any]) -> dict[str, Any]:
+def with_tensors(state: State) -> State:
     """Return an aggregator's state with tensors for arrays, as ``torch.load`` reads it under ``weights_only=True``."""
     return {key: torch.from_numpy(one) if isinstance(one, np.ndarray) else one for key, one in state.items()}
 
 
 def with_arrays(state: Any) -> Any:
-    """Return an aggregator's state with arrays for tensors; what is no state is left as it is.
-
-    The arrays have the tensors' memory, if that is the host's.
+    """Return an aggregator's state with arrays for tensors, on the memory of those of the host; others unchanged.
 
     Raises
     ------
     ValueError
-        A tensor is not one of those that NumPy has.
+        NumPy has no type for a tensor.
     """
     if not isinstance(state, dict):
         return state
@@ -173,7 +210,23 @@ def with_arrays(state: Any) -> Any:
         raise ValueError(f"a tensor of the state cannot be taken ({one_line(error)}); load an earlier state") from error
 
 
+def _require_like(name: str, found: dict[str, object], expected: NamedTensors) -> None:
+    tensors = {
+        key: one
+        for key, one in found.items()
+        if isinstance(one, Tensor) and one.is_floating_point() and not one.is_sparse
+    }
+    if len(tensors) < len(found):
+        raise ValueError(f"the state's {name} is {shown(found)}, not tensors of numbers by name")
+    shapes, wanted = ({key: tuple(one.shape) for key, one in group.items()} for group in (tensors, expected))
+    if shapes != wanted:
+        differing = sorted(key for key in {**shapes, **wanted} if shapes.get(key) != wanted.get(key))
+        raise ValueError(
+            f"the state's {name} differs in {shown(differing)}: it has shapes {shown(shapes)}, here they would be "
+            f"{shown(wanted)}; build the optimizer with the same options and model"
+        )
+
+
 def _some(names: Collection[str]) -> str:
-    """The first few of the names."""
     names = sorted(names)
     return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
