@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from collectives.annotations import AnyArray
 from collectives.quoting import listed, one_line, shown
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def redistribute(states: Sequence[State], ranks: int, kinds: Mapping[str, StateK
 
 
 def _owned(states: Sequence[State], kinds: Mapping[str, StateKind]) -> list[Range] | None:
-    """Return the range of elements that each rank owned, () if they were merged before; None: states do not tell it."""
+    """Return the range of elements that each rank owned, () if they were merged before; None: the states lack it."""
     key = next((key for key, kind in kinds.items() if kind == "owned" and key in states[0]), None)
     if key is None:
         return None
@@ -91,7 +91,7 @@ def _merge_dicts(
     }
 
 
-def _merge(key: str, values: list[Any], kind: StateKind, owned: list[Range] | None) -> Any:
+def _merge(key: str, values: list[Any], kind: StateKind, owned: list[Range] | None) -> object:
     if all(isinstance(value, dict) for value in values):
         return _merge_dicts(f" in {key}", values, dict.fromkeys(values[0], kind), owned)
     arrays = [np.asarray(value) for value in values]
@@ -116,7 +116,7 @@ def _merge(key: str, values: list[Any], kind: StateKind, owned: list[Range] | No
     return (total / len(arrays)).astype(arrays[0].dtype)
 
 
-def _of_owners(key: str, arrays: list[NDArray[Any]]) -> NDArray[Any]:
+def _of_owners(key: str, arrays: list[AnyArray]) -> AnyArray:
     """Return every element from the rank where it is not 0."""
     whole = np.zeros_like(arrays[0])
     for rank, array in enumerate(arrays):
@@ -127,7 +127,7 @@ def _of_owners(key: str, arrays: list[NDArray[Any]]) -> NDArray[Any]:
     return whole
 
 
-def _of_ranges(key: str, arrays: list[NDArray[Any]], owned: list[Range]) -> NDArray[Any]:
+def _of_ranges(key: str, arrays: list[AnyArray], owned: list[Range]) -> AnyArray:
     """Return every element from the rank that owned it."""
     whole, end = np.zeros_like(arrays[0]), 0
     for own, rank in sorted((own, rank) for rank, own in enumerate(owned) if own[:1] != own[1:]):
@@ -144,7 +144,7 @@ def _of_ranges(key: str, arrays: list[NDArray[Any]], owned: list[Range]) -> NDAr
     return whole
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, np.ndarray) and value.size > 1:
         return f"{value.dtype}{list(value.shape)}"
     return shown(value).strip("'")

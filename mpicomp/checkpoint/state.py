@@ -1,8 +1,8 @@
 """States of aggregators on disk.
 
 A file is an npz archive, read without pickle: the arrays by number, ``state`` with the JSON text of everything else,
-and ``sha256`` of all that. Its members are stored as they are. What a file announces is compared with its length before
-any memory is taken for it, so a damaged or foreign file takes no more memory than the file is long.
+and ``sha256`` of all that. Its members are stored as they are. The announced sizes are compared with the file's length
+before memory is taken, so a damaged or foreign file takes no more memory than it is long.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from zipfile import ZIP_STORED, ZipFile
 
 import numpy as np
 from numpy.lib import format as npy
-from numpy.typing import NDArray
 
+from collectives.annotations import AnyArray, Bytes
 from collectives.atomic_file import replacing
 from collectives.quoting import one_line, shown
 from mpicomp.checkpoint.tree import join, split
@@ -65,7 +65,7 @@ def save_state(path: str | PathLike[str], state: State) -> None:
 
 
 def load_state(path: str | PathLike[str]) -> State:
-    """Read what `save_state` wrote.
+    """Read a file of `save_state`.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def load_state(path: str | PathLike[str]) -> State:
             text, digest = (members.pop(name, None) for name in (_TEXT, _DIGEST))
             content = b"" if text is None else text.tobytes()
             altered = digest is None or not np.array_equal(digest, _digest(members, content))
-        except Exception as error:  # whatever zipfile and NumPy make of bytes that they did not write
+        except Exception as error:  # any error of zipfile and NumPy on foreign bytes
             reason = one_line(error) or type(error).__name__
             raise ValueError(f"{named} is truncated, altered or no state ({reason}): load an earlier one") from error
     if text is None or digest is None:
@@ -100,8 +100,8 @@ def load_state(path: str | PathLike[str]) -> State:
     return state
 
 
-def _read(file: BinaryIO) -> dict[str, NDArray[Any]]:
-    """Read the arrays of an archive by name, after comparing what it announces with its length.
+def _read(file: BinaryIO) -> dict[str, AnyArray]:
+    """Read the arrays of an archive by name, after comparing the announced sizes with its length.
 
     Raises
     ------
@@ -127,8 +127,8 @@ def _read(file: BinaryIO) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def _read_array(member: IO[bytes], length: int) -> NDArray[Any]:
-    """Read an array in NumPy's format that is as long as its header says."""
+def _read_array(member: IO[bytes], length: int) -> AnyArray:
+    """Read an array in NumPy's format, whose length must be that of its header."""
     version = npy.read_magic(member)
     # versions 2 and 3 differ in the characters that names of fields may have, which is nothing to their sizes
     read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
@@ -139,11 +139,11 @@ def _read_array(member: IO[bytes], length: int) -> NDArray[Any]:
     if not dtype.itemsize or math.prod(shape) * dtype.itemsize != left:
         raise ValueError(f"an array of shape {shown(shape)} and type {shown(str(dtype))} has {left} bytes")
     member.seek(0)
-    array: NDArray[Any] = npy.read_array(member, allow_pickle=False)
+    array: AnyArray = npy.read_array(member, allow_pickle=False)
     return array
 
 
-def _digest(arrays: Mapping[str, NDArray[Any]], text: bytes) -> NDArray[np.uint8]:
+def _digest(arrays: Mapping[str, AnyArray], text: bytes) -> Bytes:
     """SHA-256 of a text and of arrays with their names, types and shapes."""
     sha = hashlib.sha256(text)
     for name in sorted(arrays):

@@ -1,4 +1,4 @@
-"""Nested state <-> its arrays and a JSON text of the rest, so that storing it needs no pickle."""
+"""Nested states as arrays and a JSON text of the rest, so that storing them needs no pickle."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ MOST_DEPTH = 3000
 MOST_DIGITS = 64  # random generators have integers of 39
 
 
-def split(state: Any, kinds: Mapping[str, type]) -> tuple[dict[str, Any], str]:
-    """Take nested dicts, lists and tuples apart: leaves of some types, by a running number, and a text of the rest.
+def split(state: object, kinds: Mapping[str, type]) -> tuple[dict[str, Any], str]:
+    """Split nested dicts, lists and tuples into leaves of some types, by a running number, and a text of the rest.
 
     Parameters
     ----------
     state
         Its other leaves are bool, int, float, str, None and NumPy scalars.
     kinds
-        Types of the leaves that are to be taken out, and what the text calls them; not "dict" or "tuple".
+        Types of the leaves that are taken out, by their names in the text; not "dict" or "tuple".
 
     Raises
     ------
@@ -35,7 +35,7 @@ def split(state: Any, kinds: Mapping[str, type]) -> tuple[dict[str, Any], str]:
     """
     leaves: dict[str, Any] = {}
 
-    def encode(value: Any) -> Any:
+    def encode(value: object) -> object:
         for kind, of_type in kinds.items():
             if isinstance(value, of_type):
                 key = str(len(leaves))
@@ -59,7 +59,7 @@ def split(state: Any, kinds: Mapping[str, type]) -> tuple[dict[str, Any], str]:
     return leaves, json.dumps(encode(state))
 
 
-def join(text: str, leaves: Mapping[str, Callable[[str], Any]]) -> Any:
+def join(text: str, leaves: Mapping[str, Callable[[str], object]]) -> Any:
     """Undo `split`.
 
     Parameters
@@ -74,7 +74,7 @@ def join(text: str, leaves: Mapping[str, Callable[[str], Any]]) -> Any:
         `split` did not write this text, or a leaf is missing; one line.
     """
 
-    def decode(value: Any) -> Any:
+    def decode(value: object) -> Any:
         if isinstance(value, list):
             return [decode(one) for one in value]
         if not isinstance(value, dict):

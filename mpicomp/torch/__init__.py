@@ -1,11 +1,13 @@
 """mpicomp for PyTorch: the only package here that imports torch.
 
-:class:`DistributedOptimizer` (``optimizer.py``) wraps any ``torch.optim`` optimizer and synchronizes in ``step``.
-:class:`OneBitAdam` (``one_bit_adam.py``) is an optimizer of its own. :func:`ddp_hook` (``ddp.py``) averages for
-DistributedDataParallel. ``process_group`` is a backend of ``torch.distributed``. Other ways from a training loop to an
-aggregator belong beside them, one a file. ``buckets.py`` lays parameters out in flat vectors, and ``replication.py``
-makes and keeps the ranks' models equal. NumPy views of tensors on the CPU reach the aggregators without a copy. Those
-on GPUs go there as they are, or as signs and codes that are made of them there (``devices.py``).
+``optimizer`` has :class:`DistributedOptimizer`, which wraps any ``torch.optim`` optimizer and synchronizes in ``step``,
+and :class:`OneBitAdam`. ``ddp`` has :func:`ddp_hook`, which averages for DistributedDataParallel. ``process_group`` is
+a backend of ``torch.distributed``. The first two average flat vectors: ``buckets.py`` lays parameters out in these,
+``bucket_reducers.py`` averages one, ``bucket_queue.py`` several during backward. ``state`` saves residuals, and makes
+states for other numbers of ranks. ``replication.py`` makes the ranks' models equal.
+
+NumPy views of tensors on the CPU reach the aggregators without a copy. Tensors on GPUs go there as they are, or as
+signs and codes that are made of them there (``devices.py``).
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from mpicomp.torch.state.broadcasting import broadcast_optimizer_state
     from mpicomp.torch.state.redistribution import redistribute_states
 
-# Loaded when first asked for: a script that redistributes states needs no MPI.
+# Loaded on first access: a script that redistributes states needs no MPI.
 _HOMES = {
     "DDPHookState": "ddp.hook_state",
     "DistributedOptimizer": "optimizer.distributed_optimizer",

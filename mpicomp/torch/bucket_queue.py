@@ -30,9 +30,9 @@ class BucketQueue:
     """Averages flat buckets, started in one order on all ranks.
 
     1. `push` reports slices of a bucket: its parameters' gradients are there. A bucket is complete with the last one.
-    2. In order: complete buckets start in the order of `reducers`, whatever the order in which they become complete
+    2. In order: complete buckets start in the order of `reducers`, although they become complete in another order
        here, and the last one not before `start_rest`. Not in order: a bucket starts as soon as it is complete, and the
-       caller pushes on all ranks alike.
+       caller pushes in the same order on all ranks.
     3. `poll` advances the buckets in flight where no thread does.
     4. `collect` waits for all buckets, hands them over and empties the queue.
 
@@ -42,7 +42,7 @@ class BucketQueue:
     Parameters
     ----------
     reducers
-        The buckets; all ranks have the same ones. Buckets may be added while none of them is in flight.
+        The buckets; all ranks have the same ones. Buckets may be added while no bucket is in flight.
     comm
         Communicator of the ranks.
     fill

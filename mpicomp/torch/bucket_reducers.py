@@ -1,7 +1,7 @@
 """The aggregators of an optimizer's buckets, and the order in which parameters fill these.
 
 The buckets are laid out at the first synchronization, in the order in which the first backward brought the gradients:
-what comes together then travels together. Parameters whose gradients did not come are last, in reverse order of
+gradients that come together then travel together. Parameters whose gradients did not come are last, in reverse order of
 registration.
 """
 
@@ -11,15 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import compress
-from typing import Any, NoReturn
+from typing import NoReturn, overload
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from collectives import Communicator, Handle
-from collectives.arrays.elements import aligned_empty
+from collectives.annotations import AnyArray
 from collectives.errors import NonFiniteGradient
 from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.difference import Difference
@@ -65,16 +64,17 @@ class BucketReducer:
         dtype = str(bucket.dtype).removeprefix("torch.")
         lengths = tuple(member.parameter.numel() for member in bucket.members if member.parameter.numel())
         device = encoding_device(algorithm, dtype, bucket.device)
-        about: dict[str, Any] = {"dtype": dtype, "vector_id": bucket.index, "tensor_lengths": lengths, "device": device}
-        self.aggregator = algorithm.start(comm, bucket.n, **about)
+        self.aggregator = algorithm.start(
+            comm, bucket.n, dtype=dtype, vector_id=bucket.index, tensor_lengths=lengths, device=device
+        )
         self._handle: Handle | None = None
-        self._alone: Callable[[], None] | None = None  # what `wait` has yet to do about values taken alone
+        self._alone: Callable[[], None] | None = None  # postponed search of values taken alone, by `wait`
         self._moves: Difference | None = None
         self._event_name = type(algorithm).__name__  # in profiles
         self._end_event: Callable[[], None] | None = None
 
     def take_moves(self, before: list[Tensor], after: list[Tensor]) -> None:
-        """Let what the members were less what they have become be the ``vector`` of the next call.
+        """Use the members' moves, their values before less those after, as the ``vector`` of the next call.
 
         `after` may lie in ``vector``. Both must be left alone until the call has ended.
         """
@@ -98,7 +98,7 @@ class BucketReducer:
         return self.bucket.tensors(self._pair.tensors(), 0)
 
     def subtract_mean(self) -> None:
-        """Subtract the mean of the moves from what the members were before these; the call has ended well."""
+        """Subtract the mean of the moves from the members' values before; the call has ended without an error."""
         moves, self._moves = self._moves, None
         if moves is None or not moves.subtract_result():
             torch._foreach_sub_(self.parameters, self.mean_views)
@@ -113,7 +113,7 @@ class BucketReducer:
         self.vector.index_fill_(0, self._padding, 0)
         self._end_event = begin_event(self._event_name)
         self._handle = self.aggregator.begin(self._moves or self._vector_array, out=self._mean_array)
-        self._handle.detach()  # whoever lets the optimizer go behind backward has not begun this
+        self._handle.detach()  # a user who drops the optimizer after backward did not start this call
         return self._handle
 
     def wait(self) -> bool:
@@ -139,7 +139,7 @@ class BucketReducer:
         return True
 
     def aggregate(self) -> None:
-        """Write the ranks' mean of ``vector`` into ``mean``; raises what `wait` raises."""
+        """Write the ranks' mean of ``vector`` into ``mean``; raises the errors of `wait`."""
         self.vector.index_fill_(0, self._padding, 0)
         self._end_event = begin_event(self._event_name)
         try:
@@ -150,7 +150,7 @@ class BucketReducer:
             self._finish_event()
 
     def take_alone(self, values: Sequence[Tensor], behind: bool = False) -> bool:
-        """On a single rank, and where nothing is rounded: take the values as their mean, uncopied, and return True.
+        """Take the values as their mean, uncopied, and return True, on a single rank and where nothing is rounded.
 
         NaN and infinity are searched for at once, while the processor's caches have the values: with `behind` the error
         is kept for `wait`. On a device they are then searched for by `wait`, as the host would wait for the device.
@@ -196,7 +196,7 @@ class BucketReducer:
         self.aggregator.count_step()
 
     def _naming_tensors(self, error: NonFiniteGradient) -> NonFiniteGradient:
-        """The error with the names of this rank's tensors that are not finite, if there are some."""
+        """Return the error with the names of this rank's tensors that are not finite, if there are some."""
         pairs = zip(self.bucket.members, self.vector_views, strict=True)
         names = [repr(member.name) for member, view in pairs if not torch.isfinite(view).all()]
         return NonFiniteGradient(f"{error}; on this rank in {', '.join(names)}", error.ranks) if names else error
@@ -216,7 +216,7 @@ class BucketReducers(Sequence[BucketReducer]):
         Largest bucket in MiB; of models above 8 MiB an eighth of the model, if that is less.
     one_by_one : bool
         Buckets are reduced one after the other. Those of one dtype then take turns with one pair of vectors: the peak
-        is two buckets, whatever the size of the model.
+        is two buckets, also for large models.
     """
 
     def __init__(
@@ -236,7 +236,11 @@ class BucketReducers(Sequence[BucketReducer]):
     def __len__(self) -> int:
         return len(self._reducers)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> BucketReducer: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[BucketReducer, ...]: ...
+    def __getitem__(self, index: int | slice) -> BucketReducer | tuple[BucketReducer, ...]:
         return self._reducers[index]
 
     def __iter__(self) -> Iterator[BucketReducer]:
@@ -244,7 +248,7 @@ class BucketReducers(Sequence[BucketReducer]):
 
     @property
     def names(self) -> list[list[str]]:
-        """The members of each bucket."""
+        """Names of the members of each bucket."""
         return [[member.name for member in reducer.bucket.members] for reducer in self]
 
     def lay_out(self, arrived: Sequence[int]) -> None:
@@ -319,7 +323,7 @@ class VectorPair:
 
     def __init__(self, bucket: Bucket) -> None:
         self._dtype = bucket.dtype
-        self._array: NDArray[Any] | None = None
+        self._array: AnyArray | None = None
         if bucket.device.type == "cpu":
             self._array = aligned_empty(2 * bucket.n, _NUMPY_TYPES[bucket.dtype]).reshape(2, bucket.n)
             self._array.fill(0)
@@ -341,6 +345,6 @@ def _all_finite(values: Tensor) -> bool:
     return nonfinite.all_finite(values.detach().view(-1).numpy())
 
 
-def _as_array(tensor: Tensor) -> NDArray[Any] | Tensor:
-    """A NumPy view of the tensor's memory, or the tensor itself on a device or of bfloat16, which NumPy lacks."""
+def _as_array(tensor: Tensor) -> AnyArray | Tensor:
+    """Return a NumPy view of the tensor's memory, or the tensor on a device or of bfloat16, which NumPy lacks."""
     return tensor if tensor.device.type != "cpu" or tensor.dtype == torch.bfloat16 else tensor.numpy()

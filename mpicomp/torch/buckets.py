@@ -1,9 +1,9 @@
 """Parameters laid out in flat vectors, each small enough to be a unit of communication.
 
-A bucket holds whole tensors of one dtype, one device and one algorithm. For methods that treat tensors apart every one
-starts at a multiple of 64 elements, so that none shares a word of packed signs with another; the gap behind it is
-padding, kept at zero on the way in and ignored on the way out. For others they lie end to end, as zeros would count in
-their scales.
+A bucket holds whole tensors of one dtype, one device and one algorithm. For methods that treat tensors separately each
+tensor starts at a multiple of 64 elements, so that no two tensors share a word of packed signs. The gap behind a tensor
+is padding, zero on the way in and ignored on the way out. For other methods tensors lie end to end, as zeros would
+count in their scales.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class NamedParameter:
-    """A parameter and what error messages call it."""
+    """A parameter and its name in error messages."""
 
     name: str
     parameter: Tensor
@@ -61,7 +61,7 @@ class Bucket:
 
     @property
     def device(self) -> torch.device:
-        """Of the members, and of the flat vector."""
+        """Device of the members, and of the flat vector."""
         return self.members[0].parameter.device
 
     def padding(self) -> Tensor:
@@ -121,7 +121,7 @@ def group_parameters(
 
 
 def make_bucket(index: int, members: Sequence[NamedParameter], alignment: int = ALIGNMENT) -> Bucket:
-    """A bucket of these parameters, which have one dtype and one device."""
+    """Return a bucket of these parameters, which have one dtype and one device."""
     return Bucket(index, members[0].parameter.dtype, tuple(members), alignment)
 
 

@@ -1,11 +1,10 @@
-"""Tensors on devices: which can be reached, where their vectors are encoded, and streams on which gradients come."""
+"""Tensors on devices: reachable ones, the place where their vectors are encoded, and streams of gradients."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,25 +16,25 @@ from mpicomp.algorithms import Algorithm
 _log = logging.getLogger("mpicomp")
 
 
-def require_reachable(what: str, tensor: Tensor) -> None:
-    """Raise ValueError, with `what` the tensor is, unless it lives in host memory or on a GPU that can be reached."""
+def require_reachable(name: str, tensor: Tensor) -> None:
+    """Raise ValueError, with the tensor's name, unless it lives in host memory or on a GPU that can be reached."""
     if tensor.device.type == "cpu":
         return
     if tensor.is_meta:
         raise ValueError(
-            f"{what} lives on meta, which cannot be reached (it has a shape and no values); move it to the CPU or to a "
+            f"{name} lives on meta, which cannot be reached (it has a shape and no values); move it to the CPU or to a "
             "GPU by module.to_empty(device='cpu'), and initialize it there or load its state"
         )
     try:
         named(str(tensor.device))
     except ValueError as error:
         raise ValueError(
-            f"{what} lives on {tensor.device}, which cannot be reached ({error}); move it to the CPU or to a GPU"
+            f"{name} lives on {tensor.device}, which cannot be reached ({error}); move it to the CPU or to a GPU"
         ) from error
 
 
 def encoding_device(algorithm: Algorithm, dtype: str, device: torch.device) -> str:
-    """Where a method encodes vectors that lie on a device, as `Algorithm.start` takes it."""
+    """Return the device on which a method encodes vectors of a device, as `Algorithm.start` takes it."""
     on_device = device.type != "cpu" and algorithm.encodes_on_devices(dtype) and _has_kernels()
     return str(device) if on_device else "cpu"
 
@@ -51,7 +50,7 @@ def _has_kernels() -> bool:
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether there is neither NaN nor infinity in tensors, sparse ones too; waits once for each device."""
+    """Return True if tensors, also sparse ones, hold neither NaN nor infinity; waits once for each device."""
     flags: dict[torch.device, list[Tensor]] = {}
     for tensor in tensors:
         values = tensor._values() if tensor.is_sparse else tensor
@@ -59,13 +58,13 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
     return all(bool(torch.stack(found).all()) for found in flags.values())
 
 
-def current_stream(tensor: Tensor) -> Any:
-    """The stream on which a tensor is made now; None: the host makes it."""
+def current_stream(tensor: Tensor) -> torch.cuda.Stream | None:
+    """Return the stream on which a tensor is made now; None: the host makes it."""
     return torch.cuda.current_stream(tensor.device) if tensor.is_cuda else None
 
 
-def wait_for(streams: Iterable[Any]) -> None:
-    """Let what is made from now on wait for what these streams make, each on its device; None is passed over."""
+def wait_for(streams: Iterable[torch.cuda.Stream | None]) -> None:
+    """Let each device's current stream wait for these streams; None is passed over."""
     for stream in streams:
         if stream is None:
             continue
@@ -75,5 +74,5 @@ def wait_for(streams: Iterable[Any]) -> None:
 
 
 def devices_of(tensors: Iterable[Tensor]) -> list[int | str | torch.device]:
-    """The devices of tensors, which a future of theirs must know; the CPU is left out."""
+    """Return the devices of tensors, as a future of theirs needs them; the CPU is left out."""
     return [*sorted({one.device for one in tensors if one.device.type != "cpu"}, key=str)]

@@ -1,4 +1,4 @@
-"""How much each layer can be compressed, from how much is computed for each of its gradients.
+"""Compression rates of layers, from the multiply-adds that are made for each of their gradients.
 
     ratio = multiply-adds of the layer in a rank's mini-batch / (its gradient elements * 32)
 
@@ -12,7 +12,6 @@ Reference: ScaleCom (Chen et al., NeurIPS 2020), section 4.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -24,26 +23,26 @@ _FROM, _ABOVE = 196.0, 128.0
 
 
 def rate_of(ratio: float) -> int:
-    """Elements per element that is sent, for a layer of this ratio of multiply-adds to gradients."""
+    """Return the number of elements per element that is sent, for this ratio of multiply-adds to gradients."""
     return LOW if ratio >= _FROM else MIDDLE if ratio > _ABOVE else HIGH
 
 
-def flops_to_gradient(model: nn.Module, inputs: Sequence[Any]) -> dict[str, float]:
-    """Ratio of each trainable parameter of `model`.
+def flops_to_gradient(model: nn.Module, inputs: Sequence[object]) -> dict[str, float]:
+    """Return the ratio of each trainable parameter of `model`.
 
     Parameters
     ----------
     model : Module
         Is called once, without gradients, in the mode that it is in.
     inputs : sequence
-        What the model takes: a rank's mini-batch of the size that it will be trained with.
+        Arguments of the model: a rank's mini-batch of the size that it will be trained with.
 
     Returns
     -------
     dict
-        By the names of ``model.named_parameters()``. A module's own parameters share its ratio: what is computed in it
-        outside of its submodules, over their number. Counted are matrix products, convolutions and attention. Of a
-        module without any of these, such as a norm, or an embedding, it is 0.
+        By the names of ``model.named_parameters()``. A module's own parameters share its ratio: multiply-adds outside
+        of its submodules, over the number of the parameters' elements. Matrix products, convolutions and attention
+        count; the ratio of a module without any of these, such as a norm, or an embedding, is 0.
     """
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(*inputs)
@@ -62,12 +61,12 @@ def flops_to_gradient(model: nn.Module, inputs: Sequence[Any]) -> dict[str, floa
 
 
 def _of(counts: Mapping[str, int], top: str, name: str) -> int:
-    """Operations counted in a module: the counter puts the model's class before its submodules' names."""
+    """Return the operations counted in a module; the counter puts the model's class before its submodules' names."""
     return counts.get(f"{top}.{name}" if name else top, 0)
 
 
-def compression_rates(model: nn.Module, inputs: Sequence[Any]) -> dict[str, int]:
-    """Rate of each trainable parameter, by name. Parameters as in `flops_to_gradient`.
+def compression_rates(model: nn.Module, inputs: Sequence[object]) -> dict[str, int]:
+    """Return the rate of each trainable parameter, by name. Parameters as in `flops_to_gradient`.
 
     Vectors of a module in which nothing is counted, such as a norm's, get the lowest: there is little of them to save.
     """

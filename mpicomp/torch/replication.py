@@ -1,4 +1,4 @@
-"""Making the ranks' models equal, and noticing when they are not."""
+"""Equal models on all ranks: copies, means of buffers, and comparisons."""
 
 from __future__ import annotations
 
@@ -130,9 +130,9 @@ def require_same_layout(named: Mapping[str, Tensor], comm: Communicator, on: str
 
 
 def require_alike(members: Sequence[NamedParameter], comm: Communicator) -> None:
-    """Raise CollectiveMismatch unless the ranks' parameters are alike, and on one kind of device.
+    """Raise CollectiveMismatch unless the ranks' parameters have the same form, and lie on one kind of device.
 
-    A CPU rounds some steps of optimizers otherwise than a GPU does, and the ranks' models would drift apart.
+    A CPU rounds some steps of optimizers in another way than a GPU, and the ranks' models would diverge.
     """
     kinds = sorted({member.parameter.device.type for member in members})
     named = {member.name: member.parameter for member in members}
@@ -228,5 +228,5 @@ def _broadcast_batch(batch: Sequence[Tensor], comm: Communicator, root: int) -> 
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
-    """Its memory, or a copy in the host's."""
+    """Return the tensor's memory, or a copy in the host's."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous().cpu().view(-1).view(torch.uint8)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.distributed import GradBucket as GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 
 from collectives import Communicator

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 from torch import Tensor
 from torch import distributed as dist
-from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
@@ -17,6 +16,7 @@ from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.algorithms import Algorithm
 from mpicomp.torch.bucket_queue import overlap_by_thread
 from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.ddp.gradient_vectors import GradBucket
 from mpicomp.torch.ddp.hook_state import FREEZE, DDPHookState
 from mpicomp.torch.front_ends import AlgorithmChoice, algorithms_by_name, require_algorithm
 from mpicomp.torch.parameters import require_dense_floats
@@ -31,8 +31,8 @@ def ddp_hook(
     """Return a state and a communication hook, with which a DistributedDataParallel averages its gradients. Collective.
 
     Register them by ``model.register_comm_hook(state, hook)``, each on one model. Every rank of DDP's process group
-    calls this alike. Gradients are averaged during backward; where MPI has no MPI_THREAD_MULTIPLE, backward waits for
-    each bucket.
+    makes the same call. Gradients are averaged during backward; where MPI has no MPI_THREAD_MULTIPLE, backward waits
+    for each bucket.
 
     Parameters
     ----------
@@ -66,10 +66,10 @@ def ddp_hook(
 
     Notes
     -----
-    The first iteration is averaged in full precision, since DDP groups its buckets anew after it; so is the second one
-    where the first bucket does not tell that DDP has done so. Residuals and counters of steps begin after that.
+    The first iteration is averaged in full precision, since DDP regroups its buckets after it; so is the second one
+    where the first bucket does not show that DDP has done so. Residuals and counters of steps begin after that.
 
-    ``backward()`` raises, on all ranks, what :meth:`mpicomp.Aggregator.aggregate` raises. The gradients of the vectors
+    ``backward()`` raises the errors of :meth:`mpicomp.Aggregator.aggregate`, on all ranks. The gradients of the vectors
     that failed are NaN then, on all ranks, and training can go on after ``NonFiniteGradient``. So with a
     ``torch.amp.GradScaler`` catch it around ``backward()``: the scaler then skips the step on all ranks.
     """
@@ -94,7 +94,7 @@ def ddp_hook(
 
 @keep_uncompiled
 def average_bucket(state: DDPHookState, bucket: GradBucket) -> Future[Tensor]:
-    """The hook: begin to average a bucket's gradients."""
+    """Begin to average a bucket's gradients: the hook that DDP calls."""
     if isinstance(bucket, tuple):
         raise RuntimeError(
             f"{state.comm.here}: PyTorch gives the hook one gradient at a time instead of buckets, as its setting "
@@ -104,7 +104,7 @@ def average_bucket(state: DDPHookState, bucket: GradBucket) -> Future[Tensor]:
 
 
 def _group_of(model: DistributedDataParallel | None, comm: Communicator) -> dist.ProcessGroup:
-    """DDP's process group, whose ranks must be those of the communicator."""
+    """Return DDP's process group, whose ranks must be those of the communicator."""
     if model is not None and not isinstance(model, DistributedDataParallel):
         raise TypeError(f"the model is a {type(model).__name__}; wrap it in DistributedDataParallel first")
     if getattr(model, "_comm_hooks", ()):
@@ -122,7 +122,7 @@ def _group_of(model: DistributedDataParallel | None, comm: Communicator) -> dist
 
 
 def _members_of(model: DistributedDataParallel) -> list[NamedParameter]:
-    """The parameters whose gradients DDP averages."""
+    """Return the parameters whose gradients DDP averages."""
     members = []
     for name, parameter in model.module.named_parameters():
         if parameter.requires_grad and parameter.numel() and name not in model.parameters_to_ignore:

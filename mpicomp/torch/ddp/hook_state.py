@@ -1,7 +1,7 @@
-"""What a hook for DistributedDataParallel keeps between iterations.
+"""State of a hook for DistributedDataParallel between iterations.
 
-DDP groups its buckets anew after the first iteration (with ``static_graph`` after the second, and with
-``find_unused_parameters`` never), which only the buckets tell. Until then, and for two iterations at most, gradients
+DDP regroups its buckets after the first iteration (with ``static_graph`` after the second, and with
+``find_unused_parameters`` never), which only the buckets show. Until then, and for two iterations at most, gradients
 are averaged in full precision. Then the vectors of the methods are laid out like DDP's buckets, for good.
 
 DDP cannot hand an error on: it would take it for a gradient. So errors are kept until DDP has done with the iteration.
@@ -15,7 +15,6 @@ from contextlib import suppress
 
 import torch
 from torch import Tensor
-from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 
 from collectives import Communicator
@@ -24,13 +23,13 @@ from collectives.compiling import keep_uncompiled
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import Dense
 from mpicomp.torch.buckets import NamedParameter
-from mpicomp.torch.ddp.gradient_vectors import GradientVectors
+from mpicomp.torch.ddp.gradient_vectors import GradBucket, GradientVectors
 from mpicomp.torch.front_ends import AlgorithmChoice, NonCopyable
 from mpicomp.torch.parameters import require_dense_floats
 from mpicomp.torch.state.rank_state import StateOwner, require_aggregators
 from mpicomp.torch.state.schema import DDP_HOOK, State, members_by_name
 
-MOST_DENSE = 2  # iterations after which DDP has grouped its buckets anew if it ever does
+MOST_DENSE = 2  # iterations after which DDP has regrouped its buckets if it ever does
 FREEZE = "freeze it before wrapping the model"
 
 
@@ -41,17 +40,17 @@ class DDPHookState(NonCopyable, StateOwner):
     ----------
     algorithm : AlgorithmChoice
     comm : Communicator
-        Of DDP's ranks.
+        Communicator of DDP's ranks.
     members : sequence of NamedParameter
         The parameters whose gradients DDP averages, or nothing if their names are not known.
     in_background : bool
-        The communicator has a progress thread, by which buckets are averaged while backward goes on.
+        The communicator's progress thread averages buckets while backward goes on.
 
     Attributes
     ----------
     comm : Communicator
     iterations : int
-        Of which gradients were averaged so far.
+        Iterations whose gradients were averaged.
     """
 
     state_schema = DDP_HOOK
@@ -73,7 +72,7 @@ class DDPHookState(NonCopyable, StateOwner):
 
     @property
     def aggregators(self) -> tuple[Aggregator, ...]:
-        """One per vector; none before the vectors are laid out."""
+        """One aggregator per vector; none before the vectors are laid out."""
         return tuple(reducer.aggregator for reducer in self._vectors.reducers)
 
     @property
@@ -107,8 +106,8 @@ class DDPHookState(NonCopyable, StateOwner):
     def state_dict(self) -> State:
         """Return this rank's residuals and counters, by the parameters' names: tensors and numbers.
 
-        :func:`mpicomp.torch.redistribute_states` makes those for another number of ranks. Before the vectors
-        are laid out there are none: who loads such a state begins anew.
+        :func:`mpicomp.torch.redistribute_states` makes those for another number of ranks. A state that was
+        saved before the vectors are laid out has no residuals: a hook that loads it starts from scratch.
 
         Raises
         ------
@@ -119,7 +118,7 @@ class DDPHookState(NonCopyable, StateOwner):
 
     @keep_uncompiled
     def check_state_dict(self, state: State) -> None:
-        """Look at a state that is not to be loaded yet; not collective.
+        """Check a state that is not to be loaded yet; not collective.
 
         Raises
         ------
@@ -130,7 +129,7 @@ class DDPHookState(NonCopyable, StateOwner):
 
     @keep_uncompiled
     def load_state_dict(self, state: State) -> None:
-        """Restore what :meth:`state_dict` returned, on the same rank of as many ranks, between iterations; collective.
+        """Restore a state of :meth:`state_dict`, on the same rank of as many ranks, between iterations; collective.
 
         The next iteration goes on from it to the bit, also the first one of a new process.
 
@@ -191,7 +190,7 @@ class DDPHookState(NonCopyable, StateOwner):
     # An iteration ----------------------------------------------------------------------------------------------------
 
     def _check_turn(self, bucket: GradBucket) -> None:
-        """DDP brings its buckets one after the other, of one model."""
+        """Raise an error unless DDP brings its buckets one after the other, of one model."""
         expected, self._next_index = self._next_index, 0 if bucket.is_last() else bucket.index() + 1
         if bucket.index() != expected:
             raise RuntimeError(
@@ -206,7 +205,7 @@ class DDPHookState(NonCopyable, StateOwner):
             )
 
     def _begin_iteration(self, bucket: GradBucket) -> None:
-        self._raise_error()  # which nobody may have been told where DDP called the hook outside of backward
+        self._raise_error()  # not raised yet if DDP called the hook outside of backward
         if self._dense is not None:
             before, self._first_bucket = self._first_bucket, [id(parameter) for parameter in bucket.parameters()]
             if self.iterations == MOST_DENSE or (before and before != self._first_bucket):
@@ -214,7 +213,7 @@ class DDPHookState(NonCopyable, StateOwner):
         self.iterations += 1
 
     def _member(self, parameter: Tensor) -> NamedParameter:
-        """A parameter that has no vector yet; without the model, those of the first iteration are numbered."""
+        """Return a parameter that has no vector yet; without the model, those of the first iteration are numbered."""
         if parameter not in self._names:
             if self._all_named:
                 raise RuntimeError(

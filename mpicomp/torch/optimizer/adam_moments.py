@@ -5,8 +5,8 @@
     once frozen    w = 1 / (sqrt(v / (1 - b2^T)) + eps),  0 where v = 0
                    x <- x - lr (m / (1 - b1^t)) w
 
-g is the ranks' mean. Once v is frozen at step T, m is what the ranks have made of each one's own
-b1 m + (1 - b1) g_rank; preconditioned, both have the factor w already, and the last line has none.
+g is the ranks' mean. Once v is frozen at step T, m is the compressed mean of the ranks' b1 m + (1 - b1) g_rank.
+Preconditioned, both have the factor w already, and the last line lacks it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -24,7 +24,8 @@ from torch import Tensor
 from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.buckets import Bucket
 
-Groups = Sequence[dict[str, Any]]
+ParameterGroup: TypeAlias = dict[str, Any]
+Groups: TypeAlias = Sequence[ParameterGroup]
 GROUP_OPTIONS = ("lr", "betas", "eps", "weight_decay", "decoupled_weight_decay")
 
 
@@ -38,7 +39,7 @@ class _Stretch:
     parameters: list[Tensor]
 
 
-def check_group(group: dict[str, Any]) -> None:
+def check_group(group: ParameterGroup) -> None:
     """Raise ValueError, with the option's name, if one is out of range, and TypeError if it is no number."""
     try:
         beta1, beta2 = group["betas"]
@@ -64,11 +65,11 @@ class AdamMoments:
     Parameters
     ----------
     bucket
-        Its parameters are what `move` moves.
+        The bucket, whose parameters `move` moves.
     group_of
         The number of each parameter's group.
     preconditioned
-        Whether what the ranks exchange, once v is frozen, has the factor w.
+        Exchange momenta with the factor w, once v is frozen.
 
     Attributes
     ----------
@@ -77,7 +78,7 @@ class AdamMoments:
     v
         Second moment without bias correction; once frozen, w.
     result
-        What the ranks have made of their vectors, before it is taken over.
+        Mean of the ranks' vectors, before `move` or `move_frozen` takes it over.
     masked
         Indices (int64) of elements that were frozen with v = 0, which move by decoupled weight decay alone.
     """
@@ -113,7 +114,7 @@ class AdamMoments:
             torch._foreach_copy_(there, [one.grad for one in reducer.parameters if one.grad is not None])
 
     def own_momentum(self, reducer: BucketReducer, groups: Groups) -> None:
-        """Make of the gradients in the reducer's vector what this rank sends once v is frozen."""
+        """Turn the gradients in the reducer's vector into this rank's momentum, which it sends once v is frozen."""
         vector = reducer.vector
         for one in self._stretches:
             group, part = groups[one.group], vector[one.part]
@@ -151,7 +152,7 @@ class AdamMoments:
             self.m.mul_(self.v)
 
     def find_masked(self) -> None:
-        """Look for the elements of which v, or w, is 0."""
+        """Find the elements with a v, or w, of 0."""
         self.masked = (self.v == 0).nonzero().view(-1)
 
     def move_frozen(self, groups: Groups, step: int) -> None:
@@ -176,11 +177,11 @@ class AdamMoments:
         return total
 
     @staticmethod
-    def _add_penalty(group: dict[str, Any], gradients: list[Tensor], one: _Stretch) -> None:
+    def _add_penalty(group: ParameterGroup, gradients: list[Tensor], one: _Stretch) -> None:
         if group["weight_decay"] and not group["decoupled_weight_decay"]:
             torch._foreach_add_(gradients[one.members], one.parameters, alpha=group["weight_decay"])
 
     @staticmethod
-    def _decay(group: dict[str, Any], one: _Stretch) -> None:
+    def _decay(group: ParameterGroup, one: _Stretch) -> None:
         if group["weight_decay"] and group["decoupled_weight_decay"]:
             torch._foreach_mul_(one.parameters, 1 - float(group["lr"]) * group["weight_decay"])

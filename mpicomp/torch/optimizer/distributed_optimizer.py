@@ -1,14 +1,14 @@
 """DistributedOptimizer: a torch optimizer whose ranks share one model.
 
-Where the mean over ranks is taken decides what a residual means, so there are two modes::
+The point at which the mean over ranks is taken gives a residual its meaning, so there are two modes::
 
     gradients   g = aggregate(grad);  grad <- g;  optimizer.step()
     updates     optimizer.step() on each rank, H times;  u = x_common - x_local;  g = aggregate(u)
                 x_common <- x_common - g;  x_local <- x_common
 
 Under "gradients" all ranks run one optimizer on one averaged gradient, as with a dense all-reduce. Under "updates"
-momentum and Adam run on each rank's own gradients, before the aggregation, and their state differs between ranks: what
-Marsit asks for (section 5 of its paper), with H = ``local_steps``.
+momentum and Adam run on each rank's own gradients, before the aggregation, and their state differs between ranks.
+Marsit is designed for that (section 5 of its paper), with H = ``local_steps``.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ from mpicomp.torch.front_ends import (
     preferred_mode,
     require_optimizer,
 )
+from mpicomp.torch.optimizer.adam_moments import ParameterGroup
 from mpicomp.torch.optimizer.loops import Batch, is_read_by_scaler, joined
 from mpicomp.torch.optimizer.synchronizer import Phase
 from mpicomp.torch.optimizer.wrapping import Options, open_synchronizer
 from mpicomp.torch.parameters import Parameters
+from mpicomp.torch.state.schema import State
 
 
 class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
@@ -59,7 +61,7 @@ class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
     named_parameters
         ``model.named_parameters()``: names for error messages, states and choices of algorithms.
     synchronize
-        "gradients", "updates", or None for what the algorithm prefers.
+        "gradients", "updates", or None for the mode that the algorithm prefers.
     local_steps
         Optimizer steps between two synchronizations, under "updates".
     bucket_mb
@@ -82,8 +84,8 @@ class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
     comm
         The communicator.
     aggregators
-        One per bucket; their ``traffic`` counts what was sent. None before the first synchronization, which lays out
-        the buckets in the order in which gradients came.
+        One per bucket; their ``traffic`` counts bytes and messages. None before the first synchronization, which lays
+        out the buckets in the order in which gradients came.
     buckets
         The names of each bucket's parameters.
 
@@ -99,7 +101,7 @@ class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
 
     Notes
     -----
-    Under "gradients" a missing gradient counts as zeros and is present afterwards, on all ranks alike. Under "updates"
+    Under "gradients" a missing gradient counts as zeros and is present afterwards, on all ranks. Under "updates"
     16-bit parameters are moved as float32 masters.
 
     A closure is called as the wrapped optimizer calls it. Under "gradients" each call averages, so for one that decides
@@ -108,8 +110,8 @@ class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
     With an algorithm of ``nonfinite="skip"`` under "updates", no rank makes a step for which one of them has NaN or
     infinity in its gradients (a closure's first ones): all gradients are then set to None, and the step does not count.
 
-    With overlap, gradients are sent during backward. To clip or change their mean, call :meth:`synchronize` first: what
-    is changed before it is an error. To accumulate gradients, call all but the last ``backward()`` under
+    With overlap, gradients are sent during backward. To clip or change their mean, call :meth:`synchronize` first:
+    earlier changes are an error. To accumulate gradients, call all but the last ``backward()`` under
     :meth:`no_sync`, or pass `backward_passes_per_step`. A ``torch.amp.GradScaler`` takes the wrapper as it takes any
     optimizer; where one rank finds infinities, all skip the step and lower their scales. Under "updates" with overlap
     parameters move during backward, so that neither clipping nor a GradScaler is possible, nor are closures and
@@ -168,12 +170,12 @@ class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
 
     @property
     def models_differ(self) -> bool:
-        """Whether the ranks' models differ now, because local steps were made since the last synchronization."""
+        """Flag: the ranks' models differ now, because local steps were made since the last synchronization."""
         return self._synchronizer.models_differ
 
     @property
     @keep_uncompiled
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[ParameterGroup]:  # type: ignore[override]
         """The wrapped optimizer's parameter groups.
 
         A caller that reads them between backward and step finds averaged gradients with overlap: they are waited for.
@@ -208,7 +210,7 @@ class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
         return self.optimizer.state
 
     @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+    def defaults(self) -> State:  # type: ignore[override]
         """The wrapped optimizer's default options."""
         return self.optimizer.defaults
 
@@ -221,7 +223,7 @@ class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
     def __repr__(self) -> str:
         return f"DistributedOptimizer({self.optimizer!r}, {self.mode}, ranks={self.comm.size})"
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: ParameterGroup) -> None:
         """Refused: buckets and residuals are laid out once. Add the group to the optimizer before wrapping it."""
         raise NotImplementedError("add the parameter group to the optimizer before wrapping it in DistributedOptimizer")
 
@@ -229,14 +231,14 @@ class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
     def no_sync(self) -> Iterator[None]:
         """Accumulate: gradients that backward brings in this block are added to those that come after it.
 
-        Call all ``backward()`` but the last before a step in it, on all ranks alike.
+        Call all ``backward()`` but the last before a step in it, on all ranks.
         """
-        arrivals = self._synchronizer.arrivals
-        before, arrivals.paused = arrivals.paused, True
+        counts = self._synchronizer.gradient_counts
+        before, counts.paused = counts.paused, True
         try:
             yield
         finally:
-            arrivals.paused = before
+            counts.paused = before
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -288,7 +290,7 @@ class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
         Returns
         -------
         float or None
-            What the wrapped optimizer returns: the loss of `closure` on this rank.
+            Result of the wrapped optimizer: the loss of `closure` on this rank.
 
         Raises
         ------
@@ -323,8 +325,8 @@ class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
         batches
             This rank's. The body of the loop calls `step` once.
         after_step
-            What the loop does after a step that must be the same on all ranks, such as a scheduler's ``step``; called
-            for steps that this rank makes without a batch. A GradScaler is refused in the loop.
+            Function that does the rest of the loop's body which all ranks must do, such as a scheduler's ``step``;
+            called for steps that this rank makes without a batch. A GradScaler is refused in the loop.
 
         Yields
         ------
@@ -339,7 +341,7 @@ class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
 
     @keep_uncompiled
     def synchronize(self) -> None:
-        """Do now what the mode averages.
+        """Average now.
 
         Under "updates": average the moves of the steps since the last synchronization, fewer than `local_steps`.
         With ``local_steps > 1`` the ranks' models differ between synchronizations: call this before evaluating or
@@ -356,7 +358,7 @@ class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
         self._synchronizer.synchronize()
 
     @keep_uncompiled
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """The wrapped optimizer's state plus this rank's residuals and counters, under the key "mpicomp".
 
         Every rank has a state of its own, of tensors and numbers. After local steps it holds the common model too.
@@ -370,8 +372,8 @@ class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
         return self._synchronizer.save_state()
 
     @keep_uncompiled
-    def check_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Look at a state that is not to be loaded yet; not collective.
+    def check_state_dict(self, state_dict: State) -> None:
+        """Check a state that is not to be loaded yet; not collective.
 
         Raises
         ------
@@ -381,8 +383,8 @@ class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
         self._synchronizer.check_state(state_dict)
 
     @keep_uncompiled
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned, on the same rank of as many ranks; collective.
+    def load_state_dict(self, state_dict: State) -> None:
+        """Restore a state of :meth:`state_dict`, on the same rank of as many ranks; collective.
 
         Load the model before or after.
 

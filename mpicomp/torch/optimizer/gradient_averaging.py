@@ -15,7 +15,7 @@ from collectives.annotations import override
 from collectives.errors import NonFiniteGradient
 from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.buckets import NamedParameter
-from mpicomp.torch.optimizer.gradient_hooks import listen
+from mpicomp.torch.optimizer.gradient_hooks import install_hooks
 from mpicomp.torch.optimizer.step_agreement import StepIntent
 from mpicomp.torch.optimizer.synchronizer import Closure, Phase, Synchronizer, SynchronizerParts
 from mpicomp.torch.state.schema import State
@@ -35,27 +35,27 @@ class GradientAveraging(Synchronizer):
         self._error: NonFiniteGradient | None = None  # of gradients that were averaged ahead of the step
         # freed together before the next backward: memory freed here would return to the system, and be cleared again
         self._replaced: list[Tensor | None] = []
-        listen(self, [member.parameter for member in parts.reducers.members])
+        install_hooks(self, [member.parameter for member in parts.reducers.members])
 
     @property
     @override
     def awaits_averaging(self) -> bool:
-        return self._overlap and self.arrivals.any_complete and self.phase is not Phase.AVERAGED
+        return self._overlap and self.gradient_counts.any_complete and self.phase is not Phase.AVERAGED
 
     @property
     def _starts_early(self) -> bool:
         """Flag: buckets start during backward. The last one, which may be the only one, waits for the step."""
-        early = self._overlap and self.models_compared and not self.arrivals.overtaken
+        early = self._overlap and self.models_compared and not self.gradient_counts.overtaken
         return early and len(self.reducers) > 1
 
     @override
     def gradient_came(self, position: int) -> None:
         if self._scaled:  # the scaler has skipped the step, and no call reports it
             self._forget()
-        self.arrivals.dropped = False
+        self.gradient_counts.dropped = False
         self._replaced.clear()
         averaged, early = self.phase is Phase.AVERAGED, self._starts_early
-        if self.arrivals.complete(position, averaged or early) and early and not averaged:
+        if self.gradient_counts.complete(position, averaged or early) and early and not averaged:
             self.phase = Phase.SENT
             self._push(position)
         elif self.phase is Phase.STEPPED:
@@ -118,7 +118,7 @@ class GradientAveraging(Synchronizer):
         """
         if self.phase is Phase.AVERAGED:
             return
-        self.reducers.lay_out(self.arrivals.order)
+        self.reducers.lay_out(self.gradient_counts.order)
         self._replaced.clear()
         try:
             self._average(StepIntent(self._find_refusal(), emptied=self._is_emptied()))
@@ -148,7 +148,7 @@ class GradientAveraging(Synchronizer):
 
     def _is_emptied(self) -> bool:
         """Return True if `zero_grad` has dropped the gradients of this step and no others came; call it once a step."""
-        dropped, self.arrivals.dropped = self.arrivals.dropped, False
+        dropped, self.gradient_counts.dropped = self.gradient_counts.dropped, False
         return dropped and all(member.parameter.grad is None for member in self.reducers.members)
 
     @override
@@ -162,12 +162,12 @@ class GradientAveraging(Synchronizer):
         """
         if self.phase is Phase.SENT:
             self._restart()
-            self.arrivals.dropped = True
+            self.gradient_counts.dropped = True
             self._average(StepIntent(drops=True))
         self._forget()
 
     def _forget(self) -> None:
-        self.arrivals.dropped |= self.arrivals.any_complete and self.phase is not Phase.AVERAGED
+        self.gradient_counts.dropped |= self.gradient_counts.any_complete and self.phase is not Phase.AVERAGED
         self._scaled = False
         self._error = None
         self._replaced.clear()
@@ -175,12 +175,12 @@ class GradientAveraging(Synchronizer):
 
     def _restart(self, phase: Phase = Phase.COLLECTING) -> None:
         self.phase = phase
-        self.arrivals.restart()
+        self.gradient_counts.restart()
 
     @override
     def _load_rounds(self, rounds: State) -> None:
         super()._load_rounds(rounds)
-        self.arrivals.dropped = False
+        self.gradient_counts.dropped = False
 
     @override
     @torch.no_grad()

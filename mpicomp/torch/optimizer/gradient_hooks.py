@@ -1,10 +1,10 @@
-"""Which gradients a backward has brought: hooks on the parameters tell it, while backward goes on."""
+"""Hooks that report the gradients of a backward, their counts, and changes of gradients that were sent too early."""
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -19,38 +19,38 @@ WINDOW_ELEMENTS = 4096
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class Listener(Protocol):
-    """Who is told of gradients."""
+class GradientListener(Protocol):
+    """Object that hooks report gradients to."""
 
-    arrivals: Arrivals
+    gradient_counts: GradientCounts
 
     def gradient_came(self, position: int) -> None:
-        """A gradient was added to; the parameter is told by its position."""
+        """Take note of a gradient that backward has added to, by the parameter's position."""
         ...
 
 
-_latest = WeakTensorKeyDictionary()  # who listens to a parameter and came last, as a weak reference
+_latest: MutableMapping[Tensor, weakref.ref[GradientListener]] = WeakTensorKeyDictionary()  # latest listener of each
 
 
-def listen(listener: Listener, parameters: Sequence[Tensor]) -> None:
-    """Tell `listener` of every gradient from now on, for as long as there is one; it is referred to weakly.
+def install_hooks(listener: GradientListener, parameters: Sequence[Tensor]) -> None:
+    """Report every gradient from now on to `listener`, as long as it lives; it is referred to weakly.
 
-    It is told of one at a time, though backward has a thread for each device, and the caller's for the CPU. Who listens
-    to one of the parameters already is overtaken.
+    Gradients are reported one at a time, though backward has a thread for each device, and the caller's for the CPU. A
+    listener that is already registered for one of the parameters is overtaken.
     """
-    told = weakref.ref(listener)
+    latest = weakref.ref(listener)
     for parameter in parameters:
-        earlier = _latest.get(parameter, told)()  # type: ignore[no-untyped-call]
+        earlier = _latest.get(parameter, latest)()
         if earlier is not None and earlier is not listener:
-            earlier.arrivals.overtaken = True
-        _latest[parameter] = told
+            earlier.gradient_counts.overtaken = True
+        _latest[parameter] = latest
 
     one_by_one = threading.RLock()
 
     def hook_of(position: int) -> Callable[[Tensor], None]:
         @keep_uncompiled
         def hook(_: Tensor) -> None:
-            alive = told()
+            alive = latest()
             if alive is not None:
                 with one_by_one:
                     alive.gradient_came(position)
@@ -69,52 +69,52 @@ def _remove(handles: Sequence[RemovableHandle]) -> None:
         handle.remove()
 
 
-class Arrivals:
+class GradientCounts:
     """Counts the gradients of a step.
 
     Parameters
     ----------
     names : sequence of str
-        Of the parameters.
+        The parameters' names.
     passes : int
-        How often each gradient comes before it is complete.
+        Number of times that each gradient comes until it is complete.
 
     Attributes
     ----------
     paused : bool
-        Gradients that come do not count: they are added to what comes later.
+        Gradients that come do not count: later ones are added to them.
     any_complete : bool
         A gradient of this step is complete.
     dropped : bool
         Gradients of this step were dropped, and no others have come since.
     overtaken : bool
-        Another optimizer over some of the parameters was made since. This one, which may be on its way out on one rank
-        earlier than on another, is not to send anything during backward any more.
+        Another optimizer over some of the parameters was made since. This one, which may be dropped on one rank earlier
+        than on another, sends nothing during backward any more.
     """
 
     def __init__(self, names: Sequence[str], passes: int) -> None:
         self._names, self._passes = names, passes
-        self._order: dict[int, None] = {}  # which keeps the order, and is asked at every gradient
+        self._order: dict[int, None] = {}  # keeps the order, and is looked up at every gradient
         self.paused = self.overtaken = self.dropped = False
         self.restart()
 
     @property
     def order(self) -> list[int]:
-        """The parameters, in the order in which their gradients came the first time."""
+        """Positions of the parameters, in the order in which their gradients came the first time."""
         return list(self._order)
 
     def restart(self) -> None:
-        """A new step: no gradient has come."""
+        """Begin another step, without gradients."""
         self._counts = [0] * len(self._names)
         self.any_complete = False
 
     def complete(self, position: int, sent: bool) -> bool:
-        """Count a gradient; whether it is complete.
+        """Count a gradient, and return True if it is complete.
 
         Raises
         ------
         RuntimeError
-            It was complete before, and has been sent or may have been.
+            The gradient was complete before, and it is `sent`, or may have been.
         """
         self._order.setdefault(position)
         if self.paused:

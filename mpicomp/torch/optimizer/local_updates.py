@@ -28,7 +28,7 @@ from collectives.consistency.call_check import fingerprint
 from collectives.errors import CollectiveError, marked
 from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.devices import all_finite
-from mpicomp.torch.optimizer.gradient_hooks import listen
+from mpicomp.torch.optimizer.gradient_hooks import install_hooks
 from mpicomp.torch.optimizer.step_agreement import StepIntent
 from mpicomp.torch.optimizer.synchronizer import Closure, Phase, Synchronizer, SynchronizerParts
 from mpicomp.torch.parameters import MasterWeights
@@ -70,7 +70,7 @@ class LocalUpdates(Synchronizer):
         self._aside: list[list[Tensor]] = []  # memory besides the common model, of each bucket, like its parameters
         self._common: dict[Tensor, Tensor] = {}  # the common model, by the parameters that are aside
         self.agreement.common = self._common
-        listen(self, [masters.original(member.parameter) for member in parts.reducers.members])
+        install_hooks(self, [masters.original(member.parameter) for member in parts.reducers.members])
 
     @property
     @override
@@ -85,14 +85,14 @@ class LocalUpdates(Synchronizer):
 
     @property
     def _moves_in_backward(self) -> bool:
-        early = self._overlap and self.models_compared and not self.arrivals.overtaken
+        early = self._overlap and self.models_compared and not self.gradient_counts.overtaken
         return early and len(self.reducers) > 1 and self.can_refuse
 
     @override
     def gradient_came(self, position: int) -> None:
         self._scaled = False  # if the scaler has skipped the step, which no call reports
         early = self._moves_in_backward
-        if self.arrivals.complete(position, early) and early:
+        if self.gradient_counts.complete(position, early) and early:
             self.phase = Phase.SENT
             self._push(position)
         elif self.phase is Phase.STEPPED:
@@ -121,7 +121,7 @@ class LocalUpdates(Synchronizer):
     @torch.no_grad()
     def _step_aside_if_first(self) -> None:
         """Let the parameters step aside if this is the first step after a synchronization."""
-        self.reducers.lay_out(self.arrivals.order)
+        self.reducers.lay_out(self.gradient_counts.order)
         if not self._scaled:
             self._finite = None
         if self.steps == 0:
@@ -148,7 +148,7 @@ class LocalUpdates(Synchronizer):
                 f'{self.comm.here}: a GradScaler cannot be combined with overlap under "updates", where backward has '
                 "moved the parameters by scaled gradients; pass overlap=False"
             )
-        self.reducers.lay_out(self.arrivals.order)
+        self.reducers.lay_out(self.gradient_counts.order)
         self._masters.take_gradients()
         self._scaled = True
         self._finite = self._are_all_finite()
@@ -217,7 +217,7 @@ class LocalUpdates(Synchronizer):
     @override
     @torch.no_grad()
     def synchronize(self) -> None:
-        """Average what the ranks moved since the last synchronization; return at once if they made no step."""
+        """Average the ranks' moves since the last synchronization; return at once if they made no step."""
         if self.steps == 0:
             return
         try:
@@ -252,7 +252,7 @@ class LocalUpdates(Synchronizer):
 
     def _restart(self, phase: Phase = Phase.COLLECTING) -> None:
         self.phase = phase
-        self.arrivals.restart()
+        self.gradient_counts.restart()
 
     @override
     @torch.no_grad()
@@ -336,7 +336,7 @@ class LocalUpdates(Synchronizer):
         return {one.name: self._common[one.parameter] for one in members if one.parameter in self._common}
 
     def _are_all_finite(self, warn: bool = False) -> bool:
-        """Return True, on all ranks alike, if no rank's gradients hold NaN or infinity; else warn the first time."""
+        """Return True, on all ranks, if no rank's gradients hold NaN or infinity; else warn the first time."""
         comm, text = self.comm, "the check of gradients before an optimizer step"
         comm.agree(fingerprint(text), lambda: text)
         flags = np.zeros(comm.size, np.int64)

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 
 from collectives import Communicator
 from collectives.compiling import keep_uncompiled
@@ -31,13 +32,14 @@ from collectives.consistency.call_check import fingerprint
 from mpicomp.algorithms import Aggregator, Algorithm, Dense, DoubleSqueeze
 from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
 from mpicomp.torch.front_ends import NonCopyable, algorithms_by_name, given_communicator, names_by_parameter
-from mpicomp.torch.optimizer.adam_moments import check_group
+from mpicomp.torch.optimizer.adam_moments import ParameterGroup, check_group
 from mpicomp.torch.optimizer.momentum_averaging import MomentumAveraging
 from mpicomp.torch.optimizer.step_agreement import StepAgreement
 from mpicomp.torch.optimizer.synchronizer import SynchronizerParts
 from mpicomp.torch.optimizer.variance_freeze import VarianceFreeze
 from mpicomp.torch.parameters import MasterWeights, Parameters
 from mpicomp.torch.replication import require_alike
+from mpicomp.torch.state.schema import State
 
 _MOST_BUCKET = 4096
 
@@ -110,7 +112,7 @@ class OneBitAdam(NonCopyable, torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | Tensor = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -184,7 +186,7 @@ class OneBitAdam(NonCopyable, torch.optim.Optimizer):
 
     @property
     def aggregators(self) -> tuple[Aggregator, ...]:
-        """Aggregators of the last step, one per bucket; their ``traffic`` counts what was sent."""
+        """Aggregators of the last step, one per bucket; their ``traffic`` counts bytes and messages."""
         return self._synchronizer.aggregators
 
     @property
@@ -198,7 +200,7 @@ class OneBitAdam(NonCopyable, torch.optim.Optimizer):
         self._synchronizer.prepare_for_scaler()
         return False
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: ParameterGroup) -> None:
         """Refused once the optimizer is made, since buckets and residuals are laid out once."""
         if hasattr(self, "_synchronizer"):
             raise NotImplementedError("give OneBitAdam all parameter groups when you make it")
@@ -241,7 +243,7 @@ class OneBitAdam(NonCopyable, torch.optim.Optimizer):
         return self._synchronizer.step(closure)
 
     @keep_uncompiled
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """The groups' options, and under the key "mpicomp" this rank's copy of moments, residuals and counters.
 
         Every rank has a state of its own, of tensors, numbers and texts.
@@ -249,8 +251,8 @@ class OneBitAdam(NonCopyable, torch.optim.Optimizer):
         return self._synchronizer.save_state()
 
     @keep_uncompiled
-    def check_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Look at a state that is not to be loaded yet; not collective.
+    def check_state_dict(self, state_dict: State) -> None:
+        """Check a state that is not to be loaded yet; not collective.
 
         Raises
         ------
@@ -261,8 +263,8 @@ class OneBitAdam(NonCopyable, torch.optim.Optimizer):
 
     @keep_uncompiled
     @torch.no_grad()
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned, on the same rank of as many ranks; collective.
+    def load_state_dict(self, state_dict: State) -> None:
+        """Restore a state of :meth:`state_dict`, on the same rank of as many ranks; collective.
 
         Load the model before or after.
 

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, NoReturn
+from typing import NoReturn, TypedDict
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ _WORD = (1 << 64) - 1
 
 @dataclass(eq=False)
 class StepIntent:
-    """How this rank takes part in a step.
+    """The part that this rank takes in a step.
 
     Attributes
     ----------
@@ -110,8 +110,8 @@ class StepAgreement:
         self.evaluation = 0
         self.loss: float | None = None
         self._optimizer, self._comm, self._all_options = optimizer, comm, all_options
-        self._snapshot: list[Any] | None = None
-        self._raw: list[Any] | None = None
+        self._snapshot: list[list[object]] | None = None
+        self._raw: list[list[object]] | None = None
         self._has_tensors = False
         self._options = self._mark = self._turn = 0
         self._sums = np.empty(4, np.int64)
@@ -167,9 +167,9 @@ class StepAgreement:
         if any(of_rank != ranks[0] for of_rank in ranks):
             raise CollectiveMismatch(_difference(ranks, ""))
 
-    def describe(self) -> dict[str, Any]:
-        """Return all that the ranks compare, by its name in messages."""
-        found: dict[str, Any] = {"the class of the optimizer": type(self._optimizer).__name__}
+    def describe(self) -> dict[str, object]:
+        """Return the values that the ranks compare, by their names in messages."""
+        found: dict[str, object] = {"the class of the optimizer": type(self._optimizer).__name__}
         for number, group in enumerate(self._optimizer.param_groups):
             found[f"the number of tensors in parameter group {number}"] = len(group["params"])
             for key, value in group.items():
@@ -213,7 +213,7 @@ class StepAgreement:
     def _raise(self, intent: StepIntent) -> NoReturn:
         name, crc = self._sample()
         refusal = intent.take_refusal()
-        mine = {
+        mine: RankDescription = {
             "refusal": "" if refusal is None else one_line(refusal),
             "drops": intent.drops,
             "compared": {**self.describe(), "loss": _text(self.loss), "evaluation": self.evaluation, "sample": crc},
@@ -227,7 +227,15 @@ class StepAgreement:
         raise CollectiveMismatch(f"{_difference(ranks, name)}. No rank has made the step")
 
 
-def _difference(ranks: Sequence[dict[str, Any]], sampled: str) -> str:
+class RankDescription(TypedDict):
+    """A rank's part in a step, as ranks exchange it."""
+
+    refusal: str
+    drops: bool
+    compared: dict[str, object]
+
+
+def _difference(ranks: Sequence[RankDescription], sampled: str) -> str:
     """Return the first difference between the ranks, and the cure."""
     for rank, of_rank in enumerate(ranks):
         if of_rank["refusal"]:
@@ -240,10 +248,10 @@ def _difference(ranks: Sequence[dict[str, Any]], sampled: str) -> str:
             "make the same decision on all ranks, for instance by comm.allreduce(bad) where bad is a bool of each rank"
         )
     compared = [of_rank["compared"] for of_rank in ranks]
-    for key in dict.fromkeys(key for of_rank in compared for key in of_rank):
-        values: dict[Any, list[int]] = {}
-        for rank, of_rank in enumerate(compared):
-            values.setdefault(of_rank.get(key, "missing"), []).append(rank)
+    for key in dict.fromkeys(key for described in compared for key in described):
+        values: dict[object, list[int]] = {}
+        for rank, described in enumerate(compared):
+            values.setdefault(described.get(key, "missing"), []).append(rank)
         if len(values) > 1:
             listed = ", ".join(f"{value} on {named(of_value)}" for value, of_value in values.items())
             return _WORDS.get(key, _OPTION).format(key=key, listed=listed, sampled=sampled)
@@ -270,15 +278,15 @@ _WORDS = {
 }
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Return an option as a number, text or None whose representation is equal where the option is."""
     if type(value) in _PLAIN:
         return value
     return float(value) if type(value) is int else _text(value)
 
 
-def _text(value: Any) -> str:
-    """An option as ranks compare it, with nothing of it that differs between processes."""
+def _text(value: object) -> str:
+    """Return an option as ranks compare it, without parts that differ between processes."""
     if isinstance(value, Tensor):
         if value.numel() == 1 and value.device.type == "cpu":
             return repr(float(value))

@@ -28,7 +28,7 @@ from mpicomp.aggregator.base import Aggregator
 from mpicomp.torch.bucket_queue import BucketQueue
 from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
 from mpicomp.torch.devices import current_stream
-from mpicomp.torch.optimizer.gradient_hooks import Arrivals, SentGradients
+from mpicomp.torch.optimizer.gradient_hooks import GradientCounts, SentGradients
 from mpicomp.torch.optimizer.step_agreement import StepAgreement, StepIntent
 from mpicomp.torch.parameters import Parameters
 from mpicomp.torch.replication import require_same_values
@@ -108,7 +108,7 @@ class Synchronizer(StateOwner):
         self.phase = Phase.COLLECTING
         self.synchronizations = 0
         self.models_compared = False
-        self.arrivals = Arrivals([member.name for member in parts.reducers.members], parts.passes)
+        self.gradient_counts = GradientCounts([member.name for member in parts.reducers.members], parts.passes)
         self._optimizer, self._parameters, self._overlap = parts.optimizer, parts.parameters, parts.overlap
         self._compared_at = 0  # synchronizations, when the whole models were compared last
         self._queue = BucketQueue(parts.reducers, parts.comm, self._fill)

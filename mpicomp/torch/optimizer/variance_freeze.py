@@ -2,7 +2,7 @@
 
     frozen after step t if   ||v_t||_1 >= 0.96 ||v_(t - d)||_1,   d = 1 / (1 - beta2)
 
-v is taken with its bias correction: without it v grows at first, whatever the gradients do. Steps before the last one
+v is taken with its bias correction: without it v would always grow at first. Steps before the last one
 whose learning rate was higher than that of the step before it do not count, so a warm-up of the learning rate ends
 first.
 
@@ -23,12 +23,12 @@ STABLE = 0.96
 
 
 class VarianceFreeze:
-    """Decides from what all ranks have alike, and so alike on all of them.
+    """Decides when v is frozen, from values that are equal on all ranks, so that the decision is too.
 
     Parameters
     ----------
     warmup_steps
-        Steps before; "auto": until v is stable.
+        Number of steps before; "auto": until v is stable.
 
     Raises
     ------
@@ -45,7 +45,7 @@ class VarianceFreeze:
 
     @property
     def watches(self) -> bool:
-        """Whether `note` is to be called after every step."""
+        """Flag: `note` has to be called after every step."""
         return self._warmup_steps == "auto"
 
     def note(self, norm: float, groups: Groups) -> None:
@@ -58,14 +58,14 @@ class VarianceFreeze:
         self._norms = [*self._norms[-window:], norm]
 
     def due(self, steps: int, groups: Groups) -> bool:
-        """Whether v, as it is after so many steps, is to be frozen."""
+        """Return True if v, as it is after so many steps, has to be frozen."""
         if self._warmup_steps != "auto":
             return steps >= self._warmup_steps
         norms, window = self._norms, _window(groups)
         return len(norms) > window and norms[-1] > 0 and norms[-1] >= STABLE * norms[-1 - window]
 
     def state_dict(self) -> State:
-        """What has been noted."""
+        """Return the noted norms and learning rates."""
         return {"norms": torch.tensor(self._norms, dtype=torch.float64), "rates": list(self._rates)}
 
     def check_state_dict(self, state: State) -> None:
@@ -79,7 +79,7 @@ class VarianceFreeze:
             )
 
     def load_state_dict(self, state: State) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore a state of `state_dict`."""
         self._norms, self._rates = state["norms"].tolist(), list(state["rates"])
 
 

@@ -1,4 +1,4 @@
-"""How a DistributedOptimizer synchronizes: what can be chosen, what fits together, and what is made of it."""
+"""Options of a DistributedOptimizer, their checks, and the synchronizer that they select."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Options:
 
     @property
     def moves_in_backward(self) -> bool:
-        """Whether the optimizer moves parameters during backward."""
+        """Flag: the optimizer moves parameters during backward."""
         return self.overlap and self.synchronize == "updates"
 
     def check(self, members: Iterable[NamedParameter], algorithms: Mapping[str, Algorithm]) -> None:
@@ -120,7 +120,7 @@ def open_synchronizer(
 
 
 def _require_scales(algorithms: Mapping[str, Algorithm]) -> None:
-    """Refuse methods whose results have not the size of updates, and warn of one whose noise is many times larger."""
+    """Refuse methods whose results have another scale than updates, and warn of noise that is many times larger."""
     for one in algorithms.values():
         if not one.keeps_scale:
             raise ValueError(

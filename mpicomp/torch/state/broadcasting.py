@@ -1,4 +1,4 @@
-"""One rank's optimizer state for all ranks, such as momentum that only the rank that resumed has."""
+"""Copies of one rank's optimizer state on all ranks, such as momentum that only the rank that resumed has."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from collectives.quoting import one_line
 from mpicomp.torch.optimizer.distributed_optimizer import DistributedOptimizer
 from mpicomp.torch.optimizer.one_bit_adam import OneBitAdam
 from mpicomp.torch.replication import broadcast_tensors, require_same_layout
+from mpicomp.torch.state.schema import State
 
 _CALL = "broadcast_optimizer_state"
 
@@ -54,12 +55,12 @@ def broadcast_optimizer_state(
     """
     with Communicator() if comm is None else nullcontext(comm) as used:
         if isinstance(optimizer, DistributedOptimizer | OneBitAdam):
-            told = (
+            message = (
                 f"{used.here}, {_CALL}: every rank of {type(optimizer).__name__} has residuals of its own; save its "
                 "state_dict() on every rank and give each its own back by load_state_dict(), or broadcast the state of "
                 "the plain optimizer before wrapping it"
             )
-            used.reject(TypeError(told), _CALL)
+            used.reject(TypeError(message), _CALL)
         _broadcast(optimizer, used, root)
 
 
@@ -73,7 +74,7 @@ def _broadcast(optimizer: torch.optim.Optimizer, comm: Communicator, root: int) 
     before = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
 
-    def take(name: str, leaf: Any) -> Any:
+    def take(name: str, leaf: object) -> object:
         if not isinstance(leaf, Tensor):
             return leaf
         tensors[name] = leaf
@@ -81,7 +82,7 @@ def _broadcast(optimizer: torch.optim.Optimizer, comm: Communicator, root: int) 
 
     state = comm.broadcast_object(_mapped(before, take) if comm.rank == root else None, root)
 
-    def fill(name: str, leaf: Any) -> Any:
+    def fill(name: str, leaf: object) -> object:
         if not isinstance(leaf, _Place):
             return leaf
         if comm.rank != root:
@@ -97,27 +98,27 @@ def _broadcast(optimizer: torch.optim.Optimizer, comm: Communicator, root: int) 
         raise
 
 
-def _load(optimizer: torch.optim.Optimizer, state: dict[str, Any], comm: Communicator) -> None:
-    """Load a state; raises on every rank if one rank's optimizer does not take it."""
+def _load(optimizer: torch.optim.Optimizer, state: State, comm: Communicator) -> None:
+    """Load a state; raise an error on every rank if one rank's optimizer cannot."""
     try:
         optimizer.load_state_dict(state)
     except Exception as error:  # noqa: BLE001 - of any optimizer: torch checks little, and others have their own rules
-        told = f"{type(optimizer).__name__} does not take the state ({type(error).__name__}: {one_line(error)})"
-        comm.reject(ValueError(f"{comm.here}, {_CALL}: {told}; build it with the same options on all ranks"), _CALL)
+        message = f"{type(optimizer).__name__} does not take the state ({type(error).__name__}: {one_line(error)})"
+        comm.reject(ValueError(f"{comm.here}, {_CALL}: {message}; build it with the same options on all ranks"), _CALL)
     comm.agree(fingerprint(_CALL), lambda: _CALL)
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor belongs that travels by itself."""
+    """Stand-in for a tensor that travels separately."""
 
     name: str
     shape: torch.Size
     dtype: torch.dtype
 
 
-def _mapped(value: Any, change: Callable[[str, Any], Any], name: str = "state") -> Any:
-    """The same dicts, lists and tuples with other leaves; each has a name of its own, for messages."""
+def _mapped(value: Any, change: Callable[[str, object], object], name: str = "state") -> Any:
+    """Return the same dicts, lists and tuples with other leaves; each has a name of its own, for messages."""
     if type(value) is dict:
         return {key: _mapped(one, change, f"{name}[{key!r}]") for key, one in value.items()}
     if type(value) in (list, tuple):

@@ -1,19 +1,19 @@
 """States of optimizers for another number of ranks than they were taken on. A pure function, without MPI.
 
-What belongs to the ranks together goes on as it was. Residuals follow `mpicomp.redistribute`: what is pending is the
-mean of the ranks' residuals, and each new rank starts from it.
+Entries that all ranks share stay as they are. Residuals follow `mpicomp.redistribute`: the pending part is the mean of
+the ranks' residuals, and each new rank starts from it.
 
 The wrapped optimizer's tensors are equal on all ranks under "gradients". Under "updates" they differ, since each rank's
 optimizer runs on its own gradients, and new ranks start from their *mean* over the old ones. The move that momentum
 still holds is then the same on average over the ranks, as it is linear in momentum. Adam's moments are running means of
-gradients and of their squares, and the mean over ranks is the running mean over all ranks' gradients. What counts, such
-as Adam's ``step``, has no mean: it must be equal.
+gradients and of their squares, and the mean over ranks is the running mean over all ranks' gradients. Counters, such as
+Adam's ``step``, have no mean: they must be equal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -39,8 +39,8 @@ def redistribute_states(states: Sequence[State], ranks: int) -> list[State]:
     Parameters
     ----------
     states : sequence of dict
-        What ``state_dict`` of `DistributedOptimizer`, `OneBitAdam` or the state of `ddp_hook` returned on all ranks
-        that there were, in any order, after the same step. They are only read, tensor by tensor: states of
+        States of `DistributedOptimizer`, `OneBitAdam` or the state of `ddp_hook`, by ``state_dict`` on all ranks that
+        there were, in any order, after the same step. They are only read, tensor by tensor: states of
         ``torch.load(path, mmap=True)`` take no memory of their own.
     ranks : int
         Number of ranks that there are now.
@@ -49,13 +49,13 @@ def redistribute_states(states: Sequence[State], ranks: int) -> list[State]:
     -------
     list of dict
         In rank order. They share their tensors, and those that were equal on all ranks with ``states``;
-        ``load_state_dict`` copies what it takes.
+        ``load_state_dict`` makes copies.
 
     Raises
     ------
     ValueError
         A rank's state is missing or there twice; the states are of different models, modes or steps, or were taken in
-        the middle of local steps, when the ranks' models differ; or what the wrapped optimizer counts differs.
+        the middle of local steps, when the ranks' models differ; or counters of the wrapped optimizer differ.
     """
     if ranks < 1 or not states:
         raise ValueError(f"states go from 1 rank or more to 1 or more, not from {len(states)} to {ranks}")
@@ -74,7 +74,7 @@ def redistribute_states(states: Sequence[State], ranks: int) -> list[State]:
 
 
 def _by_rank(states: Sequence[State]) -> list[State]:
-    """The states in rank order; ValueError unless they are those of all ranks of one job."""
+    """Return the states in rank order; raise ValueError unless they are those of all ranks of one job."""
     found: dict[int, State] = {}
     total: int | None = None
     for place, state in enumerate(states):
@@ -101,7 +101,7 @@ def _by_rank(states: Sequence[State]) -> list[State]:
 
 
 def _check(own: State, rank: int) -> None:
-    """Raise ValueError unless a rank's own part says what becomes of it, and was saved between two synchronizations."""
+    """Raise ValueError unless a rank's own part has kinds, and was saved between two synchronizations."""
     kinds = own.get("kinds")
     if not isinstance(kinds, list) or len(kinds) != len(own["aggregators"]):
         raise ValueError(f"rank {rank}'s state does not say what its residuals are on other ranks; save it anew")
@@ -116,7 +116,7 @@ def _check(own: State, rank: int) -> None:
 
 
 def _merge_bucket(owns: Sequence[State], bucket: int) -> State:
-    """The state of one bucket's aggregator, for any rank."""
+    """Return the state of one bucket's aggregator, for any rank."""
     try:
         states = [with_arrays(own["aggregators"][bucket]) for own in owns]
         if not all(isinstance(state, dict) for state in states):
@@ -127,16 +127,16 @@ def _merge_bucket(owns: Sequence[State], bucket: int) -> State:
 
 
 def merge(where: str, values: Sequence[Any], averages: bool) -> Any:
-    """Return what all ranks have in common.
+    """Return the common value of all ranks.
 
     Parameters
     ----------
     where
-        For the message.
+        Place of the values in the states, for the message.
     values
-        Of the ranks, in order: tensors, numbers and the like, and dicts, lists and tuples of these.
+        Values of the ranks, in order: tensors, numbers and the like, and dicts, lists and tuples of these.
     averages
-        Whether floats that differ become their mean, taken in float64 and rounded once; entries named "step" do not.
+        Take the mean of floats that differ, in float64 and rounded once; not for entries named "step".
 
     Raises
     ------
@@ -167,7 +167,7 @@ def merge(where: str, values: Sequence[Any], averages: bool) -> Any:
     )
 
 
-def require_same_keys(where: str, values: Sequence[dict[str, Any]]) -> None:
+def require_same_keys(where: str, values: Sequence[State]) -> None:
     """Raise ValueError unless the ranks' dicts have the same keys."""
     for rank, value in enumerate(values):
         if value.keys() != values[0].keys():
@@ -175,15 +175,15 @@ def require_same_keys(where: str, values: Sequence[dict[str, Any]]) -> None:
 
 
 def _mean(tensors: Sequence[Tensor]) -> Tensor:
-    """Taken in float64, rounded once."""
+    """Return the mean, taken in float64 and rounded once."""
     total = torch.zeros_like(tensors[0], dtype=torch.float64)
     for tensor in tensors:
         total += tensor.detach()
     return total.div_(len(tensors)).to(tensors[0].dtype)
 
 
-def _is_dense(value: Any) -> bool:
-    return torch.is_tensor(value) and value.layout == torch.strided and value.is_floating_point()
+def _is_dense(value: object) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and value.layout == torch.strided and value.is_floating_point()
 
 
 def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
@@ -191,7 +191,7 @@ def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two leaves of states are equal; NaN is equal to NaN."""
+    """Return True if two leaves of states are equal; NaN is equal to NaN."""
     if one is other:
         return True
     if type(one) is not type(other):
@@ -207,7 +207,7 @@ def _same(one: Any, other: Any) -> bool:
     return torch.equal(*(tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in (one, other)))
 
 
-def _shown(value: Any) -> str:
-    if torch.is_tensor(value) and value.numel() > 1:
+def _shown(value: object) -> str:
+    if isinstance(value, Tensor) and value.numel() > 1:
         return f"{value.dtype}{list(value.shape)}"
     return shown(value)

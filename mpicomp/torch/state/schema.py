@@ -1,7 +1,7 @@
 """The schema of rank states, and the checks of states that a file may have held.
 
 A state is the wrapped optimizer's own, if there is one, and under "mpicomp" the entries of a schema: those of `RANK`,
-and those of its owner. ``kinds`` declares for each aggregator what becomes of its state's entries on other ranks.
+and those of its owner. ``kinds`` declares for each aggregator the fate of its state's entries on other ranks.
 
 =============  ===============  ==========================================================================
 entry          owner            contents
@@ -100,7 +100,7 @@ class StateSchema:
                 _require_like(name, part[name], expected[name])
 
     def own_part(self, state: object) -> State:
-        """Return the checked entries of a whole state under "mpicomp"; raise ValueError if there are none."""
+        """Return the checked entries of a state under "mpicomp"; raise ValueError if there are no such entries."""
         own = state.get(STATE_KEY) if isinstance(state, dict) else None
         if own is not None:
             return self.check(own)

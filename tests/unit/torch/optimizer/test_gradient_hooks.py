@@ -8,34 +8,34 @@ import time
 import pytest
 import torch
 
-from mpicomp.torch.optimizer.gradient_hooks import Arrivals, _sum_of_bits, listen
+from mpicomp.torch.optimizer.gradient_hooks import GradientCounts, _sum_of_bits, install_hooks
 
 
 class Listener:
-    """Takes long over each gradient, and notes how many it is told of at once."""
+    """Takes long over each gradient, and counts those reported at once."""
 
     def __init__(self) -> None:
-        self.arrivals = Arrivals(["a", "b"], 1)
-        self.told = self.most = self.now = 0
+        self.gradient_counts = GradientCounts(["a", "b"], 1)
+        self.reported = self.most = self.now = 0
 
     def gradient_came(self, position: int) -> None:
         self.now += 1
         self.most = max(self.most, self.now)
         time.sleep(0.05)
         self.now -= 1
-        self.told += 1
+        self.reported += 1
 
 
-def test_gradients_of_two_threads_are_told_one_after_the_other() -> None:
+def test_gradients_of_two_threads_are_reported_one_after_the_other() -> None:
     parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
     listener = Listener()
-    listen(listener, parameters)
+    install_hooks(listener, parameters)
     threads = [threading.Thread(target=lambda one=one: one.sum().backward()) for one in parameters]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert (listener.told, listener.most) == (2, 1)
+    assert (listener.reported, listener.most) == (2, 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
