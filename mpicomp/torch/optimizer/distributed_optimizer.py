@@ -22,10 +22,8 @@ from torch import Tensor
 
 from collectives import Communicator
 from collectives.compiling import keep_uncompiled
-from mpicomp.aggregator.base import Aggregator
 from mpicomp.torch.front_ends import (
     AlgorithmChoice,
-    NonCopyable,
     algorithms_by_name,
     given_communicator,
     names_by_parameter,
@@ -34,13 +32,14 @@ from mpicomp.torch.front_ends import (
 )
 from mpicomp.torch.optimizer.adam_moments import ParameterGroup
 from mpicomp.torch.optimizer.loops import Batch, is_read_by_scaler, joined
-from mpicomp.torch.optimizer.synchronizer import Phase
+from mpicomp.torch.optimizer.synchronizer import Phase, Synchronizer
+from mpicomp.torch.optimizer.synchronizing_optimizer import SynchronizingOptimizer
 from mpicomp.torch.optimizer.wrapping import Options, open_synchronizer
 from mpicomp.torch.parameters import Parameters
 from mpicomp.torch.state.schema import State
 
 
-class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
+class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
     """Wrap a torch optimizer so that ``step`` also synchronizes the ranks through a compressing all-reduce.
 
     Every rank builds the same model, calls :func:`broadcast_parameters` once, wraps its optimizer and trains on its own
@@ -154,24 +153,9 @@ class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
         self._synchronizer = open_synchronizer(optimizer, parameters, algorithms, self.comm, options)
 
     @property
-    def aggregators(self) -> tuple[Aggregator, ...]:
-        """One per bucket; none before the first synchronization."""
-        return self._synchronizer.aggregators
-
-    @property
     def buckets(self) -> list[list[str]]:
         """The names of the parameters in each aggregator's vector, in their order."""
         return self._synchronizer.reducers.names
-
-    @property
-    def synchronizations(self) -> int:
-        """Synchronizations so far."""
-        return self._synchronizer.synchronizations
-
-    @property
-    def models_differ(self) -> bool:
-        """Flag: the ranks' models differ now, because local steps were made since the last synchronization."""
-        return self._synchronizer.models_differ
 
     @property
     @keep_uncompiled
@@ -356,55 +340,3 @@ class DistributedOptimizer(NonCopyable, torch.optim.Optimizer):
         else:
             self._require_nothing_sent("synchronize")
         self._synchronizer.synchronize()
-
-    @keep_uncompiled
-    def state_dict(self) -> State:
-        """The wrapped optimizer's state plus this rank's residuals and counters, under the key "mpicomp".
-
-        Every rank has a state of its own, of tensors and numbers. After local steps it holds the common model too.
-
-        Raises
-        ------
-        RuntimeError
-            Gradients have been sent during backward, and the step has not taken them.
-        """
-        self._require_nothing_sent("state_dict")
-        return self._synchronizer.save_state()
-
-    @keep_uncompiled
-    def check_state_dict(self, state_dict: State) -> None:
-        """Check a state that is not to be loaded yet; not collective.
-
-        Raises
-        ------
-        ValueError
-            As `load_state_dict` would on this rank.
-        """
-        self._synchronizer.check_state(state_dict)
-
-    @keep_uncompiled
-    def load_state_dict(self, state_dict: State) -> None:
-        """Restore a state of :meth:`state_dict`, on the same rank of as many ranks; collective.
-
-        Load the model before or after.
-
-        Raises
-        ------
-        ValueError
-            The state was not made by a DistributedOptimizer of this mode, method and these buckets, or it is damaged.
-            Nothing is changed then, on any rank; the other ranks raise CollectiveMismatch.
-        CollectiveMismatch
-            Another rank raised ValueError, or the ranks' states are of different synchronizations.
-        RuntimeError
-            Gradients have been sent during backward, and the step has not taken them.
-        """
-        self._require_nothing_sent("load_state_dict")
-        self._synchronizer.load_state(state_dict)
-
-    def _require_nothing_sent(self, call: str, more: str = "") -> None:
-        if self._synchronizer.phase is Phase.SENT:
-            after = "step" if self._fused else "synchronize"
-            raise RuntimeError(
-                f"{self.comm.here}: {call}() between backward() and step(), when gradients have been sent; call it "
-                f"after step() or before backward(){more}; after a backward() that was cut off, call {after}() first"
-            )

@@ -28,10 +28,14 @@ class GradientAveraging(Synchronizer):
     """
 
     mode = "gradients"
+    late_change = (
+        "it was sent; no rank has made this step. Call optimizer.synchronize() before clipping or other changes, and "
+        "zero_grad() after step(), or pass overlap=False; a model in DistributedDataParallel, which averages by "
+        "itself, takes ddp_hook instead"
+    )
 
     def __init__(self, parts: SynchronizerParts) -> None:
         super().__init__(parts)
-        self._scaled = False  # the gradients were averaged for a GradScaler, which skips the step if they are infinite
         self._error: NonFiniteGradient | None = None  # of gradients that were averaged ahead of the step
         # freed together before the next backward: memory freed here would return to the system, and be cleared again
         self._replaced: list[Tensor | None] = []
@@ -42,24 +46,13 @@ class GradientAveraging(Synchronizer):
     def awaits_averaging(self) -> bool:
         return self._overlap and self.gradient_counts.any_complete and self.phase is not Phase.AVERAGED
 
-    @property
-    def _starts_early(self) -> bool:
-        """Flag: buckets start during backward. The last one, which may be the only one, waits for the step."""
-        early = self._overlap and self.models_compared and not self.gradient_counts.overtaken
-        return early and len(self.reducers) > 1
-
     @override
     def gradient_came(self, position: int) -> None:
         if self._scaled:  # the scaler has skipped the step, and no call reports it
             self._forget()
         self.gradient_counts.dropped = False
         self._replaced.clear()
-        averaged, early = self.phase is Phase.AVERAGED, self._starts_early
-        if self.gradient_counts.complete(position, averaged or early) and early and not averaged:
-            self.phase = Phase.SENT
-            self._push(position)
-        elif self.phase is Phase.STEPPED:
-            self.phase = Phase.COLLECTING
+        super().gradient_came(position)
 
     @override
     def _evaluate(self, closure: Closure) -> float:
@@ -134,18 +127,6 @@ class GradientAveraging(Synchronizer):
         self.synchronizations += self._error is None
         self.phase = Phase.AVERAGED
 
-    def _find_refusal(self) -> Exception | None:
-        """Return the error if gradients that have been sent were changed."""
-        name = self._sent.find_change()
-        if name:
-            return RuntimeError(
-                f"{self.comm.here}: the gradient of {name!r} was changed or dropped between backward() and step(), "
-                "after it was sent; no rank has made this step. Call optimizer.synchronize() before clipping or other "
-                "changes, and zero_grad() after step(), or pass overlap=False; a model in DistributedDataParallel, "
-                "which averages by itself, takes ddp_hook instead"
-            )
-        return None
-
     def _is_emptied(self) -> bool:
         """Return True if `zero_grad` has dropped the gradients of this step and no others came; call it once a step."""
         dropped, self.gradient_counts.dropped = self.gradient_counts.dropped, False
@@ -172,10 +153,6 @@ class GradientAveraging(Synchronizer):
         self._error = None
         self._replaced.clear()
         self._restart()
-
-    def _restart(self, phase: Phase = Phase.COLLECTING) -> None:
-        self.phase = phase
-        self.gradient_counts.restart()
 
     @override
     def _load_rounds(self, rounds: State) -> None:

@@ -56,6 +56,10 @@ class LocalUpdates(Synchronizer):
     """
 
     mode = "updates"
+    late_change = (
+        "the optimizer had moved the parameter by it; no rank has made this step. Pass overlap=False to clip it, and "
+        "call zero_grad() after step()"
+    )
     takes_for_good = True
 
     def __init__(
@@ -65,7 +69,6 @@ class LocalUpdates(Synchronizer):
         self.steps = 0
         self._masters, self._local_steps, self._skip_nonfinite = masters, local_steps, skip_nonfinite
         self._finite: bool | None = None  # verdict on the gradients of this step; None: not searched
-        self._scaled = False  # a GradScaler has searched the gradients of this step
         self._warned = False
         self._aside: list[list[Tensor]] = []  # memory besides the common model, of each bucket, like its parameters
         self._common: dict[Tensor, Tensor] = {}  # the common model, by the parameters that are aside
@@ -83,20 +86,10 @@ class LocalUpdates(Synchronizer):
         # The other ranks make local steps without a call, and with overlap may have begun the next synchronization.
         return self.steps + 1 >= self._local_steps
 
-    @property
-    def _moves_in_backward(self) -> bool:
-        early = self._overlap and self.models_compared and not self.gradient_counts.overtaken
-        return early and len(self.reducers) > 1 and self.can_refuse
-
     @override
     def gradient_came(self, position: int) -> None:
         self._scaled = False  # if the scaler has skipped the step, which no call reports
-        early = self._moves_in_backward
-        if self.gradient_counts.complete(position, early) and early:
-            self.phase = Phase.SENT
-            self._push(position)
-        elif self.phase is Phase.STEPPED:
-            self.phase = Phase.COLLECTING
+        super().gradient_came(position)
 
     @override
     @contextmanager
@@ -198,7 +191,7 @@ class LocalUpdates(Synchronizer):
         Local steps are kept where all ranks refuse for the same reason in a step that does not synchronize.
         """
         self._restart()
-        if self._moves_in_backward:  # on all ranks or on none: it does not depend on the gradients that have come here
+        if self._starts_early:  # on all ranks or on none: it does not depend on the gradients that have come here
             try:
                 self._average(StepIntent(refusal=error))
             finally:
@@ -232,27 +225,12 @@ class LocalUpdates(Synchronizer):
         self._masters.publish()
         self.steps = 0
 
-    def _find_refusal(self) -> Exception | None:
-        """Return the error if gradients were changed after the optimizer had moved parameters by them."""
-        name = self._sent.find_change()
-        if not name:
-            return None
-        return RuntimeError(
-            f"{self.comm.here}: the gradient of {name!r} was changed or dropped between backward() and step(), after "
-            "the optimizer had moved the parameter by it; no rank has made this step. Pass overlap=False to clip it, "
-            "and call zero_grad() after step()"
-        )
-
     @override
     def drop_gradients(self, set_to_none: bool) -> None:
         """Clear the gradients that the optimizer cannot see, because it holds masters in their place."""
         self._masters.drop_gradients(set_to_none)
         self._scaled = False
         self._restart()
-
-    def _restart(self, phase: Phase = Phase.COLLECTING) -> None:
-        self.phase = phase
-        self.gradient_counts.restart()
 
     @override
     @torch.no_grad()

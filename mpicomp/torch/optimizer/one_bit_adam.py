@@ -29,22 +29,22 @@ from torch.optim.optimizer import ParamsT
 from collectives import Communicator
 from collectives.compiling import keep_uncompiled
 from collectives.consistency.call_check import fingerprint
-from mpicomp.algorithms import Aggregator, Algorithm, Dense, DoubleSqueeze
+from mpicomp.algorithms import Algorithm, Dense, DoubleSqueeze
 from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
-from mpicomp.torch.front_ends import NonCopyable, algorithms_by_name, given_communicator, names_by_parameter
+from mpicomp.torch.front_ends import algorithms_by_name, given_communicator, names_by_parameter
 from mpicomp.torch.optimizer.adam_moments import ParameterGroup, check_group
 from mpicomp.torch.optimizer.momentum_averaging import MomentumAveraging
 from mpicomp.torch.optimizer.step_agreement import StepAgreement
 from mpicomp.torch.optimizer.synchronizer import SynchronizerParts
+from mpicomp.torch.optimizer.synchronizing_optimizer import SynchronizingOptimizer
 from mpicomp.torch.optimizer.variance_freeze import VarianceFreeze
 from mpicomp.torch.parameters import MasterWeights, Parameters
 from mpicomp.torch.replication import require_alike
-from mpicomp.torch.state.schema import State
 
 _MOST_BUCKET = 4096
 
 
-class OneBitAdam(NonCopyable, torch.optim.Optimizer):
+class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
     """Adam that synchronizes the ranks by compressed momenta; not to be wrapped in `DistributedOptimizer`.
 
     Every rank builds the same model, calls :func:`broadcast_parameters` once, makes this optimizer and trains on its
@@ -108,7 +108,6 @@ class OneBitAdam(NonCopyable, torch.optim.Optimizer):
 
     synchronizes_ranks: ClassVar[bool] = True
     mode: ClassVar[str] = "momenta"
-    models_differ: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -170,11 +169,6 @@ class OneBitAdam(NonCopyable, torch.optim.Optimizer):
         return self._synchronizer.synchronizations
 
     @property
-    def synchronizations(self) -> int:
-        """Steps so far: each one synchronizes."""
-        return self._synchronizer.synchronizations
-
-    @property
     def frozen(self) -> bool:
         """Flag: v is frozen."""
         return self._synchronizer.frozen
@@ -183,11 +177,6 @@ class OneBitAdam(NonCopyable, torch.optim.Optimizer):
     def reducers(self) -> Sequence[BucketReducer]:
         """Reducers of the last step, one per bucket."""
         return self._synchronizer.reducers
-
-    @property
-    def aggregators(self) -> tuple[Aggregator, ...]:
-        """Aggregators of the last step, one per bucket; their ``traffic`` counts bytes and messages."""
-        return self._synchronizer.aggregators
 
     @property
     def masked(self) -> int:
@@ -241,42 +230,6 @@ class OneBitAdam(NonCopyable, torch.optim.Optimizer):
             A rank does not answer.
         """
         return self._synchronizer.step(closure)
-
-    @keep_uncompiled
-    def state_dict(self) -> State:
-        """The groups' options, and under the key "mpicomp" this rank's copy of moments, residuals and counters.
-
-        Every rank has a state of its own, of tensors, numbers and texts.
-        """
-        return self._synchronizer.save_state()
-
-    @keep_uncompiled
-    def check_state_dict(self, state_dict: State) -> None:
-        """Check a state that is not to be loaded yet; not collective.
-
-        Raises
-        ------
-        ValueError
-            As `load_state_dict` would on this rank.
-        """
-        self._synchronizer.check_state(state_dict)
-
-    @keep_uncompiled
-    @torch.no_grad()
-    def load_state_dict(self, state_dict: State) -> None:
-        """Restore a state of :meth:`state_dict`, on the same rank of as many ranks; collective.
-
-        Load the model before or after.
-
-        Raises
-        ------
-        ValueError
-            The state was made on another rank or number of ranks, with other options or for other parameters, or it is
-            damaged. Nothing is changed then, on any rank; the other ranks raise CollectiveMismatch.
-        CollectiveMismatch
-            Another rank raised ValueError, or the ranks' states are of different steps.
-        """
-        self._synchronizer.load_state(state_dict)
 
 
 def _by_bits(bits: int) -> str:

@@ -100,6 +100,8 @@ class Synchronizer(StateOwner):
     """Values that are averaged: "gradients", "updates" or "momenta"."""
     state_schema = WRAPPER
     loads = "restoring an optimizer"
+    late_change: ClassVar[str]
+    """Consequence and cure of gradients that are changed after they were sent, for the error message."""
     takes_for_good: ClassVar[bool] = False
     """Flag: a mean that was taken stays in the model if a later bucket fails."""
 
@@ -113,6 +115,7 @@ class Synchronizer(StateOwner):
         self._compared_at = 0  # synchronizations, when the whole models were compared last
         self._queue = BucketQueue(parts.reducers, parts.comm, self._fill)
         self._sent = SentGradients()
+        self._scaled = False  # a GradScaler has searched the gradients of this step
 
     @property
     def models_differ(self) -> bool:
@@ -191,9 +194,34 @@ class Synchronizer(StateOwner):
 
     # Events between steps ---------------------------------------------------------------------------------------------
 
+    @property
+    def _starts_early(self) -> bool:
+        """Flag: buckets start during backward. The last one, which may be the only one, waits for the step."""
+        early = self._overlap and self.models_compared and not self.gradient_counts.overtaken
+        return early and len(self.reducers) > 1 and self.can_refuse
+
     def gradient_came(self, position: int) -> None:
         """Start the buckets that this gradient completes; called by hooks during backward."""
-        raise NotImplementedError
+        averaged, early = self.phase is Phase.AVERAGED, self._starts_early
+        if self.gradient_counts.complete(position, averaged or early) and early and not averaged:
+            self.phase = Phase.SENT
+            self._push(position)
+        elif self.phase is Phase.STEPPED:
+            self.phase = Phase.COLLECTING
+
+    def _restart(self, phase: Phase = Phase.COLLECTING) -> None:
+        self.phase = phase
+        self.gradient_counts.restart()
+
+    def _find_refusal(self) -> Exception | None:
+        """Return the error if gradients were changed after they had been sent."""
+        name = self._sent.find_change()
+        if not name:
+            return None
+        return RuntimeError(
+            f"{self.comm.here}: the gradient of {name!r} was changed or dropped between backward() and step(), after "
+            f"{self.late_change}"
+        )
 
     @abstractmethod
     def prepare_for_scaler(self) -> None:

@@ -1,0 +1,89 @@
+"""Common base of the optimizers: they synchronize in ``step`` by a synchronizer, which owns their state."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+import torch
+
+from collectives.compiling import keep_uncompiled
+from mpicomp.aggregator.base import Aggregator
+from mpicomp.torch.front_ends import NonCopyable
+from mpicomp.torch.optimizer.synchronizer import Phase, Synchronizer
+from mpicomp.torch.state.schema import State
+
+_Synchronizer = TypeVar("_Synchronizer", bound=Synchronizer)
+
+
+class SynchronizingOptimizer(NonCopyable, torch.optim.Optimizer, Generic[_Synchronizer]):
+    """Optimizer whose state is that of its synchronizer."""
+
+    _synchronizer: _Synchronizer
+
+    @property
+    def aggregators(self) -> tuple[Aggregator, ...]:
+        """One aggregator per bucket, as in the last step; none before the buckets are laid out."""
+        return self._synchronizer.aggregators
+
+    @property
+    def synchronizations(self) -> int:
+        """Synchronizations so far."""
+        return self._synchronizer.synchronizations
+
+    @property
+    def models_differ(self) -> bool:
+        """Flag: the ranks' models differ now, because local steps were made since the last synchronization."""
+        return self._synchronizer.models_differ
+
+    @keep_uncompiled
+    def state_dict(self) -> State:
+        """Return the torch optimizer's state plus this rank's residuals and counters, under the key "mpicomp".
+
+        Every rank has a state of its own, of tensors, numbers and texts. After local steps it holds the common model
+        too. The state of `OneBitAdam` holds the moments.
+
+        Raises
+        ------
+        RuntimeError
+            Gradients have been sent during backward, and the step has not taken them.
+        """
+        self._require_nothing_sent("state_dict")
+        return self._synchronizer.save_state()
+
+    @keep_uncompiled
+    def check_state_dict(self, state_dict: State) -> None:
+        """Check a state that is not to be loaded yet; not collective.
+
+        Raises
+        ------
+        ValueError
+            As `load_state_dict` would on this rank.
+        """
+        self._synchronizer.check_state(state_dict)
+
+    @keep_uncompiled
+    def load_state_dict(self, state_dict: State) -> None:
+        """Restore a state of :meth:`state_dict`, on the same rank of as many ranks; collective.
+
+        Load the model before or after.
+
+        Raises
+        ------
+        ValueError
+            The state was not made by an optimizer of this class and mode, with these options and parameters, or it is
+            damaged. Nothing is changed then, on any rank; the other ranks raise CollectiveMismatch.
+        CollectiveMismatch
+            Another rank raised ValueError, or the ranks' states are of different synchronizations.
+        RuntimeError
+            Gradients have been sent during backward, and the step has not taken them.
+        """
+        self._require_nothing_sent("load_state_dict")
+        self._synchronizer.load_state(state_dict)
+
+    def _require_nothing_sent(self, call: str, more: str = "") -> None:
+        if self._synchronizer.phase is Phase.SENT:
+            after = "step" if self._synchronizer.mode == "updates" else "synchronize"
+            raise RuntimeError(
+                f"{self.comm.here}: {call}() between backward() and step(), when gradients have been sent; call it "
+                f"after step() or before backward(){more}; after a backward() that was cut off, call {after}() first"
+            )
