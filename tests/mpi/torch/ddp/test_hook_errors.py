@@ -20,7 +20,7 @@ from collectives.errors import CollectiveError, CollectiveMismatch, CollectiveTi
 from mpicomp import Dense, DoubleSqueeze, Marsit, ScaleCom
 from mpicomp.torch import ddp_hook
 from tests.mpi.lanes import TIMEOUT_S
-from tests.mpi.torch.ddp import SMALL_BUCKETS, VIEWS, hooked, process_group, sgd
+from tests.mpi.torch.ddp.hooked_models import SMALL_BUCKETS, VIEWS, hooked, process_group, sgd
 from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, train
 
 pytestmark = pytest.mark.mpi(max_size=4)

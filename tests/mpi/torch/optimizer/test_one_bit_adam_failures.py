@@ -15,7 +15,7 @@ from collectives.errors import CollectiveMismatch, NonFiniteGradient
 from mpicomp import Dense
 from mpicomp.torch import DistributedOptimizer, OneBitAdam, broadcast_optimizer_state
 from tests.mpi.lanes import few_ranks
-from tests.mpi.torch.test_state import through_torch_load
+from tests.mpi.torch.state.test_rank_state import through_torch_load
 from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, train
 
 pytestmark = few_ranks
