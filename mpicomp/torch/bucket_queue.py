@@ -43,8 +43,6 @@ class BucketQueue:
     ----------
     reducers
         The buckets; all ranks have the same ones. Buckets may be added while no bucket is in flight.
-    comm
-        Communicator of the ranks.
     fill
         Method that fills a vector just before its bucket starts; None: vectors are full when they are pushed. It is
         referred to weakly: its object, which has this queue, is gone with its last user, and so are its hooks.

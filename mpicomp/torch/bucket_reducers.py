@@ -208,10 +208,7 @@ class BucketReducers(Sequence[BucketReducer]):
     Parameters
     ----------
     members : sequence of NamedParameter
-        In order of registration.
-    algorithms : mapping
-        By the members' names.
-    comm : Communicator
+        In order of registration; `algorithms` has their names.
     bucket_mb : float
         Largest bucket in MiB; of models above 8 MiB an eighth of the model, if that is less.
     one_by_one : bool
@@ -315,10 +312,7 @@ class BucketReducers(Sequence[BucketReducer]):
 class VectorPair:
     """Memory of a vector and its mean, zeros at first, that PyTorch cannot replace: on the host it is NumPy's.
 
-    Parameters
-    ----------
-    bucket : Bucket
-        The longest one that uses it.
+    `bucket` is the longest one that uses it.
     """
 
     def __init__(self, bucket: Bucket) -> None:

@@ -24,20 +24,7 @@ from mpicomp.torch.front_ends import AlgorithmChoice, algorithms_by_name
 
 
 class Delivery:
-    """A bucket that DDP waits for.
-
-    Parameters
-    ----------
-    buffer : Tensor
-        The bucket's gradients, which are overwritten with their means.
-    vectors : int
-        Number of vectors that bring the means.
-
-    Attributes
-    ----------
-    future : Future
-        Holds the buffer once all vectors have arrived.
-    """
+    """A bucket that DDP waits for: its `future` holds the buffer once the means of all its vectors are there."""
 
     def __init__(self, buffer: Tensor, vectors: int) -> None:
         self.future: Future[Tensor] = Future(devices=devices_of([buffer]))
@@ -53,15 +40,9 @@ class Delivery:
 
 
 class GradientVector:
-    """A reducer's vector between DDP's buckets.
-
-    Attributes
-    ----------
-    reducer : BucketReducer
-    """
+    """A reducer's vector between DDP's buckets."""
 
     def __init__(self, reducer: BucketReducer) -> None:
-        self.reducer = reducer
         views = zip(reducer.vector_views, reducer.mean_views, strict=True)
         self._views = dict(zip(reducer.parameters, views, strict=True))
         self._empty()
@@ -94,19 +75,9 @@ class GradientVector:
 
 
 class GradientVectors:
-    """All vectors of a model, in the order in which they were added.
+    """All vectors of a model, in the order in which they were added, and the queue of those in flight.
 
-    Parameters
-    ----------
-    algorithm : AlgorithmChoice
-    comm : Communicator
-    in_background : bool
-        The communicator's progress thread averages vectors while backward goes on.
-
-    Attributes
-    ----------
-    queue : BucketQueue
-        The vectors in flight.
+    With `in_background` the communicator's progress thread averages them while backward goes on.
     """
 
     def __init__(self, algorithm: AlgorithmChoice, comm: Communicator, in_background: bool) -> None:

@@ -36,16 +36,6 @@ FREEZE = "freeze it before wrapping the model"
 class DDPHookState(NonCopyable, StateOwner):
     """Averages the buckets of one DistributedDataParallel; :func:`mpicomp.torch.ddp_hook` makes it.
 
-    Parameters
-    ----------
-    algorithm : AlgorithmChoice
-    comm : Communicator
-        Communicator of DDP's ranks.
-    members : sequence of NamedParameter
-        The parameters whose gradients DDP averages, or nothing if their names are not known.
-    in_background : bool
-        The communicator's progress thread averages buckets while backward goes on.
-
     Attributes
     ----------
     comm : Communicator

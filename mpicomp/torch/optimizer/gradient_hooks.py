@@ -70,14 +70,7 @@ def _remove(handles: Sequence[RemovableHandle]) -> None:
 
 
 class GradientCounts:
-    """Counts the gradients of a step.
-
-    Parameters
-    ----------
-    names : sequence of str
-        The parameters' names.
-    passes : int
-        Number of times that each gradient comes until it is complete.
+    """Counts the gradients of a step; each is complete once it has come `passes` times.
 
     Attributes
     ----------

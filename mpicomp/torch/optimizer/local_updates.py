@@ -125,7 +125,7 @@ class LocalUpdates(Synchronizer):
     def _return_to_start(self) -> None:
         """Return to where the step began: the common model, if the step is the first one after a synchronization."""
         if self.steps == 0:
-            self._return(tuple(self._common))
+            self._restore_common(tuple(self._common))
 
     @override
     def _evaluate(self, closure: Closure) -> float:
@@ -195,13 +195,13 @@ class LocalUpdates(Synchronizer):
             try:
                 self._average(StepIntent(refusal=error))
             finally:
-                self._abandon()
+                self._abandon_moves()
         reason = f"rejects an optimizer step: {error}"
         text = reason.replace(self.comm.here, "")
         try:
             self.comm.agree(fingerprint(text), lambda: f"rank {self.comm.rank} {reason}")
         except CollectiveError:
-            self._abandon()
+            self._abandon_moves()
         try:
             raise marked(error)
         finally:
@@ -217,11 +217,10 @@ class LocalUpdates(Synchronizer):
             self._average(StepIntent(self._find_refusal()))
             self.synchronizations += 1
         finally:
-            self._abandon()
+            self._abandon_moves()
 
-    def _abandon(self) -> None:
-        """Return to the common model."""
-        self._return(tuple(self._common))
+    def _abandon_moves(self) -> None:
+        self._restore_common(tuple(self._common))
         self._masters.publish()
         self.steps = 0
 
@@ -241,7 +240,7 @@ class LocalUpdates(Synchronizer):
             with _only(self._optimizer, reducer.parameters):
                 self._optimizer.step()
         local = [parameter.data for parameter in reducer.parameters]
-        self._return(reducer.parameters)
+        self._restore_common(reducer.parameters)
         reducer.take_moves([parameter.data for parameter in reducer.parameters], local)
         return True
 
@@ -253,7 +252,9 @@ class LocalUpdates(Synchronizer):
         """Give the parameters a copy of themselves in other memory, for the optimizer to move."""
         if not self._aside:
             self._aside = [self._memory_aside(one) for one in self.reducers]
-        self._return(one for one in reducer.parameters if one in self._common)  # from a step that failed in backward
+        self._restore_common(
+            one for one in reducer.parameters if one in self._common
+        )  # from a step that failed in backward
         aside = self._aside[reducer.bucket.index]
         torch._foreach_copy_(aside, reducer.parameters)
         for parameter, one in zip(reducer.parameters, aside, strict=True):
@@ -264,8 +265,7 @@ class LocalUpdates(Synchronizer):
         pairs = zip(reducer.parameters, reducer.fresh_vector_views(), strict=True)
         return [view if self._overlap and one.is_contiguous() else torch.empty_like(one) for one, view in pairs]
 
-    def _return(self, parameters: Iterable[Tensor]) -> None:
-        """Let parameters be the common model."""
+    def _restore_common(self, parameters: Iterable[Tensor]) -> None:
         for parameter in parameters:
             parameter.data = self._common.pop(parameter)
 
@@ -296,7 +296,7 @@ class LocalUpdates(Synchronizer):
         self.steps = rounds["steps"]
         for parameter, common in self._common.items():
             common.copy_(parameter)  # which has been loaded, or is going to be
-        self._return(tuple(self._common))
+        self._restore_common(tuple(self._common))
         self._aside.clear()
         if self.steps:
             for reducer in self.reducers:

@@ -79,9 +79,6 @@ class StepAgreement:
 
     Parameters
     ----------
-    optimizer : torch.optim.Optimizer
-        The wrapped one.
-    comm : Communicator
     members : sequence of NamedParameter
         The parameters that are synchronized.
     all_options : bool
@@ -89,7 +86,6 @@ class StepAgreement:
 
     Attributes
     ----------
-    members : sequence of NamedParameter
     common : mapping
         The values in the model that all ranks have, of parameters that hold others now.
     evaluation : int

@@ -25,15 +25,7 @@ STABLE = 0.96
 class VarianceFreeze:
     """Decides when v is frozen, from values that are equal on all ranks, so that the decision is too.
 
-    Parameters
-    ----------
-    warmup_steps
-        Number of steps before; "auto": until v is stable.
-
-    Raises
-    ------
-    ValueError
-        There is no step before.
+    That is after `warmup_steps`, at least 1 (else ValueError), or with "auto" once v is stable.
     """
 
     def __init__(self, warmup_steps: int | Literal["auto"]) -> None:

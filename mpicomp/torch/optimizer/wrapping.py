@@ -46,15 +46,7 @@ class Options:
         return self.overlap and self.synchronize == "updates"
 
     def check(self, members: Iterable[NamedParameter], algorithms: Mapping[str, Algorithm]) -> None:
-        """Raise ValueError if an option is out of range, or does not fit the others, the parameters or the algorithms.
-
-        Parameters
-        ----------
-        members
-            The parameters that are trained.
-        algorithms
-            By their names.
-        """
+        """Raise ValueError if an option is out of range, or does not fit other options, parameters or algorithms."""
         mode, local_steps, passes = self.synchronize, self.local_steps, self.backward_passes_per_step
         if mode not in ("gradients", "updates"):
             raise ValueError(f'synchronize is {mode!r}; choose "gradients", "updates" or None')

@@ -153,16 +153,9 @@ def wrapped_part(state: State) -> State:
 def members_by_name(
     names: Sequence[object], members: Sequence[NamedParameter], here: str
 ) -> list[list[NamedParameter]]:
-    """Return the members of the buckets that a state was saved with.
+    """Return the members of the buckets that a state was saved with, by their names in the state.
 
-    Parameters
-    ----------
-    names
-        Each bucket's members, as the state names them.
-    members
-        All members that there are here.
-    here : str
-        Their owner, in words.
+    `members` are all that there are in `here`, their owner in words.
 
     Raises
     ------
