@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_OLD = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # some file systems lock only writable files
+# Some file systems lock only files that are open for writing.
+_OLD = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @contextmanager
@@ -35,21 +36,31 @@ def flushed(path: Path) -> Iterator[BinaryIO]:
 def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
     """Open a file that takes the place of `path` when the block ends, and that is removed if the block fails.
 
-    Until then the file has a name of its own next to `path`. A process that is killed leaves the file behind. The next
-    call for the same path removes it, on whichever host, but leaves files alone that a living process writes.
+    Until then the file has a hidden name in the same folder. A process that is killed leaves the file behind. The next
+    call for the same path, on any host, removes the file unless a living process writes it.
+
+    Parameters
+    ----------
+    path : Path
+    durable : bool
+        Wait until file and name have reached the disk. False: readers see a complete file or none, but the file may be
+        lost when the machine stops.
 
     Raises
     ------
     OSError
-        The file cannot be written; names a file next to `path`.
+        The file cannot be written. The error names the hidden file.
     """
     _remove_stale(path)
     partial = path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(4)}.partial")
     with _named(partial), os.fdopen(_create_locked(partial), "wb") as file:
         try:
             yield file
-            _flush(file)
-            partial.replace(path)  # while the file is open, which shows other processes that this one lives
+            if durable:
+                _flush(file)
+            else:
+                file.flush()
+            partial.replace(path)  # while the file is open: its lock shows other processes that this one lives
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
@@ -84,7 +95,7 @@ def _flush(file: BinaryIO) -> None:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Add the file's name to an error, since the error of a full disk lacks it."""
+    """Add the file's name to an error: that of a full disk has no name."""
     try:
         yield
     except OSError as error:
@@ -93,9 +104,9 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove files of earlier calls for `path` that processes have left that were killed."""
+    """Remove the hidden files that killed processes left in earlier calls for `path`."""
     ours = re.compile(rf"\.{re.escape(path.name)}\.(?:([0-9a-f]{{8}})-)?(\d+)(?:-[0-9a-f]{{8}})?\.partial")
-    with suppress(OSError):  # writing to the folder reports its errors
+    with suppress(OSError):  # the writer, next, raises the folder's error
         for other in path.parent.iterdir():
             found = ours.fullmatch(other.name)
             if found:

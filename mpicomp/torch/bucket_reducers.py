@@ -19,6 +19,7 @@ from torch import Tensor
 
 from collectives import Communicator, Handle
 from collectives.annotations import AnyArray
+from collectives.arrays.elements import aligned_empty
 from collectives.errors import NonFiniteGradient
 from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.difference import Difference
