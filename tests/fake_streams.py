@@ -1,29 +1,41 @@
-"""What `TorchDevice` asks of PyTorch, where streams are lists of work that is done when its end has been asked for."""
+"""What `TorchDevice` asks of PyTorch, where streams are lists of work that is done when its end has been asked for.
+
+As in PyTorch each thread has a current GPU, the first one until it chooses another, and work on a GPU that is not
+current, or setting a GPU, makes a context there.
+"""
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from collectives.annotations import AnyArray
 from collectives.arrays import TorchDevice
+
+INDEX = 1  # of the GPU: the first one is that of threads that choose none
 
 
 class Stream:
-    """See `torch.cuda.Stream`."""
+    """Stand in for `torch.cuda.Stream`."""
 
-    def __init__(self, index: int = 0) -> None:
+    def __init__(self, torch: FakeTorch, index: int) -> None:
         self.work: list[Callable[[], object]] = []
+        self.index, self._torch = index, torch
         self._done = 0
 
     def record_event(self) -> Event:
-        return Event(self, len(self.work))
+        self._torch.touch()
+        return Event(self._torch, self, len(self.work))
 
     def wait_event(self, event: Event) -> None:
-        self.work.append(event.query)
+        self._torch.touch()
+        self.work.append(event.happen)
 
     def wait_stream(self, other: Stream) -> None:
         self.wait_event(other.record_event())
@@ -36,20 +48,24 @@ class Stream:
 
 
 class Event:
-    """See `torch.cuda.Event`."""
+    """Stand in for `torch.cuda.Event`."""
 
-    def __init__(self, stream: Stream, count: int) -> None:
-        self._stream, self._count = stream, count
+    def __init__(self, torch: FakeTorch, stream: Stream, count: int) -> None:
+        self._torch, self._stream, self._count = torch, stream, count
+
+    def happen(self) -> None:
+        self._stream.go_on(self._count)
 
     def query(self) -> bool:
-        self._stream.go_on(self._count)
+        self._torch.touch()
+        self.happen()
         return True
 
 
 class Vector:
     """A tensor on the device, or one on the host's memory; `values` are for the test."""
 
-    def __init__(self, torch: FakeTorch, values: NDArray[Any]) -> None:
+    def __init__(self, torch: FakeTorch, values: AnyArray) -> None:
         self._torch, self.values = torch, values
 
     def view(self, dtype: Any) -> Vector:
@@ -57,43 +73,124 @@ class Vector:
 
     def copy_(self, source: Vector, non_blocking: bool) -> None:
         assert non_blocking
-        self._torch.launch(lambda: np.copyto(self.values, source.values))
+        ends = weakref.ref(self.values), weakref.ref(source.values)
+
+        def copy() -> None:
+            to, from_ = ends[0](), ends[1]()
+            assert to is not None and from_ is not None, "memory was handed out again before the copy"  # noqa: PT018
+            np.copyto(to, from_)
+
+        self._torch.launch(copy)
+
+    def numpy(self) -> AnyArray:
+        return self.values
 
 
 class FakeTorch:
-    """See `torch`, and its module `cuda`."""
+    """Stand in for `torch`, and for its module `cuda`.
 
-    uint8, Stream = np.uint8, Stream
+    Attributes
+    ----------
+    contexts : set of int
+        GPUs on which this process holds a context.
+    is_capturing : bool
+        Whether the current streams capture a graph.
+    ranges : list of str
+        Ranges that profiles would show.
+    """
+
+    uint8, version = np.uint8, SimpleNamespace(hip=None)
 
     def __init__(self) -> None:
-        self.cuda = self
-        self._current = self._default = Stream()
+        self.cuda = self.nvtx = self
+        self.contexts = set[int]()
+        self.is_capturing = False
+        self.ranges: list[str] = []
+        self._thread = threading.local()
+        self._defaults = {index: Stream(self, index) for index in range(INDEX + 1)}
 
-    def launch(self, work: Callable[[], object]) -> None:
-        """Have the current stream do something."""
-        self._current.work.append(work)
+    def Stream(self, index: int) -> Stream:  # noqa: N802 - PyTorch's name
+        return Stream(self, index)
+
+    def touch(self) -> None:
+        """Do what makes a context on the thread's current GPU."""
+        self.contexts.add(self.current_device())
+
+    def current_device(self) -> int:
+        return getattr(self._thread, "index", 0)
+
+    def set_device(self, index: int) -> None:
+        self._thread.index = index
+        self.touch()
+
+    @contextmanager
+    def device(self, index: int) -> Iterator[None]:
+        before, self._thread.index = self.current_device(), index
+        yield
+        self._thread.index = before
+
+    def _streams(self) -> dict[int, Stream]:
+        if not hasattr(self._thread, "streams"):
+            self._thread.streams = dict(self._defaults)
+        streams: dict[int, Stream] = self._thread.streams
+        return streams
 
     def current_stream(self, index: int) -> Stream:
-        return self._current
+        return self._streams()[index]
+
+    def _set_stream(self, stream: Stream) -> None:
+        self._streams()[stream.index] = stream
+        if stream.index != self.current_device():
+            self.set_device(stream.index)
 
     @contextmanager
     def stream(self, stream: Stream) -> Iterator[None]:
-        before, self._current = self._current, stream
+        before, there = self.current_stream(self.current_device()), self.current_stream(stream.index)
+        self._set_stream(stream)
         yield
-        self._current = before
+        self._set_stream(there)
+        self._set_stream(before)
 
-    def from_numpy(self, array: NDArray[Any]) -> Vector:
+    def launch(self, work: Callable[[], object]) -> None:
+        """Have the current stream do something."""
+        self.touch()
+        self.current_stream(self.current_device()).work.append(work)
+
+    def is_current_stream_capturing(self) -> bool:
+        self.touch()
+        return self.is_capturing
+
+    @contextmanager
+    def range(self, name: str) -> Iterator[None]:
+        self.ranges.append(name)
+        yield
+
+    def empty(self, nbytes: int, dtype: Any, pin_memory: bool) -> Vector:
+        assert pin_memory
+        self.touch()
+        return Vector(self, np.empty(nbytes, dtype))
+
+    def from_numpy(self, array: AnyArray) -> Vector:
         return Vector(self, array)
+
+    def from_dlpack(self, array: Any) -> Any:
+        self.touch()
+        return array
 
 
 class StreamsDevice(TorchDevice):
     """A `TorchDevice` on such streams."""
 
     def __init__(self) -> None:
-        super().__init__(FakeTorch(), 0)
+        self.torch = FakeTorch()
+        super().__init__(self.torch, INDEX)
 
     def zeros(self, n: int, dtype: str) -> Any:
         return Vector(self._torch, np.zeros(n, dtype))
 
     def run(self, work: Callable[[], object]) -> None:
-        super().run(lambda: self._torch.launch(work))
+        def launched() -> None:
+            self._torch.launch(work)
+
+        launched.__name__ = work.__name__
+        super().run(launched)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cache
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
@@ -17,9 +19,17 @@ from collectives.arrays.device import Device, Taken
 OPERATIONS = {"sum": "add", "mean": "add", "min": "minimum", "max": "maximum"}
 """Names in PyTorch of the functions that `collectives.arrays.elements.COMBINE` has for the host."""
 
+RELAXED = 2  # cudaStreamCaptureModeRelaxed, which AMD numbers alike
+
 
 class TorchDevice(Device):
-    """A GPU of NVIDIA or AMD, by PyTorch."""
+    """A GPU of NVIDIA or AMD, by PyTorch.
+
+    Every call of PyTorch is made with this GPU as the thread's current one, and the GPU that was current before is
+    current again afterwards. A thread that has chosen none would otherwise create a context on the first GPU, when a
+    stream is left or an event is queried there: half a gigabyte for each rank, and an error where another rank has
+    that GPU exclusively.
+    """
 
     def __init__(self, torch: ModuleType, index: int) -> None:
         self.name, self._torch = f"cuda:{index}", torch
@@ -27,12 +37,18 @@ class TorchDevice(Device):
         self._stream, self._to_host, self._to_device = (torch.cuda.Stream(index) for _ in range(3))
         self._launched: Any = None  # an event behind all kernels; None: there may be newer ones than the last event
         self._marking = threading.Lock()
-        self._launching = threading.RLock()  # Triton loads a kernel at its first launch, not for two threads at once
+        # Triton loads a kernel at its first launch, and not for two threads at once
+        self._launching = threading.RLock()
+        self._copying = {True: deque[Event](), False: deque[Event]()}  # keeps the ends of copies whose event is dropped
+        self._thread = threading.local()
+
+    def _current(self) -> Any:
+        return self._torch.cuda.device(self._index)
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
         try:
-            with self._torch.cuda.stream(self._stream):
+            with self._current(), self._torch.cuda.stream(self._stream):
                 yield
         finally:
             with self._marking:
@@ -40,15 +56,24 @@ class TorchDevice(Device):
 
     @override
     def pinned(self, nbytes: int) -> Bytes:
-        # PyTorch keeps pinned memory that is freed, and hands it out again
-        memory: Bytes = self._torch.empty(nbytes, dtype=self._torch.uint8, pin_memory=True).numpy()
+        # PyTorch keeps memory that is freed, and hands it out again
+        with self._current():
+            memory: Bytes = self._torch.empty(nbytes, dtype=self._torch.uint8, pin_memory=True).numpy()
         return memory
 
     @override
     def take(self, array: Array) -> Taken:
+        if type(array).__name__ == "DTensor":
+            raise TypeError("the array is a DTensor, of which this rank holds a part only: pass array.to_local()")
+        with self._current():
+            if self._torch.cuda.is_current_stream_capturing():
+                raise ValueError(
+                    f"a CUDA graph is being captured on {self.name}, and messages of MPI cannot be part of it: make "
+                    "the call outside of the capture"
+                )
+            self._stream.wait_stream(self._torch.cuda.current_stream(self._index))
         # CuPy and JAX let the current stream, here the device's own, wait for theirs. PyTorch lets it wait for the
-        # current stream, which would be itself.
-        self._stream.wait_stream(self._torch.cuda.current_stream(self._index))
+        # current one, which would be itself: hence the line above.
         with self._on_stream():
             tensor = self._torch.from_dlpack(array)
         contiguous = tensor.is_contiguous()
@@ -64,11 +89,11 @@ class TorchDevice(Device):
 
     @override
     def run(self, work: Callable[[], object]) -> None:
-        with self._launching, self._on_stream():
+        with self._launching, self._on_stream(), self._torch.cuda.nvtx.range(name_of(work)):
             work()
 
     def _behind_kernels(self) -> Any:
-        """Return an event after all kernels so far, and before any copy that has begun since the last kernel."""
+        """Return an event behind all kernels so far, but behind no copy that has begun since the last of them."""
         with self._marking:
             if self._launched is None:
                 self._launched = self._stream.record_event()
@@ -79,26 +104,64 @@ class TorchDevice(Device):
         from_, to = self._bytes(source), self._bytes(target)
         to_host = isinstance(target, np.ndarray)
         copies = self._to_host if to_host else self._to_device
-        copies.wait_event(self._behind_kernels())
-        with self._torch.cuda.stream(copies):
-            to.copy_(from_, non_blocking=True)
-        event = copies.record_event()
-        if not to_host:
-            self._stream.wait_event(event)
-        return Event(event.query, (from_, to))
+        with self._current():
+            copies.wait_event(self._behind_kernels())
+            with self._torch.cuda.stream(copies):
+                to.copy_(from_, non_blocking=True)
+            event = copies.record_event()
+            if not to_host:
+                self._stream.wait_event(event)
+            return self._kept(Event(partial(self._query, event), (from_, to)), self._copying[to_host])
+
+    def _kept(self, event: Event, earlier: deque[Event]) -> Event:
+        """Hold the ends of a copy until it is done: PyTorch would hand out their memory to a kernel or copy before."""
+        with self._marking:
+            while earlier and earlier[0].Test():
+                earlier.popleft()
+            earlier.append(event)
+        return event
+
+    def _query(self, event: Any) -> bool:
+        with self._current():
+            return bool(event.query())
 
     @override
     def use(self) -> None:
         self._torch.cuda.set_device(self._index)
+        if not getattr(self._thread, "is_relaxed", False):
+            self._thread.is_relaxed = True
+            relax_capture(bool(self._torch.version.hip))
 
     @override
     def done(self) -> Testable:
-        return Event(self._stream.record_event().query)
+        with self._current():
+            return Event(partial(self._query, self._stream.record_event()))
 
     def _bytes(self, vector: Array) -> Tensor:
         if isinstance(vector, np.ndarray):
             return self._torch.from_numpy(vector.view(np.uint8))
         return vector.view(self._torch.uint8)
+
+
+def name_of(work: Callable[[], object]) -> str:
+    """Return the name of a piece of work in profiles."""
+    while isinstance(work, partial):
+        work = work.func
+    return f"mpicomp {getattr(work, '__name__', type(work).__name__).strip('_')}"
+
+
+def relax_capture(hip: bool) -> None:
+    """Let the calling thread query events while another thread captures a graph, which would fail otherwise.
+
+    PyTorch captures in a mode in which calls of all threads count that have not been exempted.
+    """
+    library, function = (
+        ("libamdhip64.so", "hipThreadExchangeStreamCaptureMode")
+        if hip
+        else ("libcuda.so.1", "cuThreadExchangeStreamCaptureMode")
+    )
+    with suppress(OSError, AttributeError):  # no such library: there is no graph either
+        getattr(ctypes.CDLL(library), function)(ctypes.byref(ctypes.c_int(RELAXED)))
 
 
 class Event(Testable):

@@ -9,15 +9,18 @@ from torch import Tensor
 
 from mpicomp.kernels import streams
 from mpicomp.kernels.cpu.bucketed import L1, L2, LINF
-from mpicomp.kernels.gpu.common import APART, LANES, add_rows, bit_at, bits_of, fold, number, to_words
+from mpicomp.kernels.gpu.common import APART, LANES, bits_of, fold, number, read, read_bits, to_words, write
 from mpicomp.kernels.gpu.sums import (
-    ROWS,
     SQUARES,
+    STAGES,
     TOTALS,
+    TURN,
     add_blocks,
     add_columns,
+    add_rows,
     block_at,
     block_sums,
+    blocks_of_program,
     combined,
     total_of,
 )
@@ -140,31 +143,25 @@ def clipped_scales(x: Tensor, bucket: int, clip: float | None, scales: Tensor) -
 
 
 @triton.jit
-def _add_sides(above, below, count, v, inside):  # type: ignore[no-untyped-def]
-    """Lanes plus the elements that are 0 or more, the others, and how many the former are."""
-    wide = v.to(tl.float64)
-    positive = v >= 0
-    above = add_rows(above, tl.where(positive, wide, 0))
-    below = add_rows(below, tl.where(positive, 0, wide))
-    return above, below, count + tl.sum((positive & inside).to(tl.int32), axis=1)
-
-
-@triton.jit
-def _sides_kernel(x, residual, n, bucket, blocks, tasks, sides, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
-    task = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+def _sides_kernel(x, residual, n, bucket, blocks, tasks, sides, BLOCKS: tl.constexpr):  # type: ignore[no-untyped-def]
+    task = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
     start, whole, stop = block_at(task, blocks, bucket, n)
-    above, below = tl.zeros([ROWS, LANES], tl.float64), tl.zeros([ROWS, LANES], tl.float64)
-    count = tl.zeros([ROWS], tl.int32)
-    for word in range(0, tl.max(whole - start), 64):
-        at = start[:, None] + (word + tl.arange(0, 64)[None, :])
+    above, below = tl.zeros([BLOCKS * LANES], tl.float64), tl.zeros([BLOCKS * LANES], tl.float64)
+    count = tl.zeros([BLOCKS], tl.int32)
+    for first in tl.range(0, tl.max(whole - start), TURN, num_stages=STAGES):
+        at = start[:, None] + (first + tl.arange(0, TURN)[None, :])
         inside = at < whole[:, None]
-        above, below, count = _add_sides(above, below, count, combined(x, residual, None, None, at, inside), inside)
+        v = combined(x, residual, None, None, at, inside)
+        positive = v >= 0
+        above = add_rows(above, tl.where(positive, v, 0))
+        below = add_rows(below, tl.where(positive, 0, v))
+        count += tl.sum((positive & inside).to(tl.int32), axis=1)
     at = whole[:, None] + tl.arange(0, LANES)[None, :]
     inside = at < stop[:, None]
     v = combined(x, residual, None, None, at, inside)
-    positive, wide, nothing = v >= 0, v.to(tl.float64), tl.zeros([ROWS], tl.float64)
-    up = fold(above) + add_columns(nothing, tl.where(positive, wide, 0))
-    down = fold(below) + add_columns(nothing, tl.where(positive, 0, wide))
+    positive, wide, nothing = v >= 0, v.to(tl.float64), tl.zeros([BLOCKS], tl.float64)
+    up = fold(tl.reshape(above, [BLOCKS, LANES])) + add_columns(nothing, tl.where(positive, wide, 0))
+    down = fold(tl.reshape(below, [BLOCKS, LANES])) + add_columns(nothing, tl.where(positive, 0, wide))
     count += tl.sum((positive & inside).to(tl.int32), axis=1)
     tl.store(sides + task, up, mask=task < tasks)
     tl.store(sides + tasks + task, down, mask=task < tasks)
@@ -174,10 +171,10 @@ def _sides_kernel(x, residual, n, bucket, blocks, tasks, sides, ROWS: tl.constex
 def _sides(x: Tensor, residual: Tensor | None, bucket: int, buckets: int) -> Tensor:
     """float64[3, blocks]: sums of the elements that are 0 or more, of the others, and how many the former are."""
     blocks = _blocks(bucket)
-    tasks = buckets * blocks
+    tasks, of_program = buckets * blocks, blocks_of_program(bucket)
     sides = torch.empty((3, tasks), dtype=torch.float64, device=x.device)
-    _sides_kernel[(triton.cdiv(tasks, ROWS),)](
-        x, residual, x.numel(), bucket, blocks, tasks, sides, ROWS, num_warps=1, **APART
+    _sides_kernel[(triton.cdiv(tasks, of_program),)](
+        x, residual, x.numel(), bucket, blocks, tasks, sides, of_program, num_warps=1, **APART
     )
     return sides
 
@@ -229,10 +226,10 @@ def _spread_kernel(  # type: ignore[no-untyped-def]
         low = tl.where(low - low == 0, low, 0)
     else:
         low = tl.where(high == 0, high, -high)
-    value = tl.where(bit_at(bits, at, inside), high, low).to(out.dtype.element_ty)
+    value = tl.where(read_bits(bits, start, n, WIDTH), high, low).to(out.dtype.element_ty)
     if ADDING:
-        value = tl.load(out + at, mask=inside, other=0) + value
-    tl.store(out + at, value, mask=inside)
+        value = read(out, start, n, WIDTH) + value
+    write(out, start, n, value, WIDTH)
 
 
 def spread(bits: Tensor, numbers: Tensor, bucket: int, out: Tensor, adding: bool) -> None:
@@ -281,14 +278,15 @@ def _pack_and_subtract_kernel(  # type: ignore[no-untyped-def]
     """
     start = tl.program_id(0).to(tl.int64) * WIDTH
     place = tl.arange(0, WIDTH)
-    at = start + place
-    inside = at < n
+    inside = start + place < n
     number = bucket_of(start, place, bucket, LONG)
-    v = combined(values, residual, None, None, at, inside)
+    v = read(values, start, n, WIDTH)
+    if residual is not None:
+        v = v + read(residual, start, n, WIDTH)
     high = tl.load(upper + number, mask=inside, other=0).to(v.dtype)
-    low = -high if lower is None else tl.load(lower + number, mask=inside, other=0).to(v.dtype)
+    low = high * -1 if lower is None else tl.load(lower + number, mask=inside, other=0).to(v.dtype)
     positive = v >= 0
-    tl.store(left + at, v - tl.where(positive, high, low), mask=inside)
+    write(left, start, n, v - tl.where(positive, high, low), WIDTH)
     word = start // 64 + tl.arange(0, WIDTH // 64)
     tl.store(bits + word, to_words(tl.reshape(positive & inside, [WIDTH // 64, 64])), mask=word * 64 < n)
     tl.store(finite, 0, mask=tl.max((v - v != 0).to(tl.int32)) > 0)

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mpicomp.kernels.gpu.common import APART
+from mpicomp.kernels.gpu.common import APART, read, write
 
 WIDTH = 1024  # numbers of a program
 EXPONENT = tl.constexpr(0x7F800000)
@@ -14,11 +14,11 @@ EXPONENT = tl.constexpr(0x7F800000)
 
 @triton.jit
 def _split_bytes_kernel(words, n, count, columns, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
-    word = tl.load(words + at, mask=at < n, other=0)
-    to = columns + at
+    start = tl.program_id(0).to(tl.int64) * WIDTH
+    word = read(words, start, n, WIDTH)
+    to = columns
     for j in range(count):
-        tl.store(to, ((word >> (24 - 8 * j)) & 255).to(tl.uint8), mask=at < n)
+        write(to, start, n, ((word >> (24 - 8 * j)) & 255).to(tl.uint8), WIDTH)
         to += n
 
 
@@ -33,15 +33,15 @@ def split_bytes(words: Tensor, columns: Tensor) -> None:
 
 @triton.jit
 def _join_bytes_kernel(columns, n, count, rest, shift, words, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+    start = tl.program_id(0).to(tl.int64) * WIDTH
     word = tl.zeros([WIDTH], tl.int32)
-    source = columns + at
+    source = columns
     for j in range(count):
-        word |= tl.load(source, mask=at < n, other=0).to(tl.int32) << (24 - 8 * j)
+        word |= read(source, start, n, WIDTH).to(tl.int32) << (24 - 8 * j)
         source += n
     if rest is not None:
-        word |= tl.load(rest + at, mask=at < n, other=0).to(tl.int32) << shift
-    tl.store(words + at, tl.where((word & EXPONENT) == EXPONENT, 0, word), mask=at < n)
+        word |= read(rest, start, n, WIDTH).to(tl.int32) << shift
+    write(words, start, n, tl.where((word & EXPONENT) == EXPONENT, 0, word), WIDTH)
 
 
 def join_bytes(columns: Tensor, rest: Tensor | None, shift: int, words: Tensor) -> None:

@@ -48,24 +48,65 @@ def to_words(mask):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def to_bits(words):  # type: ignore[no-untyped-def]
+    """int64[words] to bool[words * 64], the opposite of `to_words`."""
+    bits = (words[:, None] >> tl.arange(0, 64)[None, :].to(tl.int64)) & 1
+    return tl.reshape(bits, [words.shape[0] * 64]) != 0
+
+
+@triton.jit
 def bit_at(words, at, inside):  # type: ignore[no-untyped-def]
     """Bit `at`, an int64 tensor, of packed words, as bool; false where not `inside`."""
     return ((tl.load(words + (at >> 6), mask=inside, other=0) >> (at & 63)) & 1) != 0
 
 
 @triton.jit
-def add_rows(totals, word):  # type: ignore[no-untyped-def]
-    """What lanes come to, float64[blocks, 16], when a word's elements, [blocks, 64], are added one row after the other.
+def elements(pointer, at, stop, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Elements `at`; 0 from `stop` on. WHOLE: none of them is there."""
+    if WHOLE:
+        return tl.load(pointer + at)
+    else:  # noqa: RET505 - Triton compiles what is behind an `if` whatever its condition
+        return tl.load(pointer + at, mask=at < stop, other=0)
 
-    Elements 16 k to 16 k + 15 of a word are row k.
-    """
-    blocks: tl.constexpr = word.shape[0]
-    rows = tl.permute(tl.reshape(word, [blocks, 2, 2, 16]), (0, 3, 1, 2))  # [block, lane, row div 2, row mod 2]
-    even, odd = tl.split(rows)
-    row_0, row_2 = tl.split(even)
-    row_1, row_3 = tl.split(odd)
-    totals = totals + row_0.to(tl.float64) + row_1.to(tl.float64)
-    return totals + row_2.to(tl.float64) + row_3.to(tl.float64)
+
+@triton.jit
+def keep_elements(pointer, at, stop, values, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Overwrite elements `at` before `stop`."""
+    if WHOLE:
+        tl.store(pointer + at, values)
+    else:
+        tl.store(pointer + at, values, mask=at < stop)
+
+
+# A mask that ends anywhere costs all of a program's accesses of 16 bytes. So only the last program has one.
+
+
+@triton.jit
+def read(pointer, start, n, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """WIDTH elements from `start` on; 0 from element n on."""
+    at = start + tl.arange(0, WIDTH)
+    if start + WIDTH <= n:  # noqa: SIM108 - both sides of an expression would be computed
+        found = tl.load(pointer + at)
+    else:
+        found = tl.load(pointer + at, mask=at < n, other=0)
+    return found
+
+
+@triton.jit
+def write(pointer, start, n, values, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Overwrite WIDTH elements from `start` on, before element n."""
+    at = start + tl.arange(0, WIDTH)
+    if start + WIDTH <= n:
+        tl.store(pointer + at, values)
+    else:
+        tl.store(pointer + at, values, mask=at < n)
+
+
+@triton.jit
+def read_bits(words, start, n, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Bits of WIDTH elements from `start` on, a multiple of 64, as bool; false from element n on, up to its word."""
+    word = start // 64 + tl.arange(0, WIDTH // 64)
+    return to_bits(tl.load(words + word, mask=word * 64 < n, other=0))
 
 
 @triton.jit

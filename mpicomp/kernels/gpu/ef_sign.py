@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpicomp.kernels import streams
-from mpicomp.kernels.gpu.common import APART, BLOCK, LANES, fold, to_words
+from mpicomp.kernels.gpu.common import APART, BLOCK, LANES, fold, read, to_words, write
 from mpicomp.kernels.gpu.stretches import numbers_at, numbers_on, places_on, reaching
-from mpicomp.kernels.gpu.sums import add_columns
+from mpicomp.kernels.gpu.sums import STAGES, TURN, add_columns, add_rows
 
-TURN = tl.constexpr(256)  # elements at a time
 WIDTH = 1024  # elements of a program that settles
 
 
@@ -46,6 +45,19 @@ def _add_one_by_one(rest, g, before, scale, start, stop):  # type: ignore[no-unt
     return rest
 
 
+@triton.jit
+def _pack_edge(g, before, scale, start, stop, carry, first_word, after, bits):  # type: ignore[no-untyped-def]
+    """Some elements of one word, of which `carry` has earlier bits; returns the word."""
+    word = start // 64
+    at = word * 64 + tl.arange(0, 64)
+    inside = (at >= start) & (at < stop)
+    x = _compensated(g, before, scale, at, inside)
+    tl.store(after + at, x, mask=inside)
+    packed = to_words(tl.reshape((x >= 0) & inside, [1, 64])) | carry
+    tl.store(bits + (word - first_word) + tl.arange(0, 1), packed)
+    return tl.sum(packed)
+
+
 @triton.jit(do_not_specialize=["cut_start", "cut_stop", "low", "high"])
 def _compensate_and_pack_kernel(  # type: ignore[no-untyped-def]
     g, before, last_scales, starts, stops, firsts, cut_start, cut_stop, low, high, after, bits, sums
@@ -53,34 +65,37 @@ def _compensate_and_pack_kernel(  # type: ignore[no-untyped-def]
     block = tl.cast(cut_start, tl.int64) // BLOCK + tl.program_id(0)
     begin = block * BLOCK
     end = tl.minimum(begin + BLOCK, cut_stop)
+    first_word = cut_start // 64
     carry, carried = tl.full((), 0, tl.int64), tl.full((), -1, tl.int64)  # a word that is not full, and its number
     stretch = reaching(stops, low, high, begin)
     first = tl.load(starts + stretch, mask=stretch < high, other=0)
     while (stretch < high) & (first < end):
         start, stop = tl.maximum(first, begin), tl.minimum(tl.load(stops + stretch), end)
         scale = tl.load(last_scales + stretch)
-        head = tl.minimum(stop, (start + 63) // 64 * 64)
-        tail = tl.maximum(head, stop // 64 * 64)
+        # words that the stretch fills, whose elements are loaded 16 bytes at a time, and what is in front and behind
+        body, body_stop = (start + 63) // 64 * 64, stop // 64 * 64
+        head_stop = tl.minimum(stop, body)
+        tail = tl.maximum(head_stop, body_stop)
         # before anything is written, for `after` may be g
-        rest = _add_one_by_one(tl.zeros([1], tl.float64), g, before, scale, start, head)
+        rest = _add_one_by_one(tl.zeros([1], tl.float64), g, before, scale, start, head_stop)
         rest = _add_one_by_one(rest, g, before, scale, tail, stop)
         tl.debug_barrier()
-        lanes = tl.zeros([LANES], tl.float64)
         carry = tl.where(carried == start // 64, carry, 0)
-        last = tl.full((), 0, tl.int64)
-        for turn in range(start // 64 * 64, stop, TURN):
+        if start < head_stop:
+            carry = _pack_edge(g, before, scale, start, head_stop, carry, first_word, after, bits)
+        lanes = tl.zeros([LANES], tl.float64)
+        for turn in tl.range(body, body_stop, TURN, num_stages=STAGES):
             at = turn + tl.arange(0, TURN)
-            inside = (at >= start) & (at < stop)
+            inside = at < body_stop
             x = _compensated(g, before, scale, at, inside)
-            rows = tl.reshape(tl.where((at >= head) & (at < tail), tl.abs(x).to(tl.float64), 0), [16, LANES])
-            lanes = add_columns(lanes, tl.permute(rows, (1, 0)))
             tl.store(after + at, x, mask=inside)
-            number = turn // 64 + tl.arange(0, TURN // 64)
-            word = to_words(tl.reshape((x >= 0) & inside, [TURN // 64, 64]))
-            word |= tl.where(number == start // 64, carry, 0)
-            tl.store(bits + (number - cut_start // 64), word, mask=number * 64 < stop)
-            last = tl.sum(tl.where(number == stop // 64, word, 0))
-        carry, carried = last, tl.where(stop % 64 == 0, -1, stop // 64)
+            lanes = add_rows(lanes, tl.reshape(tl.where(inside, tl.abs(x), 0), [1, TURN]))
+            word = turn // 64 + tl.arange(0, TURN // 64)
+            packed = to_words(tl.reshape(x >= 0, [TURN // 64, 64]))
+            tl.store(bits + (word - first_word), packed, mask=word * 64 < body_stop)
+        if tail < stop:
+            carry = _pack_edge(g, before, scale, tail, stop, 0, first_word, after, bits)
+        carried = tl.where(stop % 64 == 0, -1, stop // 64)
         one = tl.arange(0, 1)
         place = tl.load(firsts + stretch) + (block - first // BLOCK)
         tl.store(sums + place + one, fold(tl.reshape(lanes, [1, LANES])) + rest, mask=one + start < stop)
@@ -127,10 +142,10 @@ def compensate_and_pack(
 
 @triton.jit
 def _settle_kernel(p, n, scales, starts, stops, stretches, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
-    scale, found = numbers_at(scales, starts, stops, 0, stretches, at, 0)
-    inside = found & (at < n)
-    tl.store(p + at, _without(tl.load(p + at, mask=inside, other=0), scale), mask=inside)
+    start = tl.program_id(0).to(tl.int64) * WIDTH
+    scale, found = numbers_at(scales, starts, stops, 0, stretches, start + tl.arange(0, WIDTH), 0)
+    x = read(p, start, n, WIDTH)
+    write(p, start, n, tl.where(found, _without(x, scale), x), WIDTH)
 
 
 def settle(

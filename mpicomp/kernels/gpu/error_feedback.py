@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mpicomp.kernels.gpu.common import APART, bits_of, number
+from mpicomp.kernels.gpu.common import APART, bits_of, number, read, write
 
 WIDTH = 1024  # elements of a program
 
@@ -18,11 +18,11 @@ WIDTH = 1024  # elements of a program
 def _compensate_kernel(  # type: ignore[no-untyped-def]
     values, residual, n, alpha, out, SCALED: tl.constexpr, WIDTH: tl.constexpr
 ):
-    at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
-    kept = tl.load(residual + at, mask=at < n)
+    start = tl.program_id(0).to(tl.int64) * WIDTH
+    kept = read(residual, start, n, WIDTH)
     if SCALED:
         kept = kept * number(alpha, kept.dtype)
-    tl.store(out + at, kept + tl.load(values + at, mask=at < n), mask=at < n)
+    write(out, start, n, kept + read(values, start, n, WIDTH), WIDTH)
 
 
 def compensate(values: Tensor, residual: Tensor, alpha: Any, out: Tensor) -> None:
@@ -40,12 +40,12 @@ def _keep_kernel(  # type: ignore[no-untyped-def]
     values, sent, residual, n, beta, out, strange, SCALED: tl.constexpr, WIDTH: tl.constexpr
 ):
     """`strange` becomes 1 where something is not finite."""
-    at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
-    left = tl.load(values + at, mask=at < n, other=0) - tl.load(sent + at, mask=at < n, other=0)
+    start = tl.program_id(0).to(tl.int64) * WIDTH
+    left = read(values, start, n, WIDTH) - read(sent, start, n, WIDTH)
     if SCALED:
-        left = tl.load(residual + at, mask=at < n, other=0) * number(beta, left.dtype) + left
-    tl.store(out + at, left, mask=at < n)
-    tl.store(strange, 1, mask=tl.max(((left - left != 0) & (at < n)).to(tl.int32)) > 0)
+        left = read(residual, start, n, WIDTH) * number(beta, left.dtype) + left
+    write(out, start, n, left, WIDTH)
+    tl.store(strange, 1, mask=tl.max(((left - left != 0) & (start + tl.arange(0, WIDTH) < n)).to(tl.int32)) > 0)
 
 
 def keep(values: Tensor, sent: Tensor, residual: Tensor, beta: Any, out: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpicomp.kernels import streams
-from mpicomp.kernels.gpu.common import APART, signed
+from mpicomp.kernels.gpu.common import APART, read, signed, write
 
 ROUNDS = tl.constexpr(streams.ROUNDS)
 BLOCKS = 256  # Philox blocks of a program, two words each
@@ -163,10 +163,10 @@ def draw_words(
 
 @triton.jit
 def _merge_words_kernel(words, incoming, held, n, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
-    old = tl.load(held + at, mask=at < n)
-    taken = (old ^ tl.load(incoming + at, mask=at < n)) & tl.load(words + at, mask=at < n)
-    tl.store(held + at, old ^ taken, mask=at < n)
+    start = tl.program_id(0).to(tl.int64) * WIDTH
+    old = read(held, start, n, WIDTH)
+    taken = (old ^ read(incoming, start, n, WIDTH)) & read(words, start, n, WIDTH)
+    write(held, start, n, old ^ taken, WIDTH)
 
 
 def merge_words(words: Tensor, incoming: Tensor, held: Tensor) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpicomp.kernels.cpu.planes import powers_of_two
-from mpicomp.kernels.gpu.common import APART, bit_at, to_words
+from mpicomp.kernels.gpu.common import APART, read, read_bits, to_words, write
 
 __all__ = ["pack_planes", "powers_of_two", "unpack_planes"]
 
@@ -23,9 +23,9 @@ WIDTH = 1024  # codes of a program that unpacks
 
 @triton.jit
 def _pack_planes_kernel(codes, n, bits, words, planes, WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
-    word = tl.program_id(0).to(tl.int64) * WORDS + tl.arange(0, WORDS)
-    at = word[:, None] * 64 + tl.arange(0, 64)[None, :]
-    code = tl.load(codes + at, mask=at < n, other=0).to(tl.int32)
+    start = tl.program_id(0).to(tl.int64) * (WORDS * 64)
+    word = start // 64 + tl.arange(0, WORDS)
+    code = tl.reshape(read(codes, start, n, WORDS * 64).to(tl.int32), [WORDS, 64])
     to = planes + word
     for j in range(bits):
         tl.store(to, to_words(((code >> j) & 1) != 0), mask=word < words)
@@ -43,14 +43,21 @@ def pack_planes(codes: Tensor, powers: NDArray[Any] | None, planes: Tensor) -> N
 
 
 @triton.jit
-def _unpack_planes_kernel(planes, bits, words, n, codes, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+def read_planes(planes, bits, words, start, n, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Codes of WIDTH elements from `start` on, int32; 0 from element n on, up to its word."""
     code = tl.zeros([WIDTH], tl.int32)
     plane = planes
     for j in range(bits):
-        code |= bit_at(plane, at, at < n).to(tl.int32) << j
+        code |= read_bits(plane, start, n, WIDTH).to(tl.int32) << j
         plane += words
-    tl.store(codes + at, code.to(codes.dtype.element_ty), mask=at < n)
+    return code
+
+
+@triton.jit
+def _unpack_planes_kernel(planes, bits, words, n, codes, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    start = tl.program_id(0).to(tl.int64) * WIDTH
+    code = read_planes(planes, bits, words, start, n, WIDTH)
+    write(codes, start, n, code.to(codes.dtype.element_ty), WIDTH)
 
 
 def unpack_planes(planes: Tensor, powers: NDArray[Any] | None, codes: Tensor) -> None:

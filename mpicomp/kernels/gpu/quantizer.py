@@ -16,8 +16,9 @@ from torch import Tensor
 
 from mpicomp.kernels.cpu.quantizer import WORDS
 from mpicomp.kernels.gpu.bucketed import L2, as_float32, bucket_of, norms
-from mpicomp.kernels.gpu.common import APART, bit_at, to_words
+from mpicomp.kernels.gpu.common import APART, read, to_words, write
 from mpicomp.kernels.gpu.philox import key_of, uniforms
+from mpicomp.kernels.gpu.planes import read_planes
 
 __all__ = ["WORDS", "decode", "dequantize", "encode", "quantize"]
 
@@ -72,7 +73,8 @@ def _drawn_code(v, ratio, uniform, levels, negative):  # type: ignore[no-untyped
 def _value_of(code, unit, levels, negative):  # type: ignore[no-untyped-def]
     below = code > negative
     level = tl.minimum(tl.where(below, code - negative, code), levels)
-    return level.to(tl.float64) * tl.where(below, -unit, unit)
+    # Triton before 3.8 takes -x for 0 - x, which is +0 where x is 0
+    return level.to(tl.float64) * tl.where(below, unit * -1, unit)
 
 
 @triton.jit(do_not_specialize=["key", "first", "step", "source", "levels", "negative"])
@@ -82,10 +84,10 @@ def _quantize_kernel(  # type: ignore[no-untyped-def]
     start = tl.program_id(0).to(tl.int64) * WIDTH
     place = tl.arange(0, WIDTH)
     at = start + place
-    v = tl.load(x + at, mask=at < n, other=0)
+    v = read(x, start, n, WIDTH)
     ratio = tl.load(ratios + bucket_of(start, place, bucket, LONG), mask=at < n, other=0)
     uniform = uniforms(key, tl.cast(first, tl.int64) + start, step, source, WIDTH)
-    tl.store(codes + at, _drawn_code(v, ratio, uniform, levels, negative).to(tl.uint8), mask=at < n)
+    write(codes, start, n, _drawn_code(v, ratio, uniform, levels, negative).to(tl.uint8), WIDTH)
 
 
 @triton.jit(do_not_specialize=["key", "first", "step", "source", "levels", "negative"])
@@ -97,7 +99,7 @@ def _encode_kernel(  # type: ignore[no-untyped-def]
     place = tl.arange(0, WIDTH)
     at = start + place
     inside = at < n
-    v = tl.load(x + at, mask=inside, other=0)
+    v = read(x, start, n, WIDTH)
     b = bucket_of(start, place, bucket, LONG)
     ratio = tl.load(ratios + b, mask=inside, other=0)
     uniform = uniforms(key, tl.cast(first, tl.int64) + start, step, source, WIDTH)
@@ -110,15 +112,15 @@ def _encode_kernel(  # type: ignore[no-untyped-def]
         to += words
     if sent is not None:
         unit = tl.load(units + b, mask=inside, other=0)
-        tl.store(sent + at, _value_of(code, unit, levels, negative).to(sent.dtype.element_ty), mask=inside)
+        write(sent, start, n, _value_of(code, unit, levels, negative).to(sent.dtype.element_ty), WIDTH)
 
 
 @triton.jit
-def _write(values, out, at, inside, ADDING: tl.constexpr):  # type: ignore[no-untyped-def]
+def _write(values, out, start, n, ADDING: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     rounded = values.to(out.dtype.element_ty)
     if ADDING:
-        rounded = tl.load(out + at, mask=inside, other=0) + rounded
-    tl.store(out + at, rounded, mask=inside)
+        rounded = read(out, start, n, WIDTH) + rounded
+    write(out, start, n, rounded, WIDTH)
 
 
 @triton.jit(do_not_specialize=["levels", "negative"])
@@ -128,9 +130,9 @@ def _dequantize_kernel(  # type: ignore[no-untyped-def]
     start = tl.program_id(0).to(tl.int64) * WIDTH
     place = tl.arange(0, WIDTH)
     at = start + place
-    code = tl.load(codes + at, mask=at < n, other=0).to(tl.int32)
+    code = read(codes, start, n, WIDTH).to(tl.int32)
     unit = tl.load(units + bucket_of(start, place, bucket, LONG), mask=at < n, other=0)
-    _write(_value_of(code, unit, levels, negative), out, at, at < n, ADDING)
+    _write(_value_of(code, unit, levels, negative), out, start, n, ADDING, WIDTH)
 
 
 @triton.jit(do_not_specialize=["levels", "negative"])
@@ -141,13 +143,9 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     start = tl.program_id(0).to(tl.int64) * WIDTH
     place = tl.arange(0, WIDTH)
     at = start + place
-    code = tl.zeros([WIDTH], tl.int32)
-    plane = planes
-    for j in range(bits):
-        code |= bit_at(plane, at, at < n).to(tl.int32) << j
-        plane += words
+    code = read_planes(planes, bits, words, start, n, WIDTH)
     unit = tl.load(units + bucket_of(start, place, bucket, LONG), mask=at < n, other=0)
-    _write(_value_of(code, unit, levels, negative), out, at, at < n, ADDING)
+    _write(_value_of(code, unit, levels, negative), out, start, n, ADDING, WIDTH)
 
 
 def _of_buckets(kernel: Any, scales: Tensor, levels: int) -> Tensor:

@@ -15,7 +15,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpicomp.kernels.gpu.common import APART, bit_at, signed
+from mpicomp.kernels.gpu.common import APART, read_bits, signed, write
 from mpicomp.kernels.gpu.philox import bernoulli_pair, draw, key_of, table_arguments
 
 ROW = 8  # words
@@ -233,11 +233,11 @@ def scatter_rows(
 def _unpack_pair_kernel(  # type: ignore[no-untyped-def]
     first, second, positive, zero, negative, n, out, WIDTH: tl.constexpr
 ):
-    at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
-    one, other = bit_at(first, at, at < n), bit_at(second, at, at < n)
+    start = tl.program_id(0).to(tl.int64) * WIDTH
+    one, other = read_bits(first, start, n, WIDTH), read_bits(second, start, n, WIDTH)
     value = tl.where(one, tl.cast(positive, tl.int64), tl.cast(negative, tl.int64))
     value = tl.where(one == other, value, tl.cast(zero, tl.int64))
-    tl.store(out + at, value.to(out.dtype.element_ty), mask=at < n)
+    write(out, start, n, value.to(out.dtype.element_ty), WIDTH)
 
 
 def unpack_pair(

@@ -16,41 +16,66 @@ from torch import Tensor
 
 from mpicomp.kernels import streams
 from mpicomp.kernels.cpu.sign import add_up, follow, set_steps
-from mpicomp.kernels.gpu.common import APART, BLOCK, LANES, add_rows, bit_at, bits_of, fold, number, signed, to_words
+from mpicomp.kernels.gpu.common import (
+    APART,
+    BLOCK,
+    LANES,
+    bits_of,
+    elements,
+    fold,
+    keep_elements,
+    number,
+    read,
+    read_bits,
+    signed,
+    to_bits,
+    to_words,
+    write,
+)
+from mpicomp.kernels.gpu.sums import STAGES, TURN, add_columns, add_rows
 
 __all__ = [
     "add_and_clear", "add_up", "all_finite", "all_finite_16", "encode", "follow", "pack", "set_steps",
     "subtract_result", "unpack",
 ]  # fmt: skip
 
-BLOCKS = 4  # blocks of a program that sums: one warp, whose threads each hold 8 elements
 WORDS = 16  # words of a program that packs
 WIDTH = 1024  # elements of any other program
 
 
 @triton.jit
-def _values(u, whole, at, n):  # type: ignore[no-untyped-def]
+def _values(u, whole, at, n, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Elements of u, or of whole - u; 0 behind the end."""
-    x = tl.load(u + at, mask=at < n, other=0)
+    x = elements(u, at, n, WHOLE)
     if whole is not None:
-        x = tl.load(whole + at, mask=at < n, other=0) - x
+        x = elements(whole, at, n, WHOLE) - x
     return x
 
 
 @triton.jit
 def _sum_one_by_one(u, whole, start, stop):  # type: ignore[no-untyped-def]
-    """Sum of the magnitudes of some elements, float64."""
-    total = tl.full((), 0, tl.float64)
-    for i in range(start, stop):
-        total += tl.abs(_values(u, whole, i, stop)).to(tl.float64)
+    """Sum of the magnitudes of some elements, float64[1]."""
+    total = tl.zeros([1], tl.float64)
+    for first in range(start, stop, LANES):
+        at = tl.cast(first, tl.int64) + tl.arange(0, LANES)[None, :]
+        total = add_columns(total, tl.abs(_values(u, whole, at, stop, False)).to(tl.float64))
     return total
 
 
 @triton.jit
-def _store_sums(totals, rest, first, n, sums, BLOCKS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Sums of the blocks from element `first` on; `rest` belongs to the block of element n - 1."""
-    block = first // BLOCK + tl.arange(0, BLOCKS)
-    tl.store(sums + block, fold(totals) + tl.where(block == (n - 1) // BLOCK, rest, 0), mask=block * BLOCK < n)
+def _store_sum(lanes, rest, start, n, sums):  # type: ignore[no-untyped-def]
+    """Sum of the block from element `start` on; `rest` belongs to the block of element n - 1."""
+    is_last = start + BLOCK >= n
+    total = fold(tl.reshape(lanes, [1, LANES])) + tl.where(is_last, rest, 0)
+    at = start // BLOCK + tl.arange(0, 1)
+    tl.store(sums + at, total, mask=at * BLOCK < n)
+
+
+@triton.jit
+def _turns(start, whole_until, stop):  # type: ignore[no-untyped-def]
+    """How many turns of a block are whole, and how many it has up to `stop`."""
+    room = tl.maximum(tl.minimum(whole_until - start, BLOCK), 0)
+    return (room // TURN).to(tl.int32), tl.cdiv(tl.minimum(stop - start, BLOCK), TURN).to(tl.int32)
 
 
 @triton.jit
@@ -58,54 +83,78 @@ def _positive(x, at, ODD_POSITIVE: tl.constexpr):  # type: ignore[no-untyped-def
     return (x > 0) | ((x == 0) & ((at & 1) == ODD_POSITIVE))
 
 
+@triton.jit
+def _encode_turn(  # type: ignore[no-untyped-def]
+    u, whole, residual, bits, n, size, full, step, limit, least, previous, first, lanes, noted,
+    ODD_POSITIVE: tl.constexpr, LAZY: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """noted : NaN where something may overflow (LAZY), else how often elements of these columns were clipped."""
+    at = first + tl.arange(0, TURN)
+    word = first // 64 + tl.arange(0, TURN // 64)
+    x = _values(u, whole, at, n, WHOLE)
+    magnitude = tl.abs(x) if WHOLE else tl.where(at < full, tl.abs(x), 0)
+    if residual is None:
+        positive = _positive(x, at, ODD_POSITIVE)
+    else:
+        c = elements(residual, at, size, WHOLE)
+        own = number(step, x.dtype)
+        if LAZY:
+            last = number(previous, x.dtype)
+            old = tl.load(bits + word) if WHOLE else tl.load(bits + word, mask=word * 64 < size, other=0)
+            x = x + tl.where(to_bits(old), c - last, c + last)
+            positive = x >= 0
+            # nothing bounds x, nor x less the coming result: NaN where one of them may overflow
+            most = tl.abs(x) + own
+            noted += most - most if WHOLE else tl.where(at < size, most - most, 0)
+        else:
+            x = x + c
+            positive = x >= 0
+            x = tl.where(positive, x - own, x + own)
+            most, least_kept = number(limit, x.dtype), number(least, x.dtype)
+            bounded = tl.where(x > most, most, x)
+            bounded = tl.where(bounded < least_kept, least_kept, bounded)
+            if WHOLE:
+                beyond = (x > most) | (x < least_kept) | (x != x)
+            else:
+                beyond = ((x > most) | (x < least_kept) | ((at < full) & (x != x))) & (at < size)
+            noted += beyond.to(tl.int32)
+            x = bounded
+        keep_elements(residual, at, size, x, WHOLE)
+    lanes = add_rows(lanes, tl.reshape(magnitude, [1, TURN]))
+    packed = to_words(tl.reshape(positive if WHOLE else positive & (at < size), [TURN // 64, 64]))
+    if WHOLE:
+        tl.store(bits + word, packed)
+    else:
+        tl.store(bits + word, packed, mask=word * 64 < size)
+    return lanes, noted
+
+
 @triton.jit(do_not_specialize=["step", "limit", "least", "previous"])
 def _encode_kernel(  # type: ignore[no-untyped-def]
     u, whole, residual, bits, n, size, full, step, limit, least, previous, sums, clipped,
-    ODD_POSITIVE: tl.constexpr, LAZY: tl.constexpr, BLOCKS: tl.constexpr,
+    ODD_POSITIVE: tl.constexpr, LAZY: tl.constexpr,
 ):  # fmt: skip
     """`size` : elements with a bit. `full` : elements whose magnitudes are added in lanes."""
-    first = tl.program_id(0).to(tl.int64) * (BLOCKS * BLOCK)
-    rest = _sum_one_by_one(u, whole, full, tl.where(first + BLOCKS * BLOCK >= n, n, full))
-    start = first + tl.arange(0, BLOCKS)[:, None] * BLOCK
-    totals = tl.zeros([BLOCKS, LANES], tl.float64)
-    strange = tl.zeros([BLOCKS, 64], u.dtype.element_ty)  # 0, or NaN
-    lost = tl.zeros([BLOCKS, 64], tl.int32)
-    for word in range(tl.minimum(BLOCK // 64, tl.cdiv(size - first, 64))):
-        at = start + (64 * word + tl.arange(0, 64)[None, :])
-        inside = at < size
-        x = _values(u, whole, at, n)
-        magnitude = tl.where(at < full, tl.abs(x), 0)
-        if residual is None:
-            positive = _positive(x, at, ODD_POSITIVE)
-        else:
-            c = tl.load(residual + at, mask=inside, other=0)
-            own = number(step, x.dtype)
-            if LAZY:
-                last = number(previous, x.dtype)
-                x = x + tl.where(bit_at(bits, at, inside), c - last, c + last)
-                positive = x >= 0
-                # nothing bounds x, nor x less the coming result: NaN where one of them may overflow
-                most = tl.abs(x) + own
-                strange += tl.where(inside, most - most, 0)
-            else:
-                x = x + c
-                positive = x >= 0
-                x = tl.where(positive, x - own, x + own)
-                most, least_kept = number(limit, x.dtype), number(least, x.dtype)
-                bounded = tl.where(x > most, most, x)
-                bounded = tl.where(bounded < least_kept, least_kept, bounded)
-                beyond = (x > most) | (x < least_kept) | ((at < full) & (x != x))
-                lost += (beyond & inside).to(tl.int32)
-                x = bounded
-            tl.store(residual + at, x, mask=inside)
-        totals = add_rows(totals, magnitude)  # behind all loads, which wait for one another otherwise
-        to = start // 64 + word
-        tl.store(bits + to, to_words(positive & inside)[:, None], mask=to * 64 < size)
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    rest = _sum_one_by_one(u, whole, full, tl.where(start + BLOCK >= n, n, full))
+    lanes = tl.zeros([LANES], tl.float64)
+    noted = tl.zeros([TURN], u.dtype.element_ty if LAZY else tl.int32)
+    whole_turns, turns = _turns(start, tl.minimum(n, full), size)
+    for turn in tl.range(0, whole_turns, num_stages=STAGES):
+        lanes, noted = _encode_turn(
+            u, whole, residual, bits, n, size, full, step, limit, least, previous, start + turn * TURN, lanes, noted,
+            ODD_POSITIVE, LAZY, True,
+        )  # fmt: skip
+    for turn in range(whole_turns, turns):
+        lanes, noted = _encode_turn(
+            u, whole, residual, bits, n, size, full, step, limit, least, previous, start + turn * TURN, lanes, noted,
+            ODD_POSITIVE, LAZY, False,
+        )  # fmt: skip
     if LAZY:
-        totals = totals + tl.sum(strange, axis=1)[:, None].to(tl.float64)
-    _store_sums(totals, rest, first, n, sums, BLOCKS)
+        lanes = lanes + tl.sum(noted).to(tl.float64)
+    _store_sum(lanes, rest, start, n, sums)
     if clipped is not None:
-        count = tl.sum(tl.sum(lost, axis=1)).to(tl.int64)
+        count = tl.sum(noted).to(tl.int64)
         tl.atomic_add(clipped, count, mask=count > 0, sem="relaxed")
 
 
@@ -165,19 +214,21 @@ def encode(
     dtype = u.dtype
     scalars = (0, 0, 0) if residual is None else (bits_of(step, dtype), bits_of(limit, dtype), bits_of(-limit, dtype))
     last = bits_of(previous, dtype) if lazy else 0
-    _encode_kernel[(triton.cdiv(n, BLOCKS * streams.BLOCK),)](
+    _encode_kernel[(triton.cdiv(n, streams.BLOCK),)](
         u, whole, residual, bits, n, size, full, *scalars, last, sums, clipped if clips else None,
-        int(odd_positive), lazy, BLOCKS, num_warps=1, **APART
+        int(odd_positive), lazy, num_warps=1, **APART
     )  # fmt: skip
     return clipped.view(())
 
 
 @triton.jit
 def _pack_kernel(x, n, bits, finite, ODD_POSITIVE: tl.constexpr, WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
-    word = tl.program_id(0).to(tl.int64) * WORDS + tl.arange(0, WORDS)
-    at = word[:, None] * 64 + tl.arange(0, 64)[None, :]
-    v = tl.load(x + at, mask=at < n, other=0)
-    tl.store(bits + word, to_words(_positive(v, at, ODD_POSITIVE) & (at < n)), mask=word * 64 < n)
+    start = tl.program_id(0).to(tl.int64) * (WORDS * 64)
+    at = start + tl.arange(0, WORDS * 64)
+    v = read(x, start, n, WORDS * 64)
+    word = start // 64 + tl.arange(0, WORDS)
+    positive = tl.reshape(_positive(v, at, ODD_POSITIVE) & (at < n), [WORDS, 64])
+    tl.store(bits + word, to_words(positive), mask=word * 64 < n)
     tl.store(finite, 0, mask=tl.max((v - v != 0).to(tl.int32)) > 0)
 
 
@@ -194,9 +245,9 @@ def pack(x: Tensor, bits: Tensor, odd_positive: bool, zero: Any, tiny: Any) -> T
 
 @triton.jit(do_not_specialize=["positive", "negative"])
 def _unpack_kernel(bits, positive, negative, n, out, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
-    value = tl.where(bit_at(bits, at, at < n), tl.cast(positive, tl.int64), tl.cast(negative, tl.int64))
-    tl.store(out + at, value.to(out.dtype.element_ty), mask=at < n)
+    start = tl.program_id(0).to(tl.int64) * WIDTH
+    value = tl.where(read_bits(bits, start, n, WIDTH), tl.cast(positive, tl.int64), tl.cast(negative, tl.int64))
+    write(out, start, n, value.to(out.dtype.element_ty), WIDTH)
 
 
 def unpack(bits: Tensor, positive: np.generic, negative: np.generic, streaming: bool, out: Tensor) -> None:
@@ -211,8 +262,7 @@ def unpack(bits: Tensor, positive: np.generic, negative: np.generic, streaming: 
 
 @triton.jit
 def _all_finite_kernel(x, n, finite, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
-    v = tl.load(x + at, mask=at < n, other=0)
+    v = read(x, tl.program_id(0).to(tl.int64) * WIDTH, n, WIDTH)
     tl.store(finite, 0, mask=tl.max((v - v != 0).to(tl.int32)) > 0)
 
 
@@ -228,8 +278,7 @@ def all_finite(x: Tensor) -> Tensor:
 def _all_finite_16_kernel(  # type: ignore[no-untyped-def]
     bits, n, finite, EXPONENT: tl.constexpr, WIDTH: tl.constexpr
 ):
-    at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
-    code = tl.load(bits + at, mask=at < n, other=0).to(tl.int32)
+    code = read(bits, tl.program_id(0).to(tl.int64) * WIDTH, n, WIDTH).to(tl.int32)
     tl.store(finite, 0, mask=tl.max(((code & EXPONENT) == EXPONENT).to(tl.int32)) > 0)
 
 
@@ -241,31 +290,45 @@ def all_finite_16(bits: Tensor, exponent: np.uint16) -> Tensor:
     return finite.view(torch.bool)
 
 
+@triton.jit
+def _add_and_clear_turn(  # type: ignore[no-untyped-def]
+    u, residual, bits, previous, n, full, out, first, lanes, LAZY: tl.constexpr, WHOLE: tl.constexpr
+):
+    at = first + tl.arange(0, TURN)
+    x = elements(u, at, n, WHOLE)
+    magnitude = tl.abs(x) if WHOLE else tl.where(at < full, tl.abs(x), 0)
+    if residual is not None:
+        c = elements(residual, at, n, WHOLE)
+        if LAZY:
+            last = number(previous, x.dtype)
+            word = first // 64 + tl.arange(0, TURN // 64)
+            old = tl.load(bits + word) if WHOLE else tl.load(bits + word, mask=word * 64 < n, other=0)
+            c = tl.where(to_bits(old), c - last, c + last)
+        x = x + c
+        keep_elements(residual, at, n, tl.zeros_like(x), WHOLE)
+    if out is not None:
+        keep_elements(out, at, n, x, WHOLE)
+    return add_rows(lanes, tl.reshape(magnitude, [1, TURN]))
+
+
 @triton.jit(do_not_specialize=["previous"])
 def _add_and_clear_kernel(  # type: ignore[no-untyped-def]
-    u, residual, bits, previous, n, full, out, sums, LAZY: tl.constexpr, BLOCKS: tl.constexpr
+    u, residual, bits, previous, n, full, out, sums, LAZY: tl.constexpr
 ):
-    first = tl.program_id(0).to(tl.int64) * (BLOCKS * BLOCK)
-    # before the loop, which may write to u
-    rest = _sum_one_by_one(u, None, full, tl.where(first + BLOCKS * BLOCK >= n, n, full))
-    start = first + tl.arange(0, BLOCKS)[:, None] * BLOCK
-    totals = tl.zeros([BLOCKS, LANES], tl.float64)
-    for word in range(tl.minimum(BLOCK // 64, tl.cdiv(n - first, 64))):
-        at = start + (64 * word + tl.arange(0, 64)[None, :])
-        inside = at < n
-        x = _values(u, None, at, n)
-        magnitude = tl.where(at < full, tl.abs(x), 0)
-        if residual is not None:
-            c = tl.load(residual + at, mask=inside, other=0)
-            if LAZY:
-                last = number(previous, x.dtype)
-                c = tl.where(bit_at(bits, at, inside), c - last, c + last)
-            x = x + c
-            tl.store(residual + at, tl.zeros_like(x), mask=inside)
-        if out is not None:
-            tl.store(out + at, x, mask=inside)
-        totals = add_rows(totals, magnitude)
-    _store_sums(totals, rest, first, n, sums, BLOCKS)
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    # before the turns, which may write to u
+    rest = _sum_one_by_one(u, None, full, tl.where(start + BLOCK >= n, n, full))
+    lanes = tl.zeros([LANES], tl.float64)
+    whole_turns, turns = _turns(start, full, n)
+    for turn in tl.range(0, whole_turns, num_stages=STAGES):
+        lanes = _add_and_clear_turn(
+            u, residual, bits, previous, n, full, out, start + turn * TURN, lanes, LAZY, True
+        )  # fmt: skip
+    for turn in range(whole_turns, turns):
+        lanes = _add_and_clear_turn(
+            u, residual, bits, previous, n, full, out, start + turn * TURN, lanes, LAZY, False
+        )  # fmt: skip
+    _store_sum(lanes, rest, start, n, sums)
 
 
 def add_and_clear(
@@ -279,17 +342,16 @@ def add_and_clear(
     if n := u.numel():
         lazy = residual is not None and previous is not None
         last = bits_of(previous, u.dtype) if lazy else 0
-        _add_and_clear_kernel[(triton.cdiv(n, BLOCKS * streams.BLOCK),)](
-            u, residual, bits, last, n, n // 64 * 64, out, sums, lazy, BLOCKS, num_warps=1, **APART
+        _add_and_clear_kernel[(triton.cdiv(n, streams.BLOCK),)](
+            u, residual, bits, last, n, n // 64 * 64, out, sums, lazy, num_warps=1, **APART
         )
 
 
 @triton.jit(do_not_specialize=["step"])
 def _subtract_result_kernel(x, bits, step, n, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
-    v = tl.load(x + at, mask=at < n, other=0)
-    own = number(step, v.dtype)
-    tl.store(x + at, tl.where(bit_at(bits, at, at < n), v - own, v + own), mask=at < n)
+    start = tl.program_id(0).to(tl.int64) * WIDTH
+    v, own = read(x, start, n, WIDTH), number(step, x.dtype.element_ty)
+    write(x, start, n, tl.where(read_bits(bits, start, n, WIDTH), v - own, v + own), WIDTH)
 
 
 def subtract_result(x: Tensor, bits: Tensor, step: Any) -> None:

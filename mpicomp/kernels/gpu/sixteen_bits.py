@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mpicomp.kernels.gpu.common import APART
+from mpicomp.kernels.gpu.common import APART, read, write
 
 REBIAS = tl.constexpr(127 - 15 << 23)  # what the exponents of the same float32 and float16 differ by
 INFINITY = tl.constexpr(0x7F800000)  # of float32
@@ -65,15 +65,15 @@ def _to_float32(codes, BFLOAT16: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _narrow_kernel(values, n, out, finite, BFLOAT16: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
-    value = tl.load(values + at, mask=at < n, other=0)
+    start = tl.program_id(0).to(tl.int64) * WIDTH
+    value = read(values, start, n, WIDTH)
     if BFLOAT16:
         code = _to_bfloat16(value)
         strange = (code & 0x7FFF) >= 0x7F80
     else:
         code = _to_float16(value)
         strange = (code & 0x7FFF) >= INFINITY_16
-    tl.store(out + at, code.to(tl.uint16).to(tl.int16, bitcast=True), mask=at < n)
+    write(out, start, n, code.to(tl.uint16).to(tl.int16, bitcast=True), WIDTH)
     tl.store(finite, 0, mask=tl.max(strange.to(tl.int32)) > 0)
 
 
@@ -97,11 +97,11 @@ def narrow(values: Tensor, bfloat16: bool, out: Tensor) -> Tensor:
 def _widen_kernel(  # type: ignore[no-untyped-def]
     codes, n, out, BFLOAT16: tl.constexpr, ADD: tl.constexpr, WIDTH: tl.constexpr
 ):
-    at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
-    value = _to_float32(tl.load(codes + at, mask=at < n, other=0), BFLOAT16).to(out.dtype.element_ty)
+    start = tl.program_id(0).to(tl.int64) * WIDTH
+    value = _to_float32(read(codes, start, n, WIDTH), BFLOAT16).to(out.dtype.element_ty)
     if ADD:
-        value = tl.load(out + at, mask=at < n, other=0) + value
-    tl.store(out + at, value, mask=at < n)
+        value = read(out, start, n, WIDTH) + value
+    write(out, start, n, value, WIDTH)
 
 
 def widen(codes: Tensor, bfloat16: bool, out: Tensor) -> None:

@@ -15,7 +15,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpicomp.kernels.gpu.common import APART, bit_at, bits_of, number
+from mpicomp.kernels.gpu.common import APART, bit_at, bits_of, number, read, write
 from mpicomp.kernels.gpu.philox import key_of, uniforms
 
 WIDTH = 1024  # elements of a program
@@ -78,10 +78,10 @@ def draw_strata(
 
 @triton.jit
 def _finite_sum_kernel(x, residual, left, n, strange, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
-    v = tl.load(x + at, mask=at < n, other=0) + tl.load(residual + at, mask=at < n, other=0)
+    start = tl.program_id(0).to(tl.int64) * WIDTH
+    v = read(x, start, n, WIDTH) + read(residual, start, n, WIDTH)
     if left is not None:
-        tl.store(left + at, v, mask=at < n)
+        write(left, start, n, v, WIDTH)
     tl.store(strange, 1, mask=tl.max((v - v != 0).to(tl.int32)) > 0)
 
 
@@ -132,12 +132,12 @@ def pick(
 def _remember_kernel(  # type: ignore[no-untyped-def]
     x, residual, n, past, part, out, SCALED: tl.constexpr, WIDTH: tl.constexpr
 ):
-    at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
-    old = tl.load(residual + at, mask=at < n)
-    v = tl.load(x + at, mask=at < n) + old
+    start = tl.program_id(0).to(tl.int64) * WIDTH
+    old = read(residual, start, n, WIDTH)
+    v = read(x, start, n, WIDTH) + old
     if SCALED:
         v = number(past, v.dtype) * old + number(part, v.dtype) * v
-    tl.store(out + at, v, mask=at < n)
+    write(out, start, n, v, WIDTH)
 
 
 @triton.jit
@@ -349,10 +349,10 @@ def compress_masked(x: Tensor, words: Tensor, divisor: float, most: float, kept:
 
 @triton.jit
 def _spread_masked_kernel(words, n, counts, kept, room, out, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    at, marked, rank = _ranks(words, n, counts, TILE)
+    _, marked, rank = _ranks(words, n, counts, TILE)
     v = tl.load(kept + rank, mask=marked & (rank < room), other=0)
     v = tl.where(v - v == 0, v, 0)
-    tl.store(out + at, v.to(out.dtype.element_ty), mask=at < n)
+    write(out, tl.program_id(0).to(tl.int64) * TILE, n, v.to(out.dtype.element_ty), TILE)
 
 
 def spread_masked(words: Tensor, kept: Tensor, out: Tensor) -> None:

@@ -14,9 +14,9 @@ from torch import Tensor
 from mpicomp.kernels import streams
 from mpicomp.kernels.cpu.bucketed import L2
 from mpicomp.kernels.gpu.bucketed import FLOAT32_MAX
-from mpicomp.kernels.gpu.common import APART, bits_of, number, to_words
+from mpicomp.kernels.gpu.common import APART, bits_of, number, read, to_words, write
 from mpicomp.kernels.gpu.philox import key_of, uniforms
-from mpicomp.kernels.gpu.sums import block_sums, combined, total_of
+from mpicomp.kernels.gpu.sums import block_sums, total_of
 
 TWO_31 = tl.constexpr(2147483648.0)
 WORDS = 16  # words of a program
@@ -64,12 +64,12 @@ def _stochastic_signs_kernel(  # type: ignore[no-untyped-def]
     key, first, step, source, g, momentum, moved, beta, gain, norm, scale, n, bits, WORDS: tl.constexpr
 ):
     start = tl.program_id(0).to(tl.int64) * (WORDS * 64)
-    at = start + tl.arange(0, WORDS * 64)
-    inside = at < n
+    inside = start + tl.arange(0, WORDS * 64) < n
     uniform = uniforms(key, tl.cast(first, tl.int64) + start, step, source, WORDS * 64).to(tl.float64)
-    x = combined(g, momentum, beta, gain, at, inside)
+    x = read(g, start, n, WORDS * 64)
     if momentum is not None:
-        tl.store(moved + at, x, mask=inside)
+        x = number(beta, x.dtype) * read(momentum, start, n, WORDS * 64) + number(gain, x.dtype) * x
+        write(moved, start, n, x, WORDS * 64)
     factor = number(scale, tl.float64) if norm is None else _scale_of(norm)
     below = TWO_31 + x.to(tl.float64) * factor > uniform
     word = start // 64 + tl.arange(0, WORDS)

@@ -11,10 +11,14 @@ import triton.language as tl
 from torch import Tensor
 
 from mpicomp.kernels.cpu.bucketed import L2
-from mpicomp.kernels.gpu.common import APART, BLOCK, LANES, add_rows, fold, number
+from mpicomp.kernels.gpu.common import APART, BLOCK, LANES, fold, number
 
 SQUARES = tl.constexpr(L2)
-ROWS = 4  # blocks of a program, which is one warp
+# A program is one warp: its turns follow one another, and each would last as long as memory takes to answer if the next
+# ones were not loaded meanwhile. So a launch of few blocks takes 16 turns of 256 elements, not 64 of 64.
+TURN = tl.constexpr(256)
+STAGES = tl.constexpr(4)  # turns under way
+SHORT = 512  # elements of a bucket of which several share a program
 TOTALS = 32  # stretches of a program that adds up sums of blocks
 
 
@@ -80,19 +84,33 @@ def block_at(task, blocks, bucket, n):  # type: ignore[no-untyped-def]
     return start, start + (stop - start) // LANES * LANES, stop
 
 
+@triton.jit
+def add_rows(lanes, turn):  # type: ignore[no-untyped-def]
+    """Lanes, float64[blocks * 16], plus the 16 rows of each block's turn, [blocks, 256], the first row first."""
+    blocks: tl.constexpr = turn.shape[0]
+    rows = tl.permute(tl.reshape(turn, [blocks, 16, LANES]), (0, 2, 1))
+    return add_columns(lanes, tl.reshape(rows, [blocks * LANES, 16]).to(tl.float64))
+
+
+def blocks_of_program(bucket: int) -> int:
+    """Return how many blocks a program sums."""
+    return 4 if bucket <= SHORT else 1
+
+
 @triton.jit(do_not_specialize=["beta", "gain"])
 def _block_sums_kernel(  # type: ignore[no-untyped-def]
-    x, other, beta, gain, n, bucket, blocks, tasks, sums, KIND: tl.constexpr, ROWS: tl.constexpr
+    x, other, beta, gain, n, bucket, blocks, tasks, sums, KIND: tl.constexpr, BLOCKS: tl.constexpr
 ):
-    task = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    task = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
     start, whole, stop = block_at(task, blocks, bucket, n)
-    totals = tl.zeros([ROWS, LANES], tl.float64)
-    for word in range(0, tl.max(whole - start), 64):
-        at = start[:, None] + (word + tl.arange(0, 64)[None, :])
-        totals = add_rows(totals, _measured(combined(x, other, beta, gain, at, at < whole[:, None]), KIND))
+    lanes = tl.zeros([BLOCKS * LANES], tl.float64)
+    for first in tl.range(0, tl.max(whole - start), TURN, num_stages=STAGES):
+        at = start[:, None] + (first + tl.arange(0, TURN)[None, :])
+        lanes = add_rows(lanes, _measured(combined(x, other, beta, gain, at, at < whole[:, None]), KIND))
     at = whole[:, None] + tl.arange(0, LANES)[None, :]
     columns = _measured(combined(x, other, beta, gain, at, at < stop[:, None]), KIND)
-    tl.store(sums + task, fold(totals) + add_columns(tl.zeros([ROWS], tl.float64), columns), mask=task < tasks)
+    totals = fold(tl.reshape(lanes, [BLOCKS, LANES])) + add_columns(tl.zeros([BLOCKS], tl.float64), columns)
+    tl.store(sums + task, totals, mask=task < tasks)
 
 
 def block_sums(
@@ -110,9 +128,9 @@ def block_sums(
     x : float32[n] or float64[n]. other : like x, or None. beta, gain : bits of numbers like x, or None. bucket :
     elements. blocks : of a bucket, ceil(bucket / 4096). sums : float64[buckets * blocks], overwritten.
     """
-    tasks = sums.numel()
-    _block_sums_kernel[(triton.cdiv(tasks, ROWS),)](
-        x, other, beta, gain, x.numel(), bucket, blocks, tasks, sums, kind, ROWS, num_warps=1, **APART
+    tasks, of_program = sums.numel(), blocks_of_program(bucket)
+    _block_sums_kernel[(triton.cdiv(tasks, of_program),)](
+        x, other, beta, gain, x.numel(), bucket, blocks, tasks, sums, kind, of_program, num_warps=1, **APART
     )
 
 

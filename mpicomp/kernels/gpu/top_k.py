@@ -19,11 +19,12 @@ from torch import Tensor
 
 from mpicomp.kernels.gpu.common import APART
 from mpicomp.kernels.gpu.error_feedback import compensate
-from mpicomp.kernels.gpu.magnitudes import load, sizes
+from mpicomp.kernels.gpu.magnitudes import load, load_rows, sizes
 from mpicomp.kernels.gpu.radix_select import largest_of_long
 
 LONGEST = 32768  # bytes of a chunk that one program holds
-TILE = 16384  # bytes of several chunks that one program holds
+TILE = 8192  # bytes of several chunks that one program holds: more take more than 100 registers
+WARPS = 8
 PIECES = 1024  # of a long chunk that one program compares at a time
 
 
@@ -43,6 +44,7 @@ def _largest_kernel(  # type: ignore[no-untyped-def]
     most,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):
     """The first of the largest magnitudes of each piece: `pieces` of a chunk, `length` elements each.
 
@@ -53,10 +55,8 @@ def _largest_kernel(  # type: ignore[no-untyped-def]
     start = piece // pieces * chunk + before
     stop = tl.minimum(tl.minimum(start + length, start - before + chunk), n)
     column = tl.arange(0, WIDTH)[None, :]
-    inside = column < (stop - start)[:, None]
-    v = load(x, residual, start[:, None] + column, inside)
-    if left is not None:
-        tl.store(left + start[:, None] + column, v, mask=inside)
+    v = load_rows(x, residual, left, start, column, length, n, ALIGNED)
+    inside = column < (stop - start).to(tl.int32)[:, None]
     size = sizes(v, inside, mask)
     top = tl.max(size, axis=1)
     at = tl.min(tl.where(size == top[:, None], column, WIDTH), axis=1)
@@ -66,7 +66,7 @@ def _largest_kernel(  # type: ignore[no-untyped-def]
         tl.store(values + piece, load(x, residual, start + at, some), mask=some)
     else:
         tl.store(tops + piece, top, mask=some)
-    tl.atomic_max(most, tl.max(top).to(tl.int64))
+    tl.atomic_max(most, tl.max(top).to(tl.int64), sem="relaxed")
 
 
 @triton.jit
@@ -90,10 +90,11 @@ def _largest_piece_kernel(  # type: ignore[no-untyped-def]
     tl.store(values + chunk_number, load(x, residual, start + at, at >= 0))
 
 
-def _tile(x: Tensor, chunk: int) -> tuple[int, int]:
-    """Chunks of a program, and the power of two that a chunk is padded to."""
+def _tile(x: Tensor, chunk: int) -> tuple[int, int, int]:
+    """Return chunks of a program, the power of two that a chunk is padded to, and warps."""
     width = triton.next_power_of_2(chunk)
-    return max(1, TILE // (width * x.element_size())), width
+    rows = max(1, TILE // (width * x.element_size()))
+    return rows, width, WARPS if rows * width * x.element_size() <= TILE else 2 * WARPS
 
 
 def largest(
@@ -128,10 +129,10 @@ def largest(
     chunk, chunks = min(chunk, n), -(-n // chunk)
     longest = LONGEST // x.element_size()
     if chunk <= longest:
-        rows, width = _tile(x, chunk)
+        rows, width, warps = _tile(x, chunk)
         _largest_kernel[(triton.cdiv(chunks, rows),)](
-            x, residual, left, n, chunk, chunk, 1, int(mask), indices, values, None, most, rows, width, num_warps=8,
-            **APART,
+            x, residual, left, n, chunk, chunk, 1, int(mask), indices, values, None, most, rows, width, chunk % 4 == 0,
+            num_warps=warps, **APART,
         )  # fmt: skip
         return most
     pieces = -(-chunk // longest)
@@ -139,8 +140,8 @@ def largest(
     tops = torch.empty(chunks * pieces, dtype=integers, device=x.device)
     places = torch.empty(chunks * pieces, dtype=torch.int32, device=x.device)
     _largest_kernel[(chunks * pieces,)](
-        x, residual, left, n, chunk, longest, pieces, int(mask), places, None, tops, most, 1, longest, num_warps=8,
-        **APART,
+        x, residual, left, n, chunk, longest, pieces, int(mask), places, None, tops, most, 1, longest, chunk % 4 == 0,
+        num_warps=_tile(x, longest)[2], **APART,
     )  # fmt: skip
     width = min(PIECES, triton.next_power_of_2(pieces))
     _largest_piece_kernel[(chunks,)](
@@ -169,21 +170,19 @@ def _threshold(size, k, high):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _several_kernel(  # type: ignore[no-untyped-def]
-    x, residual, left, n, chunk, keep, mask, high, indices, values, most, ROWS: tl.constexpr, WIDTH: tl.constexpr
-):
+    x, residual, left, n, chunk, keep, mask, high, indices, values, most,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
     """The largest of short chunks, ROWS of them."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     start = row * chunk
     length = tl.maximum(tl.minimum(chunk, n - start), 0)
     k = (keep * length + (chunk - 1)) // chunk
     column = tl.arange(0, WIDTH)[None, :]
-    inside = column < length[:, None]
-    at = start[:, None] + column
-    v = load(x, residual, at, inside)
-    if left is not None:
-        tl.store(left + at, v, mask=inside)
+    v = load_rows(x, residual, left, start, column, chunk, n, ALIGNED)
+    inside = column < length.to(tl.int32)[:, None]
     size = sizes(v, inside, mask)
-    tl.atomic_max(most, tl.max(tl.max(size, axis=1)).to(tl.int64))
+    tl.atomic_max(most, tl.max(tl.max(size, axis=1)).to(tl.int64), sem="relaxed")
     threshold = _threshold(size, k, high)[:, None]
     above = size > threshold
     equal = size == threshold
@@ -191,7 +190,7 @@ def _several_kernel(  # type: ignore[no-untyped-def]
     chosen = above | (equal & (tl.cumsum(equal.to(tl.int32), axis=1) <= ties[:, None]))
     to = (row * keep)[:, None] + tl.cumsum(chosen.to(tl.int32), axis=1) - 1
     tl.store(indices + to, tl.broadcast_to(column, (ROWS, WIDTH)), mask=chosen)
-    tl.store(values + to, load(x, residual, at, chosen), mask=chosen)
+    tl.store(values + to, v, mask=chosen)
 
 
 def several(
@@ -230,9 +229,9 @@ def several(
             x, residual = left, None
         largest_of_long(x, residual, chunk, keep, int(mask), indices, values, most)
         return most
-    rows, width = _tile(x, min(chunk, n))
+    rows, width, warps = _tile(x, min(chunk, n))
     _several_kernel[(triton.cdiv(-(-n // chunk), rows),)](
-        x, residual, left, n, chunk, keep, int(mask), int(high), indices, values, most, rows, width, num_warps=8,
-        **APART,
+        x, residual, left, n, chunk, keep, int(mask), int(high), indices, values, most, rows, width, chunk % 4 == 0,
+        num_warps=warps, **APART,
     )  # fmt: skip
     return most

@@ -14,7 +14,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpicomp.kernels.gpu.common import APART, bit_at, bits_of, number
+from mpicomp.kernels.gpu.common import APART, bits_of, number, read, read_bits, write
 from mpicomp.kernels.gpu.stretches import numbers_at, numbers_on, places_on
 from mpicomp.kernels.gpu.sums import TOTALS, total_of
 
@@ -27,24 +27,24 @@ def _add_counts_kernel(  # type: ignore[no-untyped-def]
     incoming, held, both, most, planes, words, LONGER: tl.constexpr, WIDTH: tl.constexpr
 ):
     """Ripple-carry addition of 64 counts a word. LONGER : whether what comes in has more planes than what is held."""
-    at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
-    inside = at < words
-    source, to = incoming + at, held + at
+    start = tl.program_id(0).to(tl.int64) * WIDTH
+    source, to = incoming, held
     carry = tl.zeros([WIDTH], tl.int64)
     for _ in range(both):
-        a, b = tl.load(source, mask=inside, other=0), tl.load(to, mask=inside, other=0)
+        a, b = read(source, start, words, WIDTH), read(to, start, words, WIDTH)
         half = a ^ b
-        tl.store(to, half ^ carry, mask=inside)
+        write(to, start, words, half ^ carry, WIDTH)
         carry = (a & b) | (half & carry)
         source += words
         to += words
     for _ in range(both, most):
-        a = tl.load(source if LONGER else to, mask=inside, other=0)
-        tl.store(to, a ^ carry, mask=inside)
+        a = read(source if LONGER else to, start, words, WIDTH)
+        write(to, start, words, a ^ carry, WIDTH)
         carry = a & carry
         source += words
         to += words
-    tl.store(to, carry, mask=at < tl.where(planes > most, words, 0))
+    if planes > most:
+        write(to, start, words, carry, WIDTH)
 
 
 def add_counts(incoming: Tensor, incoming_planes: int, held: Tensor, held_planes: int, planes: int, words: int) -> None:
@@ -64,19 +64,18 @@ def add_counts(incoming: Tensor, incoming_planes: int, held: Tensor, held_planes
 @triton.jit(do_not_specialize=["half"])
 def _majority_kernel(counts, planes, words, last, half, coins, bits, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     """`last` : where the highest plane begins. From there down: what is above half of all, and what still equals it."""
-    at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
-    inside = at < words
-    source = counts + last + at
+    start = tl.program_id(0).to(tl.int64) * WIDTH
+    source = counts + last
     equal, above = tl.full([WIDTH], -1, tl.int64), tl.zeros([WIDTH], tl.int64)
     for step in range(planes):
-        plane = equal & tl.load(source, mask=inside, other=0)
+        plane = equal & read(source, start, words, WIDTH)
         one = ((tl.cast(half, tl.int64) >> (planes - 1 - step)) & 1) != 0
         above = tl.where(one, above, above | plane)
         equal = tl.where(one, plane, equal ^ plane)
         source -= words
     if coins is not None:
-        above |= equal & tl.load(coins + at, mask=inside, other=0)
-    tl.store(bits + at, above, mask=inside)
+        above |= equal & read(coins, start, words, WIDTH)
+    write(bits, start, words, above, WIDTH)
 
 
 def majority(counts: Tensor, planes: int, words: int, half: int, coins: Tensor | None, bits: Tensor) -> None:
@@ -96,18 +95,17 @@ def majority(counts: Tensor, planes: int, words: int, half: int, coins: Tensor |
 def _values_kernel(  # type: ignore[no-untyped-def]
     counts, planes, words, lowest, factors, starts, stops, first, low, high, n, out, WIDTH: tl.constexpr
 ):
-    at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
-    inside = at < n
+    start = tl.program_id(0).to(tl.int64) * WIDTH
     kind = out.dtype.element_ty
     total = tl.zeros([WIDTH], kind) + number(lowest, kind)
     power = tl.full((), 2, kind)
     plane = counts
     for _ in range(planes):
-        total += tl.where(bit_at(plane, at, inside), power, 0)
+        total += tl.where(read_bits(plane, start, n, WIDTH), power, 0)
         power += power
         plane += words
-    factor, found = numbers_at(factors, starts, stops, low, high, first + at, 0)
-    tl.store(out + at, tl.where(found, total * factor, 0), mask=inside)
+    factor, found = numbers_at(factors, starts, stops, low, high, first + start + tl.arange(0, WIDTH), 0)
+    write(out, start, n, tl.where(found, total * factor, 0), WIDTH)
 
 
 def few_values(

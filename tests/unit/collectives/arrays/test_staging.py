@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -141,48 +139,6 @@ def test_a_device_that_computes_longer_than_the_timeout_comes_late_and_is_not_si
 
         device.copy = late  # type: ignore[method-assign]
         comm.allreduce(FakeArray(vector(0)))
-
-
-def test_a_tensor_of_torch_waits_for_the_stream_that_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch itself lets the current stream wait for the current stream."""
-    torch = pytest.importorskip("torch")
-
-    class Stream:
-        def __init__(self, index: int) -> None:
-            self.waited_for: list[Any] = []
-
-        def wait_stream(self, other: Any) -> None:
-            self.waited_for.append(other)
-
-    theirs = Stream(0)
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: theirs)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    device = arrays.TorchDevice(torch, 0)
-    taken = device.take(torch.ones(2, 3))
-    assert device._stream.waited_for == [theirs]
-    assert (taken.dtype, taken.shape, taken.vector.tolist()) == ("float32", (2, 3), [1.0] * 6)
-
-
-def test_kernels_of_two_threads_are_launched_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton loads a kernel at its first launch, and not for two threads at once."""
-    torch = pytest.importorskip("torch")
-    monkeypatch.setattr(torch.cuda, "Stream", lambda index: None)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    device, now, most = arrays.TorchDevice(torch, 0), [0], [0]
-
-    def launch() -> None:
-        now[0] += 1
-        most[0] = max(most[0], now[0])
-        time.sleep(0.05)
-        now[0] -= 1
-
-    threads = [threading.Thread(target=device.run, args=(launch,)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert most == [1]
 
 
 def test_bfloat16_is_moved_as_it_is() -> None:

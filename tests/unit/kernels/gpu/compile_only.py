@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -65,6 +66,18 @@ def name_of(kernel: Any) -> str:
     return f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}"
 
 
+# What rounds otherwise than the CPU does, what goes through memory of a thread, and atomics that order other accesses.
+FAULTS = re.compile(
+    r"\.ftz\b|\bfma\.\w+\.f\d+|\b(?:div|rcp|sqrt|rsqrt)\.(?:approx|full)[.\w]*|\b(?:ld|st)\.local[.\w]*"
+    r"|\b(?:atom|red)\.global[.\w]*\.acq_rel[.\w]*"
+)
+
+
+def faults(ptx: str) -> list[str]:
+    """Return instructions that kernels must not have."""
+    return sorted(set(FAULTS.findall(ptx)))
+
+
 def compile_only(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
     """Stand in for a launch."""
     name = name_of(kernel)
@@ -72,7 +85,9 @@ def compile_only(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **option
     if ALL or form not in _forms:
         _forms.add(form)
         try:
-            _launch(kernel, *arguments, grid=grid, warmup=True, **options)
+            compiled = _launch(kernel, *arguments, grid=grid, warmup=True, **options)
+            if found := faults(compiled.asm.get("ptx", "")):
+                _failed.setdefault(name, f"in PTX: {found}")
         except Exception as error:  # noqa: BLE001 - of whatever kind: tests must not hide it
             _failed.setdefault(name, f"{type(error).__name__}: {error}"[-2000:])
     _compiled[name] = _compiled.get(name, 0) + 1

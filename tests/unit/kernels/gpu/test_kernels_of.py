@@ -59,3 +59,18 @@ def test_kernels_of_gpus_say_what_is_not_installed(missing: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"kernels for device 'cuda' need Triton and PyTorch; no module {missing!r}"
+
+
+def test_an_old_triton_is_named() -> None:
+    """As an ImportError, which callers take for a reason to encode on the CPU."""
+    script = (
+        "import triton\n"
+        "from mpicomp import kernels\n"
+        "triton.__version__ = '3.3.1'\n"
+        "try:\n"
+        "    kernels.of('cuda')\n"
+        "except ImportError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "kernels for device 'cuda' need Triton 3.4 or newer; 3.3.1 is installed"

@@ -1,0 +1,143 @@
+"""`TorchDevice`: streams, current GPUs of threads, captured graphs, and memory of copies under way."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from collectives.arrays import TorchDevice, wait
+from tests.fake_streams import INDEX, StreamsDevice
+
+
+def in_thread(work: Callable[[], object]) -> None:
+    """Do something in a thread that has chosen no GPU, and raise what it raises."""
+    raised: list[BaseException] = []
+
+    def caught() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised below
+            raised.append(error)
+
+    thread = threading.Thread(target=caught)
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised[0]
+
+
+@pytest.fixture
+def device() -> StreamsDevice:
+    return StreamsDevice()
+
+
+CALLS: dict[str, Callable[[StreamsDevice], object]] = {
+    "run": lambda device: device.run(print),
+    "pinned": lambda device: device.pinned(8),
+    "take": lambda device: device.take(torch.ones(2)),
+    "copy to the host": lambda device: wait(device.copy(device.zeros(2, "float32"), np.zeros(2, np.float32))),
+    "copy to the device": lambda device: wait(device.copy(np.zeros(2, np.float32), device.zeros(2, "float32"))),
+    "done": lambda device: wait(device.done()),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_no_call_touches_another_gpu_or_changes_the_current_one(device: StreamsDevice, name: str) -> None:
+    def call() -> None:
+        CALLS[name](device)
+        assert device.torch.current_device() == 0
+
+    in_thread(call)
+    assert device.torch.contexts <= {INDEX}
+
+
+def test_a_thread_that_uses_the_device_has_it_current_and_others_do_not(device: StreamsDevice) -> None:
+    def use() -> None:
+        device.use()
+        assert device.torch.current_device() == INDEX
+
+    in_thread(use)
+    assert device.torch.current_device() == 0
+    assert device.torch.contexts == {INDEX}
+
+
+def test_a_thread_that_uses_the_device_is_exempt_from_captures_of_others(
+    device: StreamsDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relaxed: list[Any] = []
+    monkeypatch.setattr("collectives.arrays.torch_device.relax_capture", lambda hip: relaxed.append(hip))
+    device.use()
+    device.use()
+    in_thread(device.use)
+    assert relaxed == [False, False]
+
+
+def test_an_array_is_refused_while_a_graph_is_captured(device: StreamsDevice) -> None:
+    device.torch.is_capturing = True
+    with pytest.raises(ValueError, match=r"CUDA graph is being captured on cuda:1.*outside of the capture"):
+        device.take(torch.ones(2))
+    assert not device._stream.work
+
+
+def test_a_dtensor_is_refused(device: StreamsDevice) -> None:
+    with pytest.raises(TypeError, match=r"DTensor, of which this rank holds a part only: pass array.to_local\(\)"):
+        device.take(type("DTensor", (), {})())
+
+
+def test_the_device_waits_for_the_stream_that_makes_an_array(device: StreamsDevice) -> None:
+    """PyTorch itself lets the current stream wait for the current stream."""
+    made: list[int] = []
+    with device.torch.device(INDEX):
+        device.torch.launch(lambda: made.append(1))
+    taken = device.take(torch.ones(2, 3))
+    assert not made
+    wait(device.done())
+    assert made == [1]
+    assert (taken.dtype, taken.shape, taken.vector.tolist()) == ("float32", (2, 3), [1.0] * 6)
+
+
+def test_kernels_of_two_threads_are_launched_one_after_the_other() -> None:
+    """Triton loads a kernel at its first launch, and not for two threads at once."""
+    device, now, most = StreamsDevice(), [0], [0]
+
+    def launch() -> None:
+        now[0] += 1
+        most[0] = max(most[0], now[0])
+        time.sleep(0.05)
+        now[0] -= 1
+
+    threads = [threading.Thread(target=TorchDevice.run, args=(device, launch)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1]
+
+
+def test_profiles_show_the_work_by_its_name(device: StreamsDevice) -> None:
+    def _encode() -> None:
+        pass
+
+    TorchDevice.run(device, _encode)
+    assert device.torch.ranges == ["mpicomp encode"]
+
+
+def test_memory_of_a_copy_lives_until_it_is_done_though_its_event_is_dropped(device: StreamsDevice) -> None:
+    """PyTorch and its pinned memory would hand it out again before."""
+    vector, landed = device.zeros(2, "float32"), np.zeros(2, np.float32)
+    alive = weakref.ref(vector.values)
+    device.copy(vector, landed)
+    del vector
+    gc.collect()
+    assert alive() is not None
+    wait(device.copy(device.zeros(2, "float32"), landed))
+    gc.collect()
+    assert alive() is None
