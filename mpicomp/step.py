@@ -55,13 +55,20 @@ class StepDriver(Reducer):
         self.feedback, channel = feedback, None
         if reducer is not None:
             self.reducer, channel = reducer, reducer.side_channel
-            self.__dict__["prepare"] = reducer.prepare_step
-        # instance attributes, since a step of a short vector should not pay for a call that only passes on
-        self.__dict__.update(commit=feedback.commit, roll_back=feedback.roll_back)
+            self._pass_on("prepare", reducer.prepare_step)
+        self._pass_on("commit", feedback.commit)
+        self._pass_on("roll_back", feedback.roll_back)
         self.channel = channel or SideChannel(comm, feedback.n_reports)
         self._problem: Problem | None = None
         self._has_reports = False
         self._waiting: list[int] = []  # complete pieces that cannot be decoded before the reports are there
+
+    def _pass_on(self, name: str, method: Callable[..., None]) -> None:
+        """Let a method of a part be the driver's own, unless a class overrides it."""
+        # an instance attribute, since a step of a short vector should not pay for a call that only passes on; a bound
+        # method of the driver itself must not be one: the driver would be freed late, as part of a cycle
+        if getattr(type(self), name) is getattr(Reducer, name):
+            self.__dict__[name] = method
 
     @property
     def can_undo(self) -> bool:

@@ -159,17 +159,17 @@ class MarsitDriver(StepDriver):
 
     def __init__(self, options: Marsit, comm: Communicator, feedback: SignResidual, reducer: OneBitReducer) -> None:
         super().__init__(comm, feedback, reducer)
-        self._options, self._rank, self._prepare_step = options, comm.rank, reducer.prepare_step
+        self._options, self._rank = options, comm.rank
         self._flag = SideChannel(comm, 0, tail_bytes=1) if options.nonfinite == "skip" else None
         self._warned = False
         self._full_precision = FullPrecisionRounds(options.full_precision_every)
-        self.__dict__["prepare"] = self._prepare
         if options.full_precision_every is not None:
             feedback.dense_memory(None, None)  # on a device it is taken now: there may be none in the middle of a step
 
-    def _prepare(self, step: int) -> None:
+    @override
+    def prepare(self, step: int) -> None:
         if not self._full_precision.due(step):
-            self._prepare_step(step)
+            self.reducer.prepare_step(step)
 
     @override
     def steps(self, call: VectorCall) -> Iterator[bool]:

@@ -142,13 +142,14 @@ class SharedIndicesDriver(StepDriver):
         self._side_channel = self.channel
         self._brief = spec.n <= BRIEF_ELEMENTS or comm.size == 1
         self._mean: MeanMeanwhile | None = None
-        self.__dict__.update(commit=self._commit, roll_back=self._roll_back)
 
-    def _commit(self) -> None:
+    @override
+    def commit(self) -> None:
         self._memory.commit()
         self._chooser.end()
 
-    def _roll_back(self) -> None:
+    @override
+    def roll_back(self) -> None:
         self._memory.roll_back()
         self._chooser.end()
 
