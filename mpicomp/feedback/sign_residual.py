@@ -346,7 +346,6 @@ class SignResidual(Feedback):
         if not self.on_host:
             there = vector if self._narrow else self._out.view(vector.dtype)  # a widened vector may be overwritten
         self.launch(self._add_and_clear, vector, there)
-        self._pending[:] = 0
         self._sums.fetch()
         return self.device.copy(there, total)
 
@@ -355,6 +354,7 @@ class SignResidual(Feedback):
             previous = self._pending[part.tensor] if self._lazy else None
             u, sums = vector[part.elements], total[part.elements]
             self.kernels.sign.add_and_clear(u, part.residual, part.bits, previous, sums, part.sums)
+        self._pending[:] = 0  # here, since a device may run this later than it is launched
 
     def deliver(self, mean: FloatArray) -> Testable | None:
         """Copy the mean to the result, if it was computed elsewhere."""
