@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from collectives import DoubleTree, HalvingDoubling, LinkModel, Ring, Topology, Torus, Tree
-from collectives.cost.link import Work
+from collectives.cost.link import ComputeModel
 from mpicomp.algorithms import Algorithm, Dense, Marsit
 from mpicomp.cli.advise.predict import Job, call_seconds
 from mpicomp.cli.advise.speeds import Speed
@@ -31,10 +31,10 @@ LINES = (*((topology, method) for topology in TOPOLOGIES for method in MERGING),
 # winners, pick their signs and put them in their places takes 0.02 ns more for one winner and 0.05 for two (timed by
 # hand, on 4 to 256 ranks).
 WORKS = {
-    "dense": Work(merge_s=0.3e-9),
-    "one-bit": Work(0.34e-9, 0.08e-9, 0.18e-9),
-    "one winner": Work(encode_s=0.35e-9, decode_s=0.19e-9),
-    "two winners": Work(encode_s=0.36e-9, decode_s=0.21e-9),
+    "dense": ComputeModel(merge_s=0.3e-9),
+    "one-bit": ComputeModel(0.34e-9, 0.08e-9, 0.18e-9),
+    "one winner": ComputeModel(encode_s=0.35e-9, decode_s=0.19e-9),
+    "two winners": ComputeModel(encode_s=0.36e-9, decode_s=0.21e-9),
 }
 
 

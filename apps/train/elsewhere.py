@@ -11,7 +11,7 @@ from typing import Any
 from apps.mpi_jobs import call_on_ranks
 from apps.records import Record
 from collectives import Communicator, LinkModel, Ring, topology
-from collectives.cost.link import Work
+from collectives.cost.link import ComputeModel
 from collectives.network_probe import measure_network
 from mpicomp.algorithms import algorithm
 from mpicomp.cli.advise.predict import Job, Way
@@ -33,7 +33,9 @@ def seconds_elsewhere(runs: Sequence[Record]) -> list[dict[str, float]]:
     asked = [{key: run[key] for key in DENSE} for run in (DENSE, *runs)]
     ranks = max(2, min(runs[0]["ranks"], len(os.sched_getaffinity(0))))
     measured = call_on_ranks(measure_speeds, {"methods": asked, "n": runs[0]["count"]}, ranks)
-    dense, *speeds = (Speed(Work(**found["work"]), found["call_s"], found["volume"]) for found in measured["speeds"])
+    dense, *speeds = (
+        Speed(ComputeModel(**found["work"]), found["call_s"], found["volume"]) for found in measured["speeds"]
+    )
     computing_s = median(max(0.0, run["seconds_so_far"] - run["seconds_communicating_so_far"]) for run in runs)
     return [
         {rate: computing_s + seconds for rate, seconds in _synchronizing(run, speed, dense, measured["piece_bytes"])}

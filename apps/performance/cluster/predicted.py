@@ -15,7 +15,7 @@ from apps.performance.cluster.tables import ABSENT, NOTHING, PLACE
 from apps.performance.part import MS, get, in_unit, table
 from apps.records import Record
 from collectives import Communicator, LinkModel, Ring, Topology, Torus, topology
-from collectives.cost.link import Work
+from collectives.cost.link import ComputeModel
 from collectives.network_probe import measure_network
 from mpicomp.algorithms import Algorithm, Dense, Marsit
 from mpicomp.cli.advise.predict import Job, call_seconds
@@ -59,7 +59,7 @@ def predict(record: Record, name: str, cell: Cell | None = None) -> float:
     found = []
     for advised in record["advised"]:
         measured = advised["speeds"]["dense" if isinstance(algorithm, Dense) else "one-bit"]
-        speed = Speed(Work(**measured["work"]), measured["call_s"])
+        speed = Speed(ComputeModel(**measured["work"]), measured["call_s"])
         job = Job(cell.cluster.nodes, cell.n, "float32", LinkModel(**advised["network"]), advised["piece_bytes"])
         found.append(call_seconds(job, algorithm, over, speed))
     return fmean(found)

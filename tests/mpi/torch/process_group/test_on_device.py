@@ -13,7 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from collectives import CollectiveMismatch, Communicator
 from mpicomp import Dense, Marsit
-from mpicomp.torch import ddp_hook, ddp_vectors
+from mpicomp.torch import ddp_hook
+from mpicomp.torch.ddp import gradient_vectors
 from mpicomp.torch.devices import devices_of
 from mpicomp.torch.process_group import mpi_process_group, work
 from mpicomp.torch.process_group.tensor_memory import PackedTensors, StagingTensors
@@ -44,7 +45,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(mpi_process_group, "DEVICES", ["cpu", "cuda", NAME])
     if torch.cuda.is_available():
         return found
-    for module in (work, ddp_vectors):
+    for module in (work, gradient_vectors):
         monkeypatch.setattr(module, "devices_of", lambda tensors: found.extend(devices_of(tensors)) or [])
     return found
 
