@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
@@ -129,6 +130,7 @@ class Algorithm(ABC):
         dtype: Any = np.float32,
         vector_id: int = 0,
         tensor_lengths: Sequence[int] | None = None,
+        tensor_shapes: Sequence[Sequence[int]] | None = None,
         device: Any = "cpu",
     ) -> Aggregator:
         """State for vectors of one length.
@@ -145,6 +147,8 @@ class Algorithm(ABC):
         tensor_lengths : sequence of int, optional
             Lengths of parts, such as tensors, that get scales of their own. Each begins at a multiple of 64 elements:
             behind the one before, padded with zeros, which do not count.
+        tensor_shapes : sequence of sequence of int, optional
+            The tensors' shapes, instead of `tensor_lengths`: for methods that need rows and columns.
         device : str or torch.device
             Where vectors are encoded: "cpu", for vectors on any device, or "cuda" or "cuda:1", where they must be.
             For methods whose `encodes_on_devices(dtype)` is True. Ranks may have different devices.
@@ -157,8 +161,14 @@ class Algorithm(ABC):
             The vector is larger than this machine's memory, or this rank or the device lacks memory for the
             method's state; the others raise CollectiveMismatch in their next call, and all can start again.
         """
+        if tensor_lengths is not None and tensor_shapes is not None:
+            problem = "tensor_lengths and tensor_shapes are both given: pass the shapes alone"
+            comm.reject(ValueError(f"{comm.here}, start: {problem}"), "start")
+        shapes = tensor_shapes if self.uses_tensor_lengths else None
         lengths = tensor_lengths if self.uses_tensor_lengths else None
-        spec = vector_spec(comm, n, dtype, vector_id, lengths, str(device), self)
+        if shapes is not None:
+            lengths = [math.prod(shape) for shape in shapes]
+        spec = vector_spec(comm, n, dtype, vector_id, lengths, str(device), self, shapes)
         if spec.device == "cpu":
             compile_kernels(self, comm, spec)
             try:

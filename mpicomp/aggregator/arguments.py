@@ -37,6 +37,7 @@ def vector_spec(
     tensor_lengths: Sequence[int] | None,
     device: str,
     method: Encoding,
+    tensor_shapes: Sequence[Sequence[int]] | None = None,
 ) -> VectorSpec:
     """The vectors that `Algorithm.start` is to make an aggregator for; parameters as there.
 
@@ -48,7 +49,8 @@ def vector_spec(
     require_communicator(comm, "start", "start(comm, n)", n)
     try:
         lengths = None if tensor_lengths is None else tuple(map(_whole, tensor_lengths))
-        spec = VectorSpec(_whole(n), _name(dtype), vector_id, lengths, device)
+        shapes = None if tensor_shapes is None else tuple(tuple(map(_whole, shape)) for shape in tensor_shapes)
+        spec = VectorSpec(_whole(n), _name(dtype), vector_id, lengths, device, shapes)
         _check_memory(spec)
         if device != "cpu":
             _check_device(spec, method)

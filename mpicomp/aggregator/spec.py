@@ -26,6 +26,8 @@ class VectorSpec:
         Lengths of the tensors in the vector.
     device : str
         Where the vectors are encoded: "cpu", or "cuda" or "cuda:1", where they then are.
+    tensor_shapes : tuple of tuple of int, optional
+        Shapes of the tensors in the vector, for methods that need rows and columns.
 
     Raises
     ------
@@ -38,6 +40,7 @@ class VectorSpec:
     vector_id: int = 0
     tensor_lengths: tuple[int, ...] | None = None
     device: str = "cpu"
+    tensor_shapes: tuple[tuple[int, ...], ...] | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in FLOATS:

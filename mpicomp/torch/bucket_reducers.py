@@ -63,10 +63,10 @@ class BucketReducer:
         self._padding = bucket.padding()
         self._vector_array, self._mean_array = _as_array(self.vector), _as_array(self.mean)
         dtype = str(bucket.dtype).removeprefix("torch.")
-        lengths = tuple(member.parameter.numel() for member in bucket.members if member.parameter.numel())
+        shapes = tuple(tuple(member.parameter.shape) for member in bucket.members if member.parameter.numel())
         device = encoding_device(algorithm, dtype, bucket.device)
         self.aggregator = algorithm.start(
-            comm, bucket.n, dtype=dtype, vector_id=bucket.index, tensor_lengths=lengths, device=device
+            comm, bucket.n, dtype=dtype, vector_id=bucket.index, tensor_shapes=shapes, device=device
         )
         self._handle: Handle | None = None
         self._alone: Callable[[], None] | None = None  # postponed search of values taken alone, by `wait`

@@ -10,7 +10,7 @@ import pytest
 import torch
 from mpi4py import MPI
 
-from mpicomp import QSGD, Communicator, Dense, Marsit
+from mpicomp import QSGD, Communicator, Dense, EFSignSGD, Marsit
 
 
 @pytest.mark.parametrize(
@@ -106,3 +106,13 @@ def test_options_are_no_aggregator_and_a_class_has_no_options(method: Any, comm:
             method.start(*arguments)
     assert method.start(method(), comm, 10).n == 10
     assert list(inspect.signature(method.start).parameters)[:2] == ["self", "comm"]
+
+
+def test_shapes_of_tensors_reach_the_method_and_give_their_lengths(comm: Communicator) -> None:
+    shapes = [(2, 40), (64,), (5, 1)]
+    shaped = EFSignSGD().start(comm, 128 + 64 + 5, tensor_shapes=shapes)
+    assert shaped.spec.tensor_shapes == tuple(shapes)
+    assert shaped.spec.tensor_lengths == (80, 64, 5)
+    assert QSGD().start(comm, 197, tensor_shapes=shapes).spec.tensor_shapes is None
+    with pytest.raises(ValueError, match="tensor_lengths and tensor_shapes are both given: pass the shapes alone"):
+        EFSignSGD().start(comm, 64, tensor_lengths=[64], tensor_shapes=[(8, 8)])
