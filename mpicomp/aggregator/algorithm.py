@@ -1,4 +1,4 @@
-"""A method: options, and the parts that they mean."""
+"""Base of methods: options, and the parts that implement them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 class _OnInstances:
-    """A method of instances, which raises a TypeError with the cure where it is called on the class."""
+    """Descriptor of a method that raises a TypeError with the cure if it is called on the class."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self._method = method
@@ -49,7 +49,7 @@ class _OnInstances:
 
 
 def on_instances(method: _Method) -> _Method:
-    """Decorate a method of `Algorithm` that users call, at times on the class."""
+    """Decorate a method of `Algorithm` that users may call on the class by mistake."""
     return cast(_Method, _OnInstances(method))
 
 
@@ -59,21 +59,21 @@ class Algorithm(ABC):
     Attributes
     ----------
     synchronize : "updates" or "gradients"
-        Its best input: the local optimizer's updates, or the gradients.
+        Best input of the method: the local optimizer's updates, or the gradients.
     symbols : mapping
-        Options by the symbols of the paper, for messages.
+        Options by the paper's symbols, for messages.
 
     Raises
     ------
     TypeError
-        There is no such option; names the nearest one.
+        There is no such option; the message names the nearest one.
     """
 
     synchronize: ClassVar[Synchronize] = "gradients"
     symbols: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        """Check the names of the options, since the error of a dataclass names neither the nearest option nor all."""
+        """Check the names of options: the error of a dataclass would name neither the nearest nor all options."""
         known: list[str] = [field.name for field in fields(cls) if field.init] if is_dataclass(cls) else []
         for name in options:
             if name not in known:
@@ -83,7 +83,8 @@ class Algorithm(ABC):
                 raise TypeError(f"{cls.__name__} has no option {name!r}{found}: {has}")
         return super().__new__(cls)
 
-    if not TYPE_CHECKING:  # else no misspelt attribute would be found
+    # hidden from type checkers, which would accept any misspelt attribute
+    if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             kind = type(self).__name__
@@ -95,30 +96,30 @@ class Algorithm(ABC):
 
     @property
     def uses_tensor_lengths(self) -> bool:
-        """Whether `tensor_lengths` make a difference; where not, a vector's tensors need no padding between them."""
+        """True if `tensor_lengths` affect results; otherwise a vector's tensors need no padding between them."""
         return False
 
     @property
     def estimates_mean(self) -> bool:
-        """Whether results are estimates of the ranks' mean; where not, the caller scales them, or they have a past."""
+        """True if a result estimates the ranks' mean; False if the caller must scale it or it depends on the past."""
         return True
 
     @property
     def keeps_scale(self) -> bool:
-        """Flag: results have the size of the vectors. If False, a learning rate must scale them afterwards."""
+        """True if results have the magnitude of the vectors; otherwise a learning rate must scale them afterwards."""
         return True
 
     def encodes_on_devices(self, dtype: str) -> bool:
-        """Whether vectors of this type on GPUs can be encoded where they lie."""
+        """Return True if vectors of this type can be encoded on the GPU that holds them."""
         return False
 
     @abstractmethod
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
-        """What an aggregator for such vectors is composed of."""
+        """Return the parts of an aggregator for such vectors."""
 
     @abstractmethod
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        """What travels between `ranks` for vectors of `n`; packed payloads go in pieces of `piece_bytes` at most."""
+        """Return the sizes of messages for vectors of `n` elements; packed pieces have at most `piece_bytes`."""
 
     @on_instances
     @keep_uncompiled
@@ -133,25 +134,25 @@ class Algorithm(ABC):
         tensor_shapes: Sequence[Sequence[int]] | None = None,
         device: Any = "cpu",
     ) -> Aggregator:
-        """State for vectors of one length.
+        """Create the aggregator for vectors of one length.
 
         Parameters
         ----------
         comm : Communicator
         n : int
-            Elements.
+            Number of elements.
         dtype : dtype or str
-            Of the vectors: float16, bfloat16, float32 or float64, as NumPy, torch or text names it.
+            Type of the vectors: float16, bfloat16, float32 or float64, as a type of NumPy or torch or as text.
         vector_id : int
-            Number of the vector: vectors under one seed with different numbers do not share random words.
+            Number of the vector. Vectors with one seed and different numbers use different random words.
         tensor_lengths : sequence of int, optional
-            Lengths of parts, such as tensors, that get scales of their own. Each begins at a multiple of 64 elements:
-            behind the one before, padded with zeros, which do not count.
+            Lengths of parts, such as tensors, that get scales of their own. Each part begins at the next multiple of
+            64 elements; the padding between parts holds zeros, which do not count.
         tensor_shapes : sequence of sequence of int, optional
-            The tensors' shapes, instead of `tensor_lengths`: for methods that need rows and columns.
+            Shapes of the tensors, instead of `tensor_lengths`, for methods that need rows and columns.
         device : str or torch.device
-            Where vectors are encoded: "cpu", for vectors on any device, or "cuda" or "cuda:1", where they must be.
-            For methods whose `encodes_on_devices(dtype)` is True. Ranks may have different devices.
+            Device that encodes: "cpu", for vectors on any device, or a GPU such as "cuda" or "cuda:1", which must hold
+            the vectors. GPUs need a method whose `encodes_on_devices(dtype)` is True. Ranks may use different devices.
 
         Raises
         ------
@@ -159,7 +160,7 @@ class Algorithm(ABC):
             An argument cannot be used; the other ranks raise CollectiveMismatch in their next call.
         MemoryError
             The vector is larger than this machine's memory, or this rank or the device lacks memory for the
-            method's state; the others raise CollectiveMismatch in their next call, and all can start again.
+            method's state; the other ranks raise CollectiveMismatch in their next call. All ranks can start again.
         """
         if tensor_lengths is not None and tensor_shapes is not None:
             problem = "tensor_lengths and tensor_shapes are both given: pass the shapes alone"

@@ -1,4 +1,4 @@
-"""What `start` is given: taken where its meaning is clear, refused in one sentence where it is not."""
+"""Validation of the arguments of `start`: clear ones are converted, all others raise an error of one sentence."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from mpicomp.aggregator.spec import VectorSpec
 
 
 class Encoding(Protocol):
-    """A method, as far as it says where it can encode."""
+    """Interface of a method that the validation depends on."""
 
     def encodes_on_devices(self, dtype: str) -> bool:
-        """See `Algorithm`."""
+        """Return True if vectors of this type can be encoded on GPUs."""
         ...
 
 
@@ -39,7 +39,7 @@ def vector_spec(
     method: Encoding,
     tensor_shapes: Sequence[Sequence[int]] | None = None,
 ) -> VectorSpec:
-    """The vectors that `Algorithm.start` is to make an aggregator for; parameters as there.
+    """Return the checked description of the vectors; parameters as in `Algorithm.start`.
 
     Raises
     ------
@@ -60,7 +60,7 @@ def vector_spec(
 
 
 def require_communicator(comm: Any, call: str, usage: str, *others: Any) -> None:
-    """Raise TypeError unless `comm` is a communicator; one of the other arguments may be it."""
+    """Raise TypeError unless `comm` is a communicator; the message points out one among the other arguments."""
     if isinstance(comm, Communicator):
         return
     swapped = next((one for one in others if isinstance(one, Communicator)), None)
@@ -88,7 +88,7 @@ def _check_device(spec: VectorSpec, method: Encoding) -> None:
 
 
 def _check_memory(spec: VectorSpec) -> None:
-    """Raise MemoryError if a vector alone takes more memory than there is, before anything is allocated for it."""
+    """Raise MemoryError if a single vector exceeds the memory, before anything is allocated for it."""
     nbytes = spec.n * spec.stored.itemsize
     if nbytes > _machine_bytes():
         problem = f"a vector of {spec.n} elements of {spec.dtype} takes {_gib(nbytes)}, and {memory_in_words()}"
@@ -107,7 +107,7 @@ def memory_in_words() -> str:
 
 @cache
 def _machine_bytes() -> int:
-    """Return how much memory there is, or this job may take."""
+    """Return the bytes of memory of this machine, or the limit of this job."""
     most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with suppress(OSError, ValueError):
         most = min(most, int(Path("/sys/fs/cgroup/memory.max").read_text()))
@@ -133,13 +133,13 @@ def _whole(n: Any) -> int:
 
 
 def _name(dtype: Any) -> str:
-    """NumPy's name of a type that NumPy, torch or text names."""
+    """Return NumPy's name of a type, which may be a type of NumPy or torch or text."""
     text = str(dtype)
     name = text.removeprefix("torch.")
     if name in FLOATS:
         return name
     try:
-        # None would be float64 for NumPy
+        # NumPy would take None for float64
         return np.dtype(name if isinstance(dtype, str) or dtype is None or name != text else dtype).name
     except TypeError:
         raise TypeError(f"there is no type {dtype!r}: choose one of {', '.join(FLOATS)}") from None

@@ -1,4 +1,4 @@
-"""The aggregator: checks a vector, agrees with the other ranks, and has its parts make the mean."""
+"""The aggregator: checks a vector, agrees with the other ranks on the call, and computes the mean with its parts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, NoReturn, Protocol
 from weakref import ref
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collectives import Communicator, Handle, TrafficLog
+from collectives.annotations import AnyArray
 from collectives.arrays import named
 from collectives.arrays.vectors import Flat, empty_like, flat, is_read_only, on_device
 from collectives.communicator.operands import overlap
@@ -28,14 +28,15 @@ from mpicomp.aggregator.widening import Widening
 from mpicomp.feedback import saved_state as states
 
 _NO_NUMBERS = None, None
-RESTORED = ", restored "  # in a description, before what of the restored state ranks compare
+# separates the text of a call from the parts of a restored state, which the ranks compare too
+RESTORED = ", restored "
 
 
 class Method(Protocol):
-    """Options that say which parts an aggregator is composed of: see `mpicomp.aggregator.algorithm.Algorithm`."""
+    """Options that choose the parts of an aggregator, see `mpicomp.aggregator.algorithm.Algorithm`."""
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
-        """For vectors of this kind."""
+        """Return the parts for vectors of this kind."""
         ...
 
 
@@ -51,9 +52,9 @@ class Aggregator:
     Attributes
     ----------
     feedback : Feedback or None
-        What is carried from step to step.
+        State that is carried from step to step.
     codec, reducer : object
-        How values become bytes, and how these get round.
+        Encode values as bytes, and exchange these between ranks.
     step : int
         Steps taken.
     traffic : TrafficLog
@@ -68,9 +69,9 @@ class Aggregator:
         self._device = None if spec.device == "cpu" else named(spec.device)
         self._widening = Widening(spec, self._device) if spec.sixteen_bit else None
         self._plain = None if spec.dtype == "bfloat16" else spec.stored  # uint16 may be anything
-        self._call: VectorCall | None = None  # it has not ended, or its caller has not heard of its end
+        self._call: VectorCall | None = None  # in flight, or ended unseen by its caller
         self._can_undo = False
-        self._carried: tuple[NDArray[Any] | None, NDArray[Any] | None] = _NO_NUMBERS
+        self._carried: tuple[AnyArray | None, AnyArray | None] = _NO_NUMBERS
         self._self: ref[User] = ref(self)
         lengths = spec.tensor_lengths
         parts = "" if lengths is None else f" in {len(lengths)} tensors {_listed(lengths)}"
@@ -80,22 +81,22 @@ class Aggregator:
 
     @property
     def n(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return self.spec.n
 
     @property
     def dtype(self) -> str:
-        """Of the vectors."""
+        """Type of the vectors."""
         return self.spec.dtype
 
     @property
     def vector_id(self) -> int:
-        """Tells vectors under one seed apart."""
+        """Number of the vector among those that share a seed."""
         return self.spec.vector_id
 
     @property
-    def residual(self) -> NDArray[Any] | None:
-        """What compression has left out so far, float32 or float64[n]; None: the method keeps nothing."""
+    def residual(self) -> AnyArray | None:
+        """Pending compression error, float32[n] or float64[n]; None: the method keeps no residual."""
         return None if self.feedback is None else self.feedback.residual
 
     # One step --------------------------------------------------------------------------------------------------------
@@ -107,10 +108,10 @@ class Aggregator:
         Parameters
         ----------
         vector : array[n] or Difference
-            NumPy or DLPack, contiguous, of the aggregator's dtype. Left alone. On the device that the aggregator was
-            started for, or anywhere if that is the CPU: from a GPU it then travels through pinned memory. Of a
-            `Difference` the vector may be overwritten; call its ``subtract_result()`` afterwards to learn where the
-            result is.
+            NumPy or DLPack array, contiguous, of the aggregator's dtype; not changed. It must be on the device that
+            the aggregator was started for, or on any device if that is the CPU: from a GPU it then crosses through
+            pinned memory. The vector of a `Difference` may be overwritten; call ``subtract_result()`` afterwards, which
+            reports where the result is.
         out : array[n], optional
             Overwritten with the result; not the vector itself.
 
@@ -121,7 +122,7 @@ class Aggregator:
         Raises
         ------
         CollectiveMismatch, CollectiveTimeout, PeerFailure, NonFiniteGradient
-            What `out` holds then is undefined.
+            The content of `out` is undefined then.
         TypeError, ValueError
             This rank's vector cannot be aggregated; the others then raise CollectiveMismatch.
         RuntimeError
@@ -144,25 +145,25 @@ class Aggregator:
         Returns
         -------
         Handle
-            ``poll()`` makes progress and tells whether the result is there, ``wait()`` returns it; either raises what
-            `aggregate` raises. The residual and the step counter change when the call ends well, and only then.
+            ``poll()`` makes progress and returns True once the result is there, ``wait()`` returns the result; either
+            may raise the errors of `aggregate`. The residual and the step counter change only if the call succeeds.
         """
         return self.comm.begin(*self._open(vector, out))
 
-    def carry(self, numbers: NDArray[Any], sums: NDArray[Any]) -> None:
-        """Let the next call sum `numbers` over the ranks, in the messages by which they compare the call.
+    def carry(self, numbers: AnyArray, sums: AnyArray) -> None:
+        """Have the next call sum `numbers` over the ranks, in the messages by which the ranks compare the call.
 
         Parameters
         ----------
         numbers : array
-            A few, of one length and dtype on all ranks. Left alone.
+            A few numbers, of equal length and dtype on all ranks; not changed.
         sums : array
-            Overwritten with their sums before the call ends, unless the ranks make different calls.
+            Overwritten with the sums before the call ends, unless the ranks make different calls.
         """
         self._carried = numbers, sums
 
     def _open(self, vector: Any, out: Any) -> tuple[VectorCall, Iterator[bool]]:
-        """A call of this vector, and its steps."""
+        """Return a call of this vector, and its steps."""
         comm, spec, step = self.comm, self.spec, self.step
         numbers, sums = self._carried
         if numbers is not None:
@@ -202,7 +203,7 @@ class Aggregator:
         self._call, self._can_undo = call, False
         here, there = source.staging, target.staging
         device = self._device if here is None else here.device
-        of_arrays = None  # what takes a vector and a result that are on one device as they are
+        of_arrays = None  # method that reads the vector and writes the result on their common device, without a copy
         if here is not None and are_on_one_device(source, target):
             of_arrays = getattr(self.reducer, "array_steps", None)
         try:
@@ -235,26 +236,26 @@ class Aggregator:
                 self._call = None
 
     def count_step(self) -> None:
-        """Take note of a step that its caller made alone, as nothing was to be compressed or sent."""
+        """Count a step that the caller made without the aggregator, as there was nothing to compress or send."""
         self.traffic.begin()
         self.step += 1
         self._can_undo = False
 
     @property
     def can_undo(self) -> bool:
-        """Whether there is a step that `undo` would take back."""
+        """True if `undo` can take back the last step."""
         return self._call is None and self._can_undo and self.reducer.can_undo
 
     @keep_uncompiled
     def undo(self) -> None:
-        """Take the last step back: residual and step counter are those of before it. What was sent stays counted.
+        """Take the last step back: restore residual and step counter. Messages that were sent stay counted.
 
-        For callers of several aggregators whose steps count together or not at all. All ranks take the step back.
+        For callers of several aggregators whose steps succeed or fail together. All ranks must take the step back.
 
         Raises
         ------
         RuntimeError
-            A step is under way, or the last one failed or was taken back, or the method does not keep what was before.
+            A step is under way, the last one failed or was taken back, or the method keeps no previous state.
         """
         if not self.can_undo:
             raise RuntimeError(f"{self.comm.here}, vector {self.vector_id}: there is no step that can be taken back")
@@ -263,7 +264,7 @@ class Aggregator:
         self._can_undo = False
 
     def let_go(self, call: VectorCall) -> None:
-        """Be ready for another call: the caller has heard how this one ended."""
+        """Allow another call: the caller has seen how this one ended."""
         if self._call is call:
             self._call = None
 
@@ -272,7 +273,8 @@ class Aggregator:
             raise RuntimeError(f"the call of step {call.step} is still in flight: wait() for it before the next one")
         failure, ended = None, ""
         try:
-            call.wait()  # all ranks have begun it
+            # all ranks have begun this call, so it ends
+            call.wait()
         except Exception as error:  # noqa: BLE001 - of the dropped call, not of this one
             failure, ended = error, f", and failed ({type(error).__name__}: {error})"
         finally:
@@ -284,7 +286,7 @@ class Aggregator:
         if (
             type(array) is np.ndarray
             and self._device is None
-            and self._plain is not None  # which NumPy takes for float64
+            and self._plain is not None  # NumPy compares None as float64
             and array.dtype == self._plain
             and array.shape == (self.spec.n,)
             and array.flags.c_contiguous
@@ -301,19 +303,19 @@ class Aggregator:
 
     @property
     def state_kinds(self) -> dict[str, StateKind]:
-        """What becomes of each entry of a state on other ranks: see `mpicomp.redistribute`."""
+        """Kind of each entry of a state, by which `mpicomp.redistribute` moves it to other ranks."""
         own: dict[str, StateKind] = {} if self.feedback is None else self.feedback.state_kinds
         return {"method": "shared", "n": "shared", "step": "shared", **own}
 
     @keep_uncompiled
     def state_dict(self) -> dict[str, Any]:
-        """Arrays and numbers that `load_state_dict` takes up again exactly; copies.
+        """Return copies of the arrays and numbers from which `load_state_dict` continues exactly.
 
         Raises
         ------
         RuntimeError
-            NaN or infinity spoiled the residual: there is nothing to go on from. Or the caller has not waited for a
-            call.
+            NaN or infinity spoiled the residual, so there is no state to continue from; or the caller has not waited
+            for a call.
         """
         if self._call is not None and self._call.error is None:
             self._reject_second_call(self._call)
@@ -324,23 +326,23 @@ class Aggregator:
 
     @keep_uncompiled
     def check_state_dict(self, state: dict[str, Any]) -> None:
-        """Look at a state that is not to be loaded yet.
+        """Check a state without loading it.
 
         Raises
         ------
         ValueError
-            As `load_state_dict` would.
+            `load_state_dict` would raise it.
         """
         self._checked_state(state)
 
     @keep_uncompiled
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken, to the bit; all ranks load what was taken at one step.
+        """Continue from `state`, to the bit; all ranks must load states of the same step.
 
         Raises
         ------
         ValueError
-            The state is another method's, of another length or other tensors, or not finite. Nothing is changed then.
+            The state belongs to another method, length or set of tensors, or is not finite. Nothing is changed then.
         RuntimeError
             The caller has not waited for a call.
         """
@@ -350,12 +352,12 @@ class Aggregator:
         told = self.feedback.load(taken) if self.feedback is not None else ""
         self.step = taken["step"]
         self._can_undo = False
-        if told:  # the ranks then also agree on what they have restored
+        if told:  # ranks that restored different states must notice it in their next call
             self._text = f"{self._text.partition(RESTORED)[0]}{RESTORED}with {told}"
             self._fingerprint = fingerprint(self._text)
 
     def _state(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """A state of this step: what all have, and a method's own entries."""
+        """Return a state of this step: the entries of all methods, and the method's own."""
         return {"method": type(self.algorithm).__name__, "n": self.n, "step": self.step, **entries}
 
     def _checked_state(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -391,7 +393,7 @@ def _described(comm: Communicator, algorithm: Method, spec: VectorSpec, tag: int
 
 
 def _listed(lengths: Sequence[int]) -> str:
-    """The lengths, or what stands for them where they would fill a page."""
+    """Return the lengths as text, abbreviated with a fingerprint if there are many."""
     if len(lengths) <= 8:
         return str(list(lengths))
     return f"[{lengths[0]}, {lengths[1]}, ... #{fingerprint(str(list(lengths))):x}]"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any, Protocol
 from weakref import ref
 
-from numpy.typing import NDArray
-
 from collectives import Communicator, NonFiniteGradient, Traffic
+from collectives.annotations import FloatArray, override
 from collectives.execution.handle import Call
 from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.difference import Difference
@@ -15,10 +14,10 @@ from mpicomp.aggregator.spec import VectorSpec
 
 
 class User(Protocol):
-    """Who makes calls of vectors, one at a time."""
+    """Owner of calls, which makes them one at a time."""
 
     def let_go(self, call: VectorCall) -> None:
-        """Forget a call whose end the caller has heard of."""
+        """Forget a call whose end the caller has seen."""
         ...
 
 
@@ -29,20 +28,20 @@ class VectorCall(Call):
     ----------
     group : Communicator
     user : weak reference
-        To the aggregator, which may be used again once the caller has heard how the call ended.
+        The aggregator, which may be used again once the caller has seen how the call ended.
     spec : VectorSpec
     step : int
     values : ndarray[n]
-        This rank's vector in the type of computing, float32 or float64; read only. Where the vector is encoded on a
-        device, it and `wide` and `out` are tensors there.
+        This rank's vector in the type of computing, float32 or float64; read only. If a device encodes the vector,
+        `values`, `wide` and `out` are tensors on the device.
     difference : Difference or None
-        What the vector is taken from when somebody asks for `values`.
+        Difference from which `values` is computed when it is first read.
     wide : float32[n] or None
-        Of a 16-bit vector: the same memory as `values`, and may be overwritten.
+        For 16-bit vectors: the same memory as `values`; may be overwritten.
     out : ndarray[n]
-        To be overwritten with the result; uint16 for bfloat16.
+        Overwritten with the result; uint16 for bfloat16.
     traffic : Traffic
-        Counted into.
+        Counts the messages and times of the call.
     """
 
     # set by the aggregator
@@ -50,10 +49,10 @@ class VectorCall(Call):
     user: ref[User]
     spec: VectorSpec
     step: int
-    values: NDArray[Any]
-    out: NDArray[Any]
+    values: FloatArray
+    out: FloatArray
     traffic: Traffic
-    wide: NDArray[Any] | None = None
+    wide: FloatArray | None = None
     difference: Difference | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -64,11 +63,11 @@ class VectorCall(Call):
 
     @property
     def is_taken(self) -> bool:
-        """Whether the vector is there as a whole, and what it was the difference of may not be."""
+        """True once the vector has been computed; the tensors of `difference` may be gone then."""
         return "values" in self.__dict__
 
+    @override
     def mark_seen(self) -> None:
-        """See `Call`."""
         super().mark_seen()
         user = self.user()
         if user is not None:
@@ -76,13 +75,13 @@ class VectorCall(Call):
 
     @property
     def where(self) -> str:
-        """The vector and the step, for messages."""
+        """Number of the vector and step, for messages."""
         return f"vector {self.spec.vector_id}, step {self.step}"
 
     def non_finite(self, ranks: tuple[int, ...], what: str = "") -> NonFiniteGradient:
-        """What every rank raises where these ranks contributed NaN or infinity; no rank: a sum has overflowed."""
+        """Return the error for NaN or infinity from these ranks; no rank: a sum has overflowed."""
         return nonfinite.error(self.group, ranks, f"{what} of {self.where}" if what else self.where)
 
     def out_of_range(self, ranks: tuple[int, ...], what: str) -> NonFiniteGradient:
-        """What every rank raises where finite numbers of these ranks have no code; `what` ends the sentence."""
+        """Return the error for finite numbers of these ranks that have no code; `what` is the end of its sentence."""
         return nonfinite.out_of_range(self.group, ranks, self.where, what)

@@ -18,18 +18,18 @@ Synchronize = Literal["updates", "gradients"]
 
 @dataclass(frozen=True)
 class MessageModel:
-    """What a method sends for a vector.
+    """Sizes and route of the messages that a method sends for a vector.
 
     Attributes
     ----------
     nbytes : callable
-        ``nbytes(n_elements, weight)``: the payload of a message of that many elements that speaks for that many ranks.
+        ``nbytes(n_elements, weight)``: bytes of a message of that many elements, which combines `weight` ranks.
     piece_elements : int
         Longest message.
     alignment : int
         Elements; messages begin at multiples of it.
     route : Topology or None
-        How the payload goes whatever the topology, unless that is a star; None: as the topology says.
+        Route of the payload over any topology except a star; None: the communicator's topology.
     decoded_once : bool
         The payloads that an all-gather brings are parts of one vector, which is decoded once; False: each is a vector.
     """
@@ -42,22 +42,22 @@ class MessageModel:
 
 
 class Reducer(Protocol):
-    """How payloads get round and meet. Holds buffers, and no aggregator.
+    """Exchange of payloads between ranks, and their reduction to the result. Holds buffers, and no aggregator.
 
-    A class that inherits from it leaves out the methods in which it has nothing to do.
+    A subclass overrides only the methods in which it has work to do.
     """
 
     @property
     def can_undo(self) -> bool:
-        """Whether `undo` can take back the last step."""
+        """True if `undo` can take back the last step."""
         return False
 
     def undo(self) -> None:
-        """Take back what `commit` did last; no step has begun since."""
+        """Take back the last `commit`; no step has begun since."""
         return  # a body, without which it would be abstract
 
     def prepare(self, step: int) -> None:
-        """Do ahead what a step needs no vector for, while the ranks agree on the call.
+        """Do the part of a step that needs no vector, while the ranks agree on the call.
 
         It is not always called (never with ``verify=False``), so `steps` must not depend on it.
         """
@@ -74,25 +74,25 @@ class Reducer(Protocol):
         ...
 
     def commit(self) -> None:
-        """The step is good on all ranks: what it made of the residual becomes the next step's.
+        """Make the residual that the step has written the current one: the step has succeeded on all ranks.
 
-        After it, as after `roll_back`, no reference to the caller's arrays may be left.
+        After this, as after `roll_back`, no reference to the caller's arrays may be left.
         """
         return
 
     def roll_back(self) -> None:
-        """The step has failed: keep what was before it."""
+        """Keep the state of before the step, which has failed."""
         return
 
 
 class Parts(NamedTuple):
-    """What an aggregator is composed of.
+    """Parts that an aggregator is composed of.
 
     Attributes
     ----------
     feedback : Feedback or None
     codec : object
-        Values to bytes and back.
+        Encodes values as bytes, and decodes these.
     reducer : Reducer
     """
 

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from numpy.typing import NDArray
-
+from collectives.annotations import FloatArray
 from mpicomp.aggregator.call import VectorCall
 
 
 class FullPrecisionRounds:
-    """Which steps of a method are dense, and the mean that they take.
+    """Dense steps of a method, at regular intervals.
 
     Parameters
     ----------
     every : int or None
-        K: steps 0, K, 2K, ... are dense; None: none is.
+        K: steps 0, K, 2K, ... are dense; None: no step is dense.
     """
 
     def __init__(self, every: int | None) -> None:
         self._every = every
 
     def due(self, step: int) -> bool:
-        """Whether a step is dense."""
+        """Return True if a step is dense."""
         return self._every is not None and step % self._every == 0
 
     def mean(
-        self, call: VectorCall, values: NDArray[Any], out: NDArray[Any], scratch: Sequence[NDArray[Any]] = ()
+        self, call: VectorCall, values: FloatArray, out: FloatArray, scratch: Sequence[FloatArray] = ()
     ) -> Iterator[bool]:
         """Write the mean over ranks of `values` to `out`; a float32 copy of a 16-bit vector is overwritten."""
         return call.group.dense_steps(call, values, call.spec.dtype, True, out, call.traffic, scratch)

@@ -1,7 +1,7 @@
-"""Rehearsal of a method: a few steps on threads, by which its kernels are compiled ahead of the first call.
+"""Rehearsal of a method: a few steps on threads, which compile its kernels ahead of the first call.
 
-Which kernels a step calls, and with which types, follows from options, dtype, topology and length, and no list has
-them. A rehearsal makes the same steps, and leaves a file next to the kernels, so that it takes place once a machine.
+Options, dtype, topology and length decide which kernels a step calls, and with which types; there is no list of them. A
+rehearsal makes the same steps, and leaves a file next to the compiled kernels, so it runs once per machine.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collectives import Communicator
+from collectives.annotations import FloatArray
 from collectives.arrays.vectors import Flat
 from collectives.schedules.plan import Topology
 from mpicomp.aggregator.base import Aggregator, Method
@@ -25,10 +25,10 @@ from mpicomp.aggregator.difference import Difference
 from mpicomp.aggregator.spec import VectorSpec
 from mpicomp.kernels.cache_folder import CACHE
 
-MOST_RANKS = 3  # and 4 where the number of ranks is even: votes may be equal
-MOST_ELEMENTS = 1 << 18  # merged on the way with every method, where topologies are chosen by size
+MOST_RANKS = 3  # 4 for an even number of ranks, among which votes may tie
+MOST_ELEMENTS = 1 << 18  # long enough that every method merges on the way if the size chooses the topology
 STEPS = 3
-PATIENCE_S = 1e6  # of a rank that waits while another one compiles
+PATIENCE_S = 1e6  # timeout of a rank that waits while another one compiles
 WARM = "warm-"
 """Name of the file that marks the kernels of all methods as compiled; the dtype follows."""
 _SHORTER: dict[str, Callable[[Any], Any]] = {
@@ -56,10 +56,10 @@ def compile_kernels(method: Any, comm: Communicator, spec: VectorSpec) -> None:
         is_ours = type(method).__module__.startswith("mpicomp.")
         if is_ours and spec.n and not CACHE.has(WARM + spec.dtype):
             ranks = min(comm.size, MOST_RANKS + 1 - comm.size % 2)
-            # "auto" goes by a payload's length times the ranks that it comes from
+            # topology "auto" compares a payload's length times the number of sending ranks with a threshold
             n = min(MOST_ELEMENTS, spec.n * max(1, comm.size - 1) // max(1, ranks - 1))
             short = VectorSpec(1 << (n.bit_length() - 1), spec.dtype)
-            # only its optimizers pass differences, which have kernels of their own
+            # only the optimizers of mpicomp.torch pass differences, which have kernels of their own
             with_moves = "mpicomp.torch.bucket_reducers" in sys.modules
             rehearse(getattr(method, "method", method), short, ranks, comm.topology, with_moves)
         _done.add(key)
@@ -68,7 +68,7 @@ def compile_kernels(method: Any, comm: Communicator, spec: VectorSpec) -> None:
 def rehearse(method: Any, spec: VectorSpec, ranks: int, topology: str | Topology, with_moves: bool) -> None:
     """Make a few steps of a method on ranks that are threads, unless this machine has seen them.
 
-    with_moves : also with vectors that are a `Difference`, where the method is meant for these.
+    with_moves : also make steps of a `Difference` if the method is meant for updates.
     """
     method = _shortened(method)
     with_moves = with_moves and method.synchronize == "updates" and not spec.sixteen_bit
@@ -105,12 +105,12 @@ _thread = threading.local()
 
 
 def _is_no_rehearsal(record: logging.LogRecord) -> bool:
-    """Keep from the log that a rank of a rehearsal waits for another one, which compiles."""
+    """Drop log records of a rehearsal's ranks, which wait while another one compiles."""
     return not hasattr(_thread, "rehearses")
 
 
 class _Rehearsal(Aggregator):
-    """Takes NumPy's arrays for every type."""
+    """Aggregator that takes NumPy arrays of every type."""
 
     def _view(self, array: Any) -> Flat:
         return Flat(array, self.dtype, array.shape)
@@ -130,6 +130,6 @@ def _steps_of_rank(method: Method, comm: Communicator, spec: VectorSpec, with_mo
             moves.subtract_result()
 
 
-def _vector(spec: VectorSpec, rank: int) -> NDArray[Any]:
+def _vector(spec: VectorSpec, rank: int) -> FloatArray:
     values = np.random.default_rng(rank).standard_normal(spec.n, np.float32)
     return (values.view(np.uint32) >> 16).astype(np.uint16) if spec.dtype == "bfloat16" else values.astype(spec.stored)

@@ -1,4 +1,4 @@
-"""What every rank tells every other beside its payload: a few numbers, straight from each to each."""
+"""Exchange of a few numbers between all ranks next to their payloads, directly from each rank to each other rank."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from collectives.progress.polling import until
 
 
 class SideChannel:
-    """The numbers of one vector, step after step.
+    """Channel for the numbers of one vector, step after step.
 
-    Messages have a tag of their own, so that those of many vectors may be under way at once, in any order.
+    Each channel has a tag of its own, so that messages of many vectors may be under way at once, in any order.
 
     Parameters
     ----------
     comm : Communicator
     count : int
-        float64 numbers.
+        Number of float64 numbers.
     tail_bytes : int
-        Bytes that travel behind the numbers.
+        Number of bytes that follow the numbers.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class SideChannel:
     tails : list of uint8[tail_bytes]
         The bytes of all ranks, after `collect`.
     started : bool
-        This rank's numbers are on their way, and those of the others are not collected.
+        This rank has sent its numbers, and those of the other ranks are not collected yet.
     """
 
     def __init__(self, comm: Communicator, count: int, tail_bytes: int = 0) -> None:
@@ -52,7 +52,7 @@ class SideChannel:
         self._rows = [row[:nbytes] for row in rows]
         self.mine, self.tail = self._row[: 8 * count].view(np.float64), self._row[8 * count :]
         self._numbers, self.tails = rows[:, : 8 * count].view(np.float64), [row[8 * count :] for row in self._rows]
-        self.everyones = np.zeros((comm.size, count))  # contiguous, as kernels want it
+        self.everyones = np.zeros((comm.size, count))  # contiguous for kernels
         self._others = [rank for rank in range(comm.size) if rank != comm.rank]
         self._requests = Requests(comm.mpi_comm, comm.fixed_tag(), comm.persistent(self))
         self._message = [self._row, nbytes, MPI.BYTE]
@@ -62,7 +62,7 @@ class SideChannel:
         self.started = False
 
     def start(self) -> None:
-        """Send this rank's numbers, and do not wait."""
+        """Send this rank's numbers without waiting."""
         self._rows[self._rank][:] = self._row
         if self._kept is None:
             requests, others = self._requests, self._others
@@ -74,14 +74,14 @@ class SideChannel:
         self._under_way, self.started = self._kept.copy(), True
 
     def arrived(self) -> bool:
-        """Whether `collect` would not have to wait."""
+        """Make progress; return True once `collect` need not wait."""
         under_way = self._under_way
         while under_way and under_way[-1].Test():
             under_way.pop()
         return not under_way
 
     def collect(self, call: Call, traffic: Traffic) -> Iterator[bool]:
-        """Wait for the numbers of all ranks, if any are on their way."""
+        """Wait for the numbers of all ranks, if this rank has started the exchange."""
         if self.started:
             call.describe = lambda: f"{self._here}: the other ranks' reports do not arrive"
             call.wait_name = "side channel"

@@ -1,4 +1,4 @@
-"""The vectors that an aggregator is started for."""
+"""Description of the vectors that an aggregator is started for."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from collectives.arrays.elements import FLOATS, SIXTEEN_BIT
 
 @dataclass(frozen=True)
 class VectorSpec:
-    """The vectors that an aggregator is started for.
+    """Description of the vectors that an aggregator is started for.
 
     Attributes
     ----------
     n : int
-        Elements.
+        Number of elements.
     dtype : str
         float16, bfloat16, float32 or float64.
     vector_id : int
-        Tells vectors under one seed apart, so that they do not share random numbers.
+        Number of the vector. Vectors with one seed and different numbers use different random words.
     tensor_lengths : tuple of int, optional
         Lengths of the tensors in the vector.
     device : str
-        Where the vectors are encoded: "cpu", or "cuda" or "cuda:1", where they then are.
+        Device that encodes: "cpu", or a GPU such as "cuda" or "cuda:1", which then holds the vectors.
     tensor_shapes : tuple of tuple of int, optional
         Shapes of the tensors in the vector, for methods that need rows and columns.
 
     Raises
     ------
     TypeError, ValueError
-        No such vectors can be aggregated.
+        Vectors of this type or length cannot be aggregated.
     """
 
     n: int
@@ -50,15 +50,15 @@ class VectorSpec:
 
     @property
     def sixteen_bit(self) -> bool:
-        """Whether vectors are widened to float32 for computing."""
+        """True if vectors are widened to float32 for computing."""
         return self.dtype in SIXTEEN_BIT
 
     @property
     def compute(self) -> np.dtype[Any]:
-        """What methods compute in: float32, or float64."""
+        """Type in which methods compute: float32 or float64."""
         return np.dtype(np.float64 if self.dtype == "float64" else np.float32)
 
     @property
     def stored(self) -> np.dtype[Any]:
-        """NumPy's type of the vectors; uint16 stands for bfloat16."""
+        """NumPy type of the vectors; uint16 stands for bfloat16."""
         return np.dtype(np.uint16 if self.dtype == "bfloat16" else self.dtype)

@@ -1,4 +1,4 @@
-"""16-bit vectors as float32, in which methods compute."""
+"""Conversion of 16-bit vectors to float32, in which methods compute."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mpicomp.aggregator.spec import VectorSpec
 
 
 class Widening:
-    """A float32 copy of one vector after the other, made where they are encoded.
+    """Reusable float32 copy of 16-bit vectors, on the device that encodes them.
 
     Parameters
     ----------
     spec : VectorSpec
-        Of 16-bit vectors.
+        Description of 16-bit vectors.
     device : Device or None
         None: the host.
     """
@@ -33,7 +33,7 @@ class Widening:
             self._wide, self._codes = device.zeros(spec.n, "float32"), device.zeros(0, "int16").dtype
 
     def of(self, vector: Any) -> Any:
-        """The copy, float32[n], of a vector: uint16 for bfloat16 on the host, a tensor of its type on a device."""
+        """Return the float32[n] copy of a vector: uint16 for bfloat16 on the host, a tensor of its type on a device."""
         if self._device is None:
             widen(vector, self._dtype, self._wide)
         else:
