@@ -24,18 +24,18 @@ from mpicomp.algorithms.top_k_sgd import LocalTopK, TopKSGD
 from mpicomp.algorithms.true_top_k import TrueTopK
 
 NAMES = (*ALGORITHMS, "auto")
-"""What command lines know. "auto" is no method of its own, but chooses among them: see `Auto`."""
+"""Names of methods on command lines. "auto" chooses between two methods, see `Auto`."""
 
 
 def algorithm(name: str, **options: Any) -> Algorithm:
-    """A method by its command-line name, such as ``algorithm("marsit", full_precision_every=None)``, or "auto".
+    """Return a method by its command-line name, such as ``algorithm("marsit", full_precision_every=None)``, or "auto".
 
     Raises
     ------
     ValueError
-        No such method, or an option out of range.
+        There is no such method, or an option is out of range.
     TypeError
-        No such option.
+        There is no such option.
     """
     require_name(name, NAMES)
     return Auto(**options) if name == "auto" else method(name, **options)

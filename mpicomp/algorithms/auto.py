@@ -1,10 +1,10 @@
-"""Auto: dense or compressed, vector by vector, whichever makes training steps shorter.
+"""Auto: the faster of dense and compressed communication for each vector, measured in training steps.
 
-What a step takes is measured while training goes on: first some steps dense, then some compressed, and, where neither
-is far ahead, more of both by turns, and of a mixture. Compressing is chosen only if it makes steps shorter by more than
-1 % and in each turn; the rest is dense, and costs what `Dense` costs.
+Trials run while training goes on: first some dense steps, then some compressed ones. If neither is far ahead, more of
+both follow by turns, and of a mixture. Compressing is chosen only if it shortens steps by more than 1 %, and in each
+turn; all other vectors are dense, at the cost of `Dense`.
 
-The choice changes in steps of full precision alone: a step that leaves compressing behind averages what is pending too.
+The choice changes only in steps of full precision: the step that leaves compressing also averages the pending errors.
 
 Vectors on a GPU are encoded there if the method can do that; in dense steps they cross to the host.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from collectives import Communicator
+from collectives.annotations import override
 from collectives.arrays import named
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, Synchronize, VectorSpec
 from mpicomp.algorithms.dense import Dense
@@ -36,14 +37,13 @@ class Auto(Algorithm):
     Parameters
     ----------
     compressing : Algorithm or str
-        The method that may be chosen instead of `Dense`, or its name, with its defaults. Its result must be an
+        Method that may be chosen instead of `Dense`, or its name, which stands for its defaults. Its result must be an
         estimate of the mean.
     trial_steps : int
-        Steps of each side that are measured, at least 2; more where steps are short, and a fifth where a side is far
-        ahead.
+        Measured steps of each side, at least 2; more if steps are short, and a fifth of them if a side is far ahead.
     retry_every : int or None
-        So many steps, twice, four times, ... as many after the first one, the choice is made anew; and at any multiple
-        of it if training steps take 1.5 times as long, or as short, as when the choice was made. None: never.
+        Number of steps R: trials are repeated at steps R, 2 R, 4 R, ..., and at any multiple of R at which training
+        steps have become longer or shorter by a factor of 1.5 since the choice. None: never.
 
     Raises
     ------
@@ -71,31 +71,31 @@ class Auto(Algorithm):
 
     @property
     def method(self) -> Algorithm:
-        """The method that may be chosen."""
+        """Method that may be chosen."""
         assert isinstance(self.compressing, Algorithm)
         return self.compressing
 
     @property
     def synchronize(self) -> Synchronize:  # type: ignore[override]
-        """What the method is best given."""
+        """Best input of the method."""
         return self.method.synchronize
 
     @property
+    @override
     def uses_tensor_lengths(self) -> bool:
-        """As for the method."""
         return self.method.uses_tensor_lengths
 
     @property
     def nonfinite(self) -> str:
-        """What becomes of a step with NaN or infinity, as for the method: "raise" or "skip"."""
+        """Treatment of steps with NaN or infinity, as for the method: "raise" or "skip"."""
         return str(getattr(self.method, "nonfinite", "raise"))
 
+    @override
     def encodes_on_devices(self, dtype: str) -> bool:
-        """See `Algorithm`: as for the method."""
         return self.method.encodes_on_devices(dtype)
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
-        """Those of the method, and an exact mean beside its reducer."""
+        """Return the parts of the method, with a reducer that chooses between the method's and an exact mean."""
         compressing = self.method.parts(comm, spec)
         skips = self.nonfinite == "skip"
         dense = staged(SkippingMean(comm, compressing.feedback) if skips else FullPrecisionMean(comm), spec)
@@ -106,6 +106,6 @@ class Auto(Algorithm):
         reducer = Chosen(comm, spec, pending, compressing.reducer, dense, schedule, name)
         return Parts(ChosenFeedback(compressing.feedback, reducer), compressing.codec, reducer)
 
+    @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        """Of the method; see `Algorithm.message_model`."""
         return self.method.message_model(n, dtype, ranks, piece_bytes)

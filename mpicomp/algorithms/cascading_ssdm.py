@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from collectives import Communicator
+from collectives.annotations import override
 from collectives.arrays import named
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.codecs.options import flag, integer
@@ -29,8 +30,8 @@ class CascadingSSDM(Algorithm):
     Parameters
     ----------
     normalise : bool
-        Scale the result to the mean of the ranks' norms and keep its direction: the growth of the amplitude is undone
-        (at the cost of one number per chunk and rank), the noise is not.
+        Scale the result to the mean of the ranks' norms and keep its direction: this undoes the growth of the
+        amplitude (at the cost of one number per chunk and rank), but not the noise.
     seed : int
         Equal on all ranks.
 
@@ -49,11 +50,11 @@ class CascadingSSDM(Algorithm):
 
     @property
     def estimates_mean(self) -> bool:
-        """The noise has another size."""
+        """False: the noise grows from hop to hop."""
         return False
 
+    @override
     def encodes_on_devices(self, dtype: str) -> bool:
-        """See `Algorithm`."""
         return True
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
@@ -64,7 +65,8 @@ class CascadingSSDM(Algorithm):
         reducer = Cascade(comm, spec, model, self.normalise, make)
         return Parts(None, codec, reducer)
 
+    @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        """See `Algorithm.message_model`: one message a chunk, with one norm."""
+        # one message a chunk, with one norm
         codec = StochasticSign()
         return MessageModel(codec.nbytes, n + codec.alignment, codec.alignment)

@@ -2,9 +2,9 @@
 
     rank m:   send Q(g_m)
     owner:    send Q(mean_m Q(g_m))
-    result:   what the owner sent
+    result:   the owner's Q(mean)
 
-Q rounds each element to nearest. Owners sum in float32, in rank order, and nothing of what is rounded off is kept.
+Q rounds each element to nearest. Owners sum in float32, in rank order; rounding errors are not kept.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from collectives import Communicator
+from collectives.annotations import override
 from collectives.arrays import named
 from collectives.arrays.elements import SIXTEEN_BIT
 from collectives.compiling import keep_uncompiled
@@ -35,17 +36,16 @@ class Dense(Algorithm):
     ----------
     wire : "float16" or "bfloat16", optional
         Every element is rounded to nearest in this type on the way to the rank that sums it, in float32, and its mean
-        once more on the way back. A rank sends 4 n (M - 1)/M bytes of n elements on M ranks, half of what float32
-        takes, whatever the vectors' type. The result does not depend on the topology. One rank rounds as well. What
-        is rounded off is lost: in float16 gradients below 3e-8 become 0, those below 6e-5 lose bits, and one above
-        65504 raises NonFiniteGradient; so scale the loss, as torch.amp.GradScaler does. bfloat16 has the range of
-        float32, and 8 significant bits instead of 11. None: no rounding; vectors of 16 bits are summed, and sent, in
-        float32.
+        once more on the way back. On M ranks each sends 4 n (M - 1)/M bytes for n elements of any type, half as many
+        as in float32. The result does not depend on the topology. A single rank rounds as well. Rounding errors are
+        lost: in float16 gradients below 3e-8 become 0, those below 6e-5 lose bits, and one above 65504 raises
+        NonFiniteGradient; so scale the loss, as torch.amp.GradScaler does. bfloat16 has the range of float32, and 8
+        significant bits instead of 11. None: no rounding; vectors of 16 bits are summed, and sent, in float32.
 
     Raises
     ------
     ValueError
-        `wire` is none of these.
+        `wire` has another value.
     """
 
     wire: Literal["float16", "bfloat16"] | None = None
@@ -56,17 +56,17 @@ class Dense(Algorithm):
     def __repr__(self) -> str:
         return "Dense()" if self.wire is None else f"Dense(wire={self.wire!r})"
 
+    @override
     def encodes_on_devices(self, dtype: str) -> bool:
-        """See `Algorithm.encodes_on_devices`: what is rounded to 16 bits is rounded there."""
         return self.wire is not None
 
     @on_instances
     @keep_uncompiled
     def start(self, comm: Communicator, n: int, *, device: Any = "cpu", **about: Any) -> Aggregator:
-        """See `Algorithm.start`.
+        """Create the aggregator for vectors of one length; parameters as in `Algorithm.start`.
 
-        Without `wire` nothing is encoded. Any device will do that is there, so that what starts other methods starts
-        this one: vectors may be on it or elsewhere, and are summed as `Communicator.allreduce` sums them.
+        Without `wire` nothing is encoded. Any existing device is accepted, so that callers need not treat this method
+        differently: vectors may be on it or elsewhere, and are summed as by `Communicator.allreduce`.
         """
         if self.wire is not None:
             return super().start(comm, n, device=device, **about)
@@ -79,17 +79,18 @@ class Dense(Algorithm):
         return aggregator
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
-        """Nothing is kept; and nothing compressed, or rounding x two passes."""
+        """No feedback x full precision x exact mean; with `wire` no feedback x rounding x two passes."""
         if self.wire is None:
             return Parts(None, FullPrecision(spec.dtype), FullPrecisionMean(comm))
         codec = Rounded(self.wire)
         return two_pass(comm, spec, codec, codec, None, None)._replace(feedback=None)
 
+    @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        """See `Algorithm.message_model`: 16-bit vectors travel as float32 until their sum is complete."""
         if self.wire is not None:
             codec = Rounded(self.wire)
             return MessageModel(codec.nbytes, piece_elements(codec, n, piece_bytes), codec.alignment, Direct())
+        # 16-bit vectors travel as float32 until their sum is complete
         summing = 8 if dtype == "float64" else 4
         complete = 2 if dtype in SIXTEEN_BIT else summing
         return MessageModel(

@@ -5,8 +5,8 @@
     result:   Q(v)
 
 The owner is a parameter server (topology "star") or, elsewhere, each rank for its part of the vector. MEM-SGD sends the
-mean itself on the second pass. Q may be biased, but must leave out less than there is (docs/compressors.md): what it
-leaves out comes back.
+mean itself on the second pass. Q may be biased, but must be a contraction (docs/compressors.md): the error of a step is
+added to the next step's input.
 
 References: Tang, Yu, Lian, Zhang, Liu, "DoubleSqueeze: parallel stochastic gradient descent with double-pass
 error-compensated compression", ICML 2019; Stich, Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018.
@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from collectives import Communicator
+from collectives.annotations import override
 from collectives.schedules.star import Direct
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.codecs.base import Codec, encodes_on_devices
@@ -33,7 +34,7 @@ _DEFAULT = OneBit(1 << 15)
 
 @dataclass(frozen=True)
 class _TwoPassMethod(Algorithm):
-    """What both methods have."""
+    """Options and messages that both methods have in common."""
 
     compressor: Codec | str = _DEFAULT
     seed: int = 0
@@ -42,16 +43,16 @@ class _TwoPassMethod(Algorithm):
         object.__setattr__(self, "compressor", compressor(self.compressor))
         integer(self, "seed")
 
+    @override
     def encodes_on_devices(self, dtype: str) -> bool:
-        """See `Algorithm.encodes_on_devices`: as the compressor says."""
         return encodes_on_devices(compressor(self.compressor))
 
     def _second(self, dtype: str) -> Codec:
-        """Of the second pass."""
+        """Return the codec of the second pass."""
         return compressor(self.compressor)
 
+    @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        """See `Algorithm.message_model`."""
         codec, second = compressor(self.compressor), self._second(dtype)
         return MessageModel(
             lambda elements, weight: second.nbytes(elements) if weight == ranks else codec.nbytes(elements),
@@ -68,15 +69,15 @@ class DoubleSqueeze(_TwoPassMethod):
     Parameters
     ----------
     compressor : Codec or str
-        A codec of `mpicomp.codecs`, or its name and options as in ``"one-bit:bucket=512"``; of both passes. Buckets are
-        counted from the start of the vector, so which rank owns what does not change the result.
+        Codec of both passes: one of `mpicomp.codecs`, or its name and options as in ``"one-bit:bucket=512"``. Buckets
+        are counted from the start of the vector, so the result does not depend on which rank owns an element.
     seed : int
         Equal on all ranks.
 
     Raises
     ------
     ValueError
-        No such compressor, or an option is out of range.
+        There is no such compressor, or an option is out of range.
     """
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
@@ -92,12 +93,12 @@ class MemSGD(_TwoPassMethod):
     Parameters
     ----------
     compressor, seed
-        As in `DoubleSqueeze`; of the first pass. The second carries the mean, of 16-bit vectors in 16 bits.
+        As in `DoubleSqueeze`, for the first pass. The second pass carries the mean, for 16-bit vectors in 16 bits.
 
     Raises
     ------
     ValueError
-        No such compressor, or an option is out of range.
+        There is no such compressor, or an option is out of range.
     """
 
     def _second(self, dtype: str) -> Codec:

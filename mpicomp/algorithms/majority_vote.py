@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from collectives import Communicator
+from collectives.annotations import override
 from collectives.arrays import named
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.codecs.options import integer
@@ -32,7 +33,7 @@ class MajorityVote(Algorithm):
     Parameters
     ----------
     seed : int
-        Of the coins that decide ties; equal on all ranks.
+        Seed of the coins that decide ties; equal on all ranks.
 
     Raises
     ------
@@ -47,20 +48,20 @@ class MajorityVote(Algorithm):
 
     @property
     def estimates_mean(self) -> bool:
-        """Results are signs."""
+        """False: results are signs."""
         return False
 
     @property
     def keeps_scale(self) -> bool:
-        """Results are -1 and +1."""
+        """False: results are -1 and +1."""
         return False
 
+    @override
     def encodes_on_devices(self, dtype: str) -> bool:
-        """See `Algorithm`."""
         return True
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
-        """Votes are counted, the majority's signs go round."""
+        """No feedback x signs x vote counting; the majority's signs travel in the gather phase."""
         reducer = VoteCount(self, comm, spec)
         pieces, counts = reducer.program.pieces, reducer.payload.counts
         stream = Stream(self.seed, spec.vector_id, "tie")
@@ -69,9 +70,9 @@ class MajorityVote(Algorithm):
             reducer.payload.decide = votes.decide
         return Parts(votes, Counts(), StepDriver(comm, votes, reducer))
 
+    @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        """See `Algorithm.message_model`: counts, and one bit per element once they are complete."""
-        counts = Counts()
+        counts = Counts()  # complete counts are replaced by one bit per element
         return counts_model(
             n, ranks, piece_bytes, lambda elements, weight: counts.nbytes(elements, 1 if weight == ranks else weight)
         )

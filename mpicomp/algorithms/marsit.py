@@ -10,8 +10,8 @@ Per step, with u this rank's update, c its residual, s the global step, q = sgn(
 
 The one-bit all-reduce gives each element the sign of one uniformly random rank.
 
-Departures from the paper: residual "own" (the paper's residual holds the ranks' disagreement, which wanders unboundedly
-and is released in one jump by a full-precision round); s is not a constant but follows the updates' mean magnitude.
+Departures from the paper: residual "own" (the paper's residual accumulates the ranks' disagreement without a bound, and
+a full-precision round releases it in one jump); s follows the mean magnitude of the updates instead of being constant.
 
 Reference: Marsit: Sign Compression for Multi-hop All-reduce (arXiv 2204.06787), Algorithm 1.
 """
@@ -56,28 +56,28 @@ class Marsit(Algorithm):
     Parameters
     ----------
     full_precision_every : int or None
-        K: steps 0, K, 2K, ... are dense; None: never.
+        K: steps 0, K, 2K, ... are dense; None: no step is dense.
     global_step : float or "auto"
-        s. "auto": gamma times the running mean of |u|, over ranks and elements, per tensor.
+        s. "auto": gamma times the running mean of |u| over ranks and elements of a tensor.
     residual : "own" or "paper"
-        What is carried over: what this rank's own sign missed, or the literal rule.
+        Error that is carried over: "own", the error of this rank's own sign, or "paper", the paper's rule.
     clip : float
-        tau of residual "own": its bound in units of s; math.inf does not clip.
+        tau, the bound of residual "own" in units of s; math.inf does not clip.
     compensation : bool
-        False: no residual; the stateless one-bit all-reduce.
+        False: no residual, the stateless one-bit all-reduce.
     gamma : float or "auto"
-        Of the automatic step. "auto" starts at 4 and follows the fraction of residual elements that are clipped.
+        Factor of the automatic global step. "auto" starts at 4 and adapts to the fraction of clipped elements.
     nonfinite : "raise" or "skip"
-        NaN or infinity on any rank: an error on every rank, after which a residual must be restored or reset; or,
-        for one more pass over the vector, a result of zeros and untouched residuals.
+        Treatment of NaN or infinity on any rank. "raise": an error on every rank, after which a residual must be
+        restored or reset. "skip": a result of zeros and unchanged residuals, at the cost of a pass over the vector.
     seed : int
-        Of the random words; equal on all ranks.
+        Seed of the random words; equal on all ranks.
     winners : int or None
-        None: signs are merged on every hop. 1 or 2: so many ranks win each element, the ranks draw alike which, and
-        only the winners' signs travel; with residual "own" or without one.
+        None: signs are merged on every hop. 1 or 2: all ranks draw the same one or two winners of each element, and
+        only the winners' signs travel. Requires residual "own" or no residual.
     transactional : bool
-        Keep a copy of the residual during each step, so that a step that fails, by NaN on any rank or by a rank that
-        has died, leaves residual and scales as they were. Costs n elements of memory and a pass over them a step.
+        Keep a copy of the residual during each step, so that a step that fails, because of NaN or a dead rank, leaves
+        residual and scales unchanged. Costs n elements of memory and a pass over them per step.
 
     Raises
     ------
@@ -117,15 +117,15 @@ class Marsit(Algorithm):
 
     @property
     def uses_tensor_lengths(self) -> bool:
-        """Each tensor has a global step of its own."""
+        """True: each tensor has a global step of its own."""
         return True
 
+    @override
     def encodes_on_devices(self, dtype: str) -> bool:
-        """See `Algorithm`."""
         return True
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
-        """Sign votes of a residual, merged on every hop; every K steps the exact mean."""
+        """Sign residual x signs x merging on every hop; every K steps the exact mean."""
         lengths, padded = padded_lengths(spec.tensor_lengths, spec.n)
         kept = self.residual if self.compensation else None
         rule = SignRule(self.global_step, kept, self.clip, self.gamma, self.transactional)
@@ -143,8 +143,8 @@ class Marsit(Algorithm):
         feedback = SignResidual(device, rule, spec.n, spec.dtype, comm.size, lengths, padded, *votes)
         return Parts(feedback, Sign(), MarsitDriver(self, comm, feedback, reducer))
 
+    @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        """See `Algorithm.message_model`: between full-precision rounds."""
         if self.winners is None:
             return message_model(n, piece_bytes)
         return selection_model(n, ranks, self.winners, piece_bytes)
@@ -164,7 +164,8 @@ class MarsitDriver(StepDriver):
         self._warned = False
         self._full_precision = FullPrecisionRounds(options.full_precision_every)
         if options.full_precision_every is not None:
-            feedback.dense_memory(None, None)  # on a device it is taken now: there may be none in the middle of a step
+            # allocate memory on a device now: an allocation may fail in the middle of a step
+            feedback.dense_memory(None, None)
 
     @override
     def prepare(self, step: int) -> None:
@@ -210,7 +211,7 @@ class MarsitDriver(StepDriver):
         yield from done(call, feedback.deliver(mean))
 
     def _warn(self, step: int) -> None:
-        """Once, when the residual is about to lose or to explode."""
+        """Warn once if much of the residual is clipped, or if it diverges."""
         taken, feedback = step + 1, self.feedback
         if self._options.residual == "own":
             if feedback.clipped_fraction > OWN_WARNING and self._rank == 0:

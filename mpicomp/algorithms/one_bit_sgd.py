@@ -1,10 +1,10 @@
-"""1-bit SGD: each rank sends its signs and, per bucket, what they stand for on average; the error is fed back.
+"""1-bit SGD: each rank sends signs and two means per bucket, for values below and above 0; the error is fed back.
 
     p_m = g_m + e_m;   q_m = mean of its bucket's elements on the same side of 0;   e_m <- p_m - q_m
     result = mean_m q_m
 
-Codes are gathered: a rank sends (M - 1)(1 + 64 / bucket) bits an element. With the paper's buckets, columns of weight
-matrices that may be very short, the means cost more than the signs.
+Codes are gathered: a rank sends (M - 1)(1 + 64 / bucket) bits per element. The paper's buckets are columns of weight
+matrices, which may be so short that the means cost more than the signs.
 
 Reference: Seide, Fu, Droppo, Li, Yu, "1-bit stochastic gradient descent and its application to data-parallel
 distributed training of speech DNNs", Interspeech 2014.
@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from collectives import Communicator
+from collectives.annotations import override
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.codecs.options import adopt
 from mpicomp.codecs.scaled_sign import TwoMeans
@@ -29,7 +30,7 @@ class OneBitSGD(Algorithm):
     Parameters
     ----------
     bucket : int
-        Elements that share two means.
+        Number of elements that share two means.
 
     Raises
     ------
@@ -44,17 +45,17 @@ class OneBitSGD(Algorithm):
 
     @property
     def codec(self) -> TwoMeans:
-        """Of the options."""
+        """Codec of the options."""
         return TwoMeans(self.bucket)
 
+    @override
     def encodes_on_devices(self, dtype: str) -> bool:
-        """See `Algorithm.encodes_on_devices`."""
         return True
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Error feedback x two means x all-gather."""
         return all_gather(comm, spec, self.codec, ErrorFeedback())
 
+    @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        """See `Algorithm.message_model`."""
         return gathered_model(self.codec, n, piece_bytes)

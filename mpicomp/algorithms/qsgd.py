@@ -2,8 +2,8 @@
 
     q_m = Q(g_m + alpha h_m);   h_m <- beta h_m + (g_m - q_m);   result = mean_m q_m
 
-Q is unbiased (`mpicomp.codecs.quantizer`). alpha = 0 is QSGD, which keeps nothing. Codes are gathered, not reduced:
-with b bits an element a rank sends (M - 1) b / 32 of the vector, against 2 (M - 1) / M of it in a dense ring.
+Q is unbiased (`mpicomp.codecs.quantizer`). QSGD is the case alpha = 0, without state. Codes are gathered, not reduced:
+with b bits per element a rank sends (M - 1) b / 32 times the vector's bytes, and 2 (M - 1) / M times in a dense ring.
 
 References: QSGD (Alistarh et al., NIPS 2017); ECQ-SGD (Wu et al., ICML 2018, arXiv 1806.08054).
 """
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from collectives import Communicator
+from collectives.annotations import override
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.codecs.options import adopt, integer, number
 from mpicomp.codecs.quantizer import Quantizer
@@ -29,14 +30,14 @@ class QSGD(Algorithm):
     Parameters
     ----------
     levels : int
-        s, 1 to 127: values become one of 2 s + 1.
+        s, 1 to 127: values are quantized to 2 s + 1 levels.
     bucket : int
-        Elements that share a norm.
+        Number of elements that share a norm.
     norm : "linf" or "l2"
     seed : int
-        Equal on all ranks.
+        Seed of the random words; equal on all ranks.
     coding : "fixed" or "entropy"
-        Codes of equally many bits, or entropy-coded: fewer bytes where most codes are 0, for more computing.
+        Codes of fixed length, or entropy-coded: fewer bytes if most codes are 0, for more computing.
 
     Raises
     ------
@@ -56,19 +57,19 @@ class QSGD(Algorithm):
 
     @property
     def codec(self) -> Quantizer:
-        """Of the options."""
+        """Codec of the options."""
         return Quantizer(self.bucket, self.levels, self.norm, self.coding)
 
+    @override
     def encodes_on_devices(self, dtype: str) -> bool:
-        """See `Algorithm.encodes_on_devices`."""
         return True
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """No feedback x quantizer x all-gather."""
         return all_gather(comm, spec, self.codec, None, self.seed)
 
+    @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        """See `Algorithm.message_model`."""
         return gathered_model(self.codec, n, piece_bytes)
 
 
@@ -79,10 +80,10 @@ class ECQSGD(Algorithm):
     Parameters
     ----------
     alpha : float
-        How much of the accumulated error is added before quantizing; above 0. Small: the residual stays bounded for
-        alpha^2 gamma + (beta - alpha)^2 < 1, gamma the quantizer's relative error.
+        Fraction of the accumulated error that is added before quantizing; above 0. It must be small: the residual
+        stays bounded for alpha^2 gamma + (beta - alpha)^2 < 1, where gamma is the quantizer's relative error.
     beta : float
-        How much of the accumulated error is kept from step to step, 0 to 1.
+        Fraction of the accumulated error that is kept from step to step, 0 to 1.
     levels, bucket, norm, seed, coding
         As in `QSGD`.
 
@@ -108,17 +109,17 @@ class ECQSGD(Algorithm):
 
     @property
     def codec(self) -> Quantizer:
-        """Of the options."""
+        """Codec of the options."""
         return Quantizer(self.bucket, self.levels, self.norm, self.coding)
 
+    @override
     def encodes_on_devices(self, dtype: str) -> bool:
-        """See `Algorithm.encodes_on_devices`."""
         return True
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Accumulated error x quantizer x all-gather."""
         return all_gather(comm, spec, self.codec, ErrorAccumulation(self.alpha, self.beta), self.seed)
 
+    @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        """See `Algorithm.message_model`."""
         return gathered_model(self.codec, n, piece_bytes)

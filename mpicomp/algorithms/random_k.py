@@ -1,12 +1,12 @@
-"""Random-k: all ranks draw the same elements, and send nothing but their values.
+"""Random-k: all ranks draw the same elements, and send only their values.
 
-    I      = one element of each `rate`, drawn alike on all ranks
+    I      = one element of each `rate`, the same on all ranks
     v      = mean over ranks of (m + g)[I]
     m      <- m + beta (g - (m + g at I, else 0))
     result = v at I, 0 elsewhere
 
-Values are not scaled up: the residual m makes up for what is left out. What any choice of shared indices is to be
-compared with.
+Values are not scaled up, since the residual m returns the omitted elements later. Random-k is the baseline for any
+other choice of shared indices.
 
 Reference: Stich, Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018.
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from collectives import Communicator
+from collectives.annotations import override
 from mpicomp.aggregator.algorithm import MessageModel, Parts, VectorSpec
 from mpicomp.codecs.options import integer
 from mpicomp.kernels.streams import Stream
@@ -32,7 +33,7 @@ class RandomK(SharedIndices):
     rate, beta, warmup_steps
         As in `SharedIndices`.
     seed : int
-        Of the indices; equal on all ranks.
+        Seed of the indices; equal on all ranks.
 
     Raises
     ------
@@ -47,11 +48,11 @@ class RandomK(SharedIndices):
         integer(self, "seed")
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
-        """Memory x places that all ranks draw alike x a dense mean of few values."""
+        """Memory x shared random places x a dense mean of few values."""
         memory = make_memory(self, comm, spec, (self.rate,), None)
         places = DrawnPlaces(memory, Stream(self.seed, spec.vector_id, "indices"))
         return Parts(memory, None, SharedIndicesDriver(self, comm, spec, memory, places))
 
+    @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        """See `Algorithm.message_model`."""
         return shared_model(n, dtype, ranks, piece_bytes, self.rate, 1, 0)

@@ -1,4 +1,4 @@
-"""Methods by name."""
+"""Table of methods by their command-line names."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 
 
 def method(name: str, **options: Any) -> Algorithm:
-    """One of `ALGORITHMS` by its command-line name; raises what `mpicomp.algorithm` does."""
+    """Return one of `ALGORITHMS` by its command-line name; raises the errors of `mpicomp.algorithm`."""
     require_name(name, ALGORITHMS)
     return ALGORITHMS[name](**options)
 
 
 def require_name(name: str, names: Collection[str]) -> None:
-    """Raise ValueError unless it is one of them."""
+    """Raise ValueError unless the name is among these."""
     if name not in names:
         raise ValueError(f"there is no algorithm {name!r}{suggestion(name, names)}: choose one of {', '.join(names)}")

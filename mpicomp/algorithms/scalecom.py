@@ -1,4 +1,4 @@
-"""ScaleCom: one rank after the other says which elements all ranks send.
+"""ScaleCom: the ranks take turns to choose the elements that all ranks send.
 
     leader = t mod M
     I      = places of the largest |m + g| of the leader, chunk by chunk; broadcast
@@ -6,10 +6,10 @@
     m      <- m + beta (g - (m + g at I, else 0))       beta < 1: a low-pass filter
     result = v at I, 0 elsewhere
 
-As all ranks send the same elements, compressing the mean is the mean of what is compressed, and nothing builds up as
-ranks are added. The leader's choice is good for all where the ranks' memories m are alike, which they become.
+As all ranks send the same elements, compression and mean commute, and the number of nonzero elements does not grow with
+the number of ranks. The leader's choice suits all ranks if their memories m are similar, which they become.
 
-Departure from the paper: m at I becomes exactly (1 - beta) m, which the published rule gives up to rounding.
+Departure from the paper: m at I becomes exactly (1 - beta) m; the published rule gives this up to rounding.
 
 Reference: Chen et al., "ScaleCom: scalable sparsified gradient compression for communication-efficient distributed
 training", NeurIPS 2020 (arXiv 2104.11125), Algorithm 1.
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from collectives import Communicator
+from collectives.annotations import override
 from mpicomp.aggregator.algorithm import MessageModel, Parts, VectorSpec
 from mpicomp.codecs.options import MOST_ELEMENTS, chunk_or_exact, require, whole
 from mpicomp.codecs.top_k import index_bits
@@ -39,13 +40,13 @@ class ScaleCom(SharedIndices):
     rate, beta, warmup_steps
         As in `SharedIndices`. beta: 1, or 0.1 to 0.3 for large batches with scaled learning rates.
     chunk : int, optional
-        Elements among which the chunk / rate largest are looked for: a multiple of `rate` (of all `rates`). None: as
-        many as the rate, of which one is sent.
+        Number of elements of which the chunk / rate largest are sent: a multiple of `rate` (of all `rates`). None:
+        equal to the rate, so that one element is sent.
     exact : bool
-        The largest of the whole vector (tensor) instead, ceil(length / rate) of them. Slower, and longer indices.
+        Send the ceil(length / rate) largest of the whole vector (tensor) instead. Slower, with longer indices.
     rates : tuple of int, or one such tuple per vector, optional
-        Instead of `rate`: of each tensor. With several vectors under one seed, such as an optimizer's buckets, the
-        tuple at `vector_id` is a vector's.
+        Rate of each tensor, instead of `rate`. Several vectors with one seed, such as an optimizer's buckets, have one
+        tuple each, at index `vector_id`.
 
     Raises
     ------
@@ -78,11 +79,11 @@ class ScaleCom(SharedIndices):
 
     @property
     def uses_tensor_lengths(self) -> bool:
-        """See `Algorithm.uses_tensor_lengths`: each has a rate, or all have one."""
+        """True if `rates` are given, which belong to tensors."""
         return self.rates is not None
 
     def rates_of(self, vector_id: int) -> tuple[int, ...]:
-        """The rate of each tensor of a vector; a single rate holds for the whole vector."""
+        """Return the rate of each tensor of a vector; a single rate holds for the whole vector."""
         if self.rates is None:
             return (self.rate,)
         if isinstance(self.rates[0], int):
@@ -96,8 +97,9 @@ class ScaleCom(SharedIndices):
         memory = make_memory(self, comm, spec, self.rates_of(spec.vector_id), self.chunk, self.exact)
         return Parts(memory, None, SharedIndicesDriver(self, comm, spec, memory, LeaderChoice(comm, memory)))
 
+    @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        """See `Algorithm.message_model`: at `rate`, between warm-up and end."""
+        # the steps after the warm-up, at `rate`
         chunk = max(1, n) if self.exact else self.chunk or self.rate
         keep = -(-chunk // self.rate)
         return shared_model(n, dtype, ranks, piece_bytes, chunk, keep, index_bits(chunk))

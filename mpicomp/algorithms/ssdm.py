@@ -1,4 +1,4 @@
-"""SSDM: unbiased random signs, counted. Stochastic sign descent, with momentum if you like.
+"""SSDM: counts of unbiased random signs. Stochastic sign descent, with optional momentum.
 
 Per step and tensor, with g this rank's gradient:
 
@@ -7,8 +7,8 @@ Per step and tensor, with g this rank's gradient:
     scale="norm": N is the largest of the ranks' ||x||_2,   result = N (2 k - M) / M, unbiased
     scale="none": N is this rank's own ||x||_2,             result = (2 k - M) / M, the caller scales
 
-An element's sign is hardly better than a coin, as N is some sqrt(D) times the size of an element: the variance of the
-unbiased result is about D N^2 / M in all.
+An element's sign is hardly better than a coin, as N is about sqrt(D) times the size of an element: the total variance
+of the unbiased result is about D N^2 / M.
 
 References: M. Safaryan and P. Richtarik, "Stochastic sign descent methods: new algorithms and better theory", ICML
 (2021); under multi-hop all-reduce: Marsit (arXiv 2204.06787), sections 3 and 5.
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from collectives import Communicator
+from collectives.annotations import override
 from collectives.arrays import named
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.codecs.elias_counts import Elias
@@ -39,13 +40,14 @@ class SSDM(Algorithm):
     Parameters
     ----------
     momentum : float
-        beta, at least 0 and below 1; 0: none.
+        beta, at least 0 and below 1; 0: no momentum.
     scale : "none" or "norm"
-        What signs stand for: nothing but themselves, by each rank's own norm, or the gradient, by the largest norm.
+        "none": probabilities use each rank's own norm, and results are means of signs. "norm": probabilities use the
+        largest norm, which scales the result to an estimate of the gradient.
     coding : "fixed" or "elias"
-        Of the counts that travel: as many bits as the largest takes, or the shortest of that and Elias' codes.
+        Coding of the counts in messages: fixed width, or the shorter of fixed width and Elias' codes.
     seed : int
-        Of the random words; equal on all ranks.
+        Seed of the random words; equal on all ranks.
 
     Raises
     ------
@@ -66,25 +68,25 @@ class SSDM(Algorithm):
 
     @property
     def uses_tensor_lengths(self) -> bool:
-        """Each tensor has a norm of its own."""
+        """True: each tensor has a norm of its own."""
         return True
 
     @property
     def estimates_mean(self) -> bool:
-        """Results are of the vectors' size, and of these alone."""
+        """True if results have the vectors' magnitude and do not depend on the past."""
         return self.scale == "norm" and not self.momentum
 
     @property
     def keeps_scale(self) -> bool:
-        """Results without a norm are means of signs."""
+        """True if a norm scales the results, which are means of signs otherwise."""
         return self.scale == "norm"
 
+    @override
     def encodes_on_devices(self, dtype: str) -> bool:
-        """See `Algorithm`."""
         return True
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
-        """Stochastic signs are counted; norms travel before."""
+        """Momentum x stochastic signs x vote counting; norms travel before the signs."""
         elias = self.coding == "elias"
         reducer = VoteCount(self, comm, spec, EliasPayload if elias else None)
         votes = StochasticVotes(
@@ -101,6 +103,7 @@ class SSDM(Algorithm):
         )
         return Parts(votes, Elias() if elias else Counts(), StepDriver(comm, votes, reducer))
 
+    @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        """See `Algorithm.message_model`; with Elias' codes the most there can be."""
+        # Elias' codes vary in length: their upper bound
         return counts_model(n, ranks, piece_bytes, (Elias() if self.coding == "elias" else Counts()).nbytes)

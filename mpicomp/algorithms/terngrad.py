@@ -1,10 +1,11 @@
-"""TernGrad: signs or nothing, at random, times a scale that all ranks share.
+"""TernGrad: random codes of -1, 0 or +1, times a scale that all ranks share.
 
     N = max over ranks of min(||g_m||_inf, clip sigma_m);   q_m = N sgn(g_m) with probability min(|g_m| / N, 1), else 0
     result = mean_m q_m
 
-sigma is the root of the mean square of the bucket. What clipping cuts off is lost; without it q is unbiased. Ranks tell
-each other their scales before they encode, and the maximum is taken of what arrived, so NaN cannot make ranks differ.
+sigma is the root of the mean square of the bucket. The part that clipping cuts off is lost; without clipping q is
+unbiased. Ranks exchange their scales before they encode. All ranks take the maximum of the same received scales, so NaN
+cannot make the ranks differ.
 
 Reference: Wen et al., "TernGrad: ternary gradients to reduce communication in distributed deep learning", NIPS 2017.
 """
@@ -38,7 +39,7 @@ from mpicomp.feedback.mirror import Mirror
 from mpicomp.reducers.all_gather import all_gather, gathered_model
 from mpicomp.step import PieceReducer, StepDriver
 
-PART_ELEMENTS = 1 << 21  # of which one worker measures the scales at a time
+PART_ELEMENTS = 1 << 21  # part whose scales one worker measures at a time
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,11 @@ class TernGrad(Algorithm):
     Parameters
     ----------
     bucket : int
-        Elements that share a scale.
+        Number of elements that share a scale.
     clip : float or None
-        Magnitudes are cut off at this many sigma; above 0. None: not at all.
+        Bound of magnitudes in units of sigma; above 0. None: no clipping.
     seed : int
-        Equal on all ranks.
+        Seed of the random words; equal on all ranks.
 
     Raises
     ------
@@ -71,23 +72,23 @@ class TernGrad(Algorithm):
 
     @property
     def codec(self) -> Quantizer:
-        """Of the options."""
+        """Codec of the options."""
         return Quantizer(self.bucket, 1, "linf")
 
+    @override
     def encodes_on_devices(self, dtype: str) -> bool:
-        """See `Algorithm.encodes_on_devices`."""
         return True
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """No feedback x ternary quantizer with shared scales x all-gather."""
         return all_gather(comm, spec, self.codec, None, self.seed, partial(SharedScaleDriver, self, spec))
 
+    @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        """See `Algorithm.message_model`."""
         return gathered_model(self.codec, n, piece_bytes)
 
     def scales(self, values: Array) -> Array:
-        """Of one rank's vector, each bucket's, as float32; infinity where the bucket is not finite."""
+        """Return the float32 scale of each bucket of a rank's vector; infinity if the bucket is not finite."""
         on = kernels.beside(values)
         scales = on.arrays.empty(values, count(len(values), self.bucket), "float32")
         clip = None if self.clip is None else float(self.clip)
@@ -96,7 +97,7 @@ class TernGrad(Algorithm):
 
 
 class _SharedScales:
-    """A quantizer whose scales are given."""
+    """Quantizer with given scales."""
 
     def __init__(self, codec: Quantizer, scales: Array) -> None:
         self.codec, self.scales = codec, scales

@@ -2,8 +2,9 @@
 
     p_m = g_m + e_m;   q_m = the largest of each chunk of p_m, 0 elsewhere;   e_m <- p_m - q_m;   result = mean_m q_m
 
-`TopKSGD` keeps no e: what is not sent is lost. Every rank picks its own places, so payloads can only be gathered and
-the result has up to M times as many elements as each of them: gradient build-up, which `mpicomp.ScaleCom` avoids.
+`TopKSGD` keeps no e: elements that are not sent are lost. Every rank picks its own places, so payloads can only be
+gathered, and the result has up to M times as many nonzero elements as a payload. `mpicomp.ScaleCom` avoids this
+gradient build-up.
 
 References: Aji, Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017; Chen et al., "ScaleCom",
 NeurIPS 2020.
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from collectives import Communicator
+from collectives.annotations import override
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.codecs.options import adopt
 from mpicomp.codecs.top_k import TopK
@@ -31,9 +33,9 @@ class TopKSGD(Algorithm):
     Parameters
     ----------
     rate : int
-        Elements per element that is sent.
+        Number of elements per element that is sent.
     chunk : int, optional
-        Elements among which the chunk / rate largest are looked for, a multiple of `rate`. None: `rate`.
+        Number of elements of which the chunk / rate largest are sent, a multiple of `rate`. None: `rate`.
 
     Raises
     ------
@@ -48,19 +50,19 @@ class TopKSGD(Algorithm):
         adopt(self, self.codec("float32"))
 
     def codec(self, dtype: DTypeLike | str) -> TopK:
-        """Of the options, for vectors of a type."""
+        """Return the codec of the options for vectors of a type."""
         return TopK(self.rate, self.chunk, dtype in ("float64", np.float64))
 
+    @override
     def encodes_on_devices(self, dtype: str) -> bool:
-        """See `Algorithm.encodes_on_devices`."""
         return True
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """No feedback x top-k x all-gather."""
         return all_gather(comm, spec, self.codec(spec.dtype), None)
 
+    @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        """See `Algorithm.message_model`."""
         return gathered_model(self.codec(dtype), n, piece_bytes)
 
 

@@ -1,6 +1,6 @@
-"""True top-k: the largest elements of the exact mean. To study other choices by, not to save anything.
+"""True top-k: the largest elements of the exact mean. A reference for other choices, which saves no traffic.
 
-    I      = places of the largest |mean over ranks of (m + g)|, chunk by chunk or of all
+    I      = places of the largest |mean over ranks of (m + g)| in each chunk or in the whole vector
     v      = mean over ranks of (m + g)[I]
     m      <- m + beta (g - (m + g at I, else 0))
     result = v at I, 0 elsewhere
@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from collectives import Communicator
+from collectives.annotations import override
 from mpicomp.aggregator.algorithm import MessageModel, Parts, VectorSpec
 from mpicomp.algorithms.dense import Dense
 from mpicomp.codecs.options import chunk_or_exact
@@ -49,6 +50,7 @@ class TrueTopK(SharedIndices):
         memory = make_memory(self, comm, spec, (self.rate,), self.chunk, self.exact)
         return Parts(memory, None, SharedIndicesDriver(self, comm, spec, memory, TrueChoice(memory)))
 
+    @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        """See `Algorithm.message_model`: all elements travel in full precision; the few others do not count."""
+        # all elements travel in full precision; the few values of the second mean are left out
         return Dense().message_model(n, "float64" if dtype == "float64" else "float32", ranks, piece_bytes)
