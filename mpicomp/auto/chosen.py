@@ -1,7 +1,7 @@
-"""One of two reducers, whichever is faster: the exact mean, or that of a method that compresses.
+"""Reducer that chooses the faster of two: the exact mean, or the reducer of a method that compresses.
 
-The method starts anew whenever it is taken up. When it is left, the exact mean is that of the vectors and of all that
-was pending, and nothing is pending any more.
+The method starts with fresh state whenever it is chosen. The dense step that leaves it averages the vectors plus all
+pending errors, after which no error is pending.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 
 from collectives import Communicator
+from collectives.annotations import override
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Reducer, VectorSpec
 from mpicomp.aggregator.side_channel import SideChannel
@@ -23,26 +24,26 @@ _log = logging.getLogger("mpicomp")
 
 
 class Chosen(Reducer):
-    """A step by the one that is chosen, or on trial; see `Reducer`.
+    """Steps by the reducer that is chosen or on trial.
 
     Parameters
     ----------
     comm : Communicator
     spec : VectorSpec
     pending : Pending
-        Of the method that compresses.
+        Pending errors of the method that compresses.
     compressing : Reducer
-        Of the method.
+        Reducer of the method.
     dense : FullPrecisionMean or StagedMean
     schedule : Schedule
     name : str
-        The method's, for the log.
+        Name of the method, for the log.
 
     Attributes
     ----------
     plan : Plan
     compressed : bool
-        The method made the last step, so something may be pending.
+        The method made the last step, so errors may be pending.
     ranks : int
     """
 
@@ -63,34 +64,34 @@ class Chosen(Reducer):
         self._channel = SideChannel(comm, COUNT)
         self._watch = Stopwatch(comm.common(Front))
         self._running: Reducer = dense
-        self._clock: Callable[[], float] | None = None  # of a step that is being measured
+        self._clock: Callable[[], float] | None = None  # clock of a step that is being measured
         self._clears = False
-        self._quiet_until = 0  # the steps to there go the way of the last one, and nothing is measured
+        self._quiet_until = 0  # before this step the last reducer goes on, and times are not measured
         self._settled = dense.steps
         self.plan = self._next = self.first_plan(0)
         self.compressed = False
 
     def first_plan(self, step: int) -> Plan:
-        """Where nothing is known. One rank sends nothing, so there is nothing to choose."""
+        """Return the plan of a vector without measured times; a single rank sends nothing and has no choice."""
         return Plan(Stage.BRIEF if self.ranks > 1 else Stage.CHOSEN, step)
 
     def load(self, plan: Plan, compressed: bool) -> None:
-        """Go on from another state."""
+        """Continue from another state."""
         self._watch.clear()
         self._take(plan, compressed)
 
+    @override
     def prepare(self, step: int) -> None:
-        """See `Reducer`."""
         plan, schedule = self.plan, self._schedule
         if step < schedule.end(plan) and schedule.place(plan, step).side is Side.COMPRESSED:
             self._compressing.prepare(step)
 
+    @override
     def steps(self, call: VectorCall) -> Iterator[bool]:
-        """See `Reducer`."""
         return self._settled(call) if call.step < self._quiet_until else self._measured(call)
 
+    @override
     def commit(self) -> None:
-        """See `Reducer`."""
         self._running.commit()
         if self._clock is None:
             return
@@ -100,23 +101,24 @@ class Chosen(Reducer):
             self._pending.start_anew()
         if self._next is not self.plan:
             self._watch.clear()
-        # where a step was skipped, what was pending still is
+        # a dense step that was skipped leaves the errors pending
         compressed = self._running is self._compressing or (self.compressed and not self._clears)
         self._take(self._next, compressed)
 
+    @override
     def roll_back(self) -> None:
-        """See `Reducer`."""
         self._running.roll_back()
         self._watch.fail()
         self._clock = None
 
     def _take(self, plan: Plan, compressed: bool) -> None:
-        """A step of a plan has been made, by the method or not."""
+        """Adopt the plan of a completed step, which the method has made or not."""
         self.plan, self.compressed = plan, compressed
         goes_on = compressed == (plan.side is Side.COMPRESSED)
         self._quiet_until = self._schedule.quiet_until(plan) if goes_on else 0
         self._listen()
-        if self._quiet_until:  # steps are to cost what the one that is chosen costs alone, also where they are short
+        # short steps must not pay for this class: the chosen reducer's own methods replace those of the instance
+        if self._quiet_until:
             one = self._running = self._compressing if compressed else self._dense
             self.prepare, self.commit, self.roll_back = one.prepare, one.commit, one.roll_back  # type: ignore[method-assign]
             self._settled = one.steps
@@ -129,7 +131,7 @@ class Chosen(Reducer):
         self._listen()
         plan, schedule, step, clock = self.plan, self._schedule, call.step, call.traffic.clock
         if step >= schedule.end(plan):
-            self._running = self._dense  # which a failure does not matter to
+            self._running = self._dense  # a failure while ranks decide needs no roll-back
             plan = yield from self._decide(call)
         place = schedule.place(plan, step)
         side = place.side
@@ -147,7 +149,7 @@ class Chosen(Reducer):
             yield from self._running.steps(call)
 
     def _decide(self, call: VectorCall) -> Generator[bool, None, Plan]:
-        """The next plan, by what all ranks have measured."""
+        """Return the next plan, from the times of all ranks."""
         channel, step = self._channel, call.step
         self._watch.report(step, channel.mine)
         yield from channel.swap(call, call.traffic)
@@ -159,7 +161,7 @@ class Chosen(Reducer):
 
 
 def _told(spec: VectorSpec, name: str, side: Side, times: Times) -> str:
-    """As in "vector 3, 25.0 MB: marsit, 4.1 ms instead of 31 (a step 60 ms instead of 83)"."""
+    """Return a line such as "vector 3, 25.0 MB: marsit, 4.1 ms instead of 31 (a step 60 ms instead of 83)"."""
     nbytes, other = spec.n * spec.stored.itemsize, Side.DENSE if side is Side.COMPRESSED else Side.COMPRESSED
     size = f"{nbytes / 1e6:.1f} MB" if nbytes >= 1e5 else f"{nbytes / 1e3:.3g} kB"
     both = ([times.calls[one], times.period(one)] for one in (side, other))

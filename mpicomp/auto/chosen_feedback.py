@@ -1,21 +1,21 @@
-"""The state of a choice: what the method that compresses carries, and what was found out."""
+"""State of a choice: the state of the method that compresses, and the plan of trials."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from collectives.annotations import AnyArray
 from mpicomp.aggregator.parts import Feedback, State, StateKind
 from mpicomp.auto.chosen import Chosen
 from mpicomp.auto.trials import Plan
 
-KEY = "auto"  # of the entry that a state has beside those of the method
+KEY = "auto"  # key of the plan in a state, next to the method's entries
 
 
 class ChosenFeedback:
-    """What the method carries, and the plan; see `Feedback`. It also has what else the method's feedback has."""
+    """Feedback of the method, with the plan in its states. Other attributes are those of the method's feedback."""
 
     def __init__(self, inner: Feedback | None, reducer: Chosen) -> None:
         self._inner, self._reducer = inner, reducer
@@ -29,25 +29,25 @@ class ChosenFeedback:
         return getattr(self.__dict__.get("_inner"), name)
 
     @property
-    def residual(self) -> NDArray[Any] | None:
-        """See `Feedback`."""
+    def residual(self) -> AnyArray | None:
+        """Residual of the method, if it has one."""
         return None if self._inner is None else self._inner.residual
 
     def check_ready(self) -> None:
-        """See `Feedback`."""
+        """Do nothing: a method without feedback is always ready."""
 
     def state(self) -> State:
-        """What the method keeps; and under "auto" the plan, the number of ranks, and whether something is pending."""
+        """Return the method's state; entry "auto" has the plan, the number of ranks, and a flag for pending errors."""
         one = self._reducer
         plan = np.array([*one.plan.numbers(), one.ranks, one.compressed], np.float64)
         return {**({} if self._inner is None else self._inner.state()), KEY: plan}
 
     def like(self) -> State:
-        """See `Feedback`."""
+        """Return an array with the expected shape and type for each entry that a state must have."""
         return {**({} if self._inner is None else self._inner.like()), KEY: np.zeros(6)}
 
     def check_owner(self, state: dict[str, Any], where: str) -> None:
-        """Raise ValueError for errors of elements that are another rank's, and for a plan that is none."""
+        """Raise ValueError for an invalid plan, and for entries of elements that another rank owns."""
         try:
             self._plan_of(state)
         except ValueError as error:
@@ -57,7 +57,7 @@ class ChosenFeedback:
             check_owner(state, where)
 
     def load(self, state: dict[str, Any]) -> str:
-        """See `Feedback`; what other numbers of ranks have found out does not count."""
+        """Take over a checked state; a plan of another number of ranks is not used."""
         told = "" if self._inner is None else self._inner.load(state)
         plan, compressed = self._plan_of(state)
         self._reducer.load(plan, compressed)

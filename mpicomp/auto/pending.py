@@ -1,13 +1,12 @@
-"""What a method has yet to contribute to the mean, so that it can be left without losing anything."""
+"""Pending errors of a method, which a dense step adds to the mean before the method is left."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from collectives.annotations import AnyArray, Array
 from collectives.arrays import Device
 from mpicomp.aggregator.parts import Feedback, StateKind
 from mpicomp.feedback.mirror import Mirror
@@ -16,34 +15,35 @@ PENDING_KINDS = ("mean", "owner")
 
 
 class Pending:
-    """What a method has yet to contribute.
+    """Errors that a method has yet to contribute to the mean.
 
     Parameters
     ----------
     feedback : Feedback or None
-        Of the method.
+        Feedback of the method.
     ranks : int
     device : Device or None
-        Where vectors are; None: in the host's memory.
+        Device of the vectors; None: the host.
     """
 
     def __init__(self, feedback: Feedback | None, ranks: int, device: Device | None = None) -> None:
         self._feedback, self._ranks, self._device = feedback, ranks, device
-        self._crossed: Mirror | None = None  # what was pending; the device copies it while others compute
+        self._crossed: Mirror | None = None  # keeps the memory alive that the device copies in the background
         self._kinds: dict[str, StateKind] = {} if feedback is None else feedback.state_kinds
         state = {} if feedback is None else feedback.state()
         self._fresh = {key: one for key, one in state.items() if self._kinds[key] not in PENDING_KINDS}
 
-    def added_to(self, values: Any) -> Any:
-        """The vector and all that is pending on this rank: what the mean is to be taken of; maybe a copy.
+    def added_to(self, values: Array) -> Array:
+        """Return the sum of a vector and this rank's pending errors, or the vector itself if no error is pending.
 
-        Where vectors are on a device it is made there, and this waits for what is pending.
+        For vectors on a device the sum is computed there; this waits until the errors are in the host's memory.
         """
-        total: NDArray[Any] | None = None
+        total: AnyArray | None = None
         for key, array in ({} if self._feedback is None else self._feedback.state()).items():
             kind = self._kinds[key]
             if kind in PENDING_KINDS and array.shape == values.shape:
-                if kind == "owner":  # its owner's alone is part of the mean, and as a whole
+                # only the owner has the error of an element; the mean divides it by the number of ranks
+                if kind == "owner":
                     array *= array.dtype.type(self._ranks)
                 total = array if total is None else np.add(total, array, out=total)
         if total is None:
@@ -55,7 +55,7 @@ class Pending:
         return self._crossed.there
 
     def start_anew(self) -> None:
-        """Forget what is pending, and everything else that the method has learnt."""
+        """Reset the method: forget pending errors and all other state."""
         self._crossed = None
         if self._feedback is not None:
             nothing = {key: np.zeros_like(array) for key, array in self._feedback.like().items()}

@@ -1,15 +1,15 @@
-"""Which of two ways a vector goes, found out in trials: a function of steps and of times that all ranks know.
+"""Trials that choose between dense and compressed communication: a pure function of step numbers and shared times.
 
-    brief    D C                        few steps: enough where one side is far ahead
-    full     D C M, four times          `trial_steps` of each, or more of them where steps are short
+    brief    D C                        few steps, enough if one side is far ahead
+    full     D C M, four times          `trial_steps` of each, or more of them if steps are short
     chosen   the winner                 until the step is a multiple of `retry_every`
 
-D is dense, C compressed. M is the mixture: each vector goes the way on which its own calls were faster. All vectors
+D is dense, C compressed. M is the mixture: each vector uses the side on which its own calls were faster. All vectors
 that are started together are in the same trial, so that the periods of D and C are those of uniform training steps.
 
-A vector's own calls tell which way might serve it. Whether that pays is up to the period, the time from step to step:
-compressing may win its own call, and still slow down what is computed at the same time. It has to win in each of the
-four turns: what disturbs a machine for a while may spoil a turn of one side, but not all of them.
+The times of a vector's own calls select its candidate. The period, the time from step to step, decides if the candidate
+pays: compressing may shorten its own call, and still slow down computations that run at the same time. It has to win in
+each of the four turns, since a temporary disturbance of the machine may spoil one turn of a side, but not all.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from enum import IntEnum
 from statistics import median
 from typing import NamedTuple
 
-SKIPPED = 1  # calls at the beginning of each block: compiling, cold memory, what was pending
-BRIEF_PART = 5  # a brief trial has this part of the steps
-TURNS = 4  # of a full trial
-BLOCK_S, LONGER = 0.02, 4  # a block of a full trial is to last so long, but so many times its usual steps at most
-LOOKS = 10  # periods at the end of a chosen stretch
-WORTH = 0.01  # of the period: what must be gained
-WORTH_CALL = 0.05  # of a call's time
-HOPELESS = 2.0  # so many times slower, and compressing is not tried further
-CLEAR, CLEAR_S = 5.0, 0.02  # so many times faster, of steps this long: no noise is as large
-CHANGED = 1.5  # so many times longer or shorter, and the period is another one
+SKIPPED = 1  # unmeasured calls at the start of each block: compiling, cold memory, pending errors
+BRIEF_PART = 5  # a full trial has this many times the steps of a brief one
+TURNS = 4  # turns of a full trial
+BLOCK_S, LONGER = 0.02, 4  # desired seconds of a block in a full trial; at most so many times its usual steps
+LOOKS = 10  # measured periods at the end of a chosen stretch
+WORTH = 0.01  # required gain, as a part of the period
+WORTH_CALL = 0.05  # required gain, as a part of a call's time
+HOPELESS = 2.0  # factor of slowness at which compressing is not tried further
+CLEAR, CLEAR_S = 5.0, 0.02  # gain beyond any noise: this factor, for steps of at least this many seconds
+CHANGED = 1.5  # factor by which a changed period differs
 NEVER = 1 << 62
 
 
 class Side(IntEnum):
-    """A way, or the choice of one for each vector."""
+    """Side of a trial: one way to communicate, or a mixture of both."""
 
     DENSE = 0
     COMPRESSED = 1
@@ -43,7 +43,7 @@ class Side(IntEnum):
 
 
 class Stage(IntEnum):
-    """What a plan is about."""
+    """Stage of a plan."""
 
     BRIEF = 0
     FULL = 1
@@ -52,7 +52,7 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a vector is to do; the same on all ranks.
+    """Plan of a vector's next steps; equal on all ranks.
 
     Attributes
     ----------
@@ -60,9 +60,9 @@ class Plan:
     since : int
         Step at which the stage began.
     side : Side
-        DENSE or COMPRESSED: what was chosen; in a full trial, this vector's part in the mixture.
+        DENSE or COMPRESSED: the chosen side; in a full trial, this vector's side in the mixture.
     period_s : float
-        Of a training step: when it was chosen, or in a full trial that of dense ones before; below 0: not known.
+        Seconds per training step at the choice, or in a full trial of the dense steps before; below 0: not known.
     """
 
     stage: Stage
@@ -71,12 +71,12 @@ class Plan:
     period_s: float = -1.0
 
     def numbers(self) -> list[float]:
-        """For a state."""
+        """Return the numbers that represent the plan in a state."""
         return [self.stage, self.since, self.side, self.period_s]
 
     @classmethod
     def of(cls, numbers: Sequence[float], step: int) -> Plan:
-        """Read what `numbers` gave, in a state of a step; ValueError if it is none."""
+        """Return the plan of such numbers in a state of a step; raise ValueError if they are invalid."""
         stage, since, side, period_s = numbers
         known = stage in tuple(Stage) and side in (Side.DENSE, Side.COMPRESSED)
         if not (known and since == int(since) and 0 <= since <= step):
@@ -88,30 +88,30 @@ class Times(NamedTuple):
     """Seconds of the slowest rank, by side; below 0: not measured."""
 
     calls: list[float]
-    periods: list[list[float]]  # of each turn
+    periods: list[list[float]]  # turn by turn
 
     def period(self, side: Side) -> float:
-        """Of all turns that there were; below 0: none."""
+        """Return the median over turns; below 0 if no turn was measured."""
         return median([turn[side] for turn in self.periods if turn[side] >= 0] or [-1.0])
 
 
 class Place(NamedTuple):
-    """What a step is in its plan."""
+    """Role of a step in its plan."""
 
-    side: Side  # the way to go: DENSE or COMPRESSED
-    measured: Side | None  # whose time it is
+    side: Side  # DENSE or COMPRESSED: the reducer that makes the step
+    measured: Side | None  # the side for which its time counts
     turn: int
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long trials are. Parameters as in `mpicomp.Auto`."""
+    """Lengths of trials, and the choice after them. Parameters as in `mpicomp.Auto`."""
 
     trial_steps: int
     retry_every: int | None
 
     def end(self, plan: Plan) -> int:
-        """The step at which times are exchanged, and the next plan is made."""
+        """Return the step at which ranks exchange times and make the next plan."""
         if plan.stage is Stage.CHOSEN:
             every = self.retry_every
             return NEVER if every is None else (plan.since // every + 1) * every
@@ -119,11 +119,11 @@ class Schedule:
         return plan.since + len(blocks) * length
 
     def quiet_until(self, plan: Plan) -> int:
-        """The step before which nothing is measured, once the first step of the stage is over; 0 while on trial."""
+        """Return the step before which a chosen side runs unmeasured after its first step; 0 while on trial."""
         return self.end(plan) - LOOKS - 1 if plan.stage is Stage.CHOSEN else 0
 
     def place(self, plan: Plan, step: int) -> Place:
-        """Of a step before the end."""
+        """Return the role of a step before the end."""
         if plan.stage is Stage.CHOSEN:
             return Place(plan.side, plan.side if step >= self.quiet_until(plan) else None, 0)
         blocks, length = self._blocks(plan)
@@ -133,31 +133,32 @@ class Schedule:
         return Place(way, side if place >= SKIPPED else None, block // len(Side))
 
     def same_block(self, plan: Plan, step: int) -> bool:
-        """Whether the step before is of the same block, so that the period between them is of one side."""
+        """Return True if the step before is of the same block, so that the period between them is of one side."""
         return plan.stage is Stage.CHOSEN or (step - plan.since) % self._blocks(plan)[1] > 0
 
     def _blocks(self, plan: Plan) -> tuple[tuple[Side, ...], int]:
-        """Sides, and steps of each block: those that measure periods, one more to end the last, and what is skipped."""
+        """Return the sides, and the steps of a block: skipped, measured, and one that ends the last period."""
         if plan.stage is Stage.BRIEF:
             return (Side.DENSE, Side.COMPRESSED), SKIPPED + math.ceil(self.trial_steps / BRIEF_PART) + 1
         measuring = usual = math.ceil(self.trial_steps / TURNS)
         while measuring < LONGER * usual and measuring * plan.period_s < BLOCK_S:
-            measuring *= 2  # so that ranks and vectors come to the same by periods that are nearly the same
+            # doubling makes ranks and vectors with nearly equal periods choose equal lengths
+            measuring *= 2
         return tuple(Side) * TURNS, SKIPPED + measuring + 1
 
     # Deciding --------------------------------------------------------------------------------------------------------
 
     def next(self, plan: Plan, step: int, times: Times) -> Plan:
-        """The plan that begins at the end of another one."""
+        """Return the plan that begins at the end of another one."""
         if plan.stage is Stage.CHOSEN:
             return self._go_on(plan, step, times)
         turns, sides = (1, 2) if plan.stage is Stage.BRIEF else (TURNS, 3)
         if min(min(turn[:sides]) for turn in times.periods[:turns]) < 0 or min(times.calls[:2]) < 0:
-            return replace(plan, since=step)  # a run went on from a state, and knows less
+            return replace(plan, since=step)  # times are missing after a restart from a state: repeat the trial
         return self._after_brief(step, times) if plan.stage is Stage.BRIEF else self._after_full(plan, step, times)
 
     def _go_on(self, plan: Plan, step: int, times: Times) -> Plan:
-        """Examine anew after 1, 2, 4, ... times `retry_every`, or if a training step is not what it was."""
+        """Return a new trial after 1, 2, 4, ... times `retry_every` or if the period has changed, else go on."""
         assert self.retry_every is not None
         period, turn = times.period(plan.side), step // self.retry_every
         known = period > 0 and plan.period_s > 0
